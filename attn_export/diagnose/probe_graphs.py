@@ -13,7 +13,7 @@ import numpy as np
 from attn_export.dialect_names import ORT, PORTABLE, STANDARD
 from attn_export.errors import GraphError
 from attn_export.parity.contents import FUTURE, VALUES
-from attn_export.parity.draw import generator
+from attn_export.parity.draw import Interface, generator
 from attn_export.parity.fixed_cases import content_case
 from attn_export.parity.mask_contents import LOWEST, MASKS
 from attn_export.spec import AttentionSpec, Input
@@ -204,7 +204,7 @@ def _cases(mask: str, past: bool) -> dict[str, ArrayDict]:
     inputs = {"query": layer["query"], "key": new, "value": new} | layer
     contents = [*VALUES, FUTURE, *(MASKS if spec.mask else ())]
     contents += [LOWEST] if spec.mask and spec.mask.dtype == "float" else []
-    cases = [content_case(content, inputs, spec, spec.sums) for content in contents]
+    cases = [content_case(content, Interface(inputs, {}, spec, spec.sums)) for content in contents]
     return {case.name: dict(case.inputs) for case in cases}
 
 

@@ -40,7 +40,14 @@ from attn_export.export.trees import (
     to_torch,
 )
 from attn_export.graph.check_structure import Expected
-from attn_export.parity.draw import TRACED_SIZES, FunctionInputs, add_sums, bounds, draw_inputs
+from attn_export.parity.draw import (
+    TRACED_SIZES,
+    FunctionInputs,
+    Interface,
+    add_sums,
+    bounds,
+    draw_inputs,
+)
 from attn_export.parity.plan import Plan, plan_cases
 from attn_export.spec import AttentionSpec, Input, Shape
 
@@ -208,15 +215,10 @@ class Subject:
     def _from_module(cls, module: Attention, notes: tuple[str, ...] = ()) -> Self:
         spec = module.spec
         inputs, sizes = spec.inputs(), add_sums(TRACED_SIZES, spec.sums)
-        return cls(
-            module,
-            to_torch(draw_inputs(inputs, sizes, seed_words=("example",))),
-            {name: named_axes(input_.shape) for name, input_ in inputs.items()},
-            list(spec.output_shapes()),
-            relations=spec.relations,
-            spec=spec,
-            notes=notes,
-        )
+        example = to_torch(draw_inputs(inputs, sizes, seed_words=("example",)))
+        axes = {name: named_axes(input_.shape) for name, input_ in inputs.items()}
+        outputs = list(spec.output_shapes())
+        return cls(module, example, axes, outputs, relations=spec.relations, spec=spec, notes=notes)
 
     def input_descriptions(self) -> dict[str, Input]:
         """Return the description of every input, by name."""
@@ -276,9 +278,8 @@ class Subject:
 
     def plan(self) -> Plan:
         """Return the test cases of the subject."""
-        shapes, takes = self.output_shapes(), self.takes
-        values = self.input_descriptions()
-        return plan_cases(values, shapes, self.spec, self.sums, takes, self.bounds)
+        inputs, shapes = self.input_descriptions(), self.output_shapes()
+        return plan_cases(Interface(inputs, shapes, self.spec, self.sums, self.bounds), self.takes)
 
     def takes(self, sizes: Sizes) -> bool:
         """Return whether the module accepts these sizes; False if a user's has over `MOST_WORK`."""
@@ -294,12 +295,9 @@ class Subject:
 
     def expected(self) -> Expected:
         """Return the expected properties of the subject's graph."""
-        return Expected(
-            inputs={name: input_.shape for name, input_ in self.input_descriptions().items()},
-            outputs=self.output_shapes(),
-            attentions=1 if self.spec is not None else None,
-            ours=self.spec is not None,
-        )
+        ours = self.spec is not None
+        inputs = {name: input_.shape for name, input_ in self.input_descriptions().items()}
+        return Expected(inputs, self.output_shapes(), attentions=1 if ours else None, ours=ours)
 
     def call(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the subject's module, or a copy of it, and return its outputs by name.

@@ -96,28 +96,17 @@ class Comparison:
 
     def plan(self) -> Plan:
         """Plan the cases, with the sizes that the graph has fixed."""
-        from attn_export.parity.draw import (
-            FunctionInputs,
-            fixed_inputs,
-            fixed_relations,
-            fixed_shape,
-            solve_sizes,
-        )
+        from attn_export.parity.draw import Interface, solve_sizes, with_fixed_sizes
         from attn_export.parity.plan import plan_cases
 
         ref, fixed = self.reference, self.compared.file.fixed
+        interface = Interface(ref.inputs, ref.outputs, ref.spec, ref.sums)
         if not fixed:
-            return plan_cases(ref.inputs, dict(ref.outputs), ref.spec, ref.sums, ref.takes)
-        fixed_sizes = solve_sizes(fixed, ref.sums)
-        outputs = {name: fixed_shape(shape, fixed_sizes) for name, shape in ref.outputs.items()}
-        inputs = fixed_inputs(ref.inputs, fixed_sizes)
-        if isinstance(ref.inputs, FunctionInputs):
-            draw = ref.inputs.function
-            inputs = FunctionInputs(inputs, lambda sizes, rng: draw({**fixed_sizes, **sizes}, rng))
+            return plan_cases(interface, ref.takes)
+        sizes = solve_sizes(fixed, ref.sums)
         return plan_cases(
-            inputs, outputs, None, fixed_relations(ref.sums, fixed_sizes),
-            lambda sizes: ref.takes({**fixed_sizes, **sizes}),
-        )  # fmt: skip
+            with_fixed_sizes(interface, sizes), lambda free: ref.takes({**sizes, **free})
+        )
 
     def _name_notes(self) -> Iterator[str]:
         """Yield notes on names that differ from the reference, and on axes of fixed sizes."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from attn_export.parity.draw import redraw_signs, scale_case
+from attn_export.parity.draw import generator
 from attn_export.parity.measures import (
     EPS_FLOAT32,
     Measures,
@@ -201,7 +202,30 @@ def usable_golden(case: Case, golden_of: Callable[[Case], Golden], *, short_rows
         if not (golden.unusable or golden.tied) or golden.tied.keys() & golden.unusable.keys():
             break  # the case can be judged, or it ranks values that are exactly equal
         if golden.tied or (short_rows and not case.contents):
-            golden = golden_of(redraw_signs(case, power))
+            golden = golden_of(_with_random_signs(case, power))
         else:
-            golden = golden_of(scale_case(case, 0.25**power))
+            golden = golden_of(_scaled(case, 0.25**power))
     return golden
+
+
+def _scaled(case: Case, factor: float) -> Case:
+    """Return a case with its floating inputs multiplied, except `attn_mask`."""
+    inputs = dict(case.inputs)
+    for name in _float_names(case):
+        inputs[name] = (inputs[name] * factor).astype(inputs[name].dtype)
+    about = f"{case.about}; inputs times {factor:g}"
+    return dataclasses.replace(case, inputs=inputs, about=about)
+
+
+def _with_random_signs(case: Case, number: int) -> Case:
+    """Return a case with random signs of its floating inputs, except `attn_mask`."""
+    random = generator("signs", case.name, number)
+    inputs = dict(case.inputs)
+    for name in _float_names(case):
+        signs = random.choice(np.array([-1, 1], inputs[name].dtype), inputs[name].shape)
+        inputs[name] = inputs[name] * signs
+    return dataclasses.replace(case, inputs=inputs)
+
+
+def _float_names(case: Case) -> list[str]:
+    return [n for n, array in case.inputs.items() if n != "attn_mask" and is_floating(array.dtype)]

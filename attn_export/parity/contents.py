@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from attn_export.parity.draw import Sizes, scale_floats
+from attn_export.parity.draw import Sizes
 from attn_export.spec import AttentionSpec, Input
 from attn_export.spec.low_precision import PER_BLOCK
 from attn_export.tensorfile import ArrayDict, is_floating
@@ -213,14 +213,15 @@ def _large_future(drawn: DrawnCase) -> None:
 
 
 def multiply(drawn: DrawnCase, name: str, factor: float) -> None:
-    """Multiply one input.
+    """Multiply a floating input.
 
     Args:
         drawn: The case whose input is changed.
-        name: The input.
+        name: The name of the input.
         factor: The factor.
     """
-    drawn.inputs[name] = scale_floats({name: drawn.inputs[name]}, factor)[name]
+    array = drawn.inputs[name]
+    drawn.inputs[name] = (array * factor).astype(array.dtype)
 
 
 def _multiply_part(array: np.ndarray, factor: float) -> None:

@@ -1,15 +1,15 @@
-"""Sizes of dynamic axes, and random inputs that depend only on their seed words."""
+"""Sizes of dynamic axes, the interface of a subject, and random inputs from seed words."""
 
 from __future__ import annotations
 
 import dataclasses
 import zlib
 from collections.abc import Callable, Mapping
+from typing import Self
 
 import numpy as np
 
-from attn_export.results import Case
-from attn_export.spec import Input, Shape
+from attn_export.spec import AttentionSpec, Input, Shape
 from attn_export.tensorfile import ArrayDict, is_floating, numpy_dtype
 
 # -- sizes of dynamic axes -----------------------------------------------------------------------
@@ -76,9 +76,14 @@ def add_sums(sizes: Sizes, sums: Mapping[str, str]) -> dict[str, int]:
         sums: The axes that are sums of others, with their terms.
     """
     return {**sizes} | {
-        name: sum(int(t) if t.isdigit() else sizes[t] for t in terms.replace(" ", "").split("+"))
-        for name, terms in sums.items()
+        name: sum(int(term) if term.isdigit() else sizes[term] for term in terms_of(expression))
+        for name, expression in sums.items()
     }
+
+
+def terms_of(expression: str) -> list[str]:
+    """Return the terms of a sum: names of axes, and numbers."""
+    return expression.replace(" ", "").split("+")
 
 
 def solve_sizes(fixed: Sizes, sums: Mapping[str, str]) -> dict[str, int]:
@@ -90,7 +95,7 @@ def solve_sizes(fixed: Sizes, sums: Mapping[str, str]) -> dict[str, int]:
     """
     sizes = dict(fixed)
     for name, expression in sums.items():
-        terms = expression.replace(" ", "").split("+")
+        terms = terms_of(expression)
         unknown = [term for term in terms if not term.isdigit() and term not in sizes]
         if name in sizes and len(unknown) == 1:
             known = (int(t) if t.isdigit() else sizes[t] for t in terms if t not in unknown)
@@ -108,43 +113,7 @@ def fixed_shape(shape: Shape, fixed: Sizes) -> Shape:
     return tuple(fixed.get(axis, axis) if isinstance(axis, str) else axis for axis in shape)
 
 
-def fixed_inputs(inputs: Mapping[str, Input], fixed: Sizes) -> dict[str, Input]:
-    """Return descriptions of inputs with the sizes of fixed axes in place of their names.
-
-    Args:
-        inputs: Descriptions of the inputs, by name.
-        fixed: The sizes of axes.
-    """
-    return {
-        name: dataclasses.replace(
-            input_,
-            shape=fixed_shape(input_.shape, fixed),
-            high=fixed.get(input_.high, input_.high)
-            if isinstance(input_.high, str)
-            else input_.high,
-        )
-        for name, input_ in inputs.items()
-    }
-
-
-def fixed_relations(sums: Mapping[str, str], fixed: Sizes) -> dict[str, str]:
-    """Return sums with the sizes of fixed axes in place of their names.
-
-    Args:
-        sums: The axes that are sums of others, with their terms.
-        fixed: The sizes of axes.
-    """
-    return {
-        name: " + ".join(str(fixed.get(term, term)) for term in terms.replace(" ", "").split("+"))
-        for name, terms in sums.items()
-        if name not in fixed
-    }
-
-
-# -- random input arrays ------------------------------------------------------------------------
-
-VISIBLE = 0.7
-"""The share of True, or of finite values, in a random mask."""
+# -- the interface of a subject -----------------------------------------------------------------
 
 
 class FunctionInputs(dict[str, Input]):
@@ -162,6 +131,65 @@ class FunctionInputs(dict[str, Input]):
     ) -> None:
         super().__init__(inputs)
         self.function = function
+
+
+@dataclasses.dataclass(frozen=True)
+class Interface:
+    """The inputs and outputs of a subject, from which its cases are planned.
+
+    Attributes:
+        inputs: Descriptions of the inputs, by name.
+        output_shapes: The shape of every output.
+        spec: The spec of the module, if it is ours.
+        sums: The axes that are sums of others, with their terms.
+        bounds: The bounds of axes that have any.
+    """
+
+    inputs: Mapping[str, Input]
+    output_shapes: Mapping[str, Shape]
+    spec: AttentionSpec | None = None
+    sums: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    bounds: Bounds = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_spec(cls, spec: AttentionSpec) -> Self:
+        """Return the interface of a layer of ours."""
+        return cls(spec.inputs(), spec.output_shapes(), spec, spec.sums)
+
+    @property
+    def axes(self) -> list[str]:
+        """The names of all sizes that a case has, see `axis_names`."""
+        return axis_names(self.inputs, self.sums)
+
+
+def with_fixed_sizes(interface: Interface, fixed: Sizes) -> Interface:
+    """Return the interface of a graph in which axes have fixed sizes; it has no spec.
+
+    Args:
+        interface: The interface of the graph's reference.
+        fixed: The sizes of the axes that are fixed, see `solve_sizes`.
+    """
+    inputs: dict[str, Input] = {}
+    for name, input_ in interface.inputs.items():
+        high = fixed.get(input_.high, input_.high) if isinstance(input_.high, str) else input_.high
+        shape = fixed_shape(input_.shape, fixed)
+        inputs[name] = dataclasses.replace(input_, shape=shape, high=high)
+    if isinstance(interface.inputs, FunctionInputs):
+        draw = interface.inputs.function
+        inputs = FunctionInputs(inputs, lambda sizes, rng: draw({**fixed, **sizes}, rng))
+    sums = {
+        name: " + ".join(str(fixed.get(term, term)) for term in terms_of(expression))
+        for name, expression in interface.sums.items()
+        if name not in fixed
+    }
+    shapes = {name: fixed_shape(shape, fixed) for name, shape in interface.output_shapes.items()}
+    return Interface(inputs, shapes, sums=sums)
+
+
+# -- random input arrays ------------------------------------------------------------------------
+
+VISIBLE = 0.7
+"""The share of True, or of finite values, in a random mask."""
 
 
 def seed_of(*words: str | int) -> int:
@@ -248,49 +276,6 @@ def _draw(name: str, input_: Input, sizes: Sizes, rng: np.random.Generator) -> n
     if name == "attn_mask" or input_.hides:
         values = np.where(_visible(rng, shape, with_first=True), values, -np.inf)
     return np.asarray(values.astype(dtype))
-
-
-def scale_floats(inputs: Mapping[str, np.ndarray], factor: float) -> ArrayDict:
-    """Return inputs with all floating arrays multiplied, except `attn_mask`.
-
-    Args:
-        inputs: Arrays of any shape, by name.
-        factor: The factor.
-    """
-    return {
-        name: (array * factor).astype(array.dtype)
-        if name != "attn_mask" and is_floating(array.dtype)
-        else array
-        for name, array in inputs.items()
-    }
-
-
-def scale_case(case: Case, factor: float) -> Case:
-    """Return a case with its floating inputs multiplied, except `attn_mask`.
-
-    Args:
-        case: The case.
-        factor: The factor.
-    """
-    about = f"{case.about}; inputs times {factor:g}"
-    return dataclasses.replace(case, inputs=scale_floats(case.inputs, factor), about=about)
-
-
-def redraw_signs(case: Case, number: int) -> Case:
-    """Return a case with random signs of its floating inputs, except `attn_mask`.
-
-    Args:
-        case: The case.
-        number: The seed of the signs.
-    """
-    rng = generator("signs", case.name, number)
-    inputs = {
-        name: array * rng.choice(np.array([-1, 1], array.dtype), array.shape)
-        if name != "attn_mask" and is_floating(array.dtype)
-        else array
-        for name, array in case.inputs.items()
-    }
-    return dataclasses.replace(case, inputs=inputs)
 
 
 def _visible(rng: np.random.Generator, shape: tuple[int, ...], *, with_first: bool) -> np.ndarray:

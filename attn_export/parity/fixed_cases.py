@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
 from attn_export.errors import UsageError
 from attn_export.parity.contents import Content, DrawnCase
 from attn_export.parity.draw import (
-    Bounds,
     FunctionInputs,
+    Interface,
     Limit,
     Sizes,
     add_sums,
-    axis_names,
     clamp_sizes,
     draw_inputs,
     generator,
     limits,
 )
 from attn_export.results import BASE, CHANGED, Case
-from attn_export.spec import AttentionSpec, Input, Shape
+from attn_export.spec import Input
 from attn_export.spec.low_precision import PER_RUN
 from attn_export.tensorfile import ArrayDict, is_floating
 
@@ -31,7 +29,6 @@ PROBE_SIZES: Sizes = {
 }  # fmt: skip
 """B 2, L 3, P 2, so S 5 (4 in cross-attention): small, so that large models can keep all probes."""
 
-
 DRAWS = 8
 """The number of times that a user's function is called to get another value of an input."""
 
@@ -39,84 +36,53 @@ NON_FINITE = 1
 """The batch element that is not finite in cases with `ignored_rows`."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Maker:
-    """Maker of the cases of one subject."""
-
-    inputs: Mapping[str, Input]
-    spec: AttentionSpec | None
-    sums: Mapping[str, str]
-    bounds: Bounds
-
-    def sizes(self, **changed: int) -> dict[str, int]:
-        names = axis_names(self.inputs, self.sums)
-        sizes = {name: PROBE_SIZES.get(name, 3) for name in names} | changed
-        return add_sums(clamp_sizes(sizes, self.bounds), self.sums)
-
-    def draw(self, sizes: Sizes) -> DrawnCase:
-        """Return the inputs of the base case at these sizes."""
-        inputs = draw_inputs(self.inputs, sizes, seed_words=("probe", BASE))
-        return DrawnCase(inputs, self.inputs, self.spec, sizes, generator("probe", BASE))
-
-
-def fixed_cases(
-    inputs: Mapping[str, Input],
-    output_shapes: Mapping[str, Shape],
-    spec: AttentionSpec | None,
-    sums: Mapping[str, str],
-    bounds: Bounds | None = None,
-) -> list[Case]:
-    """Return the base case, a case that changes each input alone, and cases with NaN or Inf.
-
-    Args:
-        inputs: Descriptions of the inputs, by name.
-        output_shapes: The shape of every output.
-        spec: The spec of the module, if it is ours.
-        sums: The axes that are sums of others, with their terms.
-        bounds: The bounds of axes that have any.
-    """
-    maker = _Maker(inputs, spec, sums, bounds or {})
-    cases = [_base(maker), *_changed(maker)]
-    batch_first = all("batch" not in shape[1:] for shape in output_shapes.values())
+def fixed_cases(interface: Interface) -> list[Case]:
+    """Return the base case, a case that changes each input alone, and cases with NaN or Inf."""
+    cases = [_base(interface), *_changed(interface)]
+    batch_first = all("batch" not in shape[1:] for shape in interface.output_shapes.values())
     # One scale for all batch elements spreads NaN and Inf from one to all.
-    independent = spec is None or spec.activations != PER_RUN
-    if "batch" in axis_names(inputs, sums) and batch_first and independent:
-        cases += _non_finite_cases(maker)
+    independent = interface.spec is None or interface.spec.activations != PER_RUN
+    if "batch" in interface.axes and batch_first and independent:
+        cases += _non_finite_cases(interface)
     return cases
 
 
-def content_case(
-    content: Content,
-    inputs: Mapping[str, Input],
-    spec: AttentionSpec | None,
-    sums: Mapping[str, str],
-) -> Case:
+def content_case(content: Content, interface: Interface) -> Case:
     """Return the base case with other contents.
 
     Args:
         content: The contents.
-        inputs: Descriptions of the inputs, by name.
-        spec: The spec of the module, if it is ours.
-        sums: The axes that are sums of others, with their terms.
+        interface: The inputs and outputs of the subject.
     """
-    maker = _Maker(inputs, spec, sums, {})
-    drawn = maker.draw(maker.sizes())
+    drawn = _draw_base(interface, _sizes(interface))
     content.change(drawn)
     return Case(content.name, "probe", drawn.sizes, drawn.inputs, content.about)
 
 
-def _base(maker: _Maker) -> Case:
-    drawn = maker.draw(maker.sizes())
+def _sizes(interface: Interface, **changed: int) -> dict[str, int]:
+    """Return the sizes of the base case, with some of them changed."""
+    sizes = {name: PROBE_SIZES.get(name, 3) for name in interface.axes} | changed
+    return add_sums(clamp_sizes(sizes, interface.bounds), interface.sums)
+
+
+def _draw_base(interface: Interface, sizes: Sizes) -> DrawnCase:
+    """Return the inputs of the base case at these sizes."""
+    inputs = draw_inputs(interface.inputs, sizes, seed_words=("probe", BASE))
+    return DrawnCase(inputs, interface.inputs, interface.spec, sizes, generator("probe", BASE))
+
+
+def _base(interface: Interface) -> Case:
+    drawn = _draw_base(interface, _sizes(interface))
     return Case(BASE, "probe", drawn.sizes, drawn.inputs, "what the changed_* cases differ from")
 
 
-def _changed(maker: _Maker) -> Iterator[Case]:
-    sizes = maker.sizes()
-    others = draw_inputs(maker.inputs, sizes, seed_words=("probe", "changed"))
-    for name, input_ in maker.inputs.items():
-        drawn = maker.draw(sizes)
-        if isinstance(maker.inputs, FunctionInputs):
-            drawn.inputs[name] = _redraw(maker.inputs, sizes, name, drawn.inputs[name])
+def _changed(interface: Interface) -> Iterator[Case]:
+    sizes = _sizes(interface)
+    others = draw_inputs(interface.inputs, sizes, seed_words=("probe", "changed"))
+    for name, input_ in interface.inputs.items():
+        drawn = _draw_base(interface, sizes)
+        if isinstance(interface.inputs, FunctionInputs):
+            drawn.inputs[name] = _redraw(interface.inputs, sizes, name, drawn.inputs[name])
         elif name == "attn_mask":
             _change_mask(drawn)
         else:
@@ -168,24 +134,24 @@ def _differing(array: np.ndarray, other: np.ndarray, low: Limit, high: Limit) ->
 # -- NaN and Inf in one batch element ------------------------------------------------------------
 
 
-def _non_finite_cases(maker: _Maker) -> Iterator[Case]:
+def _non_finite_cases(interface: Interface) -> Iterator[Case]:
     """Yield cases in which one batch element is not finite: it must not affect the others.
 
     The outputs of that element are not compared, since runtimes and dialects differ: 0 · NaN is
     NaN, but a kernel may leave out hidden keys.
     """
-    several = maker.sizes(batch=3)
+    several = _sizes(interface, batch=3)
     sizes_by_suffix = {"": several}
     if several.get("query_len", 1) > 1:
-        sizes_by_suffix["_one_query"] = maker.sizes(batch=3, query_len=1)
+        sizes_by_suffix["_one_query"] = _sizes(interface, batch=3, query_len=1)
     for suffix, sizes in sizes_by_suffix.items():
-        drawn = maker.draw(sizes)
-        names = [name for name in drawn.value_names() if _has_batch(maker.inputs[name])]
+        drawn = _draw_base(interface, sizes)
+        names = [name for name in drawn.value_names() if _has_batch(interface.inputs[name])]
         if names:
             for name in names:
                 drawn.inputs[name][NON_FINITE] = np.nan
             yield _non_finite_case(f"nan_in_one_row{suffix}", drawn, "NaN in one row of the batch")
-        drawn = maker.draw(sizes)
+        drawn = _draw_base(interface, sizes)
         first_keys = list(_hide_first_key(drawn))
         if first_keys:
             for array in first_keys:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from attn_export.parity.draw import Sizes, add_sums, concrete_shape, draw_inputs
+from attn_export.parity.draw import Interface, Sizes, add_sums, concrete_shape, draw_inputs
 from attn_export.results import DECODE, Case
-from attn_export.spec import AttentionSpec, Input, Shape
+from attn_export.spec import AttentionSpec, Input
 from attn_export.tensorfile import is_floating, numpy_dtype
 
 # -- the one case that is a whole decode --------------------------------------------------------
@@ -19,21 +19,14 @@ TOKENS = (300, 200, 100)
 """Numbers of tokens to decode, tried in turn: the first that fits is used."""
 
 
-def decode_case(
-    inputs: Mapping[str, Input],
-    output_shapes: Mapping[str, Shape],
-    spec: AttentionSpec,
-    sums: Mapping[str, str],
-) -> tuple[Case | None, str]:
+def decode_case(interface: Interface, spec: AttentionSpec) -> tuple[Case | None, str]:
     """Return the longest decode within the size limit, and a note if there is none.
 
     For the module it is one sequence without a past, whose keys fill the buffers.
 
     Args:
-        inputs: Descriptions of the inputs, by name.
-        output_shapes: The shape of every output.
+        interface: The inputs and outputs of the module.
         spec: The spec of the module.
-        sums: The axes that are sums of others, with their terms.
 
     Returns:
         The case and an empty note. The case is None if it would be too large, which the note says,
@@ -45,9 +38,9 @@ def decode_case(
     if not (spec.in_place and spec.causal) or spec.depends_on_steps:
         return None, ""
     for tokens in TOKENS:
-        sizes = add_sums({"batch": 2, "query_len": tokens, "past_len": 0}, sums)
-        if case_bytes(sizes, inputs, output_shapes) <= DECODE_BYTES:
-            return _decode(inputs, sizes), ""
+        sizes = add_sums({"batch": 2, "query_len": tokens, "past_len": 0}, interface.sums)
+        if case_bytes(sizes, interface) <= DECODE_BYTES:
+            return _decode(interface.inputs, sizes), ""
     return None, (
         f"no case decodes step by step: at these dimensions {TOKENS[-1]} tokens would take more "
         f"than {DECODE_BYTES >> 20} MiB"
@@ -73,19 +66,12 @@ POSITIONS = ((2050, 2 * 2**20), (258, 4 * 2**20))
 float16 counts exactly up to 2048, and bfloat16 and bytes up to 256."""
 
 
-def distant_case(
-    inputs: Mapping[str, Input],
-    output_shapes: Mapping[str, Shape],
-    spec: AttentionSpec,
-    sums: Mapping[str, str],
-) -> tuple[Case | None, str]:
+def distant_case(interface: Interface, spec: AttentionSpec) -> tuple[Case | None, str]:
     """Return the case with the most distant keys, and a note if they are not distant enough.
 
     Args:
-        inputs: Descriptions of the inputs, by name.
-        output_shapes: The shape of every output.
+        interface: The inputs and outputs of the module.
         spec: The spec of the module.
-        sums: The axes that are sums of others, with their terms.
 
     Returns:
         The case, or None if no distance matters or each takes too much space; and the note.
@@ -99,9 +85,10 @@ def distant_case(
         for distance, budget in POSITIONS:
             budgets.setdefault(distance, budget)
     for distance in sorted(budgets, reverse=True):
-        sizes = _sizes(spec, sums, distance)
-        if case_bytes(sizes, inputs, output_shapes) <= budgets[distance]:
-            return _distant_keys(inputs, spec, sizes, distance), _note(thresholds, distance)
+        sizes = _sizes(spec, interface.sums, distance)
+        if case_bytes(sizes, interface) <= budgets[distance]:
+            case = _distant_keys(interface.inputs, spec, sizes, distance)
+            return case, _note(thresholds, distance)
     return None, _note(thresholds, 0)
 
 
@@ -148,27 +135,23 @@ def _distant_keys(
     return Case("far_keys", "probe", sizes, drawn, f"keys more than {distance} away")
 
 
-def case_bytes(
-    sizes: Sizes,
-    inputs: Mapping[str, Input],
-    output_shapes: Mapping[str, Shape],
-) -> int:
+def case_bytes(sizes: Sizes, interface: Interface) -> int:
     """Return the size of a case on disk: its inputs, and its outputs twice (truth and eager).
 
     Args:
         sizes: The sizes of the dynamic axes.
-        inputs: Descriptions of the inputs, by name.
-        output_shapes: The shape of every output.
+        interface: The inputs and outputs of the subject.
     """
-    dtypes = {name: numpy_dtype(input_.dtype) for name, input_ in inputs.items()}
+    dtypes = {name: numpy_dtype(input_.dtype) for name, input_ in interface.inputs.items()}
     # The element size of outputs is that of the widest floating input.
     floating = [dtype.itemsize for dtype in dtypes.values() if is_floating(dtype)]
     itemsize = max(floating or [dtype.itemsize for dtype in dtypes.values()])
     input_bytes = sum(
         dtypes[name].itemsize * math.prod(concrete_shape(input_.shape, sizes))
-        for name, input_ in inputs.items()
+        for name, input_ in interface.inputs.items()
     )
     # An axis of unknown size ("") counts as the longest one.
     known = {**sizes, "": max(sizes.values(), default=1)}
-    output_elements = sum(math.prod(concrete_shape(s, known)) for s in output_shapes.values())
+    shapes = interface.output_shapes.values()
+    output_elements = sum(math.prod(concrete_shape(shape, known)) for shape in shapes)
     return input_bytes + 2 * itemsize * output_elements

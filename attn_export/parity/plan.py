@@ -13,9 +13,9 @@ from attn_export.parity.cover import Candidates, Choice, Cover
 from attn_export.parity.draw import (
     Bounds,
     FunctionInputs,
+    Interface,
     Sizes,
     add_sums,
-    axis_names,
     clamp_sizes,
     draw_inputs,
     generator,
@@ -25,7 +25,7 @@ from attn_export.parity.fixed_cases import fixed_cases
 from attn_export.parity.long_cases import case_bytes, decode_case, distant_case
 from attn_export.parity.mask_contents import LENGTHS, LOWEST, MASKS
 from attn_export.results import Case
-from attn_export.spec import AttentionSpec, Input, Shape
+from attn_export.spec import Input
 
 GOLDEN_BYTES = 32 * 2**20
 """Largest size on disk of the golden vectors of a bundle."""
@@ -58,13 +58,9 @@ class Groups:
     lengths: tuple[Content, ...]
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Input], spec: AttentionSpec | None) -> Groups:
-        """Return the contents that apply to these inputs.
-
-        Args:
-            inputs: Descriptions of the inputs, by name.
-            spec: The spec; None for a user's module.
-        """
+    def of(cls, interface: Interface) -> Groups:
+        """Return the contents that apply to the inputs of a subject."""
+        inputs, spec = interface.inputs, interface.spec
         masks: tuple[Content, ...] = ()
         mask_inputs = [input_ for name, input_ in inputs.items() if is_mask(name, input_)]
         # Masks that a function of the user draws are not changed.
@@ -105,38 +101,27 @@ def _fit_together(contents: Sequence[Content]) -> bool:
     return "beyond_length" not in names or not any(content.may_overflow for content in contents)
 
 
-def plan_cases(
-    inputs: Mapping[str, Input],
-    output_shapes: dict[str, Shape],
-    spec: AttentionSpec | None,
-    sums: Mapping[str, str],
-    fits: Fits = lambda _: True,
-    bounds: Bounds | None = None,
-) -> Plan:
+def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
     """Choose cases that together meet all conditions, within `GOLDEN_BYTES`.
 
     Args:
-        inputs: Descriptions of the inputs, by name.
-        output_shapes: The shape of every output.
-        spec: The spec of the module, if it is ours.
-        sums: The axes that are sums of others, with their terms.
+        interface: The inputs and outputs of the subject.
         fits: Returns whether the module accepts sizes; called for sizes next to blocks and for
             upper bounds.
-        bounds: The bounds of axes that have any.
     """
-    bounds = bounds or {}
-    fixed = fixed_cases(inputs, output_shapes, spec, sums, bounds)
+    fixed = fixed_cases(interface)
     notes: list[str] = []
-    if spec is not None:
+    if interface.spec is not None:
         for choose in (distant_case, decode_case):
-            case, note = choose(inputs, output_shapes, spec, sums)
+            case, note = choose(interface, interface.spec)
             fixed += [case] if case else []
             notes += [note] if note else []
-    budget = GOLDEN_BYTES - sum(case_bytes(case.sizes, inputs, output_shapes) for case in fixed)
-    axes = conditions.free_axes(axis_names(inputs, sums), list(sums))
-    groups = Groups.of(inputs, spec)
+    budget = GOLDEN_BYTES - sum(case_bytes(case.sizes, interface) for case in fixed)
+    sums, bounds = interface.sums, interface.bounds
+    axes = conditions.free_axes(interface.axes, list(sums))
+    groups = Groups.of(interface)
     sizes = _candidates(axes, fits, sums, bounds)
-    costs = [case_bytes(each, inputs, output_shapes) for each in sizes]
+    costs = [case_bytes(each, interface) for each in sizes]
     candidates = Candidates(sizes, costs, groups.combinations())
     at_bounds = [f"{axis} {end}" for axis, limits in bounds.items() for end in limits]
     wanted = [*groups.conditions(axes), *at_bounds]
@@ -147,7 +132,7 @@ def plan_cases(
             f"{len(cover.missed)} of {cover.count} conditions are met by no case, for lack of "
             f"room: {', '.join(cover.missed[:3])}{' …' if len(cover.missed) > 3 else ''}"
         )
-    cases = [_case(sizes, contents, inputs, spec, sums) for sizes, contents in _shuffle(choices)]
+    cases = [_case(sizes, contents, interface) for sizes, contents in _shuffle(choices)]
     return Plan((*cases, *fixed), tuple(notes))
 
 
@@ -267,18 +252,15 @@ def random_case(sizes: Sizes, inputs: Mapping[str, Input], sums: Mapping[str, st
         inputs: Descriptions of the inputs, by name.
         sums: The axes that are sums of others, with their terms.
     """
-    return _case(sizes, (), inputs, None, sums)
+    return _case(sizes, (), Interface(inputs, {}, sums=sums))
 
 
-def _case(
-    sizes: Sizes,
-    contents: Sequence[Content],
-    inputs: Mapping[str, Input],
-    spec: AttentionSpec | None,
-    sums: Mapping[str, str],
-) -> Case:
+def _case(sizes: Sizes, contents: Sequence[Content], interface: Interface) -> Case:
+    inputs, spec = interface.inputs, interface.spec
     letters = {"batch": "B", "query_len": "L", "past_len": "P", "key_len": "S"}
-    shown = [f"{letters.get(n, n)}{size}" for n, size in sorted(sizes.items()) if n not in sums]
+    shown = [
+        f"{letters.get(n, n)}{size}" for n, size in sorted(sizes.items()) if n not in interface.sums
+    ]
     name = "_".join([*(content.name for content in contents), *shown])
     name = name if contents else "_".join(["shape", *shown])
     drawn = draw_inputs(inputs, sizes, seed_words=("case", name))

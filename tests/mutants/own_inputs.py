@@ -14,7 +14,7 @@ import numpy as np
 from attn_export.export.subject import Subject
 from attn_export.parity.conditions import QUERIES, free_axes, tried_sizes
 from attn_export.parity.contents import DrawnCase
-from attn_export.parity.draw import add_sums, axis_names, draw_inputs, generator
+from attn_export.parity.draw import Interface, add_sums, axis_names, draw_inputs, generator
 from attn_export.parity.plan import Groups
 from attn_export.results import Case
 
@@ -63,7 +63,7 @@ def _case(
     *,
     plain: bool = False,
 ) -> Case:
-    inputs, spec, _sums = subject.input_descriptions(), subject.spec, subject.sums
+    inputs, spec = subject.input_descriptions(), subject.spec
     name = f"own_{number}_" + "_".join(f"{axis}{size}" for axis, size in sorted(sizes.items()))
     drawn = DrawnCase(
         draw_inputs(inputs, sizes, seed_words=("mutants", number)), inputs, spec, sizes,
@@ -74,7 +74,7 @@ def _case(
     if kind < PLAIN:
         return case
     if kind < CHANGED:
-        combinations = Groups.of(inputs, spec).combinations()
+        combinations = Groups.of(Interface(inputs, {}, spec)).combinations()
         for content in combinations[random.integers(len(combinations))]:
             content.change(drawn)
     elif kind < LOUDER:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conftest import small_spec
 
+from attn_export.parity.draw import Interface
 from attn_export.parity.long_cases import DECODE_BYTES, TOKENS
 from attn_export.parity.plan import GOLDEN_BYTES, Plan, plan_cases
 from attn_export.results import DECODE, Case
@@ -13,7 +14,7 @@ from attn_export.spec import AttentionSpec
 
 
 def plan_of(spec: AttentionSpec) -> Plan:
-    return plan_cases(spec.inputs(), spec.output_shapes(), spec, spec.sums)
+    return plan_cases(Interface.of_spec(spec))
 
 
 def decodes_of(plan: Plan) -> list[Case]:

@@ -8,6 +8,7 @@ import torch
 from conftest import small_spec
 
 from attn_export.export.subject import Subject
+from attn_export.parity.draw import Interface
 from attn_export.parity.mask_contents import UNUSED_FACTOR, padding_of
 from attn_export.parity.plan import plan_cases
 from attn_export.results import BASE, Case
@@ -18,7 +19,7 @@ MASKS = ["bool[B,1,1,S]", "float[B,1,1,S]", "bool[B,H,L,S]"]
 
 def cases_of(**changes: object) -> dict[str, Case]:
     spec = small_spec(cache="in-place", **changes)
-    plan = plan_cases(spec.inputs(), spec.output_shapes(), spec, spec.sums)
+    plan = plan_cases(Interface.of_spec(spec))
     return {case.name: case for case in plan.cases}
 
 
@@ -123,7 +124,7 @@ def test_the_far_case_has_all_of_the_past():
     spec = AttentionSpec(
         embed_dim=32, num_heads=4, causal=True, cache="in-place", window_left=40, attn_mask="none"
     )
-    plan = plan_cases(spec.inputs(), spec.output_shapes(), spec, spec.sums)
+    plan = plan_cases(Interface.of_spec(spec))
     (far,) = (case for case in plan.cases if case.name == "far_keys")
     assert far.inputs["past_length"].tolist() == [42]
     assert far.sizes["capacity"] == 44
@@ -150,9 +151,7 @@ def test_a_row_without_a_past_sees_its_own_key_alone_with_a_score_far_below_zero
     subject = Subject.from_spec(spec)
     cases = [
         case
-        for case in plan_cases(
-            subject.input_descriptions(), subject.output_shapes(), spec, subject.sums
-        ).cases
+        for case in subject.plan().cases
         if {"large_logits", "empty_and_full"} <= set(case.contents)
         and (case.sizes["query_len"] == 1) == one_query
     ]

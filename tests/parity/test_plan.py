@@ -15,7 +15,7 @@ from attn_export.parity.conditions import (
     met_by_sizes,
     size_conditions,
 )
-from attn_export.parity.draw import TRACED_SIZES, add_sums, axis_names
+from attn_export.parity.draw import TRACED_SIZES, Interface, add_sums, axis_names
 from attn_export.parity.fixed_cases import fixed_cases
 from attn_export.parity.plan import (
     CASE_BYTES,
@@ -55,7 +55,7 @@ unknown_names = st.lists(
 
 
 def plan_of(spec: AttentionSpec) -> Plan:
-    return plan_cases(spec.inputs(), spec.output_shapes(), spec, spec.sums)
+    return plan_cases(Interface.of_spec(spec))
 
 
 def free_of(spec: AttentionSpec) -> list[str]:
@@ -91,7 +91,7 @@ def test_a_small_layer_meets_all_conditions_without_a_note(planned):
         for found in (met_by_sizes(case.sizes, axes), met_by_contents(case.contents, case.sizes))
         for condition in found
     }
-    wanted = Groups.of(spec.inputs(), spec).conditions(axes)
+    wanted = Groups.of(Interface.of_spec(spec)).conditions(axes)
     assert set(size_conditions(axes)) <= met
     assert set(wanted) <= met
     assert plan.notes == ()
@@ -104,7 +104,7 @@ def test_a_plan_has_as_many_cases_as_it_needs(planned):
 
 def test_all_cases_of_fixed_sizes_are_there(planned):
     spec, plan = planned
-    fixed = fixed_cases(spec.inputs(), spec.output_shapes(), spec, spec.sums)
+    fixed = fixed_cases(Interface.of_spec(spec))
     assert {case.name for case in fixed} < {case.name for case in plan.cases}
 
 
@@ -246,7 +246,7 @@ def test_a_large_layer_has_a_note_of_what_is_met_by_no_case(llama, llama_plan):
 def test_golden_vectors_stay_within_the_budget_at_any_dimensions(heads, width, cross, weights, kib):
     changes = {"embed_dim": heads * width, "num_heads": heads, "num_kv_heads": 1, "cache": "none"}
     spec = small_spec(**changes, cross=cross, causal=False, attn_weights=weights)
-    fixed = fixed_cases(spec.inputs(), spec.output_shapes(), spec, spec.sums)
+    fixed = fixed_cases(Interface.of_spec(spec))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_module, "GOLDEN_BYTES", kib << 10)
         plan = plan_of(spec)
@@ -268,7 +268,7 @@ def test_golden_vectors_stay_within_the_budget_at_any_dimensions(heads, width, c
 )
 def test_a_layer_that_hides_later_keys_has_loud_ones(fields: dict[str, object], hidden: bool):
     spec = small_spec(attn_mask="none", **fields)
-    plan = plan_cases(spec.inputs(), spec.output_shapes(), spec, spec.sums)
+    plan = plan_cases(Interface.of_spec(spec))
     contents = {name for case in plan.cases for name in case.contents}
     assert ("causal_future" in contents) == hidden
 
@@ -277,7 +277,7 @@ def test_a_layer_that_hides_later_keys_has_loud_ones(fields: dict[str, object], 
 
 
 def users_plan(**inputs: Input) -> Plan:
-    return plan_cases(inputs, {"y": ("batch", "frames", 2)}, None, {})
+    return plan_cases(Interface(inputs, {"y": ("batch", "frames", 2)}))
 
 
 def test_a_module_of_the_users_is_planned_from_its_shapes_alone():
@@ -299,18 +299,16 @@ def test_a_mask_of_a_users_module_is_padded_and_hides_rows():
 
 def test_sizes_that_a_module_does_not_take_are_not_tried():
     inputs = {"x": Input(("batch", "frames", 4))}
-    plan = plan_cases(
-        inputs, {"y": ("batch", "frames", 2)}, None, {}, lambda sizes: sizes["frames"] < 200
-    )
+    interface = Interface(inputs, {"y": ("batch", "frames", 2)})
+    plan = plan_cases(interface, lambda sizes: sizes["frames"] < 200)
     assert max(case.sizes["frames"] for case in plan.cases) == 127
     assert len(plan.notes) == 1
 
 
 def test_a_past_that_a_module_does_not_take_is_not_tried():
     inputs = {"x": Input(("batch", "query_len", 4)), "past": Input(("batch", "past_len", 4))}
-    plan = plan_cases(
-        inputs, {"y": ("batch", "query_len", 2)}, None, {}, lambda sizes: sizes["past_len"] < 200
-    )
+    interface = Interface(inputs, {"y": ("batch", "query_len", 2)})
+    plan = plan_cases(interface, lambda sizes: sizes["past_len"] < 200)
     assert max(case.sizes["past_len"] for case in plan.cases) == 126
 
 
@@ -342,7 +340,7 @@ def test_the_order_of_the_names_does_not_matter(names):
 
 def test_without_dynamic_axes_there_is_one_shape():
     assert covering_sizes([], {}, {}) == [{}]
-    cases: tuple[Case, ...] = plan_cases({"x": Input((3, 4))}, {"y": (3, 4)}, None, {}).cases
+    cases: tuple[Case, ...] = plan_cases(Interface({"x": Input((3, 4))}, {"y": (3, 4)})).cases
     assert sum(case.kind == "shape" for case in cases) == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 from conftest import small_spec
 
 from attn_export.parity.contents import VALUES
-from attn_export.parity.draw import add_sums
+from attn_export.parity.draw import Interface, add_sums
 from attn_export.parity.fixed_cases import (
     BASE,
     CHANGED,
@@ -27,7 +27,7 @@ INF = {"inf_in_masked_key", "inf_in_masked_key_one_query"}
 
 def cases_of(**changes: object) -> dict[str, Case]:
     spec = small_spec(**changes)
-    cases = fixed_cases(spec.inputs(), spec.output_shapes(), spec, spec.sums)
+    cases = fixed_cases(Interface.of_spec(spec))
     assert len({case.name for case in cases}) == len(cases)
     return {case.name: case for case in cases}
 
@@ -59,7 +59,7 @@ def test_a_spec_has_a_base_a_change_of_each_input_and_rows_that_are_not_finite(
 
 def test_a_module_of_the_users_has_no_key_that_is_known_to_be_masked():
     inputs = {"x": Input(("batch", "frames", 4)), "gate": Input(("batch", 4))}
-    cases = fixed_cases(inputs, {"y": ("batch", "frames", 4)}, None, {})
+    cases = fixed_cases(Interface(inputs, {"y": ("batch", "frames", 4)}))
     assert [case.name for case in cases] == [BASE, "changed_x", "changed_gate", "nan_in_one_row"]
     assert cases[0].sizes == {"batch": PROBE_SIZES["batch"], "frames": 3}
     assert cases[0].inputs["x"].shape == (2, 3, 4)
@@ -67,7 +67,7 @@ def test_a_module_of_the_users_has_no_key_that_is_known_to_be_masked():
 
 @pytest.mark.parametrize("shape", [("frames", "batch"), (4, "batch")])
 def test_rows_are_no_rows_of_a_batch_where_outputs_have_it_elsewhere(shape):
-    cases = fixed_cases({"x": Input(("batch", "frames"))}, {"y": shape}, None, {})
+    cases = fixed_cases(Interface({"x": Input(("batch", "frames"))}, {"y": shape}))
     assert [case.name for case in cases] == [BASE, "changed_x"]
 
 
@@ -155,6 +155,6 @@ def test_infinity_is_in_one_key_that_is_masked(name, changes):
 def test_a_content_alone_is_a_change_of_the_base(content):
     spec = small_spec()
     base = cases_of()[BASE]
-    case = content_case(content, spec.inputs(), spec, spec.sums)
+    case = content_case(content, Interface.of_spec(spec))
     assert (case.name, case.sizes, case.about) == (content.name, base.sizes, content.about)
     assert changed_inputs({BASE: base, "it": case}, "it") == {"query", "past_key", "past_value"}
