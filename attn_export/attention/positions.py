@@ -174,11 +174,13 @@ def _yarn_ramp(spec: AttentionSpec) -> Tensor:
     return ramp.clamp(0, 1)
 
 
-# -- distances between queries and keys: ALiBi, T5's relative bias, windows ---------------------
+# -- offsets of keys from queries: windows, ALiBi, T5's relative bias ---------------------------
 
 
-def distances(queries: Tensor, S: int) -> Tensor:
-    """Return key position minus query position, int64 `[L, S]` or `[B, L, S]`.
+def key_offsets(queries: Tensor, S: int) -> Tensor:
+    """Return the offsets of keys, key position minus query position, int64 `[L, S]`.
+
+    If queries have other positions in each batch element, they are `[B, L, S]`.
 
     Args:
         queries: The positions of queries, int64 `[L]`, or `[B, L]` if batch elements differ.
@@ -187,7 +189,7 @@ def distances(queries: Tensor, S: int) -> Tensor:
     return torch.arange(S, device=queries.device) - queries[..., None]
 
 
-def window(offsets: Tensor, left: int | None, right: int | None) -> Tensor | None:
+def window_mask(offsets: Tensor, left: int | None, right: int | None) -> Tensor | None:
     """Return the mask of a window, bool, of the shape of `offsets`; None without a window.
 
     Args:
@@ -256,11 +258,9 @@ class ScoreBias(WideBuffers):
             self.add_wide("slopes", slopes[:, None, None])  # [H, 1, 1]
         if spec.relative_buckets:
             self.relative_attention_bias = nn.Embedding(spec.relative_buckets, spec.num_heads)
+            # Hidden keys need no buckets, as in T5's decoder.
             table = relative_buckets(
-                spec.relative_buckets,
-                spec.relative_max_distance,
-                # Hidden keys need no buckets, as in T5's decoder.
-                both_sides=not spec.causal,
+                spec.relative_buckets, spec.relative_max_distance, both_sides=not spec.causal
             )
             self.register_buffer("buckets", table, persistent=False)
 
@@ -275,9 +275,10 @@ class ScoreBias(WideBuffers):
             like: A tensor of the dtype that a bias must have.
         """
         spec = self.spec
-        if not (spec.alibi or spec.relative_buckets or self._has_window()):
+        has_window = spec.window_left is not None or spec.window_right is not None
+        if not (spec.alibi or spec.relative_buckets or has_window):
             return mask
-        offsets = distances(queries, S)  # [L, S] or [B, L, S]
+        offsets = key_offsets(queries, S)  # [L, S] or [B, L, S]
         mask = functional.restrict(mask, self._window(offsets))
         if spec.alibi_falcon:
             mask = functional.add_bias(mask, self._falcon(S).to(like.dtype))
@@ -303,11 +304,8 @@ class ScoreBias(WideBuffers):
 
     def _window(self, offsets: Tensor) -> Tensor | None:
         """Return the mask of the window, bool `[L, S]` or `[B, 1, L, S]`, or None."""
-        shown = window(offsets, self.spec.window_left, self.spec.window_right)
+        shown = window_mask(offsets, self.spec.window_left, self.spec.window_right)
         return shown if shown is None or shown.dim() == 2 else shown.unsqueeze(1)
-
-    def _has_window(self) -> bool:
-        return self.spec.window_left is not None or self.spec.window_right is not None
 
 
 def _in_bfloat16(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import onnx
 
 from attn_export.diagnose.evaluate import Evaluation, Values
 from attn_export.diagnose.explanation import Deviation, Lines, Step
-from attn_export.parity.measures import distance
+from attn_export.parity.measures import measure_strictly
 from attn_export.tensorfile import Array
 
 MODULE_AGREES = 1e-6
@@ -166,4 +166,4 @@ def _distance(value: Array, other: Array) -> float:
     if value.dtype.kind != "f" or other.dtype.kind != "f":
         return 0.0 if np.array_equal(value, other) else math.inf
     # Flattened: else a row that must be exactly zero would count as infinitely wrong.
-    return distance(value.ravel(), other.ravel()).whole
+    return measure_strictly(value.ravel(), other.ravel()).whole

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attn_export.diagnose.attention_steps import Call, Change, attention
-from attn_export.parity.measures import distance
+from attn_export.parity.measures import measure_strictly
 from attn_export.results import Outcome
 from attn_export.tensorfile import Array, is_floating
 
@@ -188,7 +188,9 @@ class Readings:
 
     def __call__(self, output: np.ndarray) -> ProbeFinding:
         """Return the nearest reading, or `SOMETHING_ELSE` if none is close."""
-        errors = {name: distance(output, wanted).row for name, wanted in self.outputs.items()}
+        errors = {
+            name: measure_strictly(output, wanted).row for name, wanted in self.outputs.items()
+        }
         nearest = min(errors, key=lambda name: errors[name])
         if errors[nearest] <= CLOSE:
             return ProbeFinding(nearest)

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from attn_export.attention import Attention
 from attn_export.attention.quantised_cache import MIDDLE
 from attn_export.parity import near_ties
-from attn_export.parity.cache_quotients import LEAST, RUNS, SAFETY, distance
+from attn_export.parity.cache_quotients import LEAST, RUNS, SAFETY, distance_from_tie
 from attn_export.parity.draw import generator
 from attn_export.parity.measures import EPS_FLOAT32, beyond_limit, row_norms
 from attn_export.parity.zero_points import subtracting_zero_points
@@ -205,7 +205,7 @@ class ActivationTies:
 
     def _ties(self, quantised: Sequence[Tensor], margin: Tensor) -> Ties:
         x = quantised[-1]  # [B, L, N]
-        near = distance(self._quotients(x)) < margin
+        near = distance_from_tie(self._quotients(x)) < margin
         columns = self._module.out_proj.weight.detach().double().norm(dim=0)  # of [E, N]
         steps = (self._rounding.scales(x) * columns).expand_as(x)
         # Errors of rounding are uniform within half a step.

@@ -57,8 +57,8 @@ returns weights, `[B, L, N]`, of a sum of the values whose gradient the step fol
 that this sum needs for each token, `[B, L, 1]`."""
 
 
-def distance(quotients: Tensor) -> Tensor:
-    """Return the distance of each value from the nearest tie."""
+def distance_from_tie(quotients: Tensor) -> Tensor:
+    """Return the distance of each number from the nearest tie, of the shape of `quotients`."""
     return (quotients - quotients.floor() - 0.5).abs()
 
 

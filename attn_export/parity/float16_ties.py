@@ -22,7 +22,7 @@ from attn_export.attention.quantised_cache import Pair
 from attn_export.parity.cache_quotients import (
     CacheQuotients,
     compute_margin,
-    distance,
+    distance_from_tie,
     move_along_gradients,
 )
 from attn_export.parity.draw import seed_of
@@ -104,7 +104,7 @@ def round_to_float16(module: Attention, case: Case) -> Float16Values:
     values = quotients(torch.from_numpy(query.astype(np.float64)))
     units = quotients.units
     assert units is not None
-    near = (distance(values) < margin) & values.isfinite()
+    near = (distance_from_tie(values) < margin) & values.isfinite()
     whole = values.round()
     other = whole + torch.where(values >= whole, 1.0, -1.0)
     spec = module.spec

@@ -75,10 +75,11 @@ def eps(dtype: np.dtype) -> float:
 EPS_FLOAT32 = eps(np.dtype(np.float32))
 
 
-def distance(x: np.ndarray, truth: np.ndarray) -> Measures:
-    """Return the distances of any array: infinity if its shape or its non-finite elements differ.
+def measure_strictly(x: np.ndarray, truth: np.ndarray) -> Measures:
+    """Return the relative L2 distances of `x`, or infinity where `measure` would ignore an error.
 
-    They are also infinite if a row that must be 0 is not.
+    They are infinite if the shapes differ, if `x` has NaN or infinities at other indices than the
+    truth, or if a row that must be 0 is not.
 
     Args:
         x: An array of any shape.
@@ -126,7 +127,7 @@ def worst_index(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> Index:
         t: The truth, float64, of the same shape, with at least one element.
         by_row: Whether to choose the last-axis row with the largest relative error first.
     """
-    d = distances(r, t)
+    d = scaled_differences(r, t)
     if by_row and d.ndim:
         norms = row_norms(t)
         shares = np.linalg.norm(d, axis=-1) / np.where(norms > 0, norms, np.inf)
@@ -137,12 +138,12 @@ def worst_index(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> Index:
     return tuple(int(i) for i in index)
 
 
-def distances(r: np.ndarray, t: np.ndarray) -> np.ndarray:
+def scaled_differences(r: np.ndarray, t: np.ndarray) -> np.ndarray:
     """Return |r − t| as shares of the largest element of t; 0 if either is not finite.
 
     Args:
-        r: Output of the runtime.
-        t: The truth, of the same shape.
+        r: A runtime's output, float64.
+        t: The truth, float64, of the same shape.
     """
     usable = np.isfinite(r) & np.isfinite(t)
     # Squares of shares neither overflow nor underflow.

@@ -25,7 +25,7 @@ from attn_export.parity.cache_quotients import (
     ROUNDS,
     CacheQuotients,
     compute_margin,
-    distance,
+    distance_from_tie,
     move_along_gradients,
     shift_from_ties,
 )
@@ -149,7 +149,7 @@ def _move_array(array: np.ndarray, rounding: QuantisedActivations) -> np.ndarray
         scale = rounding.scales(x)
         quotients = x / scale
         margin = LEAST * EPS_FLOAT32 * quotients.abs()
-        near = distance(quotients) < margin
+        near = distance_from_tie(quotients) < margin
         # An infinite scale of one block affects no other block.
         if not bool(scale.isfinite().any()):
             return None

@@ -14,9 +14,9 @@ from attn_export.parity.gate import Gate
 from attn_export.parity.judge import judge
 from attn_export.parity.measures import (
     Index,
-    distances,
     fill_ignored_rows,
     row_norms,
+    scaled_differences,
     worst_index,
     wrong_kinds,
 )
@@ -144,7 +144,7 @@ def _is_by_row(verdict: Verdict, allowed: Allowed) -> bool:
 
 def _shares(r: np.ndarray, t: np.ndarray, allowed: Allowed, *, by_row: bool) -> np.ndarray:
     """Return each element's error as a share of the allowed L2 error of its row or the whole."""
-    d, norms = distances(r, t), row_norms(np.atleast_1d(t))
+    d, norms = scaled_differences(r, t), row_norms(np.atleast_1d(t))
     if by_row:
         limit = np.where(norms > 0, norms, np.inf)[..., None] * allowed.row
     else:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attn_export.errors import counted
 from attn_export.parity.judge import TIES, TIES_ADVICE
-from attn_export.parity.measures import distance, fill_ignored_rows
+from attn_export.parity.measures import fill_ignored_rows, measure_strictly
 from attn_export.parity.operations import RANKING, OperationMode, name_of
 from attn_export.results import Arrays, Golden
 from attn_export.tensorfile import is_floating
@@ -90,7 +90,7 @@ def mark_ties(
         ranked = select(orders, name)
         whole = not is_floating(t.dtype)
         mask = _changed(t, [*ranked, *select(rounded, name)] if whole else ranked[:1])
-        apart = distance(ranked[0], t) if ranked else None
+        apart = measure_strictly(ranked[0], t) if ranked else None
         depends_on_order = apart is not None and not max(apart.whole, apart.row) <= SAME
         if depends_on_order or (whole and mask.any()):
             tied[name] = mask

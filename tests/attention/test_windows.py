@@ -11,7 +11,7 @@ from conftest import small_spec
 from features import exact_module, feature_spec
 from slow import draw_inputs, outputs_of
 
-from attn_export.attention.positions import distances, window
+from attn_export.attention.positions import key_offsets, window_mask
 
 SIDES = (None, 0, 1, 2, 50)
 sides = pytest.mark.parametrize(("left", "right"), list(product(SIDES, SIDES)))
@@ -20,13 +20,13 @@ sides = pytest.mark.parametrize(("left", "right"), list(product(SIDES, SIDES)))
 @pytest.mark.parametrize(("L", "S"), [(1, 1), (4, 4), (1, 7), (3, 7), (7, 7)])
 def test_offsets_count_from_the_query_at_the_end(L: int, S: int) -> None:
     wanted = [[j - (S - L + i) for j in range(S)] for i in range(L)]
-    assert distances(torch.arange(S - L, S), S).tolist() == wanted
+    assert key_offsets(torch.arange(S - L, S), S).tolist() == wanted
 
 
 @pytest.mark.parametrize(("L", "S"), [(1, 1), (4, 4), (1, 7), (3, 7)])
 @sides
 def test_window_shows_what_a_loop_shows(left: int | None, right: int | None, L: int, S: int):
-    shown = window(distances(torch.arange(S - L, S), S), left, right)
+    shown = window_mask(key_offsets(torch.arange(S - L, S), S), left, right)
     if left is None and right is None:
         assert shown is None
         return

@@ -17,7 +17,7 @@ from attn_export.parity.contents import FUTURE, VALUES
 from attn_export.parity.draw import Interface
 from attn_export.parity.fixed_cases import content_case
 from attn_export.parity.mask_contents import LOWEST, MASKS
-from attn_export.parity.measures import distance
+from attn_export.parity.measures import measure_strictly
 from attn_export.spec import AttentionSpec
 
 PROBES = {probe.name: probe for probe in probes()}
@@ -45,7 +45,7 @@ def test_names_are_unique_and_short_enough_for_the_table():
 @pytest.mark.parametrize(("probe", "one", "other"), PAIRS, ids=lambda x: x)
 def test_any_two_readings_of_a_probe_are_far_apart(probe, one, other):
     outputs = TOLD_APART[probe]
-    assert distance(outputs[one], outputs[other]).row >= APART > CLOSE
+    assert measure_strictly(outputs[one], outputs[other]).row >= APART > CLOSE
 
 
 @pytest.mark.parametrize(
