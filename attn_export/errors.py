@@ -6,6 +6,8 @@ prints the message without a traceback, and exits with the code.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
@@ -119,3 +121,8 @@ def counted(number: int, name: str) -> str:
         name: The singular of the name.
     """
     return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Return the first three names, followed by an ellipsis if there are more: ``a, b, c …``."""
+    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from attn_export.errors import first_few
 from attn_export.parity.allowed import EAGER
 from attn_export.parity.draw import generator
 from attn_export.parity.measures import eps, measure
@@ -69,9 +70,6 @@ POOR = 1e-9
 FAR = 256
 """The distance of a module from its truth above which there is a note, in units of eps."""
 
-MOST_LINES = 3
-"""The largest number of lines of the module that a note names."""
-
 
 def truth_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
     """Return notes on the truth of a user's module; none for a layer of ours.
@@ -116,10 +114,9 @@ def _export_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
     calls = find_export_tests(lambda: oracle.eager(case.inputs))
     if not calls:
         return ()
-    shown = ", ".join(calls[:MOST_LINES]) + (" …" if len(calls) > MOST_LINES else "")
     return (
-        f"the module asks {shown}; the graph has the branch of an export, and the truth that "
-        "of a plain call",
+        f"the module asks {first_few(calls)}; the graph has the branch of an export, and the truth "
+        "that of a plain call",
     )
 
 
@@ -141,10 +138,9 @@ def _precision_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
     lines = [line for line in oracle.widening.lines if line] if oracle.widening else []
     error_text = f"{error:.0e} in relative L2"
     if lines:
-        shown = ", ".join(lines[:MOST_LINES]) + (" …" if len(lines) > MOST_LINES else "")
         return (
-            f"the module asks for float32 or less at {shown}; its truth computes there in "
-            f"float64, with a precision of {error_text}",
+            f"the module asks for float32 or less at {first_few(lines)}; its truth computes there "
+            f"in float64, with a precision of {error_text}",
         )
     if error > POOR:
         return (f"the float64 truth is itself good to {error_text} only",)

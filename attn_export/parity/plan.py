@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from attn_export.errors import first_few
 from attn_export.parity import conditions
 from attn_export.parity.contents import FUTURE, VALUES, Content, DrawnCase, is_mask
 from attn_export.parity.cover import Candidates, Choice, Cover
@@ -130,7 +131,7 @@ def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
     if cover.missed:
         notes.append(
             f"{len(cover.missed)} of {cover.count} conditions are met by no case, for lack of "
-            f"room: {', '.join(cover.missed[:3])}{' …' if len(cover.missed) > 3 else ''}"
+            f"room: {first_few(cover.missed)}"
         )
     cases = [_case(sizes, contents, interface) for sizes, contents in _shuffle(choices)]
     return Plan((*cases, *fixed), tuple(notes))

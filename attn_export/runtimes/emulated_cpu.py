@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.errors import UsageError
+from attn_export.errors import UsageError, first_few
 from attn_export.runtimes.install_folder import home, missing
 from attn_export.runtimes.ort_cpu import OrtCpu
 
@@ -144,7 +144,7 @@ class EmulatedCpu(OrtCpu):
         if not features:
             return ""
         return (
-            f"the emulator has no {', '.join(features[:3])}{' …' if len(features) > 3 else ''}: "
+            f"the emulator has no {first_few(features)}: "
             f"the kernels of {self.cpu.model} would not run; choose another CPU"
         )
 
