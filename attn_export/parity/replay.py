@@ -226,12 +226,9 @@ def judge_pool(
     numbered = {golden.case.name: (i, golden) for i, golden in enumerate(goldens)}
     assert len(numbered) == len(goldens), "two cases of one name"
     for (name, graph), worker in pool.workers.items():
-        expected_count = pool.cases_of(graph)
-        worst = Worst()
-        seconds: dict[str, float] = {}
-        verdicts += _judge_worker(
-            worker, graph, expected_count, numbered, out, gate, advance, worst, seconds
-        )
+        count = pool.cases_of(graph)
+        judged, worst, seconds = _judge_worker(worker, graph, count, numbered, out, gate, advance)
+        verdicts += judged
         # A runtime that can run here must pass; only an absent one may be optional.
         facts = {"version": worker.runtime.version(), **worker.facts}
         required = worker.outcome != "not run"
@@ -250,12 +247,15 @@ def _judge_worker(
     out: Path,
     gate: Gate,
     advance: Advance,
-    worst: Worst,
-    seconds: dict[str, float],
-) -> list[Verdict]:
+) -> tuple[list[Verdict], Worst, dict[str, float]]:
+    """Judge the cases of a worker, and set its outcome if it did not serve all of them.
+
+    Returns:
+        The verdicts, the worst of them, and the seconds that each case took.
+    """
     name = worker.runtime.name
     verdicts: list[Verdict] = []
-    served_count = 0
+    worst, seconds, served_count = Worst(), dict[str, float](), 0
     for served in worker.results():
         served_count += 1
         if served.seconds is not None:
@@ -265,9 +265,9 @@ def _judge_worker(
         else:
             number, golden = goldens[served.case]
             outputs = read_outputs(outputs_of(out, name, graph, number), served.outputs)
-            of_case = judge(name, graph, golden, outputs, gate)
-            worst.update(of_case, golden, outputs)
-            verdicts += of_case
+            judged = judge(name, graph, golden, outputs, gate)
+            worst.update(judged, golden, outputs)
+            verdicts += judged
         advance(f"{name}: {served.case}")
     if worker.outcome == "ran" and served_count < expected_count:
         worker.outcome = "crashed"
@@ -276,5 +276,6 @@ def _judge_worker(
         worker.outcome, worker.reason = "not run", "no case has the sizes that it is for"
     if worker.outcome == "refused":
         # It ran, but not on the device that was asked for: none of its outputs count.
-        return [dataclasses.replace(v, status="error", message=worker.reason) for v in verdicts]
-    return verdicts
+        reason = worker.reason
+        verdicts = [dataclasses.replace(v, status="error", message=reason) for v in verdicts]
+    return verdicts, worst, seconds
