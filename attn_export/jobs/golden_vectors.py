@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.errors import ExportError, UsageError, counted
+from attn_export.errors import ExportError, UsageError, counted, first_few
 from attn_export.parity.mask_contents import MASKS
 from attn_export.parity.measures import measure
 from attn_export.quality import Budget, Quality
@@ -23,6 +23,7 @@ from attn_export.spec.low_precision import BY_BLOCK, FLOAT16
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject
     from attn_export.graph.signature_check import TensorNames
+    from attn_export.parity.allowed import TruthSource
     from attn_export.results import Golden
 
 # -- golden vectors -----------------------------------------------------------------------------
@@ -94,23 +95,6 @@ def near_ties_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
 # -- the planned cases that are usable as evidence ----------------------------------------------
 
 
-class TruthSource(Protocol):
-    """A source of the truth of cases: a module or a graph."""
-
-    @property
-    def has_short_rows(self) -> bool:
-        """True if an output has last-axis slices so short that their norm may be close to 0."""
-
-    def golden(self, case: Case) -> Golden:
-        """Return a case with its truth."""
-
-    def usable(self, case: Case) -> Golden:
-        """Return a case with its truth; change its inputs if it would be no evidence otherwise."""
-
-    def move_off_ties(self, case: Case) -> Case | None:
-        """Move inputs away from ties of rounding to integers; return None if impossible."""
-
-
 def usable_cases(
     cases: Sequence[Case], oracle: TruthSource, *, ours: bool, narrow: bool
 ) -> tuple[dict[str, Golden], list[Case], list[str]]:
@@ -129,7 +113,7 @@ def usable_cases(
         The truth computed so far, by the names of cases; the cases to run; and notes for the
         reader of a report.
     """
-    delicate = narrow or oracle.has_short_rows
+    delicate = narrow or oracle.has_short_rows()
     computed: dict[str, Golden] = {}
     selected: list[Case] = []
     amplifying, undefined, scaled, tied, unsettled = [], [], [], [], []
@@ -162,8 +146,7 @@ def usable_cases(
             scaled.append(case.name)
     loud = "since the module overflows or amplifies rounding there"
     notes = [
-        f"{action}: {counted(len(names), 'case')}, {', '.join(names[:3])}"
-        + (" …" if len(names) > 3 else "")
+        f"{action}: {counted(len(names), 'case')}, {first_few(names)}"
         for action, names in (
             (f"left out, {loud}", amplifying),
             ("left out, since equal or nearly equal values decide an output there", tied),

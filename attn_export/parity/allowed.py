@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -185,27 +186,45 @@ def short_rows(output_shapes: Mapping[str, Shape]) -> bool:
     return any(shape[-1] in SHORT for shape in output_shapes.values() if shape)
 
 
-def usable_golden(case: Case, golden_of: Callable[[Case], Golden], *, short_rows: bool) -> Golden:
-    """Return a case with its truth, its inputs changed until it can be judged.
+class TruthSource(abc.ABC):
+    """Base class of sources of the truth of cases: a module or a graph."""
 
-    Large inputs may overflow in some modules, or amplify rounding errors until no output can fail:
-    they are scaled down. If a row of few elements nearly vanishes, or if values are ranked that
-    differ by less than rounding errors, the inputs get other signs.
+    @abc.abstractmethod
+    def output_shapes(self) -> Mapping[str, Shape]:
+        """Return the shape of every output; dynamic axes by name."""
 
-    Args:
-        case: The case.
-        golden_of: Computes the truth of a case.
-        short_rows: The result of `short_rows` for the outputs.
-    """
-    golden = golden_of(case)
-    for power in range(1, MOST_CHANGES + 1):
-        if not (golden.unusable or golden.tied) or golden.tied.keys() & golden.unusable.keys():
-            break  # the case can be judged, or it ranks values that are exactly equal
-        if golden.tied or (short_rows and not case.contents):
-            golden = golden_of(_with_random_signs(case, power))
-        else:
-            golden = golden_of(_scaled(case, 0.25**power))
-    return golden
+    @abc.abstractmethod
+    def golden(self, case: Case) -> Golden:
+        """Return a case with its truth, eager's outputs, and the error allowed for each."""
+
+    @abc.abstractmethod
+    def move_off_ties(self, case: Case) -> Case | None:
+        """Return the case, moved away from rounding ties if it can be; None if it is unusable."""
+
+    def has_short_rows(self) -> bool:
+        """Return whether an output has rows so short that all their elements may nearly vanish."""
+        return short_rows(self.output_shapes())
+
+    def usable(self, case: Case) -> Golden:
+        """Return a case with its truth, its inputs changed until it can be judged.
+
+        Large inputs may overflow in some modules, or amplify rounding errors until no output can
+        fail: they are scaled down. If a row of few elements nearly vanishes, or if values are
+        ranked that differ by less than rounding errors, the inputs get other signs.
+        """
+
+        def golden_of(case: Case) -> Golden:
+            return self.golden(self.move_off_ties(case) or case)
+
+        golden = golden_of(case)
+        for power in range(1, MOST_CHANGES + 1):
+            if not (golden.unusable or golden.tied) or golden.tied.keys() & golden.unusable.keys():
+                break  # the case can be judged, or it ranks values that are exactly equal
+            if golden.tied or (not case.contents and self.has_short_rows()):
+                golden = golden_of(_with_random_signs(case, power))
+            else:
+                golden = golden_of(_scaled(case, 0.25**power))
+        return golden
 
 
 def _scaled(case: Case, factor: float) -> Case:

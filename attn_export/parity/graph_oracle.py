@@ -18,8 +18,8 @@ from torch.nn.functional import layer_norm
 from attn_export.diagnose.attention_steps import Change
 from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values, is_float, to_float64
 from attn_export.diagnose.explanation import Step
-from attn_export.errors import GraphError
-from attn_export.parity.allowed import build_golden, run_count, short_rows, usable_golden
+from attn_export.errors import GraphError, first_few
+from attn_export.parity.allowed import TruthSource, build_golden, run_count
 from attn_export.parity.draw import seed_of
 from attn_export.parity.measures import EPS_FLOAT32, eps
 from attn_export.parity.oracle import threads
@@ -40,7 +40,7 @@ EXACT = frozenset({
 ATTENTIONS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
 
 
-class GraphOracle:
+class GraphOracle(TruthSource):
     """Source of the expected outputs of a graph.
 
     Args:
@@ -63,10 +63,9 @@ class GraphOracle:
         self._in_float32 = dtype.name == "bfloat16"
         self._eps = max(EPS_FLOAT32 if self._in_float32 else eps(dtype), least_eps)
 
-    @property
-    def has_short_rows(self) -> bool:
-        """Return whether an output has rows so short that all their elements may nearly vanish."""
-        return short_rows(self._shapes)
+    def output_shapes(self) -> Mapping[str, Shape]:
+        """Return the shape of every output; dynamic axes by name."""
+        return self._shapes
 
     def computable(self, cases: Sequence[Case]) -> tuple[list[Case], tuple[str, ...]]:
         """Return the cases that the graph can compute, and a note on the others.
@@ -85,8 +84,7 @@ class GraphOracle:
                 left_out.append(case.name)
         if not left_out:
             return computed, ()
-        names = ", ".join(left_out[:3]) + (" …" if len(left_out) > 3 else "")
-        note = f"left out, since {self._name} does not take them: {names}"
+        note = f"left out, since {self._name} does not take them: {first_few(left_out)}"
         return computed, (note,)
 
     def golden(self, case: Case) -> Golden:
@@ -111,10 +109,6 @@ class GraphOracle:
         nodes = self._evaluation.nodes
         spreads = case.ignored_rows and any(n.op_type == "DynamicQuantizeLinear" for n in nodes)
         return None if spreads else case
-
-    def usable(self, case: Case) -> Golden:
-        """Return a case with its truth, its inputs changed until it can be judged."""
-        return usable_golden(case, self.golden, short_rows=self.has_short_rows)
 
     def steps(self, inputs: Arrays) -> list[Step]:
         """Return every operation of the float64 run, after the inputs and weights."""

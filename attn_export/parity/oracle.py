@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from attn_export.attention import Attention
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
-from attn_export.parity.allowed import build_golden, run_count, short_rows, usable_golden
+from attn_export.parity.allowed import TruthSource, build_golden, run_count
 from attn_export.parity.draw import seed_of
 from attn_export.parity.float64_mode import (
     ComputeInFloat64,
@@ -34,6 +34,7 @@ from attn_export.parity.measures import EPS_FLOAT32, eps
 from attn_export.parity.operations import Recording, Steps, recorded_steps
 from attn_export.parity.rounding import RandomRounding
 from attn_export.results import DECODE, Arrays, Case, Golden
+from attn_export.spec import Shape
 from attn_export.spec.low_precision import FLOAT16, PER_RUN
 from attn_export.tensorfile import is_floating
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from attn_export.diagnose.explanation import Step
     from attn_export.parity.activation_ties import ActivationTies, Ties
     from attn_export.parity.float16_ties import Float16Values
+    from attn_export.parity.ties import TieOrder
 
 WIDER, TIED_RUNS = 8.0, 4
 """The factor on rounding errors, and the number of runs, by which whole-number outputs of a user's
@@ -54,7 +56,7 @@ ONE_THREAD_BELOW = 4_000_000
 takes longer than doing it (measured at E 512: 0.39 s against 0.73 s for all cases)."""
 
 
-class Oracle:
+class Oracle(TruthSource):
     """Source of the expected outputs of a subject.
 
     Args:
@@ -90,23 +92,14 @@ class Oracle:
         self._computes_in_float32 = "bfloat16" in narrow
         self._computes_in_float16 = bool(narrow) and not self._computes_in_float32
 
-    @property
-    def has_short_rows(self) -> bool:
-        """Return whether an output has rows so short that all their elements may nearly vanish."""
-        return short_rows(self.subject.output_shapes())
+    def output_shapes(self) -> Mapping[str, Shape]:
+        """Return the shape of every output; dynamic axes by name."""
+        return self.subject.output_shapes()
 
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, eager's outputs, and the error allowed for each."""
         with threads(self._threads):
             return self._golden(case)
-
-    def usable(self, case: Case) -> Golden:
-        """Return a case with its truth, its inputs changed until it can be judged."""
-
-        def golden_of(case: Case) -> Golden:
-            return self.golden(self.move_off_ties(case) or case)
-
-        return usable_golden(case, golden_of, short_rows=self.has_short_rows)
 
     def move_off_ties(self, case: Case) -> Case | None:
         """Return the case, moved away from rounding ties if it can be; None if it is unusable."""
@@ -184,11 +177,11 @@ class Oracle:
 
     def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
         """Return the golden of a user's module, with the elements that ties decide marked."""
-        from attn_export.parity.ties import ORDERS, TieOrder, has_whole_numbers, mark_ties
+        from attn_export.parity.ties import ORDERS, TieOrder, mark_ties
 
         inputs, rounded = golden.case.inputs, []
         orders = [self._truth(inputs, TieOrder(order)) for order in ORDERS if self._ranks]
-        if has_whole_numbers(truth):
+        if not all(is_floating(array.dtype) for array in truth.values()):
             rounded = self._noisy_runs(golden.case, golden.eager, WIDER, TIED_RUNS)
         return mark_ties(golden, truth, orders, rounded)
 
@@ -202,27 +195,24 @@ class Oracle:
 
     def truth(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return the outputs of the float64 copy."""
-        return self._truth(inputs, contextlib.nullcontext())
+        return self._truth(inputs, None)
 
-    def _truth(self, inputs: Arrays, mode: AbstractContextManager[Any]) -> dict[str, np.ndarray]:
-        # Inference mode would show products with weights to `widening` before they are taken apart.
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            tensors = to_torch(widened_arrays(inputs))
-            try:
-                with self.widening or contextlib.nullcontext(), mode:
-                    return to_numpy(self.subject.call(self.precise, tensors))
-            except ExportError as error:
-                raise ExportError(
-                    f"in its float64 copy, {error}; constants have to be buffers, or of x.dtype"
-                ) from error
+    def _truth(self, inputs: Arrays, order: TieOrder | None) -> dict[str, np.ndarray]:
+        tensors = to_torch(widened_arrays(inputs))
+        try:
+            with _math_backend(self.widening, order):
+                return to_numpy(self.subject.call(self.precise, tensors))
+        except ExportError as error:
+            raise ExportError(
+                f"in its float64 copy, {error}; constants have to be buffers, or of x.dtype"
+            ) from error
 
     def steps(self, inputs: Arrays) -> list[Step]:
         """Return every operation of the float64 run, after the inputs and weights."""
         tensors = to_torch(widened_arrays(inputs))
         weights = {**dict(self.precise.named_parameters()), **dict(self.precise.named_buffers())}
         recording = Recording({**tensors, **weights})
-        widening = self.widening or contextlib.nullcontext()
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), widening, recording:
+        with _math_backend(self.widening, recording):
             self.subject.call(self.precise, tensors)
         return recording.steps
 
@@ -281,14 +271,14 @@ class Oracle:
         return force_cache_values((keys, values), self.precise)
 
     def _noisy(self, inputs: Arrays, mode: RandomRounding) -> Arrays:
-        zero_points = self._ties.subtract_zero_points() if self._ties else contextlib.nullcontext()
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), zero_points, mode:
+        zero_points = self._ties.subtract_zero_points() if self._ties else None
+        with _math_backend(zero_points, mode):
             return to_numpy(self.subject.call(self.precise, to_torch(inputs)))
 
     def _steps(self, case: Case) -> Steps:
         """Return the operations of the module in its own types."""
         tensors = to_torch(case.inputs)
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        with _math_backend():
             return recorded_steps(lambda: self.subject.call(self.subject.module, tensors))
 
     def _can_stack_runs(self, inputs: Arrays) -> bool:
@@ -304,6 +294,17 @@ class Oracle:
     def has_batch(self, name: str) -> bool:
         """Return whether the first axis of an input is the batch axis."""
         return self.subject.axes[name].get(0) == "batch"
+
+
+@contextlib.contextmanager
+def _math_backend(*modes: AbstractContextManager[Any] | None) -> Iterator[None]:
+    """Run modules by PyTorch's math backend, without gradients, in modes: the last is innermost."""
+    # Inference mode would show products with weights to `widening` before they are taken apart.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), contextlib.ExitStack() as stack:
+        for mode in modes:
+            if mode is not None:
+                stack.enter_context(mode)
+        yield
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ where two values differ by less than rounding errors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,11 +100,6 @@ def mark_ties(
                 f"the order of equal values, which PyTorch's topk does not define; {TIES_ADVICE}"
             )
     return dataclasses.replace(golden, unusable=unusable, tied=tied)
-
-
-def has_whole_numbers(outputs: Mapping[str, np.ndarray]) -> bool:
-    """Return whether an output is of an integer type or bool."""
-    return any(not is_floating(array.dtype) for array in outputs.values())
 
 
 def _changed(t: np.ndarray, runs: Sequence[np.ndarray]) -> np.ndarray:
