@@ -277,6 +277,7 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
         sizes: The size of every axis.
     """
     pattern, many = call_pattern(sizes), have_many_keys(sizes)
+    batch = "1" if sizes.get(BATCH) == 1 else "> 1"
     may_have_more = sizes.get(QUERIES) != 1 or bool(sizes.get(PAST)) or KEYS in sizes
     few_keys = may_have_more and not many
     # Large logits scale batch elements in four ways: with one query in each, only a large batch
@@ -294,7 +295,6 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
         too_few_keys = few_keys and name in WITH_MANY_KEYS
         if not too_few_keys and not (small_batch and name == "large_logits"):
             yield f"{name}{pattern}"
-        batch = "1" if sizes.get(BATCH) == 1 else "> 1"
         if name in LENGTHS:
             yield f"{name}, batch {batch}"
         elif many:
@@ -304,4 +304,4 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
     if not contents and are_smallest(sizes):
         yield SMALLEST
     if not contents and BATCH in sizes:
-        yield f"{PLAIN}{pattern}, batch {'1' if sizes[BATCH] == 1 else '> 1'}"
+        yield f"{PLAIN}{pattern}, batch {batch}"

@@ -7,6 +7,7 @@ place (both in `mask_contents`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -150,14 +151,9 @@ def _pair_tokens(drawn: DrawnCase, array: np.ndarray) -> None:
     odd[...] = (even * noise).astype(array.dtype)
 
 
-def _sharp(drawn: DrawnCase) -> None:
+def _multiply_all(drawn: DrawnCase, *, factor: float) -> None:
     for name in drawn.value_names():
-        multiply(drawn, name, SHARP)
-
-
-def _small(drawn: DrawnCase) -> None:
-    for name in drawn.value_names():
-        multiply(drawn, name, SMALL)
+        multiply(drawn, name, factor)
 
 
 def _tiny(drawn: DrawnCase) -> None:
@@ -170,7 +166,7 @@ def _tiny(drawn: DrawnCase) -> None:
 
 def _outliers(drawn: DrawnCase) -> None:
     """Set one very large element in each batch element, and make attention sharp."""
-    _sharp(drawn)
+    _multiply_all(drawn, factor=SHARP)
     for name in drawn.value_names():
         array = drawn.inputs[name]
         largest = OUTLIER_FLOAT16 if drawn.is_narrow(name) else OUTLIER
@@ -236,11 +232,13 @@ VALUES = (
     ),
     Content(
         "small_inputs", f"inputs times {SMALL:g}: softmax close to uniform",
-        "numbers below a threshold taken for 0", _small, is_opaque=True,
+        "numbers below a threshold taken for 0", functools.partial(_multiply_all, factor=SMALL),
+        is_opaque=True,
     ),
     Content(
         "sharp", f"inputs times {SHARP:g}: some keys weigh more",
-        "query head h and K/V head h // q_per_kv, wrong scales", _sharp, may_overflow=True,
+        "query head h and K/V head h // q_per_kv, wrong scales",
+        functools.partial(_multiply_all, factor=SHARP), may_overflow=True,
     ),
     Content(
         "tiny_values", "inputs next to the smallest numbers",

@@ -42,6 +42,9 @@ class Cover:
         content_conditions: The conditions on contents; those on the sizes of `axes` are added.
         candidates: The cases that may be chosen.
         bounded: Whether axes have bounds. Then conditions that no candidate meets do not count.
+
+    Attributes:
+        count: The number of conditions.
     """
 
     def __init__(
@@ -77,12 +80,7 @@ class Cover:
         if bounded:
             tables = (*self._by_sizes.values(), *self._by_contents.values())
             self._open *= np.any([table.any(axis=0) for table in tables], axis=0)
-        self._count = int(self._open.sum())
-
-    @property
-    def count(self) -> int:
-        """The number of conditions."""
-        return self._count
+        self.count = int(self._open.sum())
 
     @property
     def missed(self) -> list[str]:

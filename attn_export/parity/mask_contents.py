@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import numpy as np
 
 from attn_export.parity.contents import HUGE, HUGE_FLOAT16, Content, DrawnCase, multiply
 from attn_export.parity.draw import limits
-from attn_export.tensorfile import ArrayDict, is_floating, lowest_number
+from attn_export.tensorfile import is_floating, lowest_number
 
 # -- contents of a cache that is written in place -----------------------------------------------
 
-
 UNUSED_FACTOR = 1e3
 """The factor on cache entries that are not in use; float16 can hold the scores of such keys."""
-
-
-def count_keys(inputs: ArrayDict, *, in_place: bool) -> np.ndarray:
-    """Return the number of keys of each batch element, new keys included, `[B]`.
-
-    Args:
-        inputs: The inputs, by name.
-        in_place: Whether the cache is written in place.
-    """
-    B, L = inputs["query"].shape[:2]
-    if in_place:
-        return np.asarray(inputs["past_length"] + L)
-    return np.full(B, inputs["attn_mask"].shape[-1])
 
 
 def _beyond_length(drawn: DrawnCase) -> None:
@@ -67,6 +54,9 @@ LENGTHS = (
 )  # fmt: skip
 
 
+# -- contents of masks --------------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True)
 class _Mask:
     """A mask, with the values that mean a visible and a hidden key."""
@@ -88,9 +78,10 @@ def _masks(drawn: DrawnCase) -> Iterator[_Mask]:
             yield _Mask(array, 1, 0)
 
 
-def _nothing_hidden(drawn: DrawnCase) -> None:
+def _fill(drawn: DrawnCase, *, hidden: bool) -> None:
+    """Hide all keys, or none."""
     for mask in _masks(drawn):
-        mask.array[...] = mask.visible
+        mask.array[...] = mask.hidden if hidden else mask.visible
 
 
 def _masked_rows(drawn: DrawnCase) -> None:
@@ -100,11 +91,6 @@ def _masked_rows(drawn: DrawnCase) -> None:
         for index in ([0] * len(sizes), [n // 2 for n in sizes], [n - 1 for n in sizes]):
             if mask.array.size:
                 mask.array[tuple(index)] = mask.hidden
-
-
-def _all_masked(drawn: DrawnCase) -> None:
-    for mask in _masks(drawn):
-        mask.array[...] = mask.hidden
 
 
 def _one_visible(drawn: DrawnCase) -> None:
@@ -125,14 +111,6 @@ def _one_visible(drawn: DrawnCase) -> None:
                 np.repeat(cache_lengths, max(len(rows) // len(cache_lengths), 1))
             ):
                 rows[row, (3 * row) % max(keys, 1)] = mask.visible
-
-
-def _left_padding(drawn: DrawnCase) -> None:
-    _pad(drawn, left=True)
-
-
-def _right_padding(drawn: DrawnCase) -> None:
-    _pad(drawn, left=False)
 
 
 def _pad(drawn: DrawnCase, *, left: bool) -> None:
@@ -176,7 +154,7 @@ def _cache_lengths(drawn: DrawnCase, mask: _Mask) -> np.ndarray:
     """Return the number of keys of each batch element, `[B]`, or `[1]` if all share the mask."""
     keys, first = mask.array.shape[-1], mask.array.shape[0]
     if drawn.in_place:
-        cache_lengths = count_keys(drawn.inputs, in_place=True)
+        cache_lengths: np.ndarray = drawn.inputs["past_length"] + drawn.inputs["query"].shape[1]
         return cache_lengths if first == len(cache_lengths) else cache_lengths.min(keepdims=True)
     by_batch = first == drawn.sizes.get("batch") and mask.array.ndim > 1
     return np.full(first if by_batch else 1, keys)
@@ -194,7 +172,8 @@ def _lowest(drawn: DrawnCase) -> None:
 
 MASKS = (
     Content(
-        "nothing_masked", "every key is visible", "keys that are dropped", _nothing_hidden
+        "nothing_masked", "every key is visible", "keys that are dropped",
+        functools.partial(_fill, hidden=False),
     ),
     Content(
         "fully_masked_rows", "a row with nothing to attend to gives 0",
@@ -202,7 +181,7 @@ MASKS = (
     ),
     Content(
         "all_keys_masked", "no row attends to anything", "NaN or averages for masked rows",
-        _all_masked, is_opaque=True,
+        functools.partial(_fill, hidden=True), is_opaque=True,
     ),
     Content(
         "one_visible_key", "a row with one key gives its value", "finite numbers for -inf",
@@ -210,11 +189,11 @@ MASKS = (
     ),
     Content(
         "left_padding", "rows of a batch start late", "keys that are always visible",
-        _left_padding,
+        functools.partial(_pad, left=True),
     ),
     Content(
         "right_padding", "rows of a batch end early", "keys that are always visible",
-        _right_padding,
+        functools.partial(_pad, left=False),
     ),
 )  # fmt: skip
 LOWEST = Content(
