@@ -108,7 +108,10 @@ def write_baseline(path: Path, report: Report) -> None:
         "versions": {**before.versions, **versions},
         "errors": {**before.shares, **errors},
     }
-    _replace(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
+    try:
+        write_whole(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _compared(
@@ -146,13 +149,6 @@ def _version(run: RuntimeRun) -> str:
     version = str(run.facts.get("version", "?"))
     # The name of an emulated processor is part of the runtime's name.
     return version if "@" in run.runtime else f"{version} on {processor()}"
-
-
-def _replace(path: Path, text: str) -> None:
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 # -- processors that are less exact than others -------------------------------------------------

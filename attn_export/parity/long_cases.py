@@ -10,10 +10,10 @@ from attn_export.results import DECODE, Case
 from attn_export.spec import AttentionSpec, Input
 from attn_export.tensorfile import is_floating, numpy_dtype
 
-# -- the one case that is a whole decode --------------------------------------------------------
+LONG_BYTES = 8 * 2**20
+"""Largest size of each long case in bytes: a quarter of all."""
 
-DECODE_BYTES = 8 * 2**20
-"""Largest size of the case in bytes: a quarter of all."""
+# -- the one case that is a whole decode --------------------------------------------------------
 
 TOKENS = (300, 200, 100)
 """Numbers of tokens to decode, tried in turn: the first that fits is used."""
@@ -39,11 +39,11 @@ def decode_case(interface: Interface, spec: AttentionSpec) -> tuple[Case | None,
         return None, ""
     for tokens in TOKENS:
         sizes = add_sums({"batch": 2, "query_len": tokens, "past_len": 0}, interface.sums)
-        if case_bytes(sizes, interface) <= DECODE_BYTES:
+        if case_bytes(sizes, interface) <= LONG_BYTES:
             return _decode(interface.inputs, sizes), ""
     return None, (
         f"no case decodes step by step: at these dimensions {TOKENS[-1]} tokens would take more "
-        f"than {DECODE_BYTES >> 20} MiB"
+        f"than {LONG_BYTES >> 20} MiB"
     )
 
 
@@ -55,11 +55,8 @@ def _decode(inputs: Mapping[str, Input], sizes: Sizes) -> Case:
 
 # -- the one case with distant keys -------------------------------------------------------------
 
-FAR_BYTES = 8 * 2**20
-"""Largest size of the case in bytes."""
-
 GROWN_BYTES = 24 * 2**20
-"""Largest size if rotary frequencies change with the length: no other case would show that."""
+"""Largest size in bytes if rotary frequencies change with the length, which no other case shows."""
 
 POSITIONS = ((2050, 2 * 2**20), (258, 4 * 2**20))
 """Distances to reach for rotary positions alone, each with the largest size of the case in bytes.
@@ -78,7 +75,7 @@ def distant_case(interface: Interface, spec: AttentionSpec) -> tuple[Case | None
     """
     thresholds = _thresholds(spec)
     budgets = {
-        distance: GROWN_BYTES if about == GROWS else FAR_BYTES
+        distance: GROWN_BYTES if about == GROWS else LONG_BYTES
         for distance, about in thresholds.items()
     }
     if spec.has_rotary and spec.has_cache and not spec.position_ids:

@@ -7,7 +7,7 @@ import pytest
 from conftest import small_spec
 
 from attn_export.parity.draw import Interface
-from attn_export.parity.long_cases import DECODE_BYTES, TOKENS
+from attn_export.parity.long_cases import LONG_BYTES, TOKENS
 from attn_export.parity.plan import GOLDEN_BYTES, Plan, plan_cases
 from attn_export.results import DECODE, Case
 from attn_export.spec import AttentionSpec
@@ -63,7 +63,7 @@ def test_others_get_none_and_no_note(changes: dict[str, object]):
 
 
 def test_it_takes_a_quarter_of_the_golden_vectors_at_most():
-    assert DECODE_BYTES == GOLDEN_BYTES // 4
+    assert LONG_BYTES == GOLDEN_BYTES // 4
     for width, tokens in ((1024, 300), (1280, 200), (2048, 100)):
         spec = wide(width, num_heads=16, num_kv_heads=2, head_dim=8)
         (case,) = decodes_of(plan_of(spec))
@@ -74,7 +74,7 @@ def test_it_takes_a_quarter_of_the_golden_vectors_at_most():
             2 * 4 * int(np.prod([sizes.get(str(axis), axis) for axis in shape]))
             for shape in spec.output_shapes().values()
         )
-        assert DECODE_BYTES // 2 < taken <= DECODE_BYTES
+        assert LONG_BYTES // 2 < taken <= LONG_BYTES
 
 
 def test_where_there_is_no_room_for_it_a_note_says_so():
