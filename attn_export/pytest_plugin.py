@@ -78,11 +78,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
     from attn_export.bundle import GOLDEN, read_bundle
     from attn_export.errors import AttnExportError
-    from attn_export.parity.golden import case_folders
+    from attn_export.parity.golden import stored_cases
 
     bundle = _bundle_path(marker.args[0], metafunc.config)
     try:
-        _, cases = case_folders(bundle / GOLDEN)
+        _, cases = stored_cases(bundle / GOLDEN)
     except AttnExportError as error:
         raise pytest.UsageError(f"{metafunc.definition.nodeid}: {error}") from error
     names = [case.name for case in cases]

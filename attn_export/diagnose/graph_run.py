@@ -11,7 +11,7 @@ import numpy as np
 
 from attn_export.bundle import GOLDEN, graph_files
 from attn_export.errors import UsageError
-from attn_export.parity.golden import case_folders, read_golden, read_inputs
+from attn_export.parity.golden import read_golden, read_inputs, stored_cases
 from attn_export.parity.judge import judge
 from attn_export.results import DECODE, Arrays, Golden, GraphFile
 from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
@@ -146,7 +146,7 @@ def known_cases(folder: Path, only: str | None) -> list[KnownCase]:
     Raises:
         UsageError: If there is no case of this name, or it is a whole decode.
     """
-    names, stored = case_folders(folder / GOLDEN)
+    names, stored = stored_cases(folder / GOLDEN)
     goldens = {golden.case.name: golden for golden in read_golden(folder / GOLDEN)}
     if only is not None:
         stored = [case for case in stored if case.name == only]

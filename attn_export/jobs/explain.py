@@ -13,7 +13,7 @@ from attn_export.bundle import GOLDEN, read_bundle
 from attn_export.diagnose.eager_values import Witness
 from attn_export.diagnose.explanation import Cause, Explanation
 from attn_export.errors import GraphError, RuntimeFailure, UsageError, counted
-from attn_export.parity.golden import case_folders
+from attn_export.parity.golden import stored_cases
 from attn_export.report.progress import Progress
 from attn_export.results import DECODE
 from attn_export.runtimes.catalogue import runtime
@@ -92,7 +92,7 @@ def explain(
     progress.phase(f"running {counted(len(cases), 'case')} in {runtime_name}")
     runners = list(_runners(folder, manifest, replacement, target, options or {}, limits))
     bundled = list(_runners(folder, manifest, None, target, options or {}, limits))
-    case_kinds = {stored.kind for stored in case_folders(folder / GOLDEN)[1]}
+    case_kinds = {stored.kind for stored in stored_cases(folder / GOLDEN)[1]}
     job = _ExplainJob(
         manifest, cases, bundled, DECODE in case_kinds, seconds, progress, witness or Witness()
     )

@@ -19,7 +19,7 @@ from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, UsageError
 from attn_export.jobs.sign import Trust, signed_files, state_of
 from attn_export.parity.gate import Gate, apply_baseline, cpu_notes, read_baseline, write_baseline
-from attn_export.parity.golden import case_folders, check_evidence, read_golden, tried_note
+from attn_export.parity.golden import check_evidence, read_golden, stored_cases, tried_note
 from attn_export.parity.quality_vectors import read_quality
 from attn_export.quality import Budget, Quality, parse_budgets
 from attn_export.report.progress import Progress
@@ -122,7 +122,7 @@ class _Replay:
         replacement, progress = self.graph, self.progress
         files = [_described(replacement, manifest)] if replacement else graph_files(manifest)
         with scratch() as out, Pool(self.selection, files, self.limits) as pool:
-            inputs, cases = case_folders(folder / GOLDEN)
+            inputs, cases = stored_cases(folder / GOLDEN)
             ends = {**manifest["inputs"], **manifest["outputs"]}
             axes = {name: entry["shape"] for name, entry in ends.items()}
             graphs = (replacement.parent if replacement else folder).absolute()

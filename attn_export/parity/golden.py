@@ -33,10 +33,15 @@ def write_inputs(folder: Path, number: int, case: Case) -> StoredCase:
     """
     from attn_export.tensorfile import write_tensors
 
-    case_folder = folder / f"test_data_set_{number}"
-    case_folder.mkdir(parents=True)
-    write_tensors(case_folder, "input", case.inputs)
-    return StoredCase(case.name, case_folder, case.sizes, case.kind)
+    data = folder / data_set(number)
+    data.mkdir(parents=True)
+    write_tensors(data, "input", case.inputs)
+    return StoredCase(case.name, data, case.sizes, case.kind)
+
+
+def data_set(number: int) -> str:
+    """Return the name of the folder of a case, as ONNX's backend tests name it."""
+    return f"test_data_set_{number}"
 
 
 def write_golden(folder: Path, goldens: Sequence[Golden]) -> None:
@@ -49,9 +54,8 @@ def write_golden(folder: Path, goldens: Sequence[Golden]) -> None:
     from attn_export.tensorfile import write_tensors
 
     for number, golden in enumerate(goldens):
-        case_folder = folder / f"test_data_set_{number}"
-        write_tensors(case_folder, "output", golden.expected)
-        write_tensors(case_folder, "eager", golden.eager)
+        write_tensors(folder / data_set(number), "output", golden.expected)
+        write_tensors(folder / data_set(number), "eager", golden.eager)
     first = goldens[0]
     index = {
         "inputs": list(first.case.inputs),
@@ -74,7 +78,7 @@ def read_golden(folder: Path) -> list[Golden]:
         raise BundleError(f"the golden vectors in {folder} cannot be read: {error}") from error
 
 
-def case_folders(folder: Path) -> tuple[list[str], list[StoredCase]]:
+def stored_cases(folder: Path) -> tuple[list[str], list[StoredCase]]:
     """Return the names of the inputs, and every case, from the index alone.
 
     Returns:
@@ -143,7 +147,7 @@ def _entry(number: int, golden: Golden) -> dict[str, Any]:
         "contents": list(golden.case.contents),
         "ignored_rows": list(golden.case.ignored_rows),
         "sizes": dict(golden.case.sizes),
-        "folder": f"test_data_set_{number}",
+        "folder": data_set(number),
         "allowed": allowed,
         "unusable": dict(golden.unusable),
     }
@@ -168,13 +172,7 @@ def _read_case(folder: Path, index: dict[str, Any], entry: dict[str, Any]) -> Go
             raise ValueError(f"{case.name} has two shapes or types of {name}")
         if truth.ndim and any(row >= len(truth) for row in case.ignored_rows):
             raise ValueError(f"{case.name} ignores rows that {name} does not have")
-    return Golden(
-        case,
-        expected,
-        eager,
-        allowed,
-        entry["unusable"],
-    )
+    return Golden(case, expected, eager, allowed, entry["unusable"])
 
 
 # -- the cases that golden vectors must contain; docs/parity.md defines them --------------------

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import BundleError, UsageError
+from attn_export.parity.golden import data_set
 from attn_export.quality import (
     OF_LOGITS,
     Budget,
@@ -171,7 +172,7 @@ def write_quality(
     from attn_export.tensorfile import write_tensors
 
     for number, outputs in zip(numbers, floats, strict=True):
-        write_tensors(folder / f"test_data_set_{number}", FLOAT, outputs)
+        write_tensors(folder / data_set(number), FLOAT, outputs)
     content = {
         "cases": list(numbers),
         "heads": [dataclasses.asdict(each) for each in quality.heads],
@@ -211,7 +212,7 @@ def read_quality(
             if number >= len(goldens):
                 raise ValueError(f"there is no case {number}")
             expected = goldens[number].expected
-            floats = read_tensors(folder / f"test_data_set_{number}", FLOAT, list(expected))
+            floats = read_tensors(folder / data_set(number), FLOAT, list(expected))
             for name, q in expected.items():
                 if (floats[name].shape, floats[name].dtype) != (q.shape, q.dtype):
                     raise ValueError(f"case {number} has two shapes or types of {name}")

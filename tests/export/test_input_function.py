@@ -16,7 +16,7 @@ from attn_export import Subject, assert_parity, build
 from attn_export.bundle import GOLDEN
 from attn_export.errors import AttnExportError, ExportError, UsageError
 from attn_export.export.trees import Axis
-from attn_export.parity.golden import case_folders, read_inputs
+from attn_export.parity.golden import read_inputs, stored_cases
 from attn_export.user_module import load_subject
 
 AXES = {"x": {0: "tokens"}, "ends": {0: "sequences"}}
@@ -57,7 +57,7 @@ def changed(**values: Any) -> Any:
 def test_each_case_has_the_inputs_of_the_function(tmp_path):
     report = build(Subject(Packed().eval(), packed, AXES, ["y"]), tmp_path, dialects=["standard"])
     assert report.passed
-    names, cases = case_folders(tmp_path / GOLDEN)
+    names, cases = stored_cases(tmp_path / GOLDEN)
     assert len(cases) > 20
     for case in cases:
         inputs = read_inputs(case, names)
@@ -146,6 +146,6 @@ def test_axes_keep_their_bounds(tmp_path):
     axes = {"x": {0: Axis("tokens", min=3, max=20)}, "ends": {0: "sequences"}}
     subject = Subject(Packed().eval(), refusing_one, axes, ["y"])
     assert build(subject, tmp_path, dialects=["standard"]).passed
-    _, cases = case_folders(tmp_path / GOLDEN)
+    _, cases = stored_cases(tmp_path / GOLDEN)
     sizes = [case.sizes["tokens"] for case in cases]
     assert (min(sizes), max(sizes)) == (3, 20)

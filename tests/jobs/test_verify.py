@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from attn_export import build, verify
 from attn_export.errors import BundleError, GraphError
-from attn_export.parity.golden import case_folders
+from attn_export.parity.golden import stored_cases
 from attn_export.results import Report
 
 
@@ -145,7 +145,7 @@ def test_a_graph_under_the_name_of_one_for_one_query_is_judged_by_all_cases(tmp_
     shutil.copy(folder / "weights.safetensors", graph.parent)
     report = verify(folder, graph=graph, runtimes=["ort-cpu"])
     judged = {verdict.case for verdict in report.verdicts}
-    assert judged == {case.name for case in case_folders(folder / "golden")[1]}
+    assert judged == {case.name for case in stored_cases(folder / "golden")[1]}
     assert report.passed
 
 
@@ -157,7 +157,7 @@ def test_a_graph_of_fixed_sizes_is_judged_by_the_cases_that_it_takes(bundle: Pat
     graph = changed_graph(bundle, tmp_path / "one.onnx", one_row)
     report = verify(bundle, graph=graph, runtimes=["ort-cpu"])
     assert report.passed
-    _, cases = case_folders(bundle / "golden")
+    _, cases = stored_cases(bundle / "golden")
     assert {v.case for v in report.verdicts} == {c.name for c in cases if c.sizes["batch"] == 1}
 
 

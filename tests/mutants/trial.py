@@ -23,7 +23,7 @@ from attn_export.diagnose.evaluate import Evaluation
 from attn_export.errors import one_line
 from attn_export.export.subject import Subject
 from attn_export.parity.allowed import narrow
-from attn_export.parity.golden import case_folders, read_golden
+from attn_export.parity.golden import read_golden, stored_cases
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
 from attn_export.results import DECODE, Arrays, Golden, GraphFile
@@ -191,7 +191,7 @@ def _cost(golden: Golden) -> int:
 
 
 def _golden_of(folder: Path) -> list[Golden]:
-    names, stored = case_folders(folder / GOLDEN)
+    names, stored = stored_cases(folder / GOLDEN)
     places = {case.name: case.folder for case in stored}
     found = []
     for golden in read_golden(folder / GOLDEN):

@@ -12,7 +12,7 @@ import onnx
 from attn_export.bundle import GOLDEN
 from attn_export.diagnose.evaluate import Evaluation
 from attn_export.diagnose.match import Evidence, matches
-from attn_export.parity.golden import case_folders, read_golden, read_inputs
+from attn_export.parity.golden import read_golden, read_inputs, stored_cases
 from attn_export.results import Arrays
 
 LOUD = ("outliers", "large_logits", "sharp")
@@ -42,7 +42,7 @@ def first_cause_of(
         right: Its graph.
         run: Returns wrong outputs by name.
     """
-    names, stored = case_folders(folder / GOLDEN)
+    names, stored = stored_cases(folder / GOLDEN)
     expected = {golden.case.name: golden.expected for golden in read_golden(folder / GOLDEN)}
     small = sorted(
         (case for case in stored if case.kind != "decode"),

@@ -10,7 +10,7 @@ import numpy as np
 from onnx.reference import ReferenceEvaluator
 
 from attn_export.bundle import GOLDEN
-from attn_export.parity.golden import case_folders, read_golden, read_inputs
+from attn_export.parity.golden import read_golden, read_inputs, stored_cases
 from attn_export.parity.judge import judge
 from attn_export.results import Arrays, Golden, StoredCase
 
@@ -27,7 +27,7 @@ def refused_outputs(
         run: Returns outputs by name; they are cast to the types of the graph's.
         chosen: Chooses from the cases of the bundle.
     """
-    names, cases = case_folders(folder / GOLDEN)
+    names, cases = stored_cases(folder / GOLDEN)
     for case in chosen(cases):
         golden = goldens_of(folder)[case.name]
         outputs = {

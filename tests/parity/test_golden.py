@@ -13,8 +13,8 @@ from onnx import numpy_helper
 from attn_export.errors import BundleError
 from attn_export.parity.golden import (
     INDEX,
-    case_folders,
     read_golden,
+    stored_cases,
     write_golden,
     write_inputs,
 )
@@ -80,7 +80,7 @@ def test_everything_but_the_inputs_comes_back(folder):
 
 
 def test_the_index_alone_says_where_the_inputs_of_every_case_lie(folder):
-    names, cases = case_folders(folder)
+    names, cases = stored_cases(folder)
     assert names == ["query", "attn_mask"]
     for stored, one in zip(cases, GOLDENS, strict=True):
         assert (stored.name, stored.sizes) == (one.case.name, one.case.sizes)
@@ -233,14 +233,14 @@ def test_errors_allowed_that_are_no_table_are_refused(folder):
 
 
 @pytest.mark.parametrize("damage", [pytest.param(d, id=n) for n, d in INDEX_DAMAGE.items()])
-def test_case_folders_without_a_readable_index_are_refused(damage, folder):
+def test_stored_cases_without_a_readable_index_are_refused(damage, folder):
     damage(folder)
     with pytest.raises(BundleError, match=r"index\.json (cannot be read|was changed)"):
-        case_folders(folder)
+        stored_cases(folder)
 
 
 @pytest.mark.parametrize("damage", [pytest.param(d, id=n) for n, d in SHAPELESS.items()])
-def test_case_folders_with_another_index_are_refused(damage, folder):
+def test_stored_cases_with_another_index_are_refused(damage, folder):
     damage(folder)
     with pytest.raises(BundleError):
-        case_folders(folder)
+        stored_cases(folder)

@@ -15,7 +15,7 @@ from attn_export import AttentionSpec, build, verify
 from attn_export.bundle import GOLDEN
 from attn_export.errors import UsageError
 from attn_export.parity.gate import cpu_notes
-from attn_export.parity.golden import case_folders
+from attn_export.parity.golden import stored_cases
 from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, Verdict
 from attn_export.runtimes.catalogue import runtime
@@ -98,7 +98,7 @@ def test_a_processor_that_adds_in_half_precision_is_named_as_less_exact(need):
 
 def outputs_on(name: str, folder: Path) -> list[np.ndarray]:
     """Return the outputs of a bundle's cases of fewer than 64 queries, one after the other."""
-    inputs, cases = case_folders(folder / GOLDEN)
+    inputs, cases = stored_cases(folder / GOLDEN)
     few = [c for c in cases if c.sizes["batch"] * c.sizes["query_len"] < 64]
     arrays = {c.name: dict(read_tensors(c.folder, "input", inputs)) for c in few}
     ran = run_once(runtime(name), folder / "model.onnx", arrays, LIMITS)

@@ -17,7 +17,7 @@ from shared import bundle_of, extended
 from subjects import MORE
 
 from attn_export import verify
-from attn_export.parity.golden import case_folders
+from attn_export.parity.golden import stored_cases
 from attn_export.runtimes import install, install_javascript
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install_folder import InstallError
@@ -108,7 +108,7 @@ def running(bundle: Path, tmp_path: Path, own_tmp: Path) -> Iterator[Callable[[s
     def start(name: str) -> Worker:
         worker = Worker(runtime(name), LIMITS)
         workers.append(worker)
-        inputs, cases = case_folders(bundle / "golden")
+        inputs, cases = stored_cases(bundle / "golden")
         files = [
             (f"{case.name} {i}", case.folder, tmp_path / f"{case.name}-{i}")
             for i in range(200)

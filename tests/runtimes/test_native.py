@@ -21,7 +21,7 @@ from processes import gone
 from shared import BUNDLES, bundle_of
 
 from attn_export import verify
-from attn_export.parity.golden import case_folders
+from attn_export.parity.golden import stored_cases
 from attn_export.runtimes import install_folder
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.native import install, program_of
@@ -65,7 +65,7 @@ def test_they_run_every_dialect_of_every_case(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bound_output_is_what_an_unbound_one_is(name: str):
     folder = bundle_of("in-place")
-    names, cases = case_folders(folder / "golden")
+    names, cases = stored_cases(folder / "golden")
     with loaded(name, folder / "model.onnx") as engine:
         for case in cases[:4]:
             inputs = read_tensors(case.folder, "input", names)
@@ -123,7 +123,7 @@ def test_what_it_refuses_is_said_in_its_words_and_on_one_line(name: str, tmp_pat
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_input_fails_its_case_alone(name: str, bundle: Path):
-    names, cases = case_folders(bundle / "golden")
+    names, cases = stored_cases(bundle / "golden")
     inputs = read_tensors(cases[0].folder, "input", names)
     with loaded(name, bundle / "model.onnx") as engine:
         for wrong in (inputs["query"][..., :-1], inputs["query"][None]):
@@ -159,7 +159,7 @@ def wait_until_gone(pid: int) -> None:
 
 
 def start(worker: Worker, bundle: Path, out: Path) -> None:
-    names, cases = case_folders(bundle / "golden")
+    names, cases = stored_cases(bundle / "golden")
     files = [(f"{case.name}{i}", case.folder, out / f"{i}{case.name}")
              for i in range(20) for case in cases]  # fmt: skip
     worker.send_job(bundle / "model.onnx", names, files)

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from processes import gone
 from shared import extended
 
-from attn_export.parity.golden import case_folders
+from attn_export.parity.golden import stored_cases
 from attn_export.runtimes import process
 from attn_export.runtimes.catalogue import RUNTIMES, runtime
 from attn_export.runtimes.process import Worker
@@ -50,7 +50,7 @@ def one_case(folder: Path, array: np.ndarray) -> tuple[str, Path, Path]:
 
 @pytest.mark.parametrize("name", ["ort-cpu", "onnx-reference"])
 def test_each_engine_runs_every_case_through_one_loaded_graph(bundle: Path, name: str, tmp_path):
-    inputs, cases = case_folders(bundle / "golden")
+    inputs, cases = stored_cases(bundle / "golden")
     files = [(case.name, case.folder, tmp_path / case.name) for case in cases]
     with Worker(runtime(name), LIMITS) as worker:
         worker.send_job(bundle / "model.onnx", inputs, files)
@@ -107,7 +107,7 @@ def test_a_graph_that_the_engine_does_not_know_is_refused_in_its_words(name: str
 
 
 def test_a_case_that_fails_does_not_take_the_next_one_with_it(bundle: Path, tmp_path: Path):
-    inputs, cases = case_folders(bundle / "golden")
+    inputs, cases = stored_cases(bundle / "golden")
     broken = tmp_path / "broken"
     broken.mkdir()
     for number, (name, shape) in enumerate(
@@ -156,7 +156,7 @@ def test_what_an_engine_prints_to_stdout_does_not_disturb_the_conversation(
         "sys.argv = ['worker', 'ort-cpu', '0', '1']; worker.main()"
     )
     monkeypatch.setattr(process, "worker_command", lambda *_: [sys.executable, "-c", noisy])
-    inputs, cases = case_folders(bundle / "golden")
+    inputs, cases = stored_cases(bundle / "golden")
     with Worker(runtime("ort-cpu"), LIMITS) as worker:
         worker.send_job(
             bundle / "model.onnx", inputs, [(cases[0].name, cases[0].folder, tmp_path / "out")]

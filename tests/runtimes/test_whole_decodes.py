@@ -13,7 +13,7 @@ from decoded import Arrays, bundle_of, report_of
 from onnx import helper
 
 from attn_export import verify
-from attn_export.parity.golden import case_folders, read_golden
+from attn_export.parity.golden import read_golden, stored_cases
 from attn_export.parity.judge import judge
 from attn_export.results import DECODE, Golden, Verdict
 from attn_export.runtimes import worker
@@ -62,7 +62,7 @@ def test_a_graph_that_fails_after_150_keys_fails_no_other_case(tmp_path: Path):
     onnx.save(model, tmp_path / "model.onnx")
     report = verify(bundle, graph=tmp_path / "model.onnx", runtimes=["ort-cpu"])
     assert report.exit_code == 6
-    _, cases = case_folders(bundle / "golden")
+    _, cases = stored_cases(bundle / "golden")
     beyond = {case.name for case in cases if case.sizes["past_len"] > 150}
     assert {v.case for v in report.verdicts if v.status == "failed"} == {CASE} | beyond
 
@@ -72,7 +72,7 @@ def test_a_graph_that_fails_after_150_keys_fails_no_other_case(tmp_path: Path):
 
 def golden_of(name: str) -> tuple[Golden, Arrays]:
     folder = bundle_of(name) / "golden"
-    inputs, cases = case_folders(folder)
+    inputs, cases = stored_cases(folder)
     (case,) = (case for case in cases if case.kind == DECODE)
     (golden,) = (golden for golden in read_golden(folder) if golden.case.name == case.name)
     return golden, read_tensors(case.folder, "input", inputs)
