@@ -187,32 +187,23 @@ def scaled_dot_product_attention(
     L, S = query.shape[2], key.shape[2]
     mask = clamp_mask(attn_mask)
     stepwise = need_weights or softcap is not None or sinks is not None
-    if causal and mask is None and L == S and not stepwise:
-        attended = F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=True
-        )
-        return attended, None
-    if causal:
+    is_causal = causal and mask is None and L == S and not stepwise
+    if causal and not is_causal:
         mask = restrict(mask, causal_mask(L, S, query.device))
     if not stepwise:
         attended = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=True
-        )
+            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal,
+            scale=scale, enable_gqa=True,
+        )  # fmt: skip
         return attended, None
     attended, weights = _step_by_step(query, key, value, mask, scale, softcap, sinks, dropout)
     return attended, weights if need_weights else None
 
 
 def _step_by_step(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float,
+    softcap: float | None, sinks: Tensor | None, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute attention and its weights step by step, for options that PyTorch's function lacks."""
     # Repeated heads are bitwise equal to an MHA with repeated heads; a broadcast matmul is not.
     repeats = query.shape[1] // key.shape[1]
