@@ -133,9 +133,8 @@ class CacheQuotients:
     @property
     def limits(self) -> tuple[Tensor, Tensor]:
         """The least and the largest integer of each quotient of the last call, `[N]`."""
-        sizes = torch.tensor([part.values[0, :, 0].numel() for part in self._parts])
         ends = torch.tensor([(part.low, part.high) for part in self._parts])
-        low, high = ends.repeat_interleave(sizes, dim=0).unbind(-1)
+        low, high = ends.repeat_interleave(torch.tensor(self._widths), dim=0).unbind(-1)
         return low, high
 
     @property
@@ -147,8 +146,12 @@ class CacheQuotients:
     @property
     def runs(self) -> int:
         """The number of runs with random rounding for a cache in floating point."""
-        count = min(part.values[0, :, 0].numel() for part in self._parts)
-        return min(max(LEAST_RUNS, SAMPLES // count), MOST_RUNS)
+        return min(max(LEAST_RUNS, SAMPLES // min(self._widths)), MOST_RUNS)
+
+    @property
+    def _widths(self) -> list[int]:
+        """The number of quotients of a token in each part of the last call."""
+        return [part.values[0, :, 0].numel() for part in self._parts]
 
     def largest_of_heads(self, x: Tensor) -> Tensor:
         """Replace each element by the largest one of its head.
@@ -162,9 +165,9 @@ class CacheQuotients:
             The largest elements, `[B, L, N]`.
         """
         Hkv = self._module.spec.num_kv_heads if self.units is None else 1
-        widths = [part.values[0, :, 0].numel() for part in self._parts]
-        heads = (part.unflatten(-1, (Hkv, -1)) for part in x.split(widths, -1))
-        return torch.cat([h.amax(-1, keepdim=True).expand_as(h).flatten(2) for h in heads], -1)
+        heads = [part.unflatten(-1, (Hkv, -1)) for part in x.split(self._widths, -1)]
+        largest = [each.amax(-1, keepdim=True).expand_as(each).flatten(2) for each in heads]
+        return torch.cat(largest, -1)
 
     def __call__(self, query: Tensor, seed: int | None = None) -> Tensor:
         """Return the quotients of a query, float64 `[B, L, N]`.

@@ -52,31 +52,40 @@ def measure_quality(
     assert isinstance(module, Attention)
     before = unquantise(module)
     inputs = [golden.case.inputs for golden in goldens]
-    dtypes = {name: array.dtype for name, array in goldens[0].expected.items()}
     float_inputs = [to_numpy(read_cache(module, to_torch(arrays))) for arrays in inputs]
     wide, heads_before = _run(subject, before, float_inputs)
     _, heads = _run(subject, module, inputs)
     floats = [
-        {
-            name: a.astype(dtypes[name]) if is_floating(dtypes[name]) else golden.expected[name]
-            for name, a in outputs.items()
-        }
-        for outputs, golden in zip(wide, goldens, strict=True)
+        _as_stored(outputs, golden.expected) for outputs, golden in zip(wide, goldens, strict=True)
     ]
     pairs = {
         name: [(f[name], g.expected[name]) for f, g in zip(floats, goldens, strict=True)]
-        for name, dtype in dtypes.items()
-        if is_floating(dtype)
+        for name, array in goldens[0].expected.items()
+        if is_floating(array.dtype)
     }
     outputs, by_head = output_distances(pairs)
     attended = head_distances(ATTENDED, list(zip(heads_before, heads, strict=True)))
     parts = list(_part_distances(subject, module, before, (inputs, float_inputs), wide))
     quality = Quality(
-        tuple(outputs), tuple(d for d in (*attended, *by_head) if is_finite(d)),
-        tuple(apart for apart, _ in parts if is_finite(apart)), tuple(budgets),
-        logit_distance(pairs, budgets), tuple(each for _, each in parts if each is not None),
-    )  # fmt: skip
+        outputs=tuple(outputs),
+        heads=tuple(each for each in (*attended, *by_head) if is_finite(each)),
+        weights=tuple(apart for apart, _ in parts if is_finite(apart)),
+        budgets=tuple(budgets),
+        logits=logit_distance(pairs, budgets),
+        splits=tuple(each for _, each in parts if each is not None),
+    )
     return quality, floats
+
+
+def _as_stored(outputs: Arrays, expected: Arrays) -> Arrays:
+    """Return outputs of the unquantised module in the types of the expected outputs.
+
+    Expected outputs that are not floating, such as a cache of integers, stay as they are.
+    """
+    return {
+        name: outputs[name].astype(t.dtype) if is_floating(t.dtype) else t
+        for name, t in expected.items()
+    }
 
 
 def _part_distances(
@@ -144,7 +153,6 @@ Measure = Callable[[str, Attention], Distance]
 """A function of the name of a part and of a module, which returns the module's distance."""
 
 Measured = tuple[Distance, Split]
-Errors = dict[str, Tensor]
 
 
 class PartlyRounded(nn.Module):
@@ -195,7 +203,7 @@ class PartlyRounded(nn.Module):
         return key, value
 
 
-def split(error: Tensor, step: Tensor) -> Errors:
+def split(error: Tensor, step: Tensor) -> dict[str, Tensor]:
     """Split errors into those of rounding and of clipping, by `ALL`, `ROUNDING` and `CLIPPED`.
 
     Args:
