@@ -99,7 +99,6 @@ class ComputeInFloat64(OperationMode):
         self.lines: dict[str, None] = {}
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation."""
         return self.compute(func, args, kwargs)
 
     def compute(self, func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:

@@ -66,7 +66,6 @@ class _RoundingSteps(OperationMode):
         self.steps: list[tuple[str, float]] = []
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation."""
         out = func(*args, **kwargs)
         name = name_of(func)
         if rounds(name, func, out):
@@ -134,7 +133,6 @@ class Recording(OperationMode):
             self._add(name, "", tensor, ())
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation."""
         from attn_export.source_location import user_line
 
         out = func(*args, **kwargs)

@@ -92,7 +92,6 @@ class RandomRounding(OperationMode):
         self._widening = widening
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation."""
         name = name_of(func)
         self.ranks |= name in RANKING
         out = self._of_one_copy(name, func, args)
@@ -168,12 +167,10 @@ class RandomRounding(OperationMode):
     def _next_unit(self, name: str) -> float:
         """Return the largest relative error of the next operation, see `steps`."""
         expected, eps = next(self._steps, ("", 0.0))
-        if expected == name and name not in ATTENTION:
-            return eps / 2
-        if expected == name:
+        if expected != name:
+            self._steps = iter(())
             return self._unit
-        self._steps = iter(())
-        return self._unit
+        return self._unit if name in ATTENTION else eps / 2
 
     def rounded(self, x: Any, unit: float | None = None) -> Any:
         """Return `x` with each element rounded at random if it is a float64 tensor.

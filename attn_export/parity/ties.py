@@ -49,7 +49,6 @@ class TieOrder(OperationMode):
         self._order = order
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation."""
         name = name_of(func)
         if name not in RANKING or func._schema.is_mutable or not args[0].dim():
             return func(*args, **kwargs)
