@@ -17,6 +17,7 @@ from default_share import default_share, long_cases, shorten_cases
 from exporter_once import read_once, reuse_memory
 from forking import fork_from_now_on, forking, run_forked, started_anew
 
+from attn_export.parity.draw import Interface
 from attn_export.spec import AttentionSpec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -124,6 +125,11 @@ def small_spec(**changes: object) -> AttentionSpec:
         "attn_mask": "bool[B,1,1,S]", "cache": "append",
     } | changes  # fmt: skip
     return AttentionSpec.from_dict(values)
+
+
+def interface_of(spec: AttentionSpec) -> Interface:
+    """Return the inputs and outputs of the layer of a spec."""
+    return Interface(spec.inputs(), spec.output_shapes(), spec, spec.sums)
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, interface_of
 from shared import extended
 
 from attn_export import AttentionSpec, build, verify
 from attn_export.bundle import read_bundle
 from attn_export.jobs.check import check
-from attn_export.parity.draw import Interface
 from attn_export.parity.plan import plan_cases
 
 SPECS = sorted((ROOT / "models").glob("*.toml"))
@@ -68,7 +67,7 @@ def test_a_model_passes_and_its_bundle_is_whole(path: Path, tmp_path: Path):
     assert ("far_keys" in cases) == (path.stem in FAR)
     told = " ".join(json.loads((tmp_path / path.stem / "report.json").read_text())["notes"])
     assert ("no case reaches the end of the window" in told) == (path.stem in TOO_FAR)
-    plan = plan_cases(Interface.of_spec(spec))
+    plan = plan_cases(interface_of(spec))
     missed = any("for lack of room" in note for note in plan.notes)
     assert ("for lack of room" in told) == missed
 

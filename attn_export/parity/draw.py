@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Self
 
 import numpy as np
 
@@ -150,11 +149,6 @@ class Interface:
     spec: AttentionSpec | None = None
     sums: Mapping[str, str] = dataclasses.field(default_factory=dict)
     bounds: Bounds = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of_spec(cls, spec: AttentionSpec) -> Self:
-        """Return the interface of a layer of ours."""
-        return cls(spec.inputs(), spec.output_shapes(), spec, spec.sums)
 
     @property
     def axes(self) -> list[str]:

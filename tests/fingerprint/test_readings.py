@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from conftest import interface_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from attn_export.diagnose.precision import STEPS, bit_inputs, read_bits
 from attn_export.diagnose.probe_graphs import HKV, D, H, case_inputs
 from attn_export.diagnose.run_probes import probes
 from attn_export.parity.contents import FUTURE, VALUES
-from attn_export.parity.draw import Interface
 from attn_export.parity.fixed_cases import content_case
 from attn_export.parity.mask_contents import LOWEST, MASKS
 from attn_export.parity.measures import measure_strictly
@@ -102,7 +102,7 @@ def test_probes_have_the_inputs_that_a_build_tries(probe, case, mask, past):
         cache="append" if past else "none",
     )  # fmt: skip
     content = next(c for c in (*VALUES, FUTURE, *MASKS, LOWEST) if c.name == case)
-    built = content_case(content, Interface.of_spec(spec)).inputs
+    built = content_case(content, interface_of(spec)).inputs
     found = PROBES[probe].inputs
     query = found["query"].transpose(0, 2, 1, 3).reshape(built["query"].shape)
     np.testing.assert_array_equal(query, built["query"])

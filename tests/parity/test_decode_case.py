@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import small_spec
+from conftest import interface_of, small_spec
 
-from attn_export.parity.draw import Interface
 from attn_export.parity.long_cases import LONG_BYTES, TOKENS
 from attn_export.parity.plan import GOLDEN_BYTES, Plan, plan_cases
 from attn_export.results import DECODE, Case
@@ -14,7 +13,7 @@ from attn_export.spec import AttentionSpec
 
 
 def plan_of(spec: AttentionSpec) -> Plan:
-    return plan_cases(Interface.of_spec(spec))
+    return plan_cases(interface_of(spec))
 
 
 def decodes_of(plan: Plan) -> list[Case]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import small_spec
+from conftest import interface_of, small_spec
 
 from attn_export.export.subject import Subject
-from attn_export.parity.draw import Interface
 from attn_export.parity.mask_contents import UNUSED_FACTOR, padding_of
 from attn_export.parity.plan import plan_cases
 from attn_export.results import BASE, Case
@@ -19,7 +18,7 @@ MASKS = ["bool[B,1,1,S]", "float[B,1,1,S]", "bool[B,H,L,S]"]
 
 def cases_of(**changes: object) -> dict[str, Case]:
     spec = small_spec(cache="in-place", **changes)
-    plan = plan_cases(Interface.of_spec(spec))
+    plan = plan_cases(interface_of(spec))
     return {case.name: case for case in plan.cases}
 
 
@@ -124,7 +123,7 @@ def test_the_far_case_has_all_of_the_past():
     spec = AttentionSpec(
         embed_dim=32, num_heads=4, causal=True, cache="in-place", window_left=40, attn_mask="none"
     )
-    plan = plan_cases(Interface.of_spec(spec))
+    plan = plan_cases(interface_of(spec))
     (far,) = (case for case in plan.cases if case.name == "far_keys")
     assert far.inputs["past_length"].tolist() == [42]
     assert far.sizes["capacity"] == 44

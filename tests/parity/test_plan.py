@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import small_spec
+from conftest import interface_of, small_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,7 +55,7 @@ unknown_names = st.lists(
 
 
 def plan_of(spec: AttentionSpec) -> Plan:
-    return plan_cases(Interface.of_spec(spec))
+    return plan_cases(interface_of(spec))
 
 
 def free_of(spec: AttentionSpec) -> list[str]:
@@ -91,7 +91,7 @@ def test_a_small_layer_meets_all_conditions_without_a_note(planned):
         for found in (met_by_sizes(case.sizes, axes), met_by_contents(case.contents, case.sizes))
         for condition in found
     }
-    wanted = Groups.of(Interface.of_spec(spec)).conditions(axes)
+    wanted = Groups.of(interface_of(spec)).conditions(axes)
     assert set(size_conditions(axes)) <= met
     assert set(wanted) <= met
     assert plan.notes == ()
@@ -104,7 +104,7 @@ def test_a_plan_has_as_many_cases_as_it_needs(planned):
 
 def test_all_cases_of_fixed_sizes_are_there(planned):
     spec, plan = planned
-    fixed = fixed_cases(Interface.of_spec(spec))
+    fixed = fixed_cases(interface_of(spec))
     assert {case.name for case in fixed} < {case.name for case in plan.cases}
 
 
@@ -246,7 +246,7 @@ def test_a_large_layer_has_a_note_of_what_is_met_by_no_case(llama, llama_plan):
 def test_golden_vectors_stay_within_the_budget_at_any_dimensions(heads, width, cross, weights, kib):
     changes = {"embed_dim": heads * width, "num_heads": heads, "num_kv_heads": 1, "cache": "none"}
     spec = small_spec(**changes, cross=cross, causal=False, attn_weights=weights)
-    fixed = fixed_cases(Interface.of_spec(spec))
+    fixed = fixed_cases(interface_of(spec))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_module, "GOLDEN_BYTES", kib << 10)
         plan = plan_of(spec)
@@ -268,7 +268,7 @@ def test_golden_vectors_stay_within_the_budget_at_any_dimensions(heads, width, c
 )
 def test_a_layer_that_hides_later_keys_has_loud_ones(fields: dict[str, object], hidden: bool):
     spec = small_spec(attn_mask="none", **fields)
-    plan = plan_cases(Interface.of_spec(spec))
+    plan = plan_cases(interface_of(spec))
     contents = {name for case in plan.cases for name in case.contents}
     assert ("causal_future" in contents) == hidden
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import small_spec
+from conftest import interface_of, small_spec
 
 from attn_export.parity.contents import VALUES
 from attn_export.parity.draw import Interface, add_sums
@@ -27,7 +27,7 @@ INF = {"inf_in_masked_key", "inf_in_masked_key_one_query"}
 
 def cases_of(**changes: object) -> dict[str, Case]:
     spec = small_spec(**changes)
-    cases = fixed_cases(Interface.of_spec(spec))
+    cases = fixed_cases(interface_of(spec))
     assert len({case.name for case in cases}) == len(cases)
     return {case.name: case for case in cases}
 
@@ -155,6 +155,6 @@ def test_infinity_is_in_one_key_that_is_masked(name, changes):
 def test_a_content_alone_is_a_change_of_the_base(content):
     spec = small_spec()
     base = cases_of()[BASE]
-    case = content_case(content, Interface.of_spec(spec))
+    case = content_case(content, interface_of(spec))
     assert (case.name, case.sizes, case.about) == (content.name, base.sizes, content.about)
     assert changed_inputs({BASE: base, "it": case}, "it") == {"query", "past_key", "past_value"}
