@@ -51,6 +51,9 @@ LEAST_ZERO, LARGEST_ZERO = -128, 127
 LARGEST = 15
 """The largest integer of 4 bits."""
 
+WHOLE_LIMITS = (LEAST_ZERO, LARGEST_ZERO + LARGEST)
+"""The least and the largest integer before the zero point is subtracted."""
+
 
 def byte_scales() -> Tensor:
     """Return the scale of each byte, float32 `[256]`."""
@@ -99,8 +102,7 @@ class BlockScales(nn.Module):
         super().__init__()
         self._widths = spec.cache_widths
         scales = byte_scales()
-        # the largest range of each scale
-        edges = (scales * WIDTH).reshape(OCTAVES, PER_OCTAVE)
+        edges = (scales * WIDTH).reshape(OCTAVES, PER_OCTAVE)  # the largest range of each scale
         tables = {
             "hadamard": hadamard(spec.head_dim), "steps": scales[:, None],
             "octaves": edges[:-1, -1].clone(), "eighths": edges[:, :-1].clone(),
@@ -129,9 +131,8 @@ class BlockScales(nn.Module):
     def _to_bytes(self, x: Tensor) -> Tensor:
         blocks = _blocks(x)
         index = self._index(_ranges(blocks))
-        lowest, highest = LEAST_ZERO, LARGEST_ZERO + LARGEST
         # Integers, so that the following steps are exact.
-        whole = (blocks / self._scale(index)).round().clamp(lowest, highest).int()
+        whole = (blocks / self._scale(index)).round().clamp(*WHOLE_LIMITS).int()
         zero = whole.amin(-1, keepdim=True).clamp(max=LARGEST_ZERO)
         halves = (whole - zero).clamp(max=LARGEST).flatten(-2)
         parts = [join_halves(halves), index, zero.squeeze(-1) - LEAST_ZERO]
@@ -198,8 +199,7 @@ class BlockScales(nn.Module):
         for blocks in (_blocks(key), _blocks(value)):
             ranges = _ranges(blocks)
             channels = blocks / self._scale(self._index(ranges))
-            limits = (LEAST_ZERO, LARGEST_ZERO + LARGEST)
-            quotients.append(Quotients(channels.flatten(-2), *limits))
+            quotients.append(Quotients(channels.flatten(-2), *WHOLE_LIMITS))
             # A range at which the next scale begins gives a whole number and a half, i.e. a tie.
             exact = (ranges / WIDTH).clamp_min(torch.finfo(ranges.dtype).tiny).log2()
             last = PER_OCTAVE * OCTAVES - 1

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from attn_export.attention import Attention
 from attn_export.attention.quantised_activations import DynamicInt8PerBlock
+from attn_export.attention.quantised_cache import MIDDLE
 from attn_export.spec import AttentionSpec
 
-MIDDLE, LARGEST = 8, 7
-"""The zero point of symmetric 4-bit weights as unsigned integers, and the largest signed weight."""
+LARGEST = 7
+"""The largest 4-bit weight; as an unsigned integer it is larger by `MIDDLE`, the zero point."""
 
 
 @contextlib.contextmanager
