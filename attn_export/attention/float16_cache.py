@@ -29,6 +29,7 @@ def float16_steps(x: Tensor) -> Tensor:
 
 
 LARGEST = torch.finfo(torch.float16).max
+"""The largest finite float16 number, 65504."""
 
 
 def round_to_float16(x: Tensor) -> Tensor:

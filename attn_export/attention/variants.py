@@ -1,7 +1,7 @@
 """Functions that build MHA, MQA and GQA, and an `Attention` with seeded weights.
 
-The functions have the names of the classes in papers and in PyTorch. Each returns an `Attention`
-with one field of its spec fixed.
+The functions have the names of the classes in papers and in PyTorch. They differ in the number of
+key/value heads: H, 1, or one that the caller gives.
 """
 
 from __future__ import annotations

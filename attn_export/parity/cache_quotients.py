@@ -1,4 +1,4 @@
-"""Quotients that a cache rounds, their distance from rounding ties, and queries moved off ties."""
+"""Quotients that a cache rounds, their distances from rounding ties, and queries moved off ties."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ class CacheQuotients:
     """Function from a query to the numbers that a cache rounds its new keys and values from.
 
     For a cache of integers they are quotients by scales; for a cache in floating point, by the
-    spacing of its type. N counts those of the keys and values of a token.
+    spacing of its type. N is the number of quotients of a token: those of its keys, then those of
+    its values.
 
     Args:
         module: A float64 copy of an `Attention` whose cache has another type than the layer.
