@@ -10,7 +10,7 @@ import numpy as np
 
 from attn_export.diagnose.evaluate import NotComputedError
 from attn_export.diagnose.explanation import Experiment, Late
-from attn_export.diagnose.graph_evaluation import EvaluatedGraph
+from attn_export.diagnose.graph_evaluation import EvaluatedGraph, dtype_of
 from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
 from attn_export.diagnose.reproduce import Smallest
 from attn_export.parity.measures import eps, measure
@@ -164,10 +164,9 @@ def make_golden(right: EvaluatedGraph, case: KnownCase, inputs: Mapping[str, Arr
     Raises:
         NotComputedError: If a node cannot be computed from them.
     """
-    expected = case.golden.expected
+    expected, dtype = case.golden.expected, dtype_of(case.golden)
     graph_inputs = right.runner.to_graph_layout(inputs)
     dtypes = {name: array.dtype for name, array in expected.items() if is_floating(array.dtype)}
-    dtype = next(iter(dtypes.values()), np.dtype(np.float32))
     truth = right.evaluation.outputs_of(right.evaluation.values(graph_inputs))
     noisy = right.evaluation.outputs_of(right.evaluation.noisy_values(graph_inputs, dtype))
     allowed: dict[str, Allowed | None] = {}

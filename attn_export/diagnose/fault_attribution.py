@@ -11,7 +11,6 @@ from attn_export.diagnose.eager_values import Witness, first_unmatched_node
 from attn_export.diagnose.explanation import Deviation, Fault, Late, Lines
 from attn_export.diagnose.graph_evaluation import (
     EvaluatedGraph,
-    dtype_of,
     evaluate_if_right,
     is_right_when_rounded,
     sample_cases,
@@ -134,9 +133,7 @@ def first_deviation(
     values = suspect.values(case)
     if values is None:
         return None
-    noise = suspect.evaluation.noisy_values(
-        suspect.runner.to_graph_layout(case.inputs), dtype_of(case)
-    )
+    noise = suspect.rounded_values(case)
     with scratch() as folder:
         path = folder / suspect.runner.path.name
         write_with_all_outputs(suspect.runner.path, values, path)
@@ -161,9 +158,7 @@ def first_lossy(
     for case in cases:
         values = suspect.values(case)
         if values is not None and not is_right_when_rounded(suspect, case):
-            rounded = suspect.evaluation.noisy_values(
-                suspect.runner.to_graph_layout(case.inputs), dtype_of(case)
-            )
+            rounded = suspect.rounded_values(case)
             arrays = {n: a for n, a in rounded.items() if isinstance(a, np.ndarray)}
             deviation = first_runtime_deviation(suspect.evaluation, values, values, arrays, lines)
             if deviation is not None:
@@ -236,15 +231,14 @@ def _twin(
 ) -> EvaluatedGraph | None:
     """Return the right graph that shares most value names with the one in question."""
     names = set(suspect.evaluation.producer)
-    best: EvaluatedGraph | None = None
-    for other in others:
-        candidate = evaluate_if_right(other, cases)
-        if candidate is None or candidate.runner.path == suspect.runner.path:
-            continue
-        if best is None or _shared_count(names, candidate) > _shared_count(names, best):
-            best = candidate
-    return best
-
-
-def _shared_count(names: set[str], other: EvaluatedGraph) -> int:
-    return len(names & set(other.evaluation.producer))
+    candidates = [
+        candidate
+        for other in others
+        if other.path != suspect.runner.path
+        and (candidate := evaluate_if_right(other, cases)) is not None
+    ]
+    return max(
+        candidates,
+        key=lambda candidate: len(names.intersection(candidate.evaluation.producer)),
+        default=None,
+    )

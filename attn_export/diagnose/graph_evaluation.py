@@ -10,6 +10,7 @@ import numpy as np
 from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values
 from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase, is_right
 from attn_export.errors import GraphError
+from attn_export.results import Golden
 from attn_export.tensorfile import is_floating
 
 FAILED, PASSED = 8, 4
@@ -36,10 +37,6 @@ class EvaluatedGraph:
     right: bool
     stuck: Mapping[str, NotComputedError] = dataclasses.field(default_factory=dict)
 
-    def outputs(self, case: KnownCase) -> Mapping[str, np.ndarray]:
-        """Compute the graph's float64 outputs in the bundle's axis order."""
-        return self.bundle_outputs(self.evaluation.values(self.runner.to_graph_layout(case.inputs)))
-
     def bundle_outputs(self, values: Values) -> Mapping[str, np.ndarray]:
         """Return the graph outputs among its values, in the bundle's axis order."""
         return self.runner.to_bundle_layout(self.evaluation.outputs_of(values))
@@ -50,6 +47,15 @@ class EvaluatedGraph:
             return self.evaluation.values(self.runner.to_graph_layout(case.inputs))
         except NotComputedError:
             return None
+
+    def rounded_values(self, case: KnownCase) -> Values:
+        """Compute every value of the graph for a case, each rounded to the module's own type.
+
+        Raises:
+            NotComputedError: If a node cannot be computed.
+        """
+        inputs = self.runner.to_graph_layout(case.inputs)
+        return self.evaluation.noisy_values(inputs, dtype_of(case.golden))
 
 
 def sample_cases(cases: Sequence[KnownCase], count: int) -> list[KnownCase]:
@@ -93,7 +99,8 @@ def evaluate_graph(runner: GraphRunner, cases: Sequence[KnownCase]) -> Evaluated
     for case in cases:
         if runner.graph_file.takes(case.sizes):
             try:
-                right &= is_right(case.golden, evaluated.outputs(case))
+                values = evaluated.evaluation.values(runner.to_graph_layout(case.inputs))
+                right &= is_right(case.golden, evaluated.bundle_outputs(values))
             except NotComputedError as error:
                 stuck[case.name] = error
     return dataclasses.replace(evaluated, right=right, stuck=stuck)
@@ -165,12 +172,9 @@ def loses_precision(
         right: A graph of the bundle that gives the truth.
         cases: The failing cases.
     """
-    if (
-        suspect is None
-        or right is None
-        or not suspect.right
-        or suspect.runner.path == right.runner.path
-    ):
+    if suspect is None or right is None or not suspect.right:
+        return False
+    if suspect.runner.path == right.runner.path:
         return False
     return any(
         is_right_when_rounded(right, case) and not is_right_when_rounded(suspect, case)
@@ -190,15 +194,13 @@ def is_right_when_rounded(evaluated: EvaluatedGraph, case: KnownCase) -> bool:
     if not evaluated.runner.graph_file.takes(case.sizes):
         return True
     try:
-        values = evaluated.evaluation.noisy_values(
-            evaluated.runner.to_graph_layout(case.inputs), dtype_of(case)
-        )
+        values = evaluated.rounded_values(case)
     except NotComputedError:
         return False
     return is_right(case.golden, evaluated.bundle_outputs(values))
 
 
-def dtype_of(case: KnownCase) -> np.dtype:
+def dtype_of(golden: Golden) -> np.dtype:
     """Return the floating type of a case's outputs; float32 if there is none."""
-    dtypes = (array.dtype for array in case.golden.expected.values())
+    dtypes = (array.dtype for array in golden.expected.values())
     return next((dtype for dtype in dtypes if is_floating(dtype)), np.dtype(np.float32))
