@@ -9,11 +9,12 @@ from math import isfinite
 
 from attn_export.diagnose.evaluate import NotComputedError
 from attn_export.diagnose.experiments import ExperimentResult
-from attn_export.diagnose.explanation import Cause, Deviation, Fault, Lines
+from attn_export.diagnose.explanation import Cause, Deviation, Fault, Lines, line_suffix
 from attn_export.diagnose.fault_attribution import KnownMistakes
-from attn_export.diagnose.graph_run import GraphRun
+from attn_export.diagnose.graph_run import GraphRun, KnownCase
 from attn_export.diagnose.match import Match
 from attn_export.diagnose.pattern import Pattern
+from attn_export.results import Arrays
 
 # -- wrong signatures ---------------------------------------------------------------------------
 
@@ -25,30 +26,26 @@ def wrong_signature(trial: GraphRun) -> list[Cause]:
     """Return a cause for wrong names, types or shapes of outputs, from the smallest such case."""
     for case in trial.failed:
         outputs = trial.ran.outputs.get(case.name)
-        if outputs is None:
-            continue
-        expected = case.golden.expected
-        if set(outputs) != set(expected):
-            actual_names, expected_names = ", ".join(outputs), ", ".join(expected)
-            return [
-                Cause(
-                    WRONG_SIGNATURE,
-                    f"the graph gives the outputs {actual_names}; the bundle has {expected_names}",
-                )
-            ]
-        for name, expected_array in expected.items():
-            actual = outputs[name]
-            if actual.dtype != expected_array.dtype:
-                return [
-                    Cause(
-                        WRONG_SIGNATURE,
-                        f"{name} is {actual.dtype}, and should be {expected_array.dtype}",
-                    )
-                ]
-            if actual.shape != expected_array.shape:
-                shapes = f"{list(actual.shape)}, and should be {list(expected_array.shape)}"
-                return [Cause(WRONG_SIGNATURE, f"the shape of {name} is {shapes}, in {case.name}")]
+        difference = "" if outputs is None else _signature_difference(case, outputs)
+        if difference:
+            return [Cause(WRONG_SIGNATURE, difference)]
     return []
+
+
+def _signature_difference(case: KnownCase, outputs: Arrays) -> str:
+    """Describe the first difference in names, types or shapes of outputs; "" if there is none."""
+    expected = case.golden.expected
+    if set(outputs) != set(expected):
+        actual_names, expected_names = ", ".join(outputs), ", ".join(expected)
+        return f"the graph gives the outputs {actual_names}; the bundle has {expected_names}"
+    for name, right in expected.items():
+        actual = outputs[name]
+        if actual.dtype != right.dtype:
+            return f"{name} is {actual.dtype}, and should be {right.dtype}"
+        if actual.shape != right.shape:
+            shapes = f"{list(actual.shape)}, and should be {list(right.shape)}"
+            return f"the shape of {name} is {shapes}, in {case.name}"
+    return ""
 
 
 # -- wrong numbers ------------------------------------------------------------------------------
@@ -116,19 +113,19 @@ def causes(
     verdict = f"the graph is right, {observations.runtime} is not"
     if observations.fault == "unknown":
         verdict = f"the graph or {observations.runtime} is wrong, and float64 cannot tell which"
-    found = _runtime_causes(verdict, observations.known.matches, mending, observations.first, lines)
     unknown = f"{verdict}: no known mistake gives its numbers{observations.shown}"
-    return found or [Cause(UNKNOWN, unknown)]
+    return _runtime_causes(verdict, observations, mending, lines) or [Cause(UNKNOWN, unknown)]
 
 
 def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     """Return the causes in a wrong graph: known mistakes, then the first difference."""
     stuck = list(_uncomputed_causes(observations, lines))
     known, first = observations.known, observations.first
-    causes = [_cause(match, lines, in_right=known.in_right) for match in known.matches]
+    clause = "the graph is wrong" if known.in_right else "the graph would be right if"
+    causes = [_cause(match, lines, clause) for match in known.matches]
     if first is None:
         return [*stuck, *causes]
-    location = f"{first.operator} {first.node}{_line_suffix(first.line)}"
+    location = first.location
     says = f": {first.says}" if first.says else ""
     if observations.lossy:
         kind = "precision lost"
@@ -155,75 +152,48 @@ def _uncomputed_causes(observations: Observations, lines: Lines) -> Iterator[Cau
     """Yield a cause for the first case with a node that cannot be computed."""
     for case, error in itertools.islice(observations.stuck.items(), 1):
         line = lines.get(error.node, "")
-        sentence = f"the graph is wrong: in {case}, {error}{_line_suffix(line)}{observations.shown}"
+        sentence = f"the graph is wrong: in {case}, {error}{line_suffix(line)}{observations.shown}"
         yield Cause("cannot be computed", sentence, error.node, line)
 
 
 def _runtime_causes(
-    verdict: str,
-    matches: Sequence[Match],
-    mending: Sequence[tuple[str, str]],
-    first: Deviation | None,
-    lines: Lines,
+    verdict: str, observations: Observations, mending: Sequence[tuple[str, str]], lines: Lines
 ) -> list[Cause]:
     """Return the causes in a wrong runtime: known mistakes, remedies, the first deviation.
 
     Args:
         verdict: The clause that says which part is wrong.
-        matches: Mistakes that reproduce its outputs.
+        observations: The observations.
         mending: For each experiment that passes, the cause that it implies, and its name.
-        first: The first node that leaves the float64 run.
         lines: The line of the module that each node came from.
     """
     remedies = ", or ".join(name for _, name in mending)
     passes_with = f"; it passes with {remedies}" if remedies else ""
-    causes = [
-        Cause(
-            match.mistake.kind,
-            f"{verdict}: {match.mistake.says}{_location(match, lines)} "
-            f"({_explained_share(match)}){passes_with}",
-            match.mistake.node,
-            lines.get(match.mistake.node, ""),
-            match.unexplained,
-        )
-        for match in matches
-    ]
-    by_remedy = [Cause(kind, f"{verdict}: it passes with {name}") for kind, name in mending]
+    causes = [_cause(match, lines, verdict, passes_with) for match in observations.known.matches]
+    causes += [Cause(kind, f"{verdict}: it passes with {name}") for kind, name in mending]
+    first = observations.first
     if first is not None:
-        location = f"{first.operator} {first.node}{_line_suffix(first.line)}"
-        says = f"{verdict}: it leaves the float64 run first at {location}"
-        last = [
-            Cause("operator", f"{says}, by {first.error:.1e}{passes_with}", first.node, first.line)
-        ]
-    else:
-        last = []
-    return [*causes, *by_remedy, *last]
+        says = f"{verdict}: it leaves the float64 run first at {first.location}"
+        sentence = f"{says}, by {first.error:.1e}{passes_with}"
+        causes.append(Cause("operator", sentence, first.node, first.line))
+    return causes
 
 
-def _cause(match: Match, lines: Lines, *, in_right: bool) -> Cause:
-    mistake, location = match.mistake, _location(match, lines)
-    if in_right:
-        sentence = f"the graph is wrong: {mistake.says}{location} ({_explained_share(match)})"
-    else:
-        sentence = (
-            f"the graph would be right if: {mistake.says}{location} ({_explained_share(match)})"
-        )
+def _cause(match: Match, lines: Lines, clause: str, ending: str = "") -> Cause:
+    """Return the cause that a known mistake is.
+
+    Args:
+        match: The mistake, and the share of the error that it explains.
+        lines: The line of the module that each node came from.
+        clause: The clause before the effect of the mistake.
+        ending: The end of the sentence.
+    """
+    mistake = match.mistake
     line = lines.get(mistake.node, "")
+    named = mistake.node and mistake.node not in mistake.says
+    location = (f", at {mistake.node}" if named else "") + line_suffix(line)
+    sentence = f"{clause}: {mistake.says}{location} ({_explained_share(match)}){ending}"
     return Cause(mistake.kind, sentence, mistake.node, line, match.unexplained)
-
-
-def _location(match: Match, lines: Lines) -> str:
-    node = match.mistake.node
-    named = node and node not in match.mistake.says
-    return (
-        f", at {node}{_line_suffix(lines.get(node, ''))}"
-        if named
-        else _line_suffix(lines.get(node, ""))
-    )
-
-
-def _line_suffix(line: str) -> str:
-    return f" ({line})" if line else ""
 
 
 def _explained_share(match: Match) -> str:

@@ -94,6 +94,16 @@ class Deviation:
     error: float
     says: str
 
+    @property
+    def location(self) -> str:
+        """The node with its type and its line, as text."""
+        return f"{self.operator} {self.node}{line_suffix(self.line)}"
+
+
+def line_suffix(line: str) -> str:
+    """Return the line of a module as the end of a text; "" if it is not known."""
+    return f" ({line})" if line else ""
+
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:

@@ -179,10 +179,9 @@ def lines(explanation: Explanation) -> Iterator[str]:
     for cause in explanation.causes[1 : 1 + MORE_CAUSES]:
         yield f"or: {cause.sentence}"
     if (first := explanation.first) is not None:
-        line = f" ({first.line})" if first.line else ""
         says = f"; {first.says}" if first.says else ""
         size = f", relative error {first.error:.1e}" if isfinite(first.error) else ""
-        yield f"first wrong node: {first.operator} {first.node}{line}{size}{says}"
+        yield f"first wrong node: {first.location}{size}{says}"
     for pattern in explanation.pattern:
         yield f"pattern: {pattern}"
     for experiment in explanation.experiments:
