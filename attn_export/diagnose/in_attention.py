@@ -11,7 +11,7 @@ import numpy as np
 
 from attn_export.diagnose.attention_steps import Change
 from attn_export.diagnose.misreadings import MISREADINGS, StepValues
-from attn_export.diagnose.mistake import Mistake, attention_step_mistake, change_value
+from attn_export.diagnose.mistake import Mistake, Replaced, attention_step_mistake, change_value
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
@@ -28,65 +28,55 @@ MANY_HEADS = 32
 
 def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the known mistakes of every `Attention` node."""
-    for node in evaluation.nodes:
-        if node.op_type == "Attention":
-            causal = any(a.name == "is_causal" and a.i for a in node.attribute)
-            impossible = {"causal added"} if causal else NEEDS_CAUSAL
-            if not softcap_of(node):
-                impossible |= {"softcap"}
-            for misreading in MISREADINGS:
-                if misreading.kind not in impossible:
-                    yield attention_step_mistake(
-                        evaluation, node, misreading.kind, misreading.says, **misreading.changes
-                    )
-            yield _swap_keys_and_values(evaluation, node)
+    for node in _attention_nodes(evaluation):
+        causal = any(a.name == "is_causal" and a.i for a in node.attribute)
+        impossible = {"causal added"} if causal else NEEDS_CAUSAL
+        if not _has_softcap(node):
+            impossible |= {"softcap"}
+        for misreading in MISREADINGS:
+            if misreading.kind not in impossible:
+                yield attention_step_mistake(
+                    evaluation, node, misreading.kind, misreading.says, **misreading.changes
+                )
+        yield _swap_keys_and_values(evaluation, node)
 
 
-def swapped_heads(evaluation: Evaluation, node: onnx.NodeProto) -> Iterator[Mistake]:
-    """Yield, for each pair of query heads, the mistake of swapping their results.
-
-    Args:
-        evaluation: The graph, evaluated in float64.
-        node: The node.
-    """
-    for a, b in itertools.combinations(range(MANY_HEADS), 2):
-        says = f"the results of query heads {a} and {b} are swapped"
-        yield attention_step_mistake(
-            evaluation, node, "swapped heads", says, attended=_swap_heads(a, b)
-        )
+def head_swaps(evaluation: Evaluation) -> Iterator[Mistake]:
+    """Yield, for each pair of query heads of each node, the mistake of swapping their results."""
+    for node in _attention_nodes(evaluation):
+        for a, b in itertools.combinations(range(MANY_HEADS), 2):
+            says = f"the results of query heads {a} and {b} are swapped"
+            yield attention_step_mistake(
+                evaluation, node, "swapped heads", says, attended=_swap_heads(a, b)
+            )
 
 
-def scale_mistake(evaluation: Evaluation, node: onnx.NodeProto, factor: float) -> Mistake:
-    """Return the mistake of multiplying scores by `factor` times the right scale.
+def wrong_scales_and_softcaps(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
+    """Return functions from a factor to the mistake of a scale or softcap wrong by this factor.
 
     Args:
         evaluation: The right graph.
-        node: Its `Attention` node.
-        factor: The factor on the scale.
     """
-    says = f"the softmax scale is {factor:.4g} times what it should be"
-    return attention_step_mistake(
-        evaluation, node, "scale", says, scale=lambda scale, _: scale * factor
-    )
+
+    def make(node: onnx.NodeProto, step: str, name: str, factor: float) -> Mistake:
+        says = f"the {name} is {factor:.4g} times what it should be"
+        changes: dict[str, Change] = {step: lambda right, _: right * factor}
+        return attention_step_mistake(evaluation, node, step, says, **changes)
+
+    makers: list[Callable[[float], Mistake]] = []
+    for node in _attention_nodes(evaluation):
+        makers.append(functools.partial(make, node, "scale", "softmax scale"))
+        if _has_softcap(node):
+            makers.append(functools.partial(make, node, "softcap", "softcap"))
+    return makers
 
 
-def softcap_mistake(evaluation: Evaluation, node: onnx.NodeProto, factor: float) -> Mistake:
-    """Return the mistake of a softcap that is `factor` times the right one.
-
-    Args:
-        evaluation: The right graph.
-        node: Its `Attention` node.
-        factor: The factor on the softcap.
-    """
-    says = f"the softcap is {factor:.4g} times what it should be"
-    return attention_step_mistake(
-        evaluation, node, "softcap", says, softcap=lambda cap, _: cap * factor
-    )
+def _attention_nodes(evaluation: Evaluation) -> list[onnx.NodeProto]:
+    return [node for node in evaluation.nodes if node.op_type == "Attention"]
 
 
-def softcap_of(node: onnx.NodeProto) -> float:
-    """Return the softcap of an `Attention` node; 0 if it has none."""
-    return next((a.f for a in node.attribute if a.name == "softcap"), 0.0)
+def _has_softcap(node: onnx.NodeProto) -> bool:
+    return any(a.name == "softcap" and a.f for a in node.attribute)
 
 
 def _swap_keys_and_values(evaluation: Evaluation, node: onnx.NodeProto) -> Mistake:
@@ -144,68 +134,60 @@ def _angle_mistakes(
 ) -> Iterator[Mistake]:
     """Yield the mistakes of the angles position · frequency, `[..., L, R/2]`."""
     angle, node_name = cosine.input[0], cosine.name
+
+    def mistake(kind: str, says: str, change: Callable[[Array, Array], Array]) -> Mistake:
+        return Mistake(kind, says, node_name, _change_angle(evaluation, angle, change))
+
     kind = "position offset"
-    for offset in (1, -1):
-        says = f"rotary positions are {abs(offset)} too {'high' if offset > 0 else 'low'}"
-        yield Mistake(
-            kind,
-            says,
-            node_name,
-            _change_positions(evaluation, angle, functools.partial(np.add, offset)),
-        )
-    says = "rotary positions start at 0, whatever the past is"
-    yield Mistake(
-        kind, says, node_name, _change_positions(evaluation, angle, lambda p: p - p[..., :1, :])
-    )
+    yield mistake(kind, "rotary positions are 1 too high", lambda p, f: (p + 1) * f)
+    yield mistake(kind, "rotary positions are 1 too low", lambda p, f: (p - 1) * f)
+    yield mistake(
+        kind, "rotary positions start at 0, whatever the past is",
+        lambda p, f: (p - p[..., :1, :]) * f,
+    )  # fmt: skip
     yield Mistake(
         "rotation reversed", "heads are rotated backwards", node_name,
         change_value(sine.output[0], np.negative),
     )  # fmt: skip
     for base in BASES:
-        says = f"the rotary base is {base:g}"
-        yield Mistake("rotary frequencies", says, node_name, _change_base(evaluation, angle, base))
+        change = functools.partial(_multiply_by_frequencies, base)
+        yield mistake("rotary frequencies", f"the rotary base is {base:g}", change)
 
 
-def _change_positions(
-    evaluation: Evaluation, angle: str, change: Callable[[Array], Array]
-) -> Callable[[Values], Mapping[str, Array]]:
+def _multiply_by_frequencies(base: float, positions: Array, right_frequencies: Array) -> Array:
+    count = right_frequencies.shape[-1]
+    return np.asarray(positions * base ** (-np.arange(count) / count))
+
+
+def _change_angle(
+    evaluation: Evaluation, angle: str, change: Callable[[Array, Array], Array]
+) -> Replaced:
+    """Return a function that computes an angle by `change` of its positions and frequencies."""
+
     def replaced(values: Values) -> Mapping[str, Array]:
-        position, frequency = _positions_and_frequencies(evaluation, angle, values)
-        return {} if position is None else {angle: change(position) * frequency}
-
-    return replaced
-
-
-def _change_base(
-    evaluation: Evaluation, angle: str, base: float
-) -> Callable[[Values], Mapping[str, Array]]:
-    def replaced(values: Values) -> Mapping[str, Array]:
-        position, frequency = _positions_and_frequencies(evaluation, angle, values)
-        if position is None:
-            return {}
-        count = frequency.shape[-1]
-        return {angle: position * base ** (-np.arange(count) / count)}
+        factors = _positions_and_frequencies(evaluation, angle, values)
+        return {} if factors is None else {angle: change(*factors)}
 
     return replaced
 
 
 def _positions_and_frequencies(
     evaluation: Evaluation, angle: str, values: Values
-) -> tuple[Array | None, Array]:
+) -> tuple[Array, Array] | None:
     """Return the factors of an angle: positions `[..., L, 1]` and frequencies `[R/2]`.
 
-    The positions are None if the angle is no such product.
+    Return None if the angle is no such product.
     """
     product = evaluation.producer.get(angle)
     if product is None or product.op_type not in {"Mul", "MatMul"}:
-        return None, np.zeros(0)
-    factors = [(name, values[name]) for name in product.input]
-    for (name, frequency), (_, position) in (factors, factors[::-1]):
-        constant = name in evaluation.initializers and frequency is not None and frequency.size > 1
-        if constant and position is not None and position.ndim and position.shape[-1] == 1:
-            assert frequency is not None
-            return position, frequency
-    return None, np.zeros(0)
+        return None
+    for name, other in (product.input, product.input[::-1]):
+        frequencies, positions = evaluation.initializers.get(name), values[other]
+        if frequencies is None or positions is None or frequencies.size <= 1:
+            continue
+        if positions.ndim and positions.shape[-1] == 1:
+            return positions, frequencies
+    return None
 
 
 def _rotation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
@@ -243,7 +225,7 @@ def _replace_rotation(
     node: onnx.NodeProto,
     names: RotationNames,
     rotate: Callable[[Array, Array, Array, Array], Array],
-) -> Callable[[Values], Mapping[str, Array]]:
+) -> Replaced:
     def replaced(values: Values) -> Mapping[str, Array]:
         arrays = [values[name] for name in names]
         a, b, cos, sin = (array for array in arrays if array is not None)

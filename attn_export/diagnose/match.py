@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,11 +14,9 @@ from attn_export.diagnose.explanation import Late
 from attn_export.diagnose.in_activations import activation_mistakes
 from attn_export.diagnose.in_attention import (
     attention_mistakes,
+    head_swaps,
     rotary_mistakes,
-    scale_mistake,
-    softcap_mistake,
-    softcap_of,
-    swapped_heads,
+    wrong_scales_and_softcaps,
 )
 from attn_export.diagnose.in_block_cache import block_mistakes
 from attn_export.diagnose.in_float16_cache import float16_cache_mistakes
@@ -36,9 +32,6 @@ from attn_export.diagnose.in_integers import fitted_weight_mistakes, weight_mist
 from attn_export.diagnose.mistake import Mistake
 from attn_export.parity.measures import eps
 from attn_export.tensorfile import Array, is_floating
-
-if TYPE_CHECKING:
-    import onnx
 
 KEPT = 12
 """The number of mistakes that are tried on all cases: those that explain the first case best.
@@ -99,14 +92,14 @@ def matches(
     Args:
         evaluation: The right graph.
         evidence: Failed cases, then some that passed. Mistakes are selected on the first.
-        late: Whether time is over.
+        late: Returns whether time is over.
     """
     first = evidence[:1]
     screened = list(_try(_all_mistakes(evaluation, evidence[0]), evaluation, first, late))
     screened.sort(key=_order)
     if not screened or screened[0].unexplained > CONVINCING:
         further = itertools.chain(
-            _head_swaps(evaluation),
+            head_swaps(evaluation),
             fitted_weight_mistakes(evaluation),
             _fitted_mistakes(evaluation, first, late),
         )
@@ -118,9 +111,8 @@ def matches(
 
 
 def _order(match: Match) -> float:
-    return round(
-        match.unexplained, 3
-    )  # noise must not decide between two mistakes that fit equally well
+    # Rounded, so that noise does not decide between two mistakes that fit equally well.
+    return round(match.unexplained, 3)
 
 
 def unexplained_share(
@@ -196,25 +188,15 @@ def _distance(x: Array, actual: Array, right: Array) -> float:
     return float(np.square(np.where(same, 0.0, differences)).mean())
 
 
-def _attentions(evaluation: Evaluation) -> list[onnx.NodeProto]:
-    return [node for node in evaluation.nodes if node.op_type == "Attention"]
-
-
-def _head_swaps(evaluation: Evaluation) -> Iterator[Mistake]:
-    for node in _attentions(evaluation):
-        yield from swapped_heads(evaluation, node)
-
-
 def _fitted_mistakes(
     evaluation: Evaluation, cases: Sequence[Evidence], late: Late
 ) -> Iterator[Mistake]:
-    """Yield mistakes in the scale, the softcap and cache scales, each with its best factor."""
-    makers: list[Callable[[float], Mistake]] = []
-    for node in _attentions(evaluation):
-        makers.append(functools.partial(scale_mistake, evaluation, node))
-        if softcap_of(node):
-            makers.append(functools.partial(softcap_mistake, evaluation, node))
-    for make in (*makers, *stale_scales(evaluation), *wrong_input_scales(evaluation)):
+    """Yield mistakes in scales and softcaps that are wrong by a factor, each with its best one."""
+    for make in (
+        *wrong_scales_and_softcaps(evaluation),
+        *stale_scales(evaluation),
+        *wrong_input_scales(evaluation),
+    ):
         if late():
             return
 
