@@ -17,7 +17,7 @@ import numpy as np
 
 from attn_export.tensorfile import Array
 
-Change = Callable[[Any, Mapping[str, Any]], Any]
+StepChange = Callable[[Any, Mapping[str, Any]], Any]
 """Function that takes the right value of a step and all earlier steps by name, and returns the
 value that replaces it."""
 
@@ -53,7 +53,7 @@ class Call:
 class _Steps(dict[str, Any]):
     """Values of the steps computed so far, by name; `set` applies the changes."""
 
-    def __init__(self, changes: Mapping[str, Change]) -> None:
+    def __init__(self, changes: Mapping[str, StepChange]) -> None:
         super().__init__()
         self._changes = changes
 
@@ -65,7 +65,7 @@ class _Steps(dict[str, Any]):
 
 
 def attention(
-    call: Call, changes: Mapping[str, Change] | None = None
+    call: Call, changes: Mapping[str, StepChange] | None = None
 ) -> tuple[Array, Array, Array, Array]:
     """Compute output, present key, present value and scores of the node.
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.diagnose.in_integer_cache import Change, scatter_into_cache
+from attn_export.diagnose.in_integer_cache import scatter_into_cache
+from attn_export.diagnose.mistake import ArrayChange, array_of, unchanged
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
@@ -21,10 +22,6 @@ LARGEST = 15
 
 LEAST_ZERO, LARGEST_ZERO = -128, 127
 """Range of zero points; a byte holds the zero point minus `LEAST_ZERO`."""
-
-
-def _unchanged(x: Array) -> Array:
-    return x
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,21 +52,21 @@ class BlockSteps:
         unrounded: Whether new tokens are read as they were before quantisation.
     """
 
-    ordered: Change = _unchanged
-    ranges: Change = _unchanged
-    stored_index: Change = _unchanged
-    stored_zero: Change = _unchanged
-    written: Change = _unchanged
-    packed: Change = _unchanged
-    rounds: Change = np.rint
-    clips: Change = lambda x: np.minimum(x, LARGEST)
-    read_bytes: Change = _unchanged
-    read_index: Change = _unchanged
-    read_zero: Change = _unchanged
-    read: Change = _unchanged
-    table: Change = _unchanged
-    written_table: Change = _unchanged
-    unordered: Change = _unchanged
+    ordered: ArrayChange = unchanged
+    ranges: ArrayChange = unchanged
+    stored_index: ArrayChange = unchanged
+    stored_zero: ArrayChange = unchanged
+    written: ArrayChange = unchanged
+    packed: ArrayChange = unchanged
+    rounds: ArrayChange = np.rint
+    clips: ArrayChange = lambda x: np.minimum(x, LARGEST)
+    read_bytes: ArrayChange = unchanged
+    read_index: ArrayChange = unchanged
+    read_zero: ArrayChange = unchanged
+    read: ArrayChange = unchanged
+    table: ArrayChange = unchanged
+    written_table: ArrayChange = unchanged
+    unordered: ArrayChange = unchanged
     stale: slice | None = None
     unrounded: bool = False
 
@@ -104,9 +101,7 @@ class BlockPart:
             steps: The steps.
             values: All values of the graph.
         """
-        x, past = values[self.new], values[self.scatter.input[0]]
-        assert x is not None
-        assert past is not None
+        x, past = array_of(values, self.new), array_of(values, self.scatter.input[0])
         present = scatter_into_cache(
             self.scatter, evaluation, values, past, self._quantise(x, steps)
         )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx.reference.op_run import OpRun
 
-from attn_export.diagnose.attention_steps import Call, Change, attention
+from attn_export.diagnose.attention_steps import Call, StepChange, attention
 from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
 from attn_export.tensorfile import Array
 
@@ -66,7 +66,7 @@ class GroupQueryAttention(OpRun):
         )  # fmt: skip
         return _join_heads(attention(call, self.changes)[0]), keys, values
 
-    changes: Mapping[str, Change] = {}
+    changes: Mapping[str, StepChange] = {}
 
 
 class MultiHeadAttention(OpRun):
@@ -80,7 +80,7 @@ class MultiHeadAttention(OpRun):
         call = Call(q, k, v, operands.get("bias"), attributes=_scale_and_softcap(attributes))
         return (_join_heads(attention(call, self.changes)[0]),)
 
-    changes: Mapping[str, Change] = {}
+    changes: Mapping[str, StepChange] = {}
 
 
 class MatMulNBits(OpRun):

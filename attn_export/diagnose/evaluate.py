@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from attn_export.diagnose.attention_steps import Call, Change, attention
+from attn_export.diagnose.attention_steps import Call, StepChange, attention
 from attn_export.diagnose.contrib_operators import (
     GroupQueryAttention,
     MatMulNBits,
@@ -60,7 +60,7 @@ class Attention(OpRun):
         count = len(self.onnx_node.output)
         return attention(Call(**call, attributes=set_attributes), self.changes)[:count]
 
-    changes: Mapping[str, Change] = {}
+    changes: Mapping[str, StepChange] = {}
 
 
 class Cast(OpRun):
@@ -178,7 +178,7 @@ class Evaluation:
         return recomputed
 
     def attention(
-        self, node: onnx.NodeProto, values: Values, changes: Mapping[str, Change]
+        self, node: onnx.NodeProto, values: Values, changes: Mapping[str, StepChange]
     ) -> dict[str, Array]:
         """Compute the outputs of an `Attention` node with some steps changed.
 
@@ -235,7 +235,7 @@ class Evaluation:
         return dict(zip(node.output, outputs, strict=False))
 
 
-def rounded_products(rounding: Rounding) -> dict[str, Change]:
+def rounded_products(rounding: Rounding) -> dict[str, StepChange]:
     """Return the step changes that round the operands of both products of `Attention`."""
     return {
         "queries": lambda q, _: rounding(q),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attn_export.diagnose.attention_steps import Call, Change, attention
+from attn_export.diagnose.attention_steps import Call, StepChange, attention
 from attn_export.parity.measures import measure_strictly
 from attn_export.results import Outcome
 from attn_export.tensorfile import Array, is_floating
@@ -159,7 +159,9 @@ SLOTS = {
 
 
 def attend(
-    inputs: Mapping[str, Array], changes: Mapping[str, Change] | None = None, **attributes: float
+    inputs: Mapping[str, Array],
+    changes: Mapping[str, StepChange] | None = None,
+    **attributes: float,
 ) -> Array:
     """Compute attention in float64, `[B, H, L, Dv]`.
 

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from attn_export.diagnose.contrib_operators import packed_weight
-from attn_export.diagnose.in_integers import is_weight, round_to_bfloat16, stored_weight
-from attn_export.diagnose.mistake import Mistake, change_in_order
+from attn_export.diagnose.in_integers import is_weight, stored_weight
+from attn_export.diagnose.mistake import (
+    ArrayChange,
+    Mistake,
+    change_in_order,
+    round_to_bfloat16,
+    unchanged,
+)
 from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
 from attn_export.tensorfile import Array
 
@@ -62,33 +68,32 @@ class _Symmetric:
         integers: Changes the integers before dequantisation.
     """
 
-    axes: Sequence[int] | None = (-1,)
+    axes: tuple[int, ...] | None = (-1,)
     block: float = 1.0
     largest: float = BLOCK_LARGEST
     low: float = -BLOCK_LARGEST
     high: float = BLOCK_LARGEST
-    rounding: Callable[[Array], Array] = np.rint
+    rounding: ArrayChange = np.rint
     share: float = 1.0
-    scales: Callable[[Array], Array] = lambda s: s
-    integers: Callable[[Array], Array] = lambda q: q
+    scales: ArrayChange = unchanged
+    integers: ArrayChange = unchanged
 
     def __call__(self, x: Array, size: int) -> Array:
         width = min(max(int(size * self.block), 1), x.shape[-1])
         blocks = x.reshape(*x.shape[:-1], -1, width)
-        axes = None if self.axes is None else tuple(self.axes)
-        largest = np.abs(blocks).max(axis=axes, keepdims=True)
+        largest = np.abs(blocks).max(axis=self.axes, keepdims=True)
         scales = np.where(largest > 0, largest / self.largest, 1.0) * self.share
         integers = np.clip(self.rounding(blocks / scales), self.low, self.high)
         return np.asarray((self.integers(integers) * self.scales(scales)).reshape(x.shape))
 
 
-def _with_zero_points(axes: Sequence[int]) -> Reading:
+def _with_zero_points(axes: tuple[int, ...]) -> Reading:
     """Return asymmetric rounding to 256 integers; `axes` of `[…, blocks, block]` share a scale."""
 
     def rounded(x: Array, size: int) -> Array:
         blocks = x.reshape(*x.shape[:-1], -1, size)
-        least = np.minimum(blocks.min(axis=tuple(axes), keepdims=True), 0.0)
-        largest = np.maximum(blocks.max(axis=tuple(axes), keepdims=True), 0.0)
+        least = np.minimum(blocks.min(axis=axes, keepdims=True), 0.0)
+        largest = np.maximum(blocks.max(axis=axes, keepdims=True), 0.0)
         scales = np.where(largest > least, (largest - least) / 255, 1.0)
         zero_point = np.rint(-least / scales)
         integers = np.clip(np.rint(blocks / scales) + zero_point, 0, 255) - zero_point

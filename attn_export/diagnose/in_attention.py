@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.diagnose.attention_steps import Change
+from attn_export.diagnose.attention_steps import StepChange
 from attn_export.diagnose.misreadings import MISREADINGS, StepValues
 from attn_export.diagnose.mistake import Mistake, Replaced, attention_step_mistake, change_value
 from attn_export.tensorfile import Array
@@ -60,7 +60,7 @@ def wrong_scales_and_softcaps(evaluation: Evaluation) -> list[Callable[[float], 
 
     def make(node: onnx.NodeProto, step: str, name: str, factor: float) -> Mistake:
         says = f"the {name} is {factor:.4g} times what it should be"
-        changes: dict[str, Change] = {step: lambda right, _: right * factor}
+        changes: dict[str, StepChange] = {step: lambda right, _: right * factor}
         return attention_step_mistake(evaluation, node, step, says, **changes)
 
     makers: list[Callable[[float], Mistake]] = []
@@ -100,7 +100,7 @@ def _swap_keys_and_values(evaluation: Evaluation, node: onnx.NodeProto) -> Mista
     )  # fmt: skip
 
 
-def _swap_heads(a: int, b: int) -> Change:
+def _swap_heads(a: int, b: int) -> StepChange:
     def change(attended: Array, _: StepValues) -> Array:
         order = np.arange(attended.shape[1])
         order[[a, b]] = b, a

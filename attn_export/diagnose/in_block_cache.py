@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from attn_export.diagnose.block_cache_steps import BlockPart, BlockSteps, block_parts
-from attn_export.diagnose.in_integer_cache import Change
-from attn_export.diagnose.in_integers import round_to_bfloat16, swap_neighbours
-from attn_export.diagnose.mistake import Mistake, change_value
+from attn_export.diagnose.mistake import (
+    ArrayChange,
+    Mistake,
+    change_value,
+    join,
+    round_to_bfloat16,
+    skip_node,
+    swap_neighbours,
+)
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
-    from attn_export.diagnose.evaluate import Evaluation, Values
+    from attn_export.diagnose.evaluate import Evaluation
 
 OCTAVE = 8
 """The number of scales in an octave: each is 2^(1/8) times the one before."""
 
 
-def _add(by: int) -> Change:
+def _add(by: int) -> ArrayChange:
     return lambda x: x + by
 
 
-def _multiply(factor: float) -> Change:
+def _multiply(factor: float) -> ArrayChange:
     return lambda x: x * factor
 
 
-def _roll(by: int, axis: int) -> Change:
+def _roll(by: int, axis: int) -> ArrayChange:
     return lambda x: np.roll(x, by, axis)
 
 
@@ -36,7 +43,7 @@ def _first_block(x: Array) -> Array:
     return x * 0 + x[..., :1]
 
 
-INDICES: Final[Mapping[str, Change]] = {
+INDICES: Final[Mapping[str, ArrayChange]] = {
     "one too large": _add(1), "one too small": _add(-1),
     "an octave too large": _add(OCTAVE), "an octave too small": _add(-OCTAVE),
     "rounded down to octaves": lambda i: i // OCTAVE * OCTAVE,
@@ -48,7 +55,7 @@ INDICES: Final[Mapping[str, Change]] = {
 }  # fmt: skip
 """Wrong scale indices, `[B, Hkv, tokens, blocks]`."""
 
-ZEROS: Final[Mapping[str, Change]] = {
+ZEROS: Final[Mapping[str, ArrayChange]] = {
     "one too large": _add(1), "one too small": _add(-1), "left out": np.zeros_like,
     "in the middle": lambda z: z * 0 - 8, "of the other sign": np.negative,
     "128 too large": _add(128), "those of the block before": _roll(1, -1),
@@ -58,7 +65,7 @@ ZEROS: Final[Mapping[str, Change]] = {
 }  # fmt: skip
 """Wrong zero points, `[B, Hkv, tokens, blocks]`."""
 
-TABLES: Final[Mapping[str, Change]] = {
+TABLES: Final[Mapping[str, ArrayChange]] = {
     "halved": lambda s: s / 2, "doubled": lambda s: s * 2, "squared": np.square,
     "rounded to bfloat16": round_to_bfloat16, "in the other order": lambda s: s[::-1],
     "linear within an octave": lambda s: _linear(len(s)) * s[0],
@@ -163,7 +170,7 @@ def _swap_scales_and_zeros(cache: Array, blocks: int) -> Array:
     return np.concatenate([cache[..., :start], cache[..., end:], cache[..., start:end]], -1)
 
 
-def _orders(blocks: int) -> Iterator[tuple[str, Change, Change]]:
+def _orders(blocks: int) -> Iterator[tuple[str, ArrayChange, ArrayChange]]:
     """Yield a clause on each wrong order of channels, the reordering and its inverse."""
     for by in (1, 2, 8, 16):
         yield f"begin {by} channels late", _roll(-by, -1), _roll(by, -1)
@@ -184,14 +191,8 @@ def _rotation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     values = evaluation.initializers[matrix]
     unscaled = np.abs(values).max() ** -1
     for operand, node in zip(("queries", "keys"), nodes, strict=True):
-
-        def skip_product(values: Values, node: Any = node) -> dict[str, Array]:
-            unrotated = values[node.input[0]]
-            assert unrotated is not None
-            return {node.output[0]: unrotated}
-
         says = f"{operand} are not multiplied by the Hadamard matrix"
-        yield Mistake("key rotation", says, node.name, skip_product)
+        yield Mistake("key rotation", says, node.name, skip_node(node))
         for name, change in (
             ("without its scale", lambda x: x * unscaled),
             ("in reverse order", lambda x: x[..., ::-1]),
@@ -204,10 +205,5 @@ def _rotation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
 def _mistake(
     evaluation: Evaluation, parts: Sequence[BlockPart], kind: str, says: str, steps: BlockSteps
 ) -> Mistake:
-    def replaced(values: Values) -> dict[str, Array]:
-        replacements: dict[str, Array] = {}
-        for part in parts:
-            replacements |= part.replaced(evaluation, steps, values)
-        return replacements
-
-    return Mistake(kind, says, parts[0].scatter.name, replaced)
+    changes = (functools.partial(part.replaced, evaluation, steps) for part in parts)
+    return Mistake(kind, says, parts[0].scatter.name, join(changes))

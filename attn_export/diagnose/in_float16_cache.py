@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -12,17 +12,13 @@ from onnx import TensorProto
 
 from attn_export.diagnose.evaluate import ROUNDED_TO
 from attn_export.diagnose.in_integer_cache import scatter_into_cache
-from attn_export.diagnose.in_integers import round_to_bfloat16
-from attn_export.diagnose.mistake import Mistake
+from attn_export.diagnose.mistake import ArrayChange, Mistake, array_of, join, round_to_bfloat16
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
     import onnx
 
     from attn_export.diagnose.evaluate import Evaluation, Values
-
-Rounding = Callable[[Array], Array]
-"""Function that takes new keys or values `[B, Hkv, L, D]`, and returns them in float16."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +40,7 @@ def _to_nearest(x: Array) -> Array:
     return x.astype(np.float16)
 
 
-def _toward(end: float) -> Rounding:
+def _toward(end: float) -> ArrayChange:
     """Return a rounding toward 0 for `end` 0, and away from 0 for infinity."""
 
     def rounded(x: Array) -> Array:
@@ -62,12 +58,13 @@ def _through_bfloat16(x: Array) -> Array:
 
 
 KIND = "cache rounding"
-ROUNDINGS: Final[tuple[tuple[str, Rounding], ...]] = (
+ROUNDINGS: Final[tuple[tuple[str, ArrayChange], ...]] = (
     ("new {} are rounded to float16 toward 0, not to nearest", _toward(0.0)),
     ("new {} are rounded to float16 away from 0, not to nearest", _toward(np.inf)),
     ("new {} are rounded to bfloat16 before float16", _through_bfloat16),
 )
-"""Effect and rounding of each mistake; ``{}`` stands for keys, values or both."""
+"""Effect and rounding of each mistake; ``{}`` stands for keys, values or both. A rounding takes new
+tokens `[B, Hkv, L, D]`, and returns them in float16."""
 
 
 def float16_cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
@@ -77,23 +74,25 @@ def float16_cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         evaluation: The right graph.
     """
     parts = _cache_parts(evaluation)
-    keys_and_values = len(parts) == 2
     groups = [("keys and values", parts)] if parts else []
-    if keys_and_values:
+    if len(parts) == 2:
         groups += [("keys", parts[:1]), ("values", parts[1:])]
     for name, group in groups:
+        node = group[0].scatter.name
         for says, rounding in ROUNDINGS:
-            replaced = functools.partial(_write, evaluation, group, rounding)
-            yield Mistake(KIND, says.format(name), group[0].scatter.name, replaced)
-        yield Mistake(
-            KIND, f"attention reads new {name} that are not rounded to float16",
-            group[0].scatter.name, functools.partial(_read_unrounded, evaluation, group),
-        )  # fmt: skip
-    if keys_and_values:
-        yield Mistake(
-            "keys and values exchanged", "values are written as keys, and keys as values",
-            parts[0].scatter.name, functools.partial(_exchange, evaluation, parts),
-        )  # fmt: skip
+            changes = [functools.partial(_write, evaluation, p, p, rounding) for p in group]
+            yield Mistake(KIND, says.format(name), node, join(changes))
+        says = f"attention reads new {name} that are not rounded to float16"
+        changes = [functools.partial(_read_unrounded, evaluation, p) for p in group]
+        yield Mistake(KIND, says, node, join(changes))
+    if len(parts) == 2:
+        keys, values = parts
+        changes = [
+            functools.partial(_write, evaluation, keys, values, _to_nearest),
+            functools.partial(_write, evaluation, values, keys, _to_nearest),
+        ]
+        says = "values are written as keys, and keys as values"
+        yield Mistake("keys and values exchanged", says, keys.scatter.name, join(changes))
 
 
 def _cache_parts(evaluation: Evaluation) -> list[_CachePart]:
@@ -118,56 +117,20 @@ def _rounds_to_float16(node: onnx.NodeProto) -> bool:
 
 
 def _write(
-    evaluation: Evaluation, parts: Sequence[_CachePart], rounding: Rounding, values: Values
-) -> Mapping[str, Array]:
-    """Return the caches with new tokens that are rounded by `rounding`."""
-    return _written(evaluation, parts, [rounding(_new(part, values)) for part in parts], values)
-
-
-def _exchange(
-    evaluation: Evaluation, parts: Sequence[_CachePart], values: Values
-) -> Mapping[str, Array]:
-    new = [_to_nearest(_new(part, values)) for part in reversed(parts)]
-    return _written(evaluation, parts, new, values)
+    evaluation: Evaluation, part: _CachePart, source: _CachePart, rounding: ArrayChange,
+    values: Values,
+) -> Mapping[str, Array]:  # fmt: skip
+    """Return the cache of `part` after the rounded new tokens of `source` are written to it."""
+    past, tokens = array_of(values, part.scatter.input[0]), rounding(array_of(values, source.new))
+    cache = scatter_into_cache(part.scatter, evaluation, values, past, tokens)
+    return {part.scatter.output[0]: cache, **dict.fromkeys(part.widened, cache.astype(np.float64))}
 
 
 def _read_unrounded(
-    evaluation: Evaluation, parts: Sequence[_CachePart], values: Values
+    evaluation: Evaluation, part: _CachePart, values: Values
 ) -> Mapping[str, Array]:
     """Return what attention reads if new tokens are written to a copy of the cache in float64."""
-    replacements: dict[str, Array] = {}
-    for part in parts:
-        past = values[part.scatter.input[0]]
-        assert past is not None
-        cache = scatter_into_cache(
-            part.scatter, evaluation, values, past.astype(np.float64), _new(part, values)
-        )
-        replacements |= dict.fromkeys(part.widened, cache)
-    return replacements
-
-
-def _written(
-    evaluation: Evaluation, parts: Sequence[_CachePart], new: Sequence[Array], values: Values
-) -> Mapping[str, Array]:
-    """Return the caches after new tokens in float16 are written to them.
-
-    Args:
-        evaluation: The right graph.
-        parts: The parts of the cache.
-        new: The new tokens of each, `[B, Hkv, L, D]`.
-        values: The values of the right graph.
-    """
-    replacements: dict[str, Array] = {}
-    for part, tokens in zip(parts, new, strict=True):
-        past = values[part.scatter.input[0]]
-        assert past is not None
-        cache = scatter_into_cache(part.scatter, evaluation, values, past, tokens)
-        replacements[part.scatter.output[0]] = cache
-        replacements |= dict.fromkeys(part.widened, cache.astype(np.float64))
-    return replacements
-
-
-def _new(part: _CachePart, values: Values) -> Array:
-    tokens = values[part.new]
-    assert tokens is not None
-    return tokens
+    past = array_of(values, part.scatter.input[0]).astype(np.float64)
+    tokens = array_of(values, part.new)
+    cache = scatter_into_cache(part.scatter, evaluation, values, past, tokens)
+    return dict.fromkeys(part.widened, cache)

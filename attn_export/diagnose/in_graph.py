@@ -6,16 +6,25 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import ml_dtypes
 import numpy as np
 
-from attn_export.diagnose.mistake import ROUNDED, Mistake, change_value, shift_diagonals
+from attn_export.diagnose.mistake import (
+    ROUNDED,
+    ArrayChange,
+    Mistake,
+    Replaced,
+    array_of,
+    change_value,
+    round_to_bfloat16,
+    shift_diagonals,
+    skip_node,
+)
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
     import onnx
 
-    from attn_export.diagnose.evaluate import Evaluation, Rounding, Values
+    from attn_export.diagnose.evaluate import Evaluation, Values
 
 NORMS = frozenset(
     {"RMSNormalization", "LayerNormalization", "SimplifiedLayerNormalization", "LpNormalization"}
@@ -48,7 +57,7 @@ def input_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
 
 
 def _mask_input_mistakes(name: str, ndim: int) -> Iterator[Mistake]:
-    def mistake(kind: str, says: str, change: Callable[[Array], Array]) -> Mistake:
+    def mistake(kind: str, says: str, change: ArrayChange) -> Mistake:
         return Mistake(kind, says.format(name), name, change_value(name, change))
 
     yield mistake("mask dropped", "{} is not applied", _show_all)
@@ -120,12 +129,8 @@ def value_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
 
 
 def _norm_mistakes(node: onnx.NodeProto) -> Iterator[Mistake]:
-    def left_out(values: Values) -> Mapping[str, Array]:
-        array = values[node.input[0]]
-        assert array is not None
-        return {node.output[0]: array}
-
-    yield Mistake("norm left out", "its input is passed on as it is", node.name, left_out)
+    says = "its input is passed on as it is"
+    yield Mistake("norm left out", says, node.name, skip_node(node))
     if len(node.input) > 1:
         weight = node.input[1]
         says = f"{weight} is not applied"
@@ -181,12 +186,11 @@ def _mask_kind(node: onnx.NodeProto, array: Array) -> str:
 
 def _shift_mask(
     node: onnx.NodeProto, mask_kind: str, shift_of: Callable[[Values], int]
-) -> Callable[[Values], Mapping[str, Array]]:
+) -> Replaced:
     """Return a function that shifts a mask along the keys."""
 
     def replaced(values: Values) -> Mapping[str, Array]:
-        visible = values[node.output[0]]
-        assert visible is not None
+        visible = array_of(values, node.output[0])
         shifted = _shift_comparison(node, values, shift_of(values))
         if shifted is None:
             shifted = shift_diagonals(visible, shift_of(values), beyond=mask_kind != CAUSAL)
@@ -213,9 +217,7 @@ def _constant_shift(by: int, _: Values) -> int:
 
 
 def _minus_past_length(values: Values) -> int:
-    past = values["past_key"]
-    assert past is not None
-    return -int(past.shape[2])
+    return -int(array_of(values, "past_key").shape[2])
 
 
 def _data_dependent_values(evaluation: Evaluation) -> set[str]:
@@ -231,11 +233,11 @@ def _data_dependent_values(evaluation: Evaluation) -> set[str]:
 def precision_mistakes() -> Iterator[Mistake]:
     """Yield the mistakes of rounding the operands of all products."""
     for name, rounding in (
-        ("bfloat16", _round_to(ml_dtypes.bfloat16)),
+        ("bfloat16", round_to_bfloat16),
         ("10 bits of precision, as TF32 and float16 have", _tf32),
     ):
         says = f"products are computed from operands in {name}"
-        yield Mistake("low precision", says, "", rounding=rounding, share=ROUNDED)
+        yield Mistake("low precision", says, "", rounding=_of_floats(rounding), share=ROUNDED)
 
 
 # -- changes
@@ -263,20 +265,14 @@ def _hide_lowest(mask: Array) -> Array:
     return mask if mask.dtype == np.bool_ else np.where(mask < -1e29, -np.inf, mask)
 
 
-def _round_to(dtype: type[np.generic]) -> Rounding:
-    def rounding(array: Array) -> Array:
-        if array.dtype.kind != "f":
-            return array
-        return array.astype(np.float32).astype(dtype).astype(np.float64)
-
-    return rounding
+def _of_floats(rounding: ArrayChange) -> ArrayChange:
+    """Return a rounding that leaves arrays of other types than floating ones unchanged."""
+    return lambda array: rounding(array) if array.dtype.kind == "f" else array
 
 
 def _tf32(array: Array) -> Array:
-    if array.dtype.kind != "f":
-        return array
+    """Round to 10 bits behind the point, half to even; the result is float64."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    rounded = (bits + np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(
-        0xFFFFE000
-    )
+    is_odd = (bits >> np.uint32(13)) & np.uint32(1)
+    rounded = (bits + np.uint32(0x0FFF) + is_odd) & np.uint32(0xFFFFE000)
     return rounded.view(np.float32).astype(np.float64)

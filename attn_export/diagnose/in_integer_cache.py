@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from attn_export.diagnose.in_integers import round_to_bfloat16, swap_neighbours
-from attn_export.diagnose.mistake import Mistake
+from attn_export.diagnose.mistake import (
+    ArrayChange,
+    Mistake,
+    array_of,
+    join,
+    round_to_bfloat16,
+    swap_neighbours,
+    unchanged,
+)
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
@@ -21,14 +28,8 @@ if TYPE_CHECKING:
 
 # -- steps of writing and reading a cache -------------------------------------------------------
 
-Change = Callable[[Array], Array]
-
 MIDDLE = 8
 """The offset that makes integers of 4 bits unsigned, 0 to 15."""
-
-
-def _unchanged(x: Array) -> Array:
-    return x
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +48,14 @@ class Steps:
         unrounded: Whether new tokens are read as they were before quantisation.
     """
 
-    write_scale: Change = _unchanged
-    read_scale: Change = _unchanged
-    rounds: Change = np.rint
+    write_scale: ArrayChange = unchanged
+    read_scale: ArrayChange = unchanged
+    rounds: ArrayChange = np.rint
     limits: Callable[[int, int], tuple[int, int]] = lambda low, high: (low, high)
-    written: Change = _unchanged
-    packed: Change = _unchanged
-    kept: Change = _unchanged
-    read: Change = _unchanged
+    written: ArrayChange = unchanged
+    packed: ArrayChange = unchanged
+    kept: ArrayChange = unchanged
+    read: ArrayChange = unchanged
     unrounded: bool = False
 
 
@@ -82,9 +83,7 @@ class CachePart:
             steps: The steps.
             values: All values of the graph.
         """
-        x, past = values[self.new], values[self.scatter.input[0]]
-        assert x is not None
-        assert past is not None
+        x, past = array_of(values, self.new), array_of(values, self.scatter.input[0])
         is_packed = past.dtype == np.uint8
         low, high = steps.limits(*((-8, 7) if is_packed else (-128, 127)))
         rounded = steps.rounds(x / steps.write_scale(self.scale))
@@ -153,7 +152,7 @@ def cache_parts(evaluation: Evaluation) -> dict[str, CachePart]:
 # -- known mistakes in them ---------------------------------------------------------------------
 
 
-def _permute_pairs(*perm: int) -> Change:
+def _permute_pairs(*perm: int) -> ArrayChange:
     """Return a permutation of the axes of channel pairs, `[B, Hkv, S, D / 2, 2]`."""
     return lambda x: x.reshape(*x.shape[:-1], -1, 2).transpose(perm).reshape(x.shape)
 
@@ -166,7 +165,7 @@ def _flip_sign_bit(x: Array) -> Array:
     return np.where(x < 0, x + MIDDLE, x - MIDDLE)
 
 
-def _round_again(ratio: float) -> Change:
+def _round_again(ratio: float) -> ArrayChange:
     """Return a second rounding of int8, to `ratio` times the scale."""
     return lambda x: np.clip(np.rint(np.rint(x / ratio) * ratio), -128, 127)
 
@@ -181,7 +180,7 @@ def _zero_point_steps() -> Iterator[tuple[str, str, Steps]]:
         yield kind, says, Steps(written=write, read=read)
 
 
-SCALES: Final[Mapping[str, Change]] = {
+SCALES: Final[Mapping[str, ArrayChange]] = {
     "halved": lambda s: s / 2, "doubled": lambda s: s * 2, "squared": np.square,
     "left out": np.ones_like, "127/128 of the right ones": lambda s: s * 127 / 128,
     "7/8 of the right ones": lambda s: s * 7 / 8, "those of int8": lambda s: s * 7 / 127,
@@ -189,7 +188,7 @@ SCALES: Final[Mapping[str, Change]] = {
 }  # fmt: skip
 """Wrong scales that any cache may have."""
 
-AXES: Final[Mapping[str, Change]] = {
+AXES: Final[Mapping[str, ArrayChange]] = {
     "of the other axis": lambda s: s.transpose(2, 1, 0),
     "those of the channel before": lambda s: np.roll(s, 1, -1),
     "those of the next channel": lambda s: np.roll(s, -1, -1),
@@ -266,7 +265,7 @@ def cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         yield _mistake(evaluation, both, kind, effect, [steps] * 2)
 
 
-def _wrong_scales(scale: Array) -> Iterator[tuple[str, str, Change]]:
+def _wrong_scales(scale: Array) -> Iterator[tuple[str, str, ArrayChange]]:
     for name, change in SCALES.items():
         yield "cache scale", name, change
     for name, change in AXES.items() if scale.ndim else ():
@@ -297,7 +296,7 @@ def stale_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
     return [functools.partial(make, where) for where in PLACES] if len(parts) == 2 else []
 
 
-def _steps_with(fields: Sequence[str], change: Change) -> Steps:
+def _steps_with(fields: Sequence[str], change: ArrayChange) -> Steps:
     changes: dict[str, Any] = dict.fromkeys(fields, change)
     return Steps(**changes)
 
@@ -310,10 +309,8 @@ def _mistake(
     evaluation: Evaluation, parts: Sequence[CachePart], kind: str, says: str,
     steps: Sequence[Steps],
 ) -> Mistake:  # fmt: skip
-    def replaced(values: Values) -> dict[str, Array]:
-        replacements: dict[str, Array] = {}
-        for part, part_steps in zip(parts, steps, strict=True):
-            replacements |= part.replaced(evaluation, part_steps, values)
-        return replacements
-
-    return Mistake(kind, says, parts[0].scatter.name, replaced)
+    changes = (
+        functools.partial(part.replaced, evaluation, part_steps)
+        for part, part_steps in zip(parts, steps, strict=True)
+    )
+    return Mistake(kind, says, parts[0].scatter.name, join(changes))

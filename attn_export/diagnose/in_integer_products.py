@@ -11,15 +11,21 @@ import numpy as np
 
 from attn_export.diagnose import in_integers
 from attn_export.diagnose.in_activations import INTEGERS, NOT_ROUNDED, SCALE
-from attn_export.diagnose.in_integers import StoredWeight, round_to_bfloat16
-from attn_export.diagnose.mistake import Mistake, change_in_order
+from attn_export.diagnose.in_integers import StoredWeight
+from attn_export.diagnose.mistake import (
+    ArrayChange,
+    Mistake,
+    change_in_order,
+    round_to_bfloat16,
+    unchanged,
+)
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
     from attn_export.diagnose.evaluate import Evaluation, Values
 
-Multiply = Callable[[Array, StoredWeight], Array]
-"""Function that takes an input `[…, K]` and a weight `[K, N]`, and returns their product."""
+Multiply = Callable[[StoredWeight, Array], Array]
+"""Function that takes a weight `[K, N]` and an input `[…, K]`, and returns their product."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,24 +67,23 @@ class _Rounding:
         integer_product: Multiplies integers `[…, K]` and `[K, N]`.
     """
 
-    axes: Sequence[int] | None = None
+    axes: tuple[int, ...] | None = None
     symmetric: bool = False
     levels: float = 255.0
-    scale: Callable[[Array], Array] = lambda s: s
-    scale_read: Callable[[Array], Array] = lambda s: s
+    scale: ArrayChange = unchanged
+    scale_read: ArrayChange = unchanged
     zero_shift: float = 0.0
-    zero_read: Callable[[Array], Array] = lambda z: z
-    rounding: Callable[[Array], Array] = np.rint
+    zero_read: ArrayChange = unchanged
+    rounding: ArrayChange = np.rint
     low: float = 0.0
     high: float = 255.0
     wraps: bool = False
-    change_integers: Callable[[Array], Array] = lambda q: q
+    change_integers: ArrayChange = unchanged
     integer_product: Callable[[Array, Array], Array] = np.matmul
 
-    def __call__(self, x: Array, weight: StoredWeight) -> Array:
-        axes = None if self.axes is None else tuple(self.axes)
-        least = np.minimum(x.min(axis=axes, keepdims=True), 0.0)
-        largest = np.maximum(x.max(axis=axes, keepdims=True), 0.0)
+    def __call__(self, weight: StoredWeight, x: Array) -> Array:
+        least = np.minimum(x.min(axis=self.axes, keepdims=True), 0.0)
+        largest = np.maximum(x.max(axis=self.axes, keepdims=True), 0.0)
         if self.symmetric:
             largest = np.maximum(-least, largest)
             least = -largest
@@ -92,12 +97,12 @@ class _Rounding:
         return np.asarray(product * self.scale_read(scale) * weight.s)
 
 
-def _without_rounding(x: Array, weight: StoredWeight) -> Array:
+def _without_rounding(weight: StoredWeight, x: Array) -> Array:
     return x @ weight.dequantised
 
 
-def _next_batch_element(x: Array, weight: StoredWeight) -> Array:
-    return _Rounding()(np.roll(x, 1, 0), weight)
+def _element_before(weight: StoredWeight, x: Array) -> Array:
+    return _Rounding()(weight, np.roll(x, 1, 0))
 
 
 def _saturate_pairs(q: Array, w: Array) -> Array:
@@ -152,7 +157,7 @@ READINGS: Final[tuple[tuple[str, str, Multiply], ...]] = (
     (INTEGERS, "{} has 4 bits", _Rounding(change_integers=lambda q: np.floor(q / 16) * 16)),
     (SUMS, "pairs of products of {} are added in 16 bits, which saturate",
      _Rounding(integer_product=_saturate_pairs)),
-    ("wrong batch element", "{} has the tokens of the batch element before", _next_batch_element),
+    ("wrong batch element", "{} has the tokens of the batch element before", _element_before),
 )  # fmt: skip
 """Kind, effect and product of each mistake; ``{}`` stands for the input."""
 
@@ -244,8 +249,8 @@ def _integer_products(evaluation: Evaluation) -> Iterator[_Product]:
             yield _Product(rounded.input[0], node.output[0], node.name, product.input[1], weight)
 
 
-def _misread_weight(reading: in_integers.Reading, x: Array, weight: StoredWeight) -> Array:
-    return _Rounding()(x, reading(weight))
+def _misread_weight(reading: in_integers.Reading, weight: StoredWeight, x: Array) -> Array:
+    return _Rounding()(reading(weight), x)
 
 
 def _multiply(
@@ -253,11 +258,7 @@ def _multiply(
 ) -> Mapping[str, Array]:
     """Return the outputs of products that are multiplied by `multiply`."""
     changes = [
-        (product.x, product.output, functools.partial(_product_of, multiply, product.weight))
+        (product.x, product.output, functools.partial(multiply, product.weight))
         for product in products
     ]
     return change_in_order(evaluation, changes, values)
-
-
-def _product_of(multiply: Multiply, weight: StoredWeight, x: Array) -> Array:
-    return multiply(x, weight)

@@ -7,10 +7,15 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-import ml_dtypes
 import numpy as np
 
-from attn_export.diagnose.mistake import Mistake
+from attn_export.diagnose.mistake import (
+    ArrayChange,
+    Mistake,
+    round_to_bfloat16,
+    skip_node,
+    swap_neighbours,
+)
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
@@ -49,31 +54,16 @@ Reading = Callable[[StoredWeight], StoredWeight]
 """Function that takes a weight as stored, and returns it as a mistake reads it."""
 
 
-def _map_scale(change: Callable[[Array], Array]) -> Reading:
+def _map_scale(change: ArrayChange) -> Reading:
     return lambda w: dataclasses.replace(w, s=change(w.s))
 
 
-def _map_integers(change: Callable[[Array], Array]) -> Reading:
+def _map_integers(change: ArrayChange) -> Reading:
     return lambda w: dataclasses.replace(w, q=change(w.q))
 
 
-def _map_zero(change: Callable[[Array], Array]) -> Reading:
+def _map_zero(change: ArrayChange) -> Reading:
     return lambda w: dataclasses.replace(w, z=change(w.z))
-
-
-def round_to_bfloat16(x: Array) -> Array:
-    """Round to bfloat16; the result is float64."""
-    return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
-
-
-def swap_neighbours(axis: int) -> Callable[[Array], Array]:
-    """Return a function that swaps elements 2i and 2i + 1 along an axis."""
-
-    def swapped(q: Array) -> Array:
-        x = np.moveaxis(q, axis, -1)
-        return np.moveaxis(x.reshape(*x.shape[:-1], -1, 2)[..., ::-1].reshape(x.shape), -1, axis)
-
-    return swapped
 
 
 def _flip_sign(w: StoredWeight) -> StoredWeight:
@@ -181,7 +171,7 @@ def weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         if node.op_type == "Gather" and node.input[1].endswith(ORDER):
             yield Mistake(
                 "input order", f"{node.input[1]} is ignored: inputs are read in their own order",
-                node.name, functools.partial(_skip_gather, node),
+                node.name, skip_node(node),
             )  # fmt: skip
 
 
@@ -254,9 +244,3 @@ def stored_weight(evaluation: Evaluation, node: onnx.NodeProto) -> StoredWeight:
 def _read(name: str, weight: StoredWeight, reading: Reading, _: Values) -> Mapping[str, Array]:
     dequantised = reading(weight).dequantised
     return {name: dequantised} if np.isfinite(dequantised).all() else {}
-
-
-def _skip_gather(node: onnx.NodeProto, values: Values) -> Mapping[str, Array]:
-    array = values[node.input[0]]
-    assert array is not None
-    return {node.output[0]: array}

@@ -13,7 +13,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from attn_export.diagnose.attention_steps import Change, softmax
+from attn_export.diagnose.attention_steps import StepChange, softmax
 from attn_export.tensorfile import Array
 
 StepValues = Mapping[str, Any]
@@ -32,7 +32,7 @@ class Misreading:
 
     kind: str
     says: str
-    changes: Mapping[str, Change]
+    changes: Mapping[str, StepChange]
     reading: str = ""
 
 
@@ -82,7 +82,7 @@ def _heads() -> Iterator[Misreading]:
 
 
 def _causal() -> Iterator[Misreading]:
-    def moved(shift: int) -> Change:
+    def moved(shift: int) -> StepChange:
         return lambda _, steps: _keys_up_to(steps, steps["offset"] + shift)
 
     kind = "causal offset"
@@ -205,7 +205,7 @@ def _softcaps() -> Iterator[Misreading]:
 # -- changes
 
 
-def _scale(wrong_scale: Callable[[float, float], float]) -> Change:
+def _scale(wrong_scale: Callable[[float, float], float]) -> StepChange:
     return lambda scale, steps: wrong_scale(scale, steps["queries"].shape[-1])
 
 
@@ -256,7 +256,7 @@ def _sees_nothing(steps: StepValues, weights: Array) -> Array:
     return np.asarray(~visible.any(axis=-1, keepdims=True))
 
 
-def _in_masked_rows(change: Any) -> Change:
+def _in_masked_rows(change: Any) -> StepChange:
     return lambda weights, steps: np.where(_sees_nothing(steps, weights), change(weights), weights)
 
 
@@ -276,11 +276,11 @@ def _softmax_unmasked(_: Array, steps: StepValues) -> Array:
     return softmax(steps["scores"], np.ones((1, 1), bool))
 
 
-def _round_to(dtype: Any) -> Change:
+def _round_to(dtype: Any) -> StepChange:
     return lambda array, _: array.astype(np.float32).astype(dtype).astype(np.float64)
 
 
-def _softmax_in(dtype: Any) -> Change:
+def _softmax_in(dtype: Any) -> StepChange:
     def change(weights: Array, steps: StepValues) -> Array:
         scores = steps["scores"].astype(np.float32).astype(dtype)
         if not scores.size:

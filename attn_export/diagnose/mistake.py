@@ -7,9 +7,10 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import ml_dtypes
 import numpy as np
 
-from attn_export.diagnose.attention_steps import Change
+from attn_export.diagnose.attention_steps import StepChange
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 Replaced = Callable[["Values"], Mapping[str, Array]]
 """Function that takes all values of a case, and returns those that the mistake changes, by name."""
 
+ArrayChange = Callable[[Array], Array]
+"""Function that takes an array, and returns one that replaces it."""
 
 EXACT = 0.9
 """Least share of the error that a mistake must account for."""
@@ -69,7 +72,7 @@ ROUNDED = 0.3
 
 
 def attention_step_mistake(
-    evaluation: Evaluation, node: onnx.NodeProto, kind: str, says: str, **changes: Change
+    evaluation: Evaluation, node: onnx.NodeProto, kind: str, says: str, **changes: StepChange
 ) -> Mistake:
     """Make a mistake in the steps of an `Attention` node.
 
@@ -90,23 +93,44 @@ def attention_step_mistake(
     )
 
 
-def change_value(name: str, change: Callable[[Array], Array]) -> Replaced:
+def array_of(values: Values, name: str) -> Array:
+    """Return a value that must be there.
+
+    Args:
+        values: All values of a graph, by name.
+        name: The name of the value.
+    """
+    array = values[name]
+    assert array is not None
+    return array
+
+
+def change_value(name: str, change: ArrayChange) -> Replaced:
     """Return a function that changes one value of a graph.
 
     Args:
         name: The name of the value.
         change: Takes the array, and returns one of the same shape.
     """
+    return lambda values: {name: change(array_of(values, name))}
+
+
+def skip_node(node: onnx.NodeProto) -> Replaced:
+    """Return a function that passes the first input of a node on as its output."""
+    return lambda values: {node.output[0]: array_of(values, node.input[0])}
+
+
+def join(functions: Iterable[Replaced]) -> Replaced:
+    """Return a function that makes the changes of several functions."""
+    parts = tuple(functions)
 
     def replaced(values: Values) -> dict[str, Array]:
-        array = values[name]
-        assert array is not None
-        return {name: change(array)}
+        return {name: array for part in parts for name, array in part(values).items()}
 
     return replaced
 
 
-ChangedOutput = tuple[str, str, Callable[[Array], Array]]
+ChangedOutput = tuple[str, str, ArrayChange]
 """The name of an input, the name of an output, and the function from the first to the second."""
 
 
@@ -125,10 +149,28 @@ def change_in_order(
     changed = dict(replacements)
     for name, output, change in changes:
         current = evaluation.recompute(values, changed) if changed else values
-        array = current[name]
-        assert array is not None
-        changed[output] = change(array)
+        changed[output] = change(array_of(current, name))
     return changed
+
+
+def unchanged(x: Array) -> Array:
+    """Return an array as it is."""
+    return x
+
+
+def round_to_bfloat16(x: Array) -> Array:
+    """Round to bfloat16; the result is float64."""
+    return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def swap_neighbours(axis: int) -> ArrayChange:
+    """Return a function that swaps elements 2i and 2i + 1 along an axis."""
+
+    def swapped(q: Array) -> Array:
+        x = np.moveaxis(q, axis, -1)
+        return np.moveaxis(x.reshape(*x.shape[:-1], -1, 2)[..., ::-1].reshape(x.shape), -1, axis)
+
+    return swapped
 
 
 def shift_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | None:

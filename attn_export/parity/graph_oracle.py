@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from attn_export.diagnose.attention_steps import Change
+from attn_export.diagnose.attention_steps import StepChange
 from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values, is_float, to_float64
 from attn_export.diagnose.explanation import Step
 from attn_export.errors import GraphError, first_few
@@ -174,7 +174,7 @@ def _in_torch(
     return None if result is None else {node.output[0]: result.numpy()}
 
 
-def _noisy_steps(mode: RandomRounding) -> dict[str, Change]:
+def _noisy_steps(mode: RandomRounding) -> dict[str, StepChange]:
     """Return changes of the steps of `Attention` that round each of them at random."""
 
     def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
