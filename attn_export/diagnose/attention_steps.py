@@ -82,9 +82,8 @@ def attention(
         `[B, Hkv, S, Dv]`, and the scores that `qk_matmul_output_mode` selects, `[B, H, L, S]`.
     """
     steps = _Steps(changes or {})
-    is_packed = call.q.ndim == 3
-    heads, kv_heads = call.attributes.get("q_num_heads"), call.attributes.get("kv_num_heads")
-    q, k, v = (_split(x, n) for x, n in ((call.q, heads), (call.k, kv_heads), (call.v, kv_heads)))
+    heads, kv_heads = (call.attributes.get(name, 1) for name in ("q_num_heads", "kv_num_heads"))
+    q, k, v = split_heads(call.q, heads), *(split_heads(x, kv_heads) for x in (call.k, call.v))
     past = steps.set("past", (call.past_key, call.past_value))
     keys = steps.set("keys", k if past[0] is None else np.concatenate([past[0], k], axis=2))
     values = steps.set("values", v if past[1] is None else np.concatenate([past[1], v], axis=2))
@@ -97,7 +96,7 @@ def attention(
     attended = steps.set("attended", weights @ values[:, steps["kv_head"]])
     modes = {AFTER_SOFTMAX: weights, WITH_MASK: scores, CAPPED: capped}
     fourth_output = modes.get(call.attributes.get("qk_matmul_output_mode", 0), steps["products"])
-    output = np.swapaxes(attended, 1, 2).reshape(*call.q.shape[:2], -1) if is_packed else attended
+    output = join_heads(attended) if call.q.ndim == 3 else attended
     return output, keys, values, fourth_output
 
 
@@ -167,24 +166,36 @@ def _read(mask: Array | None, S: int) -> Array:
     """Return the keys that the mask allows, bool; a shorter mask hides the keys behind its end."""
     if mask is None:
         return np.ones((1, 1), bool)
-    allowed = mask if mask.dtype == np.bool_ else ~np.isneginf(mask)
-    padding = S - mask.shape[-1]
-    return np.pad(allowed, [(0, 0)] * (mask.ndim - 1) + [(0, padding)]) if padding > 0 else allowed
+    return _pad_keys(mask if mask.dtype == np.bool_ else ~np.isneginf(mask), S)
 
 
 def _added(mask: Array | None, S: int) -> Array:
     """Return the finite values of a float mask, and 0 elsewhere."""
     if mask is None or mask.dtype == np.bool_:
         return np.zeros((1, 1))
-    finite = np.where(np.isneginf(mask), 0.0, mask)
-    padding = S - mask.shape[-1]
-    return np.pad(finite, [(0, 0)] * (mask.ndim - 1) + [(0, padding)]) if padding > 0 else finite
+    return _pad_keys(np.where(np.isneginf(mask), 0.0, mask), S)
 
 
-def _split(x: Array, heads: int | None) -> Array:
-    """Reshape `[B, L, H·D]` to `[B, H, L, D]`; return four axes unchanged."""
+def _pad_keys(mask: Array, S: int) -> Array:
+    """Pad the last axis of a mask with False or 0 up to S keys."""
+    padding = max(S - mask.shape[-1], 0)
+    return np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, padding)])
+
+
+def split_heads(x: Array, heads: int) -> Array:
+    """Reshape `[B, L, H·D]` to `[B, H, L, D]`; return four axes unchanged.
+
+    Args:
+        x: Queries, keys or values.
+        heads: H.
+    """
     if x.ndim == 4:
         return x
     B, L, width = x.shape
-    count = heads or 1
-    return np.swapaxes(x.reshape(B, L, count, width // count), 1, 2)
+    return np.swapaxes(x.reshape(B, L, heads, width // heads), 1, 2)
+
+
+def join_heads(x: Array) -> Array:
+    """Reshape `[B, H, L, D]` to `[B, L, H·D]`."""
+    B, H, L, D = x.shape
+    return np.swapaxes(x, 1, 2).reshape(B, L, H * D)

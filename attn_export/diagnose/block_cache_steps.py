@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attn_export.diagnose.contrib_operators import unpack_nibbles
 from attn_export.diagnose.in_integer_cache import scatter_into_cache
 from attn_export.diagnose.mistake import ArrayChange, array_of, unchanged
 from attn_export.tensorfile import Array
@@ -102,15 +103,12 @@ class BlockPart:
             values: All values of the graph.
         """
         x, past = array_of(values, self.new), array_of(values, self.scatter.input[0])
-        present = scatter_into_cache(
-            self.scatter, evaluation, values, past, self._quantise(x, steps)
-        )
+        new = self._quantise(x, steps)
+        present = scatter_into_cache(self.scatter, evaluation, values, past, new)
         bytes_read = present
         if steps.stale is not None:
-            bytes_read, scale_bytes = present.copy(), slice(x.shape[-1] // 2, None)
-            bytes_read[..., scale_bytes][..., steps.stale] = past[..., scale_bytes][
-                ..., steps.stale
-            ]
+            bytes_read, first = present.copy(), x.shape[-1] // 2
+            bytes_read[..., first:][..., steps.stale] = past[..., first:][..., steps.stale]
         dequantised = self._dequantise(bytes_read, x.shape[-1], steps)
         if steps.unrounded:
             past_values = self._dequantise(past, x.shape[-1], BlockSteps())
@@ -136,8 +134,7 @@ class BlockPart:
         channels, index, zero_bytes = np.split(
             steps.read_bytes(cache), [head_dim // 2, head_dim // 2 + self.blocks], -1
         )
-        nibbles = np.stack([channels & 15, channels >> 4], -1).astype(np.float64)
-        integers = self._split(steps.read(nibbles.reshape(*cache.shape[:-1], head_dim)))
+        integers = self._split(steps.read(unpack_nibbles(channels).astype(np.float64)))
         zero_points = steps.read_zero(zero_bytes.astype(np.float64) + LEAST_ZERO)
         scales = steps.table(self.scales)[np.clip(steps.read_index(index.astype(int)), 0, 255)]
         dequantised = (integers + zero_points[..., None]) * scales[..., None]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx.reference.op_run import OpRun
 
-from attn_export.diagnose.attention_steps import Call, StepChange, attention
+from attn_export.diagnose.attention_steps import Call, StepChange, attention, split_heads
 from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
 from attn_export.tensorfile import Array
 
@@ -45,9 +45,9 @@ class GroupQueryAttention(OpRun):
         if (operands.get("sink", NO_SINK) > NO_SINK).any():
             raise NotImplementedError("a sink that counts, of GroupQueryAttention")
         H, Hkv = attributes["num_heads"], attributes["kv_num_heads"]
-        heads = {"query": H, "key": Hkv, "value": Hkv}
-        q, k, v = (_split_heads(operands[name], count) for name, count in heads.items())
-        cache_length, L = operands["seqlens_k"].astype(np.int64).reshape(-1) + 1, q.shape[2]
+        q, L = operands["query"], operands["query"].shape[1]
+        k, v = (split_heads(operands[name], Hkv) for name in ("key", "value"))
+        cache_length = operands["seqlens_k"].astype(np.int64).reshape(-1) + 1
         total = int(np.asarray(operands["total"]).reshape(()))
         # The keys of a prompt begin at 0; later keys follow those in the cache.
         start = np.zeros_like(cache_length) if total == L else cache_length - L
@@ -62,9 +62,9 @@ class GroupQueryAttention(OpRun):
             read = (integers[0] * operands["k_scale"], integers[1] * operands["v_scale"])
         call = Call(
             q, *read, operands.get("bias"), cache_length=start + L,
-            attributes={**_scale_and_softcap(attributes), "is_causal": 1},
+            attributes={**_scale_and_softcap(attributes), "is_causal": 1, "q_num_heads": H},
         )  # fmt: skip
-        return _join_heads(attention(call, self.changes)[0]), keys, values
+        return attention(call, self.changes)[0], keys, values
 
     changes: Mapping[str, StepChange] = {}
 
@@ -76,9 +76,12 @@ class MultiHeadAttention(OpRun):
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
         operands = _optional_inputs(MHA_INPUTS, inputs, attributes, {"packed_bias", "padding"})
-        q, k, v = (_split_heads(operands[name], attributes["num_heads"]) for name in MHA_INPUTS[:3])
-        call = Call(q, k, v, operands.get("bias"), attributes=_scale_and_softcap(attributes))
-        return (_join_heads(attention(call, self.changes)[0]),)
+        heads = dict.fromkeys(("q_num_heads", "kv_num_heads"), attributes["num_heads"])
+        call = Call(
+            operands["query"], operands["key"], operands["value"], operands.get("bias"),
+            attributes={**_scale_and_softcap(attributes), **heads},
+        )  # fmt: skip
+        return attention(call, self.changes)[:1]
 
     changes: Mapping[str, StepChange] = {}
 
@@ -145,9 +148,12 @@ def packed_weight(constants: Sequence[Array | None], attributes: Mapping[str, An
 
 
 def _unpack(packed: Array, bits: int) -> Array:
-    """Return the unsigned integers that bytes hold along the last axis."""
-    if bits == 8:
-        return packed
+    """Return the unsigned integers of 4 or 8 bits that bytes hold along the last axis."""
+    return packed if bits == 8 else unpack_nibbles(packed)
+
+
+def unpack_nibbles(packed: Array) -> Array:
+    """Return the integers of 4 bits that bytes hold, lower half first: uint8 `[…, D / 2]` to D."""
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
@@ -202,18 +208,6 @@ def _quantise(x: Array, scale: Array, bits: int) -> Array:
 def _unpack_cache(x: Array, bits: int) -> Array:
     """Return the signed integers that a cache holds, `[B, Hkv, S, D]`."""
     return x if bits == 8 else _unpack(x, bits).astype(np.float64) - 8
-
-
-def _split_heads(x: Array, heads: int) -> Array:
-    """Reshape `[B, L, H·D]` to `[B, H, L, D]`."""
-    B, L, width = x.shape
-    return np.swapaxes(x.reshape(B, L, heads, width // heads), 1, 2)
-
-
-def _join_heads(x: Array) -> Array:
-    """Reshape `[B, H, L, D]` to `[B, L, H·D]`."""
-    B, _, L, _ = x.shape
-    return np.swapaxes(x, 1, 2).reshape(B, L, -1)
 
 
 def _write_cache(past: Array | None, new: Array, start: Array, total: int) -> Array:

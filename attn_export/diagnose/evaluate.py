@@ -139,11 +139,18 @@ class Evaluation:
         Raises:
             NotComputedError: If a node cannot be computed.
         """
-        values: dict[str, Array | None] = {"": None, **self.initializers}
-        values |= {name: to_float64(array) for name, array in inputs.items()}
+        values = self.initial_values(inputs)
         for node in self.nodes:
             self._compute(node, values, rounding)
         return values
+
+    def initial_values(self, inputs: Mapping[str, Array]) -> dict[str, Array | None]:
+        """Return the initialisers, and the inputs as float64, by name; ``""`` is None."""
+        return {
+            "": None,
+            **self.initializers,
+            **{name: to_float64(array) for name, array in inputs.items()},
+        }
 
     def noisy_values(self, inputs: Mapping[str, Array], dtype: np.dtype) -> Values:
         """Compute every value of the graph, rounding the output of each node to a narrower type.
@@ -155,8 +162,7 @@ class Evaluation:
         Raises:
             NotComputedError: If a node cannot be computed.
         """
-        values: dict[str, Array | None] = {"": None, **self.initializers}
-        values |= {name: to_float64(array) for name, array in inputs.items()}
+        values = self.initial_values(inputs)
         for node in self.nodes:
             for name, array in self.compute_node(node, values).items():
                 values[name] = to_float64(array.astype(dtype)) if is_float(array) else array
@@ -205,11 +211,9 @@ class Evaluation:
         values: dict[str, Array | None],
         rounding: Rounding | None = None,
     ) -> None:
-        if rounding is None:
-            values |= self.compute_node(node, values)
-        elif node.op_type == "Attention":
+        if rounding is not None and node.op_type == "Attention":
             values |= self.attention(node, values, rounded_products(rounding))
-        elif node.op_type in PRODUCTS:
+        elif rounding is not None and node.op_type in PRODUCTS:
             rounded = {n: rounding(a) for n in node.input if (a := values.get(n)) is not None}
             values |= self.compute_node(node, {**values, **rounded})
         else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from attn_export.diagnose.contrib_operators import unpack_nibbles
 from attn_export.diagnose.mistake import (
     ArrayChange,
     Mistake,
@@ -124,8 +125,7 @@ def _pack(q: Array) -> Array:
 
 
 def _unpack(stored: Array) -> Array:
-    nibbles = np.stack([stored & 15, stored >> 4], axis=-1).astype(np.float64) - MIDDLE
-    return nibbles.reshape(*stored.shape[:-1], -1)
+    return unpack_nibbles(stored).astype(np.float64) - MIDDLE
 
 
 def cache_parts(evaluation: Evaluation) -> dict[str, CachePart]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from attn_export.diagnose.attention_steps import join_heads
 from attn_export.diagnose.findings import Probe, Readings, attend
 from attn_export.diagnose.misreadings import READINGS
 from attn_export.diagnose.probe_graphs import HKV, B, D, H, L, ProbeGraph, case_inputs, draw_inputs
@@ -113,10 +114,10 @@ def _local_window() -> Probe:
     windows = {f"{LOCAL} keys": LOCAL - 1, f"{LOCAL} and its own": LOCAL,
                "ignored: keys to P+i": -1}  # fmt: skip
     outputs = {
-        name: _merge_heads(attend(whole, is_causal=1, left_window_size=left))
+        name: join_heads(attend(whole, is_causal=1, left_window_size=left))
         for name, left in windows.items()
     }
-    inputs = {name: _merge_heads(whole[name]) for name in ("query", "key", "value")}
+    inputs = {name: join_heads(whole[name]) for name in ("query", "key", "value")}
     inputs |= {name: whole[name] for name in ("past_key", "past_value")}
     keys = P + queries
     inputs |= {"seqlens_k": np.array([keys - 1], np.int32), "total": np.array(keys, np.int32)}
@@ -124,12 +125,6 @@ def _local_window() -> Probe:
         "local_window_size 3", "local_window_size 3 of com.microsoft.GroupQueryAttention",
         GROUPED, inputs, Readings(outputs), not_in_pytorch="has no window",
     )  # fmt: skip
-
-
-def _merge_heads(x: np.ndarray) -> np.ndarray:
-    """Convert `[B, heads, L, D]` to `[B, L, heads · D]`."""
-    joined = x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
-    return np.ascontiguousarray(joined)
 
 
 def _head_sharing() -> Probe:

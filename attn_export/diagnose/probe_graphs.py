@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attn_export.diagnose.attention_steps import split_heads
 from attn_export.dialect_names import ORT, PORTABLE, STANDARD
 from attn_export.errors import GraphError
 from attn_export.parity.contents import FUTURE, VALUES
@@ -188,8 +189,8 @@ def case_inputs(name: str, *, mask: str = "none", past: bool = False) -> ArrayDi
         past: Whether there is a past; the layer is causal then.
     """
     layer_inputs = _cases(mask, past)[name]
-    heads = {name: _split_heads(layer_inputs[name], count) for name, count in
-             {"query": H, "key": HKV, "value": HKV}.items()}  # fmt: skip
+    counts = {"query": H, "key": HKV, "value": HKV}
+    heads = {name: split_heads(layer_inputs[name], count) for name, count in counts.items()}
     return {**heads, **{name: array for name, array in layer_inputs.items() if name not in heads}}
 
 
@@ -206,12 +207,6 @@ def _cases(mask: str, past: bool) -> dict[str, ArrayDict]:
     contents += [LOWEST] if spec.mask and spec.mask.dtype == "float" else []
     cases = [content_case(content, Interface(inputs, {}, spec, spec.sums)) for content in contents]
     return {case.name: dict(case.inputs) for case in cases}
-
-
-def _split_heads(x: np.ndarray, heads: int) -> np.ndarray:
-    """Reshape `[B, L, heads · D]` to `[B, heads, L, D]`."""
-    split = x.reshape(*x.shape[:2], heads, -1)
-    return np.ascontiguousarray(split.transpose(0, 2, 1, 3))
 
 
 def draw_inputs(

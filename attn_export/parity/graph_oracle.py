@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from attn_export.diagnose.attention_steps import StepChange
-from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values, is_float, to_float64
+from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values, is_float
 from attn_export.diagnose.explanation import Step
 from attn_export.errors import GraphError, first_few
 from attn_export.parity.allowed import TruthSource, build_golden, run_count
@@ -135,8 +135,7 @@ class GraphOracle(TruthSource):
 
 def _rounded(graph: Evaluation, inputs: Arrays, mode: RandomRounding) -> Values:
     """Return every value of a graph, with each operation rounded at random."""
-    values: dict[str, np.ndarray | None] = {"": None, **graph.initializers}
-    values |= {name: to_float64(array) for name, array in inputs.items()}
+    values = graph.initial_values(inputs)
     changes = _noisy_steps(mode)
     for node in graph.nodes:
         outputs = _in_torch(node, values, mode)
