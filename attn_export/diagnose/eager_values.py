@@ -158,12 +158,13 @@ def _are_equal(value: Array, other: Array) -> bool:
 
 
 def _is_close(value: Array, other: Array) -> bool:
-    return _distance(value.ravel(), other.ravel()) <= MODULE_AGREES
+    return _distance(value, other) <= MODULE_AGREES
 
 
 def _distance(value: Array, other: Array) -> float:
     """Compute the relative L2 distance; infinite if other elements are not finite."""
+    # Flattened: else a row that must be exactly zero would count as infinitely wrong.
+    value, other = value.ravel(), other.ravel()
     if value.dtype.kind != "f" or other.dtype.kind != "f":
         return 0.0 if np.array_equal(value, other) else math.inf
-    # Flattened: else a row that must be exactly zero would count as infinitely wrong.
-    return measure_strictly(value.ravel(), other.ravel()).whole
+    return measure_strictly(value, other).whole

@@ -123,34 +123,31 @@ def shrink_case(
         axes: The names of the axes of each input.
         late: Returns whether time is over.
     """
-    whole = _whole_case(case)
     if right is None or late():
-        return whole
+        return _smallest(case.sizes, case.inputs, case.golden, case)
     smaller = {}
     for number, (sizes, inputs) in enumerate(smaller_cases(case.inputs, axes, case.sizes)):
         if runner.graph_file.takes(sizes):
             smaller[f"part_{number}"] = (sizes, inputs)
     ran = runner.run({name: inputs for name, (_, inputs) in smaller.items()})
     for name, (sizes, inputs) in smaller.items():
-        if name in ran.outputs:
-            try:
-                golden = make_golden(right, case, inputs)
-            except NotComputedError:  # too small for the graph
-                continue
-            if not runner.passes(golden, ran, name):
-                allowed = {n: a for n, a in golden.allowed.items() if a is not None}
-                return Smallest(sizes, inputs, golden.expected, allowed, _dtypes(case))
-    return whole
+        if name not in ran.outputs:
+            continue
+        try:
+            golden = make_golden(right, case, inputs)
+        except NotComputedError:  # too small for the graph
+            continue
+        if not runner.passes(golden, ran, name):
+            return _smallest(sizes, inputs, golden, case)
+    return _smallest(case.sizes, case.inputs, case.golden, case)
 
 
-def _whole_case(case: KnownCase) -> Smallest:
-    allowed = {name: a for name, a in case.golden.allowed.items() if a is not None}
-    expected = {name: array for name, array in case.golden.expected.items() if name in allowed}
-    return Smallest(case.sizes, case.inputs, expected, allowed, _dtypes(case))
-
-
-def _dtypes(case: KnownCase) -> dict[str, str]:
-    return {name: array.dtype.name for name, array in case.golden.expected.items()}
+def _smallest(sizes: Sizes, inputs: Arrays, golden: Golden, case: KnownCase) -> Smallest:
+    """Return the smallest failing part of a case, with the outputs that are judged by errors."""
+    allowed = {name: limits for name, limits in golden.allowed.items() if limits is not None}
+    right = {name: array for name, array in golden.expected.items() if name in allowed}
+    dtypes = {name: array.dtype.name for name, array in case.golden.expected.items()}
+    return Smallest(sizes, inputs, right, allowed, dtypes)
 
 
 def make_golden(right: EvaluatedGraph, case: KnownCase, inputs: Mapping[str, Array]) -> Golden:
@@ -258,13 +255,12 @@ def run_smaller_inputs(
 
 
 def _scale_down(case: KnownCase) -> dict[str, np.ndarray]:
-    # Masks are not scaled: 0 and -inf must stay as they are.
-    return {
-        name: array / np.asarray(DIVISOR, array.dtype)
-        if is_floating(array.dtype) and "mask" not in name
-        else array
-        for name, array in case.inputs.items()
-    }
+    """Divide the floating inputs; not masks, whose 0 and -inf must stay as they are."""
+    inputs = dict(case.inputs)
+    for name, array in inputs.items():
+        if is_floating(array.dtype) and "mask" not in name:
+            inputs[name] = array / np.asarray(DIVISOR, array.dtype)
+    return inputs
 
 
 def run_elsewhere(

@@ -71,11 +71,11 @@ def first_value_in_no_right_graph(
         cases: For each case its values, and those of the right graphs.
         lines: The line of the module that each node came from.
     """
-    compared = [
+    compared = {
         name
         for name in wrong.producer
         if all(_is_comparable(wrong_values.get(name)) for wrong_values, _ in cases)
-    ]
+    }
     right = {
         name
         for name in compared
@@ -98,7 +98,7 @@ def first_value_in_no_right_graph(
 
 def _is_comparable(value: object) -> bool:
     """Return whether a value is a floating or bool tensor. Sizes are equal in all graphs."""
-    return isinstance(value, np.ndarray) and (value.dtype.kind == "f" or value.dtype == np.bool_)
+    return isinstance(value, np.ndarray) and value.dtype.kind in "fb"
 
 
 def _is_in_any(value: Array | None, others: Sequence[Values]) -> bool:
@@ -115,7 +115,10 @@ def _deviation(
     agreeing: set[str],
     lines: Lines,
 ) -> Deviation | None:
-    """Describe a wrong node, or the first node before it that the right graph does not have."""
+    """Describe a wrong node, or the first node before it that the right graph does not have.
+
+    Return None if so many values are unknown that the names prove nothing.
+    """
     unmatched = _unmatched(node, wrong, agreeing)
     unknown_names = sum(name not in right.producer for name in wrong.producer)
     if len(unmatched) > MAX_UNMATCHED and unknown_names > MAX_FOREIGN_NAMES * len(wrong.producer):
@@ -124,18 +127,16 @@ def _deviation(
     unknown_nodes = (n for n in wrong.nodes if (n.op_type, n.name) not in right_nodes)
     first = next((n for n in unknown_nodes if not unmatched.isdisjoint(n.output)), node)
     twin = right.producer.get(name)
-    if first is node:
-        says = _describe_differences(node, wrong, right, twin, agreeing)
-    elif len(unmatched) > MAX_UNMATCHED:
-        first = node
-        changed = _describe_differences(node, wrong, right, twin, agreeing)
-        note = f"{len(unmatched)} values before it are not in the right graph"
-        says = "; ".join(filter(None, [changed, note]))
+    if first is not node and len(unmatched) <= MAX_UNMATCHED:
+        differences = [f"{NO_SUCH_NODE} before {node.op_type} {node.name}"]
+        differences += [f"there {change}" for change in _attribute_differences(node, twin)]
     else:
-        says = f"{NO_SUCH_NODE} before {node.op_type} {node.name}"
-        attributes = _attribute_differences(node, twin)
-        says = "; ".join([says, *(f"there {change}" for change in attributes)])
+        differences = _differences(node, wrong, right, twin, agreeing)
+        if first is not node:
+            differences.append(f"{len(unmatched)} values before it are not in the right graph")
+            first = node
     line = lines.get(first.name, "")
+    says = "; ".join(differences)
     return Deviation(first.name, first.op_type, first.output[0], line, error, says)
 
 
@@ -146,7 +147,7 @@ def first_runtime_deviation(
     actual: Mapping[str, Array],
     lines: Lines,
 ) -> Deviation | None:
-    """Return the first node whose output in a runtime is further from float64 than rounding allows.
+    """Return the first node whose output in a runtime differs from float64 by more than rounding.
 
     Args:
         evaluation: The graph.
@@ -228,25 +229,25 @@ def _error(x: object, right: object) -> float:
     return max(error.whole, error.row)
 
 
-def _describe_differences(
+def _differences(
     node: onnx.NodeProto,
     wrong: Evaluation,
     right: Evaluation,
     twin: onnx.NodeProto | None,
     agreeing: set[str],
-) -> str:
+) -> list[str]:
     """Describe all differences between a node and its counterpart in the right graph."""
-    changed = [n for n in node.input if n in wrong.initializers and n not in agreeing]
-    differences = [
-        f"the initialiser {n} has other values" for n in changed if n in right.initializers
+    initializers = [
+        f"the initialiser {name} has other values"
+        for name in node.input
+        if name in wrong.initializers and name in right.initializers and name not in agreeing
     ]
-    if twin is None or twin.op_type != node.op_type:
-        description = f"{twin.op_type} should be there" if twin is not None else ""
-        if twin is not None and twin.name in {n.name for n in wrong.nodes}:
-            description = "the right graph has no such node"
-        return "; ".join(differences) or description
-    differences += _input_differences(node, twin)
-    return "; ".join([*differences, *_attribute_differences(node, twin)])
+    if twin is not None and twin.op_type == node.op_type:
+        return [*initializers, *_input_differences(node, twin), *_attribute_differences(node, twin)]
+    if initializers or twin is None:
+        return initializers
+    is_elsewhere = twin.name in {n.name for n in wrong.nodes}
+    return [NO_SUCH_NODE if is_elsewhere else f"{twin.op_type} should be there"]
 
 
 def _input_differences(node: onnx.NodeProto, twin: onnx.NodeProto) -> list[str]:
@@ -293,6 +294,6 @@ def _branch_difference(branch: onnx.GraphProto, right: onnx.GraphProto) -> str:
 def _format(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
-    return (
-        f"{value:.7g}" if isinstance(value, float) else "not set" if value is None else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    return "not set" if value is None else str(value)

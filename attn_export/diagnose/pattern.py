@@ -116,7 +116,7 @@ def separating_conditions(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> I
     if not failed or not passed:
         return
     is_separated = False
-    for axis in sorted(failed[0], key=TOTAL.__eq__):
+    for axis in sorted(failed[0], key=lambda axis: axis == TOTAL):
         if all(axis in sizes for sizes in (*failed, *passed)):
             if axis == TOTAL and is_separated:
                 continue  # a sum of axes that have a condition already
@@ -161,47 +161,50 @@ def _common_locations(
             if name not in wrong[case.name] or distance is None:
                 continue
             is_wrong = distance >= STRICT_WRONG_SHARE * distance.max()
-            for number, axis in enumerate(axis_names):
-                size = is_wrong.shape[number]
-                if isinstance(axis, str) and size > 1:
-                    wrong_indices = np.flatnonzero(
-                        is_wrong.any(axis=tuple(_other_axes(is_wrong, number)))
-                    )
-                    past = case.sizes.get("past_len", 0) if axis == TOTAL else 0
-                    for description, holds in (
-                        (f"at the first {axis}", wrong_indices[-1] == 0),
-                        (f"at the last {axis}", wrong_indices[0] == size - 1),
-                        ("at keys of the past", 0 < past < size and wrong_indices[-1] < past),
-                        ("at new keys", 0 < past < size and wrong_indices[0] >= past),
-                    ):
-                        observations.setdefault(description, []).append(bool(holds))
+            for location, holds in _one_sided_locations(is_wrong, axis_names, case.sizes):
+                observations.setdefault(location, []).append(holds)
         common = [
-            description
-            for description, holds in observations.items()
-            if len(holds) > 1 and all(holds)
+            location for location, holds in observations.items() if len(holds) > 1 and all(holds)
         ]
         if common:
             yield f"{name} is wrong {common[0]} alone, wherever there are several"
 
 
-def _distance(case: KnownCase, actual: Mapping[str, Array], name: str) -> Array | None:
+def _one_sided_locations(
+    wrong: Array, axes: Sequence[object], sizes: Sizes
+) -> Iterator[tuple[str, bool]]:
+    """Yield each end of each axis of several elements, and whether all wrong elements are there."""
+    for number, axis in enumerate(axes):
+        size = wrong.shape[number]
+        if not isinstance(axis, str) or size <= 1:
+            continue
+        indices = _wrong_indices(wrong, number)
+        first, last = int(indices[0]), int(indices[-1])
+        past = sizes.get("past_len", 0) if axis == TOTAL else 0
+        yield f"at the first {axis}", last == 0
+        yield f"at the last {axis}", first == size - 1
+        yield "at keys of the past", 0 < past < size and last < past
+        yield "at new keys", 0 < past < size and first >= past
+
+
+def _wrong_indices(wrong: Array, axis: int) -> Array:
+    """Return the indices along an axis at which any element is wrong."""
+    others = tuple(other for other in range(wrong.ndim) if other != axis)
+    return np.flatnonzero(wrong.any(axis=others))
+
+
+def _distance(case: KnownCase, outputs: Mapping[str, Array], name: str) -> Array | None:
     """Return the error of each element of an output; None if it is undefined."""
-    truth, actual_array = case.golden.expected.get(name), actual.get(name)
-    if truth is None or actual_array is None or actual_array.shape != truth.shape or not truth.size:
+    expected, output = case.golden.expected.get(name), outputs.get(name)
+    if expected is None or output is None or output.shape != expected.shape or not expected.size:
         return None
+    truth, actual = expected.astype(np.float64), output.astype(np.float64)
+    same = (actual == truth) | (np.isnan(actual) & np.isnan(truth))
     with np.errstate(invalid="ignore"):
-        distance = np.abs(actual_array.astype(np.float64) - truth)
-    both_nan = np.isnan(actual_array.astype(np.float64)) & np.isnan(truth.astype(np.float64))
-    distance = np.nan_to_num(
-        np.where(both_nan | (actual_array == truth), 0.0, distance), nan=np.inf
-    )
+        distance = np.nan_to_num(np.where(same, 0.0, np.abs(actual - truth)), nan=np.inf)
     if truth.ndim:
         distance[list(case.golden.case.ignored_rows)] = 0.0
     return distance
-
-
-def _other_axes(array: Array, axis: int) -> list[int]:
-    return [i for i in range(array.ndim) if i != axis]
 
 
 def error_locations(
@@ -233,7 +236,7 @@ def _describe_location(wrong: Array, axes: Sequence[object]) -> str:
     """Describe the affected part of each axis."""
     parts = []
     for axis, size in enumerate(wrong.shape):
-        wrong_indices = np.flatnonzero(wrong.any(axis=tuple(_other_axes(wrong, axis))))
+        wrong_indices = _wrong_indices(wrong, axis)
         name = axes[axis] if axis < len(axes) else axis
         if isinstance(name, int) and axis == wrong.ndim - 1:
             continue  # elements of a head mean nothing to a reader
