@@ -13,8 +13,8 @@ from attn_export.output_folder import check_utf8, write_whole
 from attn_export.system_info import check_installed
 
 ENDINGS = (".svg", ".png")
-OURS_COLORS = ("#c8372d", "#e8853a", "#8c1d40", "#f2b134")
-PEER_COLORS = ("#9aa5b1", "#6b7a89", "#475569", "#b7c9c3", "#7d9d9c", "#c9c3d6")
+OUR_COLOURS = ("#c8372d", "#e8853a", "#8c1d40", "#f2b134")
+PEER_COLOURS = ("#9aa5b1", "#6b7a89", "#475569", "#b7c9c3", "#7d9d9c", "#c9c3d6")
 
 
 def check_chart_file(file: Path | str) -> None:
@@ -55,9 +55,9 @@ def write_chart(panels: Mapping[str, Sequence[WorkloadResult]], file: Path | str
             figsize=(max(6.0, 1.2 * widest + 3), 3.6 * len(panels)), layout="constrained"
         )
         all_axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-        colors = _colors([c for workloads in panels.values() for c in workloads])
+        colours = _colours([workload for workloads in panels.values() for workload in workloads])
         for axes, (title, workloads) in zip(all_axes, panels.items(), strict=True):
-            _draw(axes, title, workloads, colors)
+            _draw(axes, title, workloads, colours)
         metadata = {"Date": None} if Path(file).suffix == ".svg" else {}
         try:
             image = io.BytesIO()
@@ -67,35 +67,36 @@ def write_chart(panels: Mapping[str, Sequence[WorkloadResult]], file: Path | str
             raise OutputError(f"cannot write {file}: {error.strerror or error}") from error
 
 
-def _colors(workloads: Sequence[WorkloadResult]) -> dict[str, str]:
+def _colours(workloads: Sequence[WorkloadResult]) -> dict[str, str]:
     """Return a colour for each candidate: warm ones for our graphs, cool ones for peers."""
-    colors: dict[str, str] = {}
-    for role, palette in (("ours", OURS_COLORS), ("peer", PEER_COLORS)):
-        names = dict.fromkeys(m.name for c in workloads for m in c.measured if m.role == role)
+    colours: dict[str, str] = {}
+    for role, palette in (("ours", OUR_COLOURS), ("peer", PEER_COLOURS)):
+        measured = (candidate for workload in workloads for candidate in workload.measured)
+        names = dict.fromkeys(m.name for m in measured if m.role == role)
         for number, name in enumerate(names):
-            colors[name] = palette[number % len(palette)]
-    return colors
+            colours[name] = palette[number % len(palette)]
+    return colours
 
 
 def _draw(
-    axes: Any, title: str, workloads: Sequence[WorkloadResult], colors: Mapping[str, str]
+    axes: Any, title: str, workloads: Sequence[WorkloadResult], colours: Mapping[str, str]
 ) -> None:
-    names = [n for n in colors if any(c.named(n) for c in workloads)]
+    names = [name for name in colours if any(workload.named(name) for workload in workloads)]
     width = 0.8 / max(len(names), 1)
     for number, name in enumerate(names):
-        measured = [(position, c.named(name)) for position, c in enumerate(workloads)]
+        measured = [(position, load.named(name)) for position, load in enumerate(workloads)]
         bars = [(position, m.median * 1e3) for position, m in measured if m is not None]
         axes.bar(
             [position + (number - (len(names) - 1) / 2) * width for position, _ in bars],
             [ms for _, ms in bars],
             width,
             label=name,
-            color=colors[name],
+            color=colours[name],
         )
     axes.set_yscale("log")
     axes.set_ylabel("median ms (log)")
     axes.set_title(title)
-    axes.set_xticks(range(len(workloads)), [c.name.replace(", ", "\n") for c in workloads])
+    axes.set_xticks(range(len(workloads)), [load.name.replace(", ", "\n") for load in workloads])
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     if names:

@@ -8,14 +8,13 @@ of `failure`, `error` and `skipped`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree
 
 from attn_export.errors import PARAGRAPH, AttnExportError, printable
 from attn_export.quality import Quality
 from attn_export.report.tables import (
     Styled,
-    Summary,
     graph_label,
     markdown_table,
     problems,
@@ -40,7 +39,7 @@ def to_markdown(report: Report) -> str:
     if ran:
         table = summary_table(ran)
         lines += markdown_table(table.columns, (map(_cell, row) for row in table.rows))
-    not_ran = [_not_ran(summary) for summary in all_summaries if summary.run.outcome != "ran"]
+    not_ran = [_not_ran(summary.run) for summary in all_summaries if not summary.ran]
     failed = problems(report)
     wrong = [
         f"- {v.status}: {v.runtime}, {_escaped(graph_label(v.graph))}, {_escaped(v.case)}, "
@@ -66,19 +65,20 @@ def to_markdown(report: Report) -> str:
 
 def github_annotations(report: Report) -> list[str]:
     """Return a GitHub workflow command for each failure, for a job's output."""
-    lines = []
-    for v in problems(report)[:SHOWN]:
-        title = f"{report.name}: {v.runtime}, {graph_label(v.graph)}, {v.case}"
-        lines.append(f"::error title={_property(title)}::{_data(f'{v.output}: {v.message}')}")
-    for sentence in _missed(report):
-        title = _property(f"{report.name}: beyond the budget")
-        lines.append(f"::error title={title}::{_data(sentence)}")
-    for run in report.runs:
-        if run.required and run.outcome != "ran":
-            title = f"{report.name}: {run.runtime}, {graph_label(run.graph)}"
-            message = _data(f"{run.outcome}: {run.reason}")
-            lines.append(f"::error title={_property(title)}::{message}")
-    return lines
+    errors = [
+        (f"{v.runtime}, {graph_label(v.graph)}, {v.case}", f"{v.output}: {v.message}")
+        for v in problems(report)[:SHOWN]
+    ]
+    errors += [("beyond the budget", sentence) for sentence in _missed(report)]
+    errors += [
+        (f"{run.runtime}, {graph_label(run.graph)}", f"{run.outcome}: {run.reason}")
+        for run in report.runs
+        if run.required and run.outcome != "ran"
+    ]
+    return [
+        f"::error title={_property(f'{report.name}: {title}')}::{_data(message)}"
+        for title, message in errors
+    ]
 
 
 def _missed(report: Report) -> tuple[str, ...]:
@@ -91,8 +91,7 @@ def _cell(cell: str | Styled) -> str:
     return f"**{_escaped(cell.text)}**" if cell.style == "red" and cell.text else cell.text
 
 
-def _not_ran(summary: Summary) -> str:
-    run = summary.run
+def _not_ran(run: RuntimeRun) -> str:
     need = "**required**" if run.required else "not required"
     return (
         f"- {run.runtime}, {graph_label(run.graph)}: {run.outcome}, {need}: {_escaped(run.reason)}"
@@ -128,7 +127,7 @@ def to_junit(report: Report) -> str:
     """Return the report as JUnit XML, with a newline at the end."""
     root = ElementTree.Element("testsuites", name=_text(report.name))
     for run in report.runs:
-        root.append(_suite(report, run))
+        root.append(_suite_of_run(report, run))
     if report.quality is not None:
         root.append(_budgets(report.name, report.quality))
     if report.error is not None:
@@ -139,48 +138,45 @@ def to_junit(report: Report) -> str:
     return ElementTree.tostring(root, "unicode", xml_declaration=True) + "\n"
 
 
+def _suite(name: str, cases: Sequence[ElementTree.Element]) -> ElementTree.Element:
+    """Return a suite of test cases, with its counts."""
+    suite = ElementTree.Element("testsuite", name=_text(name), tests=str(len(cases)))
+    for count, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(count, str(sum(case.find(tag) is not None for case in cases)))
+    suite.extend(cases)
+    return suite
+
+
 def _refused(name: str, error: AttnExportError) -> ElementTree.Element:
     """Return the suite of a job that an error ended before there was a verdict."""
-    suite = ElementTree.Element("testsuite", name=_text(name), tests="1", failures="0")
-    suite.attrib |= {"errors": "1", "skipped": "0"}
-    case = ElementTree.SubElement(suite, "testcase", classname=_text(name), name="runs")
-    name_of_type = type(error).__name__
-    ElementTree.SubElement(case, "error", type=name_of_type, message=_text(str(error)))
-    return suite
+    case = ElementTree.Element("testcase", classname=_text(name), name="runs")
+    ElementTree.SubElement(case, "error", type=type(error).__name__, message=_text(str(error)))
+    return _suite(name, [case])
 
 
 def _budgets(name: str, quality: Quality) -> ElementTree.Element:
     """Return the suite of a quantised model. An output beyond its budget is a failed test case."""
-    suite = ElementTree.Element("testsuite", name=_text(f"{name}.budget"))
+    cases = []
     for output in quality.outputs:
-        case = ElementTree.SubElement(suite, "testcase", classname=f"{_text(name)}.budget")
+        case = ElementTree.Element("testcase", classname=f"{_text(name)}.budget")
         case.set("name", _text(output.part))
         missed = [line for line in quality.missed if line.startswith(f"{output.part}: ")]
         if missed:
             ElementTree.SubElement(case, "failure", type="beyond", message=_text(missed[0]))
-    suite.set("tests", str(len(suite)))
-    suite.set("failures", str(len(suite.findall("testcase/failure"))))
-    suite.attrib |= {"errors": "0", "skipped": "0"}
-    return suite
+        cases.append(case)
+    return _suite(f"{name}.budget", cases)
 
 
-def _suite(report: Report, run: RuntimeRun) -> ElementTree.Element:
+def _suite_of_run(report: Report, run: RuntimeRun) -> ElementTree.Element:
     name = f"{report.name}.{run.runtime}.{run.graph}"
-    cases = list(_cases(report, run, name))
-    counts = {
-        count: sum(case.find(tag) is not None for case in cases)
-        for count, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
-    }
-    suite = ElementTree.Element("testsuite", name=_text(name), tests=str(len(cases)))
-    for count, number in counts.items():
-        suite.set(count, str(number))
+    suite = _suite(name, list(_cases(report, run, name)))
     if run.seconds:
         suite.set("time", f"{sum(run.seconds.values()):.3f}")
-    properties = ElementTree.SubElement(suite, "properties")
+    properties = ElementTree.Element("properties")
     facts = {**run.facts, **({"signature": report.signature} if report.signature else {})}
     for fact, value in facts.items():
         ElementTree.SubElement(properties, "property", name=_text(fact), value=_text(str(value)))
-    suite.extend(cases)
+    suite.insert(0, properties)
     return suite
 
 

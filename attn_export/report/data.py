@@ -38,7 +38,7 @@ def to_json(report: Report) -> str:
         "quality": None if report.quality is None else _quality(report.quality),
         "dry_runs": [dataclasses.asdict(dry_run) for dry_run in report.dry_runs],
         "best_graphs": _best_graphs(report),
-        "verdicts": [_finite(dataclasses.asdict(verdict)) for verdict in report.verdicts],
+        "verdicts": [_without_nan(dataclasses.asdict(verdict)) for verdict in report.verdicts],
     }
     text = json.dumps(content, indent=1, allow_nan=False)
     # Put lists of numbers on one line. No string matches, because JSON escapes line breaks.
@@ -54,18 +54,19 @@ def _best_graphs(report: Report) -> list[dict[str, Any]]:
 
 
 def _quality(quality: Quality) -> dict[str, Any]:
-    fields = ("outputs", "heads", "weights", "splits")
-    return {
-        **{
-            name: [dataclasses.asdict(value) for value in getattr(quality, name)] for name in fields
-        },
-        "budgets": [str(budget) for budget in quality.budgets],
-        "missed": list(quality.missed),
-        **({"logits": dataclasses.asdict(quality.logits)} if quality.logits else {}),
+    content: dict[str, Any] = {
+        name: [dataclasses.asdict(value) for value in getattr(quality, name)]
+        for name in ("outputs", "heads", "weights", "splits")
     }
+    content["budgets"] = [str(budget) for budget in quality.budgets]
+    content["missed"] = list(quality.missed)
+    if quality.logits:
+        content["logits"] = dataclasses.asdict(quality.logits)
+    return content
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
+def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
+    """Replace NaN and infinities by None."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in values.items()
@@ -108,6 +109,7 @@ def workload_to_dict(workload: WorkloadResult) -> dict[str, Any]:
 
 
 def _candidate(workload: WorkloadResult, measured: Measured) -> dict[str, Any]:
+    has_tokens = bool(measured.candidate.work.tokens)
     return {
         "name": measured.name,
         "role": measured.role,
@@ -117,9 +119,7 @@ def _candidate(workload: WorkloadResult, measured: Measured) -> dict[str, Any]:
         "median_ms": finite(measured.median * 1e3),
         "p95_ms": finite(measured.p95 * 1e3),
         "min_ms": finite(min(measured.seconds, default=math.nan) * 1e3),
-        "tokens_per_second": finite(measured.tokens_per_second)
-        if measured.candidate.work.tokens
-        else None,
+        "tokens_per_second": finite(measured.tokens_per_second) if has_tokens else None,
         "peak_memory_growth_bytes": measured.growth,
         "gflops": finite(measured.flops_per_second / 1e9),
         "gbs": finite(measured.bytes_per_second / 1e9),

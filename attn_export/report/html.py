@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.report import pictures
-from attn_export.report.pictures import draw_attention, figures
 from attn_export.report.tables import (
     Summary,
     graph_label,
@@ -47,16 +46,16 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
         steps=STEPS,
         rows=[_row(report, summary, cases) for summary in ran],
         cases=cases,
-        absent=[summary.run for summary in all_summaries if summary.run.outcome != "ran"],
+        absent=[summary.run for summary in all_summaries if not summary.ran],
         problems=problems(report),
-        form=graph_label,
+        graph_label=graph_label,
         shown=shown,
         outputs=_outputs(report),
-        figures=figures(report),
+        figures=pictures.figures(report),
         shares=pictures.STEPS,
         most=pictures.SHOWN,
         attention=drawing,
-        drawn=draw_attention(drawing) if drawing else None,
+        drawn=pictures.draw_attention(drawing) if drawing else None,
         dry_run=_dry_run(report),
     )
 

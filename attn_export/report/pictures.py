@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from attn_export.errors import counted
 from attn_export.report.tables import graph_label
 from attn_export.results import ErrorMap, ErrorMapPanel, Report, Verdict
 
@@ -147,15 +148,11 @@ def _description(panel: ErrorMapPanel, error_map: ErrorMap) -> str:
     of_rows = f" of {panel.rows}" if panel.rows else ""
     of_columns = f" of {panel.columns}" if panel.columns else ""
     return (
-        f"Error of {error_map.output}: {rows} {_plural('row', rows)}{of_rows} by {columns} "
-        f"{_plural('column', columns)}{of_columns}{cells_note}. "
+        f"Error of {error_map.output}: {counted(rows, 'row')}{of_rows} by "
+        f"{counted(columns, 'column')}{of_columns}{cells_note}. "
         f"The worst is in row {row + 1}, column {column + 1} of the picture."
-        + (f" {wrong} {_plural('cell', wrong)} cannot be measured." if wrong else "")
+        + (f" {counted(wrong, 'cell')} cannot be measured." if wrong else "")
     )
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
 
 
 def _cell(count: int, pixels: int) -> int:

@@ -6,8 +6,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from attn_export.interruption import undo_at_end
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
 
 
 class Progress:
@@ -26,10 +30,7 @@ class Progress:
 class BarProgress(Progress):
     """Progress displayed as a bar of rich."""
 
-    def __init__(self, bar: object) -> None:
-        from rich.progress import Progress as Bar
-
-        assert isinstance(bar, Bar)
+    def __init__(self, bar: Bar) -> None:
         self._bar = bar
         self._task = bar.add_task("starting", total=None)
         self._expected = 0

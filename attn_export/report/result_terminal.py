@@ -8,7 +8,7 @@ from math import isfinite
 from rich.console import Console
 
 from attn_export.bench.measurements import BenchReport, Measured, WorkloadResult
-from attn_export.diagnose.explanation import Experiment, Explanation
+from attn_export.diagnose.explanation import Explanation
 from attn_export.diagnose.findings import Fingerprint, ProbeFinding, ProbeRow
 from attn_export.dialect_names import PORTABLE
 from attn_export.report.tables import Column, Style, Styled, Table, in_mib, in_ms, three_digits
@@ -40,8 +40,8 @@ def print_bench(report: BenchReport, console: Console) -> None:
         print_table(Table(COLUMNS, ran), console)
         for measured in workload.measured:
             if not measured.ran:
-                color = "red" if measured.role == "ours" else "yellow"
-                outcome = f"[{color}]{measured.outcome}[/]"
+                colour = "red" if measured.role == "ours" else "yellow"
+                outcome = f"[{colour}]{measured.outcome}[/]"
                 say(f"{as_text(measured.name)} {outcome}: {as_text(measured.reason)}", console)
         say("", console)
     name = as_text(report.name)
@@ -185,7 +185,8 @@ def lines(explanation: Explanation) -> Iterator[str]:
     for pattern in explanation.pattern:
         yield f"pattern: {pattern}"
     for experiment in explanation.experiments:
-        yield f"tried: {experiment.name}: {_outcome(experiment)}"
+        failure = "could not be run: " if experiment.mended is None else ""
+        yield f"tried: {experiment.name}: {failure}{experiment.result}"
     if explanation.smallest:
         sizes = ", ".join(f"{axis} {size}" for axis, size in explanation.smallest.items())
         yield f"smallest case: {sizes}"
@@ -195,9 +196,3 @@ def lines(explanation: Explanation) -> Iterator[str]:
         yield f"note: {note}"
     if explanation.folder is not None and explanation.smallest:
         yield f"reproduce: python {explanation.folder}/reproduce.py"
-
-
-def _outcome(experiment: Experiment) -> str:
-    return (
-        f"could not be run: {experiment.result}" if experiment.mended is None else experiment.result
-    )

@@ -43,8 +43,7 @@ def bill_of_materials(
         manifest: The manifest; its digests are not read.
         files: SHA-256 of the graphs and weights, by name.
     """
-    versions = manifest["versions"]
-    tools = [_package(name, versions[name]) for name in versions]
+    tools = [_package(name, version) for name, version in manifest["versions"].items()]
     content = {
         "version": 1,
         "metadata": {
@@ -142,7 +141,8 @@ def write_statements(folder: Path, manifest: Mapping[str, Any]) -> None:
     statements = _statements(folder, manifest, digests)
     (folder / FOLDER).mkdir()
     for name, content in statements.items():
-        (folder / name).write_text(_to_text(content), encoding="utf-8")
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def check_statements(folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -246,7 +246,3 @@ def _model_files(manifest: Mapping[str, Any], digests: Mapping[str, str]) -> dic
 
 def _descriptors(digests: Mapping[str, str]) -> list[dict[str, Any]]:
     return [{"name": name, "digest": {"sha256": digests[name]}} for name in sorted(digests)]
-
-
-def _to_text(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"

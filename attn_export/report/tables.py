@@ -114,9 +114,9 @@ def three_digits(value: float) -> str:
 
 def in_ms(measured: Measured | None) -> str:
     """Format the median in milliseconds with three digits, or a dash."""
-    return (
-        UNMEASURED if measured is None or not measured.ran else three_digits(measured.median * 1e3)
-    )
+    if measured is None or not measured.ran:
+        return UNMEASURED
+    return three_digits(measured.median * 1e3)
 
 
 def in_mib(size: int | None) -> str:
@@ -149,7 +149,7 @@ class Summary:
 
     @property
     def ran(self) -> bool:
-        """True if the run was complete."""
+        """Return whether the run was complete."""
         return self.run.outcome == "ran"
 
 

@@ -220,6 +220,6 @@ def _print_quality(quality: Quality, console: Console) -> None:
 
 
 def _not_ran(summary: Summary) -> str:
-    color = "red" if summary.run.required else "yellow"
     run = summary.run
-    return f"{run.runtime} [{color}]{run.outcome}[/]: {as_text(run.reason)}"
+    colour = "red" if run.required else "yellow"
+    return f"{run.runtime} [{colour}]{run.outcome}[/]: {as_text(run.reason)}"
