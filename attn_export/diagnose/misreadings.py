@@ -49,160 +49,7 @@ SCALES: Mapping[str, Callable[[float, float], float]] = {
 """Wrong scales: functions of the right scale and the head width, by clause."""
 
 
-def _scales() -> Iterator[Misreading]:
-    for says, wrong_scale in SCALES.items():
-        yield Misreading("scale", f"the softmax scale {says}", {"scale": _scale(wrong_scale)})
-
-
-def _heads() -> Iterator[Misreading]:
-    yield Misreading(
-        "tiled heads", "query head h uses K/V head h % Hkv in place of h // (H / Hkv)",
-        {"kv_head": lambda heads, steps: np.arange(len(heads)) % steps["keys"].shape[1]}, "tiles",
-    )  # fmt: skip
-    yield Misreading(
-        "one K/V head for all", "every query head uses K/V head 0",
-        {"kv_head": lambda heads, _: np.zeros_like(heads)}, "the first",
-    )  # fmt: skip
-    yield Misreading(
-        "heads not moved", "[B, H, L, Dv] is read as [B, L, H·Dv] without a transpose",
-        {"attended": _keep_heads_first},
-    )  # fmt: skip
-    yield Misreading(
-        "heads interleaved", "heads are merged as [Dv, H] in place of [H, Dv]",
-        {"attended": _interleave_heads},
-    )  # fmt: skip
-    yield Misreading(
-        "past ignored", "past keys and values are not attended to",
-        {"mask_visible": lambda allowed, steps: allowed & (_keys(steps) >= _past_length(steps))},
-    )  # fmt: skip
-    yield Misreading(
-        "past after new keys", "new keys and values come before those of the past",
-        {"keys": _put_new_first, "values": _put_new_first},
-    )  # fmt: skip
-
-
-def _causal() -> Iterator[Misreading]:
-    def moved(shift: int) -> StepChange:
-        return lambda _, steps: _keys_up_to(steps, steps["offset"] + shift)
-
-    kind = "causal offset"
-    yield Misreading(
-        "causal dropped", "the causal mask is not applied",
-        {"causal": _show_all}, "all keys",
-    )  # fmt: skip
-    yield Misreading(kind, "query i sees one key too many: up to P + i + 1", {"causal": moved(1)})
-    yield Misreading(kind, "query i sees one key too few: up to P + i - 1", {"causal": moved(-1)})
-    yield Misreading(
-        kind, "query i sees keys up to i, as if there were no past",
-        {"causal": lambda _, steps: _keys_up_to(steps, 0)}, "keys to i",
-    )  # fmt: skip
-    yield Misreading(
-        kind, "query i sees keys up to S - L + i, the last query all of them",
-        {"causal": lambda _, steps: _keys_up_to(steps, len(_keys(steps)) - len(_queries(steps)))},
-        "keys to S-L+i",
-    )  # fmt: skip
-    yield Misreading(
-        "causal added", "a causal mask is applied where there is none",
-        {"causal": lambda causal, steps: causal & _keys_up_to(steps, steps["offset"])},
-    )  # fmt: skip
-    yield Misreading(
-        "mask dropped beside causal", "the causal mask takes the place of the given one",
-        {"mask_visible": _show_all, "mask_bias": lambda bias, _: np.zeros_like(bias)},
-    )  # fmt: skip
-    yield Misreading(
-        "key always visible", "key 0 is always visible, whatever the masks hide",
-        {"visible": lambda visible, steps: visible | (_keys(steps) == 0)},
-    )  # fmt: skip
-    yield Misreading(
-        "key always visible", "each query sees its own key, whatever the masks hide",
-        {"visible": _show_own_key},
-    )  # fmt: skip
-    yield Misreading(
-        "last key dropped", "the last key is not attended to",
-        {"mask_visible": lambda allowed, steps: allowed & (_keys(steps) < len(_keys(steps)) - 1)},
-    )  # fmt: skip
-    yield Misreading(
-        "first key dropped", "key 0 is not attended to",
-        {"mask_visible": lambda allowed, steps: allowed & (_keys(steps) > 0)},
-    )  # fmt: skip
-
-
-def _rows() -> Iterator[Misreading]:
-    kind = "fully masked rows"
-    yield Misreading(
-        kind, "a fully masked row is the mean of all values",
-        {"weights": _in_masked_rows(lambda w: np.full_like(w, 1 / max(w.shape[-1], 1)))},
-        "mean of values",
-    )  # fmt: skip
-    yield Misreading(
-        kind, "a fully masked row is NaN",
-        {"weights": _in_masked_rows(lambda w: np.full_like(w, np.nan))}, "NaN",
-    )  # fmt: skip
-    yield Misreading(
-        kind, "a fully masked row is the first value",
-        {"weights": _in_masked_rows(_first_value)}, "first value",
-    )  # fmt: skip
-    yield Misreading(
-        kind, "hidden keys score the lowest number, so that a fully masked row attends to them",
-        {"scores": lambda s, steps: np.where(steps["visible"], s, -1e30),
-         "weights": _softmax_unmasked},
-    )  # fmt: skip
-    yield Misreading(
-        "weak mask", "hidden keys score -10 in place of -inf",
-        {"hidden": lambda *_: -10.0, "weights": _softmax_unmasked},
-    )  # fmt: skip
-    yield Misreading(
-        "weak mask", "hidden keys score -1e4 in place of -inf",
-        {"hidden": lambda *_: -1e4, "weights": _softmax_unmasked},
-    )  # fmt: skip
-    yield Misreading(
-        "mask scaled",
-        "what is added to the scores, masks among it, is multiplied by the softmax scale too",
-        {"mask_bias": lambda bias, steps: bias * steps["scale"]},
-    )  # fmt: skip
-    yield Misreading(
-        "mask values dropped", "of a float mask only -inf counts, its other values are dropped",
-        {"mask_bias": lambda bias, _: np.zeros_like(bias)},
-    )  # fmt: skip
-
-
-def _softmaxes() -> Iterator[Misreading]:
-    for name, dtype in (("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)):
-        yield Misreading(
-            "softmax in low precision", f"the softmax is computed in {name}",
-            {"scores": _round_to(dtype), "weights": _round_to(dtype)},
-        )  # fmt: skip
-        yield Misreading(
-            "softmax in low precision", f"each step of the softmax is rounded to {name}",
-            {"weights": _softmax_in(dtype)},
-        )  # fmt: skip
-    yield Misreading(
-        "softmax over queries", "the softmax is taken over the queries, not over the keys",
-        {"weights": _softmax_over_queries},
-    )  # fmt: skip
-    yield Misreading(
-        "softmax plus one", "1 is added to the sum of the softmax",
-        {"weights": _softmax_plus_one},
-    )  # fmt: skip
-
-
-def _softcaps() -> Iterator[Misreading]:
-    kind = "softcap"
-    yield Misreading(
-        kind, "there is no softcap",
-        {"capped": lambda _, steps: steps["products"]},
-    )  # fmt: skip
-    yield Misreading(
-        kind, "the softcap is applied after the mask, so that hidden keys score -softcap",
-        {"scores": _capped_with_mask, "weights": _softmax_unmasked}, "after the mask",
-    )  # fmt: skip
-    yield Misreading(
-        kind, "scores are clipped at the softcap, without tanh",
-        {"capped": lambda _, at: np.clip(at["products"], -at["softcap"], at["softcap"])},
-    )  # fmt: skip
-
-
-# -- changes
+# -- changes ------------------------------------------------------------------------------------
 
 
 def _scale(wrong_scale: Callable[[float, float], float]) -> StepChange:
@@ -211,6 +58,15 @@ def _scale(wrong_scale: Callable[[float, float], float]) -> StepChange:
 
 def _show_all(visible: Array, _: StepValues) -> Array:
     return np.ones_like(visible)
+
+
+def _drop_values(bias: Array, _: StepValues) -> Array:
+    return np.zeros_like(bias)
+
+
+def _show_keys_up_to(shift: int) -> StepChange:
+    """Return a causal mask that is shifted along the keys."""
+    return lambda _, steps: _keys_up_to(steps, steps["offset"] + shift)
 
 
 def _show_own_key(visible: Array, steps: StepValues) -> Array:
@@ -306,6 +162,103 @@ def _softmax_plus_one(_: Array, steps: StepValues) -> Array:
     return np.asarray(exponentials / (1 + exponentials.sum(axis=-1, keepdims=True)))
 
 
-MISREADINGS: Final = (*_scales(), *_heads(), *_causal(), *_rows(), *_softmaxes(), *_softcaps())
+# -- the table ----------------------------------------------------------------------------------
+
+
+def _scales() -> Iterator[Misreading]:
+    for says, wrong_scale in SCALES.items():
+        yield Misreading("scale", f"the softmax scale {says}", {"scale": _scale(wrong_scale)})
+
+
+def _low_precision() -> Iterator[Misreading]:
+    kind = "softmax in low precision"
+    for name, dtype in (("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)):
+        rounded = {"scores": _round_to(dtype), "weights": _round_to(dtype)}
+        yield Misreading(kind, f"the softmax is computed in {name}", rounded)
+        says = f"each step of the softmax is rounded to {name}"
+        yield Misreading(kind, says, {"weights": _softmax_in(dtype)})
+
+
+MASKED_ROWS = "fully masked rows"
+MISREADINGS: Final = (
+    *_scales(),
+
+    # heads, and keys of the past
+    Misreading("tiled heads", "query head h uses K/V head h % Hkv in place of h // (H / Hkv)",
+        {"kv_head": lambda heads, steps: np.arange(len(heads)) % steps["keys"].shape[1]}, "tiles"),
+    Misreading("one K/V head for all", "every query head uses K/V head 0",
+        {"kv_head": lambda heads, _: np.zeros_like(heads)}, "the first"),
+    Misreading("heads not moved", "[B, H, L, Dv] is read as [B, L, H·Dv] without a transpose",
+        {"attended": _keep_heads_first}),
+    Misreading("heads interleaved", "heads are merged as [Dv, H] in place of [H, Dv]",
+        {"attended": _interleave_heads}),
+    Misreading("past ignored", "past keys and values are not attended to",
+        {"mask_visible": lambda allowed, steps: allowed & (_keys(steps) >= _past_length(steps))}),
+    Misreading("past after new keys", "new keys and values come before those of the past",
+        {"keys": _put_new_first, "values": _put_new_first}),
+
+    # causal masks
+    Misreading("causal dropped", "the causal mask is not applied",
+        {"causal": _show_all}, "all keys"),
+    Misreading("causal offset", "query i sees one key too many: up to P + i + 1",
+        {"causal": _show_keys_up_to(1)}),
+    Misreading("causal offset", "query i sees one key too few: up to P + i - 1",
+        {"causal": _show_keys_up_to(-1)}),
+    Misreading("causal offset", "query i sees keys up to i, as if there were no past",
+        {"causal": lambda _, steps: _keys_up_to(steps, 0)}, "keys to i"),
+    Misreading("causal offset", "query i sees keys up to S - L + i, the last query all of them",
+        {"causal": lambda _, steps: _keys_up_to(steps, len(_keys(steps)) - len(_queries(steps)))},
+        "keys to S-L+i"),
+    Misreading("causal added", "a causal mask is applied where there is none",
+        {"causal": lambda causal, steps: causal & _keys_up_to(steps, steps["offset"])}),
+    Misreading("mask dropped beside causal", "the causal mask takes the place of the given one",
+        {"mask_visible": _show_all, "mask_bias": _drop_values}),
+    Misreading("key always visible", "key 0 is always visible, whatever the masks hide",
+        {"visible": lambda visible, steps: visible | (_keys(steps) == 0)}),
+    Misreading("key always visible", "each query sees its own key, whatever the masks hide",
+        {"visible": _show_own_key}),
+    Misreading("last key dropped", "the last key is not attended to",
+        {"mask_visible": lambda allowed, steps: allowed & (_keys(steps) < len(_keys(steps)) - 1)}),
+    Misreading("first key dropped", "key 0 is not attended to",
+        {"mask_visible": lambda allowed, steps: allowed & (_keys(steps) > 0)}),
+
+    # masks that hide every key of a query, and values of float masks
+    Misreading(MASKED_ROWS, "a fully masked row is the mean of all values",
+        {"weights": _in_masked_rows(lambda w: np.full_like(w, 1 / max(w.shape[-1], 1)))},
+        "mean of values"),
+    Misreading(MASKED_ROWS, "a fully masked row is NaN",
+        {"weights": _in_masked_rows(lambda w: np.full_like(w, np.nan))}, "NaN"),
+    Misreading(MASKED_ROWS, "a fully masked row is the first value",
+        {"weights": _in_masked_rows(_first_value)}, "first value"),
+    Misreading(MASKED_ROWS,
+        "hidden keys score the lowest number, so that a fully masked row attends to them",
+        {"scores": lambda scores, steps: np.where(steps["visible"], scores, -1e30),
+         "weights": _softmax_unmasked}),
+    Misreading("weak mask", "hidden keys score -10 in place of -inf",
+        {"hidden": lambda *_: -10.0, "weights": _softmax_unmasked}),
+    Misreading("weak mask", "hidden keys score -1e4 in place of -inf",
+        {"hidden": lambda *_: -1e4, "weights": _softmax_unmasked}),
+    Misreading("mask scaled",
+        "what is added to the scores, masks among it, is multiplied by the softmax scale too",
+        {"mask_bias": lambda bias, steps: bias * steps["scale"]}),
+    Misreading("mask values dropped",
+        "of a float mask only -inf counts, its other values are dropped",
+        {"mask_bias": _drop_values}),
+
+    # softmax and softcap
+    *_low_precision(),
+    Misreading("softmax over queries", "the softmax is taken over the queries, not over the keys",
+        {"weights": _softmax_over_queries}),
+    Misreading("softmax plus one", "1 is added to the sum of the softmax",
+        {"weights": _softmax_plus_one}),
+    Misreading("softcap", "there is no softcap", {"capped": lambda _, steps: steps["products"]}),
+    Misreading("softcap",
+        "the softcap is applied after the mask, so that hidden keys score -softcap",
+        {"scores": _capped_with_mask, "weights": _softmax_unmasked}, "after the mask"),
+    Misreading("softcap", "scores are clipped at the softcap, without tanh",
+        {"capped": lambda _, at: np.clip(at["products"], -at["softcap"], at["softcap"])}),
+)  # fmt: skip
+"""All known misreadings. Of two with the same outputs, `explain` names the first."""
+
 READINGS: Final = {m.reading: m.changes for m in MISREADINGS if m.reading}
 """The changed steps of each reading that a probe tests."""
