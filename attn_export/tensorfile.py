@@ -123,6 +123,11 @@ def is_floating(dtype: np.dtype) -> bool:
     return np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"
 
 
+def to_float64(array: Array) -> Array:
+    """Convert a floating array to float64; return others unchanged."""
+    return array.astype(np.float64) if is_floating(array.dtype) else array
+
+
 def lowest_number(dtype: np.dtype) -> float:
     """Return the lowest finite number of a floating point dtype."""
     import ml_dtypes

@@ -27,7 +27,7 @@ AFTER_SOFTMAX, WITH_MASK, CAPPED = 3, 2, 1
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """Inputs of one `Attention` node.
+    """Inputs of one `Attention` node, in their order, and its attributes.
 
     Attributes:
         q: Queries, `[B, H, L, D]` or `[B, L, H·D]`.

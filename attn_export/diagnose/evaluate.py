@@ -7,6 +7,7 @@ The reference evaluator of onnx computes each node. `Attention` has an implement
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +26,7 @@ from attn_export.diagnose.contrib_operators import (
 )
 from attn_export.errors import GraphError, one_line
 from attn_export.graph.load import load_model
-from attn_export.tensorfile import Array, is_floating
+from attn_export.tensorfile import Array, to_float64
 
 Values = Mapping[str, Array | None]
 Rounding = Callable[[Array], Array]
@@ -55,10 +56,9 @@ class Attention(OpRun):
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
         set_attributes = {name: value for name, value in attributes.items() if value is not None}
-        names = ("q", "k", "v", "mask", "past_key", "past_value", "cache_length")
-        call: Any = dict(zip(names, inputs, strict=False))
+        call: Any = functools.partial(Call, attributes=set_attributes)
         count = len(self.onnx_node.output)
-        return attention(Call(**call, attributes=set_attributes), self.changes)[:count]
+        return attention(call(*inputs), self.changes)[:count]
 
     changes: Mapping[str, StepChange] = {}
 
@@ -252,11 +252,6 @@ def rounded_products(rounding: Rounding) -> dict[str, StepChange]:
 def is_float(value: object) -> bool:
     """Return whether a value is a floating array; a value may also be a list (a sequence)."""
     return isinstance(value, np.ndarray) and value.dtype.kind == "f"
-
-
-def to_float64(array: Array) -> Array:
-    """Convert a floating array to float64; return others unchanged."""
-    return array.astype(np.float64) if is_floating(array.dtype) else array
 
 
 def widen_model(original: onnx.ModelProto) -> onnx.ModelProto:

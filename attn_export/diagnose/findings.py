@@ -11,11 +11,9 @@ import numpy as np
 from attn_export.diagnose.attention_steps import Call, StepChange, attention
 from attn_export.parity.measures import measure_strictly
 from attn_export.results import Outcome
-from attn_export.tensorfile import Array, is_floating
+from attn_export.tensorfile import Array, to_float64
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from attn_export.diagnose.probe_graphs import ProbeGraph
     from attn_export.tensorfile import ArrayDict
 
@@ -46,7 +44,7 @@ class Probe:
     not_in_pytorch: str = ""
 
 
-# -- findings of probes: frozen values without behaviour of their own ---------------------------
+# -- findings of probes -------------------------------------------------------------------------
 
 
 NO_OPERATOR = "no such operator"
@@ -151,7 +149,7 @@ APART = 3 * CLOSE
 """The least difference that any two readings of a probe must have in some row."""
 
 
-SLOTS = {
+FIELDS = {
     "q": "query", "k": "key", "v": "value", "mask": "attn_mask", "past_key": "past_key",
     "past_value": "past_value", "cache_length": "lengths",
 }  # fmt: skip
@@ -170,12 +168,10 @@ def attend(
         changes: The steps to replace, as in `misreadings`.
         attributes: The attributes of the node.
     """
-    float64_inputs = {
-        name: array.astype(np.float64) if is_floating(array.dtype) else array
-        for name, array in inputs.items()
+    fields: Any = {
+        field: to_float64(inputs[name]) for field, name in FIELDS.items() if name in inputs
     }
-    slots: Any = {slot: float64_inputs.get(name) for slot, name in SLOTS.items()}
-    return attention(Call(**slots, attributes=attributes), changes)[0]
+    return attention(Call(**fields, attributes=attributes), changes)[0]
 
 
 @dataclasses.dataclass(frozen=True)

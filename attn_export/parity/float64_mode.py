@@ -19,7 +19,7 @@ from attn_export.attention.positions import NARROW
 from attn_export.export.module_state import copy_module
 from attn_export.parity.operations import OperationMode, is_view, name_of
 from attn_export.results import Arrays
-from attn_export.tensorfile import is_floating
+from attn_export.tensorfile import to_float64
 
 # -- large weights in float64 runs ---------------------------------------------------------------
 #
@@ -148,7 +148,7 @@ def widened_arrays(arrays: Arrays) -> dict[str, np.ndarray]:
     Args:
         arrays: Arrays of any shape, by name.
     """
-    return {n: a.astype(np.float64) if is_floating(a.dtype) else a for n, a in arrays.items()}
+    return {name: to_float64(array) for name, array in arrays.items()}
 
 
 def widen(value: Any) -> Any:
