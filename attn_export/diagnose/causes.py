@@ -108,7 +108,7 @@ def causes(
     mending = [
         (result.kind, result.experiment.name)
         for result in results
-        if result.within and result.experiment.mended
+        if result.kind and result.experiment.mended
     ]
     verdict = f"the graph is right, {observations.runtime} is not"
     if observations.fault == "unknown":

@@ -193,13 +193,11 @@ class ExperimentResult:
 
     Attributes:
         experiment: The experiment with its result.
-        within: Whether the same runtime ran the same graph. A change that lets it pass is then a
-            cause, otherwise only a remedy.
-        kind: The kind of the cause if the experiment passes.
+        kind: The kind of the cause if the experiment passes; "" if it ran another graph or
+            runtime, so that its change is only a remedy.
     """
 
     experiment: Experiment
-    within: bool
     kind: str
 
 
@@ -302,4 +300,4 @@ def _result(name: str, trial: GraphRun, kind: str) -> ExperimentResult:
         says, count = ("fails", len(trial.failed)) if trial.failed else ("passes", total)
         result = f"{says} ({count} of {total})" if total > 1 else says
         experiment = Experiment(name, not trial.failed, result)
-    return ExperimentResult(experiment, bool(kind), kind)
+    return ExperimentResult(experiment, kind)
