@@ -56,76 +56,59 @@ def input_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
             yield from _position_mistakes(graph_input.name)
 
 
-def _mask_input_mistakes(name: str, ndim: int) -> Iterator[Mistake]:
-    def mistake(kind: str, says: str, change: ArrayChange) -> Mistake:
-        return Mistake(kind, says.format(name), name, change_value(name, change))
+def _changed(kind: str, says: str, name: str, change: ArrayChange) -> Mistake:
+    """Return the mistake of changing one value of a graph."""
+    return Mistake(kind, says, name, change_value(name, change))
 
-    yield mistake("mask dropped", "{} is not applied", _show_all)
-    yield mistake("mask inverted", "True means masked in {}", _invert)
+
+def _mask_input_mistakes(name: str, ndim: int) -> Iterator[Mistake]:
+    yield _changed("mask dropped", f"{name} is not applied", name, _show_all)
+    yield _changed("mask inverted", f"True means masked in {name}", name, _invert)
     for axis, unit in ((-4, "batch row"), (-3, "head"), (-2, "query")):
-        if ndim < -axis:
-            continue
-        says = f"{unit} 0 of {{}} is used for all of them"
-        yield mistake(f"mask of one {unit}", says, functools.partial(_repeat_first, axis=axis))
+        if ndim >= -axis:
+            says = f"{unit} 0 of {name} is used for all of them"
+            change = functools.partial(_repeat_first, axis=axis)
+            yield _changed(f"mask of one {unit}", says, name, change)
     for shift, direction in ((1, "late"), (-1, "early")):
-        says = f"{{}} is read one key too {direction}"
-        yield mistake("mask shifted", says, functools.partial(np.roll, shift=shift, axis=-1))
-    yield mistake(
-        "mask values dropped",
-        "of {} only -inf counts, its other values are dropped",
-        _drop_finite_values,
-    )
-    yield mistake(
-        "mask lowest is hidden", "the lowest number is taken for -inf in {}", _hide_lowest
-    )
+        says = f"{name} is read one key too {direction}"
+        yield _changed("mask shifted", says, name, functools.partial(np.roll, shift=shift, axis=-1))
+    says = f"of {name} only -inf counts, its other values are dropped"
+    yield _changed("mask values dropped", says, name, _drop_finite_values)
+    says = f"the lowest number is taken for -inf in {name}"
+    yield _changed("mask lowest is hidden", says, name, _hide_lowest)
 
 
 def _cache_mistakes(name: str) -> Iterator[Mistake]:
-    yield Mistake("past dropped", f"{name} is read as 0", name, change_value(name, np.zeros_like))
-    yield Mistake(
-        "past of one batch row", f"row 0 of {name} is used for the whole batch", name,
-        change_value(name, lambda past: _repeat_first(past, 0)),
-    )  # fmt: skip
+    yield _changed("past dropped", f"{name} is read as 0", name, np.zeros_like)
+    says = f"row 0 of {name} is used for the whole batch"
+    yield _changed("past of one batch row", says, name, lambda past: _repeat_first(past, 0))
 
 
 def _position_mistakes(name: str) -> Iterator[Mistake]:
-    for offset in (1, -1):
-        yield Mistake(
-            "position offset",
-            f"{name} counts {offset:+d}",
-            name,
-            change_value(name, functools.partial(np.add, offset)),
-        )
-    yield Mistake(
-        "position offset", f"{name} is not read: positions start at 0", name,
-        change_value(name, lambda p: np.broadcast_to(np.arange(p.shape[-1]), p.shape)),
-    )  # fmt: skip
+    kind = "position offset"
+    yield _changed(kind, f"{name} counts +1", name, lambda positions: positions + 1)
+    yield _changed(kind, f"{name} counts -1", name, lambda positions: positions - 1)
+    says = f"{name} is not read: positions start at 0"
+    yield _changed(kind, says, name, lambda p: np.broadcast_to(np.arange(p.shape[-1]), p.shape))
 
 
 def value_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes of leaving out biases and norms, and of wrong attention sinks."""
-    readers: dict[str, list[onnx.NodeProto]] = {}
+    added = set()
     for node in evaluation.nodes:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
+        if node.op_type in {"Add", "Gemm", "LayerNormalization"}:
+            added.update(node.input)
         if node.op_type in NORMS:
             yield from _norm_mistakes(node)
     for name, array in evaluation.initializers.items():
         if array.ndim != 1 or array.dtype.kind != "f" or not array.any():
             continue
-        if any(
-            node.op_type in {"Add", "Gemm", "LayerNormalization"} for node in readers.get(name, ())
-        ):
-            says = f"{name} is not added"
-            yield Mistake("missing bias", says, name, change_value(name, np.zeros_like))
+        if name in added:
+            yield _changed("missing bias", f"{name} is not added", name, np.zeros_like)
         if "sink" in name:
             says = f"{name} are left out"
-            yield Mistake(
-                "missing sinks", says, name, change_value(name, lambda a: np.full_like(a, -np.inf))
-            )
-            yield Mistake(
-                "wrong sinks", f"{name} are read as 0", name, change_value(name, np.zeros_like)
-            )
+            yield _changed("missing sinks", says, name, lambda a: np.full_like(a, -np.inf))
+            yield _changed("wrong sinks", f"{name} are read as 0", name, np.zeros_like)
 
 
 def _norm_mistakes(node: onnx.NodeProto) -> Iterator[Mistake]:
@@ -149,14 +132,9 @@ def mask_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
     for node in evaluation.nodes:
         name = node.output[0]
         array = values.get(name)
-        if (
-            node.op_type not in COMPARISONS
-            or name in data_dependent
-            or array is None
-            or array.ndim < 2
-        ):
+        if node.op_type not in COMPARISONS or name in data_dependent:
             continue
-        if array.dtype != np.bool_:
+        if array is None or array.ndim < 2 or array.dtype != np.bool_:
             continue
         mask_kind = _mask_kind(node, array)
         unmasked = change_value(name, np.ones_like)
