@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from attn_export.diagnose.block_cache_steps import BlockPart, BlockSteps, block_parts
+from attn_export.diagnose.in_integer_cache import OF_ANY_CACHE
 from attn_export.diagnose.mistake import (
     ArrayChange,
     Mistake,
@@ -16,7 +17,6 @@ from attn_export.diagnose.mistake import (
     join,
     round_to_bfloat16,
     skip_node,
-    swap_neighbours,
 )
 from attn_export.tensorfile import Array
 
@@ -84,29 +84,15 @@ PLACES: Final[Mapping[str, Sequence[str]]] = {
 }  # fmt: skip
 """Ends of sentences on a wrong index or zero point, with the prefixes of the steps that use it."""
 
-ROUNDINGS: Final[tuple[tuple[str, str, BlockSteps], ...]] = (
-    ("rounding", "{} are rounded down", BlockSteps(rounds=np.floor)),
-    ("rounding", "{} are rounded up", BlockSteps(rounds=np.ceil)),
-    ("rounding", "{} are rounded towards 0", BlockSteps(rounds=np.trunc)),
-    ("rounding", "new {} are read as they were before they are rounded",
-     BlockSteps(unrounded=True)),
+STEPS: Final[tuple[tuple[str, str, BlockSteps], ...]] = (
+    *((kind, says, BlockSteps(**steps)) for kind, says, steps in OF_ANY_CACHE),
     ("clipped range", "integers of {} beyond 15 start at 0 again",
      BlockSteps(clips=lambda x: x % 16)),
     ("clipped range", "integers of {} beyond 15 are not clipped", BlockSteps(clips=lambda x: x)),
     ("clipped range", "integers of {} are clipped at 14",
      BlockSteps(clips=lambda x: np.minimum(x, 14))),
-    ("nibble order", "the two integers of a byte of {} are swapped",
-     BlockSteps(written=swap_neighbours(-1), read=swap_neighbours(-1))),
-    ("nibble order", "neighbouring channels of {} are swapped where they are written",
-     BlockSteps(written=swap_neighbours(-1))),
-    ("nibble order", "neighbouring channels of {} are swapped where they are read",
-     BlockSteps(read=swap_neighbours(-1))),
     ("cache layout", "a byte of {} is read as channels c and c + D / 2",
      BlockSteps(read=lambda x: np.concatenate([x[..., ::2], x[..., 1::2]], -1))),
-    ("cache layout", "the upper half of a byte of {} is moved by 3 bits, not 4",
-     BlockSteps(packed=lambda b: (b & 15) + 8 * (b >> 4))),
-    ("cache layout", "a byte holds the first of two channels of {} twice",
-     BlockSteps(written=lambda q: q[..., ::2].repeat(2, -1))),
     ("stale scales", "new {} are read with scales and zero points that the cache held before",
      BlockSteps(stale=slice(None))),
 )  # fmt: skip
@@ -152,7 +138,7 @@ def _all_steps(blocks: int) -> Iterator[tuple[str, str, BlockSteps]]:
     for stale_part, bytes_of in (("scales", slice(blocks)), ("zero points", slice(blocks, None))):
         says = f"new {{}} are read with {stale_part} that the cache held before"
         yield "stale scales", says, BlockSteps(stale=bytes_of)
-    yield from ROUNDINGS
+    yield from STEPS
     exchanged = "the bytes of scales and zero points of {} are exchanged where they are read"
     yield (
         "cache layout",

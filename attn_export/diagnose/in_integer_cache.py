@@ -199,12 +199,27 @@ AXES: Final[Mapping[str, ArrayChange]] = {
 }
 """Wrong scales of a cache with a scale for each channel, `[Hkv, 1, D]`."""
 
+OF_ANY_CACHE: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
+    ("rounding", "{} are rounded down", {"rounds": np.floor}),
+    ("rounding", "{} are rounded up", {"rounds": np.ceil}),
+    ("rounding", "{} are rounded towards 0", {"rounds": np.trunc}),
+    ("rounding", "new {} are read as they were before they are rounded", {"unrounded": True}),
+    ("nibble order", "the two integers of a byte of {} are swapped",
+     {"written": swap_neighbours(-1), "read": swap_neighbours(-1)}),
+    ("nibble order", "neighbouring channels of {} are swapped where they are written",
+     {"written": swap_neighbours(-1)}),
+    ("nibble order", "neighbouring channels of {} are swapped where they are read",
+     {"read": swap_neighbours(-1)}),
+    ("cache layout", "a byte holds the first of two channels of {} twice",
+     {"written": lambda q: q[..., ::2].repeat(2, -1)}),
+    ("cache layout", "the upper half of a byte of {} is moved by 3 bits, not 4",
+     {"packed": lambda b: (b & 15) + 8 * (b >> 4)}),
+)  # fmt: skip
+"""Kind, effect and changed steps of mistakes in any cache, also in one with block scales."""
+
 STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
     *_zero_point_steps(),
-    ("rounding", "{} are rounded down", Steps(rounds=np.floor)),
-    ("rounding", "{} are rounded up", Steps(rounds=np.ceil)),
-    ("rounding", "{} are rounded towards 0", Steps(rounds=np.trunc)),
-    ("rounding", "new {} are read as they were before they are rounded", Steps(unrounded=True)),
+    *((kind, says, Steps(**steps)) for kind, says, steps in OF_ANY_CACHE),
     ("clipped range", "{} are clipped at one more than the least integer",
      Steps(limits=lambda low, high: (low + 1, high))),
     ("clipped range", "{} are clipped at one less than the largest integer",
@@ -218,12 +233,6 @@ STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
     ("signedness", "the sign of {} is lost", Steps(rounds=lambda x: np.rint(np.abs(x)))),
     ("signedness", "the sign of {} is lost where they are read", Steps(read=np.abs)),
     ("signedness", "{} are read as two's complement", Steps(read=_flip_sign_bit)),
-    ("nibble order", "the two integers of a byte of {} are swapped",
-     Steps(written=swap_neighbours(-1), read=swap_neighbours(-1))),
-    ("nibble order", "neighbouring channels of {} are swapped where they are written",
-     Steps(written=swap_neighbours(-1))),
-    ("nibble order", "neighbouring channels of {} are swapped where they are read",
-     Steps(read=swap_neighbours(-1))),
     ("cache layout", "lower halves of all bytes of {} are read before all upper ones",
      Steps(read=_permute_pairs(0, 1, 4, 2, 3))),
     ("cache layout", "bytes of {} are read by channel first, then by key",
@@ -232,10 +241,6 @@ STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
      Steps(read=_permute_pairs(0, 1, 2, 4, 3))),
     ("cache layout", "a byte holds channels c and c + D / 2 of {}",
      Steps(written=_pair_channel_halves)),
-    ("cache layout", "a byte holds the first of two channels of {} twice",
-     Steps(written=lambda q: q[..., ::2].repeat(2, -1))),
-    ("cache layout", "the upper half of a byte of {} is moved by 3 bits, not 4",
-     Steps(packed=lambda b: (b & 15) + 8 * (b >> 4))),
 )  # fmt: skip
 """Kind, effect and steps of each mistake; ``{}`` stands for the keys and values."""
 
