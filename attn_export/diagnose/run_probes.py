@@ -152,14 +152,6 @@ def probes() -> tuple[Probe, ...]:
     return (*visible_key_probes(), *mask_probes(), *precision_probes(), *odd_input_probes())
 
 
-@dataclasses.dataclass(frozen=True)
-class Side:
-    """One side of the comparison: a runtime in a dialect."""
-
-    name: str
-    dialect: str
-
-
 class ProgressReceiver(Protocol):
     """Receiver of progress."""
 
@@ -237,16 +229,17 @@ class Comparison:
             if path is not None:
                 names = list(supported[0].inputs)
                 start = functools.partial(start_worker, runtime, self._limits, path, names)
-                yield ProbeBatch(start, self._cases(Side(runtime.name, dialect), supported))
-
-    def _cases(self, side: Side, probes: Sequence[Probe]) -> list[CaseFiles]:
-        return [(p.name, self._inputs_of(p), self._outputs_of(side, p)) for p in probes]
+                cases = [
+                    (p.name, self._inputs_of(p), self._outputs_of(runtime.name, dialect, p))
+                    for p in supported
+                ]
+                yield ProbeBatch(start, cases)
 
     def _inputs_of(self, probe: Probe) -> Path:
         return self._folder / "inputs" / self._numbers[probe.name]
 
-    def _outputs_of(self, side: Side, probe: Probe) -> Path:
-        return self._folder / side.name / side.dialect / self._numbers[probe.name]
+    def _outputs_of(self, runtime_name: str, dialect: str, probe: Probe) -> Path:
+        return self._folder / runtime_name / dialect / self._numbers[probe.name]
 
     # -- reading ---------------------------------------------------------------------
 
@@ -255,35 +248,34 @@ class Comparison:
 
         That is so if a finding is no output, or not the reading of the specification.
         """
-        findings = self._findings(probe)
         return any(
             finding.outcome != RAN or (probe.says and finding.reading != probe.says)
-            for finding in findings
+            for finding in self._findings(probe)
         )
 
     def _findings(self, probe: Probe) -> tuple[ProbeFinding, ...]:
         dialects = (probe.graph.dialect, PORTABLE)
-        results = (self._finding(Side(self._runtime.name, dialect), probe) for dialect in dialects)
+        results = (self._finding(self._runtime.name, dialect, probe) for dialect in dialects)
         findings = tuple(finding for finding in results if finding is not None)
         return findings or (ProbeFinding(NO_OPERATOR, outcome="not run"),)
 
-    def _finding(self, side: Side, probe: Probe) -> ProbeFinding | None:
-        result = self._results.get(self._outputs_of(side, probe))
+    def _finding(self, runtime_name: str, dialect: str, probe: Probe) -> ProbeFinding | None:
+        result = self._results.get(self._outputs_of(runtime_name, dialect, probe))
         if result is None:
             return None
         if result.outcome != RAN:
             reason = result.reason.replace(f"{self._folder}/", "")
-            return ProbeFinding(result.outcome, reason, side.dialect, result.outcome)
+            return ProbeFinding(result.outcome, reason, dialect, result.outcome)
         if "output" not in result.outputs:
             names = ", ".join(result.outputs)
-            return ProbeFinding(SOMETHING_ELSE, f"its outputs are {names}", side.dialect)
-        return dataclasses.replace(probe.read(result.outputs["output"]), dialect=side.dialect)
+            return ProbeFinding(SOMETHING_ELSE, f"its outputs are {names}", dialect)
+        return dataclasses.replace(probe.read(result.outputs["output"]), dialect=dialect)
 
     def _row(self, probe: Probe) -> ProbeRow:
         reason = probe.not_in_pytorch or runtime(PYTORCH).unavailable()
-        pytorch = self._finding(Side(PYTORCH, STANDARD), probe)
+        pytorch = self._finding(PYTORCH, STANDARD, probe)
         return ProbeRow(
             probe.name, probe.about, self._findings(probe), probe.says,
-            self._finding(Side(REFERENCE, STANDARD), probe),
+            self._finding(REFERENCE, STANDARD, probe),
             pytorch or ProbeFinding(reason, outcome="not run"),
         )  # fmt: skip
