@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attn_export.diagnose.contrib_operators import unpack_nibbles
-from attn_export.diagnose.in_integer_cache import scatter_into_cache
+from attn_export.diagnose.in_integer_cache import find_scatter, scatter_into_cache
 from attn_export.diagnose.mistake import ArrayChange, array_of, unchanged
 from attn_export.tensorfile import Array
 
@@ -156,12 +156,8 @@ def block_parts(evaluation: Evaluation) -> dict[str, BlockPart]:
     edges = np.append(eighths, np.append(octaves, np.inf)[:, None], axis=1).ravel()[:-1]
     parts = {}
     for name, past in (("keys", "past_key"), ("values", "past_value")):
-        scatters = [
-            n for n in evaluation.nodes if n.op_type == "TensorScatter" and n.input[0] == past
-        ]
-        if len(scatters) != 1:
-            continue
-        names = _find_part(evaluation, scatters[0], tables[0])
+        scatter = find_scatter(evaluation, past)
+        names = None if scatter is None else _find_part(evaluation, scatter, tables[0])
         if names is not None:
             parts[name] = BlockPart(scales.ravel(), edges, *names)
     return parts

@@ -117,15 +117,16 @@ def block_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
 
 
 def _all_steps(blocks: int) -> Iterator[tuple[str, str, BlockSteps]]:
+    """Yield kind, effect and steps of each mistake, as in `STEPS`, for `blocks` in a token."""
     for where, prefixes in PLACES.items():
-        for kind, field, wrong in (
-            ("cache scale", "index", INDICES), ("zero point", "zero", ZEROS),
-        ):  # fmt: skip
-            for name, change in wrong.items():
-                fields: Any = {f"{start}{field}": change for start in prefixes}
-                described = "scales" if field == "index" else "zero points"
-                category = "block scale" if name.startswith("those") else kind
-                yield category, f"the {described} of {{}} are {name}{where}", BlockSteps(**fields)
+        for wrong_kind, field, described, changes in (
+            ("cache scale", "index", "scales", INDICES),
+            ("zero point", "zero", "zero points", ZEROS),
+        ):
+            for name, change in changes.items():
+                fields: Any = {f"{prefix}{field}": change for prefix in prefixes}
+                kind = "block scale" if name.startswith("those") else wrong_kind
+                yield kind, f"the {described} of {{}} are {name}{where}", BlockSteps(**fields)
     for name, change in TABLES.items():
         says = f"the table of the scales of {{}} is {name}"
         yield "cache scale", says, BlockSteps(table=change, written_table=change)
@@ -139,12 +140,9 @@ def _all_steps(blocks: int) -> Iterator[tuple[str, str, BlockSteps]]:
         says = f"new {{}} are read with {stale_part} that the cache held before"
         yield "stale scales", says, BlockSteps(stale=bytes_of)
     yield from STEPS
-    exchanged = "the bytes of scales and zero points of {} are exchanged where they are read"
-    yield (
-        "cache layout",
-        exchanged,
-        BlockSteps(read_bytes=lambda b: _swap_scales_and_zeros(b, blocks)),
-    )
+    exchange = functools.partial(_swap_scales_and_zeros, blocks=blocks)
+    says = "the bytes of scales and zero points of {} are exchanged where they are read"
+    yield "cache layout", says, BlockSteps(read_bytes=exchange)
     for name, reorder, restore in _orders(blocks):
         says = f"blocks of {{}} {name}"
         yield "block bounds", says, BlockSteps(ordered=reorder, unordered=restore)

@@ -131,22 +131,32 @@ def _unpack(stored: Array) -> Array:
 def cache_parts(evaluation: Evaluation) -> dict[str, CachePart]:
     """Find the keys and the values of a cache of integers in a graph; absent parts are left out."""
     parts = {}
-    for name, suffix in (("keys", "k_scale"), ("values", "v_scale")):
-        names = (n for n in evaluation.initializers if n.endswith(f"kv_scales.{suffix}"))
+    for name, letter, past in (("keys", "k", "past_key"), ("values", "v", "past_value")):
+        names = (n for n in evaluation.initializers if n.endswith(f"kv_scales.{letter}_scale"))
         scale = next(names, None)
         users = [node for node in evaluation.nodes if scale is not None and scale in node.input]
         writing = [node for node in users if node.op_type in ("Div", "QuantizeLinear")]
         reading = [node for node in users if node.op_type == "Mul"]
-        past = "past_key" if name == "keys" else "past_value"
-        scatters = [
-            n for n in evaluation.nodes if n.op_type == "TensorScatter" and n.input[0] == past
-        ]
-        if scale is not None and len(writing) == len(reading) == len(scatters) == 1:
-            parts[name] = CachePart(
-                evaluation.initializers[scale], writing[0].input[0], scatters[0],
-                reading[0].output[0],
-            )  # fmt: skip
+        scatter = find_scatter(evaluation, past)
+        if scale is not None and scatter is not None and len(writing) == len(reading) == 1:
+            new, dequantised = writing[0].input[0], reading[0].output[0]
+            parts[name] = CachePart(evaluation.initializers[scale], new, scatter, dequantised)
     return parts
+
+
+def find_scatter(evaluation: Evaluation, past: str) -> onnx.NodeProto | None:
+    """Return the TensorScatter that writes to a cache; None if there is none, or several.
+
+    Args:
+        evaluation: The graph.
+        past: The name of the input that holds the cache.
+    """
+    scatters = [
+        node
+        for node in evaluation.nodes
+        if node.op_type == "TensorScatter" and node.input[0] == past
+    ]
+    return scatters[0] if len(scatters) == 1 else None
 
 
 # -- known mistakes in them ---------------------------------------------------------------------
