@@ -54,7 +54,8 @@ def first_unmatched_node(
 ) -> Deviation | None:
     """Return the first node with a value that matches no step of the witness.
 
-    Nodes that read the same values as a step with another result take precedence.
+    Nodes that read the same values as a step with another result take precedence. Return None if
+    all values match, or if so few do that the witness computes in another way.
 
     Args:
         graph: The graph.

@@ -34,6 +34,8 @@ Rounding = Callable[[Array], Array]
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 NARROW = FLOATS - {onnx.TensorProto.FLOAT}
 ROUNDED_TO = "rounded_to"
+"""Attribute that `widen_model` adds to a Cast: the narrower type to which it rounds in float64."""
+
 PRODUCTS = frozenset({"MatMul", "Gemm"})
 
 
@@ -152,7 +154,7 @@ class Evaluation:
             **{name: to_float64(array) for name, array in inputs.items()},
         }
 
-    def noisy_values(self, inputs: Mapping[str, Array], dtype: np.dtype) -> Values:
+    def rounded_values(self, inputs: Mapping[str, Array], dtype: np.dtype) -> Values:
         """Compute every value of the graph, rounding the output of each node to a narrower type.
 
         Args:
@@ -212,7 +214,7 @@ class Evaluation:
         rounding: Rounding | None = None,
     ) -> None:
         if rounding is not None and node.op_type == "Attention":
-            values |= self.attention(node, values, rounded_products(rounding))
+            values |= self.attention(node, values, _rounded_products(rounding))
         elif rounding is not None and node.op_type in PRODUCTS:
             rounded = {n: rounding(a) for n in node.input if (a := values.get(n)) is not None}
             values |= self.compute_node(node, {**values, **rounded})
@@ -239,7 +241,7 @@ class Evaluation:
         return dict(zip(node.output, outputs, strict=False))
 
 
-def rounded_products(rounding: Rounding) -> dict[str, StepChange]:
+def _rounded_products(rounding: Rounding) -> dict[str, StepChange]:
     """Return the step changes that round the operands of both products of `Attention`."""
     return {
         "queries": lambda q, _: rounding(q),

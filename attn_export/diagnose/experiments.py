@@ -24,8 +24,13 @@ Axes = Mapping[str, Sequence[object]]
 Sizes = Mapping[str, int]
 
 LENGTHS = (1, 2, 3)
+"""Numbers of queries, keys and past keys that are tried, beside the whole number."""
+
 MOST_ELEMENTS = 4
+"""The largest number of batch elements of which each is tried alone."""
+
 MOST_SMALLER = 60
+"""The largest number of smaller cases that are run."""
 
 
 def smaller_cases(inputs: Arrays, axes: Axes, sizes: Sizes) -> Iterator[tuple[Sizes, Arrays]]:
@@ -165,17 +170,17 @@ def make_golden(right: EvaluatedGraph, case: KnownCase, inputs: Mapping[str, Arr
     graph_inputs = right.runner.to_graph_layout(inputs)
     dtypes = {name: array.dtype for name, array in expected.items() if is_floating(array.dtype)}
     truth = right.evaluation.outputs_of(right.evaluation.values(graph_inputs))
-    noisy = right.evaluation.outputs_of(right.evaluation.noisy_values(graph_inputs, dtype))
+    rounded = right.evaluation.outputs_of(right.evaluation.rounded_values(graph_inputs, dtype))
     allowed: dict[str, Allowed | None] = {}
     for name in dtypes:
-        error, least = measure(noisy[name], truth[name]), 4 * eps(dtypes[name])
+        error, least = measure(rounded[name], truth[name]), 4 * eps(dtypes[name])
         original = case.golden.allowed.get(name) or Allowed(0.0, 0.0)
         allowed[name] = Allowed(
             max(8 * error.whole, least, original.whole), max(8 * error.row, least, original.row)
         )
-    rounded = {name: truth[name].astype(dtype) for name, dtype in dtypes.items()}
+    outputs = {name: truth[name].astype(dtype) for name, dtype in dtypes.items()}
     part = Case("part", "shape", {}, inputs, "")
-    return Golden(part, rounded, rounded, allowed, {})
+    return Golden(part, outputs, outputs, allowed, {})
 
 
 # -- counter-experiments: the same cases, run in another way ------------------------------------

@@ -39,7 +39,7 @@ class EvaluatedGraph:
 
     def bundle_outputs(self, values: Values) -> Mapping[str, np.ndarray]:
         """Return the graph outputs among its values, in the bundle's axis order."""
-        return self.runner.to_bundle_layout(self.evaluation.outputs_of(values))
+        return self.runner.to_case_layout(self.evaluation.outputs_of(values))
 
     def values(self, case: KnownCase) -> Values | None:
         """Compute every value of the graph for a case; None if a node cannot be computed."""
@@ -55,7 +55,7 @@ class EvaluatedGraph:
             NotComputedError: If a node cannot be computed.
         """
         inputs = self.runner.to_graph_layout(case.inputs)
-        return self.evaluation.noisy_values(inputs, dtype_of(case.golden))
+        return self.evaluation.rounded_values(inputs, dtype_of(case.golden))
 
 
 def sample_cases(cases: Sequence[KnownCase], count: int) -> list[KnownCase]:

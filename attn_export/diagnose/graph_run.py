@@ -21,7 +21,14 @@ from attn_export.runtimes.protocol import Limits, Options, Runtime
 
 @dataclasses.dataclass(frozen=True)
 class KnownCase:
-    """A case of the bundle with its inputs and its expected outputs."""
+    """A case of the bundle with its inputs and its expected outputs.
+
+    Attributes:
+        name: The name of the case.
+        sizes: The size of every dynamic axis.
+        inputs: The inputs by name, in the bundle's axis order.
+        golden: The expected outputs and the errors allowed.
+    """
 
     name: str
     sizes: Mapping[str, int]
@@ -88,11 +95,11 @@ class GraphRunner:
             return False
         return _passes(golden, outputs)
 
-    def to_graph_layout(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """Convert inputs from the bundle's axis order and types to those of the graph file."""
-        return to_graph_layout(inputs, self.graph_file.layouts, self.graph_file.dtypes)
+    def to_graph_layout(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        """Convert inputs or outputs from the bundle's axis order and types to the graph file's."""
+        return to_graph_layout(arrays, self.graph_file.layouts, self.graph_file.dtypes)
 
-    def to_bundle_layout(self, outputs: Arrays) -> dict[str, np.ndarray]:
+    def to_case_layout(self, outputs: Arrays) -> dict[str, np.ndarray]:
         """Convert outputs from the axis order of the graph file to the bundle's."""
         return to_case_layout(outputs, self.graph_file.layouts)
 

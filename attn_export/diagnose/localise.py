@@ -66,6 +66,8 @@ def first_value_in_no_right_graph(
 ) -> Deviation | None:
     """Return the first node with a value in no right graph; names are ignored.
 
+    Return None if there is none, or if the right graphs have too few of the values to tell.
+
     Args:
         wrong: The graph in question.
         cases: For each case its values, and those of the right graphs.

@@ -91,7 +91,7 @@ class GraphOracle(TruthSource):
         """Return the case with its truth, the graph's own outputs, and the error allowed."""
         evaluation = self._evaluation
         truth = evaluation.outputs_of(evaluation.values(case.inputs))
-        rounded = evaluation.outputs_of(evaluation.noisy_values(case.inputs, self._dtype))
+        rounded = evaluation.outputs_of(evaluation.rounded_values(case.inputs, self._dtype))
         eager = {
             name: a.astype(self._dtype) if is_floating(a.dtype) else a
             for name, a in rounded.items()
