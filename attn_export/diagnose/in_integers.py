@@ -15,6 +15,7 @@ from attn_export.diagnose.mistake import (
     round_to_bfloat16,
     skip_node,
     swap_neighbours,
+    unchanged,
 )
 from attn_export.tensorfile import Array
 
@@ -54,16 +55,11 @@ Reading = Callable[[StoredWeight], StoredWeight]
 """Function that takes a weight as stored, and returns it as a mistake reads it."""
 
 
-def _map_scale(change: ArrayChange) -> Reading:
-    return lambda w: dataclasses.replace(w, s=change(w.s))
-
-
-def _map_integers(change: ArrayChange) -> Reading:
-    return lambda w: dataclasses.replace(w, q=change(w.q))
-
-
-def _map_zero(change: ArrayChange) -> Reading:
-    return lambda w: dataclasses.replace(w, z=change(w.z))
+def _change(
+    *, q: ArrayChange = unchanged, s: ArrayChange = unchanged, z: ArrayChange = unchanged
+) -> Reading:
+    """Return a reading that changes integers, scales or zero points."""
+    return lambda weight: StoredWeight(q(weight.q), s(weight.s), z(weight.z), weight.bits)
 
 
 def _flip_sign(w: StoredWeight) -> StoredWeight:
@@ -105,43 +101,43 @@ def _drop_last_row(w: StoredWeight) -> StoredWeight:
 
 SCALE, AXIS, ZERO = "weight scale", "scale axis", "zero point"
 READINGS: Final[tuple[tuple[str, str, Reading], ...]] = (
-    (SCALE, "the scales of {} are squared", _map_scale(np.square)),
-    (SCALE, "the scales of {} are halved", _map_scale(lambda s: s / 2)),
-    (SCALE, "the scales of {} are doubled", _map_scale(lambda s: s * 2)),
-    (SCALE, "the scales of {} are left out", _map_scale(np.ones_like)),
-    (SCALE, "the scales of {} are divided by, not multiplied", _map_scale(lambda s: 1 / s)),
-    (SCALE, "the scales of {} are rounded to bfloat16", _map_scale(round_to_bfloat16)),
+    (SCALE, "the scales of {} are squared", _change(s=np.square)),
+    (SCALE, "the scales of {} are halved", _change(s=lambda s: s / 2)),
+    (SCALE, "the scales of {} are doubled", _change(s=lambda s: s * 2)),
+    (SCALE, "the scales of {} are left out", _change(s=np.ones_like)),
+    (SCALE, "the scales of {} are divided by, not multiplied", _change(s=lambda s: 1 / s)),
+    (SCALE, "the scales of {} are rounded to bfloat16", _change(s=round_to_bfloat16)),
     (AXIS, "each output of {} has the scale of the one before",
-     _map_scale(lambda s: np.roll(s, 1, -1))),
-    (AXIS, "each output of {} has the scale of the next", _map_scale(lambda s: np.roll(s, -1, -1))),
-    (AXIS, "the scales of {} are in reverse order", _map_scale(lambda s: s[..., ::-1])),
+     _change(s=lambda s: np.roll(s, 1, -1))),
+    (AXIS, "each output of {} has the scale of the next", _change(s=lambda s: np.roll(s, -1, -1))),
+    (AXIS, "the scales of {} are in reverse order", _change(s=lambda s: s[..., ::-1])),
     (AXIS, "all outputs of {} have the scale of the first",
-     _map_scale(lambda s: s * 0 + s[..., :1])),
+     _change(s=lambda s: s * 0 + s[..., :1])),
     (AXIS, "the scales of {} are read along the other axis",
-     _map_scale(lambda s: s.T.reshape(s.shape))),
+     _change(s=lambda s: s.T.reshape(s.shape))),
     (AXIS, "the scales of {} are those of inputs, not outputs",
      lambda w: dataclasses.replace(w, q=w.q * w.s.T, s=np.ones_like(w.s))),
     (AXIS, "each block of {} has the scale of the one before",
-     _map_scale(lambda s: np.roll(s, 1, 0))),
-    (AXIS, "each block of {} has the scale of the next", _map_scale(lambda s: np.roll(s, -1, 0))),
-    (AXIS, "all blocks of {} have the scale of the first", _map_scale(lambda s: s * 0 + s[:1])),
+     _change(s=lambda s: np.roll(s, 1, 0))),
+    (AXIS, "each block of {} has the scale of the next", _change(s=lambda s: np.roll(s, -1, 0))),
+    (AXIS, "all blocks of {} have the scale of the first", _change(s=lambda s: s * 0 + s[:1])),
     (AXIS, "blocks of {} are read as twice as large",
-     _map_scale(lambda s: np.repeat(s[::2], 2, 0)[: len(s)])),
-    (ZERO, "the zero points of {} are one too high", _map_zero(lambda z: z + 1)),
-    (ZERO, "the zero points of {} are one too low", _map_zero(lambda z: z - 1)),
-    (ZERO, "the zero points of {} are left out", _map_zero(np.zeros_like)),
+     _change(s=lambda s: np.repeat(s[::2], 2, 0)[: len(s)])),
+    (ZERO, "the zero points of {} are one too high", _change(z=lambda z: z + 1)),
+    (ZERO, "the zero points of {} are one too low", _change(z=lambda z: z - 1)),
+    (ZERO, "the zero points of {} are left out", _change(z=np.zeros_like)),
     (ZERO, "each output of {} has the zero point of the one before",
-     _map_zero(lambda z: np.roll(z, 1, -1))),
+     _change(z=lambda z: np.roll(z, 1, -1))),
     (ZERO, "each output of {} has the zero point of the next",
-     _map_zero(lambda z: np.roll(z, -1, -1))),
+     _change(z=lambda z: np.roll(z, -1, -1))),
     (ZERO, "{} is read as if its zero were in the middle",
      lambda w: dataclasses.replace(w, z=np.full_like(w.z, 2 ** (w.bits - 1)))),
     ("nibble order", "the two integers of each byte of {} are swapped",
-     _map_integers(swap_neighbours(-1))),
+     _change(q=swap_neighbours(-1))),
     ("nibble order", "neighbouring inputs of {} are swapped, as two of a byte",
-     _map_integers(swap_neighbours(0))),
+     _change(q=swap_neighbours(0))),
     ("signedness", "the integers of {} are read with the other sign", _flip_sign),
-    ("weight transposed", "{} is transposed", _map_integers(np.transpose)),
+    ("weight transposed", "{} is transposed", _change(q=np.transpose)),
     ("clipped range", "the integers of {} are clipped to a smaller range", _clip(8)),
     ("rows left out", "the last row of {} is left out", _drop_last_row),
 )  # fmt: skip
@@ -163,9 +159,8 @@ def weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         for other, other_node in nodes.items():
             if other != name and weights[other].q.shape == weights[name].q.shape:
                 says = f"{node.input[0]} has the integers of {other_node.input[0]}"
-                read = functools.partial(
-                    _read, name, weights[name], _use_integers_of(weights[other])
-                )
+                reading = _use_integers_of(weights[other])
+                read = functools.partial(_read, name, weights[name], reading)
                 yield Mistake("wrong weight", says, node.name, read)
     for node in evaluation.nodes:
         if node.op_type == "Gather" and node.input[1].endswith(ORDER):
@@ -193,7 +188,7 @@ def fitted_weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         if weight.q.shape[1] <= MANY_OUTPUTS:
             readings += [
                 (SCALE, f"the scale of output {output} of {name} is {effect}",
-                 _map_scale(functools.partial(_scale_one_output, output=output, factor=factor)))
+                 _change(s=functools.partial(_scale_one_output, output=output, factor=factor)))
                 for output in range(weight.q.shape[1])
                 for effect, factor in (("doubled", 2.0), ("halved", 0.5))
             ]  # fmt: skip
