@@ -152,45 +152,45 @@ def activation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         evaluation: The right graph. It rounds by block with nodes of ai.onnx, or in MatMulNBits.
     """
     inputs = list(_rounded_inputs(evaluation))
-    if inputs:
-        yield _as_kleidiai(evaluation, inputs)
-    for kind, says, reading in READINGS if inputs else ():
-        read_all = functools.partial(_read, evaluation, inputs, reading)
-        yield Mistake(kind, says.format("every input of products"), "", read_all)
-        for rounded_input in inputs if len(inputs) > 1 else ():
-            read_one = functools.partial(_read, evaluation, [rounded_input], reading)
-            yield Mistake(
-                kind,
-                says.format(f"the input of {rounded_input.node}"),
-                rounded_input.node,
-                read_one,
-            )
+    if not inputs:
+        return
+    yield _as_kleidiai(evaluation, inputs)
+    groups = [("every input of products", "", inputs)]
+    if len(inputs) > 1:
+        groups += [(f"the input of {each.node}", each.node, [each]) for each in inputs]
+    for kind, says, reading in READINGS:
+        for name, node, group in groups:
+            read = functools.partial(_read, evaluation, group, reading)
+            yield Mistake(kind, says.format(name), node, read)
 
 
 def _as_kleidiai(evaluation: Evaluation, inputs: Sequence[_RoundedInput]) -> Mistake:
     """Return the measured rounding of inputs and weights by KleidiAI's product on ARM."""
-    truncated = [
-        dataclasses.replace(rounded_input, weight=rounded_input.cut) for rounded_input in inputs
-    ]
-    weights = {
-        node.output[0]: dataclasses.replace(weight, s=_truncate_to_bfloat16(weight.s)).dequantised
-        for node in evaluation.nodes
-        if is_weight(evaluation, node)
-        for weight in [stored_weight(evaluation, node)]
-    }
-    return Mistake(
-        SCALE,
+    truncated = [dataclasses.replace(each, weight=each.cut) for each in inputs]
+    weights = {}
+    for node in evaluation.nodes:
+        if is_weight(evaluation, node):
+            weight = stored_weight(evaluation, node)
+            weight = dataclasses.replace(weight, s=_truncate_to_bfloat16(weight.s))
+            weights[node.output[0]] = weight.dequantised
+    says = (
         "every input of products has a scale and a zero point for each token, and scales of "
-        "weights are cut to bfloat16, as in KleidiAI",
-        "", functools.partial(_read, evaluation, truncated, _with_zero_points(TOKEN),
-                              weights=weights),
-    )  # fmt: skip
+        "weights are cut to bfloat16, as in KleidiAI"
+    )
+    reading = _with_zero_points(TOKEN)
+    read = functools.partial(_read, evaluation, truncated, reading, weights=weights)
+    return Mistake(SCALE, says, "", read)
 
 
 def _truncate_to_bfloat16(scales: Array) -> Array:
     """Keep the upper 16 bits of each float32 scale."""
     bits = scales.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
     return np.asarray(bits.view(np.float32), np.float64)
+
+
+ROUNDING: Final = ("Reshape", "Mul", "Round", "Div", "Reshape")
+"""The operators of a rounding by block from the last to the first, each the first input of the
+previous one."""
 
 
 def _rounded_inputs(evaluation: Evaluation) -> Iterator[_RoundedInput]:
@@ -206,11 +206,6 @@ def _rounded_inputs(evaluation: Evaluation) -> Iterator[_RoundedInput]:
             shape = evaluation.initializers.get(source.input[1])
             if shape is not None:
                 yield _RoundedInput(source.input[0], int(shape[-1]), node.output[0], node.name)
-
-
-ROUNDING: Final = ("Reshape", "Mul", "Round", "Div", "Reshape")
-"""The operators of a rounding by block from the last to the first, each the first input of the
-previous one."""
 
 
 def _rounded_by_matmul(evaluation: Evaluation, node: onnx.NodeProto) -> Iterator[_RoundedInput]:
