@@ -64,27 +64,20 @@ def first_unmatched_node(
         steps: Its operations in the same case.
         lines: The line of the module that each node came from.
     """
-    by_size: dict[int, list[int]] = {}
-    for number, step in enumerate(steps):
-        by_size.setdefault(step.value.size, []).append(number)
     comparable = {name: value for name, value in values.items() if _is_comparable(value)}
     matches: dict[str, list[int]] = {}
     for name, value in comparable.items():
-        equal_steps = [n for n in by_size.get(value.size, ()) if _are_equal(value, steps[n].value)]
-        if equal_steps:
-            matches[name] = equal_steps
-    right_values = _with_sources(
-        graph, set(matches), {n for n in matches if _is_varied(comparable[n])}
-    )
+        numbers = [n for n, step in enumerate(steps) if _are_equal(value, step.value)]
+        if numbers:
+            matches[name] = numbers
+    varied = {name for name in matches if _is_varied(comparable[name])}
+    right_values = _with_sources(graph, set(matches), varied)
     computed = [name for name in comparable if name in graph.producer]
     if sum(name in matches for name in computed) < LEAST * len(computed):
         return None
     matched = {number for numbers in matches.values() for number in numbers}
-    nodes = [
-        node
-        for node in graph.nodes
-        if any(n in comparable and n not in right_values for n in node.output)
-    ]
+    wrong_values = comparable.keys() - right_values
+    nodes = [node for node in graph.nodes if not wrong_values.isdisjoint(node.output)]
     for node in nodes:
         unmatched_step = _unmatched_step(node, matches, matched, steps)
         if unmatched_step is not None:
@@ -120,14 +113,10 @@ def _unmatched_step(
 ) -> Step | None:
     """Return a step that reads a value of the node, and whose result the graph does not have."""
     read = {number for name in node.input for number in matches.get(name, ())}
-    return next(
-        (
-            step
-            for number, step in enumerate(steps)
-            if number not in matched_steps and read.intersection(step.reads)
-        ),
-        None,
-    )
+    for number, step in enumerate(steps):
+        if number not in matched_steps and read.intersection(step.reads):
+            return step
+    return None
 
 
 def _deviation(
@@ -148,7 +137,7 @@ def _deviation(
 
 def _are_equal(value: Array, other: Array) -> bool:
     """Return whether two arrays hold the same elements, in any shape and order of axes."""
-    if (value.dtype == np.bool_) != (other.dtype == np.bool_):
+    if value.size != other.size or (value.dtype == np.bool_) != (other.dtype == np.bool_):
         return False
     if _is_close(value, other):
         return True

@@ -115,18 +115,10 @@ def _order(match: Match) -> float:
     return round(match.unexplained, 3)
 
 
-def unexplained_share(
-    mistake: Mistake, evaluation: Evaluation, evidence: Sequence[Evidence]
-) -> tuple[float, bool]:
-    """Compute the share of the error that a mistake leaves, and whether that is only rounding.
-
-    Args:
-        mistake: The mistake.
-        evaluation: The right graph.
-        evidence: Cases with their actual outputs.
-    """
+def _match(mistake: Mistake, evaluation: Evaluation, evidence: Sequence[Evidence]) -> Match:
+    """Compare the outputs of a graph with a mistake to the actual outputs."""
     remaining = total = 0.0
-    rounding = True
+    is_rounding = True
     for case in evidence:
         mistaken = mistake.outputs(evaluation, case.inputs, case.values)
         for name, right in case.right.items():
@@ -135,8 +127,9 @@ def unexplained_share(
             remaining += distance
             total += _distance(right, actual, right)
             if is_floating(actual.dtype):
-                rounding &= math.sqrt(distance) <= ROUNDINGS * eps(actual.dtype)
-    return (math.sqrt(remaining / total) if total else math.inf), rounding
+                is_rounding &= math.sqrt(distance) <= ROUNDINGS * eps(actual.dtype)
+    unexplained = math.sqrt(remaining / total) if total else math.inf
+    return Match(mistake, unexplained, is_rounding)
 
 
 def _all_mistakes(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
@@ -165,11 +158,11 @@ def _try(
             return
         try:
             with np.errstate(all="ignore"):
-                unexplained, rounding = unexplained_share(mistake, evaluation, evidence)
+                match = _match(mistake, evaluation, evidence)
         except (NotComputedError, ValueError, IndexError, AssertionError, TypeError, KeyError):
             continue  # the mistake is impossible with these shapes
-        if unexplained < 1:
-            yield Match(mistake, unexplained, rounding)
+        if match.unexplained < 1:
+            yield match
 
 
 def _distance(x: Array, actual: Array, right: Array) -> float:
@@ -201,7 +194,7 @@ def _fitted_mistakes(
             return
 
         def unexplained(log: float, make: Callable[[float], Mistake] = make) -> float:
-            return unexplained_share(make(math.exp(log)), evaluation, cases)[0]
+            return _match(make(math.exp(log)), evaluation, cases).unexplained
 
         yield make(math.exp(_minimise(unexplained)))
 

@@ -170,11 +170,11 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
     """
     colour = "green" if explanation.fault == "none" else "red"
     say(f"[{colour}]{as_text(explanation.sentence)}[/]", console)
-    for line in lines(explanation):
+    for line in _evidence(explanation):
         say(as_text(line), console)
 
 
-def lines(explanation: Explanation) -> Iterator[str]:
+def _evidence(explanation: Explanation) -> Iterator[str]:
     """Yield the lines of the evidence of an explanation."""
     for cause in explanation.causes[1 : 1 + MORE_CAUSES]:
         yield f"or: {cause.sentence}"
