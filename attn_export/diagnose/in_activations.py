@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from attn_export.diagnose.contrib_operators import packed_weight
-from attn_export.diagnose.in_integers import is_weight, stored_weight
+from attn_export.diagnose.in_integers import stored_weights
 from attn_export.diagnose.mistake import (
     ArrayChange,
     Mistake,
@@ -168,11 +168,9 @@ def _as_kleidiai(evaluation: Evaluation, inputs: Sequence[_RoundedInput]) -> Mis
     """Return the measured rounding of inputs and weights by KleidiAI's product on ARM."""
     truncated = [dataclasses.replace(each, weight=each.cut) for each in inputs]
     weights = {}
-    for node in evaluation.nodes:
-        if is_weight(evaluation, node):
-            weight = stored_weight(evaluation, node)
-            weight = dataclasses.replace(weight, s=_truncate_to_bfloat16(weight.s))
-            weights[node.output[0]] = weight.dequantised
+    for node, weight in stored_weights(evaluation):
+        truncated_weight = dataclasses.replace(weight, s=_truncate_to_bfloat16(weight.s))
+        weights[node.output[0]] = truncated_weight.dequantised
     says = (
         "every input of products has a scale and a zero point for each token, and scales of "
         "weights are cut to bfloat16, as in KleidiAI"

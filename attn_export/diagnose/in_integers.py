@@ -150,17 +150,16 @@ def weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     Args:
         evaluation: The right graph, whose weights stand behind DequantizeLinear.
     """
-    nodes = {node.output[0]: node for node in evaluation.nodes if is_weight(evaluation, node)}
-    weights = {name: stored_weight(evaluation, node) for name, node in nodes.items()}
-    for name, node in nodes.items():
+    weights = stored_weights(evaluation)
+    for node, weight in weights:
+        name, value = node.input[0], node.output[0]
         for kind, says, reading in READINGS:
-            read = functools.partial(_read, name, weights[name], reading)
-            yield Mistake(kind, says.format(node.input[0]), node.name, read)
-        for other, other_node in nodes.items():
-            if other != name and weights[other].q.shape == weights[name].q.shape:
-                says = f"{node.input[0]} has the integers of {other_node.input[0]}"
-                reading = _use_integers_of(weights[other])
-                read = functools.partial(_read, name, weights[name], reading)
+            read = functools.partial(_read, value, weight, reading)
+            yield Mistake(kind, says.format(name), node.name, read)
+        for other_node, other in weights:
+            if other_node is not node and other.q.shape == weight.q.shape:
+                says = f"{name} has the integers of {other_node.input[0]}"
+                read = functools.partial(_read, value, weight, _use_integers_of(other))
                 yield Mistake("wrong weight", says, node.name, read)
     for node in evaluation.nodes:
         if node.op_type == "Gather" and node.input[1].endswith(ORDER):
@@ -176,10 +175,8 @@ def fitted_weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     Args:
         evaluation: The right graph.
     """
-    for node in evaluation.nodes:
-        if not is_weight(evaluation, node):
-            continue
-        weight, name = stored_weight(evaluation, node), node.input[0]
+    for node, weight in stored_weights(evaluation):
+        name = node.input[0]
         readings: list[tuple[str, str, Reading]] = [
             ("quantised twice", f"{name} was quantised twice, the second time to ±{levels:.1f}",
              _requantise(levels))
@@ -212,24 +209,18 @@ def _use_integers_of(other: StoredWeight) -> Reading:
     return lambda w: dataclasses.replace(w, q=other.q)
 
 
-def is_weight(evaluation: Evaluation, node: onnx.NodeProto) -> bool:
-    """Return whether a node dequantises a weight of a graph.
+def stored_weights(evaluation: Evaluation) -> list[tuple[onnx.NodeProto, StoredWeight]]:
+    """Return each node of a graph that dequantises a weight, with the weight."""
+    return [
+        (node, _stored_weight(evaluation, node))
+        for node in evaluation.nodes
+        if node.op_type == "DequantizeLinear"
+        and (integers := evaluation.initializers.get(node.input[0])) is not None
+        and integers.ndim == 2
+    ]
 
-    Args:
-        evaluation: The graph.
-        node: A node of it.
-    """
-    weight = evaluation.initializers.get(node.input[0]) if node.input else None
-    return node.op_type == "DequantizeLinear" and weight is not None and weight.ndim == 2
 
-
-def stored_weight(evaluation: Evaluation, node: onnx.NodeProto) -> StoredWeight:
-    """Return the quantised weight that a node reads.
-
-    Args:
-        evaluation: The graph.
-        node: A node of it.
-    """
+def _stored_weight(evaluation: Evaluation, node: onnx.NodeProto) -> StoredWeight:
     q, s, *optional = (np.asarray(evaluation.initializers[n], np.float64) for n in node.input if n)
     s = np.atleast_2d(s)
     z = np.atleast_2d(optional[0]) if optional else np.zeros_like(s)
