@@ -80,24 +80,24 @@ def known_mistakes(
         cases: The cases to evaluate.
         late: Returns whether time is over.
     """
-    made_in_right = right is not None
+    in_right = right is not None
     base = right or suspect
     if base is None:
-        return KnownMistakes([], made_in_right)
+        return KnownMistakes([], in_right)
     evidence = []
     for case in cases:
         actual = trial.ran.outputs.get(case.name)
         values = base.values(case)
         if actual is None or values is None or set(actual) != set(base.evaluation.outputs):
             continue
-        target = actual if made_in_right else case.golden.expected
+        target = actual if in_right else case.golden.expected
         outputs = base.evaluation.outputs_of(values)
         evidence.append(Evidence(base.runner.to_graph_layout(case.inputs), values, outputs, target))
     matching = matches(base.evaluation, evidence, late) if evidence else []
     if not matching and right is not None and suspect is not None and not suspect.right:
         # The graphs may differ in structure: search for a mistake that corrects the wrong one.
         return known_mistakes(suspect, None, trial, cases, late)
-    return KnownMistakes(matching, made_in_right)
+    return KnownMistakes(matching, in_right)
 
 
 def first_deviation(

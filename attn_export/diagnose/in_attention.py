@@ -11,7 +11,13 @@ import numpy as np
 
 from attn_export.diagnose.attention_steps import StepChange
 from attn_export.diagnose.misreadings import MISREADINGS, StepValues
-from attn_export.diagnose.mistake import Mistake, Replaced, attention_step_mistake, change_value
+from attn_export.diagnose.mistake import (
+    Mistake,
+    Replaced,
+    array_of,
+    attention_step_mistake,
+    change_value,
+)
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
@@ -198,14 +204,16 @@ def _rotation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     for node in evaluation.nodes:
         names = _rotation_operands(evaluation, node)
         if names is not None:
-            yield Mistake("rotation left out", "a head is passed on as it is", node.name,
-                          _replace_rotation(node, names, _unrotated))  # fmt: skip
+            says = "a head is passed on as it is"
+            unrotated = _replace_rotation(node, names, _unrotated)
+            yield Mistake("rotation left out", says, node.name, unrotated)
             says = "pairs are (2i, 2i + 1) in place of (i, i + R/2)"
             rotated = _replace_rotation(node, names, _rotate_neighbours)
             yield Mistake("rotary pairs", says, node.name, rotated)
 
 
 RotationNames = tuple[str, str, str, str]
+"""The names of a, b, cos and sin."""
 
 
 def _rotation_operands(evaluation: Evaluation, node: onnx.NodeProto) -> RotationNames | None:
@@ -227,8 +235,7 @@ def _replace_rotation(
     rotate: Callable[[Array, Array, Array, Array], Array],
 ) -> Replaced:
     def replaced(values: Values) -> Mapping[str, Array]:
-        arrays = [values[name] for name in names]
-        a, b, cos, sin = (array for array in arrays if array is not None)
+        a, b, cos, sin = (array_of(values, name) for name in names)
         return {node.output[0]: rotate(a, b, cos, sin)}
 
     return replaced

@@ -244,12 +244,10 @@ def _nan_in_query() -> Probe:
     inputs = draw_inputs("NaN in query")
     expected = attend(inputs)
     inputs["query"][0, 1, 2, 0] = np.nan
-    return Probe(
-        "NaN in a query", "a query with one NaN", PLAIN, inputs, _single_query_readings(expected, {
-            "NaN in its row": np.nan, "0 in its row": 0.0, "mean of values":
-            inputs["value"][0, 0].mean(axis=0),
-        }),
-    )  # fmt: skip
+    mean = inputs["value"][0, 0].mean(axis=0)
+    results = {"NaN in its row": np.nan, "0 in its row": 0.0, MEAN: mean}
+    readings = _single_query_readings(expected, results)
+    return Probe("NaN in a query", "a query with one NaN", PLAIN, inputs, readings)
 
 
 def _single_query_readings(expected: np.ndarray, values: dict[str, np.ndarray | float]) -> Readings:
@@ -272,12 +270,13 @@ def _infinite_score() -> Probe:
     query[0, :, :, 0] = 0.0
     query[0, 1, 2, 0] = key[0, 0, 1, 0] = HUGE
     expected = attend(inputs)
+    results = {
+        "NaN in its row": np.nan, "0 in its row": 0.0, "value of the key": expected[0, 1, 2],
+        MEAN: value[0, 0].mean(axis=0),
+    }  # fmt: skip
     return Probe(
         "infinite score", "a product of a query and a key beyond float32", PLAIN, inputs,
-        _single_query_readings(expected, {
-            "NaN in its row": np.nan, "0 in its row": 0.0, "value of the key": expected[0, 1, 2],
-            "mean of values": value[0, 0].mean(axis=0),
-        }),
+        _single_query_readings(expected, results),
     )  # fmt: skip
 
 
