@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attn_export.diagnose.contrib_operators import unpack_nibbles
-from attn_export.diagnose.in_integer_cache import find_scatter, scatter_into_cache
-from attn_export.diagnose.mistake import ArrayChange, array_of, unchanged
+from attn_export.diagnose.mistake import (
+    ArrayChange,
+    array_of,
+    find_scatter,
+    scatter_into_cache,
+    unchanged,
+)
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:

@@ -11,8 +11,14 @@ import numpy as np
 from onnx import TensorProto
 
 from attn_export.diagnose.evaluate import ROUNDED_TO
-from attn_export.diagnose.in_integer_cache import scatter_into_cache
-from attn_export.diagnose.mistake import ArrayChange, Mistake, array_of, join, round_to_bfloat16
+from attn_export.diagnose.mistake import (
+    ArrayChange,
+    Mistake,
+    array_of,
+    join,
+    round_to_bfloat16,
+    scatter_into_cache,
+)
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:

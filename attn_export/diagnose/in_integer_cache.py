@@ -14,8 +14,10 @@ from attn_export.diagnose.mistake import (
     ArrayChange,
     Mistake,
     array_of,
+    find_scatter,
     join,
     round_to_bfloat16,
+    scatter_into_cache,
     swap_neighbours,
     unchanged,
 )
@@ -103,22 +105,6 @@ class CachePart:
         return {self.scatter.output[0]: present, self.dequantised: dequantised}
 
 
-def scatter_into_cache(
-    node: onnx.NodeProto, evaluation: Evaluation, values: Values, past: Array, new: Array
-) -> Array:
-    """Run a TensorScatter on other inputs, and return the cache `[B, Hkv, capacity, …]`.
-
-    Args:
-        node: The node.
-        evaluation: The graph.
-        values: All values of the graph.
-        past: `[B, Hkv, capacity, .]`.
-        new: `[B, Hkv, L, .]`.
-    """
-    changed_inputs = dict(zip(node.input[:2], (past, new), strict=True))
-    return evaluation.compute_node(node, {**values, **changed_inputs})[node.output[0]]
-
-
 def _pack(q: Array) -> Array:
     nibbles = q.astype(np.int64) + MIDDLE
     return np.asarray((nibbles[..., ::2] + 16 * nibbles[..., 1::2]) % 256)
@@ -142,21 +128,6 @@ def cache_parts(evaluation: Evaluation) -> dict[str, CachePart]:
             new, dequantised = writing[0].input[0], reading[0].output[0]
             parts[name] = CachePart(evaluation.initializers[scale], new, scatter, dequantised)
     return parts
-
-
-def find_scatter(evaluation: Evaluation, past: str) -> onnx.NodeProto | None:
-    """Return the TensorScatter that writes to a cache; None if there is none, or several.
-
-    Args:
-        evaluation: The graph.
-        past: The name of the input that holds the cache.
-    """
-    scatters = [
-        node
-        for node in evaluation.nodes
-        if node.op_type == "TensorScatter" and node.input[0] == past
-    ]
-    return scatters[0] if len(scatters) == 1 else None
 
 
 # -- known mistakes in them ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Type of a known mistake, and changes of values that many mistakes share."""
+"""Type of a known mistake, and what many share: changes of values, and writes to a cache."""
 
 from __future__ import annotations
 
@@ -197,3 +197,34 @@ def shift_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | None
     shifted = diagonal - shift
     selected = by_diagonal[np.clip(shifted, 0, L + S - 2)]
     return np.broadcast_to(np.where(shifted > L + S - 2, beyond, selected), visible.shape)
+
+
+def find_scatter(evaluation: Evaluation, past: str) -> onnx.NodeProto | None:
+    """Return the TensorScatter that writes to a cache; None if there is none, or several.
+
+    Args:
+        evaluation: The graph.
+        past: The name of the input that holds the cache.
+    """
+    scatters = [
+        node
+        for node in evaluation.nodes
+        if node.op_type == "TensorScatter" and node.input[0] == past
+    ]
+    return scatters[0] if len(scatters) == 1 else None
+
+
+def scatter_into_cache(
+    node: onnx.NodeProto, evaluation: Evaluation, values: Values, past: Array, new: Array
+) -> Array:
+    """Run a TensorScatter on other inputs, and return the cache `[B, Hkv, capacity, …]`.
+
+    Args:
+        node: The node.
+        evaluation: The graph.
+        values: All values of the graph.
+        past: `[B, Hkv, capacity, .]`.
+        new: `[B, Hkv, L, .]`.
+    """
+    changed_inputs = dict(zip(node.input[:2], (past, new), strict=True))
+    return evaluation.compute_node(node, {**values, **changed_inputs})[node.output[0]]
