@@ -90,9 +90,9 @@ def known_mistakes(
         values = base.values(case)
         if actual is None or values is None or set(actual) != set(base.evaluation.outputs):
             continue
-        target = actual if in_right else case.golden.expected
-        outputs = base.evaluation.outputs_of(values)
-        evidence.append(Evidence(base.runner.to_graph_layout(case.inputs), values, outputs, target))
+        inputs = base.runner.to_graph_layout(case.inputs)
+        target = base.runner.to_graph_layout(actual if in_right else case.golden.expected)
+        evidence.append(Evidence(inputs, values, base.evaluation.outputs_of(values), target))
     matching = matches(base.evaluation, evidence, late) if evidence else []
     if not matching and right is not None and suspect is not None and not suspect.right:
         # The graphs may differ in structure: search for a mistake that corrects the wrong one.
