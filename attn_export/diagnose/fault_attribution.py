@@ -130,10 +130,9 @@ def first_deviation(
             return _first_unmatched_over_cases(suspect, trial, lines, witness) or deviation
         return deviation
     case = trial.failed[0]
-    values = suspect.values(case)
-    if values is None:
+    values, rounded = suspect.values(case), suspect.rounded_values(case)
+    if values is None or rounded is None:
         return None
-    noise = suspect.rounded_values(case)
     with scratch() as folder:
         path = folder / suspect.runner.path.name
         write_with_all_outputs(suspect.runner.path, values, path)
@@ -142,7 +141,7 @@ def first_deviation(
     if actual is None:
         return None
     actual = suspect.runner.to_graph_layout(actual)  # outputs came in the bundle's axis order
-    return first_runtime_deviation(suspect.evaluation, values, noise, actual, lines)
+    return first_runtime_deviation(suspect.evaluation, values, rounded, actual, lines)
 
 
 def first_lossy(
@@ -156,9 +155,10 @@ def first_lossy(
         lines: The line of the module that each node came from.
     """
     for case in cases:
-        values = suspect.values(case)
-        if values is not None and not is_right_when_rounded(suspect, case):
-            rounded = suspect.rounded_values(case)
+        values, rounded = suspect.values(case), suspect.rounded_values(case)
+        if values is None or rounded is None:
+            continue
+        if not is_right_when_rounded(suspect, case):
             arrays = {n: a for n, a in rounded.items() if isinstance(a, np.ndarray)}
             deviation = first_runtime_deviation(suspect.evaluation, values, values, arrays, lines)
             if deviation is not None:

@@ -145,7 +145,7 @@ def _deviation(
 def first_runtime_deviation(
     evaluation: Evaluation,
     truth: Values,
-    noise: Values,
+    rounded: Values,
     actual: Mapping[str, Array],
     lines: Lines,
 ) -> Deviation | None:
@@ -154,7 +154,7 @@ def first_runtime_deviation(
     Args:
         evaluation: The graph.
         truth: Its values in float64.
-        noise: Its values in float64, each rounded to the graph's own type.
+        rounded: Its values in float64, each rounded to the graph's own type.
         actual: The runtime's values, by name.
         lines: The line of the module that each node came from.
     """
@@ -165,7 +165,7 @@ def first_runtime_deviation(
             if name not in actual or right is None:
                 continue
             error = _error(actual[name], right)
-            if error > max(8 * _error(noise.get(name), right), least):
+            if error > max(8 * _error(rounded.get(name), right), least):
                 line = lines.get(node.name, "")
                 return Deviation(node.name, node.op_type, name, line, error, "")
     return None

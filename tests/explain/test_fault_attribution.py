@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from attn_export.diagnose.evaluate import Evaluation
-from attn_export.diagnose.fault_attribution import known_mistakes
-from attn_export.diagnose.graph_evaluation import EvaluatedGraph
+from attn_export.diagnose.evaluate import Evaluation, NotComputedError
+from attn_export.diagnose.fault_attribution import first_lossy, known_mistakes
+from attn_export.diagnose.graph_evaluation import EvaluatedGraph, is_right_when_rounded
 from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
 from attn_export.results import Allowed, Case, Golden, GraphFile
 from attn_export.runtimes.catalogue import runtime
@@ -32,14 +33,34 @@ def biased_and_transposed() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
 
 
-def test_a_mistake_is_found_although_the_outputs_are_transposed():
+@pytest.fixture
+def suspect() -> EvaluatedGraph:
+    file = GraphFile("g.onnx", layouts={"y": (1, 0)})
+    runner = GraphRunner(Path("g.onnx"), file, runtime("ort-cpu"), {}, Limits.default())
+    return EvaluatedGraph(runner, Evaluation(biased_and_transposed()), right=False)
+
+
+def case_without_bias() -> KnownCase:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     case = Case("one", "shape", {}, {"x": x}, "")
     golden = Golden(case, {"y": x}, {"y": x}, {"y": Allowed(1e-6, 1e-6)}, {})
-    file = GraphFile("g.onnx", layouts={"y": (1, 0)})
-    runner = GraphRunner(Path("g.onnx"), file, runtime("ort-cpu"), {}, Limits.default())
-    suspect = EvaluatedGraph(runner, Evaluation(biased_and_transposed()), right=False)
-    known = KnownCase("one", {}, {"x": x}, golden)
-    trial = GraphRun(SimpleNamespace(outputs={"one": {"y": x + BIAS}}), (known,), ())
-    found = known_mistakes(suspect, None, trial, [known], lambda: False)
+    return KnownCase("one", {}, {"x": x}, golden)
+
+
+def test_a_mistake_is_found_although_the_outputs_are_transposed(suspect: EvaluatedGraph):
+    case = case_without_bias()
+    outputs = {"one": {"y": case.inputs["x"] + BIAS}}
+    trial = GraphRun(SimpleNamespace(outputs=outputs), (case,), ())
+    found = known_mistakes(suspect, None, trial, [case], lambda: False)
     assert [match.mistake.kind for match in found.matches] == ["missing bias"]
+
+
+def test_a_graph_that_cannot_be_computed_from_rounded_values_has_no_lossy_node(
+    suspect: EvaluatedGraph, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object) -> None:
+        raise NotComputedError(suspect.evaluation.nodes[0], ValueError("too large"))
+
+    monkeypatch.setattr(suspect.evaluation, "rounded_values", refuse)
+    assert not is_right_when_rounded(suspect, case_without_bias())
+    assert first_lossy(suspect, [case_without_bias()], {}) is None
