@@ -28,10 +28,10 @@ GQA_INPUTS = (
 NO_SINK = np.array(-1e30)
 """A score that adds nothing to the sum of a softmax."""
 MHA_INPUTS = ("query", "key", "value", "packed_bias", "padding", "bias")
-INTEGER_CACHE_ATTRIBUTES = frozenset({"kv_cache_bit_width", "k_quant_type", "v_quant_type"})
-SUPPORTED_ATTRIBUTES = (
-    frozenset({"num_heads", "kv_num_heads", "scale", "softcap"}) | INTEGER_CACHE_ATTRIBUTES
-)
+SUPPORTED_ATTRIBUTES = frozenset({
+    "num_heads", "kv_num_heads", "scale", "softcap",
+    "kv_cache_bit_width", "k_quant_type", "v_quant_type",  # of a cache of integers
+})  # fmt: skip
 
 
 class GroupQueryAttention(OpRun):

@@ -237,8 +237,11 @@ def cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         return
     both = tuple(parts.values())
     choices = {"keys and values": both, **{name: (part,) for name, part in parts.items()}}
+    wrong_scales = [("cache scale", name, change) for name, change in SCALES.items()]
+    if both[0].scale.ndim:
+        wrong_scales += [("scale axis", name, change) for name, change in AXES.items()]
     for where, fields in PLACES.items():
-        for kind, name, change in _wrong_scales(both[0].scale):
+        for kind, name, change in wrong_scales:
             steps = _steps_with(fields, change)
             for described, changed in choices.items():
                 says = f"the scales of cached {described} are {name}{where}"
@@ -249,13 +252,6 @@ def cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     for kind, says, steps in STEPS:
         effect = says.format("cached keys and values")
         yield _mistake(evaluation, both, kind, effect, [steps] * 2)
-
-
-def _wrong_scales(scale: Array) -> Iterator[tuple[str, str, ArrayChange]]:
-    for name, change in SCALES.items():
-        yield "cache scale", name, change
-    for name, change in AXES.items() if scale.ndim else ():
-        yield "scale axis", name, change
 
 
 PLACES: Final[Mapping[str, Sequence[str]]] = {

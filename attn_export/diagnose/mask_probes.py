@@ -36,9 +36,7 @@ ALL = "all keys"
 
 def visible_key_probes() -> Iterator[Probe]:
     """Yield the probes of visible keys."""
-    yield _causal()
-    yield _causal_with_past()
-    yield _causal_with_past_and_more_keys()
+    yield from _causal()
     yield _causal_with_lengths()
     yield _window()
     yield _local_window()
@@ -50,26 +48,20 @@ def _causal_readings(inputs: ArrayDict, *readings: str) -> dict[str, np.ndarray]
     return {name: attend(inputs, READINGS.get(name), is_causal=1) for name in readings}
 
 
-def _causal() -> Probe:
+def _causal() -> Iterator[Probe]:
     inputs = draw_inputs("causal", queries=3, keys=5)
-    return Probe(
+    yield Probe(
         "causal, L < S", "is_causal with fewer queries than keys: what query i sees",
         CAUSAL, inputs, Readings(_causal_readings(inputs, TOP_LEFT, BOTTOM_RIGHT, ALL)),
         says=TOP_LEFT,
     )  # fmt: skip
-
-
-def _causal_with_past() -> Probe:
     inputs = case_inputs("causal_future", past=True)
-    return Probe(
+    yield Probe(
         "causal, past", "is_causal with P keys of a past: what query i sees",
         PAST, inputs, Readings(_causal_readings(inputs, OFFSET, TOP_LEFT, ALL)), says=OFFSET,
     )  # fmt: skip
-
-
-def _causal_with_past_and_more_keys() -> Probe:
     inputs = draw_inputs("causal, past, more keys", queries=2, keys=4, past=2)
-    return Probe(
+    yield Probe(
         "past, L < new keys", "is_causal with a past and fewer queries than new keys", PAST, inputs,
         Readings(_causal_readings(inputs, OFFSET, TOP_LEFT, BOTTOM_RIGHT, ALL)), says=OFFSET,
     )  # fmt: skip
@@ -148,8 +140,6 @@ CAP = 1.5
 SOFTCAP = ProbeGraph("softcap", mask="float", attributes={"softcap": CAP})
 
 ZERO, MEAN, NAN, FIRST = "0", "mean of values", "NaN", "first value"
-IGNORED = "mask ignored"
-HIDDEN, SPREADS = "hidden", "spreads"
 
 
 def mask_probes() -> Iterator[Probe]:
@@ -182,7 +172,7 @@ def _masked_row_readings(inputs: ArrayDict) -> Readings:
     masked = {**inputs, "attn_mask": added}
     outputs = {name: attend(masked, READINGS[name]) for name in (MEAN, NAN, FIRST)}
     unmasked = attend({**inputs, "attn_mask": np.where(hidden, 0.0, added)})
-    return Readings({ZERO: attend(masked), **outputs, IGNORED: unmasked})
+    return Readings({ZERO: attend(masked), **outputs, "mask ignored": unmasked})
 
 
 def _softcap() -> Probe:
@@ -218,8 +208,8 @@ def _nan_readings(expected: np.ndarray) -> Readings:
     spread, zeroed = expected.copy(), expected.copy()
     spread[0], zeroed[0] = np.nan, 0.0
     return Readings(
-        {HIDDEN: expected, SPREADS: spread, "spreads everywhere": np.full_like(expected, np.nan),
-         "0 for its queries": zeroed}
+        {"hidden": expected, "spreads": spread, "0 for its queries": zeroed,
+         "spreads everywhere": np.full_like(expected, np.nan)}
     )  # fmt: skip
 
 

@@ -47,8 +47,14 @@ def precision_probes() -> Iterator[Probe]:
         PLAIN, bit_inputs(), read_bits, says="float32",
     )  # fmt: skip
     yield _half()
-    yield _small_values()
-    yield _small_weights()
+    yield _small_number(
+        "small values", "values of 1e-40, which float32 holds with fewer bits",
+        _two_keys(0.0, 1e-40, 1e-40),
+    )  # fmt: skip
+    yield _small_number(
+        "small weights", "a weight of exp(-92), which float32 holds with fewer bits",
+        _two_keys(-92.0, 0.0, 2.0**120),
+    )  # fmt: skip
 
 
 # -- bits --------------------------------------------------------------------------------------
@@ -124,8 +130,8 @@ def _half() -> Probe:
     query[..., 0], query[..., 1] = 64.0, 1.0
     key[..., 0], key[:, :, 0, 1] = 128.0, 3.0
     value[:, :, 0], value[:, :, 1] = 1.0, -1.0
-    inputs = {name: array.astype(np.float16) for name, array in
-              {"query": query, "key": key, "value": value}.items()}  # fmt: skip
+    arrays = {"query": query, "key": key, "value": value}
+    inputs = {name: array.astype(np.float16) for name, array in arrays.items()}
     outputs = {"float32 scores": attend(inputs), "float16 scores": np.zeros_like(query)}
     return Probe(
         "precision, float16", "what holds the scores of float16 queries and keys",
@@ -136,20 +142,10 @@ def _half() -> Probe:
 # -- small numbers -----------------------------------------------------------------------------
 
 
-def _small_values() -> Probe:
-    inputs = _two_keys(0.0, 1e-40, 1e-40)
-    return Probe(
-        "small values", "values of 1e-40, which float32 holds with fewer bits", PLAIN, inputs,
-        _kept_or_flushed(inputs),
-    )  # fmt: skip
-
-
-def _small_weights() -> Probe:
-    inputs = _two_keys(-92.0, 0.0, 2.0**120)
-    return Probe(
-        "small weights", "a weight of exp(-92), which float32 holds with fewer bits", PLAIN,
-        inputs, _kept_or_flushed(inputs),
-    )  # fmt: skip
+def _small_number(name: str, about: str, inputs: ArrayDict) -> Probe:
+    kept = attend(inputs)
+    readings = Readings({"kept": kept, "flushed to 0": np.zeros_like(kept)})
+    return Probe(name, about, PLAIN, inputs, readings)
 
 
 def _two_keys(score: float, first: float, second: float) -> ArrayDict:
@@ -162,8 +158,3 @@ def _two_keys(score: float, first: float, second: float) -> ArrayDict:
     query[..., 0], key[:, :, 1, 0] = 1.0, score * 4
     value[:, :, 0], value[:, :, 1] = first, second
     return {"query": query, "key": key, "value": value}
-
-
-def _kept_or_flushed(inputs: ArrayDict) -> Readings:
-    kept = attend(inputs)
-    return Readings({"kept": kept, "flushed to 0": np.zeros_like(kept)})
