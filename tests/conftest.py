@@ -94,11 +94,12 @@ def _shared(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
 @pytest.fixture
 def need_dry_run(request: pytest.FixtureRequest) -> None:
     """Skip a test where the stand-in of CUDA is missing; fail it if `--require` names it."""
-    from attn_export.runtimes.install_cuda_stand_in import NAME, not_ready
+    from attn_export.runtimes.install_cuda_stand_in import not_ready
+    from attn_export.runtimes.install_folder import CUDA_STAND_IN
 
     reason = not_ready()
-    if reason and NAME in request.config.getoption("--require"):
-        pytest.fail(f"{NAME} is required: {reason}")
+    if reason and CUDA_STAND_IN in request.config.getoption("--require"):
+        pytest.fail(f"{CUDA_STAND_IN} is required: {reason}")
     if reason:
         pytest.skip(reason)
 

@@ -12,8 +12,8 @@ from attn_export.report.progress import Progress
 from attn_export.results import GraphFile
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.dry_run_results import Architecture, Observation, architectures_named
-from attn_export.runtimes.install_cuda_stand_in import NAME, not_ready
-from attn_export.runtimes.install_folder import home
+from attn_export.runtimes.install_cuda_stand_in import not_ready
+from attn_export.runtimes.install_folder import CUDA_STAND_IN, home
 from attn_export.runtimes.protocol import Limits
 
 LIBRARY_PATH = "LD_LIBRARY_PATH"
@@ -169,7 +169,7 @@ def observe(
     values = limited(
         "attn_export.runtimes.dry_run_session:observe", str(folder / file.name), limits,
         # The provider opens some libraries by name later: they must not be those of this machine.
-        {LIBRARY_PATH: str(home() / NAME)},
+        {LIBRARY_PATH: str(home() / CUDA_STAND_IN)},
         graph=str(folder / file.name), architecture=card.name, bound=dict(file.bound),
         batch=batch, query_len=query_len, past_len=past_len,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 from attn_export.output_folder import take_place
-from attn_export.runtimes.install_folder import InstallError
+from attn_export.runtimes.install_folder import InstallError, Say
 from attn_export.temp_folders import folder_beside
 
 ARCHIVE = "https://deb.debian.org/debian"
@@ -32,9 +32,6 @@ SECONDS = 120
 _MAGIC, _HEADER = b"!<arch>\n", 60
 """The first bytes of an `ar` archive, which a Debian package is, and the length of a file
 header."""
-
-Say = Callable[[str], None]
-"""A receiver of progress messages."""
 
 
 def download_headers(folder: Path, say: Say) -> None:

@@ -38,8 +38,8 @@ from attn_export.runtimes.dry_run_timeline import (
     peak_bytes,
     read_record,
 )
-from attn_export.runtimes.install_cuda_stand_in import LIBRARIES, NAME
-from attn_export.runtimes.install_folder import home
+from attn_export.runtimes.install_cuda_stand_in import LIBRARIES
+from attn_export.runtimes.install_folder import CUDA_STAND_IN, home
 from attn_export.runtimes.ort_cuda import COMPUTING, PROVIDER, CudaEngine, cuda_session
 from attn_export.temp_folders import scratch
 
@@ -102,7 +102,7 @@ def load_stand_in(card: Architecture, record: Path) -> ctypes.CDLL:
     Returns:
         The library that holds the record and its settings.
     """
-    folder = home() / NAME
+    folder = home() / CUDA_STAND_IN
     first, *_ = [ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL) for name in LIBRARIES]
     first.stand_in_configure(
         card.capability, card.multiprocessors, card.shared_per_block,
@@ -233,7 +233,7 @@ def _code_note(library: ctypes.CDLL, card: Architecture) -> Any:
 
 def _refuse_other_libraries() -> None:
     """Raise GraphError if this process has loaded a real library of NVIDIA."""
-    ours = os.path.realpath(home() / NAME)
+    ours = os.path.realpath(home() / CUDA_STAND_IN)
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         library = "/" + line.partition("/")[2]
         if OF_NVIDIA.match(Path(library).name) and not library.startswith(ours + "/"):

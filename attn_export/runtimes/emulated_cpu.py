@@ -18,7 +18,7 @@ from attn_export.errors import UsageError, first_few
 from attn_export.runtimes.install_folder import home, missing
 from attn_export.runtimes.ort_cpu import OrtCpu
 
-NAME = "cpus"
+CPUS = "cpus"
 """The folder of the emulators within that of the runtimes, and the name for installing them."""
 
 TABLE = Path(__file__).with_name("emulated_cpus.toml")
@@ -134,7 +134,7 @@ class EmulatedCpu(OrtCpu):
     def _not_installed(self) -> str:
         if (sys.platform, platform.machine()) != ("linux", "x86_64"):
             return "CPUs are emulated on x86-64 Linux only"
-        return missing(NAME, self._emulator(), [TABLE])
+        return missing(CPUS, self._emulator(), [TABLE])
 
     def missing_features(self) -> str:
         """Return a reason that names the CPU features which qemu does not emulate, or ""."""
@@ -149,7 +149,7 @@ class EmulatedCpu(OrtCpu):
         )
 
     def _emulator(self) -> Path:
-        return home() / NAME / f"qemu-{self.cpu.machine}"
+        return home() / CPUS / f"qemu-{self.cpu.machine}"
 
     def launch_command(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
         """Return the command that runs Python on this CPU, and its environment.
@@ -160,7 +160,7 @@ class EmulatedCpu(OrtCpu):
         command = [str(self._emulator()), "-cpu", self.cpu.model]
         if not self._needs_other_python:
             return [*command, sys.executable, *arguments], {**os.environ, **OPENBLAS}
-        root = home() / NAME / self.cpu.machine
+        root = home() / CPUS / self.cpu.machine
         host_only = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME")
         environment = {name: text for name, text in os.environ.items() if name not in host_only}
         package = Path(__file__).resolve().parents[2]

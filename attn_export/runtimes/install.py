@@ -10,31 +10,30 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from attn_export.errors import UsageError, one_line
 from attn_export.interruption import end_on_signal
-from attn_export.output_folder import take_place
-from attn_export.runtimes import (
-    install_cpus,
-    install_cuda_stand_in,
-    install_javascript,
-    native,
-)
+from attn_export.runtimes import install_cpus, install_cuda_stand_in, install_javascript, native
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.install_folder import STAMP, InstallError, home
+from attn_export.runtimes.emulated_cpu import CPUS
+from attn_export.runtimes.install_cpus import ARM64_COMPILER
+from attn_export.runtimes.install_folder import (
+    CUDA_STAND_IN,
+    InstallError,
+    Say,
+    new_installation,
+    pip_command,
+    run_command,
+)
+from attn_export.runtimes.native import NATIVE
 from attn_export.runtimes.release import MARK, NPM, VERSION, WHEELS, Release, release_of
-from attn_export.temp_folders import folder_beside
 
-CPUS = "cpus"
-NATIVE, JAVASCRIPT = ("c", "cpp"), ("node", "wasm", "webgpu")
-ARM64_COMPILER = install_cpus.COMPILER
-DRY_RUN = install_cuda_stand_in.NAME
 RELEASES = ("ort-cpu==1.27.0", "ort-cpu==1.28.0")
 """The releases of ONNX Runtime that tests of sweeps need: the last one that computes fully masked
 rows wrong, and the first one that does not."""
 
-REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm", CPUS, DRY_RUN, *RELEASES)
+REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm", CPUS, CUDA_STAND_IN, *RELEASES)
 """The names that are installed by default."""
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -48,7 +47,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 
 ALL = "all"
 SYSTEM_PACKAGES = "--system-packages"
-EVERY = (*PACKAGES, *NATIVE, *JAVASCRIPT, CPUS, ARM64_COMPILER, DRY_RUN)
+EVERY = (*PACKAGES, *NATIVE, *NPM, CPUS, ARM64_COMPILER, CUDA_STAND_IN)
 
 
 def main() -> int:
@@ -92,19 +91,19 @@ def install(names: Collection[str], *, system_packages: bool = False) -> None:
         say(f"installing {', '.join(wheels)} …")
         pip("install", "--quiet", *wheels)
     if set(names) & set(NATIVE):
-        native.install(home(), say)
+        native.install(say)
     if CPUS in names:
-        install_cpus.install(home(), say)
+        install_cpus.install(say)
     if ARM64_COMPILER in names:
-        install_cpus.install_compiler(home(), say)
-    scripts = set(names) & set(JAVASCRIPT)
-    if scripts:
-        install_javascript.install(home(), scripts, say, system_packages=system_packages)
+        install_cpus.install_compiler(say)
+    in_javascript = set(names) & set(NPM)
+    if in_javascript:
+        install_javascript.install(in_javascript, say, system_packages=system_packages)
     for name in names:
         if MARK in name:
             install_release(name, say)
-    if DRY_RUN in names:
-        install_cuda_stand_in.install(home(), say)
+    if CUDA_STAND_IN in names:
+        install_cuda_stand_in.install(say)
 
 
 def say(text: str) -> None:
@@ -116,7 +115,7 @@ def say(text: str) -> None:
 # -- other releases of runtimes, each in a folder of its own ------------------------------------
 
 
-def install_release(name: str, say: Callable[[str], None]) -> None:
+def install_release(name: str, say: Say) -> None:
     """Install a release if it is missing.
 
     Args:
@@ -138,13 +137,10 @@ def install_release(name: str, say: Callable[[str], None]) -> None:
         return
     wheels = [f"{package}=={release.measured}" for package in release.wheels]
     say(f"installing {', '.join(wheels)} …")
-    release.folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder_beside(release.folder) as new:
+    with new_installation(release.folder, " ".join(wheels)) as new:
         # Without dependencies: numpy and others are those of this environment.
         options = ("--quiet", "--target", str(new), "--no-deps", "--only-binary=:all:")
         pip("install", *options, *wheels)
-        (new / STAMP).write_text(" ".join(wheels))
-        take_place(new, release.folder)
 
 
 def published(base: str) -> list[str]:
@@ -158,9 +154,9 @@ def published(base: str) -> list[str]:
         UsageError: If the runtime has no releases.
     """
     if base in NPM:
-        versions = json.loads(_output(["npm", "view", NPM[base], "versions", "--json"]))
+        versions = json.loads(_output("npm", "view", NPM[base], "versions", "--json"))
     elif base in WHEELS:
-        text = _output([*_pip_command(), "index", "versions", WHEELS[base][0]])
+        text = _output(*_pip("index", "versions", WHEELS[base][0]))
         listed = text.partition("Available versions:")[2].partition("\n")[0]
         versions = re.findall(r"[^\s,]+", listed)
     else:
@@ -175,25 +171,17 @@ def pip(*arguments: str) -> None:
     Raises:
         InstallError: If pip fails.
     """
-    completed = subprocess.run([*_pip_command(), *arguments], stdout=sys.stderr, check=False)
+    completed = subprocess.run(_pip(*arguments), stdout=sys.stderr, check=False)
     if completed.returncode:
         raise InstallError(f"pip {' '.join(arguments)} failed; what it said is above")
 
 
-def _pip_command() -> list[str]:
-    base = getattr(sys, "_base_executable", sys.executable)
-    return [base, "-m", "pip", "--python", sys.executable]
+def _pip(*arguments: str) -> list[str]:
+    return pip_command("--python", sys.executable, *arguments)
 
 
-def _output(command: list[str]) -> str:
-    try:
-        completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise InstallError(f"{command[0]} is not there: {error.strerror}") from error
-    if completed.returncode:
-        message = next(iter(completed.stderr.strip().splitlines()), "no message")
-        raise InstallError(f"{' '.join(command[-4:])} failed: {message[:200]}")
-    return completed.stdout
+def _output(*command: str) -> str:
+    return run_command(command, f"{' '.join(command[-4:])} failed", "^.+")
 
 
 if __name__ == "__main__":

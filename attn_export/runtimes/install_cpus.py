@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import tomllib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from attn_export.output_folder import take_place
-from attn_export.runtimes.debian_packages import Say, download_headers, unpack_pinned
-from attn_export.runtimes.emulated_cpu import NAME, PYTHON, TABLE, table
-from attn_export.runtimes.install_folder import STAMP, InstallError, digest, home, missing
+from attn_export.runtimes.debian_packages import download_headers, unpack_pinned
+from attn_export.runtimes.emulated_cpu import CPUS, PYTHON, TABLE, table
+from attn_export.runtimes.install_folder import (
+    InstallError,
+    Say,
+    digest,
+    download_wheels,
+    home,
+    missing,
+    new_installation,
+    stamp_of,
+)
 from attn_export.runtimes.native import HEADER, LIBRARY, LINKS, ORT
-from attn_export.temp_folders import folder_beside, scratch
+from attn_export.temp_folders import scratch
 
 # -- qemu, and Python with ONNX Runtime for ARM -------------------------------------------------
 
@@ -28,24 +35,18 @@ ARM = "aarch64"
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
 
 
-def install(folder: Path, say: Say) -> None:
+def install(say: Say) -> None:
     """Download and unpack qemu, and Python with ONNX Runtime for ARM, unless they are up to date.
 
-    All files are written below `folder`, and root is not needed.
-
-    Args:
-        folder: The folder of all runtimes.
-        say: The receiver of progress messages.
+    All files are written below `home()`, and root is not needed.
 
     Raises:
         InstallError: If something cannot be downloaded.
     """
-    target = folder / NAME
-    stamp = target / STAMP
-    if stamp.is_file() and stamp.read_text() == digest([TABLE]):
+    target, sources = home() / CPUS, digest([TABLE])
+    if stamp_of(target) == sources:
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with folder_beside(target) as new:
+    with new_installation(target, sources) as new:
         say("downloading qemu (70 MB), and Python and ONNX Runtime for ARM (45 MB)")
         unpack_pinned(table()["qemu"], new, _is_needed, say)
         for name in EMULATORS:
@@ -55,8 +56,6 @@ def install(folder: Path, say: Say) -> None:
         unpack_pinned(table()[ARM], root, _is_needed, say)
         _install_wheels(table()[ARM]["wheels"], root / "site")
         _check(new)
-        (new / STAMP).write_text(digest([TABLE]))
-        take_place(new, target)
 
 
 def _is_needed(path: str) -> bool:
@@ -67,20 +66,10 @@ def _is_needed(path: str) -> bool:
 
 def _install_wheels(wheels: Mapping[str, str], folder: Path) -> None:
     with scratch() as work:
-        pins = work / "requirements.txt"
-        pins.write_text("".join(f"{w} --hash=sha256:{sha}\n" for w, sha in wheels.items()))
-        base = getattr(sys, "_base_executable", sys.executable)
-        command = [
-            base, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes",
-            "--only-binary=:all:", "--python-version", "3.11", "--implementation", "cp",
-            "--abi", "cp311", "--dest", str(work), "--requirement", str(pins),
-        ]  # fmt: skip
+        options = ["--python-version", "3.11", "--implementation", "cp", "--abi", "cp311"]
         for name in PLATFORMS:
-            command += ["--platform", f"{name}_{ARM}"]
-        completed = subprocess.run(command, stdout=sys.stderr, check=False)
-        if completed.returncode:
-            raise InstallError(f"pip could not download {' '.join(wheels)}; see its output above")
-        for wheel in sorted(work.glob("*.whl")):
+            options += ["--platform", f"{name}_{ARM}"]
+        for wheel in download_wheels(wheels, work, *options):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(folder)
 
@@ -97,7 +86,7 @@ def _check(folder: Path) -> None:
 
 # -- Debian's C and C++ compiler for arm64, with a toolchain file for CMake ---------------------
 
-COMPILER = "arm64-compiler"
+ARM64_COMPILER = "arm64-compiler"
 """The folder of the compiler within that of the runtimes, and the name for installing it."""
 
 SOURCES = Path(__file__).resolve().parent / "arm64_compiler"
@@ -108,44 +97,33 @@ UNUSED = ("lto1", "lto-", "san.", "gcov", "doc/", "share/")
 """Parts of the paths of files that are not needed, which are half of all bytes."""
 
 
-def install_compiler(folder: Path, say: Say) -> None:
+def install_compiler(say: Say) -> None:
     """Download and unpack the compiler and the emulated CPUs, unless they are up to date.
 
-    All files are written below `folder`, and root is not needed.
-
-    Args:
-        folder: The folder of all runtimes.
-        say: The receiver of progress messages.
+    All files are written below `home()`, and root is not needed.
 
     Raises:
         InstallError: If something cannot be downloaded.
     """
-    install(folder, say)
-    if not not_ready(folder):
+    install(say)
+    if not not_ready():
         return
-    headers = folder / ORT / HEADER.parent
-    if not (folder / ORT / HEADER).is_file():
+    headers = home() / ORT / HEADER.parent
+    if not (home() / ORT / HEADER).is_file():
         download_headers(headers, say)
-    target = folder / COMPILER
-    with folder_beside(target) as new:
+    with new_installation(home() / ARM64_COMPILER, digest(SOURCES.iterdir())) as new:
         say("downloading Debian's compiler for arm64 (50 MB)")
         packages = tomllib.loads((SOURCES / PACKAGES).read_text(encoding="utf-8"))
         unpack_pinned(packages, new, _is_compiler_file, say)
         shutil.copyfile(SOURCES / TOOLCHAIN, new / TOOLCHAIN)
         _link_tools(new / "bin")
         shutil.copytree(headers, new / ORT / HEADER.parent)
-        _link_library(folder, new / ORT / "lib")
-        (new / STAMP).write_text(digest(SOURCES.iterdir()))
-        take_place(new, target)
+        _link_library(new / ORT / "lib")
 
 
-def not_ready(folder: Path | None = None) -> str:
-    """Return the reason that the compiler for arm64 is not installed, or "".
-
-    Args:
-        folder: The folder of all runtimes. Default: `home`.
-    """
-    return missing(COMPILER, (folder or home()) / COMPILER / TOOLCHAIN, SOURCES.iterdir())
+def not_ready() -> str:
+    """Return the reason that the compiler for arm64 is not installed, or ""."""
+    return missing(ARM64_COMPILER, home() / ARM64_COMPILER / TOOLCHAIN, SOURCES.iterdir())
 
 
 def _is_compiler_file(path: str) -> bool:
@@ -160,12 +138,12 @@ def _link_tools(folder: Path) -> None:
         (folder / f"{PREFIX}{name}").symlink_to(TOOL)
 
 
-def _link_library(runtimes: Path, folder: Path) -> None:
-    """Link the library in the wheel for ARM by relative paths, so that `runtimes` may be moved."""
-    capi = Path(NAME, ARM, "site", "onnxruntime", "capi")
-    libraries = sorted((runtimes / capi).glob(f"{LIBRARY}.*"))
+def _link_library(folder: Path) -> None:
+    """Link the library in the wheel for ARM by relative paths, so that `home()` may be moved."""
+    capi = Path(CPUS, ARM, "site", "onnxruntime", "capi")
+    libraries = sorted((home() / capi).glob(f"{LIBRARY}.*"))
     if not libraries:
-        raise InstallError(f"{runtimes / capi} has no {LIBRARY}; remove {runtimes / NAME}")
+        raise InstallError(f"{home() / capi} has no {LIBRARY}; remove {home() / CPUS}")
     folder.mkdir()
     for name in LINKS:
         (folder / name).symlink_to(Path("..", "..", "..", capi, libraries[-1].name))

@@ -6,30 +6,28 @@ in libraries of the same names and versions.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
-import subprocess
-import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from attn_export.output_folder import take_place
 from attn_export.runtimes.install_folder import (
     CUDA_STAND_IN,
     SETUP,
-    STAMP,
     InstallError,
+    Say,
     digest,
+    download_wheels,
     home,
+    new_installation,
+    run_command,
+    stamp_of,
 )
 from attn_export.runtimes.protocol import installed_version
-from attn_export.temp_folders import folder_beside, held_locks, scratch
-
-NAME = CUDA_STAND_IN
+from attn_export.temp_folders import scratch
 
 PROVIDER = "libonnxruntime_providers_cuda.so"
 SOURCES = Path(__file__).resolve().parent / "cuda_stand_in"
@@ -58,23 +56,20 @@ HEADERS: Mapping[str, str] = {
 
 INCLUDE = "nvidia/cu13/include/"
 MOST_BYTES = 64 << 20
+ERROR = ".*rror.*"
 
 _OF_CUDA = re.compile(r"lib(cu|nv)\w+\.so")
 _SYMBOL = re.compile(r"(?P<name>(?:__)?cu\w+)(?:@+(?P<version>\S+))?\Z")
 
 
-def install(folder: Path, say: Callable[[str], None]) -> None:
-    """Build the libraries, unless they are up to date.
-
-    Args:
-        folder: The folder of built runtimes.
-        say: Receives a message before each long step.
+def install(say: Say) -> None:
+    """Build the libraries, unless they are up to date. `say` receives a message before each step.
 
     Raises:
         InstallError: If something is missing, or the installed provider asks for a function or a
             library without a stand-in. The message names it.
     """
-    if not not_ready(folder):
+    if not not_ready():
         return
     provider = _provider()
     if provider is None:
@@ -84,7 +79,8 @@ def install(folder: Path, say: Callable[[str], None]) -> None:
             raise InstallError(f"there is no {program}; {APT}")
     _check_libraries(_linked_libraries(provider))
     required = _required_symbols(provider)
-    with folder_beside(folder / NAME) as new, scratch() as work:
+    stand_ins = new_installation(home() / CUDA_STAND_IN, _stamp(provider))
+    with stand_ins as new, scratch() as work:
         say("downloading CUDA's headers")
         _download_headers(work)
         say("building the stand-in libraries of CUDA")
@@ -93,24 +89,18 @@ def install(folder: Path, say: Callable[[str], None]) -> None:
             _check_symbols(library, required, _defined_symbols(new / library))
         for name in REFUSED:
             (new / name).write_text("no library: a dry run has no cuDNN\n")
-        (new / STAMP).write_text(_stamp(provider))
-        take_place(new, folder / NAME)
 
 
-def not_ready(folder: Path | None = None) -> str:
-    """Return the reason that no dry run is possible here, with the remedy, or "".
-
-    Args:
-        folder: The folder of built runtimes. Default: `home()`.
-    """
+def not_ready() -> str:
+    """Return the reason that no dry run is possible here, with the remedy, or ""."""
     provider = _provider()
     if provider is None:
         return f"there is no {PROVIDER} here; on x86-64 Linux, pip install onnxruntime-gpu"
-    stamp = (folder or home()) / NAME / STAMP
-    if not stamp.is_file():
-        return f"the stand-in libraries of CUDA are not built here; run {SETUP} {NAME}"
-    if stamp.read_text() != _stamp(provider):
-        return f"the stand-in libraries were built for another onnxruntime; run {SETUP} {NAME}"
+    stamp, remedy = stamp_of(home() / CUDA_STAND_IN), f"run {SETUP} {CUDA_STAND_IN}"
+    if not stamp:
+        return f"the stand-in libraries of CUDA are not built here; {remedy}"
+    if stamp != _stamp(provider):
+        return f"the stand-in libraries were built for another onnxruntime; {remedy}"
     return ""
 
 
@@ -185,21 +175,12 @@ def _check_symbols(library: str, required: Mapping[str, str], defined: set[str])
 
 
 def _download_headers(folder: Path) -> None:
-    """Download CUDA's headers into `folder`, below `INCLUDE`. Each wheel must have its digest.
+    """Download CUDA's headers into `folder`, below `INCLUDE`.
 
     Raises:
-        InstallError: If a wheel cannot be downloaded, or has another digest.
+        InstallError: If they cannot be downloaded.
     """
-    pins = folder / "wanted.txt"
-    pins.write_text("".join(f"{package} --hash=sha256:{sha}\n" for package, sha in HEADERS.items()))
-    base = getattr(sys, "_base_executable", sys.executable)
-    _run(
-        "pip", base, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
-        "--platform", "manylinux2014_x86_64", "--require-hashes", "--dest", folder, "-r", pins,
-    )  # fmt: skip
-    for wheel in folder.glob("*.whl"):
-        if hashlib.sha256(wheel.read_bytes()).hexdigest() not in HEADERS.values():
-            raise InstallError(f"{wheel.name} has not the digest that was expected; try again")
+    for wheel in download_wheels(HEADERS, folder, "--platform", "manylinux2014_x86_64"):
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.infolist():
                 inside = member.filename.startswith(INCLUDE) and ".." not in member.filename
@@ -214,22 +195,12 @@ def _build(new: Path, library: str, source: str, work: Path) -> None:
     # The functions of the driver library have no version.
     versioned = [] if source == "cuda.c" else [f"-Wl,--version-script={versions}"]
     needed = [new / record] if library != record else []
-    _run(
-        "the compiler", _compiler(), "-O1", "-w", "-shared", "-fPIC", f"-I{work / INCLUDE}",
+    command: list[str | Path] = [
+        _compiler(), "-O1", "-w", "-shared", "-fPIC", f"-I{work / INCLUDE}",
         f"-Wl,-soname,{library}", *versioned, "-o", new / library, SOURCES / source, *needed,
-    )  # fmt: skip
+    ]  # fmt: skip
+    run_command(command, "the compiler failed", ERROR)
 
 
 def _output(*command: str | Path) -> str:
-    return _run(str(command[0]), *command)
-
-
-def _run(program: str, *command: str | Path) -> str:
-    completed = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, check=False, pass_fds=held_locks()
-    )
-    if completed.returncode:
-        lines = [line.strip() for line in completed.stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if "rror" in line] or lines or ["it said nothing"]
-        raise InstallError(f"{program} failed: {errors[0]}")
-    return completed.stdout
+    return run_command(command, f"{command[0]} failed", ERROR)

@@ -1,11 +1,17 @@
-"""Location of installed runtimes: programs in other languages, packages, and other releases."""
+"""Folders of installed runtimes, and the commands that fill them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from attn_export.output_folder import take_place
+from attn_export.temp_folders import folder_beside, held_locks
 
 VARIABLE = "ATTN_EXPORT_RUNTIMES"
 STAMP = "made-from"
@@ -15,6 +21,9 @@ SETUP = "scripts/setup_runtimes"
 
 CUDA_STAND_IN = "cuda-dry-run"
 """The folder of the libraries for dry runs of CUDA, and the name for installing them."""
+
+Say = Callable[[str], None]
+"""A receiver of progress messages."""
 
 
 class InstallError(Exception):
@@ -65,7 +74,92 @@ def missing(name: str, program: Path, sources: Iterable[Path]) -> str:
     """
     if not program.is_file():
         return f"it is not built here; run {setup_command(name)}"
-    stamp = program.parent / STAMP
-    if not stamp.is_file() or stamp.read_text() != digest(sources):
+    if stamp_of(program.parent) != digest(sources):
         return f"it was built from other sources; run {setup_command(name)}"
     return ""
+
+
+def stamp_of(folder: Path) -> str:
+    """Return the text of the file `STAMP` of a runtime's folder, or "" if there is none."""
+    stamp = folder / STAMP
+    return stamp.read_text() if stamp.is_file() else ""
+
+
+@contextlib.contextmanager
+def new_installation(folder: Path, stamp: str) -> Iterator[Path]:
+    """Create a folder to install into; at the end, let it replace `folder` in one step.
+
+    Args:
+        folder: The folder of a runtime.
+        stamp: The text of its file `STAMP`.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder_beside(folder) as new:
+        yield new
+        (new / STAMP).write_text(stamp)
+        take_place(new, folder)
+
+
+# -- commands that build and download -----------------------------------------------------------
+
+
+def run_command(
+    command: Sequence[str | Path],
+    failure: str,
+    error: str,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Run a command and return its stdout.
+
+    Args:
+        command: The command line.
+        failure: The start of the message if the command fails.
+        error: A regular expression. The message quotes its first match in stderr, or else the
+            first line of stderr.
+        folder: The current folder of the command. Default: that of this process.
+        environment: The environment of the command. Default: that of this process.
+
+    Raises:
+        InstallError: If the command fails.
+    """
+    try:
+        completed = subprocess.run(
+            [*map(str, command)],
+            capture_output=True, text=True, check=False, cwd=folder, env=environment,
+            pass_fds=held_locks(),
+        )  # fmt: skip
+    except OSError as reason:
+        raise InstallError(f"{command[0]} is not there: {reason.strerror}") from reason
+    if completed.returncode:
+        found = re.search(error, completed.stderr, re.MULTILINE)
+        lines = completed.stderr.strip().splitlines() or ["no message"]
+        quoted = found[0] if found else lines[0]
+        raise InstallError(f"{failure}: {' '.join(quoted.split())}")
+    return completed.stdout
+
+
+def pip_command(*arguments: str) -> list[str]:
+    """Return a command of the base interpreter's pip, as this environment may have none."""
+    return [getattr(sys, "_base_executable", sys.executable), "-m", "pip", *arguments]
+
+
+def download_wheels(wheels: Mapping[str, str], folder: Path, *options: str) -> list[Path]:
+    """Download wheels with known digests from PyPI, and return their paths.
+
+    Args:
+        wheels: The SHA-256 of each wheel, by ``NAME==VERSION``. pip refuses other files.
+        folder: The folder to write into.
+        options: The options of pip that choose the platform.
+
+    Raises:
+        InstallError: If a wheel cannot be downloaded.
+    """
+    pins = folder / "requirements.txt"
+    pins.write_text("".join(f"{wheel} --hash=sha256:{sha}\n" for wheel, sha in wheels.items()))
+    command = pip_command(
+        "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:",
+        "--dest", str(folder), "--requirement", str(pins), *options,
+    )  # fmt: skip
+    run_command(command, "pip download failed", "^ERROR.*")
+    return sorted(folder.glob("*.whl"))

@@ -11,12 +11,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from attn_export.output_folder import take_place
-from attn_export.runtimes.install_folder import STAMP, InstallError, digest
-from attn_export.temp_folders import folder_beside, held_locks
+from attn_export.runtimes.install_folder import (
+    InstallError,
+    Say,
+    digest,
+    home,
+    new_installation,
+    run_command,
+    stamp_of,
+)
 
 NODE, WEB = "node", "web"
 NODE_PACKAGE, WEB_PACKAGE = "onnxruntime-node", "onnxruntime-web"
@@ -27,6 +33,7 @@ OLDEST_NODE = 18
 NODE_MISSING = f"node is not installed; apt-get install nodejs npm ({OLDEST_NODE} or newer)"
 BROWSERS = ("chromium", "google-chrome", "chromium-browser")
 APT = ("apt-get", "install", "-y", "--no-install-recommends", "chromium")
+ERROR = "^(npm error|npm ERR!|E:).*"
 
 RUNTIMES = Path(__file__).resolve().parent
 HARNESS, KITS = RUNTIMES / "harness", RUNTIMES.parent / "kits"
@@ -35,17 +42,10 @@ Files = dict[str, Path]
 """The source file of each file of an installation, by its path there."""
 
 
-def install(
-    folder: Path,
-    names: Collection[str],
-    say: Callable[[str], None],
-    *,
-    system_packages: bool = False,
-) -> None:
+def install(names: Collection[str], say: Say, *, system_packages: bool = False) -> None:
     """Install runtimes, unless they are up to date.
 
     Args:
-        folder: The folder of installed programs.
         names: Names out of node, wasm and webgpu.
         say: Receives a message before each long step.
         system_packages: Whether apt-get may install Chromium, as root, if there is none.
@@ -55,14 +55,14 @@ def install(
     """
     _check_node()
     if NODE in names:
-        _install(folder / NODE, _node_files(), say)
+        _install(home() / NODE, _node_files(), say)
     if WEBGPU_AND_WASM & set(names):
-        _install(folder / WEB, _web_files(), say)
+        _install(home() / WEB, _web_files(), say)
         if chromium() is None:
             _install_chromium(say, system_packages=system_packages)
 
 
-def install_release(folder: Path, package: str, version: str, say: Callable[[str], None]) -> None:
+def install_release(folder: Path, package: str, version: str, say: Say) -> None:
     """Install another release of a package, with the program of the runtime.
 
     Args:
@@ -138,10 +138,7 @@ def _harness(*names: str) -> Files:
 
 
 def _install(
-    folder: Path,
-    files: Files,
-    say: Callable[[str], None],
-    versions: Mapping[str, str] | None = None,
+    folder: Path, files: Files, say: Say, versions: Mapping[str, str] | None = None
 ) -> None:
     """Install into a new folder, and replace the old folder by it, unless that is up to date.
 
@@ -151,12 +148,10 @@ def _install(
         say: Receives a message before each long step.
         versions: The versions of packages that differ from the lock file.
     """
-    stamp = folder / STAMP
     sources = digest(files.values())
-    if stamp.is_file() and stamp.read_text() == sources:
+    if stamp_of(folder) == sources:
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder_beside(folder) as new:
+    with new_installation(folder, sources) as new:
         for name, source in files.items():
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, new / name)
@@ -164,11 +159,9 @@ def _install(
             _install_versions(new, folder.name, versions, say)
         else:
             _install_packages(new, folder, say)
-        (new / STAMP).write_text(sources)
-        take_place(new, folder)
 
 
-def _install_packages(new: Path, old: Path, say: Callable[[str], None]) -> None:
+def _install_packages(new: Path, old: Path, say: Say) -> None:
     """Install the packages of the lock file; take them from the old folder if it has the same."""
     old_lock, packages = old / LOCK, old / "node_modules"
     is_same = old_lock.is_file() and old_lock.read_bytes() == (new / LOCK).read_bytes()
@@ -179,9 +172,7 @@ def _install_packages(new: Path, old: Path, say: Callable[[str], None]) -> None:
     _npm("ci", new, old.name, say)
 
 
-def _install_versions(
-    folder: Path, name: str, versions: Mapping[str, str], say: Callable[[str], None]
-) -> None:
+def _install_versions(folder: Path, name: str, versions: Mapping[str, str], say: Say) -> None:
     """Install packages of other versions, without a lock file.
 
     Args:
@@ -198,16 +189,11 @@ def _install_versions(
     _npm("install", folder, name, say)
 
 
-def _npm(command: str, folder: Path, name: str, say: Callable[[str], None]) -> None:
+def _npm(command: str, folder: Path, name: str, say: Say) -> None:
     say(f"npm {command} for {name}")
     # Without scripts: that of onnxruntime-node only downloads libraries for CUDA.
-    completed = subprocess.run(
-        ["npm", command, "--ignore-scripts", "--no-audit", "--no-fund"],
-        cwd=folder, capture_output=True, text=True, check=False,
-        pass_fds=held_locks(),
-    )  # fmt: skip
-    if completed.returncode:
-        raise InstallError(f"npm {command} failed for {name}: {_first_error(completed.stderr)}")
+    arguments = ["npm", command, "--ignore-scripts", "--no-audit", "--no-fund"]
+    run_command(arguments, f"npm {command} failed for {name}", ERROR, folder)
 
 
 def _check_node() -> None:
@@ -222,7 +208,7 @@ def _check_node() -> None:
         )
 
 
-def _install_chromium(say: Callable[[str], None], *, system_packages: bool) -> None:
+def _install_chromium(say: Say, *, system_packages: bool) -> None:
     by_hand = f"there is no Chromium; run: {' '.join(APT)}, or name one in CHROME_PATH"
     if not system_packages:
         raise InstallError(f"{by_hand}, or let it be installed, as root, by --system-packages")
@@ -231,16 +217,7 @@ def _install_chromium(say: Callable[[str], None], *, system_packages: bool) -> N
     say("apt-get install chromium")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (("apt-get", "update"), APT):
-        completed = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False
-        )
-        if completed.returncode:
-            error = _first_error(completed.stderr)
-            raise InstallError(f"{' '.join(command)} failed: {error}; {by_hand}")
-
-
-def _first_error(stderr: str) -> str:
-    """Return the first line that states an error; the last lines only name a log file."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("npm error", "npm ERR!", "E:"))]
-    return (errors or lines or ["no message"])[0]
+        try:
+            run_command(command, f"{' '.join(command)} failed", ERROR, environment=environment)
+        except InstallError as error:
+            raise InstallError(f"{error}; {by_hand}") from error

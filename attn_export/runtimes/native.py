@@ -7,28 +7,27 @@ Debian's package, which may be older: the C API is stable, so that a newer libra
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import CUDA, DIALECTS
-from attn_export.output_folder import take_place
 from attn_export.runtimes.install_folder import (
-    STAMP,
     InstallError,
+    Say,
     digest,
     home,
     missing,
+    new_installation,
+    run_command,
     setup_command,
 )
 from attn_export.runtimes.program import ProgramEngine
 from attn_export.runtimes.protocol import installed_version
 from attn_export.system_info import missing_package
-from attn_export.temp_folders import folder_beside, held_locks, scratch
+from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
     from attn_export.runtimes.protocol import Engine, Unsupported
@@ -46,24 +45,19 @@ RUNTIMES = Path(__file__).resolve().parent
 HARNESS, KITS = RUNTIMES / "harness", RUNTIMES.parent / "kits"
 APT = "apt-get install g++ cmake make"
 
-Say = Callable[[str], None]
+ERROR = r"(?i)^(.*error:|CMake Error).*\n?.*"
+"""A regular expression for the first error of a build, with the line after it."""
 
-_ERROR = re.compile(r"error:|^CMake Error", re.IGNORECASE)
 
-
-def install(folder: Path, say: Say) -> None:
-    """Build both programs. Programs that are up to date are not built again.
-
-    Args:
-        folder: The folder of installed programs.
-        say: Receives a message before each long step.
+def install(say: Say) -> None:
+    """Build both programs, unless they are up to date. `say` receives a message before each step.
 
     Raises:
         InstallError: If something is missing; the message gives the remedy.
     """
-    ort = folder / ORT
+    ort = home() / ORT
     _link_library(ort / "lib")
-    outdated = [name for name in NATIVE if not_ready(name, folder)]
+    outdated = [name for name in NATIVE if not_ready(name)]
     if not outdated:
         return
     _check_tools()
@@ -73,7 +67,7 @@ def install(folder: Path, say: Say) -> None:
         download_headers(ort / "include", say)
     for name in outdated:
         say(f"building the program of {name}")
-        _build(name, folder)
+        _build(name)
 
 
 def ort_root() -> Path | None:
@@ -83,25 +77,15 @@ def ort_root() -> Path | None:
     return folder if complete else None
 
 
-def program_of(name: str, folder: Path) -> Path:
-    """Return the path of the program of a runtime.
-
-    Args:
-        name: The name of the runtime.
-        folder: The folder of built runtimes.
-    """
-    return folder / name / "serve"
+def program_of(name: str) -> Path:
+    """Return the path of the program of a runtime."""
+    return home() / name / "serve"
 
 
-def not_ready(name: str, folder: Path) -> str:
-    """Return the reason that the program of a runtime cannot be run, or "".
-
-    Args:
-        name: The name of the runtime.
-        folder: The folder of built runtimes.
-    """
-    reason = missing(name, program_of(name, folder), sources_of(name))
-    library = folder / ORT / "lib" / LINKS[-1]
+def not_ready(name: str) -> str:
+    """Return the reason that the program of a runtime cannot be run, or ""."""
+    reason = missing(name, program_of(name), sources_of(name))
+    library = home() / ORT / "lib" / LINKS[-1]
     if not reason and not library.is_file():
         return f"{library} is gone; run {setup_command(name)}"
     return reason
@@ -150,32 +134,19 @@ def _check_tools() -> None:
             raise InstallError(f"there is no {tool} ({program}); {APT}")
 
 
-def _build(name: str, folder: Path) -> None:
+def _build(name: str) -> None:
     """Build a program, and replace the old one in one step."""
     with scratch() as build:
-        _run(
+        configure: list[str | Path] = [
             "cmake", "-G", "Unix Makefiles", "-S", HARNESS, "-B", build, f"-DLANGUAGE={name}",
-            "-DCMAKE_BUILD_TYPE=Release", f"-DONNXRUNTIME_ROOT={folder / ORT}",
+            "-DCMAKE_BUILD_TYPE=Release", f"-DONNXRUNTIME_ROOT={home() / ORT}",
             # A relative path, so that the folder may be moved.
             f"-DCMAKE_BUILD_RPATH=$ORIGIN/../{ORT}/lib",
-        )  # fmt: skip
-        _run("cmake", "--build", build)
-        with folder_beside(folder / name) as new:
+        ]  # fmt: skip
+        run_command(configure, "cmake failed", ERROR)
+        run_command(["cmake", "--build", build], "cmake failed", ERROR)
+        with new_installation(home() / name, digest(sources_of(name))) as new:
             shutil.copy2(build / "serve", new / "serve")
-            (new / STAMP).write_text(digest(sources_of(name)))
-            take_place(new, folder / name)
-
-
-def _run(*command: str | Path) -> None:
-    completed = subprocess.run(
-        [*map(str, command)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        pass_fds=held_locks(),
-    )  # fmt: skip
-    if completed.returncode:
-        lines = [line.strip() for line in completed.stdout.splitlines() if line.strip()]
-        first = next((at for at, line in enumerate(lines) if _ERROR.search(line)), 0)
-        raise InstallError(f"{command[0]} failed: {' '.join(lines[first : first + 2])}")
 
 
 # -- ONNX Runtime in C: a program over its C API, that of the kit `c` ---------------------------
@@ -196,7 +167,7 @@ class C:
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
-        return not_ready(self.name, home())
+        return not_ready(self.name)
 
     def prepare(self) -> None:
         """Do nothing: `load` starts the program."""
@@ -208,7 +179,7 @@ class C:
             graph: The file of the graph.
             threads: The number of threads.
         """
-        return ProgramEngine([program_of(self.name, home())], graph, threads)
+        return ProgramEngine([program_of(self.name)], graph, threads)
 
 
 # -- ONNX Runtime in C++: a program over its C++ API, that of the kit `cpp` ---------------------

@@ -15,7 +15,8 @@ from pages import FIRST, PAGES, after_the_first_command, blocks, run
 from shared import extended
 
 from attn_export.errors import AttnExportError
-from attn_export.runtimes.install_cuda_stand_in import NAME, not_ready
+from attn_export.runtimes.install_cuda_stand_in import not_ready
+from attn_export.runtimes.install_folder import CUDA_STAND_IN
 from attn_export.spec import AttentionSpec
 
 RUN = [page for page in PAGES if any(block.kind in {"sh", "python"} for block in blocks(page))]
@@ -54,7 +55,7 @@ def test_commands_and_snippets_work_in_the_order_of_the_page(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest
 ):
     left_out = ELSEWHERE if request.config.getoption("--all") else {*ELSEWHERE, *SLOW}
-    required = NAME in request.config.getoption("--require")
+    required = CUDA_STAND_IN in request.config.getoption("--require")
     if not required and not_ready():
         left_out = left_out | dry_runs(page)
     folder = tmp_path / "clone"

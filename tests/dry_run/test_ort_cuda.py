@@ -12,8 +12,7 @@ import shared
 from conftest import ROOT
 from test_dry_run import HALF, OF_CACHE, SINGLE, grouped, standard
 
-from attn_export.runtimes.install_cuda_stand_in import NAME
-from attn_export.runtimes.install_folder import home
+from attn_export.runtimes.install_folder import CUDA_STAND_IN, home
 
 pytestmark = pytest.mark.usefixtures("need_dry_run")
 
@@ -37,7 +36,10 @@ def say(value):
 def over_stand_in(tmp_path, path, code):
     """Return what a process with the stand-in says of a graph or bundle."""
     command = [sys.executable, "-c", START + code, str(path), str(tmp_path / "record")]
-    environment = os.environ | {"LD_LIBRARY_PATH": str(home() / NAME), "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": str(home() / CUDA_STAND_IN),
+        "PYTHONPATH": str(ROOT),
+    }
     ran = subprocess.run(
         command, capture_output=True, text=True, env=environment, check=False, timeout=120
     )
@@ -168,7 +170,7 @@ def test_a_cache_on_the_device_is_of_its_type(tmp_path, dtype):
 
 
 def test_the_stand_in_is_no_device(cli):
-    place = str(home() / NAME)
+    place = str(home() / CUDA_STAND_IN)
     ran = subprocess.run(
         [sys.executable, "-m", "attn_export", "runtimes"],
         capture_output=True, text=True, check=True, env=os.environ | {"LD_LIBRARY_PATH": place},

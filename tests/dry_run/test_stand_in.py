@@ -8,9 +8,9 @@ import subprocess
 import pytest
 
 from attn_export.runtimes import install_cuda_stand_in as stand_in
-from attn_export.runtimes.install_folder import STAMP, InstallError, home
+from attn_export.runtimes.install_folder import CUDA_STAND_IN, STAMP, VARIABLE, InstallError, home
 
-BUILT = home() / stand_in.NAME
+BUILT = home() / CUDA_STAND_IN
 
 
 @pytest.fixture
@@ -62,8 +62,11 @@ def _compile(code, path, *arguments):
         ("others", "for another onnxruntime; run scripts/setup_runtimes cuda-dry-run"),
     ],
 )
-def test_libraries_that_are_missing_or_outdated_come_with_the_remedy(set_up, tmp_path, stamp, says):
+def test_libraries_that_are_missing_or_outdated_come_with_the_remedy(
+    set_up, tmp_path, monkeypatch, stamp, says
+):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
     if stamp:
-        (tmp_path / stand_in.NAME).mkdir()
-        (tmp_path / stand_in.NAME / STAMP).write_text(stamp)
-    assert says in stand_in.not_ready(tmp_path)
+        (tmp_path / CUDA_STAND_IN).mkdir()
+        (tmp_path / CUDA_STAND_IN / STAMP).write_text(stamp)
+    assert says in stand_in.not_ready()

@@ -11,7 +11,7 @@ from shared import bundle_of, once
 
 from attn_export.jobs.kit import write_kit
 from attn_export.runtimes import install_cpus as arm64
-from attn_export.runtimes.emulated_cpu import NAME as CPUS
+from attn_export.runtimes.emulated_cpu import CPUS
 from attn_export.runtimes.install_folder import VARIABLE, home
 
 KITS = [("c", "append", "neoverse-n1"), ("cpp", "in-place", "cortex-a72")]
@@ -21,8 +21,8 @@ KITS = [("c", "append", "neoverse-n1"), ("cpp", "in-place", "cortex-a72")]
 def compiler(request: pytest.FixtureRequest) -> None:
     """Skip a test where the compiler is missing; fail it if `--require` names it."""
     reason = arm64.not_ready()
-    if reason and arm64.COMPILER in request.config.getoption("--require"):
-        pytest.fail(f"{arm64.COMPILER} is required: {reason}")
+    if reason and arm64.ARM64_COMPILER in request.config.getoption("--require"):
+        pytest.fail(f"{arm64.ARM64_COMPILER} is required: {reason}")
     if reason:
         pytest.skip(reason)
 
@@ -32,7 +32,7 @@ def kit_of(language: str, name: str) -> Path:
 
     def make(kit: Path) -> None:
         write_kit(language, bundle_of(name), kit, DIALECT)
-        toolchain = home() / arm64.COMPILER / arm64.TOOLCHAIN
+        toolchain = home() / arm64.ARM64_COMPILER / arm64.TOOLCHAIN
         for command in (
             ["-S", str(kit), "-B", str(kit / "build"), "--toolchain", str(toolchain)],
             ["--build", str(kit / "build")],

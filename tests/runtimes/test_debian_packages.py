@@ -16,7 +16,7 @@ import pytest
 
 from attn_export.runtimes import debian_packages
 from attn_export.runtimes import native as ort_native
-from attn_export.runtimes.install_folder import InstallError
+from attn_export.runtimes.install_folder import VARIABLE, InstallError
 
 HEADERS = {"onnxruntime_c_api.h": b"/* c */\n", "onnxruntime_cxx_api.h": b"// c++ \n" * 9}
 
@@ -119,16 +119,18 @@ def test_a_missing_compiler_is_said_with_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "home"))
     with pytest.raises(InstallError, match=r"there is no C compiler .*apt-get install g\+\+ cmake"):
-        ort_native.install(tmp_path / "home", lambda _: None)
+        ort_native.install(lambda _: None)
 
 
-def test_what_the_compiler_refuses_is_one_line(tmp_path: Path):
+def test_what_the_compiler_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "home"))
     headers = tmp_path / "home" / "onnxruntime" / "include"
     headers.mkdir(parents=True)
     for name in HEADERS:
         (headers / name).write_text("#error these are no headers\n")
     with pytest.raises(InstallError, match=r"cmake failed: .*these are no headers") as refused:
-        ort_native.install(tmp_path / "home", lambda _: None)
+        ort_native.install(lambda _: None)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "home" / "c").exists()

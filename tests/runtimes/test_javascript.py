@@ -182,7 +182,7 @@ def test_without_node_or_chromium_it_says_so(monkeypatch: pytest.MonkeyPatch, tm
     for name in (*NAMES, "webgpu"):
         assert runtime(name).unavailable().startswith("node is not installed; apt-get install")
     with pytest.raises(InstallError, match="node is not installed; apt-get install nodejs npm"):
-        install_javascript.install(tmp_path, ["node"], print)
+        install_javascript.install(["node"], print)
 
 
 @pytest.mark.parametrize("system_packages", [False, True])
@@ -208,18 +208,20 @@ def test_an_old_node_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("ATTN_EXPORT_RUNTIMES", str(tmp_path / "home"))
     with pytest.raises(InstallError, match=r"node is v16\.20\.0; version 18 or newer is needed"):
-        install_javascript.install(tmp_path / "home", ["node"], print)
+        install_javascript.install(["node"], print)
 
 
 def test_packages_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("ATTN_EXPORT_RUNTIMES", str(tmp_path / "home"))
     monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9/")
     monkeypatch.setenv("npm_config_cache", str(tmp_path / "cache"))
     monkeypatch.setenv("npm_config_fetch_retries", "0")
     with pytest.raises(
         InstallError, match=r"npm ci failed for node: npm \S+ .*ECONNREFUSED"
     ) as said:
-        install_javascript.install(tmp_path / "home", ["node"], print)
+        install_javascript.install(["node"], print)
     assert "\n" not in str(said.value)
     assert list((tmp_path / "home").iterdir()) == []
 
@@ -232,7 +234,7 @@ def test_what_is_installed_is_left_alone_and_what_is_stale_is_made_anew(
     told: list[str] = []
     before = (home() / "node" / "serve.mjs").stat()
     started = time.perf_counter()
-    install_javascript.install(home(), ["node", "wasm", "webgpu"], told.append)
+    install_javascript.install(["node", "wasm", "webgpu"], told.append)
     assert time.perf_counter() - started < 0.3
     assert (home() / "node" / "serve.mjs").stat() == before
     copy = tmp_path / "home"
@@ -242,7 +244,7 @@ def test_what_is_installed_is_left_alone_and_what_is_stale_is_made_anew(
     (tmp_path / "runtimes" / "node" / "made-from").write_text("other sources")
     monkeypatch.setenv("ATTN_EXPORT_RUNTIMES", str(tmp_path / "runtimes"))
     assert "built from other sources; run scripts/setup_runtimes" in runtime("node").unavailable()
-    install_javascript.install(tmp_path / "runtimes", ["node"], told.append)
+    install_javascript.install(["node"], told.append)
     assert runtime("node").unavailable() == ""
     assert told == []  # the packages are those that were there
 

@@ -212,8 +212,8 @@ def test_a_program_that_talks_nonsense_has_crashed(
     wrapped: str, says: str, name: str, bundle: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
-    real = f'"{program_of(name, install_folder.home())}" "$1" "$2" <&3'
-    program = program_of(name, tmp_path / "home")
+    real = f'"{program_of(name)}" "$1" "$2" <&3'
+    program = tmp_path / "home" / name / "serve"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/bash\nexec 3<&0\n{wrapped.format(real=real)}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -232,7 +232,7 @@ def test_a_program_that_talks_nonsense_has_crashed(
      b"run 1 0\n99 1 2 x\n12345678", b"run 1 0\n1 2 4611686018427387904 8 x\n1"],
 )  # fmt: skip
 def test_a_program_that_hears_nonsense_ends_with_a_line(heard: bytes, name: str, bundle: Path):
-    command = [str(program_of(name, install_folder.home())), str(bundle / "model.onnx"), "1"]
+    command = [str(program_of(name)), str(bundle / "model.onnx"), "1"]
     done = subprocess.run(command, input=heard, capture_output=True)
     assert done.returncode == 1
     assert done.stdout.startswith(b"loaded ")
@@ -245,13 +245,13 @@ def test_a_program_that_hears_nonsense_ends_with_a_line(heard: bytes, name: str,
 def test_a_program_from_other_sources_or_without_its_library_is_not_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    built = program_of(name, install_folder.home())
+    built = program_of(name)
     monkeypatch.setenv(install_folder.VARIABLE, str(tmp_path))
     assert (
         runtime(name).unavailable()
         == f"it is not built here; run {install_folder.setup_command(name)}"
     )
-    program = program_of(name, tmp_path)
+    program = program_of(name)
     program.parent.mkdir()
     program.write_bytes(built.read_bytes())
     (program.parent / install_folder.STAMP).write_text("other")
@@ -264,5 +264,5 @@ def test_a_program_from_other_sources_or_without_its_library_is_not_run(
 
 def test_installing_again_is_quick():
     started = time.perf_counter()
-    install(install_folder.home(), lambda text: pytest.fail(f"it was said: {text}"))
+    install(lambda text: pytest.fail(f"it was said: {text}"))
     assert time.perf_counter() - started < 0.2
