@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from attn_export.runtimes.install_folder import (
@@ -55,9 +55,9 @@ def install(names: Collection[str], say: Say, *, system_packages: bool = False) 
     """
     _check_node()
     if NODE in names:
-        _install(home() / NODE, _node_files(), say)
+        _install(home() / NODE, node_files(), say)
     if WEBGPU_AND_WASM & set(names):
-        _install(home() / WEB, _web_files(), say)
+        _install(home() / WEB, web_files(), say)
         if chromium() is None:
             _install_chromium(say, system_packages=system_packages)
 
@@ -75,7 +75,7 @@ def install_release(folder: Path, package: str, version: str, say: Say) -> None:
         InstallError: If it cannot be installed.
     """
     _check_node()
-    files = _node_files() if package == NODE_PACKAGE else _web_files()
+    files = node_files() if package == NODE_PACKAGE else web_files()
     _install(folder, files, say, {package: version})
     for libraries in (folder / "node_modules" / package / "bin").glob("*/*"):
         if libraries.name != sys.platform:  # 200 MB for other systems
@@ -87,16 +87,6 @@ def chromium() -> str | None:
     configured = os.environ.get("CHROME_PATH")
     paths = (shutil.which(name) for name in ([configured] if configured else BROWSERS))
     return next(filter(None, paths), None)
-
-
-def node_sources() -> Iterable[Path]:
-    """Return the source files of the program of `node`."""
-    return _node_files().values()
-
-
-def web_sources() -> Iterable[Path]:
-    """Return the source files of the program of `wasm` and `webgpu`."""
-    return _web_files().values()
 
 
 def package_version(folder: Path, package: str) -> str | None:
@@ -114,13 +104,15 @@ def package_version(folder: Path, package: str) -> str | None:
     return str(version)
 
 
-def _node_files() -> Files:
+def node_files() -> Files:
+    """Return the files of the program of `node`."""
     kit = KITS / "node"
     kit_files = {name: kit / name for name in ("package.json", LOCK, "src/engine.mjs")}
     return kit_files | _shared("src") | _harness("serve.mjs")
 
 
-def _web_files() -> Files:
+def web_files() -> Files:
+    """Return the files of the program of `wasm` and `webgpu`."""
     names = ("package.json", LOCK, "engine.mjs", "server.mjs")
     kit_files = {name: KITS / "web" / name for name in names}
     page = ("serve_web.mjs", "browser.mjs", "harness.mjs", "harness.html")

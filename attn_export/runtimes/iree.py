@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from attn_export.dialect_names import PORTABLE
 from attn_export.runtimes.protocol import (
     AllocatingEngine,
-    Engine,
     Facts,
     PackagedRuntime,
     Unsupported,
@@ -24,40 +23,9 @@ if TYPE_CHECKING:
 COMPILER, RUNTIME = "iree-base-compiler", "iree-base-runtime"
 FLAGS = ("--iree-llvmcpu-target-cpu=host",)
 
-UNSUPPORTED = (
-    unsupported("Range", "Sin", says="its sines are not precise enough from position 63 on"),
-)
-
-
-class Iree(PackagedRuntime):
-    """The runtime `iree`."""
-
-    name = "iree"
-    packages = (COMPILER,)
-    modules = ("iree.compiler", "iree.compiler.extras.onnx_importer", "iree.runtime")
-    dialects = frozenset({PORTABLE})
-    measured = "3.13.0"
-    unsupported: Sequence[Unsupported] = UNSUPPORTED
-
-    def unavailable(self) -> str:
-        """Return the reason that it cannot run here."""
-        for module, package in (("iree.compiler", COMPILER), ("iree.runtime", RUNTIME)):
-            if find_spec("iree") is None or find_spec(module) is None:
-                return missing_package(package, f"{COMPILER}[onnx]", RUNTIME)
-        return ""
-
-    def load(self, graph: Path, threads: int) -> Engine:
-        """Compile the graph, which takes some seconds.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-        """
-        return IreeEngine(graph, threads)
-
 
 class IreeEngine(AllocatingEngine):
-    """A compiled graph."""
+    """A graph that was compiled for this CPU, which takes some seconds."""
 
     def __init__(self, graph: Path, threads: int) -> None:
         import iree.compiler
@@ -87,6 +55,27 @@ class IreeEngine(AllocatingEngine):
     def facts(self) -> Facts:
         """Return the facts: it runs on the CPU, compiled for it."""
         return {"device": "CPU (local-task)", "precision": "as the graph says", "flags": FLAGS}
+
+
+class Iree(PackagedRuntime):
+    """The runtime `iree`."""
+
+    name = "iree"
+    packages = (COMPILER,)
+    modules = ("iree.compiler", "iree.compiler.extras.onnx_importer", "iree.runtime")
+    engine = IreeEngine
+    dialects = frozenset({PORTABLE})
+    measured = "3.13.0"
+    unsupported: Sequence[Unsupported] = (
+        unsupported("Range", "Sin", says="its sines are not precise enough from position 63 on"),
+    )
+
+    def unavailable(self) -> str:
+        """Return the reason that it cannot run here."""
+        for module, package in (("iree.compiler", COMPILER), ("iree.runtime", RUNTIME)):
+            if find_spec("iree") is None or find_spec(module) is None:
+                return missing_package(package, f"{COMPILER}[onnx]", RUNTIME)
+        return ""
 
 
 def _torch_dialect(proto: Any) -> bytes:

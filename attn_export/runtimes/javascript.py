@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.dialect_names import CUDA, DIALECTS
 from attn_export.runtimes.install_folder import home, missing
 from attn_export.runtimes.install_javascript import (
     NODE,
@@ -16,22 +15,21 @@ from attn_export.runtimes.install_javascript import (
     WEB,
     WEB_PACKAGE,
     chromium,
-    node_sources,
+    node_files,
     package_version,
-    web_sources,
+    web_files,
 )
-from attn_export.runtimes.program import ProgramEngine
+from attn_export.runtimes.program import ProgramRuntime
 from attn_export.runtimes.protocol import unsupported
 
 if TYPE_CHECKING:
-    from attn_export.runtimes.protocol import Engine, Unsupported
+    from attn_export.runtimes.protocol import Unsupported
+
+NO_CHROMIUM = "there is no Chromium; apt-get install chromium, or name one in CHROME_PATH"
 
 
-# -- ONNX Runtime in Node.js: onnxruntime-node --------------------------------------------------
-
-
-class Node:
-    """The runtime `node`.
+class Node(ProgramRuntime):
+    """The runtime `node`: onnxruntime-node.
 
     Args:
         folder: The name of the folder of its program and packages, within that of the runtimes.
@@ -39,7 +37,6 @@ class Node:
 
     name = "node"
     device = "cpu"
-    dialects = frozenset(DIALECTS) - {CUDA}
     measured = "1.30.0"
     unsupported: Sequence[Unsupported] = ()
 
@@ -54,32 +51,18 @@ class Node:
         """Return the reason that it cannot run here."""
         if shutil.which("node") is None:
             return NODE_MISSING
-        return missing(self.name, self._program(), node_sources())
+        return missing(self.name, self._program(), node_files().values())
 
-    def prepare(self) -> None:
-        """Do nothing: `load` starts the program."""
-
-    def load(self, graph: Path, threads: int) -> Engine:
-        """Start the program with the graph.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-        """
-        return ProgramEngine(["node", self._program()], graph, threads)
+    def command(self) -> list[str | Path]:
+        """Return the command line of the program."""
+        return ["node", self._program()]
 
     def _program(self) -> Path:
         return home() / self._folder / "serve.mjs"
 
 
-# -- ONNX Runtime in a browser's WebAssembly: onnxruntime-web in headless Chromium --------------
-
-
-NO_CHROMIUM = "there is no Chromium; apt-get install chromium, or name one in CHROME_PATH"
-
-
-class Wasm:
-    """The runtime `wasm`.
+class Wasm(ProgramRuntime):
+    """The runtime `wasm`: onnxruntime-web in headless Chromium, on WebAssembly.
 
     Args:
         folder: The name of the folder of its program and packages, within that of the runtimes.
@@ -87,7 +70,6 @@ class Wasm:
 
     name = "wasm"
     device = "browser"
-    dialects = frozenset(DIALECTS) - {CUDA}
     measured = "1.30.0"
     unsupported: Sequence[Unsupported] = (
         # Opset 24 means a cache in place. The graph for one query needs a buffer that an output
@@ -116,33 +98,21 @@ class Wasm:
             return NODE_MISSING
         if chromium() is None:
             return NO_CHROMIUM
-        return missing(self.name, self._program(), web_sources())
+        return missing(self.name, self._program(), web_files().values())
 
-    def prepare(self) -> None:
-        """Do nothing: `load` starts the browser."""
-
-    def load(self, graph: Path, threads: int) -> Engine:
-        """Start a browser with a page that loads the graph.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-        """
-        browser = str(chromium() or "chromium")
-        command = ["node", str(self._program()), browser, self.name]
-        return ProgramEngine(command, graph, threads)
+    def command(self) -> list[str | Path]:
+        """Return the command line of the program, which starts a browser."""
+        return ["node", self._program(), chromium() or "chromium", self.name]
 
     def _program(self) -> Path:
         return home() / self._folder / "serve_web.mjs"
 
 
-# -- ONNX Runtime on a browser's WebGPU: onnxruntime-web in headless Chromium -------------------
-
-# Without a GPU, SwiftShader emulates one in software; the facts of a run state it.
-
-
 class WebGpu(Wasm):
-    """The runtime `webgpu`."""
+    """The runtime `webgpu`: onnxruntime-web in headless Chromium, on WebGPU.
+
+    Without a GPU, SwiftShader emulates one in software; the facts of a run state it.
+    """
 
     name = "webgpu"
     unsupported: Sequence[Unsupported] = (

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from attn_export.dialect_names import PORTABLE
 from attn_export.runtimes.protocol import (
     AllocatingEngine,
-    Engine,
     Facts,
     PackagedRuntime,
     Unsupported,
@@ -22,42 +21,13 @@ from attn_export.runtimes.protocol import (
 if TYPE_CHECKING:
     import numpy as np
 
-UNSUPPORTED = (
-    unsupported("Tanh", says="its values near 0 are not precise enough: softcap by 50 is seen"),
-    unsupported("input BFLOAT16", says="its interface to numpy knows no bfloat16"),
-    unsupported("input FLOAT16", says="its interface to numpy knows no float16"),
-    unsupported("MatMulInteger", says="its process ends with a signal"),
-    unsupported("input INT8", says="its process ends with a signal"),
-    unsupported("input UINT8", says="its process ends with a signal"),
-)
-
 DYNAMIC = True
 """The option that makes MNN plan each run anew. Without it, MNN reuses plans made for another batch
 size, with wrong results where heads share keys."""
 
 
-class Mnn(PackagedRuntime):
-    """The runtime `mnn`."""
-
-    name = "mnn"
-    packages = ("MNN",)
-    modules = ("MNN",)
-    dialects = frozenset({PORTABLE})
-    measured = "3.6.1"
-    unsupported: Sequence[Unsupported] = UNSUPPORTED
-
-    def load(self, graph: Path, threads: int) -> Engine:
-        """Convert and load the graph.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-        """
-        return MnnEngine(graph, threads)
-
-
 class MnnEngine(AllocatingEngine):
-    """A converted graph."""
+    """A graph that was converted to MNN's format."""
 
     def __init__(self, graph: Path, threads: int) -> None:
         import MNN
@@ -83,6 +53,25 @@ class MnnEngine(AllocatingEngine):
     def facts(self) -> Facts:
         """Return the facts: it runs on the CPU, in float32."""
         return {"device": "CPU", "precision": "high: f32"}
+
+
+class Mnn(PackagedRuntime):
+    """The runtime `mnn`."""
+
+    name = "mnn"
+    packages = ("MNN",)
+    modules = ("MNN",)
+    engine = MnnEngine
+    dialects = frozenset({PORTABLE})
+    measured = "3.6.1"
+    unsupported: Sequence[Unsupported] = (
+        unsupported("Tanh", says="its values near 0 are not precise enough: softcap by 50 is seen"),
+        unsupported("input BFLOAT16", says="its interface to numpy knows no bfloat16"),
+        unsupported("input FLOAT16", says="its interface to numpy knows no float16"),
+        unsupported("MatMulInteger", says="its process ends with a signal"),
+        unsupported("input INT8", says="its process ends with a signal"),
+        unsupported("input UINT8", says="its process ends with a signal"),
+    )
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.dialect_names import CUDA, DIALECTS
 from attn_export.runtimes.install_folder import (
     InstallError,
     Say,
@@ -24,13 +23,13 @@ from attn_export.runtimes.install_folder import (
     run_command,
     setup_command,
 )
-from attn_export.runtimes.program import ProgramEngine
+from attn_export.runtimes.program import ProgramRuntime
 from attn_export.runtimes.protocol import installed_version
 from attn_export.system_info import missing_package
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
-    from attn_export.runtimes.protocol import Engine, Unsupported
+    from attn_export.runtimes.protocol import Unsupported
 
 # -- the build of their programs ----------------------------------------------------------------
 
@@ -152,12 +151,11 @@ def _build(name: str) -> None:
 # -- ONNX Runtime in C: a program over its C API, that of the kit `c` ---------------------------
 
 
-class C:
+class C(ProgramRuntime):
     """The runtime `c`."""
 
     name = "c"
     device = "cpu"
-    dialects = frozenset(DIALECTS) - {CUDA}
     measured = "1.31.1"
     unsupported: Sequence[Unsupported] = ()
 
@@ -169,17 +167,9 @@ class C:
         """Return the reason that it cannot run here."""
         return not_ready(self.name)
 
-    def prepare(self) -> None:
-        """Do nothing: `load` starts the program."""
-
-    def load(self, graph: Path, threads: int) -> Engine:
-        """Start the program with the graph.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-        """
-        return ProgramEngine([program_of(self.name)], graph, threads)
+    def command(self) -> list[Path]:
+        """Return the command line of the program."""
+        return [program_of(self.name)]
 
 
 # -- ONNX Runtime in C++: a program over its C++ API, that of the kit `cpp` ---------------------

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import (
     AllocatingEngine,
-    Engine,
     Facts,
     PackagedRuntime,
     Unsupported,
@@ -20,36 +19,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class OnnxReference(PackagedRuntime):
-    """The runtime `onnx-reference`."""
-
-    name = "onnx-reference"
-    packages = ("onnx",)
-    modules = ("onnx", "onnx.reference")
-    dialects = frozenset({STANDARD, PORTABLE})
-    measured = "1.23.2"
-    unsupported: Sequence[Unsupported] = (
-        unsupported(
-            "DequantizeLinear",
-            "opset 18",
-            says="No implementation for operator 'DequantizeLinear' and version 18, found 19, 21",
-        ),
-    )
-
-    def load(self, graph: Path, threads: int) -> Engine:  # noqa: ARG002 (numpy has no such limit)
-        """Load the graph.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-        """
-        return ReferenceEngine(graph)
-
-
 class ReferenceEngine(AllocatingEngine):
     """A graph that the reference evaluator has loaded."""
 
-    def __init__(self, graph: Path) -> None:
+    def __init__(self, graph: Path, threads: int) -> None:  # noqa: ARG002 (numpy has no such limit)
         from onnx.reference import ReferenceEvaluator
 
         from attn_export.graph.load import load_model
@@ -68,3 +41,21 @@ class ReferenceEngine(AllocatingEngine):
     def facts(self) -> Facts:
         """Return the facts: it runs on the CPU, in numpy."""
         return {"computes in": "numpy"}
+
+
+class OnnxReference(PackagedRuntime):
+    """The runtime `onnx-reference`."""
+
+    name = "onnx-reference"
+    packages = ("onnx",)
+    modules = ("onnx", "onnx.reference")
+    engine = ReferenceEngine
+    dialects = frozenset({STANDARD, PORTABLE})
+    measured = "1.23.2"
+    unsupported: Sequence[Unsupported] = (
+        unsupported(
+            "DequantizeLinear",
+            "opset 18",
+            says="No implementation for operator 'DequantizeLinear' and version 18, found 19, 21",
+        ),
+    )

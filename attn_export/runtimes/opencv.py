@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import (
     AllocatingEngine,
-    Engine,
     Facts,
     PackagedRuntime,
     Unsupported,
@@ -22,54 +21,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 PACKAGE = "opencv-python-headless"
-
-UNSUPPORTED = (
-    unsupported(
-        "Abs", says="ElementWiseLayer: unsupported input/output type; expected CV_32F or CV_64F"
-    ),
-    unsupported("Attention(given mask: BOOL)", says="wrong in rows of which all keys are masked"),
-    unsupported("Attention(given mask: FLOAT)", says="NaN in rows of which all keys are masked"),
-    unsupported("Attention(past)", says="past key and past value are not supported yet"),
-    unsupported(
-        "Attention(qk_matmul_output)",
-        says="Assertion failed: outShapes.size() == outTypes.size()",
-    ),
-    unsupported("ConstantOfShape", says="Assertion failed: blobs.size() == 1"),
-    unsupported(
-        "DynamicQuantizeLinear",
-        says="Unsupported operations: DynamicQuantizeLinear MatMulInteger",
-    ),
-    unsupported("Tanh", says="NaN where scores are large"),
-    unsupported("TensorScatter", says="Unsupported operations: TensorScatter"),
-    unsupported("input BFLOAT16", says="blob data type = bfloat16 is not supported"),
-    unsupported("input FLOAT16", says="its outputs are float32"),
-)
-
-
-class OpenCv(PackagedRuntime):
-    """The runtime `opencv`."""
-
-    name = "opencv"
-    packages = (
-        PACKAGE, "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python",
-    )  # fmt: skip
-    modules = ("cv2",)
-    dialects = frozenset({STANDARD, PORTABLE})
-    measured = "5.0.0.93"
-    unsupported: Sequence[Unsupported] = UNSUPPORTED
-
-    def unavailable(self) -> str:
-        """Return the reason that it cannot run here."""
-        return "" if find_spec("cv2") else missing_package("OpenCV", PACKAGE)
-
-    def load(self, graph: Path, threads: int) -> Engine:
-        """Read the graph.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-        """
-        return OpenCvEngine(graph, threads)
 
 
 class OpenCvEngine(AllocatingEngine):
@@ -95,3 +46,45 @@ class OpenCvEngine(AllocatingEngine):
     def facts(self) -> Facts:
         """Return the facts: it runs on the CPU, in OpenCV's newer engine."""
         return {"device": "CPU", "precision": "f32", "engine": "new"}
+
+
+class OpenCv(PackagedRuntime):
+    """The runtime `opencv`."""
+
+    name = "opencv"
+    packages = (
+        PACKAGE, "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python",
+    )  # fmt: skip
+    modules = ("cv2",)
+    engine = OpenCvEngine
+    dialects = frozenset({STANDARD, PORTABLE})
+    measured = "5.0.0.93"
+    unsupported: Sequence[Unsupported] = (
+        unsupported(
+            "Abs", says="ElementWiseLayer: unsupported input/output type; expected CV_32F or CV_64F"
+        ),
+        unsupported(
+            "Attention(given mask: BOOL)", says="wrong in rows of which all keys are masked"
+        ),
+        unsupported(
+            "Attention(given mask: FLOAT)", says="NaN in rows of which all keys are masked"
+        ),
+        unsupported("Attention(past)", says="past key and past value are not supported yet"),
+        unsupported(
+            "Attention(qk_matmul_output)",
+            says="Assertion failed: outShapes.size() == outTypes.size()",
+        ),
+        unsupported("ConstantOfShape", says="Assertion failed: blobs.size() == 1"),
+        unsupported(
+            "DynamicQuantizeLinear",
+            says="Unsupported operations: DynamicQuantizeLinear MatMulInteger",
+        ),
+        unsupported("Tanh", says="NaN where scores are large"),
+        unsupported("TensorScatter", says="Unsupported operations: TensorScatter"),
+        unsupported("input BFLOAT16", says="blob data type = bfloat16 is not supported"),
+        unsupported("input FLOAT16", says="its outputs are float32"),
+    )
+
+    def unavailable(self) -> str:
+        """Return the reason that it cannot run here."""
+        return "" if find_spec("cv2") else missing_package("OpenCV", PACKAGE)

@@ -26,24 +26,6 @@ SNIPPETS = "SNIPPETS_MODE"
 ACTIVATION_GROUPS = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 PRECISION = "INFERENCE_PRECISION_HINT"
 
-UNSUPPORTED = (
-    unsupported(
-        "com.microsoft.GroupQueryAttention",
-        says="wrong numbers and shapes where the batch is not 1; without a past it is refused",
-    ),
-    unsupported("Greater", "ReduceMax", says="NaN in rows of which all keys are masked"),
-    unsupported("TensorScatter", says="No conversion rule found for operations: TensorScatter-24"),
-    unsupported(
-        "Cast(to BFLOAT16)",
-        says="numbers whose last bit is even are rounded towards 0, not to the nearest",
-    ),
-    unsupported(
-        "Cast(FLOAT to FLOAT16)",
-        "input FLOAT",
-        says="numbers stay float32 until an output: attention reads keys that were not rounded",
-    ),
-)
-
 
 class OpenVino(PackagedRuntime):
     """The runtime `openvino`."""
@@ -53,7 +35,25 @@ class OpenVino(PackagedRuntime):
     modules = ("openvino",)
     dialects = frozenset(DIALECTS) - {CUDA}
     measured = "2026.4.1"
-    unsupported: Sequence[Unsupported] = UNSUPPORTED
+    unsupported: Sequence[Unsupported] = (
+        unsupported(
+            "com.microsoft.GroupQueryAttention",
+            says="wrong numbers and shapes where the batch is not 1; without a past it is refused",
+        ),
+        unsupported("Greater", "ReduceMax", says="NaN in rows of which all keys are masked"),
+        unsupported(
+            "TensorScatter", says="No conversion rule found for operations: TensorScatter-24"
+        ),
+        unsupported(
+            "Cast(to BFLOAT16)",
+            says="numbers whose last bit is even are rounded towards 0, not to the nearest",
+        ),
+        unsupported(
+            "Cast(FLOAT to FLOAT16)",
+            "input FLOAT",
+            says="numbers stay float32 until an output: attention reads keys that were not rounded",
+        ),
+    )
     counter_options: Mapping[str, Options] = {
         "precision pinned to f32": {PRECISION: "f32"},
         "generated kernels off": {SNIPPETS: "DISABLE"},

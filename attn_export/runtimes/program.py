@@ -24,9 +24,10 @@ import subprocess
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from attn_export.runtimes.protocol import Engine, EngineDiedError, Facts
+from attn_export.dialect_names import CUDA, DIALECTS
+from attn_export.runtimes.protocol import Engine, EngineDiedError, Facts, Runtime
 
 # Methods import numpy, so that importing this module is fast.
 if TYPE_CHECKING:
@@ -181,3 +182,25 @@ def _end(process: subprocess.Popen[bytes]) -> int | None:
         process.kill()
         process.wait()
         return None
+
+
+class ProgramRuntime(Runtime, Protocol):
+    """A runtime whose engines are programs."""
+
+    dialects: frozenset[str] = frozenset(DIALECTS) - {CUDA}
+
+    def command(self) -> Sequence[str | Path]:
+        """Return the command line of the program, without the graph and the number of threads."""
+        ...
+
+    def prepare(self) -> None:
+        """Do nothing: `load` starts the program."""
+
+    def load(self, graph: Path, threads: int) -> Engine:
+        """Start the program with the graph.
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+        """
+        return ProgramEngine(self.command(), graph, threads)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -178,6 +178,8 @@ class PackagedRuntime(Runtime, Protocol):
     """The distributions that contain it; the first is the one to install."""
     modules: Sequence[str]
     """The modules of the SDK, which `prepare` imports; without the first it cannot run."""
+    engine: Callable[[Path, int], Engine]
+    """The class of its engines, which takes the arguments of `load`."""
 
     def version(self) -> str | None:
         """Return the installed version of the package."""
@@ -191,6 +193,15 @@ class PackagedRuntime(Runtime, Protocol):
         """Import the SDK."""
         for module in self.modules:
             importlib.import_module(module)
+
+    def load(self, graph: Path, threads: int) -> Engine:
+        """Load a graph.
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+        """
+        return self.engine(graph, threads)
 
 
 @runtime_checkable

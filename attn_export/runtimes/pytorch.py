@@ -8,63 +8,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import STANDARD
-from attn_export.runtimes.protocol import Engine, Facts, Unsupported, installed_version
+from attn_export.runtimes.protocol import AllocatingEngine, Facts, PackagedRuntime, Unsupported
 
 if TYPE_CHECKING:
     import numpy as np
-    import onnx
 
 SLOTS = ("query", "key", "value", "attn_mask", "past_key", "past_value")
 """The inputs of `Attention`, in order, that this engine supports."""
 
 
-class PyTorch:
-    """The runtime `pytorch`."""
+class SdpaEngine(AllocatingEngine):
+    """An `Attention` node, computed by the kernel that PyTorch chooses.
 
-    name = "pytorch"
-    device = "cpu"
-    dialects = frozenset({STANDARD})
-    measured = "2.13.0"
-    unsupported: Sequence[Unsupported] = ()
+    Args:
+        graph: The file of the graph.
+        threads: The number of threads.
 
-    def version(self) -> str | None:
-        """Return the version of torch."""
-        return installed_version("torch")
+    Raises:
+        ValueError: If the graph is not one `Attention` node, or uses what the function lacks.
+    """
 
-    def unavailable(self) -> str:
-        """Return the reason that it cannot run here."""
-        return "" if find_spec("torch") else "torch is not installed"
-
-    def prepare(self) -> None:
-        """Import torch."""
-        import torch  # noqa: F401
-
-    def load(self, graph: Path, threads: int) -> Engine:
-        """Load the graph.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-
-        Raises:
-            ValueError: If the graph is not one `Attention` node, or uses what the function lacks.
-        """
+    def __init__(self, graph: Path, threads: int) -> None:
         import torch
 
         from attn_export.graph.load import load_model
 
         torch.set_num_threads(threads)
-        return SdpaEngine(load_model(graph).graph)
-
-
-class SdpaEngine(Engine):
-    """An `Attention` node, computed by the kernel that PyTorch chooses."""
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        operators = [node.op_type for node in graph.node]
+        nodes = load_model(graph).graph.node
+        operators = [node.op_type for node in nodes]
         if operators != ["Attention"]:
             raise ValueError(f"PyTorch's function is one node Attention, not {operators}")
-        node = graph.node[0]
+        node = nodes[0]
         attributes = {attribute.name: attribute.i for attribute in node.attribute}
         unsupported = [
             *(attributes.keys() - {"is_causal"}),
@@ -76,17 +50,8 @@ class SdpaEngine(Engine):
         self._inputs = dict(zip(SLOTS, node.input, strict=False))
         self._outputs = list(node.output)
 
-    def run(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        bound: Mapping[str, str],  # noqa: ARG002 (torch allocates new outputs)
-    ) -> dict[str, np.ndarray]:
-        """Run the node once, with past keys and values concatenated before the new ones.
-
-        Args:
-            inputs: The inputs, by name.
-            bound: Not used: no output shares the buffer of an input.
-        """
+    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run the node once, with past keys and values concatenated before the new ones."""
         import torch
         from torch.nn.functional import scaled_dot_product_attention
 
@@ -111,3 +76,19 @@ class SdpaEngine(Engine):
     def facts(self) -> Facts:
         """Return the facts: it runs on the CPU."""
         return {"computes in": "torch"}
+
+
+class PyTorch(PackagedRuntime):
+    """The runtime `pytorch`."""
+
+    name = "pytorch"
+    packages = ("torch",)
+    modules = ("torch",)
+    engine = SdpaEngine
+    dialects = frozenset({STANDARD})
+    measured = "2.13.0"
+    unsupported: Sequence[Unsupported] = ()
+
+    def unavailable(self) -> str:
+        """Return the reason that it cannot run here."""
+        return "" if find_spec("torch") else "torch is not installed"

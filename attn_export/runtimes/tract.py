@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import (
     AllocatingEngine,
-    Engine,
     Facts,
     PackagedRuntime,
     Unsupported,
@@ -20,61 +19,11 @@ from attn_export.runtimes.protocol import (
 if TYPE_CHECKING:
     import numpy as np
 
-UNSUPPORTED = (
-    unsupported("Attention(mask: BOOL)", says="FlashSDPA: Mask must be floating point"),
-    unsupported("Attention(given mask: FLOAT)", says="NaN in rows of which all keys are masked"),
-    unsupported(
-        "Attention(is_causal)",
-        "Attention(mask: FLOAT)",
-        says="SDPA: Mask cannot be provided if is_causal=true",
-    ),
-    unsupported("Attention(nonpad_kv_seqlen)", says="nonpad_kv_seqlen input is not supported"),
-    unsupported("Attention(qk_matmul_output)", says="qk_matmul_output_mode is not supported"),
-    unsupported("Attention(softcap)", says="softcap is not supported"),
-    unsupported(
-        "LessOrEqual(of one Range)", says="Undetermined symbol in expression, or it aborts"
-    ),
-    unsupported(
-        "Range(total_len)",
-        says="Impossible to unify Sym(total_len) with Add([Sym(query_len), Sym(past_len)])",
-    ),
-    unsupported("DequantizeLinear(INT4)", says="Unknown DatumType Int4"),
-    unsupported("DequantizeLinear(UINT4)", says="Unknown DatumType Uint4"),
-    unsupported("Trilu", says="Impossible to unify TDim with I64"),
-    unsupported("input BFLOAT16", says="Unknown DatumType Bfloat16"),
-)
-
-
-class Tract(PackagedRuntime):
-    """The runtime `tract`."""
-
-    name = "tract"
-    packages = ("tract",)
-    modules = ("tract", "onnx")
-    dialects = frozenset({STANDARD, PORTABLE})
-    measured = "0.23.9"
-    unsupported: Sequence[Unsupported] = UNSUPPORTED
-
-    def prepare(self) -> None:
-        """Import the SDK."""
-        # If RUST_BACKTRACE is set, errors contain a stack trace, which takes longer than a run.
-        os.environ["RUST_LIB_BACKTRACE"] = "0"
-        super().prepare()
-
-    def load(self, graph: Path, threads: int) -> Engine:  # noqa: ARG002 (it computes in one)
-        """Return an engine with the graph typed and optimised.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-        """
-        return TractEngine(graph)
-
 
 class TractEngine(AllocatingEngine):
     """A typed and optimised graph."""
 
-    def __init__(self, graph: Path) -> None:
+    def __init__(self, graph: Path, threads: int) -> None:  # noqa: ARG002 (it computes in one)
         import onnx
         import tract
 
@@ -93,3 +42,45 @@ class TractEngine(AllocatingEngine):
     def facts(self) -> Facts:
         """Return the facts: it runs on the CPU, in one thread."""
         return {"device": "CPU", "precision": "as the graph says", "threads": 1}
+
+
+class Tract(PackagedRuntime):
+    """The runtime `tract`."""
+
+    name = "tract"
+    packages = ("tract",)
+    modules = ("tract", "onnx")
+    engine = TractEngine
+    dialects = frozenset({STANDARD, PORTABLE})
+    measured = "0.23.9"
+    unsupported: Sequence[Unsupported] = (
+        unsupported("Attention(mask: BOOL)", says="FlashSDPA: Mask must be floating point"),
+        unsupported(
+            "Attention(given mask: FLOAT)", says="NaN in rows of which all keys are masked"
+        ),
+        unsupported(
+            "Attention(is_causal)",
+            "Attention(mask: FLOAT)",
+            says="SDPA: Mask cannot be provided if is_causal=true",
+        ),
+        unsupported("Attention(nonpad_kv_seqlen)", says="nonpad_kv_seqlen input is not supported"),
+        unsupported("Attention(qk_matmul_output)", says="qk_matmul_output_mode is not supported"),
+        unsupported("Attention(softcap)", says="softcap is not supported"),
+        unsupported(
+            "LessOrEqual(of one Range)", says="Undetermined symbol in expression, or it aborts"
+        ),
+        unsupported(
+            "Range(total_len)",
+            says="Impossible to unify Sym(total_len) with Add([Sym(query_len), Sym(past_len)])",
+        ),
+        unsupported("DequantizeLinear(INT4)", says="Unknown DatumType Int4"),
+        unsupported("DequantizeLinear(UINT4)", says="Unknown DatumType Uint4"),
+        unsupported("Trilu", says="Impossible to unify TDim with I64"),
+        unsupported("input BFLOAT16", says="Unknown DatumType Bfloat16"),
+    )
+
+    def prepare(self) -> None:
+        """Import the SDK."""
+        # If RUST_BACKTRACE is set, errors contain a stack trace, which takes longer than a run.
+        os.environ["RUST_LIB_BACKTRACE"] = "0"
+        super().prepare()

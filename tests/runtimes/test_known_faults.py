@@ -150,7 +150,7 @@ def test_tract_aligns_causal_queries_as_onnx_does(need, tmp_path):
     need("tract")
     inputs = causal(tmp_path / "m.onnx", queries=3, keys=5)
     (wanted,) = ReferenceEvaluator(onnx.load(tmp_path / "m.onnx")).run(None, inputs)
-    got = TractEngine(tmp_path / "m.onnx").run(inputs, {})["y"]
+    got = TractEngine(tmp_path / "m.onnx", 1).run(inputs, {})["y"]
     np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
