@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.errors import one_line
+from attn_export.runtimes.ort_cpu import sdk
 
 ROUNDS = ("random numbers", "rows of which all keys are masked")
 """The two comparisons, in the words of messages. In the second, the first slice of axis 0 of each
@@ -46,8 +47,7 @@ def difference(one: Path, other: Path, fixed: Mapping[str, int]) -> str:
 
 
 def _session(path: Path) -> Any:
-    import onnxruntime
-
+    onnxruntime = sdk()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

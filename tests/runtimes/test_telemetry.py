@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from subjects import shared_folder, stored
 
-WATCHED = """
+HEARING = """
 import sys
 
 def hear(event, arguments):
@@ -19,12 +19,23 @@ def hear(event, arguments):
         sys.stdout.write(f"{event} {arguments[1:]}\\n")
 
 sys.addaudithook(hear)
+"""
+"""The start of a program that prints what it asks of the network."""
+
+LOADING = """
 from pathlib import Path
 from attn_export.runtimes.catalogue import runtime
 kind = runtime(sys.argv[1])
 kind.prepare()
 engine = kind.load(Path(sys.argv[2]), 1)
 sys.stdout.write("loaded\\n")
+"""
+
+COMPARING = """
+from pathlib import Path
+from attn_export.runtimes.compare_graphs import difference
+graph = Path(sys.argv[1])
+sys.stdout.write(difference(graph, graph, {}) or "loaded\\n")
 """
 
 
@@ -39,14 +50,26 @@ def test_loading_a_graph_makes_no_calls_and_leaves_no_files(
 ):
     need(name)
     subject = stored("causal", shared_folder(tmp_path_factory))
+    check_silent(LOADING, [name, str(subject.folder / "model.onnx")], tmp_path)
+
+
+def test_comparing_graphs_makes_no_calls_and_leaves_no_files(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+):
+    subject = stored("causal", shared_folder(tmp_path_factory))
+    check_silent(COMPARING, [str(subject.folder / "model.onnx")], tmp_path)
+
+
+def check_silent(program: str, arguments: list[str], home: Path) -> None:
+    """Run a program, and check that it makes no calls and leaves no files in `home`."""
     # Without CI's variables, in which OpenVINO sends nothing.
     kept = {k: v for k, v in os.environ.items() if k not in ("CI", "TF_BUILD", "JENKINS_URL")}
     ran = subprocess.run(
-        [sys.executable, "-c", WATCHED, name, subject.folder / "model.onnx"],
-        env={**kept, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)},
-        cwd=tmp_path,
+        [sys.executable, "-c", HEARING + program, *arguments],
+        env={**kept, "HOME": str(home), "TMPDIR": str(home)},
+        cwd=home,
         capture_output=True,
         text=True,
     )
     assert ran.stdout == "loaded\n", ran.stderr
-    assert list(tmp_path.rglob("*")) == []
+    assert list(home.rglob("*")) == []
