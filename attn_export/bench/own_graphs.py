@@ -18,7 +18,7 @@ import numpy as np
 from attn_export.bench.feeds import Feed, Prepared, empty, filled
 from attn_export.bench.measurements import Candidate, Cost
 from attn_export.results import GraphFile
-from attn_export.runtimes.ort_cpu import PROVIDER, sdk, session_options, value_on
+from attn_export.runtimes.ort_cpu import CPU_PROVIDER, dtype_name, sdk, session_options, value_on
 
 # -- graphs that a process with torch writes ----------------------------------------------------
 
@@ -117,12 +117,12 @@ def make_in_ort(options: Mapping[str, Any], threads: int) -> Prepared:
         session.run_with_iobinding(binding)
         return arrays  # the binding does not keep the memory of the arrays alive
 
-    return Prepared(run, {"provider": PROVIDER, "bound": sorted(arrays)})
+    return Prepared(run, {"provider": CPU_PROVIDER, "bound": sorted(arrays)})
 
 
 def _session(file: Path, threads: int) -> Any:
     options = session_options(threads, file, spin=True)
-    return sdk().InferenceSession(file, options, providers=[PROVIDER])
+    return sdk().InferenceSession(file, options, providers=[CPU_PROVIDER])
 
 
 def _bind(session: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
@@ -142,17 +142,13 @@ def _bind(session: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, np.n
             continue
         if input_name is None:
             # Memory is not touched here: the first run must include the pages of its outputs.
-            feed = dataclasses.replace(_feed(options, "outputs", arg.name), dtype=_dtype(arg))
+            feed = dataclasses.replace(
+                _feed(options, "outputs", arg.name), dtype=dtype_name(arg.type)
+            )
             arrays[arg.name] = empty(feed)
             values[arg.name] = ort_value(arrays[arg.name])
         binding.bind_ortvalue_output(arg.name, values[input_name or arg.name])
     return binding, arrays
-
-
-def _dtype(arg: Any) -> str:
-    """Return the numpy name of the type of an ONNX Runtime `NodeArg`."""
-    name: str = arg.type.removeprefix("tensor(").removesuffix(")")
-    return {"float": "float32", "double": "float64"}.get(name, name)
 
 
 def _feed(options: Mapping[str, Any], side: str, name: str) -> Feed:

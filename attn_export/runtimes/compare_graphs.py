@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.errors import one_line
-from attn_export.runtimes.ort_cpu import sdk
+from attn_export.runtimes.ort_cpu import CPU_PROVIDER, dtype_name, sdk
 
 ROUNDS = ("random numbers", "rows of which all keys are masked")
 """The two comparisons, in the words of messages. In the second, the first slice of axis 0 of each
@@ -21,8 +21,6 @@ by less, and a wrong mask or scale by far more."""
 
 SIZES = (2, 5, 7, 3, 4, 6)
 """The sizes of the dynamic axes: the first size for the first axis, and so on, in a cycle."""
-
-INTEGERS = frozenset({"tensor(int32)", "tensor(int64)"})
 
 
 def difference(one: Path, other: Path, fixed: Mapping[str, int]) -> str:
@@ -51,7 +49,7 @@ def _session(path: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(path, options, providers=[CPU_PROVIDER])
 
 
 def _sizes(session: Any, fixed: Mapping[str, int]) -> dict[str, int]:
@@ -70,13 +68,13 @@ def _inputs(
     inputs = {}
     for node in session.get_inputs():
         shape = [sizes[size] if isinstance(size, str) else size for size in node.shape]
-        if node.type == "tensor(bool)":
+        dtype = dtype_name(node.type)
+        if dtype == "bool":
             inputs[node.name] = _mask(shape, rng, hide_keys=hide_keys)
-        elif node.type in INTEGERS:
-            dtype = np.int32 if node.type == "tensor(int32)" else np.int64
+        elif dtype in ("int32", "int64"):
             inputs[node.name] = np.ones(shape, dtype)
         else:
-            floating = np.float16 if node.type == "tensor(float16)" else np.float32
+            floating = np.float16 if dtype == "float16" else np.float32
             inputs[node.name] = rng.standard_normal(shape).astype(floating)
     return inputs
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from attn_export.errors import RuntimeFailure, UsageError, one_line
 from attn_export.results import GraphFile
-from attn_export.runtimes.ort_cpu import PROVIDER, array_of, sdk, session_options, value_on
+from attn_export.runtimes.ort_cpu import CPU_PROVIDER, array_of, sdk, session_options, value_on
 from attn_export.runtimes.ort_cuda import CudaEngine, OrtCuda, cuda_session
 from attn_export.system_info import missing_package
 from attn_export.tensorfile import ArrayDict, numpy_dtype
@@ -124,7 +124,7 @@ def load_session(graph: Path, threads: int | None, device: str = "cpu") -> Any:
             OrtCuda().prepare()
             engine = CudaEngine(graph, *cuda_session(threads or 0, {}))
         else:
-            return onnxruntime.InferenceSession(graph, options, providers=[PROVIDER])
+            return onnxruntime.InferenceSession(graph, options, providers=[CPU_PROVIDER])
     except Exception as error:
         raise RuntimeFailure(f"ONNX Runtime refuses {graph}: {one_line(error)}") from error
     if engine.objection():

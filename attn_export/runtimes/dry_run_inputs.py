@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import GraphError, printable
-from attn_export.runtimes.dry_run_timeline import ONNX_NAMES
+from attn_export.runtimes.ort_cpu import dtype_name
 from attn_export.tensorproto import DTYPES
 
 if TYPE_CHECKING:
@@ -17,18 +18,16 @@ if TYPE_CHECKING:
 MOST_BYTES = 2 << 30
 """The largest size of all inputs of a step together, in bytes."""
 
-LENGTHS = {"seqlens_k": -1, "total_sequence_length": 0}
-"""Integer inputs of GroupQueryAttention, with the value to add to the total length for each."""
+LENGTHS = {5: -1, 6: 0}
+"""The indices of `seqlens_k` and `total_sequence_length` among the inputs of GroupQueryAttention,
+with the value to add to the total length for each."""
 
 PASTS = (("present", "past"), ("present", "past_key_values"))
 """Prefixes of the names of a cache after a step and before it."""
 
-LENGTH_INPUTS = {5: "seqlens_k", 6: "total_sequence_length"}
-"""The indices of inputs of GroupQueryAttention that are lengths."""
-
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class StepSizes:
     """The sizes of a step of a dry run.
 
     Attributes:
@@ -57,7 +56,7 @@ class Sizes:
 
 def steps_of(
     shapes: Sequence[Sequence[Any]], batch: int, query_len: int | None, past_len: int | None
-) -> list[Sizes]:
+) -> list[StepSizes]:
     """Return the steps to run: one of the requested sizes, or else a prefill and a decode.
 
     Args:
@@ -70,19 +69,19 @@ def steps_of(
     has_past = bool(axes & {"past_len", "capacity", "past_sequence_length"})
     if query_len is not None or past_len is not None:
         query = query_len or 1
-        return [Sizes("step", batch, query, (past_len or 0) if has_past else 0)]
+        return [StepSizes("step", batch, query, (past_len or 0) if has_past else 0)]
     takes_many = bool(axes & {"query_len", "sequence_length"})
-    prefill = [Sizes("prefill", batch, 512, 0)] if takes_many or not has_past else []
-    return [*prefill, *([Sizes("decode", batch, 1, 1023)] if has_past else [])]
+    prefill = [StepSizes("prefill", batch, 512, 0)] if takes_many or not has_past else []
+    return [*prefill, *([StepSizes("decode", batch, 1, 1023)] if has_past else [])]
 
 
-def inputs_of(ends: Sequence[Any], sizes: Sizes, meanings: Mapping[str, str]) -> dict[str, Any]:
+def inputs_of(ends: Sequence[Any], sizes: StepSizes, lengths: Mapping[str, int]) -> dict[str, Any]:
     """Return arrays for the inputs of a session.
 
     Args:
         ends: The session's descriptions of its inputs: name, type, shape.
         sizes: The sizes of the step.
-        meanings: Inputs that are lengths for GroupQueryAttention, with their names there.
+        lengths: The result of `lengths_in`.
 
     Raises:
         GraphError: If the type of an input is not supported, or all inputs together take more
@@ -97,50 +96,42 @@ def inputs_of(ends: Sequence[Any], sizes: Sizes, meanings: Mapping[str, str]) ->
         shape = [axis if isinstance(axis, int) else sizes.of_axis(str(axis)) for axis in end.shape]
         if min(shape, default=0) < 0:
             raise GraphError(f"input {printable(end.name, 60)} has the shape {shape}")
-        remaining -= _bytes(shape, dtype.itemsize)
+        remaining -= math.prod(shape) * dtype.itemsize
         if remaining < 0:
             raise GraphError(
                 f"inputs of {sizes} take more than {MOST_BYTES >> 30} GiB; choose smaller sizes"
             )
-        arrays[end.name] = np.full(shape, _content(end.name, dtype, sizes, meanings), dtype)
+        arrays[end.name] = np.full(shape, _content(end.name, dtype, sizes, lengths), dtype)
     return arrays
-
-
-def _bytes(shape: Sequence[int], itemsize: int) -> int:
-    count = itemsize
-    for size in shape:
-        count *= size
-    return count
 
 
 def _dtype(end: Any) -> np.dtype[Any]:
     from attn_export.tensorfile import numpy_dtype
 
-    inside = str(end.type).removeprefix("tensor(").removesuffix(")")
-    name = ONNX_NAMES.get(inside, inside)
+    name = dtype_name(str(end.type))
     if name not in DTYPES.values():
         raise GraphError(f"input {printable(end.name, 60)} is {printable(end.type, 60)}: no tensor")
     return numpy_dtype(name)
 
 
-def _content(name: str, dtype: Any, sizes: Sizes, meanings: Mapping[str, str]) -> Any:
+def _content(name: str, dtype: Any, sizes: StepSizes, lengths: Mapping[str, int]) -> Any:
     if dtype.kind == "b":
         return True
     if dtype.kind not in "iu" or dtype.itemsize < 4:
         return 0  # integers of fewer bits are elements of a cache, not lengths
     total = sizes.past_len + sizes.query_len
-    return total + LENGTHS[meanings[name]] if name in meanings else sizes.past_len
+    return total + lengths[name] if name in lengths else sizes.past_len
 
 
-def lengths_in(model: onnx.ModelProto) -> dict[str, str]:
-    """Return the graph's inputs that are lengths for GroupQueryAttention, and their names there."""
-    meanings = {}
-    for node in model.graph.node:
-        if node.op_type == "GroupQueryAttention":
-            for index, meaning in LENGTH_INPUTS.items():
-                if index < len(node.input):
-                    meanings[node.input[index]] = meaning
-    return meanings
+def lengths_in(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the graph's inputs that are lengths for GroupQueryAttention, as in `LENGTHS`."""
+    return {
+        node.input[index]: added
+        for node in model.graph.node
+        if node.op_type == "GroupQueryAttention"
+        for index, added in LENGTHS.items()
+        if index < len(node.input)
+    }
 
 
 def caches_in_place(model: onnx.ModelProto) -> dict[str, str]:

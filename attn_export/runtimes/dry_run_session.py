@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import GraphError, one_line, printable
 from attn_export.runtimes.dry_run_inputs import (
-    Sizes,
+    StepSizes,
     caches_in_place,
     inputs_of,
     lengths_in,
@@ -40,7 +40,7 @@ from attn_export.runtimes.dry_run_timeline import (
 )
 from attn_export.runtimes.install_cuda_stand_in import LIBRARIES
 from attn_export.runtimes.install_folder import CUDA_STAND_IN, home
-from attn_export.runtimes.ort_cuda import COMPUTING, PROVIDER, CudaEngine, cuda_session
+from attn_export.runtimes.ort_cuda import COMPUTING, CUDA_PROVIDER, CudaEngine, cuda_session
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
@@ -87,7 +87,9 @@ def observe(
         library = load_stand_in(card, record)
         run = _DryRun(path, folder, record, bound or caches_in_place(model), lengths_in(model))
         sizes = (batch, query_len, past_len)
-        observation = run.observe(card, sizes, _code_note(library, card))
+        observation = dataclasses.replace(
+            run.observe(card, sizes), notes=_code_notes(library, card)
+        )
     _refuse_other_libraries()
     return dataclasses.asdict(observation)
 
@@ -120,19 +122,22 @@ class _DryRun:
         folder: A folder for the profile and the log.
         record: The file of the stand-in libraries' record.
         bound: Names of outputs that share the buffer of an input, with that input.
-        lengths: Inputs that are lengths for GroupQueryAttention, with their names there.
+        lengths: The result of `lengths_in`.
     """
 
     graph: Path
     folder: Path
     record: Path
     bound: Mapping[str, str]
-    lengths: Mapping[str, str]
+    lengths: Mapping[str, int]
 
-    def observe(
-        self, card: Architecture, sizes: tuple[int, int | None, int | None], note: Any
-    ) -> Observation:
-        """Load the graph, run its steps, and return the observations; `note` returns the notes."""
+    def observe(self, card: Architecture, sizes: tuple[int, int | None, int | None]) -> Observation:
+        """Load the graph, run its steps, and return the observations without notes.
+
+        Args:
+            card: The architecture.
+            sizes: B, and L and P if they were requested.
+        """
         options, providers = cuda_session(1, {})
         options.enable_profiling = True
         options.profile_file_prefix = str(self.folder / "profile")
@@ -141,21 +146,19 @@ class _DryRun:
             try:
                 engine = CudaEngine(self.graph, options, providers)
             except Exception as error:
-                return Observation(
-                    self.graph.name, card.name, refused=one_line(error), notes=note()
-                )
+                return Observation(self.graph.name, card.name, refused=one_line(error))
             subgraphs = engine.session.get_provider_graph_assignment_info()
             ends = engine.session.get_inputs()
             step_sizes = steps_of([end.shape for end in ends], *sizes)
             steps = self._run_steps(engine, ends, step_sizes)
-        on_cuda, elsewhere = split_by_provider(subgraphs, reasons_in(log()), PROVIDER)
+        on_cuda, elsewhere = split_by_provider(subgraphs, reasons_in(log()))
         return Observation(
             self.graph.name, card.name, on_cuda, elsewhere, steps,
-            peak_bytes(read_record(self.record)), _libraries(steps), notes=note(),
+            peak_bytes(read_record(self.record)), _libraries(steps),
         )  # fmt: skip
 
     def _run_steps(
-        self, engine: CudaEngine, ends: Sequence[Any], step_sizes: Sequence[Sizes]
+        self, engine: CudaEngine, ends: Sequence[Any], step_sizes: Sequence[StepSizes]
     ) -> tuple[Step, ...]:
         """Run each step twice, and return the second runs with their events."""
         runs = []
@@ -181,7 +184,7 @@ class _DryRun:
         return tuple(steps)
 
 
-def _step(sizes: Sizes, events: tuple[Event, ...], stopped: str, peak: int) -> Step:
+def _step(sizes: StepSizes, events: tuple[Event, ...], stopped: str, peak: int) -> Step:
     kernels = [event.name for event in events if event.kind == "launch"]
     waits = [event.node for event in events if event.kind in ("wait", "to host") and event.node]
     axes = {"batch": sizes.batch, "query_len": sizes.query_len, "past_len": sizes.past_len}
@@ -214,21 +217,17 @@ def _libraries(steps: Sequence[Step]) -> tuple[str, ...]:
     return tuple(sorted(libraries))
 
 
-def _code_note(library: ctypes.CDLL, card: Architecture) -> Any:
-    """Return a function for the notes on missing code, to be called after the run."""
-
-    def note() -> tuple[str, ...]:
-        major = card.capability // 10 * 10
-        fits = any(library.stand_in_has_code(sm) & 1 for sm in range(major, card.capability + 1))
-        from_ptx = any(library.stand_in_has_code(sm) & 2 for sm in range(card.capability + 1))
-        if fits or from_ptx:
-            return ()
-        return (
-            f"this onnxruntime has no machine code and no PTX for {card.name}: its kernels do not "
-            "start there",
-        )
-
-    return note
+def _code_notes(library: ctypes.CDLL, card: Architecture) -> tuple[str, ...]:
+    """Return a note if the provider, which has run, has no code for the architecture."""
+    major = card.capability // 10 * 10
+    fits = any(library.stand_in_has_code(sm) & 1 for sm in range(major, card.capability + 1))
+    from_ptx = any(library.stand_in_has_code(sm) & 2 for sm in range(card.capability + 1))
+    if fits or from_ptx:
+        return ()
+    return (
+        f"this onnxruntime has no machine code and no PTX for {card.name}: its kernels do not "
+        "start there",
+    )
 
 
 def _refuse_other_libraries() -> None:
@@ -279,20 +278,19 @@ def reasons_in(log: str) -> dict[str, str]:
 
 
 def split_by_provider(
-    subgraphs: Sequence[Any], reasons: Mapping[str, str], cuda: str
+    subgraphs: Sequence[Any], reasons: Mapping[str, str]
 ) -> tuple[dict[str, int], tuple[NodeElsewhere, ...]]:
     """Return the number of nodes of each operator on CUDA, and the nodes that are not on CUDA.
 
     Args:
         subgraphs: The session's assignment of subgraphs to execution providers.
         reasons: The reasons that CUDA does not run nodes, by the names of the nodes.
-        cuda: The name of the CUDA provider.
     """
     on_cuda: dict[str, int] = {}
     elsewhere = []
     for subgraph in subgraphs:
         for node in subgraph.get_nodes():
-            if subgraph.ep_name == cuda:
+            if subgraph.ep_name == CUDA_PROVIDER:
                 on_cuda[node.op_type] = on_cuda.get(node.op_type, 0) + 1
                 continue
             elsewhere.append(

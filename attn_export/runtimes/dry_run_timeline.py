@@ -15,6 +15,7 @@ from typing import Any
 
 from attn_export.errors import printable
 from attn_export.runtimes.dry_run_results import Event
+from attn_export.runtimes.ort_cpu import dtype_name
 from attn_export.tensorfile import numpy_dtype
 
 # -- readable names of kernels, and kinds of attention ------------------------------------------
@@ -116,9 +117,6 @@ DEEPEST = 1000
 
 Typed = tuple[str, Sequence[int]]
 """The dtype of a tensor, in the words of ONNX Runtime's profiler, and its shape."""
-
-ONNX_NAMES = {"float": "float32", "double": "float64"}
-"""ONNX Runtime's names of dtypes, where they differ from those of numpy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +221,7 @@ def bytes_copied(kernel: str, inputs: Sequence[Typed], outputs: Sequence[Typed])
     if not copies_of_cache([kernel]) or not outputs or len(inputs) < 2:
         return 0
     dtype, cache = (outputs if len(outputs) > 1 else inputs)[1]
-    size = numpy_dtype(ONNX_NAMES.get(dtype, dtype)).itemsize * math.prod(cache)
+    size = numpy_dtype(dtype_name(dtype)).itemsize * math.prod(cache)
     if "Ungroup" in kernel:
         size = size * _width(outputs[0][1]) // max(_width(cache), 1)
     return size * (2 if "Fused" in kernel else 1)  # a fused kernel copies keys and values

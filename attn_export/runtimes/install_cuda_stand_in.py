@@ -29,7 +29,7 @@ from attn_export.runtimes.install_folder import (
 from attn_export.runtimes.protocol import installed_version
 from attn_export.temp_folders import scratch
 
-PROVIDER = "libonnxruntime_providers_cuda.so"
+PROVIDER_LIBRARY = "libonnxruntime_providers_cuda.so"
 SOURCES = Path(__file__).resolve().parent / "cuda_stand_in"
 APT = "apt-get install gcc binutils"
 
@@ -73,7 +73,7 @@ def install(say: Say) -> None:
         return
     provider = _provider()
     if provider is None:
-        raise InstallError(f"there is no {PROVIDER} here; pip install onnxruntime-gpu")
+        raise InstallError(f"there is no {PROVIDER_LIBRARY} here; pip install onnxruntime-gpu")
     for program in (_compiler(), "nm", "readelf"):
         if shutil.which(program) is None:
             raise InstallError(f"there is no {program}; {APT}")
@@ -95,7 +95,7 @@ def not_ready() -> str:
     """Return the reason that no dry run is possible here, with the remedy, or ""."""
     provider = _provider()
     if provider is None:
-        return f"there is no {PROVIDER} here; on x86-64 Linux, pip install onnxruntime-gpu"
+        return f"there is no {PROVIDER_LIBRARY} here; on x86-64 Linux, pip install onnxruntime-gpu"
     stamp, remedy = stamp_of(home() / CUDA_STAND_IN), f"run {SETUP} {CUDA_STAND_IN}"
     if not stamp:
         return f"the stand-in libraries of CUDA are not built here; {remedy}"
@@ -108,7 +108,7 @@ def _provider() -> Path | None:
     spec = find_spec("onnxruntime")
     if spec is None or spec.origin is None:
         return None
-    provider = Path(spec.origin).parent / "capi" / PROVIDER
+    provider = Path(spec.origin).parent / "capi" / PROVIDER_LIBRARY
     return provider if provider.is_file() else None
 
 

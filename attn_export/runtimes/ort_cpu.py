@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 OPTIMIZATION = "graph_optimization_level"
-PROVIDER = "CPUExecutionProvider"
+CPU_PROVIDER = "CPUExecutionProvider"
 ERRORS_ONLY = 3
 DISTRIBUTIONS = frozenset(
     f"onnxruntime{suffix}" for suffix in ("", "_gpu", "_directml", "_openvino", "_qnn", "_migraphx")
@@ -104,7 +104,7 @@ class OrtCpu:
         if _folder_bytes(graph) > PREPACK_UP_TO:
             # Each session has its own prepacked copy; without, sessions share the mapped file.
             settings.add_session_config_entry("session.disable_prepacking", "1")
-        return OrtEngine(graph, with_options(settings, options), [PROVIDER])
+        return OrtEngine(graph, with_options(settings, options), [CPU_PROVIDER])
 
 
 def _conflict(site: Path) -> str:
@@ -189,6 +189,12 @@ def sdk() -> Any:
     import onnxruntime
 
     return onnxruntime
+
+
+def dtype_name(ort_type: str) -> str:
+    """Return numpy's name of a dtype that ONNX Runtime calls ``"tensor(float)"`` or ``"float"``."""
+    name = ort_type.removeprefix("tensor(").removesuffix(")")
+    return {"float": "float32", "double": "float64"}.get(name, name)
 
 
 def value_on(array: np.ndarray, device: str = "cpu") -> Any:

@@ -8,15 +8,23 @@ the engine reads the session's own list of the nodes that each provider runs.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.runtimes.ort_cpu import OrtCpu, OrtEngine, sdk, session_options, with_options
+from attn_export.runtimes.ort_cpu import (
+    CPU_PROVIDER,
+    OrtCpu,
+    OrtEngine,
+    sdk,
+    session_options,
+    with_options,
+)
 from attn_export.runtimes.protocol import Engine, Facts, Options, Unsupported, unsupported
 
 TF32 = "use_tf32"
-PROVIDER = "CUDAExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
 
 COMPUTING = frozenset(
     {
@@ -31,36 +39,34 @@ shapes may run on the CPU."""
 
 ROUNDED_INPUTS = "com.microsoft.MatMulNBits(accuracy_level 4)"
 
-UNSUPPORTED = (
-    # Known from the source (onnxruntime/contrib_ops/cuda/quantization/matmul_nbits.h), which does
-    # not read the attribute. It cannot be measured: a dry run computes no numbers.
-    unsupported(ROUNDED_INPUTS, says="CUDA's kernel does not round inputs of products to 8 bits"),
-    unsupported(
-        "com.microsoft.GroupQueryAttention(FLOAT)",
-        says="CUDA has no kernel of it for float32; it would run on the CPU",
-    ),
-    unsupported(
-        "MatMulInteger",
-        says="CUDA has no kernel of it for inputs in uint8; products would run on the CPU",
-    ),
-    unsupported(
-        "Attention(qk_matmul_output)",
-        says="Only kNone and kQK output modes are supported in unified unfused attention",
-    ),
-)  # fmt: skip
-"""The known limits. All but the first were measured in dry runs, with the same result on every
-architecture (docs/results/cuda_limits.md).
-
-Dry runs have no cuDNN: with cuDNN, some of these may run.
-"""
-
 
 class OrtCuda(OrtCpu):
     """The runtime `ort-cuda`."""
 
     name = "ort-cuda"
     device = "cuda"
-    unsupported: Sequence[Unsupported] = UNSUPPORTED
+    unsupported: Sequence[Unsupported] = (
+        # All limits but the first were measured in dry runs, with the same result on every
+        # architecture (docs/results/cuda_limits.md). Dry runs have no cuDNN: with cuDNN, some of
+        # these may run. The first is known from matmul_nbits.h in
+        # onnxruntime/contrib_ops/cuda/quantization, which does not read the attribute. It cannot
+        # be measured: a dry run computes no numbers.
+        unsupported(
+            ROUNDED_INPUTS, says="CUDA's kernel does not round inputs of products to 8 bits"
+        ),
+        unsupported(
+            "com.microsoft.GroupQueryAttention(FLOAT)",
+            says="CUDA has no kernel of it for float32; it would run on the CPU",
+        ),
+        unsupported(
+            "MatMulInteger",
+            says="CUDA has no kernel of it for inputs in uint8; products would run on the CPU",
+        ),
+        unsupported(
+            "Attention(qk_matmul_output)",
+            says="Only kNone and kQK output modes are supported in unified unfused attention",
+        ),
+    )
     counter_options: Mapping[str, Options] = {**OrtCpu.counter_options, "TF32 off": {TF32: "0"}}
 
     def unavailable(self) -> str:
@@ -97,11 +103,11 @@ class CudaEngine(OrtEngine):
     def objection(self) -> str:
         """Return the reason that the run does not count as CUDA."""
         by_provider = self._operators_by_provider()
-        on_cuda = COMPUTING & by_provider.get(PROVIDER, {}).keys()
+        on_cuda = COMPUTING & by_provider.get(CUDA_PROVIDER, {}).keys()
         elsewhere = sorted(
             f"{operator} on {provider}"
             for provider, operators in by_provider.items()
-            if provider != PROVIDER
+            if provider != CUDA_PROVIDER
             for operator in COMPUTING & operators.keys()
         )
         if elsewhere:
@@ -109,16 +115,15 @@ class CudaEngine(OrtEngine):
         return "" if on_cuda else "attention did not run on CUDA: no node of it was placed there"
 
     def _uses_tf32(self) -> bool:
-        cuda_options = self.session.get_provider_options().get(PROVIDER, {})
+        cuda_options = self.session.get_provider_options().get(CUDA_PROVIDER, {})
         return bool(cuda_options.get(TF32) != "0")
 
     def _operators_by_provider(self) -> dict[str, dict[str, int]]:
-        counts: dict[str, dict[str, int]] = {}
+        operators: dict[str, list[str]] = {}
         for subgraph in self.session.get_provider_graph_assignment_info():
-            operators = counts.setdefault(subgraph.ep_name, {})
-            for node in subgraph.get_nodes():
-                operators[node.op_type] = operators.get(node.op_type, 0) + 1
-        return counts
+            names = [node.op_type for node in subgraph.get_nodes()]
+            operators.setdefault(subgraph.ep_name, []).extend(names)
+        return {provider: dict(Counter(names)) for provider, names in operators.items()}
 
 
 def cuda_session(threads: int, options: Options) -> tuple[Any, list[Any]]:
@@ -131,7 +136,7 @@ def cuda_session(threads: int, options: Options) -> tuple[Any, list[Any]]:
     others = {name: value for name, value in options.items() if name != TF32}
     session = with_options(session_options(threads), others)
     session.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    return session, [(PROVIDER, {TF32: options.get(TF32, "0")}), "CPUExecutionProvider"]
+    return session, [(CUDA_PROVIDER, {TF32: options.get(TF32, "0")}), CPU_PROVIDER]
 
 
 def no_cuda_device() -> str:

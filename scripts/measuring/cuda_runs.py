@@ -15,10 +15,10 @@ import torch
 
 from attn_export.bench.peers_spec import layer
 from attn_export.results import GraphFile
-from attn_export.runtimes.dry_run_inputs import Sizes, inputs_of
+from attn_export.runtimes.dry_run_inputs import StepSizes, inputs_of
 from attn_export.runtimes.dry_run_timeline import read_record, readable
-from attn_export.runtimes.ort_cpu import value_on
-from attn_export.runtimes.ort_cuda import PROVIDER, TF32
+from attn_export.runtimes.ort_cpu import CPU_PROVIDER, dtype_name, sdk, value_on
+from attn_export.runtimes.ort_cuda import CUDA_PROVIDER, TF32
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, numpy_dtype
 
@@ -43,13 +43,11 @@ class BoundLayer:
     def __init__(
         self, folder: Path, graph: GraphFile, sizes: tuple[int, int, int], *, captured: bool = False
     ) -> None:
-        import onnxruntime as ort
-
         options = {TF32: "0", "enable_cuda_graph": str(int(captured))}
-        providers = [(PROVIDER, options), "CPUExecutionProvider"]
-        self.session = ort.InferenceSession(str(folder / graph.name), providers=providers)
+        providers = [(CUDA_PROVIDER, options), CPU_PROVIDER]
+        self.session = sdk().InferenceSession(str(folder / graph.name), providers=providers)
         self.binding = self.session.io_binding()
-        step = Sizes("step", *sizes)
+        step = StepSizes("step", *sizes)
         arrays = inputs_of(self.session.get_inputs(), step, {})
         random = np.random.default_rng(0)
         buffers = {}
@@ -63,7 +61,7 @@ class BoundLayer:
                 buffer = buffers[graph.bound[arg.name]]
             else:
                 shape = [n if isinstance(n, int) else step.of_axis(n) for n in arg.shape]
-                dtype = numpy_dtype(arg.type.removeprefix("tensor(").removesuffix(")"))
+                dtype = numpy_dtype(dtype_name(arg.type))
                 buffer = value_on(np.zeros(shape, dtype), "cuda")
             self.binding.bind_ortvalue_output(arg.name, buffer)
         self.buffers = buffers

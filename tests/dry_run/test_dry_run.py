@@ -16,7 +16,7 @@ from rich.console import Console
 from attn_export.errors import GraphError, UsageError
 from attn_export.jobs.dry_run import dry_run
 from attn_export.report.dry_run_report import print_dry_run
-from attn_export.runtimes.dry_run_inputs import Sizes, inputs_of, steps_of
+from attn_export.runtimes.dry_run_inputs import StepSizes, inputs_of, steps_of
 from attn_export.runtimes.dry_run_timeline import (
     bytes_copied,
     copies_of_cache,
@@ -273,12 +273,12 @@ class End:
 )
 def test_inputs_that_cannot_be_made_are_refused(end, says):
     with pytest.raises(GraphError, match=says):
-        inputs_of([end], Sizes("step", 1, 1, 0), {})
+        inputs_of([end], StepSizes("step", 1, 1, 0), {})
 
 
 @pytest.mark.parametrize(
     ("kind", "content"), [("int8", 0), ("uint8", 0), ("int32", 1023), ("int64", 1023)]
 )
 def test_integers_of_a_cache_are_no_lengths(kind: str, content: int):
-    made = inputs_of([End(f"tensor({kind})", [2])], Sizes("step", 1, 1, 1023), {})
+    made = inputs_of([End(f"tensor({kind})", [2])], StepSizes("step", 1, 1, 1023), {})
     assert made["x"].tolist() == [content] * 2
