@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import queue
 import re
 import sys
 import time
@@ -19,13 +18,7 @@ from typing import Any
 
 from attn_export.bench.feeds import Prepared
 from attn_export.errors import one_line
-from attn_export.runtimes.ipc import (
-    EventWriter,
-    jobs_from_stdin,
-    limit_memory,
-    outcome_of,
-    private_stdout,
-)
+from attn_export.runtimes.ipc import EventWriter, Jobs, connect, outcome_of
 
 # -- memory of this process, current and peak (Linux only) --------------------------------------
 
@@ -76,9 +69,7 @@ Make = Callable[[Mapping[str, Any], int], Prepared]
 def main() -> None:
     """Make and run one candidate until stdin is closed."""
     kind, memory_mib, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    send = EventWriter(private_stdout())
-    jobs = jobs_from_stdin()
-    limit_memory(memory_mib)
+    send, jobs = connect(memory_mib)
     try:
         module_name, function = KINDS[kind]
         module = importlib.import_module(f"attn_export.bench.{module_name}")
@@ -87,9 +78,7 @@ def main() -> None:
         send("failed", outcome=outcome_of(error), reason=one_line(error))
 
 
-def _serve(
-    make: Make, threads: int, jobs: queue.Queue[dict[str, Any] | None], send: EventWriter
-) -> None:
+def _serve(make: Make, threads: int, jobs: Jobs, send: EventWriter) -> None:
     prepared: Prepared | None = None
     while (job := jobs.get()) is not None:
         if job["do"] == "prepare":

@@ -236,11 +236,11 @@ def runtimes_command() -> int:
     them by scripts/setup_runtimes ort-cpu==1.27.0.
     """
     from attn_export.dialect_names import DIALECTS
-    from attn_export.runtimes.catalogue import RUNTIMES
+    from attn_export.runtimes.catalogue import all_runtimes
     from attn_export.runtimes.emulated_cpu import EmulatedCpu, cpus
     from attn_export.runtimes.release import installed
 
-    for runtime in RUNTIMES:
+    for runtime in all_runtimes():
         reason = runtime.unavailable()
         runs = " ".join(name for name in DIALECTS if name in runtime.dialects)
         state = f"not here: {reason}" if reason else f"{runtime.device}: {runs}"

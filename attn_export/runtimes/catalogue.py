@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attn_export.errors import UsageError
 
 if TYPE_CHECKING:
     from attn_export.runtimes.protocol import Runtime
-
-    RUNTIMES: tuple[Runtime, ...]
 
 CLASSES = {
     "ort-cpu": ("ort_cpu", "OrtCpu"),
@@ -67,7 +65,6 @@ def runtime(name: str) -> Runtime:
     return instance
 
 
-def __getattr__(name: str) -> Any:
-    if name == "RUNTIMES":
-        return tuple(runtime(known) for known in CLASSES)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def all_runtimes() -> tuple[Runtime, ...]:
+    """Return the runtimes of `CLASSES`, whose modules are then imported."""
+    return tuple(runtime(name) for name in CLASSES)

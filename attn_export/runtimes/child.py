@@ -190,17 +190,10 @@ def _die_with_parent() -> None:
 
 def main() -> None:
     """Call the one function that the parent requests, and send its result."""
-    from attn_export.runtimes.ipc import (
-        EventWriter,
-        jobs_from_stdin,
-        limit_memory,
-        private_stdout,
-    )
+    from attn_export.runtimes.ipc import connect
 
-    send = EventWriter(private_stdout())
-    jobs = jobs_from_stdin()
     _die_with_parent()
-    limit_memory(int(sys.argv[1]))
+    send, jobs = connect(int(sys.argv[1]))
     job = jobs.get()
     if job is None:
         return

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from attn_export.errors import RuntimeFailure, UsageError, one_line
+from attn_export.parity.draw import concrete_shape
 from attn_export.results import GraphFile
 from attn_export.runtimes.ort_cpu import CPU_PROVIDER, array_of, sdk, session_options, value_on
 from attn_export.runtimes.ort_cuda import CudaEngine, OrtCuda, cuda_session
+from attn_export.spec import Shape
 from attn_export.system_info import missing_package
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
@@ -19,8 +21,6 @@ from attn_export.tensorfile import ArrayDict, numpy_dtype
 
 CAPACITY = "capacity"
 """Name of the axis along which a cache is preallocated."""
-
-Axes = tuple[str | int, ...]
 
 
 class Caches:
@@ -41,7 +41,7 @@ class Caches:
 
     def __init__(
         self,
-        axes: Mapping[str, Axes],
+        axes: Mapping[str, Shape],
         dtype: np.dtype,
         batch: int,
         capacity: int,
@@ -95,8 +95,7 @@ class Caches:
     def _zeros(self, name: str) -> np.ndarray:
         sizes = {"batch": self.batch, CAPACITY: self.capacity}
         # Not np.empty: unwritten values get the weight 0, and 0 * NaN is NaN.
-        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in self._axes[name]]
-        return np.zeros(shape, self._dtype)
+        return np.zeros(concrete_shape(self._axes[name], sizes), self._dtype)
 
 
 # -- an ONNX Runtime session with fixed buffers -------------------------------------------------
@@ -120,11 +119,10 @@ def load_session(graph: Path, threads: int | None, device: str = "cpu") -> Any:
         raise RuntimeFailure(missing_package("onnxruntime")) from error
     options = session_options(threads or 0, graph, spin=True)
     try:
-        if device == "cuda":
-            OrtCuda().prepare()
-            engine = CudaEngine(graph, *cuda_session(threads or 0, {}))
-        else:
+        if device == "cpu":
             return onnxruntime.InferenceSession(graph, options, providers=[CPU_PROVIDER])
+        OrtCuda().prepare()
+        engine = CudaEngine(graph, *cuda_session(threads or 0, {}))
     except Exception as error:
         raise RuntimeFailure(f"ONNX Runtime refuses {graph}: {one_line(error)}") from error
     if engine.objection():
@@ -202,9 +200,8 @@ class BoundGraph:
             for name in self._copied:
                 self.outputs[name][...] = array_of(results[name])
 
-    def _buffer(self, axes: list[str | int], dtype: str) -> np.ndarray:
-        shape = [self.sizes[axis] if isinstance(axis, str) else axis for axis in axes]
-        return np.zeros(shape, numpy_dtype(dtype))
+    def _buffer(self, axes: Sequence[str | int], dtype: str) -> np.ndarray:
+        return np.zeros(concrete_shape(tuple(axes), self.sizes), numpy_dtype(dtype))
 
 
 def _matches(shape: tuple[int, ...], inferred: list[int | str | None]) -> bool:

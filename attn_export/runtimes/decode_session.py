@@ -20,7 +20,6 @@ from attn_export.parity.draw import add_sums
 from attn_export.results import GraphFile
 from attn_export.runtimes.decode_buffers import (
     CAPACITY,
-    Axes,
     BoundGraph,
     Caches,
     arrays_of,
@@ -30,10 +29,10 @@ from attn_export.runtimes.decode_buffers import (
     rows_of,
 )
 from attn_export.runtimes.ort_cuda import no_cuda_device
-from attn_export.spec import AttentionSpec
+from attn_export.spec import AttentionSpec, Shape
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
-QUERY_AXIS, PAST_LENGTH = "query_len", "past_length"
+QUERY_LEN, PAST_LENGTH = "query_len", "past_length"
 CACHES = {"present_key": "past_key", "present_value": "past_value"}
 PREFERRED = {"cpu": (ORT, STANDARD, PORTABLE), "cuda": (CUDA, STANDARD, ORT, PORTABLE)}
 """The dialects to choose from on each device, the fastest first."""
@@ -230,13 +229,12 @@ class DecodeSession:
         return self._caches
 
     def _new_caches(self, batch: int, capacity: int) -> Caches:
-        axes: dict[str, Axes] = {}
-        dtype = ""
+        axes: dict[str, Shape] = {}
         for name in CACHES.values():
-            dtype = self._manifest["inputs"][name]["dtype"]
-            named = self._manifest["inputs"][name]["shape"]
-            axes[name] = tuple(named[at] for at in self._layouts.get(name, range(len(named))))
-        return Caches(axes, numpy_dtype(dtype), batch, capacity, self._device)
+            shape = self._manifest["inputs"][name]["shape"]
+            axes[name] = tuple(shape[at] for at in self._layouts.get(name, range(len(shape))))
+        dtype = numpy_dtype(self._manifest["inputs"]["past_key"]["dtype"])
+        return Caches(axes, dtype, batch, capacity, self._device)
 
     def _graph(self, sizes: Mapping[str, int], caches: Caches) -> BoundGraph:
         """Return a graph for these sizes, bound to buffers; reuse the last one if it has the sizes.
@@ -277,7 +275,7 @@ def _select_graphs(
     selected_dialect = dialect or next((name for name in preferred if name in there), "")
     chosen = sorted(
         (file for file in files if file.dialect == selected_dialect),
-        key=lambda file: (len(file.fixed), QUERY_AXIS in file.fixed),
+        key=lambda file: (len(file.fixed), QUERY_LEN in file.fixed),
     )
     if not chosen or chosen[0].fixed:
         raise BundleError(f"{folder} has no graph for any number of queries; build it again")

@@ -17,6 +17,10 @@ OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "ou
 """Parts of error messages that report a lack of memory."""
 
 
+Jobs = queue.Queue[dict[str, Any] | None]
+"""The jobs from the parent process, in order."""
+
+
 class EventWriter:
     """A writer of events to the parent process, one JSON object per line."""
 
@@ -29,23 +33,29 @@ class EventWriter:
         self._channel.flush()
 
 
-def private_stdout() -> TextIO:
-    """Return the pipe to the parent process, and redirect this process's stdout to stderr.
+def connect(memory_mib: int) -> tuple[EventWriter, Jobs]:
+    """Connect this process to its parent, and limit its memory.
 
-    Engines print to stdout, which would disturb the protocol.
+    Engines print to stdout, which would disturb the protocol. Therefore stdout is redirected to
+    stderr, and the writer keeps the pipe to the parent.
+
+    Args:
+        memory_mib: The limit in MiB; 0 for none.
     """
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    return channel
+    jobs = _jobs_from_stdin()
+    limit_memory(memory_mib)
+    return EventWriter(channel), jobs
 
 
-def jobs_from_stdin() -> queue.Queue[dict[str, Any] | None]:
+def _jobs_from_stdin() -> Jobs:
     """Return a queue of the jobs from stdin, which a thread reads.
 
     When the parent ends, the thread ends this process at once. It also ends the programs that this
     process started, if this process leads its process group, as a `Child` does.
     """
-    jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    jobs: Jobs = queue.Queue()
 
     def read_jobs() -> None:
         for line in sys.stdin:

@@ -18,13 +18,7 @@ import numpy as np
 from attn_export.errors import one_line
 from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.ipc import (
-    EventWriter,
-    jobs_from_stdin,
-    limit_memory,
-    outcome_of,
-    private_stdout,
-)
+from attn_export.runtimes.ipc import EventWriter, connect, outcome_of
 from attn_export.runtimes.protocol import Engine, Runtime, Tunable
 from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
 
@@ -36,8 +30,8 @@ from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
 Axes = Mapping[str, Sequence[str | int]]
 """The axes of every input and output by name, as in a manifest."""
 
-BATCH, NEW, CAPACITY_AXIS = "batch", "query_len", "capacity"
-PAST, PRESENT, LENGTHS = "past_", "present_", "past_length"
+BATCH, QUERY_LEN, CAPACITY = "batch", "query_len", "capacity"
+PAST, PRESENT, PAST_LENGTH = "past_", "present_", "past_length"
 
 BLOCK = 64
 """The number of keys by which the buffers grow."""
@@ -69,7 +63,7 @@ def decode(run: Run, inputs: ArrayDict, axes: Axes, fixed: Mapping[str, int]) ->
         ValueError: If an output of a step does not have the sizes of the step.
         Exception: Any error of `run`.
     """
-    single = fixed.get(NEW) == 1
+    single = fixed.get(QUERY_LEN) == 1
     if fixed.get(BATCH) != 1:
         return _decode(run, inputs, axes, single=single)
     batch_axes = {name: axes[name].index(BATCH) for name in axes if BATCH in axes[name]}
@@ -90,11 +84,11 @@ def decode(run: Run, inputs: ArrayDict, axes: Axes, fixed: Mapping[str, int]) ->
 
 def _decode(run: Run, inputs: ArrayDict, axes: Axes, *, single: bool) -> ArrayDict:
     """Decode all batch elements together; `single` limits steps to one token."""
-    total = inputs["query"].shape[axes["query"].index(NEW)]
+    total = inputs["query"].shape[axes["query"].index(QUERY_LEN)]
     capacity_axes = {
-        name: axes[name].index(CAPACITY_AXIS)
+        name: axes[name].index(CAPACITY)
         for name in inputs
-        if name.startswith(PAST) and CAPACITY_AXIS in axes[name]
+        if name.startswith(PAST) and CAPACITY in axes[name]
     }
     caches = {name: _fit(inputs[name], at, 0) for name, at in capacity_axes.items()}
     cache_length = capacity = 0
@@ -104,15 +98,15 @@ def _decode(run: Run, inputs: ArrayDict, axes: Axes, *, single: bool) -> ArrayDi
             capacity += BLOCK
             caches = {name: _fit(caches[name], at, capacity) for name, at in capacity_axes.items()}
         outputs = run(_step_inputs(inputs, axes, cache_length, count, capacity) | caches)
-        _check_shapes(outputs, axes, {NEW: count, CAPACITY_AXIS: capacity}, cache_length)
+        _check_shapes(outputs, axes, {QUERY_LEN: count, CAPACITY: capacity}, cache_length)
         for name, array in outputs.items():
-            if NEW in axes.get(name, ()):
+            if QUERY_LEN in axes.get(name, ()):
                 resized = _resize_keys(array, axes[name], capacity, total)
                 steps.setdefault(name, []).append(resized)
         caches = {name: outputs[PRESENT + name.removeprefix(PAST)] for name in capacity_axes}
         cache_length += count
     return {
-        name: np.concatenate(steps[name], axes[name].index(NEW))
+        name: np.concatenate(steps[name], axes[name].index(QUERY_LEN))
         if name in steps
         else _resize_keys(array, axes.get(name, ()), capacity, total)
         for name, array in outputs.items()
@@ -139,12 +133,12 @@ def _step_inputs(
     for name, array in inputs.items():
         part = array
         for at, axis in enumerate(axes[name]):
-            if axis == NEW:
+            if axis == QUERY_LEN:
                 part = part.take(range(cache_length, keys), axis=at)
-            elif axis == CAPACITY_AXIS:
+            elif axis == CAPACITY:
                 part = _fit(_fit(part, at, keys), at, capacity)
         step[name] = part
-    return step | {LENGTHS: np.full_like(inputs[LENGTHS], cache_length)}
+    return step | {PAST_LENGTH: np.full_like(inputs[PAST_LENGTH], cache_length)}
 
 
 def _check_shapes(
@@ -159,8 +153,8 @@ def _check_shapes(
         if len(named) != array.ndim or list(array.shape) != expected:
             raise ValueError(
                 f"{name} is {list(array.shape)} where its axes are {list(named)}, after "
-                f"{cache_length} tokens, with {sizes[NEW]} new ones and room for "
-                f"{sizes[CAPACITY_AXIS]}"
+                f"{cache_length} tokens, with {sizes[QUERY_LEN]} new ones and room for "
+                f"{sizes[CAPACITY]}"
             )
 
 
@@ -169,7 +163,7 @@ def _resize_keys(
 ) -> np.ndarray:
     """Resize the axes of keys from `capacity` to `total` keys; learned keys stay at the end."""
     for at, axis in enumerate(axes):
-        if isinstance(axis, str) and axis not in (BATCH, NEW):
+        if isinstance(axis, str) and axis not in (BATCH, QUERY_LEN):
             keys, learned = np.split(array, [capacity], axis=at)
             array = np.concatenate([_fit(keys, at, total), learned], axis=at)
     return array
@@ -188,9 +182,7 @@ def _fit(array: np.ndarray, axis: int, size: int) -> np.ndarray:
 def main() -> None:
     """Load and run the graph of one job, then end."""
     name, memory_mib, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    send = EventWriter(private_stdout())
-    jobs = jobs_from_stdin()
-    limit_memory(memory_mib)
+    send, jobs = connect(memory_mib)
     target = runtime(name)
     try:
         target.prepare()

@@ -13,11 +13,11 @@ from attn_export import build, verify
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graphs
-from attn_export.runtimes.catalogue import CLASSES, RUNTIMES, runtime
+from attn_export.runtimes.catalogue import CLASSES, all_runtimes, runtime
 
 pytestmark = pytest.mark.xdist_group("test_every_runtime")  # what it builds is shared
 
-HERE = [kind.name for kind in RUNTIMES if kind.name != "ort-cuda"]
+HERE = [kind.name for kind in all_runtimes() if kind.name != "ort-cuda"]
 ALWAYS = {"ort-cpu", "onnx-reference", "openvino", "tract", "c", "cpp", "node", "wasm"}
 """Runtimes in the default tests; scripts/matrix runs the others."""
 

@@ -12,7 +12,7 @@ from conftest import Cli, small_spec
 from attn_export import build
 from attn_export.errors import UsageError
 from attn_export.results import GraphFile
-from attn_export.runtimes.catalogue import RUNTIMES
+from attn_export.runtimes.catalogue import all_runtimes
 from attn_export.runtimes.emulated_cpu import cpus
 from attn_export.runtimes.pool import Selection
 from attn_export.runtimes.protocol import Unsupported, known_limit, unsupported
@@ -90,7 +90,7 @@ def test_all_runs_what_is_here_and_does_not_miss_the_rest(tmp_path: Path, cli: C
 
 
 def test_one_may_be_left_out_of_all():
-    every = {kind.name for kind in RUNTIMES}
+    every = {kind.name for kind in all_runtimes()}
     assert {kind.name for kind in Selection.of(["all"], []).runtimes} == every
     without = Selection.of(["all", "-webgpu", "-iree"], [])
     assert {kind.name for kind in without.runtimes} == every - {"webgpu", "iree"}
@@ -104,8 +104,8 @@ def test_runtimes_are_listed_with_version_device_and_dialects_or_why_not(cli: Cl
     assert done.returncode == 0
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
     emulated = [f"ort-cpu@{cpu}" for cpu in cpus()]
-    assert list(lines) == [*(kind.name for kind in RUNTIMES), *emulated, *installed()]
+    assert list(lines) == [*(kind.name for kind in all_runtimes()), *emulated, *installed()]
     assert lines["ort-cpu"].endswith("cpu: standard portable ort cuda")
-    for kind in RUNTIMES:
+    for kind in all_runtimes():
         reason = kind.unavailable()
         assert (f"not here: {reason}" if reason else f"{kind.device}: ") in lines[kind.name]

@@ -19,7 +19,7 @@ from shared import extended
 
 from attn_export.parity.golden import stored_cases
 from attn_export.runtimes import process
-from attn_export.runtimes.catalogue import RUNTIMES, runtime
+from attn_export.runtimes.catalogue import all_runtimes, runtime
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits
 from attn_export.tensorfile import write_tensors
@@ -183,7 +183,7 @@ def test_a_process_ends_when_the_one_that_started_it_is_gone():
     assert gone(pid)
 
 
-@pytest.mark.parametrize("kind", RUNTIMES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", all_runtimes(), ids=lambda kind: kind.name)
 def test_every_runtime_says_its_version_and_why_it_cannot_run(kind):
     reason = kind.unavailable()
     assert "\n" not in reason
