@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.bench.dims import work_of
-from attn_export.bench.feeds import Feed, Sizes, feeds_of, known_feeds
+from attn_export.bench.feeds import Sizes, feeds_of, known_feeds
 from attn_export.bench.measurements import Candidate, Cost
-from attn_export.bench.own_graphs import as_candidate
-from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines
+from attn_export.bench.own_graphs import as_candidate, graph_options
+from attn_export.bench.roofline import gemm_rooflines, not_installed, read_rooflines
 from attn_export.bundle import graph_files
 from attn_export.dialect_names import phase_of
 from attn_export.results import GraphFile
@@ -51,25 +51,6 @@ def torch_peers(
 
     static_peers = [peer(STATIC, static=True)] if static else []
     return [peer("torch SDPA"), *static_peers, peer("torch.compile", static=static, compiled=True)]
-
-
-def bare_options(
-    file: Path, inputs: Mapping[str, Feed], outputs: Mapping[str, Feed], job: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the options of a candidate that runs what `torch.onnx.export` alone produces.
-
-    Args:
-        file: The graph, which is exported if it is missing.
-        inputs: The graph's inputs by name.
-        outputs: The graph's outputs by name.
-        job: The job of `peers_export` that exports it.
-    """
-    return {
-        "file": str(file),
-        "inputs": {name: feed.to_json() for name, feed in inputs.items()},
-        "outputs": {name: feed.to_json() for name, feed in outputs.items()},
-        "export": job,
-    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +121,7 @@ class BundleCandidates:
         return work_of(self.spec, sizes)
 
     def _peers(self, sizes: Sizes, work: Cost, *, decode: bool) -> list[Candidate]:
-        reason = missing("torch") if self.spec else NO_SPEC
+        reason = not_installed("torch") if self.spec else NO_SPEC
         # Peers append to their cache, or make a static one themselves.
         spec = None if self.spec is None else _peer_spec(self.spec)
         has_cache = spec is not None and spec.has_cache
@@ -153,7 +134,7 @@ class BundleCandidates:
     def _bare(self, spec: AttentionSpec, sizes: Sizes) -> dict[str, Any]:
         job = {"what": "bare spec", "spec": spec.to_dict()}
         feeds = feeds_of(spec.inputs(), sizes), known_feeds(spec.output_shapes(), sizes)
-        return bare_options(self.scratch / "bare.onnx", *feeds, job)
+        return graph_options(self.scratch / "bare.onnx", *feeds, export=job)
 
     def _is_large(self, sizes: Sizes) -> bool:
         heads = self.spec.num_heads if self.spec else 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from attn_export.bench.feeds import Feed
 from attn_export.bench.measurements import Cost
@@ -102,10 +101,6 @@ class Dims:
             return {"output": query}
         present = self.cache(self.key_len)
         return {"output": query, "present_key": present, "present_value": present}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values that the constructor takes."""
-        return dataclasses.asdict(self)
 
 
 # -- minimal computation and memory traffic of the layer of a spec ------------------------------

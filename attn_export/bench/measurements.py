@@ -158,16 +158,14 @@ class WorkloadResult:
     @property
     def flops_roof(self) -> float:
         """FLOP/s of the fastest roofline that multiplies matrices; NaN if none ran."""
-        return max(
-            (m.flops_per_second for m in self.with_role("roof") if _computes(m)), default=math.nan
-        )
+        rates = [m.flops_per_second for m in self.with_role("roof")]
+        return max(filter(None, rates), default=math.nan)
 
     @property
     def bytes_roof(self) -> float:
         """Bytes per second of the fastest roofline that reads memory; NaN if none ran."""
-        return max(
-            (m.bytes_per_second for m in self.with_role("roof") if _reads(m)), default=math.nan
-        )
+        rates = [m.bytes_per_second for m in self.with_role("roof")]
+        return max(filter(None, rates), default=math.nan)
 
     def fraction(self, measured: Measured) -> float:
         """Return the least time that the rooflines allow, divided by the median time.
@@ -181,14 +179,6 @@ class WorkloadResult:
             work.bytes / self.bytes_roof / measured.median,
         )
         return max((s for s in shares if s > 0), default=math.nan)
-
-
-def _computes(measured: Measured) -> bool:
-    return measured.candidate.work.flops > 0
-
-
-def _reads(measured: Measured) -> bool:
-    return measured.candidate.work.bytes > 0
 
 
 @dataclasses.dataclass(frozen=True)

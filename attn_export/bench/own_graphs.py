@@ -57,7 +57,26 @@ def make_graph(job: Mapping[str, Any], file: Path) -> None:
         raise RuntimeError(f"the export failed: {lines[-1][-TAIL:]}")
 
 
-# -- one graph of attn-export as a candidate ----------------------------------------------------
+# -- graphs as candidates -----------------------------------------------------------------------
+
+
+def graph_options(
+    file: Path, inputs: Mapping[str, Feed], outputs: Mapping[str, Feed], **others: object
+) -> dict[str, Any]:
+    """Return the options of a candidate that runs a graph, as `make_in_ort` takes them.
+
+    Args:
+        file: The graph.
+        inputs: The inputs by name.
+        outputs: The outputs by name.
+        others: ``layouts``, ``bound`` and ``export``, if the graph needs them.
+    """
+    return {
+        "file": str(file),
+        "inputs": {name: feed.to_json() for name, feed in inputs.items()},
+        "outputs": {name: feed.to_json() for name, feed in outputs.items()},
+        **others,
+    }
 
 
 def as_candidate(
@@ -78,16 +97,15 @@ def as_candidate(
         outputs: The outputs by name, likewise.
         work: The work of one run.
     """
-    options = {
-        "file": str(folder / graph.name),
-        "inputs": {
-            name: dataclasses.replace(feed, dtype=graph.dtypes.get(name, feed.dtype)).to_json()
-            for name, feed in inputs.items()
-        },
-        "outputs": {name: feed.to_json() for name, feed in outputs.items()},
-        "layouts": {name: list(axes) for name, axes in graph.layouts.items()},
-        "bound": dict(graph.bound),
+    graph_inputs = {
+        name: dataclasses.replace(feed, dtype=graph.dtypes.get(name, feed.dtype))
+        for name, feed in inputs.items()
     }
+    options = graph_options(
+        folder / graph.name, graph_inputs, outputs,
+        layouts={name: list(axes) for name, axes in graph.layouts.items()},
+        bound=dict(graph.bound),
+    )  # fmt: skip
     return Candidate(name, "ours", "graph", options, work)
 
 
@@ -110,7 +128,10 @@ def make_in_ort(options: Mapping[str, Any], threads: int) -> Prepared:
     Raises:
         Exception: Any error of the exporter or ONNX Runtime.
     """
-    session = _session(ensure_graph_file(options), threads)
+    file = ensure_graph_file(options)
+    session = sdk().InferenceSession(
+        file, session_options(threads, file, spin=True), providers=[CPU_PROVIDER]
+    )
     binding, arrays = _bind(session, options)
 
     def run() -> object:
@@ -118,11 +139,6 @@ def make_in_ort(options: Mapping[str, Any], threads: int) -> Prepared:
         return arrays  # the binding does not keep the memory of the arrays alive
 
     return Prepared(run, {"provider": CPU_PROVIDER, "bound": sorted(arrays)})
-
-
-def _session(file: Path, threads: int) -> Any:
-    options = session_options(threads, file, spin=True)
-    return sdk().InferenceSession(file, options, providers=[CPU_PROVIDER])
 
 
 def _bind(session: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:

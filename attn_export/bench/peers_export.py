@@ -7,6 +7,7 @@ with default options.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import sys
@@ -22,11 +23,13 @@ from torch import Tensor, nn
 from attn_export.attention import Attention
 from attn_export.bench.dims import Dims
 from attn_export.bench.feeds import feeds_of
-from attn_export.bench.peers_plain import PlainAttention, tensor
+from attn_export.bench.peers_plain import PlainAttention, tensors
 from attn_export.spec import AttentionSpec
 
 Axes = Mapping[str, Mapping[int, str]]
-EXAMPLE = {"batch": 2, "query_len": 5, "past_len": 7, "total_len": 12, "key_len": 6}
+EXAMPLE = {
+    "batch": 2, "query_len": 5, "past_len": 7, "total_len": 12, "key_len": 6, "capacity": 12
+}  # fmt: skip
 """Sizes of the example inputs of an export; the axes stay dynamic."""
 
 
@@ -37,12 +40,11 @@ def bare_plain(dims: Dims, file: Path) -> None:
         dims: Sizes of the attention.
         file: The file to write.
     """
-    example = Dims(**{**dims.to_json(), "batch": 2, "query_len": 5, "key_len": 5})
+    example = dataclasses.replace(dims, batch=2, query_len=5, key_len=5)
     if dims.past_len:
         # For decoding, users would export plain code with an example of one new token.
-        example = Dims(**{**dims.to_json(), "batch": 2, "query_len": 1, "key_len": 8})
-    feeds = example.inputs(in_place=False)
-    inputs = {name: tensor(feed, seed) for seed, (name, feed) in enumerate(feeds.items())}
+        example = dataclasses.replace(dims, batch=2, query_len=1, key_len=8)
+    inputs = tensors(example.inputs(in_place=False))
     axes: dict[str, dict[int, str]] = {}
     for name in inputs:
         if name.startswith("past_"):
@@ -116,9 +118,7 @@ def dialect_times(spec: AttentionSpec, dialect: str, rounds: int) -> dict[str, l
 
 
 def _example(spec: AttentionSpec) -> tuple[dict[str, Tensor], Axes]:
-    sizes = {**EXAMPLE, "capacity": EXAMPLE["total_len"]}
-    feeds = feeds_of(spec.inputs(), sizes)
-    inputs = {name: tensor(feed, seed) for seed, (name, feed) in enumerate(feeds.items())}
+    inputs = tensors(feeds_of(spec.inputs(), EXAMPLE))
     axes = {
         name: {axis: size for axis, size in enumerate(declared.shape) if isinstance(size, str)}
         for name, declared in spec.inputs().items()

@@ -131,8 +131,7 @@ def make_plain(options: Mapping[str, Any], threads: int) -> Prepared:
     dims = Dims(**options["dims"])
     module = (StaticAttention if options["static"] else PlainAttention)(dims).eval()
     feeds = dims.token_inputs() if options["static"] else dims.inputs(in_place=False)
-    inputs = {name: tensor(feed, seed) for seed, (name, feed) in enumerate(feeds.items())}
-    return ready(module, inputs, compiled=options["compile"])
+    return ready(module, tensors(feeds), compiled=options["compile"])
 
 
 def prepare_torch(threads: int) -> None:
@@ -152,6 +151,11 @@ def tensor(feed: Feed, seed: int) -> Tensor:
     if feed.dtype == "bfloat16":
         return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def tensors(feeds: Mapping[str, Feed]) -> dict[str, Tensor]:
+    """Return the tensors of feeds by name, with the position of each as its seed."""
+    return {name: tensor(feed, seed) for seed, (name, feed) in enumerate(feeds.items())}
 
 
 def ready(module: nn.Module, inputs: Mapping[str, Tensor], *, compiled: bool) -> Prepared:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attn_export.attention import Attention
 from attn_export.attention.quantised_cache import Past
 from attn_export.bench.feeds import Feed, Prepared, feeds_of
-from attn_export.bench.peers_plain import prepare_torch, ready, tensor
+from attn_export.bench.peers_plain import prepare_torch, ready, tensor, tensors
 from attn_export.spec import AttentionSpec
 
 TORCHAO: Mapping[str, tuple[str, str, Mapping[str, object]]] = {
@@ -85,8 +85,8 @@ def layer(
         # One new token attends to all keys. PyTorch is faster without a causal mask.
         spec = dataclasses.replace(spec, causal=False)
     module = (StaticCache if static else Attention)(spec).eval().to(device)
-    feeds = feeds_of(spec.inputs(), sizes)
-    inputs = {name: tensor(feed, n).to(device) for n, (name, feed) in enumerate(feeds.items())}
+    on_host = tensors(feeds_of(spec.inputs(), sizes))
+    inputs = {name: value.to(device) for name, value in on_host.items()}
     if isinstance(module, StaticCache):
         past = inputs["past_key"], inputs["past_value"]
         keys, values = (tensor(_extended_cache(x), seed).to(device) for seed, x in enumerate(past))

@@ -11,21 +11,65 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import onnx
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper
+import onnx.parser
 
 from attn_export.bench.dims import Dims
 from attn_export.bench.feeds import Feed
 from attn_export.bench.measurements import Candidate, Cost
+from attn_export.bench.own_graphs import graph_options
 from attn_export.system_info import missing_package
 
 # -- small graphs: attention without projections, a GEMM, a sum ---------------------------------
 
-IR_VERSION = 11
-PREFILL_OPSET = 23
-CACHE_OPSET = 24
-"""The first opset with TensorScatter and with the input `nonpad_kv_seqlen` of Attention."""
+PREFILL = """
+<ir_version: 11, opset_import: ["" : 23]>
+attention (
+    float[batch, query_len, {query_width}] query,
+    float[batch, query_len, {key_width}] key,
+    float[batch, query_len, {key_width}] value
+) => (float[batch, query_len, {query_width}] output) {{
+    [attention] output = Attention
+        <is_causal = {causal}, q_num_heads = {num_heads}, kv_num_heads = {num_kv_heads}>
+        (query, key, value)
+}}
+"""
 
-Axes = Sequence[str | int]
+DECODE = """
+<ir_version: 11, opset_import: ["" : 24]>
+attention (
+    float[batch, {num_heads}, query_len, {head_dim}] query,
+    float[batch, {num_kv_heads}, query_len, {head_dim}] key,
+    float[batch, {num_kv_heads}, query_len, {head_dim}] value,
+    float[batch, {num_kv_heads}, capacity, {head_dim}] past_key,
+    float[batch, {num_kv_heads}, capacity, {head_dim}] past_value,
+    int64[batch] past_length
+) => (
+    float[batch, {num_heads}, query_len, {head_dim}] output,
+    float[batch, {num_kv_heads}, capacity, {head_dim}] present_key,
+    float[batch, {num_kv_heads}, capacity, {head_dim}] present_value
+) {{
+    present_key = TensorScatter <axis = 2> (past_key, key, past_length)
+    present_value = TensorScatter <axis = 2> (past_value, value, past_length)
+    new = Shape <start = 2, end = 3> (query)
+    filled = Add (past_length, new)
+    [attention] output = Attention <is_causal = 1>
+        (query, present_key, present_value, , , , filled)
+}}
+"""
+"""A decoding step. Opset 24 is the first with TensorScatter and with the last input."""
+
+GEMM = """
+<ir_version: 11, opset_import: ["" : 23]>
+attention (float[M, K] a, float[K, N] b) => (float[M, N] c) { c = MatMul (a, b) }
+"""
+
+SUM = """
+<ir_version: 11, opset_import: ["" : 23]>
+attention (float[M, N] x) => (float[M] sum) {
+    axes = Constant <value = int64[1] {1}> ()
+    sum = ReduceSum <keepdims = 0> (x, axes)
+}
+"""
 
 
 def save_core(dims: Dims, path: Path) -> Path:
@@ -39,85 +83,16 @@ def save_core(dims: Dims, path: Path) -> Path:
         dims: Sizes of the attention.
         path: The file to write.
     """
-    return _decode(dims, path) if dims.past_len else _prefill(dims, path)
-
-
-def _prefill(dims: Dims, path: Path) -> Path:
-    num_heads = {"query": dims.num_heads, "key": dims.num_kv_heads, "value": dims.num_kv_heads}
-    inputs = [
-        _value(name, ("batch", "query_len", heads * dims.head_dim))
-        for name, heads in num_heads.items()
-    ]
-    node = helper.make_node(
-        "Attention", list(num_heads), ["output"], name="attention", is_causal=int(dims.causal),
-        q_num_heads=dims.num_heads, kv_num_heads=dims.num_kv_heads,
+    text = (DECODE if dims.past_len else PREFILL).format(
+        num_heads=dims.num_heads, num_kv_heads=dims.num_kv_heads, head_dim=dims.head_dim,
+        query_width=dims.num_heads * dims.head_dim, key_width=dims.num_kv_heads * dims.head_dim,
+        causal=int(dims.causal),
     )  # fmt: skip
-    output = _value("output", ("batch", "query_len", dims.num_heads * dims.head_dim))
-    return _save([node], inputs, [output], PREFILL_OPSET, path)
+    return _save(text, path)
 
 
-def _decode(dims: Dims, path: Path) -> Path:
-    H, Hkv, D = dims.num_heads, dims.num_kv_heads, dims.head_dim
-    cache = ("batch", Hkv, "capacity", D)
-    inputs = [
-        _value("query", ("batch", H, "query_len", D)),
-        _value("key", ("batch", Hkv, "query_len", D)),
-        _value("value", ("batch", Hkv, "query_len", D)),
-        _value("past_key", cache),
-        _value("past_value", cache),
-        _value("past_length", ("batch",), TensorProto.INT64),
-    ]
-    node = helper.make_node
-    nodes = [
-        node("TensorScatter", ["past_key", "key", "past_length"], ["present_key"], axis=2),
-        node("TensorScatter", ["past_value", "value", "past_length"], ["present_value"], axis=2),
-        node("Shape", ["query"], ["new"], start=2, end=3),
-        node("Add", ["past_length", "new"], ["filled"]),
-        node(
-            "Attention", ["query", "present_key", "present_value", "", "", "", "filled"],
-            ["output"], name="attention", is_causal=1,
-        ),
-    ]  # fmt: skip
-    outputs = [
-        _value("output", ("batch", H, "query_len", D)),
-        _value("present_key", cache),
-        _value("present_value", cache),
-    ]
-    return _save(nodes, inputs, outputs, CACHE_OPSET, path)
-
-
-def save_gemm(path: Path) -> Path:
-    """Write a graph that multiplies a [M, K] by b [K, N]; return its path."""
-    inputs = [_value("a", ("M", "K")), _value("b", ("K", "N"))]
-    node = helper.make_node("MatMul", ["a", "b"], ["c"])
-    return _save([node], inputs, [_value("c", ("M", "N"))], PREFILL_OPSET, path)
-
-
-def save_read(path: Path) -> Path:
-    """Write a graph that sums x [M, N] over its last axis; return its path."""
-    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
-    nodes = [
-        helper.make_node("Constant", [], ["axes"], value=axes),
-        helper.make_node("ReduceSum", ["x", "axes"], ["sum"], keepdims=0),
-    ]
-    return _save(nodes, [_value("x", ("M", "N"))], [_value("sum", ("M",))], PREFILL_OPSET, path)
-
-
-def _value(name: str, axes: Axes, dtype: int = TensorProto.FLOAT) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, list(axes))
-
-
-def _save(
-    nodes: list[NodeProto],
-    inputs: list[ValueInfoProto],
-    outputs: list[ValueInfoProto],
-    opset: int,
-    path: Path,
-) -> Path:
-    graph = helper.make_graph(nodes, "attention", inputs, outputs)
-    opsets = [helper.make_opsetid("", opset)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
-    onnx.save(model, path)
+def _save(text: str, path: Path) -> Path:
+    onnx.save(onnx.parser.parse_model(text), path)
     return path
 
 
@@ -143,11 +118,11 @@ def gemm_rooflines(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -
     M, K, N = sizes
     name = "sgemm" if M == K == N else f"sgemm {M}x{K}x{N}"
     work = Cost(flops=2.0 * M * K * N)
-    graph = {
-        "file": str(save_gemm(folder / f"gemm-{M}-{K}-{N}.onnx")),
-        "inputs": {"a": Feed((M, K)).to_json(), "b": Feed((K, N)).to_json()},
-        "outputs": {"c": Feed((M, N)).to_json()},
-    }
+    graph = graph_options(
+        _save(GEMM, folder / f"gemm-{M}-{K}-{N}.onnx"),
+        {"a": Feed((M, K)), "b": Feed((K, N))},
+        {"c": Feed((M, N))},
+    )
     return [
         _in_torch(f"{name}, torch", {"gemm": list(sizes)}, work),
         Candidate(f"{name}, ORT", "roof", "graph", graph, work),
@@ -163,11 +138,11 @@ def read_rooflines(folder: Path, mib: int = READ_MIB) -> list[Candidate]:
     """
     work = Cost(bytes=float(mib << 20))
     floats = (mib << 20) // 4
-    graph = {
-        "file": str(save_read(folder / "read.onnx")),
-        "inputs": {"x": Feed((ROWS, floats // ROWS)).to_json()},
-        "outputs": {"sum": Feed((ROWS,)).to_json()},
-    }
+    graph = graph_options(
+        _save(SUM, folder / "read.onnx"),
+        {"x": Feed((ROWS, floats // ROWS))},
+        {"sum": Feed((ROWS,))},
+    )
     return [
         _in_torch("memory read, torch", {"read": floats}, work),
         Candidate("memory read, ORT", "roof", "graph", graph, work),
@@ -175,9 +150,9 @@ def read_rooflines(folder: Path, mib: int = READ_MIB) -> list[Candidate]:
 
 
 def _in_torch(name: str, options: dict[str, object], work: Cost) -> Candidate:
-    return Candidate(name, "roof", "roof", options, work, reason=missing("torch"))
+    return Candidate(name, "roof", "roof", options, work, reason=not_installed("torch"))
 
 
-def missing(package: str) -> str:
+def not_installed(package: str) -> str:
     """Return a message if a package is not installed, else "". The package is not imported."""
     return "" if find_spec(package) else missing_package(package)

@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from attn_export.bench.feeds import Feed
 from attn_export.bench.measurements import Candidate, Cost
+from attn_export.bench.own_graphs import graph_options
 
 NAME = "onnxruntime-genai int4"
 PACKAGE = "onnxruntime_genai"
@@ -52,12 +53,9 @@ def genai(
         HIDDEN: Feed((B, L, E)), "attention_mask": Feed((B, S), "int64", 1.0),
         f"{PAST}.key": cache, f"{PAST}.value": cache,
     }  # fmt: skip
-    options = {
-        "file": str(_graph(layer, folder)),
-        "inputs": {name: feed.to_json() for name, feed in inputs.items()},
-        "outputs": {OUTPUT: Feed((B, L, E)).to_json()},
-        "bound": {f"{PRESENT}.{part}": f"{PAST}.{part}" for part in ("key", "value")},
-    }
+    bound = {f"{PRESENT}.{part}": f"{PAST}.{part}" for part in ("key", "value")}
+    outputs = {OUTPUT: Feed((B, L, E))}
+    options = graph_options(_graph(layer, folder), inputs, outputs, bound=bound)
     return Candidate(NAME, "peer", "graph", options, work)
 
 

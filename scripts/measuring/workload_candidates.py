@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.bench.bundle_candidates import ALONE_FROM, BARE, bare_options, torch_peers
+from attn_export.bench.bundle_candidates import ALONE_FROM, BARE, torch_peers
 from attn_export.bench.dims import Dims
 from attn_export.bench.measurements import Candidate
-from attn_export.bench.own_graphs import as_candidate, make_graph
-from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines, save_core
+from attn_export.bench.own_graphs import as_candidate, graph_options, make_graph
+from attn_export.bench.roofline import gemm_rooflines, not_installed, read_rooflines, save_core
 from attn_export.errors import AttnExportError, one_line
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import DECODE, KERNELS, Form, lower
@@ -111,22 +111,25 @@ def layer_spec(dims: Dims) -> dict[str, Any]:
 
 
 def _torch(dims: Dims) -> list[Candidate]:
-    options = {"dims": dims.to_json()}
+    options = {"dims": dataclasses.asdict(dims)}
     return torch_peers(
-        "plain", options, dims.work, static=bool(dims.past_len), reason=missing("torch")
+        "plain", options, dims.work, static=bool(dims.past_len), reason=not_installed("torch")
     )
 
 
 def _exported(dims: Dims, folder: Path) -> list[Candidate]:
     """Return the bare exporter's graph as candidates in ONNX Runtime and OpenVINO."""
     alone = dims.score_bytes >= ALONE_FROM
-    job = {"what": "bare", "dims": dims.to_json()}
-    bare = bare_options(folder / "bare.onnx", dims.inputs(in_place=False), dims.outputs(), job)
+    job = {"what": "bare", "dims": dataclasses.asdict(dims)}
+    feeds = dims.inputs(in_place=False), dims.outputs()
+    bare = graph_options(folder / "bare.onnx", *feeds, export=job)
     candidates = [
-        Candidate(BARE, "peer", "graph", bare, dims.work, alone=alone, reason=missing("torch"))
+        Candidate(
+            BARE, "peer", "graph", bare, dims.work, alone=alone, reason=not_installed("torch")
+        )
     ]
     if not dims.past_len:
-        reason = missing("openvino") or missing("torch")
+        reason = not_installed("openvino") or not_installed("torch")
         openvino = Candidate(
             "OpenVINO f32", "peer", "openvino", bare, dims.work, alone=alone, reason=reason
         )

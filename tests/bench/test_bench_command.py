@@ -50,7 +50,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a system without torch."""
     for place in (bundle_candidates, roofline):
-        monkeypatch.setattr(place, "missing", lambda name: f"{name} is not installed")
+        monkeypatch.setattr(place, "not_installed", lambda name: f"{name} is not installed")
 
 
 def candidates(report: dict, number: int) -> dict:

@@ -105,7 +105,7 @@ def test_memory_and_roofs_are_goals_too():
 def test_large_peers_live_alone_and_a_missing_package_is_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(candidates_module, "missing", lambda name: f"{name} is not installed")
+    monkeypatch.setattr(candidates_module, "not_installed", lambda name: f"{name} is not installed")
     found = {c.name: c for c in workload_candidates(BY_NAME["prefill causal, L 8192"], tmp_path)}
     assert [name for name, c in found.items() if c.alone] == [BARE, "OpenVINO f32"]
     assert found["OpenVINO f32"].reason == "openvino is not installed"
