@@ -13,50 +13,10 @@ from pathlib import Path
 import onnx
 import onnx.parser
 
-from attn_export.bench.dims import Dims
 from attn_export.bench.feeds import Feed
 from attn_export.bench.measurements import Candidate, Cost
 from attn_export.bench.own_graphs import graph_options
 from attn_export.system_info import missing_package
-
-# -- small graphs: attention without projections, a GEMM, a sum ---------------------------------
-
-PREFILL = """
-<ir_version: 11, opset_import: ["" : 23]>
-attention (
-    float[batch, query_len, {query_width}] query,
-    float[batch, query_len, {key_width}] key,
-    float[batch, query_len, {key_width}] value
-) => (float[batch, query_len, {query_width}] output) {{
-    [attention] output = Attention
-        <is_causal = {causal}, q_num_heads = {num_heads}, kv_num_heads = {num_kv_heads}>
-        (query, key, value)
-}}
-"""
-
-DECODE = """
-<ir_version: 11, opset_import: ["" : 24]>
-attention (
-    float[batch, {num_heads}, query_len, {head_dim}] query,
-    float[batch, {num_kv_heads}, query_len, {head_dim}] key,
-    float[batch, {num_kv_heads}, query_len, {head_dim}] value,
-    float[batch, {num_kv_heads}, capacity, {head_dim}] past_key,
-    float[batch, {num_kv_heads}, capacity, {head_dim}] past_value,
-    int64[batch] past_length
-) => (
-    float[batch, {num_heads}, query_len, {head_dim}] output,
-    float[batch, {num_kv_heads}, capacity, {head_dim}] present_key,
-    float[batch, {num_kv_heads}, capacity, {head_dim}] present_value
-) {{
-    present_key = TensorScatter <axis = 2> (past_key, key, past_length)
-    present_value = TensorScatter <axis = 2> (past_value, value, past_length)
-    new = Shape <start = 2, end = 3> (query)
-    filled = Add (past_length, new)
-    [attention] output = Attention <is_causal = 1>
-        (query, present_key, present_value, , , , filled)
-}}
-"""
-"""A decoding step. Opset 24 is the first with TensorScatter and with the last input."""
 
 GEMM = """
 <ir_version: 11, opset_import: ["" : 23]>
@@ -70,33 +30,6 @@ attention (float[M, N] x) => (float[M] sum) {
     sum = ReduceSum <keepdims = 0> (x, axes)
 }
 """
-
-
-def save_core(dims: Dims, path: Path) -> Path:
-    """Write a canonical graph of attention without projections; return its path.
-
-    With a past, the graph decodes: queries and the output are [B, H, L, D], and new keys and
-    values are written into caches [B, Hkv, capacity, D]. Without one it computes a whole prompt:
-    queries and the output are [B, L, H * D].
-
-    Args:
-        dims: Sizes of the attention.
-        path: The file to write.
-    """
-    text = (DECODE if dims.past_len else PREFILL).format(
-        num_heads=dims.num_heads, num_kv_heads=dims.num_kv_heads, head_dim=dims.head_dim,
-        query_width=dims.num_heads * dims.head_dim, key_width=dims.num_kv_heads * dims.head_dim,
-        causal=int(dims.causal),
-    )  # fmt: skip
-    return _save(text, path)
-
-
-def _save(text: str, path: Path) -> Path:
-    onnx.save(onnx.parser.parse_model(text), path)
-    return path
-
-
-# -- rooflines ----------------------------------------------------------------------------------
 
 LARGE = 2048
 """M, K and N of the GEMM. Larger ones reach no more FLOP/s."""
@@ -156,3 +89,8 @@ def _in_torch(name: str, options: dict[str, object], work: Cost) -> Candidate:
 def not_installed(package: str) -> str:
     """Return a message if a package is not installed, else "". The package is not imported."""
     return "" if find_spec(package) else missing_package(package)
+
+
+def _save(text: str, path: Path) -> Path:
+    onnx.save(onnx.parser.parse_model(text), path)
+    return path

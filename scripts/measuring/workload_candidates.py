@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx.parser
+
 from attn_export.bench.bundle_candidates import ALONE_FROM, BARE, torch_peers
 from attn_export.bench.dims import Dims
 from attn_export.bench.measurements import Candidate
 from attn_export.bench.own_graphs import as_candidate, graph_options, make_graph
-from attn_export.bench.roofline import gemm_rooflines, not_installed, read_rooflines, save_core
+from attn_export.bench.roofline import gemm_rooflines, not_installed, read_rooflines
 from attn_export.errors import AttnExportError, one_line
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import DECODE, KERNELS, Form, lower
@@ -57,6 +60,66 @@ def form_for(forms: Mapping[str, GraphFile], sizes: Mapping[str, int]) -> GraphF
     """
     special = forms.get(DECODE)
     return special if special is not None and special.takes(sizes) else forms[""]
+
+
+# -- our graph of attention without projections --------------------------------------------------
+
+PREFILL_GRAPH = """
+<ir_version: 11, opset_import: ["" : 23]>
+attention (
+    float[batch, query_len, {query_width}] query,
+    float[batch, query_len, {key_width}] key,
+    float[batch, query_len, {key_width}] value
+) => (float[batch, query_len, {query_width}] output) {{
+    [attention] output = Attention
+        <is_causal = {causal}, q_num_heads = {num_heads}, kv_num_heads = {num_kv_heads}>
+        (query, key, value)
+}}
+"""
+
+DECODE_GRAPH = """
+<ir_version: 11, opset_import: ["" : 24]>
+attention (
+    float[batch, {num_heads}, query_len, {head_dim}] query,
+    float[batch, {num_kv_heads}, query_len, {head_dim}] key,
+    float[batch, {num_kv_heads}, query_len, {head_dim}] value,
+    float[batch, {num_kv_heads}, capacity, {head_dim}] past_key,
+    float[batch, {num_kv_heads}, capacity, {head_dim}] past_value,
+    int64[batch] past_length
+) => (
+    float[batch, {num_heads}, query_len, {head_dim}] output,
+    float[batch, {num_kv_heads}, capacity, {head_dim}] present_key,
+    float[batch, {num_kv_heads}, capacity, {head_dim}] present_value
+) {{
+    present_key = TensorScatter <axis = 2> (past_key, key, past_length)
+    present_value = TensorScatter <axis = 2> (past_value, value, past_length)
+    new = Shape <start = 2, end = 3> (query)
+    filled = Add (past_length, new)
+    [attention] output = Attention <is_causal = 1>
+        (query, present_key, present_value, , , , filled)
+}}
+"""
+"""A decoding step. Opset 24 is the first with TensorScatter and with the last input."""
+
+
+def save_core(dims: Dims, path: Path) -> Path:
+    """Write a canonical graph of attention without projections; return its path.
+
+    With a past, the graph decodes: queries and the output are [B, H, L, D], and new keys and
+    values are written into caches [B, Hkv, capacity, D]. Without one it computes a whole prompt:
+    queries and the output are [B, L, H * D].
+
+    Args:
+        dims: Sizes of the attention.
+        path: The file to write.
+    """
+    text = (DECODE_GRAPH if dims.past_len else PREFILL_GRAPH).format(
+        num_heads=dims.num_heads, num_kv_heads=dims.num_kv_heads, head_dim=dims.head_dim,
+        query_width=dims.num_heads * dims.head_dim, key_width=dims.num_kv_heads * dims.head_dim,
+        causal=int(dims.causal),
+    )  # fmt: skip
+    onnx.save(onnx.parser.parse_model(text), path)
+    return path
 
 
 # -- candidates ---------------------------------------------------------------------------------

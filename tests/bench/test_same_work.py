@@ -8,14 +8,13 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from measuring.workload_candidates import DIALECT, form_for, lowered_forms
+from measuring.workload_candidates import DIALECT, form_for, lowered_forms, save_core
 
 from attn_export.bench import own_graphs, peers_spec
 from attn_export.bench.dims import Dims
 from attn_export.bench.feeds import ALIGNMENT, Feed, empty, filled
 from attn_export.bench.peers_export import bare_plain
 from attn_export.bench.peers_plain import PlainAttention, StaticAttention, tensor
-from attn_export.bench.roofline import save_core
 
 SIZES = {
     f"{name}{' causal' if causal else ''}, Hkv {heads}": Dims(
