@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attn_export.errors import RuntimeFailure, UsageError, one_line
 from attn_export.runtimes.catalogue import CLASSES, runtime
-from attn_export.runtimes.emulated_cpu import EmulatedCpu, cpus
+from attn_export.runtimes.emulated_cpu import BASE, cpus
 from attn_export.runtimes.release import installed
 from attn_export.sweep.sweep_plan import DRY_RUN
 from attn_export.system_info import check_installed
@@ -60,14 +60,9 @@ def unavailable_here(name: str) -> str:
 
 def resources_here() -> dict[str, float]:
     """Return the Dask resources of this machine. It runs one cell of each at a time."""
-    from attn_export.runtimes.install_cuda_stand_in import not_ready
-
-    names = [name for name in CLASSES if not runtime(name).unavailable()]
-    names += [cpu.name for cpu in map(EmulatedCpu, cpus()) if not cpu.unavailable()]
-    names += installed()
-    if not not_ready():
-        names.append(DRY_RUN)
-    return {resource(name): 1.0 for name in names}
+    known = [*CLASSES, *(f"{BASE}@{cpu}" for cpu in cpus()), DRY_RUN]
+    names = [name for name in known if not unavailable_here(name)]
+    return {resource(name): 1.0 for name in [*names, *installed()]}
 
 
 def security(ca: Path | None, certificate: Path | None, key: Path | None) -> Security | None:

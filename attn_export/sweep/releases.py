@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -84,15 +85,10 @@ def defects(rows: Iterable[Row], is_wrong: Callable[[Row], bool]) -> list[Defect
 
 def _spans(history: Sequence[Row], is_wrong: Callable[[Row], bool]) -> Iterator[tuple[int, int]]:
     """Yield the start and the end, which is exclusive, of each series of wrong releases."""
-    start = None
-    for number, row in enumerate(history):
-        if is_wrong(row):
-            start = number if start is None else start
-        elif start is not None:
-            yield start, number
-            start = None
-    if start is not None:
-        yield start, len(history)
+    for wrong, group in itertools.groupby(range(len(history)), lambda n: is_wrong(history[n])):
+        if wrong:
+            numbers = list(group)
+            yield numbers[0], numbers[-1] + 1
 
 
 def _version(row: Row) -> str:
@@ -101,11 +97,8 @@ def _version(row: Row) -> str:
 
 def _causes(cells: Iterable[Row]) -> tuple[str, ...]:
     """Return the causes, explained ones before others, then the most frequent first."""
-    counted: dict[str, int] = {}
-    for row in cells:
-        text = plain_cause(row.cause)
-        text = WRONG if text.startswith("relative error") else text
-        counted[text] = counted.get(text, 0) + 1
+    causes = [plain_cause(row.cause) for row in cells]
+    counted = Counter(WRONG if text.startswith("relative error") else text for text in causes)
     return tuple(sorted(counted, key=lambda text: (text == WRONG, -counted[text], text)))
 
 

@@ -15,7 +15,7 @@ from attn_export.report.progress import Progress
 from attn_export.sweep.cluster import DEATHS, resource, unavailable_here
 from attn_export.sweep.store import Row, Store
 from attn_export.sweep.sweep_plan import Cell, Plan, Source, short_fields
-from attn_export.sweep.tasks import Outcome, build_packed, run_packed
+from attn_export.sweep.tasks import CellFields, build_packed, run_packed
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -181,7 +181,7 @@ class _Sweep:
             reason = f"no worker has {resource(work.runtime)}, which {work.runtime} takes"
             if here := unavailable_here(work.runtime):
                 reason += f"; on this machine {here}"
-            self._end(work, dict.fromkeys(work.dialects, _failure("unavailable", reason)))
+            self._fail(work, "unavailable", reason)
 
     def _finish(self, work: _Work) -> None:
         from distributed import KilledWorker
@@ -191,12 +191,16 @@ class _Sweep:
             self._end(work, work.future.result())
         elif isinstance(error, KilledWorker):
             reason = f"it ended {DEATHS} workers, the last one {str(error.last_worker)[:80]}"
-            self._end(work, dict.fromkeys(work.dialects, _failure("crashed", reason)))
+            self._fail(work, "crashed", reason)
         else:
             reason = f"{type(error).__name__}: {one_line(error)[:300]}"
-            self._end(work, dict.fromkeys(work.dialects, _failure("error", reason)))
+            self._fail(work, "error", reason)
 
-    def _end(self, work: _Work, outcomes: Mapping[str, Outcome]) -> None:
+    def _fail(self, work: _Work, verdict: str, cause: str) -> None:
+        failed = {"verdict": verdict, "cause": cause}
+        self._end(work, dict.fromkeys(work.dialects, failed))
+
+    def _end(self, work: _Work, fields: Mapping[str, CellFields]) -> None:
         """Store the cells of a finished task."""
         source = work.source
         content = source.content
@@ -204,7 +208,7 @@ class _Sweep:
         self._store.add(
             Row(
                 id=cell.id, source=source.key, name=source.name, spec=spec, dtype=cell.dtype,
-                dialect=cell.dialect, runtime=cell.runtime, **outcomes[cell.dialect],
+                dialect=cell.dialect, runtime=cell.runtime, **fields[cell.dialect],
             )
             for cell in work.cells
         )  # fmt: skip
@@ -213,10 +217,6 @@ class _Sweep:
             self._done += 1
             rate = self._done / max(time.monotonic() - self._started, 1e-9)
             self._progress.advance(f"{rate:.1f} cells/s")
-
-
-def _failure(verdict: str, cause: str) -> Outcome:
-    return {"verdict": verdict, "cause": cause}
 
 
 def _by_source(cells: Iterable[Cell]) -> Iterator[tuple[Source, list[Cell]]]:

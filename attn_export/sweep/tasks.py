@@ -43,7 +43,7 @@ class Packed:
     seconds: float = 0.0
 
 
-Outcome = dict[str, Any]
+CellFields = dict[str, Any]
 """Fields of a `Row` that a task determines, by name."""
 
 
@@ -149,8 +149,8 @@ def _digest(folder: Path) -> str:
     return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
 
 
-def run_packed(packed: Packed, runtime: str, dialects: Sequence[str]) -> dict[str, Outcome]:
-    """Run the graphs of a bundle in one runtime; return the outcome of each dialect.
+def run_packed(packed: Packed, runtime: str, dialects: Sequence[str]) -> dict[str, CellFields]:
+    """Run the graphs of a bundle in one runtime; return the fields of each dialect's cell.
 
     Args:
         packed: The bundle.
@@ -170,19 +170,19 @@ def run_packed(packed: Packed, runtime: str, dialects: Sequence[str]) -> dict[st
     available = {file.dialect for file in graph_files(read_manifest(folder))}
     present = [dialect for dialect in dialects if dialect in available]
     absent = {"verdict": "refused", "cause": "the bundle has no graph in this dialect"}
-    outcomes: dict[str, Outcome] = {name: absent for name in dialects if name not in available}
+    fields: dict[str, CellFields] = {name: absent for name in dialects if name not in available}
     try:
         if present and runtime.startswith(DRY_RUN):
-            outcomes |= _run_dry(folder, runtime.removeprefix(DRY_RUN), present)
+            fields |= _run_dry(folder, runtime.removeprefix(DRY_RUN), present)
         elif present:
-            outcomes |= verify_dialects(folder, runtime, present)
+            fields |= verify_dialects(folder, runtime, present)
     except OutputError as error:
         raise OSError(one_line(error)) from error
     except AttnExportError as error:
         failed = {"verdict": "error", "cause": one_line(error)[:LONGEST]}
-        outcomes |= dict.fromkeys(present, failed)
+        fields |= dict.fromkeys(present, failed)
     seconds = (time.monotonic() - started + packed.seconds) / len(dialects)
-    return {name: {**outcomes[name], "seconds": round(seconds, 3)} for name in dialects}
+    return {name: {**fields[name], "seconds": round(seconds, 3)} for name in dialects}
 
 
 def _home() -> Path:
@@ -198,8 +198,8 @@ def _home() -> Path:
 # -- verdicts -----------------------------------------------------------------------------------
 
 
-def verify_dialects(folder: Path, runtime: str, dialects: Sequence[str]) -> dict[str, Outcome]:
-    """Verify a bundle in one runtime; return the outcome of each dialect.
+def verify_dialects(folder: Path, runtime: str, dialects: Sequence[str]) -> dict[str, CellFields]:
+    """Verify a bundle in one runtime; return the fields of each dialect's cell.
 
     Args:
         folder: The folder of the bundle.
@@ -212,13 +212,13 @@ def verify_dialects(folder: Path, runtime: str, dialects: Sequence[str]) -> dict
     report = explain_failures(verify(folder, runtimes=[runtime]), folder)
     graphs = {file.name: file.dialect for file in graph_files(read_manifest(folder))}
     return {
-        name: _outcome(report, {g for g, dialect in graphs.items() if dialect == name}, folder)
+        name: _cell_fields(report, {g for g, dialect in graphs.items() if dialect == name}, folder)
         for name in dialects
     }
 
 
-def _outcome(report: Report, graphs: set[str], folder: Path) -> Outcome:
-    """Return the outcome of the graphs of one dialect.
+def _cell_fields(report: Report, graphs: set[str], folder: Path) -> CellFields:
+    """Return the fields of the cell of one dialect.
 
     Args:
         report: The report on the bundle, with explanations.
@@ -271,7 +271,7 @@ def _smallest(wrong: Sequence[Verdict]) -> str:
     return min(names, key=lambda name: (math.prod(n + 1 for n in sizes[name]), name), default="")
 
 
-def _run_dry(folder: Path, architecture: str, dialects: Sequence[str]) -> dict[str, Outcome]:
+def _run_dry(folder: Path, architecture: str, dialects: Sequence[str]) -> dict[str, CellFields]:
     """Run graphs over stand-ins for CUDA; return the kernels seen, by dialect, as causes."""
     from attn_export.jobs.dry_run import dry_run
     from attn_export.report.dry_run_report import attention_of
