@@ -9,7 +9,7 @@ from typing import Any
 
 from attn_export.bench.dims import work_of
 from attn_export.bench.feeds import Sizes, feeds_of, known_feeds
-from attn_export.bench.measurements import Candidate, Cost
+from attn_export.bench.measurements import Candidate, Work
 from attn_export.bench.own_graphs import as_candidate, graph_options
 from attn_export.bench.roofline import gemm_rooflines, not_installed, read_rooflines
 from attn_export.bundle import graph_files
@@ -33,7 +33,7 @@ Manifest = Mapping[str, Any]
 
 
 def torch_peers(
-    kind: str, options: Mapping[str, Any], work: Cost, *, static: bool, reason: str
+    kind: str, options: Mapping[str, Any], work: Work, *, static: bool, reason: str
 ) -> list[Candidate]:
     """Return the PyTorch candidates: eager, with a static cache, and with torch.compile.
 
@@ -115,12 +115,12 @@ class BundleCandidates:
             if graph.takes(sizes) and not known_limit(OrtCpu(), graph)
         ]  # fmt: skip
 
-    def _work(self, sizes: Sizes) -> Cost:
+    def _work(self, sizes: Sizes) -> Work:
         if self.spec is None:
-            return Cost(tokens=sizes["batch"] * sizes["query_len"])
+            return Work(tokens=sizes["batch"] * sizes["query_len"])
         return work_of(self.spec, sizes)
 
-    def _peers(self, sizes: Sizes, work: Cost, *, decode: bool) -> list[Candidate]:
+    def _peers(self, sizes: Sizes, work: Work, *, decode: bool) -> list[Candidate]:
         reason = not_installed("torch") if self.spec else NO_SPEC
         # Peers append to their cache, or make a static one themselves.
         spec = None if self.spec is None else _peer_spec(self.spec)

@@ -42,7 +42,7 @@ class CandidateProcess:
 
     @property
     def alive(self) -> bool:
-        """Return whether the candidate can take further turns."""
+        """True if the candidate can take further turns."""
         return not self._reason
 
     @property
@@ -169,7 +169,7 @@ def measure(
         return tuple(process.measured() for process in processes)
 
 
-def steps(candidates: Sequence[Candidate], rounds: int) -> int:
+def progress_steps(candidates: Sequence[Candidate], rounds: int) -> int:
     """Return the number of times that `measure` calls `advance`.
 
     Args:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from attn_export.bench.feeds import Feed
-from attn_export.bench.measurements import Cost
+from attn_export.bench.measurements import Work
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import numpy_dtype
 
@@ -44,14 +44,14 @@ class Dims:
         return self.key_len - self.query_len
 
     @property
-    def work(self) -> Cost:
+    def work(self) -> Work:
         """The work of one run: two matrix products per query and key, and the projections."""
         B, L, S = self.batch, self.query_len, self.key_len
         pairs = L * self.past_len + L * (L + 1) / 2 if self.causal else L * S
         weights = self.embed_dim * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
         flops = 4 * B * self.num_heads * self.head_dim * pairs + 2 * B * L * weights
         cache = 2 * B * self.num_kv_heads * S * self.head_dim
-        return Cost(flops, FLOAT32 * (cache + weights), B * L)
+        return Work(flops, FLOAT32 * (cache + weights), B * L)
 
     @property
     def score_bytes(self) -> int:
@@ -106,7 +106,7 @@ class Dims:
 # -- minimal computation and memory traffic of the layer of a spec ------------------------------
 
 
-def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Cost:
+def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Work:
     """Return the minimal work of one run of a layer.
 
     With a sliding window only the number of tokens is set; FLOPs and bytes are 0.
@@ -119,13 +119,13 @@ def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Cost:
     new_keys = sizes["key_len"] if spec.cross else L
     S = P + new_keys
     if spec.window_left is not None or spec.window_right is not None:
-        return Cost(tokens=B * L)
+        return Work(tokens=B * L)
     H, Hkv, D, Dv, E = (
         spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim, spec.embed_dim,
     )  # fmt: skip
     pairs = L * P + L * (L + 1) / 2 if spec.causal else L * S
     if spec.kv_latent_dim:
-        return _latent_cost(spec, B, L, S, pairs)
+        return _latent_work(spec, B, L, S, pairs)
     by_query, by_key = E * H * D + H * Dv * E, spec.kdim * Hkv * D + spec.vdim * Hkv * Dv
     flops = 2 * B * (pairs * H * (D + Dv) + L * by_query + new_keys * by_key)
     size = numpy_dtype(spec.dtype).itemsize
@@ -133,10 +133,10 @@ def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Cost:
     key_size = size
     if spec.has_cache:
         key_size = numpy_dtype(spec.inputs()["past_key"].dtype).itemsize
-    return Cost(float(flops), float(B * keys * key_size + size * (by_query + by_key)), B * L)
+    return Work(float(flops), float(B * keys * key_size + size * (by_query + by_key)), B * L)
 
 
-def _latent_cost(spec: AttentionSpec, B: int, L: int, S: int, pairs: float) -> Cost:
+def _latent_work(spec: AttentionSpec, B: int, L: int, S: int, pairs: float) -> Work:
     """Return the work of multi-head latent attention, whose heads share one key of width R + C."""
     H, R, C = spec.num_heads, spec.rotary_dim, spec.kv_latent_dim
     inside = spec.q_latent_dim or spec.embed_dim
@@ -147,4 +147,4 @@ def _latent_cost(spec: AttentionSpec, B: int, L: int, S: int, pairs: float) -> C
     )  # fmt: skip
     flops = 2 * B * (pairs * H * (R + 2 * C) + L * weights)
     itemsize = numpy_dtype(spec.dtype).itemsize
-    return Cost(float(flops), float(itemsize * (B * S * (R + C) + weights)), B * L)
+    return Work(float(flops), float(itemsize * (B * S * (R + C) + weights)), B * L)

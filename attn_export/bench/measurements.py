@@ -16,7 +16,7 @@ Role = Literal["ours", "peer", "roof"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Cost:
+class Work:
     """Minimal work of one run.
 
     Attributes:
@@ -49,7 +49,7 @@ class Candidate:
     role: Role
     kind: str
     options: Mapping[str, Any]
-    work: Cost
+    work: Work
     alone: bool = False
     reason: str = ""
 
@@ -109,12 +109,12 @@ class Measured:
 
     @property
     def flops_per_second(self) -> float:
-        """FLOP/s of `Cost.flops` at the median time."""
+        """FLOP/s of `Work.flops` at the median time."""
         return self.candidate.work.flops / self.median
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes per second of `Cost.bytes` at the median time."""
+        """Bytes per second of `Work.bytes` at the median time."""
         return self.candidate.work.bytes / self.median
 
 

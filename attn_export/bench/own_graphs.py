@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.bench.feeds import Feed, Prepared, empty, filled
-from attn_export.bench.measurements import Candidate, Cost
+from attn_export.bench.measurements import Candidate, Work
 from attn_export.results import GraphFile
 from attn_export.runtimes.ort_cpu import CPU_PROVIDER, dtype_name, sdk, session_options, value_on
 
@@ -85,7 +85,7 @@ def as_candidate(
     graph: GraphFile,
     inputs: Mapping[str, Feed],
     outputs: Mapping[str, Feed],
-    work: Cost,
+    work: Work,
 ) -> Candidate:
     """Return a candidate that runs a graph in ONNX Runtime.
 

@@ -14,7 +14,7 @@ import onnx
 import onnx.parser
 
 from attn_export.bench.feeds import Feed
-from attn_export.bench.measurements import Candidate, Cost
+from attn_export.bench.measurements import Candidate, Work
 from attn_export.bench.own_graphs import graph_options
 from attn_export.system_info import missing_package
 
@@ -50,7 +50,7 @@ def gemm_rooflines(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -
     """
     M, K, N = sizes
     name = "sgemm" if M == K == N else f"sgemm {M}x{K}x{N}"
-    work = Cost(flops=2.0 * M * K * N)
+    work = Work(flops=2.0 * M * K * N)
     graph = graph_options(
         _save(GEMM, folder / f"gemm-{M}-{K}-{N}.onnx"),
         {"a": Feed((M, K)), "b": Feed((K, N))},
@@ -69,7 +69,7 @@ def read_rooflines(folder: Path, mib: int = READ_MIB) -> list[Candidate]:
         folder: The folder to write the graph to.
         mib: The size of the buffer in MiB.
     """
-    work = Cost(bytes=float(mib << 20))
+    work = Work(bytes=float(mib << 20))
     floats = (mib << 20) // 4
     graph = graph_options(
         _save(SUM, folder / "read.onnx"),
@@ -82,7 +82,7 @@ def read_rooflines(folder: Path, mib: int = READ_MIB) -> list[Candidate]:
     ]
 
 
-def _in_torch(name: str, options: dict[str, object], work: Cost) -> Candidate:
+def _in_torch(name: str, options: dict[str, object], work: Work) -> Candidate:
     return Candidate(name, "roof", "roof", options, work, reason=not_installed("torch"))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.bench.bundle_candidates import RUNTIME, BundleCandidates, Manifest
-from attn_export.bench.candidate_process import measure, steps
+from attn_export.bench.candidate_process import measure, progress_steps
 from attn_export.bench.measurements import BenchReport, Candidate, WorkloadResult
 from attn_export.bundle import SPEC, read_bundle
 from attn_export.errors import RuntimeFailure, UsageError
@@ -123,7 +123,7 @@ def measure_workloads(
     """
     limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
     limits = dataclasses.replace(limits, threads=threads or limits.threads)
-    progress.expect(sum(steps(candidates, rounds) for _, _, candidates in planned))
+    progress.expect(sum(progress_steps(candidates, rounds) for _, _, candidates in planned))
     workloads = [
         WorkloadResult(title, sizes, measure(
             candidates, rounds=rounds, turn_seconds=turn_seconds, limits=limits,

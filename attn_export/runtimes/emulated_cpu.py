@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.errors import UsageError, first_few
-from attn_export.runtimes.install_folder import home, missing
+from attn_export.runtimes.install_folder import ROOT, home, missing
 from attn_export.runtimes.ort_cpu import OrtCpu
 
 CPUS = "cpus"
@@ -75,16 +75,14 @@ def emulated_runtimes(names: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UsageError: If a CPU is unknown.
     """
-    selected: dict[str, None] = {}
+    selected: list[str] = []
     for name in names:
         if name == ALL:
-            runtimes = [EmulatedCpu(cpu) for cpu in cpus()]
-            selected |= {
-                runtime.name: None for runtime in runtimes if not runtime.missing_features()
-            }
+            every = [EmulatedCpu(cpu) for cpu in cpus()]
+            selected += [runtime.name for runtime in every if not runtime.missing_features()]
         else:
-            selected[EmulatedCpu(name).name] = None
-    return tuple(selected)
+            selected.append(EmulatedCpu(name).name)
+    return tuple(dict.fromkeys(selected))
 
 
 class EmulatedCpu(OrtCpu):
@@ -163,8 +161,7 @@ class EmulatedCpu(OrtCpu):
         root = home() / CPUS / self.cpu.machine
         host_only = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME")
         environment = {name: text for name, text in os.environ.items() if name not in host_only}
-        package = Path(__file__).resolve().parents[2]
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, (root / "site", package)))
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, (root / "site", ROOT)))
         environment |= ONE_THREAD
         return [*command, "-L", str(root), str(root / PYTHON), "-S", *arguments], environment
 

@@ -19,6 +19,12 @@ STAMP = "made-from"
 
 SETUP = "scripts/setup_runtimes"
 
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder with the package `attn_export`: a checkout, or a folder of installed packages."""
+
+HARNESS, KITS = ROOT / "attn_export/runtimes/harness", ROOT / "attn_export/kits"
+"""The folders with the sources of programs in other languages."""
+
 CUDA_STAND_IN = "cuda-dry-run"
 """The folder of the libraries for dry runs of CUDA, and the name for installing them."""
 
@@ -39,17 +45,15 @@ def home() -> Path:
     from_environment = os.environ.get(VARIABLE)
     if from_environment:
         return Path(from_environment)
-    checkout = Path(__file__).resolve().parents[2]
-    if (checkout / SETUP).is_file():
-        return checkout / ".runtimes"
+    if (ROOT / SETUP).is_file():
+        return ROOT / ".runtimes"
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "attn-export" / "runtimes"
 
 
 def setup_command(name: str) -> str:
     """Return the command with which the user installs a runtime."""
-    checkout = Path(__file__).resolve().parents[2]
-    in_checkout = (checkout / SETUP).is_file() and Path(sys.prefix).parent == checkout
+    in_checkout = (ROOT / SETUP).is_file() and Path(sys.prefix).parent == ROOT
     return f"{SETUP} {name}" if in_checkout else f"python -m attn_export.runtimes.install {name}"
 
 

@@ -15,6 +15,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from attn_export.runtimes.install_folder import (
+    HARNESS,
+    KITS,
     InstallError,
     Say,
     digest,
@@ -35,8 +37,6 @@ BROWSERS = ("chromium", "google-chrome", "chromium-browser")
 APT = ("apt-get", "install", "-y", "--no-install-recommends", "chromium")
 ERROR = "^(npm error|npm ERR!|E:).*"
 
-RUNTIMES = Path(__file__).resolve().parent
-HARNESS, KITS = RUNTIMES / "harness", RUNTIMES.parent / "kits"
 
 Files = dict[str, Path]
 """The source file of each file of an installation, by its path there."""

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_export.runtimes.install_folder import (
+    HARNESS,
+    KITS,
     InstallError,
     Say,
     digest,
@@ -40,8 +42,6 @@ LIBRARY = "libonnxruntime.so"
 LINKS = (LIBRARY, f"{LIBRARY}.1")
 """The names of the library for the linker, and for the loader when a program starts."""
 
-RUNTIMES = Path(__file__).resolve().parent
-HARNESS, KITS = RUNTIMES / "harness", RUNTIMES.parent / "kits"
 APT = "apt-get install g++ cmake make"
 
 ERROR = r"(?i)^(.*error:|CMake Error).*\n?.*"

@@ -101,7 +101,7 @@ class CudaEngine(OrtEngine):
         return super().facts() | {"tf32": self._uses_tf32(), "nodes": self._operators_by_provider()}
 
     def objection(self) -> str:
-        """Return the reason that the run does not count as CUDA."""
+        """Return the reason that the run does not count as CUDA, or ""."""
         by_provider = self._operators_by_provider()
         on_cuda = COMPUTING & by_provider.get(CUDA_PROVIDER, {}).keys()
         elsewhere = sorted(

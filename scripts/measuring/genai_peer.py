@@ -20,7 +20,7 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from attn_export.bench.feeds import Feed
-from attn_export.bench.measurements import Candidate, Cost
+from attn_export.bench.measurements import Candidate, Work
 from attn_export.bench.own_graphs import graph_options
 
 NAME = "onnxruntime-genai int4"
@@ -33,7 +33,7 @@ SMALL = 128
 
 
 def genai(
-    layer: Mapping[str, Any], sizes: Mapping[str, int], folder: Path, work: Cost
+    layer: Mapping[str, Any], sizes: Mapping[str, int], folder: Path, work: Work
 ) -> Candidate:
     """Return the candidate. Without the package it has a reason not to run.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from attn_export import AttentionSpec, Subject
 from attn_export.bench.feeds import feeds_of
-from attn_export.bench.measurements import Candidate, Cost
+from attn_export.bench.measurements import Candidate, Work
 from attn_export.bench.peers_spec import TORCHAO
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.export.export import export
@@ -37,7 +37,7 @@ def peers(layer: Mapping[str, Any], sizes: Mapping[str, int], folder: Path) -> I
         sizes: The sizes of the axes.
         folder: A folder for graphs, in which graphs of earlier calls are used again.
     """
-    work = Cost(tokens=sizes["batch"] * sizes["query_len"])
+    work = Work(tokens=sizes["batch"] * sizes["query_len"])
     decodes = sizes["past_len"] > 0
     plain = dict(layer) | {"cache": "append" if decodes else "none"}
     for name in TORCHAO:

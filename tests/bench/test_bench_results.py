@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from attn_export.bench.measurements import BenchReport, Candidate, Cost, Measured, WorkloadResult
+from attn_export.bench.measurements import BenchReport, Candidate, Measured, Work, WorkloadResult
 from attn_export.report.data import bench_to_dict
 from attn_export.report.tables import UNMEASURED, in_mib, three_digits
 
-WORK = Cost(flops=4e9, bytes=1e9, tokens=8)
+WORK = Work(flops=4e9, bytes=1e9, tokens=8)
 
 
-def measured(name: str, role: str, seconds: list[float], work: Cost = WORK, **more) -> Measured:
+def measured(name: str, role: str, seconds: list[float], work: Work = WORK, **more) -> Measured:
     candidate = Candidate(name, role, "graph", {}, work)
     outcome = "ran" if seconds else "refused"
     return Measured(candidate, tuple(seconds), outcome=outcome, **more)
@@ -27,9 +27,9 @@ RESULT = WorkloadResult(
         measured("slow", "peer", [0.8]),
         measured("quick", "peer", [0.4, 0.5, 0.3]),
         measured("absent", "peer", [], reason="it said no"),
-        measured("gemm a", "roof", [1.0], Cost(flops=40e9)),
-        measured("gemm b", "roof", [1.0], Cost(flops=30e9)),
-        measured("read", "roof", [0.1], Cost(bytes=1e9)),
+        measured("gemm a", "roof", [1.0], Work(flops=40e9)),
+        measured("gemm b", "roof", [1.0], Work(flops=30e9)),
+        measured("read", "roof", [0.1], Work(bytes=1e9)),
     ),
 )
 

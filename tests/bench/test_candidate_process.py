@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from attn_export.bench import candidate_process as process_module
-from attn_export.bench.candidate_process import CandidateProcess, measure, steps
-from attn_export.bench.measurements import Candidate, Cost
+from attn_export.bench.candidate_process import CandidateProcess, measure, progress_steps
+from attn_export.bench.measurements import Candidate, Work
 from attn_export.bench.roofline import gemm_rooflines, read_rooflines
 from attn_export.runtimes.protocol import Limits
 
@@ -40,7 +40,7 @@ def test_candidates_take_turns_and_give_the_times_of_every_run(tmp_path: Path):
     assert [m.name for m in found] == [c.name for c in candidates]
     assert {m.outcome for m in found} == {"ran"}
     assert all(len(m.seconds) >= 2 and min(m.seconds) > 0 for m in found)
-    assert len(told) == steps(candidates, 2)
+    assert len(told) == progress_steps(candidates, 2)
     # Every round has all of them in the same order.
     turns = [line.split(":")[0] for line in told if "round" in line]
     assert turns == [c.name for c in candidates] * 2
@@ -66,7 +66,7 @@ def test_between_its_turns_a_process_takes_no_time(gemm: Candidate):
 
 def test_a_refused_graph_does_not_stop_the_others(gemm: Candidate, tmp_path: Path):
     absent = Candidate(
-        "absent", "peer", "graph", {**gemm.options, "file": str(tmp_path / "no.onnx")}, Cost()
+        "absent", "peer", "graph", {**gemm.options, "file": str(tmp_path / "no.onnx")}, Work()
     )
     found = measure([absent, gemm], rounds=1, turn_seconds=TURN, limits=LIMITS)
     assert found[0].outcome == "refused"
@@ -83,7 +83,7 @@ def test_a_process_that_crashes_is_not_run_with_the_reason(
     monkeypatch.setattr(
         process_module, "worker_command", lambda *_: [sys.executable, "-c", program]
     )
-    crashing = Candidate("crashing", "peer", "graph", gemm.options, Cost(), alone=alone)
+    crashing = Candidate("crashing", "peer", "graph", gemm.options, Work(), alone=alone)
     (found,) = measure([crashing], rounds=2, turn_seconds=TURN, limits=LIMITS)
     assert (found.ran, found.outcome) == (False, "crashed")
     assert "libfoo.so is missing" in found.reason
@@ -103,7 +103,7 @@ def test_killed_between_its_turns_it_has_no_times(gemm: Candidate):
 
 def test_what_cannot_be_tried_has_no_process_and_the_reason_given():
     process = CandidateProcess(
-        Candidate("x", "peer", "plain", {}, Cost(), reason="no torch"), LIMITS
+        Candidate("x", "peer", "plain", {}, Work(), reason="no torch"), LIMITS
     )
     process.prepare()
     process.turn(TURN)
@@ -112,7 +112,7 @@ def test_what_cannot_be_tried_has_no_process_and_the_reason_given():
 
 
 def test_a_large_one_lives_for_its_own_turns_only(gemm: Candidate):
-    alone = Candidate(gemm.name, "peer", "graph", gemm.options, Cost(), alone=True)
+    alone = Candidate(gemm.name, "peer", "graph", gemm.options, Work(), alone=True)
     process = CandidateProcess(alone, LIMITS)
     assert process.pid is None
     for _ in range(2):

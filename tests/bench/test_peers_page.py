@@ -17,7 +17,7 @@ from measuring.peers_page import peers_page, unmet
 from measuring.workload_candidates import workload_candidates
 
 from attn_export.bench.bundle_candidates import BARE, STATIC
-from attn_export.bench.measurements import BenchReport, Candidate, Cost, Measured, WorkloadResult
+from attn_export.bench.measurements import BenchReport, Candidate, Measured, Work, WorkloadResult
 from attn_export.report.tables import UNMEASURED
 
 BY_NAME = {workload.name: workload for workload in workloads()}
@@ -27,7 +27,7 @@ TIMES = {"lower": 0.01, "torch.onnx.export": 1.0}
 
 
 def result(workload, growth: int = 10 << 20, **medians: float) -> WorkloadResult:
-    roof = Measured(Candidate("sgemm", "roof", "roof", {}, Cost(flops=1e9)), (0.01,))
+    roof = Measured(Candidate("sgemm", "roof", "roof", {}, Work(flops=1e9)), (0.01,))
     found = [
         Measured(
             Candidate(name, "ours" if name == OURS else "peer", "graph", {}, workload.dims.work),
@@ -76,7 +76,7 @@ def test_what_was_not_measured_is_not_met_and_says_why():
     workload = BY_NAME["decode MHA, B 8, S 4096"]
     ran = result(workload, **{OURS: 0.003, STATIC: 0.006})
     absent = Measured(
-        Candidate(BARE, "peer", "graph", {}, Cost()), outcome="crashed", reason="SIGKILL"
+        Candidate(BARE, "peer", "graph", {}, Work()), outcome="crashed", reason="SIGKILL"
     )
     some = dataclasses.replace(ran, measured=(*ran.measured, absent))
     page = peers_page(report(some), [workload], {}, "scripts/bench_peers")

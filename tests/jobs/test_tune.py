@@ -12,7 +12,7 @@ import shared
 from conftest import Cli
 
 from attn_export import build, verify
-from attn_export.bench.measurements import Candidate, Cost, Measured, WorkloadResult
+from attn_export.bench.measurements import Candidate, Measured, Work, WorkloadResult
 from attn_export.bundle import MANIFEST, PAGE, SIGNATURE, read_manifest, write_manifest
 from attn_export.cli.bundle_commands import print_tuned
 from attn_export.errors import RuntimeFailure, UsageError
@@ -126,7 +126,7 @@ def test_a_bundle_that_does_not_pass_stays_as_it_was(copy: Path, monkeypatch, ca
 
 def result(name: str, **seconds: tuple[float, ...]) -> WorkloadResult:
     found = [
-        Measured(Candidate(form, "ours", "graph", {}, Cost()), times, reason="refused")
+        Measured(Candidate(form, "ours", "graph", {}, Work()), times, reason="refused")
         for form, times in seconds.items()
     ]
     return WorkloadResult(f"{PREFILL}: {name}", {}, tuple(found))

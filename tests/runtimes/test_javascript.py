@@ -251,7 +251,7 @@ def test_what_is_installed_is_left_alone_and_what_is_stale_is_made_anew(
 
 def test_requests_and_answers_are_those_of_the_protocol(tmp_path: Path):
     """Names with spaces, empty tensors, every type, a file cut off."""
-    from attn_export.runtimes.install_javascript import HARNESS, KITS
+    from attn_export.runtimes.install_folder import HARNESS, KITS
 
     for path in (*(KITS / "js").glob("*.mjs"), HARNESS / "frames.mjs"):
         (tmp_path / path.name).write_text(path.read_text())
