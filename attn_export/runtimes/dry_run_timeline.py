@@ -77,10 +77,12 @@ def remove_template_arguments(text: str) -> str:
     """Return a declaration without the text in angle brackets."""
     kept, depth = [], 0
     for char in text:
-        depth += char == "<"
-        if not depth:
+        if char == "<":
+            depth += 1
+        elif char == ">" and depth:
+            depth -= 1
+        elif not depth:
             kept.append(char)
-        depth -= char == ">" and depth > 0
     return "".join(kept)
 
 
@@ -150,15 +152,15 @@ class Recorded:
     name: str
 
 
-def read_record(path: Path, start: int = 0, end: int = -1) -> list[Recorded]:
+def read_record(path: Path, start: int = 0, end: int | None = None) -> list[Recorded]:
     """Return the events recorded between two positions in the file.
 
     Args:
         path: The file of the record.
         start: The position of the first byte.
-        end: The position after the last byte; -1 for the end of the file.
+        end: The position after the last byte. Default: the end of the file.
     """
-    text = path.read_bytes()[start : end if end >= 0 else None].decode(errors="replace")
+    text = path.read_bytes()[start:end].decode(errors="replace")
     lines = [line.split("\t") for line in text.splitlines()]
     return [Recorded(int(time), kind, int(size), name) for time, kind, size, name in lines]
 
@@ -178,7 +180,7 @@ def peak_bytes(events: Sequence[Recorded], before: Sequence[Recorded] = ()) -> i
 
 
 def _allocated(event: Recorded) -> int:
-    return event.bytes * ((event.kind == "malloc") - (event.kind == "free"))
+    return event.bytes * {"malloc": 1, "free": -1}.get(event.kind, 0)
 
 
 def events_of_step(
@@ -239,12 +241,15 @@ def _spans(profile: Sequence[Mapping[str, Any]], started: int) -> Iterator[_Span
             # The profiler truncates start and duration to whole microseconds.
             end = started + (event["ts"] + event["dur"] + 2) * 1000
             args = event.get("args", {})
-            inputs, outputs = (
-                [pair for tensor in args.get(key, ()) for pair in tensor.items()]
-                for key in ("input_type_shape", "output_type_shape")
-            )
             node = name.removesuffix(TIMED) or args.get("op_name", "")
+            inputs = _typed(args.get("input_type_shape", ()))
+            outputs = _typed(args.get("output_type_shape", ()))
             yield _Span(started + event["ts"] * 1000, end, node, inputs, outputs)
+
+
+def _typed(tensors: Iterable[Mapping[str, Sequence[int]]]) -> list[Typed]:
+    """Return the dtype and shape of each tensor, which are its only key and value."""
+    return [pair for tensor in tensors for pair in tensor.items()]
 
 
 def _span_at(time: int, starts: list[int], spans: Sequence[_Span]) -> _Span:

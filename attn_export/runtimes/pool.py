@@ -37,7 +37,7 @@ class Selection:
         Args:
             named: The values of --runtime: names of required runtimes; ``"all"`` for every known
                 runtime, of which only ort-cpu is required; ``"-NAME"`` to leave one out of
-                ``"all"``. None: the runtimes of `DEFAULT`.
+                ``"all"``. Empty: the runtimes of `DEFAULT`.
             require: The values of --require: names of further required runtimes.
 
         Raises:
@@ -47,8 +47,8 @@ class Selection:
         excluded = [runtime(name[1:]).name for name in named if name.startswith("-")]
         known = [name for name in CLASSES if name not in excluded] if ALL in named else []
         named = [name for name in named if name != ALL and not name.startswith("-")]
-        chosen = dict.fromkeys([*known, *(named or (() if known else DEFAULT)), *require])
-        runtimes = tuple(runtime(name) for name in chosen)
+        chosen = [*known, *named] or DEFAULT
+        runtimes = tuple(runtime(name) for name in dict.fromkeys([*chosen, *require]))
         return cls(runtimes, frozenset([*named, *require, ALWAYS_REQUIRED]))
 
 

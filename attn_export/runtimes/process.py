@@ -152,15 +152,11 @@ class Worker:
             decodes: The names of the cases that are run as whole decodes, step by step.
             options: Options of the engine. The runtime must be `Tunable`.
         """
-        graph_file = graph_file or GraphFile(graph.name)
         job = {
             "graph": str(graph),
+            "graph_file": dataclasses.asdict(graph_file or GraphFile(graph.name)),
             "options": dict(options or {}),
-            "layouts": {name: list(order) for name, order in graph_file.layouts.items()},
-            "dtypes": dict(graph_file.dtypes),
-            "bound": dict(graph_file.bound),
-            "fixed": dict(graph_file.fixed),
-            "axes": {name: list(names) for name, names in (axes or {}).items()},
+            "axes": dict(axes or {}),
             "inputs": list(inputs),
             "cases": [
                 {

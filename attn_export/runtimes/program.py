@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import weakref
 from collections.abc import Mapping, Sequence
@@ -47,26 +46,18 @@ class ProgramEngine(Engine):
         command: The command line, to which the graph and the number of threads are appended.
         graph: The file of the graph.
         threads: The number of threads for computing.
-        environment: Variables to add to this process's environment.
 
     Raises:
         EngineDiedError: If the program ends before the graph is loaded, or sends an invalid line.
         RuntimeError: If the program refuses the graph.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str | Path],
-        graph: Path,
-        threads: int,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, command: Sequence[str | Path], graph: Path, threads: int) -> None:
         self._name = Path(command[0]).name
         self._process = subprocess.Popen(
             [*map(str, command), str(graph), str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **(environment or {})},
         )
         self._end = weakref.finalize(self, _end, self._process)
         assert self._process.stdin is not None

@@ -117,8 +117,11 @@ def _counts(total: int, *, single: bool) -> Iterator[int]:
     """Yield the number of tokens of each step."""
     fed = 0
     while fed < total:
-        chunk = CHUNK if fed % EVERY == PROMPT - CHUNK else 1
-        most = 1 if single else chunk if fed else PROMPT
+        most = 1
+        if not single and fed == 0:
+            most = PROMPT
+        elif not single and fed % EVERY == PROMPT - CHUNK:
+            most = CHUNK
         count = min(most, total - fed)
         yield count
         fed += count
@@ -239,14 +242,15 @@ def _store(outputs: ArrayDict, folder: Path) -> None:
 def _outputs(
     engine: Any, inputs: ArrayDict, job: dict[str, Any], *, whole_decode: bool
 ) -> ArrayDict:
+    graph_file = job["graph_file"]
+
     def run(inputs: ArrayDict) -> ArrayDict:
-        layouts = job["layouts"]
-        converted = to_graph_layout(inputs, layouts, job["dtypes"])
-        return to_case_layout(engine.run(converted, job["bound"]), layouts)
+        converted = to_graph_layout(inputs, graph_file["layouts"], graph_file["dtypes"])
+        return to_case_layout(engine.run(converted, graph_file["bound"]), graph_file["layouts"])
 
     if not whole_decode:
         return run(inputs)
-    return decode(run, inputs, job["axes"], job["fixed"])
+    return decode(run, inputs, job["axes"], graph_file["fixed"])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from attn_export.bundle import MANIFEST, graph_files, read_bundle, read_manifest
 from attn_export.errors import AttnExportError, BundleError, OutputError, one_line
 from attn_export.results import Report, RuntimeRun, Verdict
 from attn_export.spec import AttentionSpec
-from attn_export.sweep.sweep_plan import BUNDLE, DRY_RUN, SPEC
+from attn_export.sweep.sweep_plan import BUNDLE, DRY_RUN
 from attn_export.temp_folders import scratch
 
 LONGEST: Final = 600
@@ -70,7 +70,7 @@ def build_packed(
             return pack(Path(str(content)))
         with scratch() as folder:
             return dataclasses.replace(
-                pack(_build(kind, content, dialects, seed, folder / "bundle")),
+                pack(_build(content, dialects, seed, folder / "bundle")),
                 seconds=time.monotonic() - started,
             )
     except OutputError as error:
@@ -80,21 +80,16 @@ def build_packed(
 
 
 def _build(
-    kind: str, content: Mapping[str, Any] | str, dialects: Sequence[str], seed: int, output: Path
+    content: Mapping[str, Any] | str, dialects: Sequence[str], seed: int, output: Path
 ) -> Path:
     """Build a bundle; return its folder, which ends in ``.failed`` if a verdict did not pass."""
     from attn_export.jobs.build import build
     from attn_export.user_module import load_subject
 
-    if kind == SPEC:
-        assert not isinstance(content, str)
-        report = build(
-            AttentionSpec.from_dict(content), output, dialects=dialects, runtimes=["ort-cpu"],
-            seed=seed,
-        )  # fmt: skip
-    else:
-        subject = load_subject(str(content))
-        report = build(subject, output, dialects=dialects, runtimes=["ort-cpu"], seed=seed)
+    report = build(
+        load_subject(content) if isinstance(content, str) else AttentionSpec.from_dict(content),
+        output, dialects=dialects, runtimes=["ort-cpu"], seed=seed,
+    )  # fmt: skip
     return output if report.passed else output.with_name(f"{output.name}.failed")
 
 
