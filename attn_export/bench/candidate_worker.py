@@ -20,39 +20,10 @@ from attn_export.bench.feeds import Prepared
 from attn_export.errors import one_line
 from attn_export.runtimes.ipc import EventWriter, Jobs, connect, outcome_of
 
-# -- memory of this process, current and peak (Linux only) --------------------------------------
-
-
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 """The value that, written to `CLEAR`, sets VmHWM to the present VmRSS; see proc(5)."""
-
-
-def reset_peak() -> int | None:
-    """Reset the peak of resident memory; return the resident bytes, or None if unknown."""
-    try:
-        CLEAR.write_text(RESET_PEAK)
-        return _status("VmRSS")
-    except OSError:
-        return None
-
-
-def peak() -> int | None:
-    """Return the peak of resident memory since the reset in bytes, or None if unknown."""
-    try:
-        return _status("VmHWM")
-    except OSError:
-        return None
-
-
-def _status(field: str) -> int | None:
-    match = re.search(rf"^{field}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
-    return int(match[1]) << 10 if match else None
-
-
-# -- process of one candidate -------------------------------------------------------------------
-
 
 KINDS = {
     "graph": ("own_graphs", "make_in_ort"),
@@ -97,10 +68,21 @@ def _serve(make: Make, threads: int, jobs: Jobs, send: EventWriter) -> None:
 
 def _first_run(prepared: Prepared) -> int | None:
     """Run once; return how much the memory of this process grew at most, in bytes, or None."""
-    before = reset_peak()
+    try:
+        CLEAR.write_text(RESET_PEAK)
+    except OSError:  # not Linux, or not permitted
+        prepared.run()
+        return None
+    before = _status("VmRSS")
     prepared.run()
-    after = peak()
+    after = _status("VmHWM")
     return None if before is None or after is None else after - before
+
+
+def _status(field: str) -> int | None:
+    """Return the memory in bytes that a field of `STATUS` states, or None."""
+    match = re.search(rf"^{field}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
+    return int(match[1]) << 10 if match else None
 
 
 def _times(prepared: Prepared, runs: int) -> list[float]:

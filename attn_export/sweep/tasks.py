@@ -56,7 +56,7 @@ def build_packed(
     scheduler tries another worker.
 
     Args:
-        kind: `SPEC`, `BUNDLE` or ``"module"``.
+        kind: As in `sweep_plan.Source`.
         content: As in `sweep_plan.Source`.
         dialects: The dialects of its graphs.
         seed: The seed of its weights.

@@ -9,6 +9,7 @@ from typing import Any
 from attn_export import AttentionSpec, Subject
 from attn_export.bench.feeds import feeds_of
 from attn_export.bench.measurements import Candidate, Work
+from attn_export.bench.own_graphs import graph_options
 from attn_export.bench.peers_spec import TORCHAO
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.export.export import export
@@ -49,11 +50,8 @@ def peers(layer: Mapping[str, Any], sizes: Mapping[str, int], folder: Path) -> I
         yield Candidate(f"torchao {name}", "peer", "spec", options, work, reason=slow)
     for name, (dialect, fields) in OPENVINO.items():
         spec = AttentionSpec.from_dict({**layer, "cache": "append", **fields})
-        inputs = feeds_of(spec.inputs(), sizes)
-        options = {
-            "file": str(graph_of(spec, dialect, folder / name.replace(" ", "-"))),
-            "inputs": {name: feed.to_json() for name, feed in inputs.items()},
-        }
+        file = graph_of(spec, dialect, folder / name.replace(" ", "-"))
+        options = graph_options(file, feeds_of(spec.inputs(), sizes), {})
         yield Candidate(name, "peer", "openvino", options, work)
     genai_folder = folder / "genai"
     genai_folder.mkdir(exist_ok=True)
