@@ -193,9 +193,10 @@ class Observation:
         on_the_cpu = dict.fromkeys(node.operator for node in self.elsewhere if node.is_attention)
         if self.refused or on_the_cpu:
             return self.refused or f"on the CPU: {', '.join(on_the_cpu)}"
-        return "".join(
+        stopped = (
             step.stopped for step in self.steps if "cuDNN" not in step.finding and not step.waits
         )
+        return next(filter(None, stopped), "")
 
 
 @dataclasses.dataclass(frozen=True)

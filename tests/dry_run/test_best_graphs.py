@@ -98,6 +98,11 @@ def test_no_other_graph_copies_and_launches_as_little(name: str):
     assert len(best_lines(observations)) == len({place[:2] for place in wanted})
 
 
+def test_the_problem_of_a_graph_is_its_first_error():
+    steps = [step_of(0, 1, name, stopped=f"{name} ended") for name in ("prefill", "decode")]
+    assert graph_of("a", step_of(0, 1), *steps).problem == "prefill ended"
+
+
 @pytest.mark.usefixtures("need_dry_run")
 def test_shared_heads_are_best_left_as_they_are_before_sm_80(tmp_path: Path):
     spec = small_spec(
