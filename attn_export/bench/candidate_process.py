@@ -12,7 +12,7 @@ from typing import Any
 
 from attn_export.bench.measurements import Candidate, Measured
 from attn_export.results import Outcome
-from attn_export.runtimes.child import Child, module_command
+from attn_export.runtimes.child import Child, ChildFailedError, module_command
 from attn_export.runtimes.protocol import Facts, Limits
 
 MOST_RUNS = 2000
@@ -103,15 +103,12 @@ class CandidateProcess:
         self._child.send(job)
         try:
             event = self._child.receive(self._limits.seconds)
-        except TimeoutError as error:
-            self._outcome, self._reason = "hung", str(error)
+        except ChildFailedError as error:
+            self._outcome, self._reason = error.outcome, str(error)
         else:
-            if event is not None and event["event"] != "failed":
+            if event["event"] != "failed":
                 return event
-            if event is None:
-                self._outcome, self._reason = "crashed", self._child.describe_exit()
-            else:
-                self._outcome, self._reason = event["outcome"], event["reason"]
+            self._outcome, self._reason = event["outcome"], event["reason"]
         self.close()
         return None
 

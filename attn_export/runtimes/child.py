@@ -25,11 +25,25 @@ from typing import IO, Any
 from attn_export import errors
 from attn_export.errors import AttnExportError, GraphError, one_line
 from attn_export.interruption import undo_if_ended
+from attn_export.results import Outcome
 from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import held_locks
 
 TAIL = 300
 """Number of characters of the last line of stderr that a message about a crash quotes."""
+
+
+class ChildFailedError(Exception):
+    """A child process that hangs or has ended. The message is the reason.
+
+    Args:
+        outcome: The outcome of the process.
+        reason: The reason.
+    """
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
 
 
 class Child:
@@ -67,22 +81,25 @@ class Child:
         return self._process.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send one object. If the process has ended, raise nothing: `receive` returns None then."""
+        """Send one object. If the process has ended, only `receive` raises an error."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
 
-    def receive(self, seconds: float) -> dict[str, Any] | None:
-        """Return the next object that the child sends; None if it has ended.
+    def receive(self, seconds: float) -> dict[str, Any]:
+        """Return the next object that the child sends.
 
         Raises:
-            TimeoutError: If the child sends nothing for this long.
+            ChildFailedError: If the child sends nothing for this long, or has ended.
         """
         try:
-            return self._messages.get(timeout=seconds)
+            message = self._messages.get(timeout=seconds)
         except queue.Empty as error:
-            raise TimeoutError(f"gave no sign of life for {seconds:g} s") from error
+            raise ChildFailedError("hung", f"gave no sign of life for {seconds:g} s") from error
+        if message is None:
+            raise ChildFailedError("crashed", self.describe_exit())
+        return message
 
     def describe_exit(self) -> str:
         """Wait until the process ends; return its exit status and its last line on stderr."""
@@ -162,15 +179,13 @@ def limited(
     try:
         child.send({"function": function, "about": about, "arguments": arguments})
         answer = child.receive(limits.seconds)
-        if answer is None:
+    except ChildFailedError as error:
+        if error.outcome == "hung":
             raise GraphError(
-                f"{about} cannot be read: a process that tried it {child.describe_exit()}"
-            )
-    except TimeoutError as error:
-        raise GraphError(
-            f"{about} takes longer than {limits.seconds:g} s to read; it has nested ONNX "
-            "functions, or is far larger than one layer"
-        ) from error
+                f"{about} takes longer than {limits.seconds:g} s to read; it has nested ONNX "
+                "functions, or is far larger than one layer"
+            ) from error
+        raise GraphError(f"{about} cannot be read: a process that tried it {error}") from error
     finally:
         child.close()
     if answer["event"] == "raised":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from attn_export.results import GraphFile, Outcome
-from attn_export.runtimes.child import Child, module_command
+from attn_export.runtimes.child import Child, ChildFailedError, module_command
 from attn_export.runtimes.protocol import CustomLaunch, Facts, Limits, Options, Runtime
 from attn_export.temp_folders import scratch
 
@@ -114,11 +114,8 @@ class Worker:
         while True:
             try:
                 event = child.receive(self.limits.seconds)
-            except TimeoutError as error:
-                self.outcome, self.reason = "hung", str(error)
-                return
-            if event is None:
-                self.outcome, self.reason = "crashed", child.describe_exit()
+            except ChildFailedError as error:
+                self.outcome, self.reason = error.outcome, str(error)
                 return
             if event["event"] == "case":
                 yield CaseResult(
