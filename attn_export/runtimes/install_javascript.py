@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from attn_export.runtimes.install_folder import (
@@ -41,6 +41,18 @@ ERROR = "^(npm error|npm ERR!|E:).*"
 Files = dict[str, Path]
 """The source file of each file of an installation, by its path there."""
 
+PROGRAMS: Mapping[str, tuple[str, Sequence[str], str, Sequence[str]]] = {
+    NODE_PACKAGE: ("node", ("package.json", LOCK, "src/engine.mjs"), "src", ("serve.mjs",)),
+    WEB_PACKAGE: (
+        "web",
+        ("package.json", LOCK, "engine.mjs", "server.mjs"),
+        "lib",
+        ("serve_web.mjs", "browser.mjs", "harness.mjs", "harness.html"),
+    ),
+}
+"""The sources of the program for each package: the folder of a kit and files in it, the subfolder
+for the modules that all JavaScript kits share, and files in `HARNESS`."""
+
 
 def install(names: Collection[str], say: Say, *, system_packages: bool = False) -> None:
     """Install runtimes, unless they are up to date.
@@ -55,9 +67,9 @@ def install(names: Collection[str], say: Say, *, system_packages: bool = False) 
     """
     _check_node()
     if NODE in names:
-        _install(home() / NODE, node_files(), say)
+        _install(home() / NODE, NODE_PACKAGE, say)
     if WEBGPU_AND_WASM & set(names):
-        _install(home() / WEB, web_files(), say)
+        _install(home() / WEB, WEB_PACKAGE, say)
         if chromium() is None:
             _install_chromium(say, system_packages=system_packages)
 
@@ -75,8 +87,7 @@ def install_release(folder: Path, package: str, version: str, say: Say) -> None:
         InstallError: If it cannot be installed.
     """
     _check_node()
-    files = node_files() if package == NODE_PACKAGE else web_files()
-    _install(folder, files, say, {package: version})
+    _install(folder, package, say, version)
     for libraries in (folder / "node_modules" / package / "bin").glob("*/*"):
         if libraries.name != sys.platform:  # 200 MB for other systems
             shutil.rmtree(libraries)
@@ -104,42 +115,27 @@ def package_version(folder: Path, package: str) -> str | None:
     return str(version)
 
 
-def node_files() -> Files:
-    """Return the files of the program of `node`."""
-    kit = KITS / "node"
-    kit_files = {name: kit / name for name in ("package.json", LOCK, "src/engine.mjs")}
-    return kit_files | _shared("src") | _harness("serve.mjs")
+def program_files(package: str) -> Files:
+    """Return the files of the program that uses `NODE_PACKAGE` or `WEB_PACKAGE`."""
+    kit, names, subfolder, programs = PROGRAMS[package]
+    shared = [*sorted((KITS / "js").glob("*.mjs")), HARNESS / "frames.mjs"]
+    return (
+        {name: KITS / kit / name for name in names}
+        | {f"{subfolder}/{path.name}": path for path in shared}
+        | {name: HARNESS / name for name in programs}
+    )
 
 
-def web_files() -> Files:
-    """Return the files of the program of `wasm` and `webgpu`."""
-    names = ("package.json", LOCK, "engine.mjs", "server.mjs")
-    kit_files = {name: KITS / "web" / name for name in names}
-    page = ("serve_web.mjs", "browser.mjs", "harness.mjs", "harness.html")
-    return kit_files | _shared("lib") | _harness(*page)
-
-
-def _shared(subfolder: str) -> Files:
-    """Return the modules that both kits share, and the module of the programs' protocol."""
-    modules = [*sorted((KITS / "js").glob("*.mjs")), HARNESS / "frames.mjs"]
-    return {f"{subfolder}/{path.name}": path for path in modules}
-
-
-def _harness(*names: str) -> Files:
-    return {name: HARNESS / name for name in names}
-
-
-def _install(
-    folder: Path, files: Files, say: Say, versions: Mapping[str, str] | None = None
-) -> None:
+def _install(folder: Path, package: str, say: Say, version: str | None = None) -> None:
     """Install into a new folder, and replace the old folder by it, unless that is up to date.
 
     Args:
         folder: The folder of the installation.
-        files: The files to copy.
+        package: `NODE_PACKAGE` or `WEB_PACKAGE`.
         say: Receives a message before each long step.
-        versions: The versions of packages that differ from the lock file.
+        version: The version of the package. Default: that of the lock file.
     """
+    files = program_files(package)
     sources = digest(files.values())
     if stamp_of(folder) == sources:
         return
@@ -147,13 +143,13 @@ def _install(
         for name, source in files.items():
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, new / name)
-        if versions:
-            _install_versions(new, folder.name, versions, say)
+        if version is None:
+            _install_locked(new, folder, say)
         else:
-            _install_packages(new, folder, say)
+            _install_version(new, folder.name, package, version, say)
 
 
-def _install_packages(new: Path, old: Path, say: Say) -> None:
+def _install_locked(new: Path, old: Path, say: Say) -> None:
     """Install the packages of the lock file; take them from the old folder if it has the same."""
     old_lock, packages = old / LOCK, old / "node_modules"
     is_same = old_lock.is_file() and old_lock.read_bytes() == (new / LOCK).read_bytes()
@@ -164,20 +160,13 @@ def _install_packages(new: Path, old: Path, say: Say) -> None:
     _npm("ci", new, old.name, say)
 
 
-def _install_versions(folder: Path, name: str, versions: Mapping[str, str], say: Say) -> None:
-    """Install packages of other versions, without a lock file.
-
-    Args:
-        folder: The folder of `package.json`, which is changed.
-        name: The name of the folder for messages.
-        versions: The versions, by package.
-        say: Receives a message before each long step.
-    """
+def _install_version(folder: Path, name: str, package: str, version: str, say: Say) -> None:
+    """Install a version of a package without a lock file; messages call the folder `name`."""
     (folder / LOCK).unlink()
     path = folder / "package.json"
-    package = json.loads(path.read_text(encoding="utf-8"))
-    package["dependencies"] |= versions
-    path.write_text(json.dumps(package, indent=2) + "\n", encoding="utf-8")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["dependencies"] |= {package: version}
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     _npm("install", folder, name, say)
 
 

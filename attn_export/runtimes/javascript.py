@@ -15,9 +15,8 @@ from attn_export.runtimes.install_javascript import (
     WEB,
     WEB_PACKAGE,
     chromium,
-    node_files,
     package_version,
-    web_files,
+    program_files,
 )
 from attn_export.runtimes.program import ProgramRuntime
 from attn_export.runtimes.protocol import unsupported
@@ -39,30 +38,33 @@ class Node(ProgramRuntime):
     device = "cpu"
     measured = "1.30.0"
     unsupported: Sequence[Unsupported] = ()
+    package, program = NODE_PACKAGE, "serve.mjs"
 
     def __init__(self, folder: str = NODE) -> None:
         self._folder = folder
 
     def version(self) -> str | None:
-        """Return the version of onnxruntime-node."""
-        return package_version(home() / self._folder, NODE_PACKAGE)
+        """Return the version of the npm package."""
+        return package_version(home() / self._folder, self.package)
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
         if shutil.which("node") is None:
             return NODE_MISSING
-        return missing(self.name, self._program(), node_files().values())
+        return missing(self.name, self._program_file(), program_files(self.package).values())
 
     def command(self) -> list[str | Path]:
         """Return the command line of the program."""
-        return ["node", self._program()]
+        return ["node", self._program_file()]
 
-    def _program(self) -> Path:
-        return home() / self._folder / "serve.mjs"
+    def _program_file(self) -> Path:
+        return home() / self._folder / self.program
 
 
-class Wasm(ProgramRuntime):
-    """The runtime `wasm`: onnxruntime-web in headless Chromium, on WebAssembly.
+class Wasm(Node):
+    """The runtime `wasm`: onnxruntime-web on WebAssembly, in headless Chromium.
+
+    Node.js runs the program that starts the browser.
 
     Args:
         folder: The name of the folder of its program and packages, within that of the runtimes.
@@ -70,7 +72,6 @@ class Wasm(ProgramRuntime):
 
     name = "wasm"
     device = "browser"
-    measured = "1.30.0"
     unsupported: Sequence[Unsupported] = (
         # Opset 24 means a cache in place. The graph for one query needs a buffer that an output
         # shares with an input, which is impossible here: see `lib/model.mjs`.
@@ -84,32 +85,24 @@ class Wasm(ProgramRuntime):
             says="inputs of products are not rounded to 8 bits",
         ),
     )
+    package, program = WEB_PACKAGE, "serve_web.mjs"
 
     def __init__(self, folder: str = WEB) -> None:
-        self._folder = folder
-
-    def version(self) -> str | None:
-        """Return the version of onnxruntime-web."""
-        return package_version(home() / self._folder, WEB_PACKAGE)
+        super().__init__(folder)
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
-        if shutil.which("node") is None:
-            return NODE_MISSING
-        if chromium() is None:
+        if shutil.which("node") and chromium() is None:
             return NO_CHROMIUM
-        return missing(self.name, self._program(), web_files().values())
+        return super().unavailable()
 
     def command(self) -> list[str | Path]:
         """Return the command line of the program, which starts a browser."""
-        return ["node", self._program(), chromium() or "chromium", self.name]
-
-    def _program(self) -> Path:
-        return home() / self._folder / "serve_web.mjs"
+        return [*super().command(), chromium() or "chromium", self.name]
 
 
 class WebGpu(Wasm):
-    """The runtime `webgpu`: onnxruntime-web in headless Chromium, on WebGPU.
+    """The runtime `webgpu`: onnxruntime-web on WebGPU, in headless Chromium.
 
     Without a GPU, SwiftShader emulates one in software; the facts of a run state it.
     """

@@ -150,9 +150,9 @@ class Release:
 
 def _in_folder(base: Runtime, folder: str) -> Runtime:
     """Return a JavaScript runtime whose packages are in another folder."""
-    from attn_export.runtimes.javascript import Node, Wasm
+    from attn_export.runtimes.javascript import Node
 
-    assert isinstance(base, Node | Wasm)
+    assert isinstance(base, Node)
     return type(base)(folder)
 
 
