@@ -121,15 +121,19 @@ class BundleCandidates:
         return work_of(self.spec, sizes)
 
     def _peers(self, sizes: Sizes, work: Work, *, decode: bool) -> list[Candidate]:
-        reason = not_installed("torch") if self.spec else NO_SPEC
-        # Peers append to their cache, or make a static one themselves.
-        spec = None if self.spec is None else _peer_spec(self.spec)
-        has_cache = spec is not None and spec.has_cache
-        options = {"spec": {} if spec is None else spec.to_dict(), "sizes": dict(sizes)}
-        in_torch = torch_peers("spec", options, work, static=decode and has_cache, reason=reason)
-        bare = self._bare(spec, sizes) if spec is not None and not reason else {}
         alone = self._is_large(sizes)
-        return [*in_torch, Candidate(BARE, "peer", "graph", bare, work, alone=alone, reason=reason)]
+        if self.spec is None:
+            in_torch = torch_peers("spec", {}, work, static=False, reason=NO_SPEC)
+            bare = Candidate(BARE, "peer", "graph", {}, work, alone=alone, reason=NO_SPEC)
+            return [*in_torch, bare]
+        reason = not_installed("torch")
+        spec = _peer_spec(self.spec)
+        options = {"spec": spec.to_dict(), "sizes": dict(sizes)}
+        static = decode and spec.has_cache
+        in_torch = torch_peers("spec", options, work, static=static, reason=reason)
+        graph = {} if reason else self._bare(spec, sizes)
+        bare = Candidate(BARE, "peer", "graph", graph, work, alone=alone, reason=reason)
+        return [*in_torch, bare]
 
     def _bare(self, spec: AttentionSpec, sizes: Sizes) -> dict[str, Any]:
         job = {"what": "bare spec", "spec": spec.to_dict()}
@@ -143,6 +147,9 @@ class BundleCandidates:
 
 
 def _peer_spec(spec: AttentionSpec) -> AttentionSpec:
-    """Return a spec as PyTorch can run it: an appending cache, and no quantised values."""
+    """Return a spec as PyTorch can run it: no quantised values, and a cache that is appended to.
+
+    A candidate with a static cache makes that cache itself.
+    """
     plain = dataclasses.replace(spec, **FLOAT_CACHE, activations="none")
     return dataclasses.replace(plain, cache="append") if spec.has_cache else plain
