@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import PARAGRAPH, BundleError, OutputError, UsageError, printable
 from attn_export.output_folder import Digests, replaceable, sha256, take_place
 from attn_export.results import GraphFile
 from attn_export.temp_folders import folder_beside
 from attn_export.untrusted_files import checked, parse_json, read_text
+
+if TYPE_CHECKING:
+    from attn_export.spec import AttentionSpec, Shape
 
 MANIFEST = "manifest.json"
 SIGNATURE = "model.sig"
@@ -40,7 +42,7 @@ class Staging:
         self.output = output
 
     def publish(self, *, failed: bool = False) -> Path:
-        """Replace the output by the new folder, or `OUTPUT.failed` after a failed build.
+        """Replace the output by the new folder; after a failed build, replace `failed_folder`.
 
         Args:
             failed: Whether the build has failed.
@@ -51,13 +53,14 @@ class Staging:
         Raises:
             OutputError: If another process has written other files there in the meantime.
         """
-        target = _replaceable(_failed(self.output) if failed else self.output)
+        target = _replaceable(failed_folder(self.output) if failed else self.output)
         take_place(self.folder, target)
         return target
 
 
-def _failed(output: Path) -> Path:
-    return output.with_name(output.name + ".failed")
+def failed_folder(output: Path) -> Path:
+    """Return the folder of the bundle that a failed build leaves: ``OUTPUT.failed``."""
+    return output.with_name(f"{output.name}.failed")
 
 
 @contextlib.contextmanager
@@ -69,7 +72,7 @@ def staging(output: Path) -> Iterator[Staging]:
     """
     try:
         output = _replaceable(output)
-        _replaceable(_failed(output))
+        _replaceable(failed_folder(output))
         output.parent.mkdir(parents=True, exist_ok=True)
         with folder_beside(output) as folder:
             yield Staging(folder, output)
@@ -90,24 +93,6 @@ def _digests(folder: Path) -> Digests | None:
         return digests | ({SIGNATURE: sha256(signature)} if signature.is_file() else {})
     except BundleError:
         return None
-
-
-@dataclasses.dataclass(frozen=True)
-class Bundle:
-    """A bundle whose files all have the digests in its manifest.
-
-    Attributes:
-        folder: The folder of the bundle.
-        manifest: The content of `manifest.json`.
-    """
-
-    folder: Path
-    manifest: Mapping[str, Any]
-
-    @property
-    def graphs(self) -> list[Path]:
-        """The ONNX files."""
-        return [self.folder / name for name in self.manifest["graphs"]]
 
 
 def graph_files(manifest: Mapping[str, Any]) -> list[GraphFile]:
@@ -182,8 +167,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return content
 
 
-def read_bundle(folder: Path) -> Bundle:
-    """Read a bundle and compare every file with its digest.
+def read_bundle(folder: Path) -> dict[str, Any]:
+    """Compare every file of a bundle with its digest, and return the manifest.
 
     Raises:
         BundleError: If a file is missing or was changed.
@@ -201,7 +186,24 @@ def read_bundle(folder: Path) -> Bundle:
                 f"{folder / name} was changed after the bundle was written; move the bundle away "
                 "and build it again"
             )
-    return Bundle(folder, manifest)
+    return manifest
+
+
+def bundle_spec(folder: Path, manifest: Mapping[str, Any]) -> AttentionSpec | None:
+    """Return the spec of a bundle; None if it is of a user's module.
+
+    Args:
+        folder: The bundle's folder.
+        manifest: Its manifest.
+    """
+    from attn_export.spec import AttentionSpec
+
+    return AttentionSpec.from_toml(folder / SPEC) if SPEC in manifest["files"] else None
+
+
+def shapes_of(entries: Mapping[str, Any]) -> dict[str, Shape]:
+    """Return the shapes in the manifest's entries of inputs or outputs, by name."""
+    return {name: tuple(entry["shape"]) for name, entry in entries.items()}
 
 
 def dimensions(

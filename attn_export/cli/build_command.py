@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from attn_export.bundle import failed_folder
 from attn_export.cli.options import (
     BuildCommand,
     BuildInput,
@@ -137,7 +138,7 @@ def build_command(
             require=require, atol=atol, rtol=rtol, budgets=budgets, seed=seed, evidence=evidence,
             dry_run=dry_run, progress=bar,
         )  # fmt: skip
-        bundle = output if report.passed else output.with_name(output.name + ".failed")
+        bundle = output if report.passed else failed_folder(output)
         if tune and report.passed:
             report = tune_bundle(bundle, report, bar)
         if any(verdict.status != "passed" for verdict in report.verdicts):

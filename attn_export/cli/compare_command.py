@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from attn_export.bundle import failed_folder
 from attn_export.cli.options import limit_own_memory, runtime_options
 from attn_export.cli.output import STDOUT, Output, check_folders, output_options, write_file
 from attn_export.errors import PARAGRAPH, ParityError, RuntimeFailure, UsageError, printable
@@ -74,9 +75,7 @@ def compare_command(
             reference, judged_graph, names=pairs, ranges=limits, output=output,
             progress=bar, **options,
         )  # fmt: skip
-    bundle = output
-    if output is not None and not report.passed:
-        bundle = output.with_name(output.name + ".failed")
+    bundle = output if output is None or report.passed else failed_folder(output)
     return destinations.render(report, bundle)
 
 

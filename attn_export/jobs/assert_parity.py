@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attn_export.bundle import failed_folder
 from attn_export.errors import AttnExportError, UsageError
 from attn_export.results import Report
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
     from attn_export.export.input_function import InputFunction
-
-BUNDLE = "bundle"
 
 
 def assert_parity(
@@ -120,8 +119,9 @@ def parity_report(
     from attn_export.jobs.build import build
 
     with scratch() as folder, _trace_log_muted():
-        report = build(subject, folder / BUNDLE, name=name, dialects=dialects, **options)
-        return explain_failures(report, folder / f"{BUNDLE}.failed", reproduction=reproduction)
+        bundle = folder / "bundle"
+        report = build(subject, bundle, name=name, dialects=dialects, **options)
+        return explain_failures(report, failed_folder(bundle), reproduction=reproduction)
 
 
 def failure(report: Report) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from attn_export.bench.bundle_candidates import RUNTIME, BundleCandidates, Manifest
 from attn_export.bench.candidate_process import measure, progress_steps
 from attn_export.bench.measurements import BenchReport, Candidate, WorkloadResult
-from attn_export.bundle import SPEC, read_bundle
+from attn_export.bundle import bundle_spec, read_bundle
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.parity.draw import add_sums
 from attn_export.report.progress import Progress
@@ -84,20 +84,21 @@ def bench(
         BundleError: If a file of the bundle is missing or was changed.
     """
     progress = progress or Progress()
-    opened = read_bundle(Path(bundle))
+    folder = Path(bundle)
+    manifest = read_bundle(folder)
     reason = runtime(RUNTIME).unavailable()
     if reason:
         raise RuntimeFailure(f"bench needs ONNX Runtime: {reason}")
-    spec = spec_of(opened.folder, opened.manifest)
-    with scratch() as folder:
-        candidates = BundleCandidates(opened.folder, folder, opened.manifest, spec)
-        workloads = phases(opened.manifest, spec, batch, prefill, decode)
+    spec = bundle_spec(folder, manifest)
+    with scratch() as out:
+        candidates = BundleCandidates(folder, out, manifest, spec)
+        workloads = phases(manifest, spec, batch, prefill, decode)
         planned = [
             (name, sizes, candidates.candidates(sizes, decode=sizes["query_len"] == 1))
             for name, sizes in workloads
         ]
         return measure_workloads(
-            opened.manifest["name"], planned, rounds=rounds, threads=threads,
+            manifest["name"], planned, rounds=rounds, threads=threads,
             turn_seconds=turn_seconds, progress=progress,
         )  # fmt: skip
 
@@ -132,16 +133,6 @@ def measure_workloads(
         for title, sizes, candidates in planned
     ]  # fmt: skip
     return BenchReport(name, tuple(workloads), limits.threads, rounds, machine())
-
-
-def spec_of(folder: Path, manifest: Manifest) -> AttentionSpec | None:
-    """Return the spec of a bundle, if it has one.
-
-    Args:
-        folder: The bundle's folder.
-        manifest: Its manifest.
-    """
-    return AttentionSpec.from_toml(folder / SPEC) if SPEC in manifest["files"] else None
 
 
 def phases(

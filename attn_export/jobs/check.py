@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.bundle import MANIFEST, graph_files, read_manifest
+from attn_export.bundle import MANIFEST, graph_files, read_manifest, shapes_of
 from attn_export.graph.check_structure import CheckFinding, Expected, expected_of
 from attn_export.graph.checks import check_graph
 from attn_export.runtimes.child import limited
@@ -68,8 +68,8 @@ def expected_in(manifest: dict[str, Any], name: str) -> Expected:
     graph = manifest["graphs"][name]
     (file,) = (file for file in graph_files(manifest) if file.name == name)
     whole = Expected(
-        inputs={name: tuple(entry["shape"]) for name, entry in manifest["inputs"].items()},
-        outputs={name: tuple(entry["shape"]) for name, entry in manifest["outputs"].items()},
+        inputs=shapes_of(manifest["inputs"]),
+        outputs=shapes_of(manifest["outputs"]),
         attentions=graph["attentions"],
         ours=graph["ours"],
     )

@@ -120,8 +120,7 @@ def observe_all(
 def _graphs(path: Path, dialects: Sequence[str]) -> tuple[Path, list[GraphFile]]:
     """Return the folder of the graphs, and their descriptions."""
     if path.is_dir():
-        bundle = read_bundle(path)
-        files = graph_files(dict(bundle.manifest))
+        files = graph_files(read_bundle(path))
         chosen = [file for file in files if not dialects or file.dialect in dialects]
         if not chosen:
             has = ", ".join(sorted({file.dialect for file in files}))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle import GOLDEN, read_bundle
+from attn_export.bundle import GOLDEN, read_bundle, shapes_of
 from attn_export.diagnose.eager_values import Witness
 from attn_export.diagnose.explanation import Cause, Explanation
 from attn_export.errors import GraphError, RuntimeFailure, UsageError, counted
@@ -87,7 +87,7 @@ def explain(
         load_proto(replacement)
     if output is not None:
         check_folder(Path(output))
-    manifest = read_bundle(folder).manifest
+    manifest = read_bundle(folder)
     cases = known_cases(folder, case)
     progress.phase(f"running {counted(len(cases), 'case')} in {runtime_name}")
     runners = list(_runners(folder, manifest, replacement, target, options or {}, limits))
@@ -289,8 +289,7 @@ class _ExplainJob:
     def _pattern(self, trial: GraphRun) -> Pattern:
         from attn_export.diagnose.pattern import pattern_of
 
-        axes = {name: entry["shape"] for name, entry in self.manifest["outputs"].items()}
-        return pattern_of(trial, axes)
+        return pattern_of(trial, shapes_of(self.manifest["outputs"]))
 
     def _with_reproduction(
         self,
@@ -305,7 +304,7 @@ class _ExplainJob:
         from attn_export.diagnose.reproduce import write_folder
 
         self.progress.phase("looking for the smallest case")
-        axes = {name: entry["shape"] for name, entry in self.manifest["inputs"].items()}
+        axes = shapes_of(self.manifest["inputs"])
         right = evaluated if evaluated is not None and evaluated.right else None
         smallest = shrink_case(runner, trial.failed[0], right, axes, late=self.late)
         explained = dataclasses.replace(

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.bundle import GOLDEN, MANIFEST, SPEC, graph_files, read_bundle
+from attn_export.bundle import GOLDEN, MANIFEST, bundle_spec, graph_files, read_bundle
 from attn_export.errors import OutputError, UsageError
 from attn_export.kits.project import Language, decode_graph_for, facts, graph_for, write_project
 from attn_export.kits.project import language as language_of
 from attn_export.output_folder import replaceable, take_place, write_list
 from attn_export.parity.golden import read_index
 from attn_export.report.progress import Progress
-from attn_export.spec import AttentionSpec
 from attn_export.temp_folders import folder_beside
 
 BUNDLE = "bundle"
@@ -48,12 +47,13 @@ def write_kit(
     project, progress = language_of(language), progress or Progress()
     _target(output)
     progress.phase("reading the bundle")
-    manifest = read_bundle(bundle).manifest
+    manifest = read_bundle(bundle)
     _refuse_dtypes(language, project, manifest)
     graphs = graph_files(manifest)
     graph = graph_for(graphs, project.dialects, dialect)
     decode = decode_graph_for(graphs, graph)
-    context = facts(manifest, read_index(bundle / GOLDEN), _spec(bundle), graph, decode)
+    spec = bundle_spec(bundle, manifest)
+    context = facts(manifest, read_index(bundle / GOLDEN), spec, graph, decode)
     progress.phase("writing the kit")
     try:
         _publish(project, context, bundle, manifest, output)
@@ -81,11 +81,6 @@ def _refuse_dtypes(name: str, project: Language, manifest: Mapping[str, Any]) ->
                 f"{end} is {entry['dtype']}, which the {name} kit cannot hold; the c and cpp kits "
                 "can, or build the bundle in float32 or float16"
             )
-
-
-def _spec(bundle: Path) -> AttentionSpec | None:
-    path = bundle / SPEC
-    return AttentionSpec.from_toml(path) if path.is_file() else None
 
 
 def _publish(

@@ -15,6 +15,7 @@ from attn_export.bundle import (
     REPORT,
     SIGNATURE,
     Staging,
+    bundle_spec,
     graph_files,
     read_bundle,
     staging,
@@ -22,7 +23,7 @@ from attn_export.bundle import (
 )
 from attn_export.dialect_names import MODEL, ORT
 from attn_export.errors import RuntimeFailure, UsageError, printable
-from attn_export.jobs.bench import ROUNDS, TURN_SECONDS, measure_workloads, phases, spec_of
+from attn_export.jobs.bench import ROUNDS, TURN_SECONDS, measure_workloads, phases
 from attn_export.jobs.bundle_graphs import origin_of
 from attn_export.jobs.verify import verify
 from attn_export.report.progress import Progress
@@ -104,14 +105,14 @@ def tune(
     """
     folder, progress = Path(bundle), progress or Progress()
     Selection.of(runtimes, ())  # raises an error for unknown names before anything is measured
-    manifest = dict(read_bundle(folder).manifest)
+    manifest = read_bundle(folder)
     files = [file for file in graph_files(manifest) if file.dialect == ORT]
     if not files or MODEL not in manifest["graphs"]:
         raise UsageError(f"{folder} has no graph in the ort dialect beside {MODEL}; build all")
     reason = runtime(RUNTIME).unavailable()
     if reason:
         raise RuntimeFailure(f"tune needs ONNX Runtime: {reason}")
-    spec = spec_of(folder, manifest)
+    spec = bundle_spec(folder, manifest)
     workloads = phases(manifest, spec, batch, prefill, decode, PREFILL)
     with staging(folder) as stage, scratch() as out:
         progress.phase("lowering")
@@ -233,7 +234,7 @@ def _write_and_verify(
     from attn_export.report.html import to_html
 
     folder = stage.folder
-    manifest = {k: v for k, v in read_bundle(source).manifest.items() if k not in GENERATED}
+    manifest = {k: v for k, v in read_bundle(source).items() if k not in GENERATED}
     before = read_report(source)
     for path in source.iterdir():
         if path.name in (EVIDENCE, SIGNATURE):  # these describe the old graphs

@@ -14,6 +14,7 @@ from attn_export.bundle import (
     graph_files,
     read_bundle,
     read_manifest,
+    shapes_of,
 )
 from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, UsageError
@@ -123,8 +124,7 @@ class _Replay:
         files = [_described(replacement, manifest)] if replacement else graph_files(manifest)
         with scratch() as out, Pool(self.selection, files, self.limits) as pool:
             inputs, cases = stored_cases(folder / GOLDEN)
-            ends = {**manifest["inputs"], **manifest["outputs"]}
-            axes = {name: entry["shape"] for name, entry in ends.items()}
+            axes = shapes_of({**manifest["inputs"], **manifest["outputs"]})
             graphs = (replacement.parent if replacement else folder).absolute()
             goldens: list[Golden] = []
             quality: Quality | None = None
@@ -141,7 +141,7 @@ class _Replay:
                 read_bundle(folder)
                 goldens = read_golden(folder / GOLDEN)
                 quality = read_quality(folder / GOLDEN, goldens, self.budgets)
-                shapes = {name: tuple(entry["shape"]) for name, entry in manifest["inputs"].items()}
+                shapes = shapes_of(manifest["inputs"])
                 check_evidence(shapes, [g.case for g in goldens], ours=SPEC in manifest["files"])
             check_statements(folder, manifest)
             signature = self.signature or state_of(folder)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_export.bundle import SPEC, graph_files, read_bundle
+from attn_export.bundle import bundle_spec, graph_files, read_bundle
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import BundleError, RuntimeFailure, UsageError
 from attn_export.parity.draw import add_sums
@@ -76,19 +76,17 @@ class DecodeSession:
         device: str = "cpu",
     ) -> None:
         _check_device(device)
-        checked = read_bundle(Path(bundle))
-        self._manifest: Mapping[str, Any] = checked.manifest
-        self._spec = _spec_of(checked.folder)
-        files = _select_graphs(
-            graph_files(checked.manifest), dialect, checked.folder, PREFERRED[device]
-        )
+        folder = Path(bundle)
+        self._manifest = read_bundle(folder)
+        self._spec = _spec_in_place(folder, self._manifest)
+        files = _select_graphs(graph_files(self._manifest), dialect, folder, PREFERRED[device])
         self._bound = dict(files[0].bound)
         self._layouts = files[0].layouts
         if block < 1:
             raise UsageError(f"a cache cannot grow by blocks of {block}; give 1 or more")
         self._block, self._device = block, device
         self._sessions = [
-            (file, load_session(checked.folder / file.name, threads, device)) for file in files
+            (file, load_session(folder / file.name, threads, device)) for file in files
         ]
         self._caches: Caches | None = None
         self._bound_graph: BoundGraph | None = None
@@ -248,8 +246,8 @@ class DecodeSession:
         return self._bound_graph
 
 
-def _spec_of(folder: Path) -> AttentionSpec:
-    spec = AttentionSpec.from_toml(folder / SPEC) if (folder / SPEC).is_file() else None
+def _spec_in_place(folder: Path, manifest: Mapping[str, Any]) -> AttentionSpec:
+    spec = bundle_spec(folder, manifest)
     if spec is None or not spec.in_place:
         raise UsageError(
             f'{folder} has no cache that is written in place; build it with cache = "in-place"'

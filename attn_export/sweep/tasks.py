@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from attn_export.bundle import MANIFEST, graph_files, read_bundle, read_manifest
+from attn_export.bundle import MANIFEST, failed_folder, graph_files, read_bundle, read_manifest
 from attn_export.errors import AttnExportError, BundleError, OutputError, one_line
 from attn_export.results import Report, RuntimeRun, Verdict
 from attn_export.spec import AttentionSpec
@@ -90,7 +90,7 @@ def _build(
         load_subject(content) if isinstance(content, str) else AttentionSpec.from_dict(content),
         output, dialects=dialects, runtimes=["ort-cpu"], seed=seed,
     )  # fmt: skip
-    return output if report.passed else output.with_name(f"{output.name}.failed")
+    return output if report.passed else failed_folder(output)
 
 
 def pack(folder: Path) -> Packed:
@@ -99,10 +99,10 @@ def pack(folder: Path) -> Packed:
     Raises:
         BundleError: If a file is missing or was changed.
     """
-    bundle = read_bundle(folder)
+    files = read_bundle(folder)["files"]
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        for name in [MANIFEST, *bundle.manifest["files"]]:
+        for name in [MANIFEST, *files]:
             archive.write(folder / name, name)
     return Packed(_digest(folder), stream.getvalue())
 

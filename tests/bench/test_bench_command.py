@@ -118,7 +118,7 @@ def test_without_a_spec_or_torch_the_peers_are_not_run_with_the_reason(
 ):
     assert run(["bench", str(bundle), *SMALL]) == 0
     assert "torch SDPA not run: torch is not installed" in capsys.readouterr().out
-    monkeypatch.setattr(job, "spec_of", lambda *_: None)
+    monkeypatch.setattr(job, "bundle_spec", lambda *_: None)
     assert run(["bench", str(bundle), *SMALL]) == 0
     assert "torch SDPA not run: the bundle has no spec.toml" in capsys.readouterr().out
 
