@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from attn_export.cli.options import (
+    PATH,
     budget_option,
     limit_own_memory,
     runtime_options,
@@ -148,61 +149,47 @@ def cli() -> None:
 
 
 @cli.command("verify")
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
-    "--graph", type=click.Path(path_type=Path), help="Run this ONNX file instead of the bundle's."
-)
+@click.argument("bundle", type=PATH)
+@click.option("--graph", type=PATH, help="Run this ONNX file instead of the bundle's.")
 @runtime_options
 @budget_option
 @click.option(
-    "--baseline",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    "--baseline", type=PATH, metavar="FILE",
     help="Also fail where an error is 4 times what it was in this file.",
-)
+)  # fmt: skip
 @click.option(
-    "--recompute",
-    is_flag=True,
+    "--recompute", is_flag=True,
     help="Compute the truth anew and judge by that; the stored one has to agree. Needs torch.",
-)
+)  # fmt: skip
 @click.option(
-    "--sizes",
-    multiple=True,
-    metavar="AXIS=N,…",
+    "--sizes", multiple=True, metavar="AXIS=N,…",
     help="Run random inputs of these sizes in place of the golden ones. Needs torch.",
-)
+)  # fmt: skip
 @click.option(
-    "--module",
-    metavar="PATH.py:FUNCTION",
+    "--module", metavar="PATH.py:FUNCTION",
     help="Your module, for --recompute and --sizes of a bundle that was built from it.",
-)
+)  # fmt: skip
 @click.option("--update", is_flag=True, help="Write the errors of this run into --baseline.")
 @click.option(
-    "--trust",
-    metavar="PUBLIC.pem|IDENTITY",
+    "--trust", metavar="PUBLIC.pem|IDENTITY",
     help="Fail unless this key, or this identity of sigstore, signed every file of the bundle.",
-)
+)  # fmt: skip
 @click.option("--oidc-issuer", metavar="URL", help="Issuer of the identity of --trust.")
 @output_options
 def verify_command(
     bundle: Path,
     graph: Path | None,
-    json_file: str | None,
-    junit_file: str | None,
-    html_file: str | None,
-    quiet: bool,
+    destinations: Output,
     **options: Any,
 ) -> int:
     """Replay a bundle's golden vectors; needs no torch."""
     from attn_export.jobs.verify import verify
     from attn_export.report.progress import progress
 
-    destinations = Output(json_file, junit_file, html_file, quiet)
-    destinations.check()
     if options["update"] and options["baseline"] is None:
         raise UsageError("--update needs --baseline FILE")
     limit_own_memory()
-    with destinations.refusals(bundle.name), progress(quiet=quiet) as bar:
+    with destinations.refusals(bundle.name), progress(quiet=destinations.quiet) as bar:
         report = verify(bundle, graph=graph, progress=bar, **options)
         if any(verdict.status != "passed" for verdict in report.verdicts):
             from attn_export.jobs.explain_failures import explain_failures

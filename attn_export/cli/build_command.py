@@ -9,9 +9,12 @@ import click
 
 from attn_export.bundle import failed_folder
 from attn_export.cli.options import (
+    PATH,
+    SIZE,
     BuildCommand,
     BuildInput,
     budget_option,
+    module_option,
     runtime_options,
     spec_options,
 )
@@ -24,67 +27,48 @@ if TYPE_CHECKING:
 
 
 @click.command("build", cls=BuildCommand)
-@click.argument("spec_file", metavar="[SPEC.toml]", required=False, type=click.Path(path_type=Path))
+@click.argument("spec_file", metavar="[SPEC.toml]", required=False, type=PATH)
 @click.option("--variant", metavar="|".join(VARIANTS), help="A spec to start from: E 512, H 8.")
 @spec_options
+@module_option
 @click.option(
-    "--module", metavar="PATH.py:FUNCTION", help="A function that returns a Subject of your own."
-)
-@click.option(
-    "--weights",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    "--weights", type=PATH, metavar="FILE",
     help="A safetensors checkpoint, its index, or its folder; config.json beside it is read. A "
     "config.json alone gives random weights.",
-)
+)  # fmt: skip
 @click.option(
-    "--layer",
-    metavar="N",
+    "--layer", metavar="N",
     help="The layer of the checkpoint, or a prefix of tensor names.  [default: 0]",
-)
+)  # fmt: skip
 @click.option(
-    "--pool-kv-heads",
-    type=click.IntRange(min=1),
-    metavar="N",
+    "--pool-kv-heads", type=SIZE, metavar="N",
     help="Mean-pool the key/value heads of the checkpoint to so many.",
-)
+)  # fmt: skip
 @click.option(
-    "--kv-scales",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    "--kv-scales", type=PATH, metavar="FILE",
     help="A .npz or .safetensors file with k_scale and v_scale of the cache.",
-)
+)  # fmt: skip
 @click.option(
-    "--calibrate",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    "--calibrate", type=PATH, metavar="FILE",
     help="A file of hidden states, query [B, L, E], to find these scales from.  [random tokens]",
-)
+)  # fmt: skip
 @click.option(
-    "--dialect",
-    "dialects",
-    multiple=True,
-    metavar="NAME",
+    "--dialect", "dialects", multiple=True, metavar="NAME",
     help="standard, portable, ort, cuda, or all that fit.  [all]",
-)
+)  # fmt: skip
 @runtime_options
 @budget_option
 @click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seed of random weights."
 )
-@click.option(
-    "--output", type=click.Path(path_type=Path), help="The bundle's folder.  [models/<name>]"
-)
+@click.option("--output", type=PATH, help="The bundle's folder.  [models/<name>]")
 @click.option(
     "--tune", is_flag=True, help="Measure forms of the ort graphs here, and keep the fastest."
 )
 @click.option(
-    "--dry-run/--no-dry-run",
-    default=None,
-    envvar="ATTN_EXPORT_DRY_RUN",
-    show_envvar=True,
+    "--dry-run/--no-dry-run", default=None, envvar="ATTN_EXPORT_DRY_RUN", show_envvar=True,
     help="Add the CUDA kernels of the graphs to the report.  [if its libraries are built]",
-)
+)  # fmt: skip
 @click.option(
     "--evidence", is_flag=True, help="Write an in-toto test result and a CycloneDX ML-BOM, too."
 )
@@ -102,10 +86,7 @@ def build_command(
     tune: bool,
     dry_run: bool | None,
     evidence: bool,
-    json_file: str | None,
-    junit_file: str | None,
-    html_file: str | None,
-    quiet: bool,
+    destinations: Output,
     seed: int,
     dialects: tuple[str, ...],
     runtimes: tuple[str, ...],
@@ -124,14 +105,12 @@ def build_command(
     from attn_export.report.progress import progress
 
     changes = {name: value for name, value in fields.items() if value is not None}
-    destinations = Output(json_file, junit_file, html_file, quiet)
-    destinations.check()
     source = BuildInput(
         spec_file, variant, module, weights, layer, pool_kv_heads, kv_scales, calibrate
     )
     source.check(changes)
     output = output or Path("models") / source.name
-    with destinations.refusals(source.name), progress(quiet=quiet) as bar:
+    with destinations.refusals(source.name), progress(quiet=destinations.quiet) as bar:
         subject = source.read(changes, bar, seed)
         report = build(
             subject, output, name=source.name, dialects=dialects or ("all",), runtimes=runtimes,

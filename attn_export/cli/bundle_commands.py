@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attn_export.cli.commands import SIZE, size_options
-from attn_export.cli.options import limit_own_memory
+from attn_export.cli.options import (
+    PATH,
+    SIZE,
+    json_option,
+    limit_own_memory,
+    quiet_option,
+    size_options,
+)
 from attn_export.cli.output import STDOUT, check_folders, write_file
 from attn_export.errors import PARAGRAPH, UsageError, printable
 
@@ -23,19 +29,16 @@ if TYPE_CHECKING:
 
 
 @click.command("tune")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @size_options("512, 2048")
 @click.option("--rounds", type=SIZE, default=5, show_default=True, help="Turns of each form.")
 @click.option("--threads", type=SIZE, help="For computing.  [default: all cores]")
 @click.option(
-    "--runtime",
-    "runtimes",
-    multiple=True,
-    metavar="NAME",
+    "--runtime", "runtimes", multiple=True, metavar="NAME",
     help="A runtime that verifies the result.  [default: those of the bundle's report]",
-)
-@click.option("--json", "json_file", metavar="FILE", help="Write every figure; - for stdout.")
-@click.option("--quiet", is_flag=True, help="Print errors only.")
+)  # fmt: skip
+@json_option("Write every figure; - for stdout.")
+@quiet_option
 def tune_command(
     bundle: Path,
     batch: tuple[int, ...],
@@ -116,7 +119,7 @@ AXIS_SIZE = click.IntRange(min=1, max=1 << 24)
 
 
 @click.command("dry-run")
-@click.argument("path", metavar="MODEL.onnx|BUNDLE", type=click.Path(path_type=Path))
+@click.argument("path", metavar="MODEL.onnx|BUNDLE", type=PATH)
 @click.option(
     "--arch", "architectures", multiple=True, metavar="NAME",
     help="sm_75, sm_80, sm_86, sm_89, sm_90, sm_100, or all.  [default: sm_80 and sm_90]",
@@ -134,8 +137,8 @@ AXIS_SIZE = click.IntRange(min=1, max=1 << 24)
 @click.option(
     "--past-len", type=click.IntRange(min=0, max=1 << 24), metavar="P", help="Length of the cache."
 )
-@click.option("--json", "json_file", metavar="FILE", help="Write every event; - for stdout.")
-@click.option("--quiet", is_flag=True, help="Print errors only.")
+@json_option("Write every event; - for stdout.")
+@quiet_option
 def dry_run_command(
     path: Path,
     architectures: tuple[str, ...],
@@ -180,15 +183,15 @@ PASSPHRASE = "ATTN_EXPORT_PASSPHRASE"
 
 
 @click.command("sign")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @click.option(
-    "--key", type=click.Path(path_type=Path), metavar="PRIVATE.pem",
+    "--key", type=PATH, metavar="PRIVATE.pem",
     help=f"A private key on an elliptic curve; its passphrase is asked for, or in {PASSPHRASE}.",
 )  # fmt: skip
 @click.option(
     "--sigstore", is_flag=True, help="The identity of this CI job, or yours. Needs a network."
 )
-@click.option("--quiet", is_flag=True, help="Print errors only.")
+@quiet_option
 def sign_command(bundle: Path, key: Path | None, sigstore: bool, quiet: bool) -> int:
     """Sign every file of a bundle, in the format of OpenSSF Model Signing.
 

@@ -3,61 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from attn_export.cli.output import STDOUT, Command, check_folders, write_file
-from attn_export.errors import (
-    PARAGRAPH,
-    GraphError,
-    RuntimeFailure,
-    printable,
-)
+from attn_export.cli.options import PATH, SIZE, json_option, quiet_option, size_options
+from attn_export.cli.output import STDOUT, check_folders, write_file
+from attn_export.errors import PARAGRAPH, GraphError, RuntimeFailure, printable
 
 # -- `attn-export bench` ------------------------------------------------------------------------
 
-SIZE = click.IntRange(min=1)
-
-
-def size_options(prefill: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds --batch, --prefill and --decode.
-
-    Args:
-        prefill: The default of --prefill, as text for the help.
-    """
-
-    def add(command: Command) -> Command:
-        for option in (
-            click.option(
-                "--decode", type=click.IntRange(min=2), multiple=True, metavar="S",
-                help="Keys that one new token sees, its own included.  [default: 2048, with a "
-                "cache]",
-            ),
-            click.option(
-                "--prefill", type=SIZE, multiple=True, metavar="L",
-                help=f"New tokens without a past.  [default: {prefill}]",
-            ),
-            click.option(
-                "--batch", type=SIZE, multiple=True, metavar="B",
-                help="Batch sizes.  [default: 1]",
-            ),
-        ):  # fmt: skip
-            command = option(command)
-        return command
-
-    return add
-
 
 @click.command("bench")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @size_options("512")
 @click.option("--rounds", type=SIZE, default=5, show_default=True, help="Turns of each candidate.")
 @click.option("--threads", type=SIZE, help="For computing, on all sides.  [default: all cores]")
-@click.option("--json", "json_file", metavar="FILE", help="Write every figure; - for stdout.")
+@json_option("Write every figure; - for stdout.")
 @click.option("--chart", metavar="FILE.svg|.png", help="Draw the medians.")
-@click.option("--quiet", is_flag=True, help="Print errors only.")
+@quiet_option
 def bench_command(
     bundle: Path,
     batch: tuple[int, ...],
@@ -107,7 +71,7 @@ def bench_command(
 
 
 @click.command("check")
-@click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
+@click.argument("model", metavar="MODEL.onnx", type=PATH)
 def check_command(model: Path) -> int:
     """Check any ONNX file; beside a manifest.json, against its entry.
 
@@ -129,15 +93,9 @@ def check_command(model: Path) -> int:
 
 
 @click.command("lower")
-@click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
+@click.argument("model", metavar="MODEL.onnx", type=PATH)
 @click.option("--dialect", required=True, metavar="NAME", help="standard, portable, ort.")
-@click.option(
-    "--output",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="OUT.onnx",
-    help="The file to write.",
-)
+@click.option("--output", required=True, type=PATH, metavar="OUT.onnx", help="The file to write.")
 def lower_command(model: Path, dialect: str, output: Path) -> int:
     """Rewrite the Attention nodes of any ONNX file.
 
@@ -161,9 +119,9 @@ def lower_command(model: Path, dialect: str, output: Path) -> int:
 
 @click.command("kit")
 @click.argument("language", metavar="LANGUAGE")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @click.option(
-    "--output", required=True, type=click.Path(path_type=Path), metavar="DIR",
+    "--output", required=True, type=PATH, metavar="DIR",
     help="The folder to write: new, empty, or a kit as it was written.",
 )  # fmt: skip
 @click.option(
@@ -198,8 +156,8 @@ def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, 
 
 @click.command("probe")
 @click.argument("runtime")
-@click.option("--json", "json_file", metavar="FILE", help="Write it as JSON; - for stdout.")
-@click.option("--quiet", is_flag=True, help="Print errors only.")
+@json_option("Write it as JSON; - for stdout.")
+@quiet_option
 def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:
     """Find the meaning of attention in a runtime, beside ONNX and PyTorch.
 

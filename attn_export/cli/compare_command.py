@@ -8,18 +8,22 @@ from typing import Any
 import click
 
 from attn_export.bundle import failed_folder
-from attn_export.cli.options import limit_own_memory, runtime_options
+from attn_export.cli.options import (
+    PATH,
+    json_option,
+    limit_own_memory,
+    module_option,
+    runtime_options,
+)
 from attn_export.cli.output import STDOUT, Output, check_folders, output_options, write_file
 from attn_export.errors import PARAGRAPH, ParityError, RuntimeFailure, UsageError, printable
 
 
 @click.command("compare")
-@click.argument("graphs", nargs=-1, metavar="[A.onnx B.onnx]", type=click.Path(path_type=Path))
+@click.argument("graphs", nargs=-1, metavar="[A.onnx B.onnx]", type=PATH)
+@module_option
 @click.option(
-    "--module", metavar="PATH.py:FUNCTION", help="A function that returns a Subject of your own."
-)
-@click.option(
-    "--graph", type=click.Path(path_type=Path), metavar="FILE.onnx",
+    "--graph", type=PATH, metavar="FILE.onnx",
     help="The graph to judge by --module.",
 )  # fmt: skip
 @click.option(
@@ -32,7 +36,7 @@ from attn_export.errors import PARAGRAPH, ParityError, RuntimeFailure, UsageErro
 )  # fmt: skip
 @runtime_options
 @click.option(
-    "--output", type=click.Path(path_type=Path), metavar="DIR",
+    "--output", type=PATH, metavar="DIR",
     help="Write the graph, the cases and the truth as a bundle.",
 )  # fmt: skip
 @output_options
@@ -43,10 +47,7 @@ def compare_command(
     names: tuple[str, ...],
     ranges: tuple[str, ...],
     output: Path | None,
-    json_file: str | None,
-    junit_file: str | None,
-    html_file: str | None,
-    quiet: bool,
+    destinations: Output,
     **options: Any,
 ) -> int:
     """Judge a graph that anyone made: by a module, or by another graph.
@@ -57,14 +58,12 @@ def compare_command(
     from attn_export.jobs.compare import compare
     from attn_export.report.progress import progress
 
-    destinations = Output(json_file, junit_file, html_file, quiet)
-    destinations.check()
     _check_sources(graphs, module, graph)
     pairs = dict(_pair("--name", text) for text in names)
     limits = dict(_range(text) for text in ranges)
     limit_own_memory()
     judged_graph = graph or graphs[1]
-    with destinations.refusals(judged_graph.stem), progress(quiet=quiet) as bar:
+    with destinations.refusals(judged_graph.stem), progress(quiet=destinations.quiet) as bar:
         reference: Any = graphs[0] if graphs else None
         if module is not None:
             bar.phase("importing torch")
@@ -116,31 +115,27 @@ def _range(text: str) -> tuple[str, tuple[int, int]]:
 
 
 @click.command("explain")
-@click.argument("bundle", required=False, type=click.Path(path_type=Path))
+@click.argument("bundle", required=False, type=PATH)
 @click.option("--runtime", "runtime_name", required=True, metavar="NAME", help="Which fails.")
 @click.option(
     "--module", metavar="PATH.py:FUNCTION",
     help="In place of a bundle: your module, which --graph is compared with.",
 )  # fmt: skip
 @click.option("--case", metavar="NAME", help="The only case to look at.  [all]")
-@click.option(
-    "--graph", type=click.Path(path_type=Path), help="Explain this ONNX file, not the bundle's."
-)
+@click.option("--graph", type=PATH, help="Explain this ONNX file, not the bundle's.")
 @click.option(
     "--option", "options", multiple=True, metavar="KEY=VALUE",
     help="Of the engine, as your program sets it; may be given again.",
 )  # fmt: skip
 @click.option(
-    "--output", type=click.Path(path_type=Path), metavar="DIR",
+    "--output", type=PATH, metavar="DIR",
     help="The folder that reproduces it.  [<bundle>.explained]",
 )  # fmt: skip
 @click.option(
     "--seconds", type=click.FloatRange(min=1), default=45.0, show_default=True,
     help="After which no further experiment is begun.",
 )  # fmt: skip
-@click.option(
-    "--json", "json_file", metavar="FILE", help="Write it as JSON too; - for stdout, alone."
-)
+@json_option("Write it as JSON too; - for stdout, alone.")
 @click.option("--quiet", is_flag=True, help="No progress, and the sentence alone.")
 def explain_command(
     bundle: Path | None,

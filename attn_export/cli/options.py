@@ -21,6 +21,34 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 
+PATH = click.Path(path_type=Path)
+"""The type of an argument or option that is passed to the command as a `Path`."""
+
+SIZE = click.IntRange(min=1)
+
+quiet_option = click.option("--quiet", is_flag=True, help="Print errors only.")
+
+
+def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds options to a command, whose help lists them in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def json_option(help_text: str) -> Callable[[Command], Command]:
+    """Return the option --json; its value is a file name, or - for stdout."""
+    return click.option("--json", "json_file", metavar="FILE", help=help_text)
+
+
+module_option = click.option(
+    "--module", metavar="PATH.py:FUNCTION", help="A function that returns a Subject of your own."
+)
+
 
 def runtime_options(command: Command) -> Command:
     """Add the options --runtime, --cpu, --require, --atol and --rtol.
@@ -36,45 +64,33 @@ def runtime_options(command: Command) -> Command:
             runtimes = (*(runtimes or (BASE,)), *emulated_runtimes(cpus))
         return command(runtimes=runtimes, **values)
 
-    for option in (
-        click.option("--rtol", type=click.FloatRange(min=0), help="Relative part of --atol."),
+    add = with_options(
         click.option(
-            "--atol", type=click.FloatRange(min=0),
-            help="Also fail where |runtime - eager| > atol + rtol * |eager|.",
-        ),
-        click.option(
-            "--require", multiple=True, metavar="NAME", help="Fail if this runtime cannot run."
+            "--runtime", "runtimes", multiple=True, metavar="NAME",
+            help="A runtime to run; all; -NAME leaves one out of all.  "
+            "[default: ort-cpu, and ort-cuda where there is a GPU]",
         ),
         click.option(
             "--cpu", "cpus", multiple=True, metavar="NAME",
             help="An emulated CPU to run ort-cpu on: neoverse-n1, haswell, …; all.",
         ),
         click.option(
-            "--runtime", "runtimes", multiple=True, metavar="NAME",
-            help="A runtime to run; all; -NAME leaves one out of all.  "
-            "[default: ort-cpu, and ort-cuda where there is a GPU]",
+            "--require", multiple=True, metavar="NAME", help="Fail if this runtime cannot run."
         ),
-    ):  # fmt: skip
-        merged = option(merged)
-    return merged
+        click.option(
+            "--atol", type=click.FloatRange(min=0),
+            help="Also fail where |runtime - eager| > atol + rtol * |eager|.",
+        ),
+        click.option("--rtol", type=click.FloatRange(min=0), help="Relative part of --atol."),
+    )  # fmt: skip
+    return add(merged)
 
 
-def budget_option(command: Command) -> Command:
-    """Add the option --budget."""
-    return click.option(
-        "--budget", "budgets", multiple=True, metavar="MEASURE>=N",
-        help="Fail where quantised weights leave less: sqnr>=30 (dB), cosine>=0.99, row<=0.1, "
-        "kl<=0.01 (nats), top1>=0.99.  "
-        "[default: by weights-dtype]",
-    )(command)  # fmt: skip
-
-
-def spec_options(command: Command) -> Command:
-    """Add an option for each field of AttentionSpec with `is_option`."""
-    for name, field in reversed(FIELDS.items()):
-        if field.is_option:
-            command = _spec_option(name, field)(command)
-    return command
+budget_option = click.option(
+    "--budget", "budgets", multiple=True, metavar="MEASURE>=N",
+    help="Fail where quantised weights leave less: sqnr>=30 (dB), cosine>=0.99, row<=0.1, "
+    "kl<=0.01 (nats), top1>=0.99.  [default: by weights-dtype]",
+)  # fmt: skip
 
 
 def _spec_option(name: str, field: Field) -> Callable[[Command], Command]:
@@ -90,30 +106,21 @@ def _spec_option(name: str, field: Field) -> Callable[[Command], Command]:
     return click.option(f"--{flag}", type=option_type, help=help_text)
 
 
+SPEC_FIELDS = tuple(name for name, field in FIELDS.items() if field.is_option)
+"""The fields of a spec that are options of `build`."""
+
+spec_options = with_options(*(_spec_option(name, FIELDS[name]) for name in SPEC_FIELDS))
+
 GROUPS = {
     "Input": (
-        "variant",
-        "module",
-        "weights",
-        "layer",
-        "pool_kv_heads",
-        "kv_scales",
-        "calibrate",
-        "seed",
+        "variant", "module", "weights", "layer", "pool_kv_heads", "kv_scales", "calibrate", "seed",
     ),
-    "Fields of the spec": tuple(name for name, field in FIELDS.items() if field.is_option),
+    "Fields of the spec": SPEC_FIELDS,
     "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
     "Output": (
-        "output",
-        "tune",
-        "dry_run",
-        "evidence",
-        "json_file",
-        "junit_file",
-        "html_file",
-        "quiet",
+        "output", "tune", "dry_run", "evidence", "json_file", "junit_file", "html_file", "quiet",
     ),
-}
+}  # fmt: skip
 """Names of the parameters of `build` under each heading of its help."""
 
 OTHERS = "Output"
@@ -150,6 +157,27 @@ class BuildCommand(click.Command):
         with formatter.section("Examples"):
             for example in EXAMPLES:
                 formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+
+def size_options(prefill: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds --batch, --prefill and --decode.
+
+    Args:
+        prefill: The default of --prefill, as text for the help.
+    """
+    return with_options(
+        click.option(
+            "--batch", type=SIZE, multiple=True, metavar="B", help="Batch sizes.  [default: 1]"
+        ),
+        click.option(
+            "--prefill", type=SIZE, multiple=True, metavar="L",
+            help=f"New tokens without a past.  [default: {prefill}]",
+        ),
+        click.option(
+            "--decode", type=click.IntRange(min=2), multiple=True, metavar="S",
+            help="Keys that one new token sees, its own included.  [default: 2048, with a cache]",
+        ),
+    )  # fmt: skip
 
 
 # -- input of `build`: a spec, dimensions, a checkpoint, or a module of the user ----------------

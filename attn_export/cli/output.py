@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,30 +12,12 @@ from typing import Any
 
 import click
 
+from attn_export.cli.options import Command, json_option, quiet_option, with_options
 from attn_export.errors import AttnExportError, OutputError, UsageError, printable
 from attn_export.output_folder import check_utf8, write_whole
 
 STDOUT = "-"
 """The file name that stands for stdout."""
-
-Command = Callable[..., Any]
-
-
-def output_options(command: Command) -> Command:
-    """Add the options --json, --junit, --html and --quiet, whose values `Output` takes."""
-    for option in (
-        click.option("--quiet", is_flag=True, help="Print errors only."),
-        click.option("--html", "html_file", metavar="FILE", help="Write the report as a page."),
-        click.option(
-            "--junit", "junit_file", metavar="FILE",
-            help="Write the report as JUnit XML, as CI systems read it.",
-        ),
-        click.option(
-            "--json", "json_file", metavar="FILE", help="Write the report as JSON; - for stdout."
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
 
 
 def messages(*, quiet: bool) -> Callable[[str], None]:
@@ -58,18 +41,10 @@ class Output:
         quiet: Whether to print errors only.
     """
 
-    json_file: str | None = None
-    junit_file: str | None = None
-    html_file: str | None = None
-    quiet: bool = False
-
-    def check(self) -> None:
-        """Check before a job that its report can be written afterwards.
-
-        Raises:
-            OutputError: If the folder of a file does not exist, or its name is not UTF-8.
-        """
-        check_folders(self.json_file, self.junit_file, self.html_file)
+    json_file: str | None
+    junit_file: str | None
+    html_file: str | None
+    quiet: bool
 
     @contextlib.contextmanager
     def refusals(self, name: str) -> Iterator[None]:
@@ -138,13 +113,38 @@ class Output:
 
             print_dry_run(report.dry_runs, console)
         if place is not None:
-            console.print(
-                f"bundle: {printable(place)}",
-                highlight=False,
-                markup=False,
-                emoji=False,
-                soft_wrap=True,
-            )
+            click.echo(f"bundle: {printable(place)}", err=self.quiet)
+
+
+def output_options(command: Command) -> Command:
+    """Add the options --json, --junit, --html and --quiet.
+
+    The command gets their values as `destinations`, an `Output` that has been checked.
+    """
+
+    @functools.wraps(command)
+    def merged(
+        *,
+        json_file: str | None,
+        junit_file: str | None,
+        html_file: str | None,
+        quiet: bool,
+        **values: Any,
+    ) -> Any:
+        destinations = Output(json_file, junit_file, html_file, quiet)
+        check_folders(json_file, junit_file, html_file)
+        return command(destinations=destinations, **values)
+
+    add = with_options(
+        json_option("Write the report as JSON; - for stdout."),
+        click.option(
+            "--junit", "junit_file", metavar="FILE",
+            help="Write the report as JUnit XML, as CI systems read it.",
+        ),
+        click.option("--html", "html_file", metavar="FILE", help="Write the report as a page."),
+        quiet_option,
+    )  # fmt: skip
+    return add(merged)
 
 
 def check_folders(*files: str | None) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from attn_export.cli.options import PATH, json_option, quiet_option, with_options
 from attn_export.cli.output import STDOUT, check_folders, messages, write_file
 from attn_export.errors import ParityError, RuntimeFailure, UsageError, printable
 
@@ -21,25 +22,22 @@ WRONG, BROKEN = {"failed"}, {"crashed", "error", "timed out"}
 """Verdicts of cells for which the exit code is 6, and 5."""
 
 
-def tls_options(command: Any) -> Any:
-    """Add the options --tls-ca, --tls-cert and --tls-key."""
-    for option, help_text in (
-        ("--tls-key", "The key of this side, as PEM."),
-        ("--tls-cert", "The certificate of this side, as PEM."),
-        ("--tls-ca", "The certificate of the authority that both sides trust, as PEM."),
-    ):
-        command = click.option(
-            option, metavar="FILE", type=click.Path(path_type=Path), help=help_text
-        )(command)
-    return command
+tls_options = with_options(
+    click.option(
+        "--tls-ca", metavar="FILE", type=PATH,
+        help="The certificate of the authority that both sides trust, as PEM.",
+    ),
+    click.option(
+        "--tls-cert", metavar="FILE", type=PATH, help="The certificate of this side, as PEM."
+    ),
+    click.option("--tls-key", metavar="FILE", type=PATH, help="The key of this side, as PEM."),
+)  # fmt: skip
 
 
 @click.command("sweep")
-@click.argument(
-    "plan_file", metavar="[SWEEP.toml]", required=False, type=click.Path(path_type=Path)
-)
+@click.argument("plan_file", metavar="[SWEEP.toml]", required=False, type=PATH)
 @click.option(
-    "--output", metavar="STORE", type=click.Path(path_type=Path),
+    "--output", metavar="STORE", type=PATH,
     help="The folder of the results.  [default: NAME.sweep]",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Run the cells that the store does not have.")
@@ -66,12 +64,12 @@ def tls_options(command: Any) -> Any:
     help="The number of jobs of the matrix.",
 )  # fmt: skip
 @click.option(
-    "--merge", "merged", multiple=True, metavar="STORE", type=click.Path(path_type=Path),
+    "--merge", "merged", multiple=True, metavar="STORE", type=PATH,
     help="Add the results of other stores to --output, and run nothing.",
 )  # fmt: skip
 @tls_options
-@click.option("--json", "json_file", metavar="FILE", help="Write every cell; - for stdout.")
-@click.option("--quiet", is_flag=True, help="Print errors only.")
+@json_option("Write every cell; - for stdout.")
+@quiet_option
 def sweep_command(
     plan_file: Path | None,
     output: Path | None,
@@ -206,9 +204,9 @@ def worker_command(
 
 
 @click.command("site")
-@click.argument("folder", metavar="STORE", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="STORE", type=PATH)
 @click.option(
-    "--output", metavar="DIR", required=True, type=click.Path(path_type=Path),
+    "--output", metavar="DIR", required=True, type=PATH,
     help="The folder of the page.",
 )  # fmt: skip
 @click.option("--title", default="Can I use attention", show_default=True, help="Its title.")
@@ -241,7 +239,7 @@ def site_command(folder: Path, output: Path, title: str) -> int:
 
 
 @click.command("bisect")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=PATH)
 @click.option(
     "--runtime", "name", default="ort-cpu", show_default=True, metavar="NAME", help="The runtime."
 )
@@ -254,7 +252,7 @@ def site_command(folder: Path, output: Path, title: str) -> int:
     "--install", is_flag=True,
     help="Choose from all releases that were published, and install those that it runs.",
 )  # fmt: skip
-@click.option("--quiet", is_flag=True, help="Print errors only.")
+@quiet_option
 def bisect_command(
     bundle: Path,
     name: str,
