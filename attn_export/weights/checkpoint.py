@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor
 
@@ -35,8 +34,6 @@ from attn_export.weights.shapes import Sizes, relative_bias_name
 from attn_export.weights.source import TensorSource, find_lone_config, open_source, shown
 from attn_export.weights.unpack import read_weights
 
-NO_FIELDS: Final[Mapping[str, Any]] = types.MappingProxyType({})
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -62,7 +59,7 @@ def load_checkpoint(
     *,
     layer: str | None = None,
     spec: AttentionSpec | None = None,
-    fields: Mapping[str, Any] = NO_FIELDS,
+    fields: Mapping[str, Any] | None = None,
     pool_kv_heads: int | None = None,
 ) -> Checkpoint:
     """Load one attention layer of a safetensors checkpoint; other tensors are not read.
@@ -82,6 +79,7 @@ def load_checkpoint(
             nor a config.json, or if config.json, spec and tensors contradict each other.
         SpecError: If the fields contradict each other or the spec.
     """
+    fields = fields or {}
     lone_config = find_lone_config(Path(path)) if spec is None else None
     if lone_config is not None:
         return _load_config_alone(lone_config, layer, fields, pool_kv_heads)

@@ -7,7 +7,6 @@ config.json may lack keys that have the default of their model's class.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -95,19 +94,18 @@ class Config:
         return self.positive(key, self.values.get(key))
 
     def positive(self, key: str, value: object) -> float:
-        """Return a value of the file that must be a positive number.
+        """Return a value of the file as a float, which must be a positive finite number.
 
         Args:
-            key: The key.
-            value: Its value.
+            key: The key, for messages.
+            value: The value.
 
         Raises:
-            WeightsError: If it is not.
+            WeightsError: If it is no positive finite number.
         """
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 < value <= 1e300 or not math.isfinite(value):  # type: ignore[operator,arg-type]
-            raise self.invalid(key, "a positive number", value)
-        return float(value)  # type: ignore[arg-type]
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1e300:
+            return float(value)  # neither NaN nor infinity is in the range
+        raise self.invalid(key, "a positive number", value)
 
     def flag(self, key: str) -> bool:
         """Return true or false; false if the key is missing or null.
@@ -180,60 +178,35 @@ Rule = Callable[[Layer], dict[str, Any]]
 """A function that returns the fields of the spec for one feature of a layer."""
 
 
-def even(_: Config, number: int) -> bool:
-    """Return whether a layer is one of every other layer, from the first.
-
-    Args:
-        _: The config.
-        number: The number of the layer, from 0.
-    """
+def _even(_: Config, number: int) -> bool:
+    """Return whether a layer is one of every other layer, from the first."""
     return number % 2 == 0
 
 
-def gemma3_slides(config: Config, number: int) -> bool:
-    """Return whether a layer slides: by default all but every sixth one.
-
-    Args:
-        config: The config.
-        number: The number of the layer, from 0.
-    """
+def _gemma3_slides(config: Config, number: int) -> bool:
+    """Return whether a layer slides: by default all but every sixth one."""
     return (number + 1) % max(config.whole("sliding_window_pattern"), 1) != 0
 
 
-def no_layer(_: Config, __: int) -> bool:
-    """Return False: no layer slides unless `layer_types` says so.
-
-    Args:
-        _: The config.
-        __: The number of the layer, from 0.
-    """
-    return False
-
-
-def modernbert_slides(config: Config, number: int) -> bool:
-    """Return whether a layer slides: by default all but every third one, from the first.
-
-    Args:
-        config: The config.
-        number: The number of the layer, from 0.
-    """
+def _modernbert_slides(config: Config, number: int) -> bool:
+    """Return whether a layer slides: by default all but every third one, from the first."""
     return number % max(config.whole("global_attn_every_n_layers"), 1) != 0
 
 
-def qwen_slides(config: Config, number: int) -> bool:
-    """Return whether a layer slides: all layers from a given one on.
+def _no_layer(_: Config, __: int) -> bool:
+    """Return False: no layer slides unless `layer_types` says so."""
+    return False
 
-    Args:
-        config: The config.
-        number: The number of the layer, from 0.
-    """
+
+def _qwen_slides(config: Config, number: int) -> bool:
+    """Return whether a layer slides: all layers from a given one on."""
     return number >= config.whole("max_window_layers")
 
 
 PATTERNS: Final[Mapping[str, Pattern]] = {
-    pattern.__name__: pattern
-    for pattern in (even, gemma3_slides, modernbert_slides, no_layer, qwen_slides)
-}
+    "even": _even, "gemma3_slides": _gemma3_slides, "modernbert_slides": _modernbert_slides,
+    "no_layer": _no_layer, "qwen_slides": _qwen_slides,
+}  # fmt: skip
 """Patterns of layers with a window, by the name in `families.toml`."""
 
 
@@ -249,9 +222,9 @@ def slides(config: Config, pattern: str | None, number: int) -> bool:
     Raises:
         WeightsError: If `layer_types` has no such layer, or an unknown type.
     """
-    layer_types = config.values.get("layer_types")
     if pattern is None:
         return False
+    layer_types = config.values.get("layer_types")
     if layer_types is None:
         return PATTERNS[pattern](config, number)
     if not isinstance(layer_types, list) or number >= len(layer_types):

@@ -62,7 +62,7 @@ def neox_rotary(layer: Layer) -> dict[str, Any]:
 def phi3_rotary(layer: Layer) -> dict[str, Any]:
     """Return the fields for Phi-3, whose older names of scaling types mean LongRoPE."""
     parameters = _parameters(layer)
-    scaling = parameters.get("rope_type", parameters.get("type", "default"))
+    scaling = _scaling_type(parameters)
     if scaling in ("su", "yarn"):
         parameters = {**parameters, "rope_type": "longrope"}
     elif scaling not in (None, "default", "longrope"):
@@ -92,11 +92,16 @@ def _parameters(layer: Layer) -> Mapping[str, Any]:
     return parameters
 
 
+def _scaling_type(parameters: Mapping[str, Any]) -> object:
+    """Return the type of scaling; "default" or None for no scaling."""
+    return parameters.get("rope_type", parameters.get("type", "default"))
+
+
 def _fields(
     layer: Layer, parameters: Mapping[str, Any], theta_key: str, partial_key: str
 ) -> dict[str, Any]:
     config = layer.config
-    scaling = parameters.get("rope_type", parameters.get("type", "default"))
+    scaling = _scaling_type(parameters)
     theta = parameters.get("rope_theta")
     theta = config.number(theta_key) if theta is None else config.positive("rope_theta", theta)
     share = parameters.get("partial_rotary_factor")
@@ -143,13 +148,17 @@ def _scaling(config: Config, scaling: str, parameters: Mapping[str, Any]) -> dic
 
 CONSTANTS: Final[Mapping[str, Mapping[str, str]]] = {
     "llama3": {"low_freq_factor": "rotary_low_freq", "high_freq_factor": "rotary_high_freq"},
-    "yarn": {"beta_fast": "rotary_beta_fast", "beta_slow": "rotary_beta_slow"},
-}
+    "yarn": {
+        "beta_fast": "rotary_beta_fast", "beta_slow": "rotary_beta_slow",
+        "attention_factor": "rotary_magnitude",
+    },
+    "longrope": {"attention_factor": "rotary_magnitude"},
+}  # fmt: skip
 """Optional keys of a type of scaling, each with its field of the spec."""
 
 
 def _longrope(config: Config, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields on the divisors of frequencies, and on the factor on queries and keys."""
+    """Return the fields on the divisors of frequencies."""
     fields: dict[str, Any] = {}
     for key, field in (
         ("short_factor", "rotary_short_factors"), ("long_factor", "rotary_long_factors"),
@@ -158,42 +167,36 @@ def _longrope(config: Config, parameters: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(numbers, list):
             raise config.invalid(f"rope_scaling.{key}", "a list of numbers", numbers)
         fields[field] = tuple(config.positive(f"rope_scaling.{key}", number) for number in numbers)
-    if parameters.get("attention_factor") is not None:
-        fields["rotary_magnitude"] = config.positive(
-            "attention_factor", parameters["attention_factor"]
-        )
     return fields
 
 
 def latent_magnitude(layer: Layer) -> float:
     """Return DeepSeek's factor on queries and on keys, which is a part of its scale."""
     config, parameters = layer.config, _parameters(layer)
-    scaling = parameters.get("rope_type", parameters.get("type", "default"))
+    scaling = _scaling_type(parameters)
     share = parameters.get("mscale_all_dim")
     if scaling in (None, "default") or not share:
         return 1.0
     factor = config.positive("rope_scaling.factor", parameters.get("factor"))
-    share = config.positive("mscale_all_dim", share)
-    return 0.1 * share * math.log(max(factor, 1.0)) + 1.0
+    return _magnitude(config.positive("mscale_all_dim", share), factor)
 
 
 def _yarn(config: Config, parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """Return the fields on truncation of the ramp, and on the factor on queries and keys."""
-
-    def usual(scale: float) -> float:
-        return 0.1 * scale * math.log(max(factor, 1.0)) + 1.0
-
     fields: dict[str, Any] = {}
     truncate = parameters.get("truncate")
     if truncate is not None:
         if not isinstance(truncate, bool):
             raise config.invalid("truncate", "true or false", truncate)
         fields["rotary_truncate"] = truncate
-    if parameters.get("attention_factor") is not None:
-        fields["rotary_magnitude"] = config.positive(
-            "attention_factor", parameters["attention_factor"]
-        )
-    elif parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        mscale, all_dim = (config.positive(k, parameters[k]) for k in ("mscale", "mscale_all_dim"))
-        fields["rotary_magnitude"] = usual(mscale) / usual(all_dim)
+    mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if parameters.get("attention_factor") is None and mscale and all_dim:
+        of_queries = _magnitude(config.positive("mscale", mscale), factor)
+        in_scale = _magnitude(config.positive("mscale_all_dim", all_dim), factor)
+        fields["rotary_magnitude"] = of_queries / in_scale
     return fields
+
+
+def _magnitude(mscale: float, factor: float) -> float:
+    """Return the factor on queries and keys by yarn's formula, with a weight of its logarithm."""
+    return 0.1 * mscale * math.log(max(factor, 1.0)) + 1.0

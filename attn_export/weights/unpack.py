@@ -32,8 +32,8 @@ from attn_export.weights.shapes import (
 )
 from attn_export.weights.source import Stored, TensorSource, bracketed, listed, shown
 
-FLOATS = ("F64", "F32", "F16", "BF16")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""The dtypes of weights, by their names in safetensors files."""
 
 
 def read_weights(
@@ -143,8 +143,8 @@ def _wrong_tensors(
                 f"{shown(name)} is {bracketed(tensor.shape)}, expected {bracketed(shape)} "
                 f"({expected[name].why})"
             )
-        elif tensor.dtype not in FLOATS:
-            problems.append(f"{shown(name)} is {tensor.dtype}, expected one of {', '.join(FLOATS)}")
+        elif tensor.dtype not in DTYPES:
+            problems.append(f"{shown(name)} is {tensor.dtype}, expected one of {', '.join(DTYPES)}")
     return problems
 
 
