@@ -18,16 +18,28 @@ PER_BLOCK: Final = "dynamic-int8-per-block"
 """Values of `activations`: one scale for all tokens of a run, or one for each block of a token."""
 
 
+def require_fields(spec: AttentionFields, values: Mapping[str, Any], problem: str) -> None:
+    """Check that fields have the only values that another field allows.
+
+    Args:
+        spec: The spec.
+        values: The required value of each field.
+        problem: The end of the error message: the other field, and the remedy.
+
+    Raises:
+        SpecError: If a field has another value.
+    """
+    for name, required in values.items():
+        if getattr(spec, name) != required:
+            raise SpecError(f"{name} = {getattr(spec, name)!r} {problem}")
+
+
 def quantisation(spec: AttentionFields) -> None:
     """Check that blocks divide the inputs of quantised projections, and that types match."""
     dtypes = by_projection(spec.weights_dtype)
     if not dtypes:
-        for name, unused in (("block_size", 0), ("scheme", "symmetric")):
-            if getattr(spec, name) != unused:
-                raise SpecError(
-                    f"{name} = {getattr(spec, name)!r} with weights_dtype = 'none'; set "
-                    'weights_dtype = "int8" or "int4"'
-                )
+        problem = 'with weights_dtype = \'none\'; set weights_dtype = "int8" or "int4"'
+        require_fields(spec, {"block_size": 0, "scheme": "symmetric"}, problem)
         return
     if spec.dtype != "float32":
         raise SpecError(
@@ -163,7 +175,7 @@ def stored_width(spec: AttentionFields, width: int) -> int:
 
     Args:
         spec: The spec.
-        width: The width of the head.
+        width: The width of the head before rounding: D or Dv.
     """
     channels = width // IN_A_BYTE.get(spec.kv_dtype, 1)
     # Each block has a byte for its scale and one for its zero point.
@@ -202,11 +214,12 @@ def _columns(spec: AttentionFields, width: int) -> tuple[tuple[int, int, int], .
 
 def typed_cache(spec: AttentionFields) -> None:
     """Check that a cache with a type of its own is written in place, in a float32 layer."""
+    given = f"kv_dtype = {spec.kv_dtype!r}"
     if spec.kv_dtype not in KV_RANGES:
-        _check_no_scales(spec)
+        problem = f"with {given}; set kv_dtype to one of {', '.join(KV_RANGES)}"
+        require_fields(spec, NO_SCALES, problem)
     if spec.kv_dtype == "none":
         return
-    given = f"kv_dtype = {spec.kv_dtype!r}"
     if spec.cache != "in-place":
         raise SpecError(
             f"{given} with cache = {spec.cache!r}: only a cache that is written in place has a "
@@ -235,16 +248,6 @@ def typed_cache(spec: AttentionFields) -> None:
                 f"{given} with {name} = {width}: a byte holds two channels; make {name} even"
             )
     _check_blocks(spec)
-
-
-def _check_no_scales(spec: AttentionFields) -> None:
-    """Check that the fields on scales have their defaults, since the cache holds no integers."""
-    for name, default in NO_SCALES.items():
-        if getattr(spec, name) != default:
-            raise SpecError(
-                f"{name} = {getattr(spec, name)!r} with kv_dtype = {spec.kv_dtype!r}; set "
-                f"kv_dtype to one of {', '.join(KV_RANGES)}"
-            )
 
 
 def _check_blocks(spec: AttentionFields) -> None:

@@ -13,12 +13,16 @@ from attn_export.spec.low_precision import (
     PROJECTIONS,
     quantisation,
     quantised_activations,
+    require_fields,
     typed_cache,
 )
 
 CACHES: Final = FIELDS["cache"].choices
 DTYPES: Final = FIELDS["dtype"].choices
 ROTARY_SCALINGS: Final = FIELDS["rotary_scaling"].choices
+
+LONGEST: Final = 120
+"""The largest number of characters of a value in a message."""
 
 
 def check_types(spec: AttentionFields) -> None:
@@ -38,22 +42,14 @@ def check_types(spec: AttentionFields) -> None:
         declared = TYPES[field.name]
         if not is_type[declared]:
             declared = "list of numbers" if declared == NUMBERS else declared
-            raise SpecError(f"{field.name} has to be of type {declared}; got {shorten(value)}")
+            shown = repr(value)
+            shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…"
+            raise SpecError(f"{field.name} has to be of type {declared}; got {shown}")
 
 
 def is_number(value: object) -> bool:
     """Return whether a value is an int or a float, but no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def shorten(value: object) -> str:
-    """Return the text of a value for an error message, cut after `LONGEST` characters."""
-    text = repr(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-
-
-LONGEST: Final = 120
-"""The largest number of characters of a value in a message."""
 
 
 def as_float(name: str, value: float) -> float:
@@ -167,11 +163,9 @@ def positions(spec: AttentionFields) -> None:
 
 def rotary_scaling(spec: AttentionFields) -> None:
     """Check the fields of rotary scaling, and `position_ids`."""
-    for name, unused in (("rotary_scaling", "none"), ("position_ids", False)):
-        if spec.rotary == "none" and getattr(spec, name) != unused:
-            raise SpecError(
-                f"{name} = {getattr(spec, name)!r} with rotary = 'none'; set rotary = \"half\""
-            )
+    if spec.rotary == "none":
+        unused = {"rotary_scaling": "none", "position_ids": False}
+        require_fields(spec, unused, "with rotary = 'none'; set rotary = \"half\"")
     for low, high, scaling in (
         ("rotary_low_freq", "rotary_high_freq", "llama3"),
         ("rotary_beta_slow", "rotary_beta_fast", "yarn"),
@@ -242,11 +236,7 @@ def latent(spec: AttentionFields) -> None:
             )
         return
     given = f"kv_latent_dim = {spec.kv_latent_dim}"
-    for name, unused in LATENT_EXCLUDES.items():
-        if getattr(spec, name) != unused:
-            raise SpecError(
-                f"{name} = {getattr(spec, name)!r} with {given}, which excludes it; leave it out"
-            )
+    require_fields(spec, LATENT_EXCLUDES, f"with {given}, which excludes it; leave it out")
     if spec.rotary == "none" or spec.rotary_dim >= spec.head_dim:
         raise SpecError(
             f"rotary = {spec.rotary!r} and rotary_dim {spec.rotary_dim} with {given}: some of the "
