@@ -32,15 +32,13 @@ class ComparedGraph:
     Attributes:
         path: The path of the file.
         model: The content of the file without external data.
-        file: The description of the graph: dialect, features, axes of fixed sizes.
-        names: The names of inputs and outputs in the graph, by those of the reference; None
-            before `match`.
+        file: The description of the graph: dialect, features and, after `match`, axes of fixed
+            sizes.
     """
 
     path: Path
     model: onnx.ModelProto
     file: GraphFile
-    names: TensorNames | None = None
 
     @classmethod
     def read(cls, path: Path, limits: Limits) -> ComparedGraph:
@@ -64,12 +62,18 @@ class ComparedGraph:
         features = tuple(limited(function, str(path), limits, path=str(path)))
         return cls(path, model, GraphFile(path.name, dialect_of(features), features=features))
 
-    def match(self, reference: Reference, names: Mapping[str, str]) -> ComparedGraph:
-        """Match inputs and outputs to those of a reference; return the graph with names and axes.
+    def match(
+        self, reference: Reference, names: Mapping[str, str]
+    ) -> tuple[ComparedGraph, TensorNames]:
+        """Match the inputs and outputs of the graph to those of a reference.
 
         Args:
             reference: The module or graph to compare with.
             names: The names in the graph by those of the reference, as the user states them.
+
+        Returns:
+            The graph with its axes of fixed sizes, and all names in the graph by those of the
+            reference.
 
         Raises:
             UsageError: If `names` has an unknown name.
@@ -102,7 +106,7 @@ class ComparedGraph:
         file = match_graph_file(
             self.model, shown, self.file, expected_inputs, expected_outputs, whose
         )
-        return dataclasses.replace(self, file=file, names=matched)
+        return dataclasses.replace(self, file=file), matched
 
 
 def _check_names(

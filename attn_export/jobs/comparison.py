@@ -18,6 +18,7 @@ from attn_export.system_info import environment
 
 if TYPE_CHECKING:
     from attn_export.diagnose.eager_values import Witness
+    from attn_export.graph.signature_check import TensorNames
     from attn_export.jobs.reference import Reference
     from attn_export.parity.plan import Plan
 
@@ -35,6 +36,7 @@ class Comparison:
         pool: The processes of the runtimes.
         progress: Receiver of progress.
         compared: The graph to judge.
+        names: The names of inputs and outputs in the graph, by those of the reference.
         reference: The module or graph to compare with.
     """
 
@@ -43,6 +45,7 @@ class Comparison:
     pool: Pool
     progress: Progress
     compared: ComparedGraph
+    names: TensorNames
     reference: Reference
 
     @classmethod
@@ -65,14 +68,14 @@ class Comparison:
             progress: Receiver of progress.
             compared: The graph to judge.
             read: A function that returns the reference.
-            names: The names of inputs and outputs in the graph, by those of the reference.
+            names: The names in the graph by those of the reference, as the user states them.
         """
         progress.phase("importing torch")
         reference = read()
-        compared = compared.match(reference, names)
+        compared, all_names = compared.match(reference, names)
         pool.add([compared.file])
         progress.phase("choosing the cases")
-        return cls(folder, out, pool, progress, compared, reference)
+        return cls(folder, out, pool, progress, compared, all_names, reference)
 
     def golden(self) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
@@ -85,7 +88,7 @@ class Comparison:
         cases, left_out = reference.computable(oracle, plan.cases)
         goldens, notes = golden_vectors(
             self.folder / GOLDEN, cases, oracle, self._start, self.progress,
-            ours=reference.spec is not None, narrow=reference.narrow, names=self.compared.names,
+            ours=reference.spec is not None, narrow=reference.narrow, names=self.names,
         )  # fmt: skip
         tried = [golden.case for golden in goldens]
         base = next(case for case in cases if case.name == BASE)
@@ -110,27 +113,24 @@ class Comparison:
 
     def _name_notes(self) -> Iterator[str]:
         """Yield notes on names that differ from the reference, and on axes of fixed sizes."""
-        names, fixed = self.compared.names, self.compared.file.fixed
-        if names and names.note():
-            yield names.note()
+        if self.names.note():
+            yield self.names.note()
+        fixed = self.compared.file.fixed
         if fixed:
             sizes = ", ".join(f"{axis} {size}" for axis, size in fixed.items())
             yield f"the graph has fixed axes, and no other sizes were tried: {sizes}"
 
     def _start(self, written: Sequence[StoredCase]) -> int:
-        names = self.compared.names
-        assert names is not None
         folder = self.compared.path.parent.absolute()
-        self.pool.start(folder, list(names.inputs.values()), self.axes(), written, self.out)
+        self.pool.start(folder, list(self.names.inputs.values()), self.axes(), written, self.out)
         return self.pool.total_cases()
 
     def axes(self) -> dict[str, tuple[str | int, ...]]:
         """Return the axes of every input and output of the graph, by name."""
         from attn_export.parity.draw import fixed_shape, solve_sizes
 
-        names = self.compared.names
+        names = self.names
         fixed_sizes = solve_sizes(self.compared.file.fixed, self.reference.sums)
-        assert names is not None
         shapes = {
             names.inputs[n]: described.shape for n, described in self.reference.inputs.items()
         }
@@ -175,13 +175,9 @@ class Comparison:
         return inputs, outputs
 
     def explain(
-        self,
-        report: Report,
-        goldens: Sequence[Golden],
-        reproduction: Path | None,
-        *,
+        self, report: Report, goldens: Sequence[Golden], reproduction: Path | None, *,
         required: bool,
-    ) -> Report:
+    ) -> Report:  # fmt: skip
         """Complete the bundle, and return the report with the causes of failures.
 
         Args:
@@ -203,13 +199,9 @@ class Comparison:
                 raise
             return dataclasses.replace(report, notes=(*report.notes, f"not explained: {error}"))
         return explain_failures(
-            report,
-            self.folder,
-            self.folder / path.name,
-            witness=witness,
-            reproduction=reproduction,
-            progress=self.progress,
-        )
+            report, self.folder, self.folder / path.name, witness=witness,
+            reproduction=reproduction, progress=self.progress,
+        )  # fmt: skip
 
     def bundle(self, report: Report, goldens: Sequence[Golden]) -> Witness:
         """Complete the bundle, and return the source of correct values for `explain`.
@@ -226,21 +218,15 @@ class Comparison:
 
         compared, path, reference = self.compared, self.compared.path, self.reference
         graphs = {path.name: (path, compared.model, compared.file)}
-        if reference.path is not None and not self._names_differ():
+        if reference.path is not None and not self.names.note() and path.name != OTHER:
             # `explain` uses a correct graph of the same names to find the first wrong value.
             file = dataclasses.replace(compared.file, name=OTHER)
             graphs = {OTHER: (reference.path, load_proto(reference.path), file), **graphs}
         write_bundle(self.folder, graphs, self._ends(goldens[0]), report)
         return Witness(reference.whose, self._steps)
 
-    def _names_differ(self) -> bool:
-        names = self.compared.names
-        return names is None or bool(names.note()) or self.compared.path.name == OTHER
-
     def _steps(self, inputs: Mapping[str, Any]) -> Any:
         """Return the reference's operations on inputs, which have the names in the graph."""
-        names = self.compared.names
-        assert names is not None
-        return self.reference.oracle(0.0).steps(
-            {n: inputs[o].copy() for n, o in names.inputs.items()}  # torch requires writable arrays
-        )
+        # Copies, because torch requires writable arrays.
+        named = {name: inputs[other].copy() for name, other in self.names.inputs.items()}
+        return self.reference.oracle(0.0).steps(named)
