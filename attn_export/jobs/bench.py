@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,27 +20,6 @@ from attn_export.runtimes.protocol import Limits
 from attn_export.spec import AttentionSpec
 from attn_export.system_info import environment, processor
 from attn_export.temp_folders import scratch
-
-# -- the machine and its libraries --------------------------------------------------------------
-
-OTHERS = ("openvino",)
-"""Packages whose versions are reported if they are installed."""
-
-
-def machine() -> dict[str, Any]:
-    """Return the environment, the processor, and the versions of other engines."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    facts = environment()
-    for name in OTHERS:
-        try:
-            facts["versions"][name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return {**facts, "processor": processor()}
-
-
-# -- benchmark of a bundle ----------------------------------------------------------------------
 
 BATCH, PREFILL, DECODE = (1,), (512,), (2048,)
 ROUNDS = 5
@@ -122,8 +102,8 @@ def measure_workloads(
         turn_seconds: The approximate length of a turn, in seconds.
         progress: Receiver of progress.
     """
-    limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
-    limits = dataclasses.replace(limits, threads=threads or limits.threads)
+    limits = Limits.default()
+    limits = dataclasses.replace(limits, seconds=HUNG_AFTER, threads=threads or limits.threads)
     progress.expect(sum(progress_steps(candidates, rounds) for _, _, candidates in planned))
     workloads = [
         WorkloadResult(title, sizes, measure(
@@ -132,7 +112,17 @@ def measure_workloads(
         ))
         for title, sizes, candidates in planned
     ]  # fmt: skip
-    return BenchReport(name, tuple(workloads), limits.threads, rounds, machine())
+    return BenchReport(name, tuple(workloads), limits.threads, rounds, _machine())
+
+
+def _machine() -> dict[str, Any]:
+    """Return the environment with the processor and the version of OpenVINO, if it is installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    facts = {**environment(), "processor": processor()}
+    with contextlib.suppress(PackageNotFoundError):
+        facts["versions"]["openvino"] = version("openvino")
+    return facts
 
 
 def phases(

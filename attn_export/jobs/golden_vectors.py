@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from attn_export.export.subject import Subject
     from attn_export.graph.signature_check import TensorNames
     from attn_export.parity.allowed import TruthSource
-    from attn_export.results import Golden
 
 # -- golden vectors -----------------------------------------------------------------------------
 
@@ -72,7 +71,7 @@ def golden_vectors(
         goldens.append(computed.get(case.name) or oracle.golden(case))
         progress.advance(f"float64 truth: {case.name}")
     # With narrow types the allowed error is large; the check was also made in float32.
-    check_influence(goldens, *([1.0] if narrow else []))
+    check_influence(goldens, 1.0 if narrow else CLEARLY)
     if names:
         goldens = [names.golden(golden) for golden in goldens]
     write_golden(folder, goldens)
@@ -93,6 +92,14 @@ def near_ties_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
 
 
 # -- the planned cases that are usable as evidence ----------------------------------------------
+
+LOUD = "since the module overflows or amplifies rounding there"
+AMPLIFYING = f"left out, {LOUD}"
+TIED = "left out, since equal or nearly equal values decide an output there"
+UNSETTLED = "left out, since the integers that values round to depend on the runtime"
+UNDEFINED = "left out, since the module gives NaN where all keys are masked"
+SCALED = f"with inputs that were scaled down, {LOUD}"
+"""The starts of notes on planned cases that are left out or changed."""
 
 
 def usable_cases(
@@ -116,11 +123,11 @@ def usable_cases(
     delicate = narrow or oracle.has_short_rows()
     computed: dict[str, Golden] = {}
     selected: list[Case] = []
-    amplifying, undefined, scaled, tied, unsettled = [], [], [], [], []
+    names = {note: list[str]() for note in (AMPLIFYING, TIED, UNSETTLED, UNDEFINED, SCALED)}
     for planned in cases:
         case = oracle.move_off_ties(planned)
         if case is None:
-            unsettled.append(planned.name)
+            names[UNSETTLED].append(planned.name)
             continue
         if case.may_overflow or delicate:
             golden = oracle.usable(case)
@@ -131,32 +138,29 @@ def usable_cases(
             continue
         if golden.tied and not golden.unusable and not _is_fixed(case):
             golden = oracle.usable(case)
-        if golden.tied and not _is_fixed(case) and (case.contents or not golden.unusable):
-            tied.append(case.name)
-            continue
-        if golden.unusable and case.contents:
-            amplifying.append(case.name)
-            continue
-        if not ours and _is_undefined(case, golden):
-            undefined.append(case.name)
+        reason = _reason_to_leave_out(case, golden, ours=ours)
+        if reason:
+            names[reason].append(case.name)
             continue
         computed[case.name] = golden
         selected.append(golden.case)
         if golden.case.about != case.about:
-            scaled.append(case.name)
-    loud = "since the module overflows or amplifies rounding there"
-    notes = [
-        f"{action}: {counted(len(names), 'case')}, {first_few(names)}"
-        for action, names in (
-            (f"left out, {loud}", amplifying),
-            ("left out, since equal or nearly equal values decide an output there", tied),
-            ("left out, since the integers that values round to depend on the runtime", unsettled),
-            ("left out, since the module gives NaN where all keys are masked", undefined),
-            (f"with inputs that were scaled down, {loud}", scaled),
-        )
-        if names
-    ]
-    return computed, selected, notes
+            names[SCALED].append(case.name)
+    return computed, selected, [_note(note, of_note) for note, of_note in names.items() if of_note]
+
+
+def _reason_to_leave_out(case: Case, golden: Golden, *, ours: bool) -> str:
+    """Return the start of the note on a case that is no evidence; "" if it is usable."""
+    if golden.tied and not _is_fixed(case) and (case.contents or not golden.unusable):
+        return TIED
+    if golden.unusable and case.contents:
+        return AMPLIFYING
+    return UNDEFINED if not ours and _is_undefined(case, golden) else ""
+
+
+def _note(note: str, names: Sequence[str]) -> str:
+    """Return a note with the number of cases that it is about, and the names of the first."""
+    return f"{note}: {counted(len(names), 'case')}, {first_few(names)}"
 
 
 def _is_fixed(case: Case) -> bool:
@@ -167,9 +171,8 @@ def _is_fixed(case: Case) -> bool:
 def _is_undefined(case: Case, golden: Golden) -> bool:
     """Return whether a user's module gives NaN in a case that changes only masks."""
     masked = {content.name for content in MASKS} & set(case.contents)
-    return bool(masked) and any(
-        bool(np.isnan(t.astype(np.float64)).any()) for t in golden.expected.values()
-    )
+    truths = golden.expected.values()
+    return bool(masked) and any(np.isnan(truth.astype(np.float64)).any() for truth in truths)
 
 
 # -- influence of every input: without it, the cases could not show a mistake -------------------
@@ -267,9 +270,9 @@ def budgets_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...
     if budgets or not _has_float_model(subject):
         return tuple(budgets)
     assert spec is not None
-    least = [LEAST_SQNR[dtype] for dtype in spec.quantised_weights.values()]
+    of_weights = [LEAST_SQNR[dtype] for dtype in spec.quantised_weights.values()]
     of_cache = LEAST_SQNR_OF_CACHE[BY_BLOCK if spec.kv_scale == BY_BLOCK else spec.kv_dtype]
-    return (Budget("sqnr", min([*least, of_cache])),)
+    return (Budget("sqnr", min([*of_weights, of_cache])),)
 
 
 def write_quality_of(
@@ -289,8 +292,7 @@ def write_quality_of(
     from attn_export.parity.quality_vectors import quality_cases, write_quality
 
     keeps_integers = subject.spec is not None and subject.spec.kv_dtype != "none"
-    cases = [golden.case for golden in goldens]
-    numbers = quality_cases(cases, without_past=keeps_integers)
+    numbers = quality_cases([golden.case for golden in goldens], without_past=keeps_integers)
     quality, floats = measure_quality(subject, [goldens[number] for number in numbers], budgets)
     write_quality(folder, numbers, floats, quality)
     return quality

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import GraphError, UsageError, printable
-from attn_export.parity.draw import add_sums
+from attn_export.parity.draw import add_sums, axis_names, draw_inputs
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
 
 if TYPE_CHECKING:
+    from attn_export.diagnose.evaluate import Evaluation
     from attn_export.export.subject import Subject
     from attn_export.parity.draw import Sizes
 
@@ -113,7 +114,7 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
         UsageError: If `ranges` has a name that is no integer input.
         GraphError: If the file cannot be read, or cannot be evaluated in float64.
     """
-    from attn_export.diagnose.evaluate import Evaluation, NotComputedError
+    from attn_export.diagnose.evaluate import Evaluation
     from attn_export.export.trees import infer_output_shapes
     from attn_export.graph.load import load_model
     from attn_export.graph.ranges import (
@@ -124,7 +125,6 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
         weights_of,
     )
     from attn_export.graph.signature_check import dtype_name
-    from attn_export.parity.draw import axis_names, draw_inputs
     from attn_export.parity.graph_oracle import GraphOracle
 
     if not path.is_file():
@@ -132,26 +132,11 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
     model = load_model(path)
     inputs, known_sums, notes = described_inputs(model, ranges)
     _check_ranges(path, inputs, ranges)
-    declared = declared_outputs(model)
-    evaluation, weights = Evaluation(model, str(path)), weights_of(model)
-    last = ""
-
-    def run(sizes: Sizes) -> Mapping[str, Any]:
-        drawn = draw_inputs(inputs, sizes, seed_words=("sizes",))
-        return evaluation.outputs_of(evaluation.values(drawn))
-
-    def runs(sizes: Sizes) -> bool:
-        nonlocal last
-        try:
-            return _are_as_declared(run(sizes), declared, sizes)
-        except NotComputedError as error:
-            last = last or str(error)
-            return False
-
-    axes = axis_names(inputs, known_sums)
-    sums = find_sums(axes, known_sums, runs)
+    graph = _GraphRuns(Evaluation(model, str(path)), inputs, declared_outputs(model))
+    axes, weights = axis_names(inputs, known_sums), weights_of(model)
+    sums = find_sums(axes, known_sums, graph.runs)
     if sums is None:
-        raise GraphError(f"{path} cannot be evaluated in float64 at any sizes: {last}")
+        raise GraphError(f"{path} cannot be evaluated in float64 at any sizes: {graph.problem}")
     if sums != known_sums:
         relations = ", ".join(
             f"{axis} = {terms}" for axis, terms in sums.items() if axis not in known_sums
@@ -160,30 +145,57 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
 
     def takes(sizes: Sizes) -> bool:
         all_sizes = add_sums({**dict.fromkeys(axes, 2), **sizes}, sums)
-        return weights * math.prod(sizes.values()) <= MOST_WORK and runs(all_sizes)
+        return weights * math.prod(sizes.values()) <= MOST_WORK and graph.runs(all_sizes)
 
-    def shapes_at(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-        return {name: array.shape for name, array in run(sizes).items()}
-
-    shapes, dtype = infer_output_shapes(shapes_at, axes, sums, {}), floating_dtype(model)
+    shapes, dtype = infer_output_shapes(graph.shapes, axes, sums, {}), floating_dtype(model)
     return Reference(
         path.name, inputs, shapes, {o.name: dtype_name(o) for o in model.graph.output}, sums, takes,
-        lambda least_eps: GraphOracle(evaluation, path.name, dtype, shapes, least_eps),
+        lambda least_eps: GraphOracle(graph.evaluation, path.name, dtype, shapes, least_eps),
         (*notes, f"eager is {path.name}, with each value rounded to {dtype.name}"),
         lambda *_: (), dtype.itemsize < 4, path=path,
     )  # fmt: skip
 
 
-def _are_as_declared(
-    outputs: Mapping[str, Any], declared: Mapping[str, Shape], sizes: Sizes
-) -> bool:
-    """Return whether the shapes of outputs fit the named axes that the graph declares."""
-    return all(
-        sizes.get(str(axis), size) == size
-        for name, shape in declared.items()
-        if name in outputs and len(shape) == outputs[name].ndim
-        for axis, size in zip(shape, outputs[name].shape, strict=True)
-    )
+@dataclasses.dataclass
+class _GraphRuns:
+    """Runs of a graph in float64, with random inputs.
+
+    Attributes:
+        evaluation: The graph.
+        inputs: The description of every input.
+        declared: The shapes of outputs that the graph declares.
+        problem: The reason that the first of the runs failed; "" if none did.
+    """
+
+    evaluation: Evaluation
+    inputs: Mapping[str, Input]
+    declared: Mapping[str, Shape]
+    problem: str = ""
+
+    def outputs(self, sizes: Sizes) -> Mapping[str, Any]:
+        """Return the outputs at some sizes, by name."""
+        drawn = draw_inputs(self.inputs, sizes, seed_words=("sizes",))
+        return self.evaluation.outputs_of(self.evaluation.values(drawn))
+
+    def shapes(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the outputs at some sizes, by name."""
+        return {name: array.shape for name, array in self.outputs(sizes).items()}
+
+    def runs(self, sizes: Sizes) -> bool:
+        """Return whether the graph runs at some sizes, and the outputs fit the declared axes."""
+        from attn_export.diagnose.evaluate import NotComputedError
+
+        try:
+            shapes = self.shapes(sizes)
+        except NotComputedError as error:
+            self.problem = self.problem or str(error)
+            return False
+        return all(
+            sizes.get(str(axis), size) == size
+            for name, declared in self.declared.items()
+            if name in shapes and len(declared) == len(shapes[name])
+            for axis, size in zip(declared, shapes[name], strict=True)
+        )
 
 
 def _check_ranges(
