@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.errors import PARAGRAPH, BundleError, OutputError, UsageError, printable
-from attn_export.output_folder import Digests, replaceable, sha256, take_place
+from attn_export.errors import PARAGRAPH, BundleError, UsageError, printable
+from attn_export.output_folder import Digests, replaceable, sha256, take_place, write_errors
 from attn_export.results import GraphFile
 from attn_export.temp_folders import folder_beside
 from attn_export.untrusted_files import checked, parse_json, read_text
@@ -70,14 +70,12 @@ def staging(output: Path) -> Iterator[Staging]:
     Raises:
         OutputError: If `output` cannot be written, or is a folder that is no bundle.
     """
-    try:
+    with write_errors(output):
         output = _replaceable(output)
         _replaceable(failed_folder(output))
         output.parent.mkdir(parents=True, exist_ok=True)
         with folder_beside(output) as folder:
             yield Staging(folder, output)
-    except OSError as error:
-        raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
 
 
 def _replaceable(output: Path) -> Path:

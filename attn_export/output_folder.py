@@ -169,6 +169,35 @@ STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
 """Prefixes of paths that stand for open files, which must be written to and not replaced."""
 
 
+@contextlib.contextmanager
+def write_errors(output: Path | str) -> Iterator[None]:
+    """Turn an OSError in this block into an OutputError that names the output."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def new_folder(output: Path, kind: str) -> Iterator[Path]:
+    """Yield a new folder, which gets a list of its files and replaces `output` after the block.
+
+    Args:
+        output: The output folder; see `replaceable`.
+        kind: The kind of folder, such as ``"kit"``.
+
+    Raises:
+        OutputError: If the folder cannot be written, or `output` must not be replaced.
+    """
+    with write_errors(output):
+        target = replaceable(output, kind)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with folder_beside(target) as folder:
+            yield folder
+            write_list(folder, kind)
+            take_place(folder, replaceable(target, kind))
+
+
 def take_place(new: Path, target: Path) -> None:
     """Replace a folder by another one. If that fails, the old folder is kept.
 

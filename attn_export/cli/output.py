@@ -14,7 +14,7 @@ import click
 
 from attn_export.cli.options import Command, json_option, quiet_option, with_options
 from attn_export.errors import AttnExportError, OutputError, UsageError, printable
-from attn_export.output_folder import check_utf8, write_whole
+from attn_export.output_folder import check_utf8, write_errors, write_whole
 
 STDOUT = "-"
 """The file name that stands for stdout."""
@@ -175,10 +175,8 @@ def write_file(file: str, text: str) -> None:
     if file == STDOUT:
         click.echo(text, nl=False)
         return
-    try:
+    with write_errors(file):
         write_whole(Path(file), text)
-    except OSError as error:
-        raise OutputError(f"cannot write {file}: {error.strerror or error}") from error
 
 
 def _report_to_github(report: Any, *, may_print: bool) -> None:
@@ -197,11 +195,8 @@ def _report_to_github(report: Any, *, may_print: bool) -> None:
     from attn_export.report.ci import github_annotations, to_markdown
 
     if summary:
-        try:
-            with Path(summary).open("a", encoding="utf-8") as file:
-                file.write(to_markdown(report))
-        except OSError as error:
-            raise OutputError(f"cannot write {summary}: {error.strerror}") from error
+        with write_errors(summary), Path(summary).open("a", encoding="utf-8") as file:
+            file.write(to_markdown(report))
     if annotates:
         for line in github_annotations(report):
             click.echo(line)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ import numpy as np
 from attn_export.code_templates import render
 from attn_export.diagnose.explanation import Explanation
 from attn_export.diagnose.graph_run import GraphRunner
-from attn_export.errors import OutputError
 from attn_export.graph.load import load_graph
 from attn_export.graph.save import replace_graph
-from attn_export.output_folder import replaceable, take_place, write_list
+from attn_export.output_folder import new_folder, replaceable, write_errors
 from attn_export.results import Allowed, Arrays
 from attn_export.temp_folders import folder_beside
 
@@ -57,7 +55,7 @@ def check_folder(folder: Path) -> None:
     Raises:
         OutputError: If the folder holds something else, or cannot be made.
     """
-    with _write_errors(folder):
+    with write_errors(folder):
         target = replaceable(folder, "explanation")
         if target.parent.exists():
             with folder_beside(target):
@@ -78,28 +76,14 @@ def write_folder(
     Raises:
         OutputError: If it cannot be written.
     """
-    with _write_errors(folder):
-        target = replaceable(folder, "explanation")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with folder_beside(target) as staged:
-            replace_graph(load_graph(runner.path), staged / runner.path.name, beside=False)
-            graph_inputs = runner.to_graph_layout(case.inputs)
-            right = {name: array.astype(np.float64) for name, array in case.right.items()}
-            np.savez(staged / "inputs.npz", **graph_inputs)  # type: ignore[arg-type]
-            np.savez(staged / "expected.npz", **runner.to_graph_layout(right))  # type: ignore[arg-type]
-            (staged / SCRIPT).write_text(_script(explanation, runner, case), encoding="utf-8")
-            (staged / EXPLANATION).write_text(to_json(explanation), encoding="utf-8")
-            write_list(staged, "explanation")
-            take_place(staged, replaceable(target, "explanation"))
-
-
-@contextlib.contextmanager
-def _write_errors(folder: Path) -> Iterator[None]:
-    """Convert an OSError on the folder to an OutputError."""
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"cannot write {folder}: {error.strerror or error}") from error
+    with new_folder(folder, "explanation") as staged:
+        replace_graph(load_graph(runner.path), staged / runner.path.name, beside=False)
+        graph_inputs = runner.to_graph_layout(case.inputs)
+        right = {name: array.astype(np.float64) for name, array in case.right.items()}
+        np.savez(staged / "inputs.npz", **graph_inputs)  # type: ignore[arg-type]
+        np.savez(staged / "expected.npz", **runner.to_graph_layout(right))  # type: ignore[arg-type]
+        (staged / SCRIPT).write_text(_script(explanation, runner, case), encoding="utf-8")
+        (staged / EXPLANATION).write_text(to_json(explanation), encoding="utf-8")
 
 
 def to_json(explanation: Explanation) -> str:

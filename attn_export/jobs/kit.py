@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.bundle import GOLDEN, MANIFEST, bundle_spec, graph_files, read_bundle
-from attn_export.errors import OutputError, UsageError
+from attn_export.errors import UsageError
 from attn_export.kits.project import Language, decode_graph_for, facts, graph_for, write_project
 from attn_export.kits.project import language as language_of
-from attn_export.output_folder import replaceable, take_place, write_list
+from attn_export.output_folder import new_folder, replaceable, write_errors
 from attn_export.parity.golden import read_index
 from attn_export.report.progress import Progress
-from attn_export.temp_folders import folder_beside
 
 BUNDLE = "bundle"
 
@@ -45,7 +44,8 @@ def write_kit(
         OutputError: If `output` cannot be written, or holds something else.
     """
     project, progress = language_of(language), progress or Progress()
-    _target(output)
+    with write_errors(output):  # before anything is read
+        replaceable(output, "kit")
     progress.phase("reading the bundle")
     manifest = read_bundle(bundle)
     _refuse_dtypes(language, project, manifest)
@@ -55,22 +55,12 @@ def write_kit(
     spec = bundle_spec(bundle, manifest)
     context = facts(manifest, read_index(bundle / GOLDEN), spec, graph, decode)
     progress.phase("writing the kit")
-    try:
-        _publish(project, context, bundle, manifest, output)
-    except OSError as error:
-        raise _unwritable(output, error) from error
+    with new_folder(output, "kit") as folder:
+        write_project(project, context, folder)
+        for name in (*manifest["files"], MANIFEST):
+            (folder / BUNDLE / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(bundle / name, folder / BUNDLE / name)
     return output
-
-
-def _target(output: Path) -> Path:
-    try:
-        return replaceable(output, "kit")
-    except OSError as error:
-        raise _unwritable(output, error) from error
-
-
-def _unwritable(output: Path, error: OSError) -> OutputError:
-    return OutputError(f"cannot write {output}: {error.strerror or error}")
 
 
 def _refuse_dtypes(name: str, project: Language, manifest: Mapping[str, Any]) -> None:
@@ -81,22 +71,3 @@ def _refuse_dtypes(name: str, project: Language, manifest: Mapping[str, Any]) ->
                 f"{end} is {entry['dtype']}, which the {name} kit cannot hold; the c and cpp kits "
                 "can, or build the bundle in float32 or float16"
             )
-
-
-def _publish(
-    project: Language,
-    context: Mapping[str, Any],
-    bundle: Path,
-    manifest: Mapping[str, Any],
-    output: Path,
-) -> None:
-    """Write the kit into a new folder, and replace the output by it in one step."""
-    target = _target(output)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with folder_beside(target) as folder:
-        write_project(project, context, folder)
-        for name in (*manifest["files"], MANIFEST):
-            (folder / BUNDLE / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(bundle / name, folder / BUNDLE / name)
-        write_list(folder, "kit")
-        take_place(folder, _target(target))

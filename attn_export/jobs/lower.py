@@ -13,7 +13,7 @@ from attn_export.graph.load import load_graph, load_proto
 from attn_export.graph.lower import Lowered, lower
 from attn_export.graph.lower.dialects import NOTHING_TO_LOWER
 from attn_export.graph.save import external_files, replace_graph
-from attn_export.output_folder import check_utf8
+from attn_export.output_folder import check_utf8, write_errors
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import scratch
@@ -79,14 +79,12 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, dict[str, int
     if any(result.recognised for result in graphs.values()):
         _compare_with_source(source, graphs)
     models = {_output_path(target, phase): result.model for phase, result in graphs.items()}
-    try:
+    with write_errors(output):
         for path in models:
             _check_replaceable(path, source, weights)
         beside = target.absolute().parent == source.absolute().parent
         for path, result in models.items():
             replace_graph(result, path, beside=beside, kept=weights)
-    except OSError as error:
-        raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
     return {
         str(path): dict(Counter(node.op_type for node in result.graph))
         for path, result in models.items()

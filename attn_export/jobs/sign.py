@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from attn_export.bundle import MANIFEST, SIGNATURE, read_bundle
-from attn_export.errors import BundleError, OutputError, UsageError
+from attn_export.errors import BundleError, UsageError
 from attn_export.jobs.signature_file import (
     check_covers,
     check_names,
     digest_of,
     read_signature,
 )
-from attn_export.output_folder import write_whole
+from attn_export.output_folder import write_errors, write_whole
 from attn_export.results import Signature
 from attn_export.system_info import check_installed
 from attn_export.temp_folders import scratch
@@ -56,10 +56,8 @@ def sign(
     else:
         signature = sign_with_key(folder, digests, Path(key), passphrase or _no_passphrase)
     check_covers(folder, signature)
-    try:
+    with write_errors(folder / SIGNATURE):
         write_whole(folder / SIGNATURE, signature.content)
-    except OSError as error:
-        raise OutputError(f"cannot write {folder / SIGNATURE}: {error.strerror}") from error
     return Signature("verified", signature.signer)
 
 
@@ -115,6 +113,9 @@ def state_of(bundle: Path) -> Signature:
 def signed_files(bundle: Path, trust: Trust | None) -> Iterator[tuple[Path, Signature | None]]:
     """Yield the folder to read a bundle from: itself, or a private copy of the signed files.
 
+    If the user requires a signer, the signature is checked. Later changes of the bundle do not
+    affect the copy.
+
     Args:
         bundle: The bundle's folder.
         trust: The required signer, if any.
@@ -123,33 +124,13 @@ def signed_files(bundle: Path, trust: Trust | None) -> Iterator[tuple[Path, Sign
         The folder, and the signature if it was checked.
 
     Raises:
-        UsageError: See `trusted_copy`.
-        BundleError: See `trusted_copy`.
+        UsageError: If the key cannot be used, or the SDK is not installed.
+        BundleError: If a signer is required, and the bundle is unsigned, signed by another signer,
+            or was changed.
     """
     if trust is None:
         yield bundle, None
-    else:
-        with trusted_copy(bundle, trust) as copy_and_signature:
-            yield copy_and_signature
-
-
-@contextlib.contextmanager
-def trusted_copy(bundle: Path, trust: Trust) -> Iterator[tuple[Path, Signature]]:
-    """Check a bundle's signature, and yield a private copy of the signed files.
-
-    Later changes of the bundle do not affect the copy.
-
-    Args:
-        bundle: The bundle's folder.
-        trust: The required signer.
-
-    Yields:
-        The folder of the copy, and the signature.
-
-    Raises:
-        UsageError: If the key cannot be used, or the SDK is not installed.
-        BundleError: If the bundle is unsigned, signed by another signer, or was changed.
-    """
+        return
     check_installed(SDK)
     signature = read_signature(bundle)
     if signature is None:

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.errors import OutputError, UsageError, one_line
-from attn_export.output_folder import write_whole
+from attn_export.errors import UsageError, one_line
+from attn_export.output_folder import write_errors, write_whole
 from attn_export.results import Golden, Report, RuntimeRun, Verdict
 from attn_export.schema import BaselineFile
 from attn_export.system_info import processor
@@ -108,10 +108,8 @@ def write_baseline(path: Path, report: Report) -> None:
         "versions": {**before.versions, **versions},
         "errors": {**before.shares, **errors},
     }
-    try:
+    with write_errors(path):
         write_whole(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _compared(

@@ -9,7 +9,7 @@ from typing import Any
 
 from attn_export.bench.measurements import WorkloadResult
 from attn_export.errors import OutputError, UsageError
-from attn_export.output_folder import check_utf8, write_whole
+from attn_export.output_folder import check_utf8, write_errors, write_whole
 from attn_export.system_info import check_installed
 
 ENDINGS = (".svg", ".png")
@@ -59,12 +59,10 @@ def write_chart(panels: Mapping[str, Sequence[WorkloadResult]], file: Path | str
         for axes, (title, workloads) in zip(all_axes, panels.items(), strict=True):
             _draw(axes, title, workloads, colours)
         metadata = {"Date": None} if Path(file).suffix == ".svg" else {}
-        try:
+        with write_errors(file):
             image = io.BytesIO()
             figure.savefig(image, format=Path(file).suffix[1:], dpi=150, metadata=metadata)
             write_whole(Path(file), image.getvalue())
-        except OSError as error:
-            raise OutputError(f"cannot write {file}: {error.strerror or error}") from error
 
 
 def _colours(workloads: Sequence[WorkloadResult]) -> dict[str, str]:

@@ -15,15 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from attn_export.errors import OutputError, SpecError, UsageError
-from attn_export.output_folder import replaceable, take_place, write_list
+from attn_export.errors import SpecError, UsageError
+from attn_export.output_folder import new_folder
 from attn_export.report.html import TEMPLATES, render_page
 from attn_export.runtimes.release import release_of
 from attn_export.spec import AttentionSpec
 from attn_export.sweep.releases import defects
 from attn_export.sweep.store import COLUMNS, Row
 from attn_export.sweep.sweep_plan import short_fields
-from attn_export.temp_folders import folder_beside
 
 PAGE: Final = "index.html"
 
@@ -93,16 +92,9 @@ def write_site(rows: Sequence[Row], output: Path, title: str, facts: Sequence[st
     """
     if not rows:
         raise UsageError("the store has no cells; run the sweep first")
-    try:
-        target = replaceable(output, "site")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with folder_beside(target) as folder:
-            for name, text in site_files(rows, title, facts).items():
-                (folder / name).write_text(text, encoding="utf-8")
-            write_list(folder, "site")
-            take_place(folder, replaceable(output, "site"))
-    except OSError as error:
-        raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
+    with new_folder(output, "site") as folder:
+        for name, text in site_files(rows, title, facts).items():
+            (folder / name).write_text(text, encoding="utf-8")
 
 
 def site_files(rows: Sequence[Row], title: str, facts: Sequence[str]) -> dict[str, str]:
