@@ -188,24 +188,17 @@ def bounds_error(subject: Subject, sizes: Sizes, error: ExportError) -> ExportEr
         sizes: The sizes at which the module raised.
         error: The error that it raised.
     """
-
-    def runs(label: str, size: int) -> bool:
-        try:
-            inputs = subject.draw(subject.sizes_with({label: size}), "reach")
-            with torch.inference_mode():
-                subject.call(subject.module, inputs)
-        except ExportError:
-            return False
-        return True
-
     for label, known in subject.example_sizes.items():
         other = sizes.get(label, known)
-        if label in subject.sums or other == known or runs(label, other):
+        if label in subject.sums or other == known or subject.runs_with({label: other}, "reach"):
             continue
         works, fails = known, other
         while abs(fails - works) > 1:
             middle = (works + fails) // 2
-            works, fails = (middle, fails) if runs(label, middle) else (works, middle)
+            if subject.runs_with({label: middle}, "reach"):
+                works = middle
+            else:
+                fails = middle
         bound = f"min={works}" if fails < works else f"max={works}"
         return ExportError(
             f"{error}; it runs with {label} {'from' if fails < works else 'up to'} {works}: write "

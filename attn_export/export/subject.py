@@ -272,7 +272,7 @@ class Subject:
 
     def returned_order(self) -> tuple[str, ...]:
         """Return the names of the outputs in the order in which the module returns them."""
-        with torch.inference_mode(), preserve_state(self.module):
+        with torch.inference_mode():
             returned = self._run(self.module, self.inputs)
         return tuple(returned) if is_named(returned, self.outputs) else self.outputs
 
@@ -283,12 +283,16 @@ class Subject:
 
     def takes(self, sizes: Sizes) -> bool:
         """Return whether the module accepts these sizes; False if a user's has over `MOST_WORK`."""
+        if self.spec is not None:
+            return True
         weights = sum(parameter.numel() for parameter in self.module.parameters())
-        if self.spec is not None or weights * math.prod(sizes.values()) > MOST_WORK:
-            return self.spec is not None
+        return weights * math.prod(sizes.values()) <= MOST_WORK and self.runs_with(sizes, "sizes")
+
+    def runs_with(self, changed: Sizes, seed_word: str) -> bool:
+        """Return whether the module runs on random inputs of sizes that `sizes_with` returns."""
         try:
             with torch.inference_mode():
-                self.call(self.module, self.draw(self.sizes_with(sizes), "sizes"))
+                self.call(self.module, self.draw(self.sizes_with(changed), seed_word))
         except ExportError:
             return False
         return True

@@ -99,9 +99,11 @@ def build(
         first = bundle_graphs.first_graphs(dialects)
         with scratch() as out, Pool(selection, first, limits) as pool:
             progress.phase("importing torch")
+            from attn_export.export.subject import Subject
             from attn_export.jobs.golden_vectors import budgets_of
 
-            subject = _subject_of(subject, seed)
+            if isinstance(subject, AttentionSpec):
+                subject = Subject.from_spec(subject, seed=seed)
             checked_budgets = budgets_of(subject, given_budgets)
             in_float32 = _judge_in_float32(subject, selection, limits, progress)
             work = _Work(
@@ -117,12 +119,6 @@ def build(
             work.write(subject, judged, report)
         folder = stage.publish(failed=not report.passed)
     return dataclasses.replace(report, model=folder / MODEL)
-
-
-def _subject_of(subject: Subject | AttentionSpec, seed: int) -> Subject:
-    from attn_export.export.subject import Subject
-
-    return subject if isinstance(subject, Subject) else Subject.from_spec(subject, seed=seed)
 
 
 def _judge_in_float32(
@@ -168,7 +164,7 @@ class _Judged:
         """Return the same result with another name for the graph."""
         runs = tuple(dataclasses.replace(run, graph=graph) for run in self.runs)
         verdicts = tuple(dataclasses.replace(v, graph=graph) for v in self.verdicts)
-        return _Judged(self.exported, self.graphs, runs, verdicts, self.notes, self.dtypes)
+        return dataclasses.replace(self, runs=runs, verdicts=verdicts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,11 +182,17 @@ class _Work:
 
     def judge(self, subject: Subject) -> _Judged:
         """Export and check the graphs of a subject, run all cases, and judge the outputs."""
+        self.progress.phase("exporting")
+        from attn_export.export.export import export
         from attn_export.jobs.golden_vectors import write_quality_of
         from attn_export.parity.replay import judge_pool
 
-        exported = self._export(subject)
-        graphs, left_out = self._lower(exported, subject)
+        exported = export(subject)
+
+        self.progress.phase("checking the graphs")
+        graphs, left_out = bundle_graphs.lower_all(exported, self.dialects)
+        bundle_graphs.save_checked(graphs, subject.expected(), self.folder)
+        self.pool.add(graph.file for graph in graphs)
         goldens, notes = self._golden(subject)
         quality = write_quality_of(self.folder / GOLDEN, subject, goldens, self.budgets)
         axes = subject.expected().outputs
@@ -232,19 +234,6 @@ class _Work:
                     f"module writes out gives other numbers in {wrong[0].case}"
                 )
         return notes
-
-    def _export(self, subject: Subject) -> Exported:
-        self.progress.phase("exporting")
-        from attn_export.export.export import export
-
-        return export(subject)
-
-    def _lower(self, exported: Exported, subject: Subject) -> tuple[list[Lowered], tuple[str, ...]]:
-        self.progress.phase("checking the graphs")
-        graphs, left_out = bundle_graphs.lower_all(exported, self.dialects)
-        bundle_graphs.save_checked(graphs, subject.expected(), self.folder)
-        self.pool.add(graph.file for graph in graphs)
-        return graphs, left_out
 
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
@@ -308,9 +297,9 @@ class _Work:
         if subject.bounds:
             from attn_export.parity.draw import MAX_SIZE
 
-            ends = subject.bounds.items()
             manifest["bounds"] = {
-                n: [low, None if high == MAX_SIZE else high] for n, (low, high) in ends
+                axis: [least, None if most == MAX_SIZE else most]
+                for axis, (least, most) in subject.bounds.items()
             }
         if self.evidence:
             from attn_export.report.statements import write_statements

@@ -16,9 +16,7 @@ from attn_export.runtimes.install_cuda_stand_in import not_ready
 from attn_export.runtimes.install_folder import CUDA_STAND_IN, home
 from attn_export.runtimes.protocol import Limits
 
-LIBRARY_PATH = "LD_LIBRARY_PATH"
-
-Sizes = tuple[int, int | None, int | None]
+DryRunSizes = tuple[int, int | None, int | None]
 """B, L and P of a dry run; None for the defaults of `dry_run`."""
 
 
@@ -84,7 +82,7 @@ def observe_all(
     limits: Limits | None,
     progress: Progress,
     cards: Sequence[Architecture] = (),
-    sizes: Sizes = (1, None, None),
+    sizes: DryRunSizes = (1, None, None),
     *,
     for_report: bool = False,
 ) -> tuple[Observation, ...]:
@@ -138,12 +136,9 @@ def _graphs(path: Path, dialects: Sequence[str]) -> tuple[Path, list[GraphFile]]
 
 
 def observe(
-    folder: Path,
-    file: GraphFile,
-    card: Architecture,
-    sizes: Sizes,
+    folder: Path, file: GraphFile, card: Architecture, sizes: DryRunSizes,
     limits: Limits | None = None,
-) -> Observation:
+) -> Observation:  # fmt: skip
     """Make a dry run of one graph in a child process.
 
     Args:

@@ -7,6 +7,7 @@ import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from attn_export.bench.bundle_candidates import RUNTIME, BundleCandidates
 from attn_export.bench.measurements import BenchReport, Candidate, WorkloadResult
@@ -139,9 +140,6 @@ def tune(
     return TuningResult(bench, selected, report)
 
 
-# -- the forms of each graph --------------------------------------------------------------------
-
-
 def _lower_forms(folder: Path, files: Sequence[GraphFile], out: Path) -> dict[str, dict[str, str]]:
     """Lower the graphs that have several forms to each of these, in a child process.
 
@@ -157,9 +155,6 @@ def _lower_forms(folder: Path, files: Sequence[GraphFile], out: Path) -> dict[st
         model=source, output=str(out), names=[file.name for file in files],
     )  # fmt: skip
     return form_files
-
-
-# -- selection of the fastest form --------------------------------------------------------------
 
 
 def _is_for(file: GraphFile, files: Sequence[GraphFile], sizes: Mapping[str, int]) -> bool:
@@ -203,7 +198,7 @@ def _fastest(name: str, workloads: Sequence[WorkloadResult]) -> str:
     if not times:
         reason = next((m.reason for c in graph_workloads for m in c.measured if not m.ran), "")
         raise RuntimeFailure(f"{name}: no form of it ran: {printable(reason, 200)}")
-    best = min(times, key=lambda form: times[form])
+    best = min(times, key=times.__getitem__)
     first = times.get(forms[0])
     return forms[0] if first is not None and times[best] > FASTER * first else best
 
@@ -241,21 +236,7 @@ def _write_and_verify(
             continue
         copy = shutil.copytree if path.is_dir() else shutil.copyfile
         copy(path, folder / path.name)
-    replaced = limited(
-        f"{FORMS}:replace_forms", str(source / MODEL),
-        model=str(source / MODEL), output=str(folder), forms=dict(forms),
-    )  # fmt: skip
-    graphs, origins = dict(manifest["graphs"]), manifest["graphs"][MODEL]["nodes"]
-    for name, new in replaced.items():
-        nodes = {node: origin_of(node, origins) for node in new["nodes"]}
-        graphs[name] = {
-            **graphs[name],
-            "form": forms[name],
-            "needs": {**graphs[name]["needs"], "onnxruntime": new["needs"]},
-            "features": new["features"],
-            "nodes": {node: origin for node, origin in nodes.items() if origin},
-        }
-    manifest["graphs"] = graphs
+    manifest["graphs"] |= _replace_graphs(manifest["graphs"], source, folder, forms)
     manifest["tuning"] = {
         "processor": bench.environment["processor"],
         "threads": bench.threads,
@@ -277,6 +258,27 @@ def _write_and_verify(
         write_statements(folder, manifest)
     write_manifest(folder, manifest)
     return report
+
+
+def _replace_graphs(
+    entries: Mapping[str, Any], source: Path, folder: Path, forms: Mapping[str, str]
+) -> dict[str, Any]:
+    """Write graphs in other forms to a folder; return their new entries in the manifest."""
+    replaced = limited(
+        f"{FORMS}:replace_forms", str(source / MODEL),
+        model=str(source / MODEL), output=str(folder), forms=dict(forms),
+    )  # fmt: skip
+    changed = {}
+    for name, new in replaced.items():
+        nodes = {node: origin_of(node, entries[MODEL]["nodes"]) for node in new["nodes"]}
+        changed[name] = {
+            **entries[name],
+            "form": forms[name],
+            "needs": {**entries[name]["needs"], "onnxruntime": new["needs"]},
+            "features": new["features"],
+            "nodes": {node: origin for node, origin in nodes.items() if origin},
+        }
+    return changed
 
 
 def _note(name: str, form: str, bench: BenchReport) -> str:
