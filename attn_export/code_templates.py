@@ -76,7 +76,7 @@ def python(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(python, value))}]"
     if isinstance(value, tuple):
-        return f"({''.join(f'{python(item)}, ' for item in value)})".replace(", )", ",)")
+        return f"({', '.join(map(python, value))},)" if value else "()"
     raise ValueError(f"{value!r:.60} has no literal in Python")
 
 

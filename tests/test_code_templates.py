@@ -63,7 +63,20 @@ def test_a_text_is_nothing_but_text_in_markdown(text: str, where: str):
 
 @pytest.mark.parametrize(
     "value",
-    [None, True, 3, -1.5, 1e-30, [1, "a"], (1.0, 2.0), (), {"a": (1, 2)}, {'"': ["\\"]}, []],
+    [
+        None,
+        True,
+        3,
+        -1.5,
+        1e-30,
+        [1, "a"],
+        (1.0, 2.0),
+        (),
+        {"a": (1, 2)},
+        {'"': ["\\"]},
+        [],
+        ("a, )",),
+    ],
 )
 def test_a_value_of_python_is_read_as_it_was(value: object):
     assert ast.literal_eval(python(value)) == value
