@@ -62,9 +62,8 @@ def parse(data: bytes) -> TensorMessage:
             name = value.decode()
         elif field == RAW_DATA and isinstance(value, bytes):
             raw = value
-    if dtype is None or (
-        raw is None and 0 not in dims
-    ):  # tensors without elements may have no data
+    # Tensors without elements may have no data.
+    if dtype is None or (raw is None and 0 not in dims):
         raise ValueError("no tensor with raw data")
     if len(dims) > MOST_DIMS or max(dims, default=0) > LARGEST_DIM:
         raise ValueError(f"the dims {str(dims)[:80]}, which no tensor has")

@@ -35,7 +35,14 @@ def check(path: Path | str, limits: Limits | None = None) -> list[CheckFinding]:
 
 def check_here(path: str) -> list[tuple[str, str, bool]]:
     """Check an ONNX file in this process; return the fields of each `CheckFinding`."""
-    return [(f.check, f.message, f.is_warning) for f in _findings(Path(path))]
+    file, expected = Path(path), None
+    if (file.parent / MANIFEST).is_file():
+        manifest = read_manifest(file.parent)
+        entry = manifest["graphs"].get(file.name)
+        # Graphs of a comparison have any origin: only the checks without a manifest apply.
+        if entry is not None and not entry.get("foreign"):
+            expected = expected_in(manifest, file.name)
+    return [(f.check, f.message, f.is_warning) for f in check_graph(file, expected)]
 
 
 def grouped(findings: Sequence[CheckFinding]) -> list[tuple[CheckFinding, int]]:
@@ -45,17 +52,6 @@ def grouped(findings: Sequence[CheckFinding]) -> list[tuple[CheckFinding, int]]:
         remedy = finding.message.rpartition(";")[2]
         groups.setdefault((finding.check, remedy), []).append(finding)
     return [(group[0], len(group)) for group in groups.values()]
-
-
-def _findings(path: Path) -> list[CheckFinding]:
-    expected = None
-    if (path.parent / MANIFEST).is_file():
-        manifest = read_manifest(path.parent)
-        entry = manifest["graphs"].get(path.name)
-        # Graphs of a comparison have any origin: only the checks without a manifest apply.
-        if entry is not None and not entry.get("foreign"):
-            expected = expected_in(manifest, path.name)
-    return check_graph(path, expected)
 
 
 def expected_in(manifest: dict[str, Any], name: str) -> Expected:
@@ -68,9 +64,7 @@ def expected_in(manifest: dict[str, Any], name: str) -> Expected:
     graph = manifest["graphs"][name]
     (file,) = (file for file in graph_files(manifest) if file.name == name)
     whole = Expected(
-        inputs=shapes_of(manifest["inputs"]),
-        outputs=shapes_of(manifest["outputs"]),
-        attentions=graph["attentions"],
-        ours=graph["ours"],
-    )
+        shapes_of(manifest["inputs"]), shapes_of(manifest["outputs"]),
+        attentions=graph["attentions"], ours=graph["ours"],
+    )  # fmt: skip
     return expected_of(file, whole)

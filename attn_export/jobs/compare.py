@@ -76,13 +76,18 @@ def compare(
     compared = ComparedGraph.read(path, limits)
 
     def read() -> Reference:
-        return _reference(reference, seed, ranges or {})
+        from attn_export.jobs.reference import of_graph, of_module
+
+        if isinstance(reference, str | Path):
+            return of_graph(Path(reference), ranges or {})
+        if ranges:
+            raise UsageError("ranges are for two graphs; a module has those of its example inputs")
+        return of_module(reference, seed)
 
     with _folder(output) as (folder, publish), scratch() as out:
         with Pool(selection, [compared.file], limits) as pool:
             work = Comparison.of(folder, out, pool, progress, compared, read, names or {})
-            goldens, notes = work.golden()
-            report = work.report(goldens, notes, Gate(atol, rtol))
+            goldens, report = work.judge(Gate(atol, rtol))
         if output is not None or not report.passed:
             report = work.explain(report, goldens, reproduction, required=output is not None)
         bundle = publish(report)
@@ -125,8 +130,7 @@ def explain_graph(
             work = Comparison.of(
                 folder, out, pool, progress, compared, lambda: of_module(module, 0), names or {}
             )
-            goldens, notes = work.golden()
-            report = work.report(goldens, notes, Gate())
+            goldens, report = work.judge(Gate())
         witness = work.bundle(report, goldens)
         return explain(
             folder, runtime_name, graph=folder / path.name, witness=witness, limits=limits,
@@ -143,13 +147,3 @@ def _folder(output: Path | str | None) -> Iterator[tuple[Path, Any]]:
         return
     with staging(Path(output)) as stage:
         yield stage.folder, lambda report: stage.publish(failed=not report.passed)
-
-
-def _reference(reference: Any, seed: int, ranges: Mapping[str, tuple[int, int]]) -> Reference:
-    from attn_export.jobs.reference import of_graph, of_module
-
-    if isinstance(reference, str | Path):
-        return of_graph(Path(reference), ranges)
-    if ranges:
-        raise UsageError("ranges are for two graphs; a module has those of its example inputs")
-    return of_module(reference, seed)

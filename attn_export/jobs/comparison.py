@@ -77,7 +77,7 @@ class Comparison:
         progress.phase("choosing the cases")
         return cls(folder, out, pool, progress, compared, all_names, reference)
 
-    def golden(self) -> tuple[list[Golden], tuple[str, ...]]:
+    def _golden(self) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
         from attn_export.graph.requirements import least_eps, precision_notes
         from attn_export.jobs.golden_vectors import golden_vectors
@@ -144,26 +144,25 @@ class Comparison:
             for name, shape in shapes.items()
         }
 
-    def report(self, goldens: Sequence[Golden], notes: tuple[str, ...], gate: Gate) -> Report:
-        """Judge the outputs of every runtime, and return the report.
+    def judge(self, gate: Gate) -> tuple[list[Golden], Report]:
+        """Run all cases, and judge the outputs of every runtime by the user's tolerances too.
 
-        Args:
-            goldens: The cases with their truth.
-            notes: Notes for the reader of the report.
-            gate: The additional tolerances of the user.
+        Returns:
+            The cases with their truth, and the report.
         """
         from attn_export.parity.replay import judge_pool
 
+        goldens, notes = self._golden()
         runs, verdicts = judge_pool(
             self.pool, goldens, self.axes(), self.out, gate, self.progress.advance
         )
         name = printable(self.compared.path.stem)
         inputs, outputs = self._ends(goldens[0])
-        return Report(
+        report = Report(
             name, runs, verdicts, environment(), (*notes, *cpu_notes(verdicts, goldens)),
-            self.compared.path,
-            dimensions=dimensions(inputs, outputs),
+            self.compared.path, dimensions=dimensions(inputs, outputs),
         )  # fmt: skip
+        return goldens, report
 
     def _ends(self, golden: Golden) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the manifest's entries of the inputs and of the outputs, by name."""
