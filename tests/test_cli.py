@@ -19,7 +19,7 @@ from processes import default_signals, wait_until_handled
 
 from attn_export.cli import cli as group
 from attn_export.cli import run
-from attn_export.cli.options import GROUPS
+from attn_export.cli.build_command import GROUPS
 
 SMALL = ("--variant", "gqa", "--embed-dim", "32", "--num-heads", "4", "--runtime", "ort-cpu")
 

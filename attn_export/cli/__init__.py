@@ -12,12 +12,7 @@ from typing import Any
 
 import click
 
-from attn_export.cli.options import (
-    PATH,
-    budget_option,
-    limit_own_memory,
-    runtime_options,
-)
+from attn_export.cli.options import PATH, budget_option, limit_own_memory, runtime_options
 from attn_export.cli.output import Output, output_options
 from attn_export.errors import (
     INTERRUPTED,
@@ -176,12 +171,7 @@ def cli() -> None:
 )  # fmt: skip
 @click.option("--oidc-issuer", metavar="URL", help="Issuer of the identity of --trust.")
 @output_options
-def verify_command(
-    bundle: Path,
-    graph: Path | None,
-    destinations: Output,
-    **options: Any,
-) -> int:
+def verify_command(bundle: Path, graph: Path | None, destinations: Output, **options: Any) -> int:
     """Replay a bundle's golden vectors; needs no torch."""
     from attn_export.jobs.verify import verify
     from attn_export.report.progress import progress

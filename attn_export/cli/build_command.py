@@ -1,7 +1,9 @@
-"""`attn-export build`."""
+"""`attn-export build`: its options, what they define, and the command."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +13,201 @@ from attn_export.bundle import failed_folder
 from attn_export.cli.options import (
     PATH,
     SIZE,
-    BuildCommand,
-    BuildInput,
+    Command,
     budget_option,
     module_option,
     runtime_options,
-    spec_options,
+    with_options,
 )
 from attn_export.cli.output import Output, output_options
-from attn_export.spec import VARIANTS
+from attn_export.errors import UsageError
+from attn_export.report.progress import Progress
+from attn_export.spec import VARIANTS, AttentionSpec
+from attn_export.spec.fields import FIELDS, TYPES, Field, default_text
 
 if TYPE_CHECKING:
-    from attn_export.report.progress import Progress
-    from attn_export.results import Report
+    from attn_export.export.subject import Subject
+
+
+def _spec_option(name: str, field: Field) -> Callable[[Command], Command]:
+    flag, default = name.replace("_", "-"), default_text(name)
+    help_text = f"{field.meaning[0].upper()}{field.meaning[1:]}."
+    if TYPES[name] == "bool":
+        return click.option(f"--{flag}/--no-{flag}", default=None, help=help_text)
+    help_text += f"  [default: {default}]" if default else ""
+    types: dict[str, Any] = {
+        "int": click.IntRange(min=int(field.least or 0)), "float": float, "str": str,
+    }  # fmt: skip
+    option_type = click.Choice(field.choices) if field.choices else types[TYPES[name]]
+    return click.option(f"--{flag}", type=option_type, help=help_text)
+
+
+SPEC_FIELDS = tuple(name for name, field in FIELDS.items() if field.is_option)
+"""The fields of a spec that are options of `build`."""
+
+spec_options = with_options(*(_spec_option(name, FIELDS[name]) for name in SPEC_FIELDS))
+
+GROUPS = {
+    "Input": (
+        "variant", "module", "weights", "layer", "pool_kv_heads", "kv_scales", "calibrate", "seed",
+    ),
+    "Fields of the spec": SPEC_FIELDS,
+    "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
+    "Output": (
+        "output", "tune", "dry_run", "evidence", "json_file", "junit_file", "html_file", "quiet",
+    ),
+}  # fmt: skip
+"""Names of the parameters of `build` under each heading of its help."""
+
+OTHERS = "Output"
+"""The heading for options that `GROUPS` lacks, such as --help."""
+
+EXAMPLES = (
+    "attn-export build --variant mqa",
+    "attn-export build layer.toml --cache append --dialect ort",
+    "attn-export build --weights Llama-3.2-1B --layer 3 --runtime ort-cpu --runtime openvino",
+    "attn-export build --module mine.py:subject --output models/mine --junit junit.xml",
+)
+
+
+class BuildCommand(click.Command):
+    """Command whose help lists the options by `GROUPS`, and examples."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under the headings of `GROUPS`, then the examples.
+
+        Args:
+            ctx: The context of the command.
+            formatter: The formatter to write to.
+        """
+        records = {
+            str(param.name): record
+            for param in self.get_params(ctx)
+            if (record := param.get_help_record(ctx)) is not None
+        }
+        for heading, names in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([records.pop(name) for name in names])
+                if heading == OTHERS:
+                    formatter.write_dl(list(records.values()))
+        with formatter.section("Examples"):
+            for example in EXAMPLES:
+                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+
+# -- input: a spec, dimensions, a checkpoint, or a module of the user ---------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildInput:
+    """Options of `build` that define its subject.
+
+    Attributes:
+        changes: The options for single fields of the spec.
+        seed: The seed of random weights.
+    """
+
+    spec_file: Path | None
+    variant: str | None
+    module: str | None
+    weights: Path | None
+    layer: str | None
+    pool_kv_heads: int | None
+    kv_scales: Path | None
+    calibrate: Path | None
+    seed: int
+    changes: Mapping[str, Any]
+
+    @classmethod
+    def take_from(cls, options: dict[str, Any]) -> BuildInput:
+        """Remove the options that define the subject from all options of `build`."""
+        inputs = {name: options.pop(name) for name in ("spec_file", *GROUPS["Input"])}
+        fields = {name: options.pop(name) for name in SPEC_FIELDS}
+        changes = {name: value for name, value in fields.items() if value is not None}
+        return cls(**inputs, changes=changes)
+
+    @property
+    def name(self) -> str:
+        """The name of the bundle."""
+        if self.module:
+            return self.module.rpartition(":")[2]
+        if self.spec_file:
+            return self.spec_file.stem
+        if self.weights:
+            path = self.weights.absolute()
+            # Most checkpoints are called model.safetensors in a folder with the model's name.
+            if path.name.startswith(("model", "config.")):
+                return path.parent.name
+            return path.name.split(".")[0]
+        return self.variant or "attention"
+
+    def check(self) -> None:
+        """Check that the options do not contradict each other.
+
+        Raises:
+            UsageError: If they do, or if there is nothing to build.
+        """
+        sources = [str(source) for source in (self.spec_file, self.variant, self.module) if source]
+        if len(sources) > 1:
+            raise UsageError(f"{' and '.join(sources)} are sources; choose one")
+        files = [name for name in ("weights", "kv_scales", "calibrate") if getattr(self, name)]
+        if self.module and (self.changes or files):
+            names = [*self.changes, *files]
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+            raise UsageError(
+                f"{flags} with --module {self.module}, which brings its own; leave it out"
+            )
+        for flag, value in (("--layer", self.layer), ("--pool-kv-heads", self.pool_kv_heads)):
+            if value is not None and not self.weights:
+                raise UsageError(f"{flag} {value} without --weights; name the checkpoint")
+        if not (sources or self.changes or self.weights):
+            raise UsageError(
+                "nothing to build; give SPEC.toml, --variant mha|mqa|gqa, --weights FILE or "
+                "--module PATH.py:FUNCTION"
+            )
+
+    def read(self, progress: Progress) -> AttentionSpec | Subject:
+        """Read the spec, checkpoint or module.
+
+        Raises:
+            AttnExportError: If the input cannot be read, or contradicts the options.
+        """
+        if self.module:
+            progress.phase("importing torch")
+            from attn_export.user_module import load_subject
+
+            return load_subject(self.module)
+        spec = self._spec()
+        scales = {"kv_scales": self.kv_scales, "calibrate": self.calibrate}
+        if self.weights is None and not any(scales.values()):
+            return spec or AttentionSpec.from_dict(self.changes)
+        progress.phase("reading the checkpoint" if self.weights else "importing torch")
+        from attn_export.export.subject import Subject
+
+        if self.weights is None:
+            spec = spec or AttentionSpec.from_dict(self.changes)
+            return Subject.from_spec(spec, seed=self.seed, **scales)
+        return Subject.from_checkpoint(
+            self.weights, layer=self.layer, spec=spec, pool_kv_heads=self.pool_kv_heads,
+            seed=self.seed, **scales, **({} if spec else self.changes),
+        )  # fmt: skip
+
+    def _spec(self) -> AttentionSpec | None:
+        """Return the spec if the options define one, or None.
+
+        Without SPEC.toml and --variant, dimensions define a spec only beside --weights.
+        """
+        if self.spec_file:
+            return AttentionSpec.from_toml(self.spec_file, **self.changes)
+        if self.variant:
+            return AttentionSpec.variant(self.variant, **self.changes)
+        # Without these two fields, `changes` are changes to the fields in config.json.
+        if self.weights and {"embed_dim", "num_heads"} <= self.changes.keys():
+            return AttentionSpec.from_dict(self.changes)
+        return None
+
+
+# -- the command --------------------------------------------------------------------------------
 
 
 @click.command("build", cls=BuildCommand)
@@ -73,29 +257,7 @@ if TYPE_CHECKING:
     "--evidence", is_flag=True, help="Write an in-toto test result and a CycloneDX ML-BOM, too."
 )
 @output_options
-def build_command(
-    spec_file: Path | None,
-    variant: str | None,
-    module: str | None,
-    weights: Path | None,
-    layer: str | None,
-    pool_kv_heads: int | None,
-    kv_scales: Path | None,
-    calibrate: Path | None,
-    output: Path | None,
-    tune: bool,
-    dry_run: bool | None,
-    evidence: bool,
-    destinations: Output,
-    seed: int,
-    dialects: tuple[str, ...],
-    runtimes: tuple[str, ...],
-    require: tuple[str, ...],
-    atol: float | None,
-    rtol: float | None,
-    budgets: tuple[str, ...],
-    **fields: Any,
-) -> int:
+def build_command(output: Path | None, tune: bool, destinations: Output, **options: Any) -> int:
     """Build a bundle: export, check, run everywhere, judge.
 
     From SPEC.toml, --variant, dimensions alone (options change single fields), --weights, or
@@ -104,38 +266,21 @@ def build_command(
     from attn_export.jobs.build import build
     from attn_export.report.progress import progress
 
-    changes = {name: value for name, value in fields.items() if value is not None}
-    source = BuildInput(
-        spec_file, variant, module, weights, layer, pool_kv_heads, kv_scales, calibrate
-    )
-    source.check(changes)
+    source = BuildInput.take_from(options)
+    source.check()
     output = output or Path("models") / source.name
+    options["dialects"] = options["dialects"] or ("all",)
     with destinations.refusals(source.name), progress(quiet=destinations.quiet) as bar:
-        subject = source.read(changes, bar, seed)
-        report = build(
-            subject, output, name=source.name, dialects=dialects or ("all",), runtimes=runtimes,
-            require=require, atol=atol, rtol=rtol, budgets=budgets, seed=seed, evidence=evidence,
-            dry_run=dry_run, progress=bar,
-        )  # fmt: skip
+        subject = source.read(bar)
+        report = build(subject, output, name=source.name, seed=source.seed, progress=bar, **options)
         bundle = output if report.passed else failed_folder(output)
         if tune and report.passed:
-            report = tune_bundle(bundle, report, bar)
+            from attn_export.jobs.tune import tune as tune_bundle
+
+            tuned = tune_bundle(bundle, progress=bar).report
+            report = tuned if tuned is not None and tuned.passed else report
         if any(verdict.status != "passed" for verdict in report.verdicts):
             from attn_export.jobs.explain_failures import explain_failures
 
             report = explain_failures(report, bundle, progress=bar)
     return destinations.render(report, bundle)
-
-
-def tune_bundle(bundle: Path, report: Report, bar: Progress) -> Report:
-    """Tune a bundle. Return the new report if tuning changed the bundle, else the one passed in.
-
-    Args:
-        bundle: The folder of the bundle.
-        report: The report of the build.
-        bar: Receiver of progress.
-    """
-    from attn_export.jobs.tune import tune
-
-    result = tune(bundle, progress=bar)
-    return report if result.report is None or not result.report.passed else result.report

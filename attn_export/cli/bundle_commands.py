@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -39,17 +39,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @json_option("Write every figure; - for stdout.")
 @quiet_option
-def tune_command(
-    bundle: Path,
-    batch: tuple[int, ...],
-    prefill: tuple[int, ...],
-    decode: tuple[int, ...],
-    rounds: int,
-    threads: int | None,
-    runtimes: tuple[str, ...],
-    json_file: str | None,
-    quiet: bool,
-) -> int:
+def tune_command(bundle: Path, json_file: str | None, quiet: bool, **options: Any) -> int:
     """Measure the forms of a bundle's ort graphs here, and keep the fastest of each.
 
     The bundle is changed only if the new graphs pass. A signature is removed: sign it again.
@@ -59,10 +49,7 @@ def tune_command(
 
     check_folders(json_file)
     with progress(quiet=quiet) as bar:
-        tuned = tune(
-            bundle, batch=batch, prefill=prefill, decode=decode, rounds=rounds, threads=threads,
-            runtimes=runtimes, progress=bar,
-        )  # fmt: skip
+        tuned = tune(bundle, progress=bar, **options)
     if json_file:
         write_file(json_file, to_json(tuned))
     if json_file != STDOUT and (not quiet or tuned.exit_code):
@@ -139,16 +126,7 @@ AXIS_SIZE = click.IntRange(min=1, max=1 << 24)
 )
 @json_option("Write every event; - for stdout.")
 @quiet_option
-def dry_run_command(
-    path: Path,
-    architectures: tuple[str, ...],
-    dialects: tuple[str, ...],
-    batch: int,
-    query_len: int | None,
-    past_len: int | None,
-    json_file: str | None,
-    quiet: bool,
-) -> int:
+def dry_run_command(path: Path, json_file: str | None, quiet: bool, **options: Any) -> int:
     """Show which CUDA kernels a graph would use, without a GPU.
 
     ONNX Runtime's own CUDA provider runs over stand-in libraries that record and compute nothing:
@@ -161,10 +139,7 @@ def dry_run_command(
     check_folders(json_file)
     limit_own_memory()
     with progress(quiet=quiet) as bar:
-        observations = dry_run(
-            path, architectures=architectures, dialects=dialects, batch=batch,
-            query_len=query_len, past_len=past_len, progress=bar,
-        )  # fmt: skip
+        observations = dry_run(path, progress=bar, **options)
     from attn_export.report.dry_run_report import dry_run_to_json, print_dry_run
 
     if json_file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,15 +24,7 @@ from attn_export.errors import PARAGRAPH, GraphError, RuntimeFailure, printable
 @click.option("--chart", metavar="FILE.svg|.png", help="Draw the medians.")
 @quiet_option
 def bench_command(
-    bundle: Path,
-    batch: tuple[int, ...],
-    prefill: tuple[int, ...],
-    decode: tuple[int, ...],
-    rounds: int,
-    threads: int | None,
-    json_file: str | None,
-    chart: str | None,
-    quiet: bool,
+    bundle: Path, json_file: str | None, chart: str | None, quiet: bool, **options: Any
 ) -> int:
     """Measure a bundle's graphs against PyTorch, the bare exporter's graph and the machine.
 
@@ -48,10 +41,7 @@ def bench_command(
     if chart:
         check_chart_file(chart)
     with progress(quiet=quiet) as bar:
-        report = bench(
-            bundle, batch=batch, prefill=prefill, decode=decode, rounds=rounds, threads=threads,
-            progress=bar,
-        )  # fmt: skip
+        report = bench(bundle, progress=bar, **options)
     if chart:
         write_chart({report.name: report.workloads}, chart)
     if json_file:

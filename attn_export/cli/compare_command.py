@@ -141,13 +141,12 @@ def explain_command(
     bundle: Path | None,
     runtime_name: str,
     module: str | None,
-    case: str | None,
     graph: Path | None,
     options: tuple[str, ...],
     output: Path | None,
-    seconds: float,
     json_file: str | None,
     quiet: bool,
+    **further: Any,
 ) -> int:
     """Say why a runtime gives other numbers, and write a folder that reproduces it.
 
@@ -168,7 +167,7 @@ def explain_command(
     limit_own_memory()
     path = _explained_path(bundle, module, graph)
     arguments: dict[str, Any] = {
-        "case": case, "options": _pairs(options), "seconds": seconds,
+        **further, "options": _pairs(options),
         "output": output or path.with_name(f"{path.name}.explained"),
     }  # fmt: skip
     with progress(quiet=quiet) as bar:

@@ -61,8 +61,7 @@ class KnownDigests(hashing.Config):
         )
         items = [
             manifest.FileManifestItem(
-                path=PurePosixPath(name),
-                digest=Digest("sha256", bytes.fromhex(digest)),
+                path=PurePosixPath(name), digest=Digest("sha256", bytes.fromhex(digest))
             )
             for name, digest in self._digests.items()
         ]

@@ -26,13 +26,7 @@ from attn_export.spec.low_precision import (
     parse_weights_dtype,
     stored_width,
 )
-from attn_export.spec.presets import (
-    USUAL,
-    check_known,
-    check_variant,
-    usual_kv_heads,
-    usual_latent,
-)
+from attn_export.spec.presets import USUAL, check_known, check_variant, usual_kv_heads, usual_latent
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,15 +9,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from attn_export.spec import AttentionSpec
-from attn_export.weights.layouts import (
-    ADDED_KEYS,
-    K_NORM,
-    KV_UP,
-    PARTS,
-    Q_NORM,
-    RELATIVE,
-    SINKS,
-)
+from attn_export.weights.layouts import ADDED_KEYS, K_NORM, KV_UP, PARTS, Q_NORM, RELATIVE, SINKS
 from attn_export.weights.select_layer import CROSS, LayerMatch
 
 

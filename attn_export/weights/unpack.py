@@ -24,12 +24,7 @@ from attn_export.weights.layouts import (
 )
 from attn_export.weights.quantised_source import QuantisedSource
 from attn_export.weights.select_layer import LayerMatch
-from attn_export.weights.shapes import (
-    ExpectedTensor,
-    Sizes,
-    expected_tensors,
-    relative_bias_name,
-)
+from attn_export.weights.shapes import ExpectedTensor, Sizes, expected_tensors, relative_bias_name
 from attn_export.weights.source import Stored, TensorSource, bracketed, listed, shown
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
