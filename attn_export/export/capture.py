@@ -38,13 +38,11 @@ LARGEST = 1 << 20
 """The largest product of the varied sizes that are tried to break a guard."""
 
 
-def broken_guards(subject: Subject, program: ExportedProgram) -> Iterator[Sizes]:
+def _broken_guards(subject: Subject, program: ExportedProgram) -> Iterator[Sizes]:
     """Yield for each guard the smallest sizes that break it, if any of those to try do.
 
-    Args:
-        subject: The subject. Its axes replace the sizes of inputs in a guard, and its example has
-            the sizes of all other axes.
-        program: The captured program.
+    The subject's axes replace the sizes of inputs in a guard. Its example has the sizes of all
+    other axes.
     """
     for guard in getattr(program, "_guards_code", []):
         axes: dict[str, str] = {}
@@ -242,7 +240,7 @@ def _check_numbers(subject: Subject, program: ExportedProgram, captured: torch.n
             raise bounds_error(subject, sizes, error) from error
         if difference:
             raise _difference_error(subject, captured, sizes, difference)
-    for breaking in broken_guards(subject, program):
+    for breaking in _broken_guards(subject, program):
         try:
             difference = _difference(subject, captured, breaking)
         except ExportError:

@@ -23,7 +23,7 @@ LONGEST = 4096
 
 def find_kept_tensors(subject: Subject) -> Kept:
     """Return the tensors that a user's module replaces when an axis becomes larger than them."""
-    dimensions = (n for _, _, tensor in tensor_attributes(subject.module) for n in tensor.shape)
+    dimensions = (n for _, _, tensor in _tensor_attributes(subject.module) for n in tensor.shape)
     most = max((size for size in dimensions if size < LONGEST), default=0)
     weights = sum(parameter.numel() for parameter in subject.module.parameters())
     kept: Kept = []
@@ -36,11 +36,11 @@ def find_kept_tensors(subject: Subject) -> Kept:
             inputs = subject.tree.rebuild(subject.draw(sizes, "larger"))
             run = functools.partial(subject.module, **inputs)
             with torch.inference_mode():
-                kept += find_replaced_tensors(subject.module, run)
+                kept += _replaced_tensors(subject.module, run)
     return kept
 
 
-def tensor_attributes(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+def _tensor_attributes(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     """Yield the buffers of a module and its tensors that are plain attributes."""
     for submodule in module.modules():
         for name, value in (*submodule._buffers.items(), *vars(submodule).items()):
@@ -48,19 +48,17 @@ def tensor_attributes(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tenso
                 yield submodule, name, value
 
 
-def find_replaced_tensors(module: nn.Module, run: Callable[[], object]) -> Kept:
-    """Return the tensors that a call replaces, such as a mask that grows with its input.
+def _replaced_tensors(module: nn.Module, run: Callable[[], object]) -> Kept:
+    """Return the tensors that a call replaces; the state of the module is restored.
 
-    Args:
-        module: The module; its state is restored.
-        run: Calls the module with inputs that are larger than those before.
+    `run` calls the module with inputs that are larger than those before.
     """
-    before = {(id(owner), name): tensor for owner, name, tensor in tensor_attributes(module)}
+    before = {(id(owner), name): tensor for owner, name, tensor in _tensor_attributes(module)}
     with preserve_state(module):
         run()
         return [
             (owner, name)
-            for owner, name, tensor in tensor_attributes(module)
+            for owner, name, tensor in _tensor_attributes(module)
             if before.get((id(owner), name), tensor) is not tensor
         ]
 

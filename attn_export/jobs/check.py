@@ -41,7 +41,7 @@ def check_here(path: str) -> list[tuple[str, str, bool]]:
         entry = manifest["graphs"].get(file.name)
         # Graphs of a comparison have any origin: only the checks without a manifest apply.
         if entry is not None and not entry.get("foreign"):
-            expected = expected_in(manifest, file.name)
+            expected = _expected_in(manifest, file.name)
     return [(f.check, f.message, f.is_warning) for f in check_graph(file, expected)]
 
 
@@ -54,13 +54,8 @@ def grouped(findings: Sequence[CheckFinding]) -> list[tuple[CheckFinding, int]]:
     return [(group[0], len(group)) for group in groups.values()]
 
 
-def expected_in(manifest: dict[str, Any], name: str) -> Expected:
-    """Return the properties that a manifest states for one of its graphs.
-
-    Args:
-        manifest: The manifest.
-        name: The file name of the graph.
-    """
+def _expected_in(manifest: dict[str, Any], name: str) -> Expected:
+    """Return the properties that a manifest states for one of its graphs."""
     graph = manifest["graphs"][name]
     (file,) = (file for file in graph_files(manifest) if file.name == name)
     whole = Expected(

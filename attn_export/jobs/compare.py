@@ -86,7 +86,7 @@ def compare(
 
     with _folder(output) as (folder, publish), scratch() as out:
         with Pool(selection, [compared.file], limits) as pool:
-            work = Comparison.of(folder, out, pool, progress, compared, read, names or {})
+            work = Comparison(folder, out, pool, progress, compared, read, names or {})
             goldens, report = work.judge(Gate(atol, rtol))
         if output is not None or not report.passed:
             report = work.explain(report, goldens, reproduction, required=output is not None)
@@ -127,7 +127,7 @@ def explain_graph(
     compared = ComparedGraph.read(path, limits)
     with scratch() as folder, scratch() as out:
         with Pool(selection, [compared.file], limits) as pool:
-            work = Comparison.of(
+            work = Comparison(
                 folder, out, pool, progress, compared, lambda: of_module(module, 0), names or {}
             )
             goldens, report = work.judge(Gate())

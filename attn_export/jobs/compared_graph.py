@@ -154,30 +154,22 @@ def write_bundle(
         GraphError: If the external data of a graph cannot be read.
     """
     for name, (path, model, _) in graphs.items():
-        copy_graph(path, model, folder / name)
+        _copy_graph(path, model, folder / name)
     (folder / REPORT).write_text(to_json(report), encoding="utf-8")
     (folder / PAGE).write_text(to_html(report, None), encoding="utf-8")
-    manifest: dict[str, Any] = {
+    inputs, outputs = ends
+    write_manifest(folder, {
         "name": report.name,
         "versions": versions(),
-        "graphs": {
-            name: _entry(model, file, origins(model)) for name, (_, model, file) in graphs.items()
-        },
-        "inputs": ends[0],
-        "outputs": ends[1],
+        "graphs": {name: _entry(model, file) for name, (_, model, file) in graphs.items()},
+        "inputs": inputs,
+        "outputs": outputs,
         "weights": "as the graph that was compared holds them",
-    }
-    write_manifest(folder, manifest)
+    })  # fmt: skip
 
 
-def copy_graph(path: Path, model: onnx.ModelProto, target: Path) -> None:
-    """Copy a graph. External data is embedded, or written to one file if it is large.
-
-    Args:
-        path: The path of the graph.
-        model: The content of the graph without external data.
-        target: The path to write to.
-    """
+def _copy_graph(path: Path, model: onnx.ModelProto, target: Path) -> None:
+    """Copy a graph. External data is embedded, or written to one file if it is large."""
     import onnx
 
     from attn_export.graph.load import load_model, tensors_of
@@ -187,15 +179,11 @@ def copy_graph(path: Path, model: onnx.ModelProto, target: Path) -> None:
         return
     loaded = load_model(path)
     large = sum(len(t.raw_data) for t in tensors_of(loaded)) >= EMBEDDED_BELOW
-    onnx.save_model(
-        loaded,
-        target,
-        save_as_external_data=large,
-        location=f"{target.name}.data" if large else None,
-    )
+    location = f"{target.name}.data" if large else None
+    onnx.save_model(loaded, target, save_as_external_data=large, location=location)
 
 
-def _entry(model: onnx.ModelProto, file: GraphFile, nodes: Mapping[str, str]) -> dict[str, Any]:
+def _entry(model: onnx.ModelProto, file: GraphFile) -> dict[str, Any]:
     opsets = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
     return {
         "dialect": file.dialect,
@@ -208,11 +196,11 @@ def _entry(model: onnx.ModelProto, file: GraphFile, nodes: Mapping[str, str]) ->
         "attentions": None,
         "ours": False,
         "foreign": True,
-        "nodes": dict(nodes),
+        "nodes": _origins(model),
     }
 
 
-def origins(model: onnx.ModelProto) -> dict[str, str]:
+def _origins(model: onnx.ModelProto) -> dict[str, str]:
     """Return the line of the exported module that each node came from, by PyTorch's metadata."""
     lines = {}
     for node in model.graph.node:

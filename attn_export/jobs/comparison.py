@@ -18,7 +18,6 @@ from attn_export.system_info import environment
 
 if TYPE_CHECKING:
     from attn_export.diagnose.eager_values import Witness
-    from attn_export.graph.signature_check import TensorNames
     from attn_export.jobs.reference import Reference
     from attn_export.parity.plan import Plan
 
@@ -26,31 +25,26 @@ OTHER = "reference.onnx"
 """The file name of the reference in the bundle of a comparison of two graphs."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Comparison:
     """A graph, its reference, and the folder for the bundle of the comparison.
 
-    Attributes:
+    Args:
         folder: The folder of the bundle.
         out: The folder for the outputs of runtimes.
         pool: The processes of the runtimes.
         progress: Receiver of progress.
         compared: The graph to judge.
-        names: The names of inputs and outputs in the graph, by those of the reference.
+        read: A function that returns the reference. It is called while the runtimes start.
+        names: The names in the graph by those of the reference, as the user states them.
+
+    Attributes:
+        compared: The graph with its axes of fixed sizes.
+        names: The names of all inputs and outputs in the graph, by those of the reference.
         reference: The module or graph to compare with.
     """
 
-    folder: Path
-    out: Path
-    pool: Pool
-    progress: Progress
-    compared: ComparedGraph
-    names: TensorNames
-    reference: Reference
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         folder: Path,
         out: Path,
         pool: Pool,
@@ -58,24 +52,13 @@ class Comparison:
         compared: ComparedGraph,
         read: Callable[[], Reference],
         names: Mapping[str, str],
-    ) -> Comparison:
-        """Read the reference while the runtimes start, and match the graph's names to it.
-
-        Args:
-            folder: The folder of the bundle.
-            out: The folder for the outputs of runtimes.
-            pool: The processes of the runtimes.
-            progress: Receiver of progress.
-            compared: The graph to judge.
-            read: A function that returns the reference.
-            names: The names in the graph by those of the reference, as the user states them.
-        """
+    ) -> None:
+        self.folder, self.out, self.pool, self.progress = folder, out, pool, progress
         progress.phase("importing torch")
-        reference = read()
-        compared, all_names = compared.match(reference, names)
-        pool.add([compared.file])
+        self.reference = read()
+        self.compared, self.names = compared.match(self.reference, names)
+        pool.add([self.compared.file])
         progress.phase("choosing the cases")
-        return cls(folder, out, pool, progress, compared, all_names, reference)
 
     def _golden(self) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""

@@ -27,52 +27,42 @@ MOST_ELEMENTS = 2**30
 """The largest number of elements of an input or output in a case of `--sizes`."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Truth:
-    """A source of newly computed truths.
+    """The module that a bundle was built from, as a source of newly computed truths.
 
-    Attributes:
-        subject: The module of the bundle.
+    Args:
+        folder: The bundle's folder.
+        manifest: The manifest of the bundle.
+        module: ``PATH.py:FUNCTION`` of the user's module; None for the spec of the bundle.
         progress: Receiver of progress.
+
+    Raises:
+        UsageError: If torch is missing; if the bundle has no spec and `module` is None; or if
+            `module` has other inputs or outputs.
+        BundleError: If the graph lacks a weight that the spec requires.
     """
 
-    subject: Subject
-    progress: Progress
-
-    @classmethod
-    def of(
-        cls, folder: Path, manifest: Mapping[str, Any], module: str | None, progress: Progress
-    ) -> Truth:
-        """Load the module that a bundle was built from.
-
-        Args:
-            folder: The bundle's folder.
-            manifest: The manifest of the bundle.
-            module: ``PATH.py:FUNCTION`` of the user's module; None for the spec of the bundle.
-            progress: Receiver of progress.
-
-        Raises:
-            UsageError: If torch is missing; if the bundle has no spec and `module` is None; or if
-                `module` has other inputs or outputs.
-            BundleError: If the graph lacks a weight that the spec requires.
-        """
+    def __init__(
+        self, folder: Path, manifest: Mapping[str, Any], module: str | None, progress: Progress
+    ) -> None:
         check_installed("torch")
         progress.phase("importing torch")
         if module is not None:
             from attn_export.user_module import load_subject
 
-            subject = load_subject(module)
+            self.subject = load_subject(module)
         elif SPEC in manifest["files"]:
             from attn_export.export.subject import Subject
 
-            subject = Subject.from_graph(AttentionSpec.from_toml(folder / SPEC), folder / MODEL)
+            spec = AttentionSpec.from_toml(folder / SPEC)
+            self.subject = Subject.from_graph(spec, folder / MODEL)
         else:
             raise UsageError(
                 f"{folder} is of a module of your own: give --module PATH.py:FUNCTION, which the "
                 "truth is computed from"
             )
-        _check_names(subject, manifest, module)
-        return cls(subject, progress)
+        self.progress = progress
+        _check_names(self.subject, manifest, module)
 
     def recompute(self, goldens: Sequence[Golden], stored: Sequence[StoredCase]) -> list[Golden]:
         """Compute the truth of cases anew from their stored inputs.
@@ -126,7 +116,7 @@ class Truth:
         from attn_export.parity.draw import concrete_shape
         from attn_export.parity.plan import random_case
 
-        changed = parse_sizes(text, list(self.subject.example_sizes), self.subject.sums)
+        changed = _parse_sizes(text, list(self.subject.example_sizes), self.subject.sums)
         sizes = self.subject.sizes_with(changed)
         for name, (low, high) in self.subject.bounds.items():
             if not low <= sizes[name] <= high:
@@ -139,13 +129,8 @@ class Truth:
         return random_case(sizes, self.subject.input_descriptions(), self.subject.sums)
 
 
-def parse_sizes(text: str, axes: Sequence[str], sums: Mapping[str, str]) -> dict[str, int]:
-    """Parse the sizes of axes from a text.
-
-    Args:
-        text: A text such as ``"batch=4,query_len=2048"``.
-        axes: The names of the axes.
-        sums: Axes whose sizes are sums of others, and which the text must not name.
+def _parse_sizes(text: str, axes: Sequence[str], sums: Mapping[str, str]) -> dict[str, int]:
+    """Parse sizes such as ``"batch=4,query_len=2048"``; axes that are sums must not be named.
 
     Raises:
         UsageError: If the text is malformed.
@@ -185,11 +170,9 @@ def judge_stored(
 
 
 def _check_names(subject: Subject, manifest: Mapping[str, Any], module: str | None) -> None:
-    for end, names, expected in (
-        ("inputs", list(subject.inputs), list(manifest["inputs"])),
-        ("outputs", list(subject.outputs), list(manifest["outputs"])),
-    ):
-        if names != expected:
+    for end, names in (("inputs", subject.inputs), ("outputs", subject.outputs)):
+        expected = manifest[end]
+        if list(names) != list(expected):
             message = f"has the {end} {', '.join(names)}, and the bundle {', '.join(expected)}"
             if module is None:
                 raise BundleError(f"the spec of the bundle {message}; build it again")

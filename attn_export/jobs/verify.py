@@ -132,7 +132,7 @@ class _Replay:
                 from attn_export.jobs.recompute import Truth
 
                 read_bundle(folder)
-                truth = Truth.of(folder, manifest, self.module, progress)
+                truth = Truth(folder, manifest, self.module, progress)
                 goldens, cases = truth.random_cases(self.sizes, out / GOLDEN)
             pool.start(graphs, inputs, axes, cases, out)
             # The files of the bundle are checked while the runtimes start and run. numpy is only
@@ -149,7 +149,7 @@ class _Replay:
             if self.recompute:
                 from attn_export.jobs.recompute import Truth
 
-                truth = Truth.of(folder, manifest, self.module, progress)
+                truth = Truth(folder, manifest, self.module, progress)
                 goldens = truth.recompute(stored, cases)
             facts = environment()
             progress.expect(pool.total_cases())
