@@ -45,23 +45,27 @@ def _broken_guards(subject: Subject, program: ExportedProgram) -> Iterator[Sizes
     other axes.
     """
     for guard in getattr(program, "_guards_code", []):
-        axes: dict[str, str] = {}
-
-        def as_variable(match: re.Match[str], axes: dict[str, str] = axes) -> str:
-            keys = re.findall(r"\['?([^\]']+)'?\]", match[1])
-            name, axis = ".".join(keys), int(match[2])
-            label = subject.axes.get(name, {}).get(axis)
-            if label is None:
-                shape = subject.inputs[name].shape if name in subject.inputs else ()
-                return str(shape[axis]) if axis < len(shape) else match[0]
-            axes[label] = f"s{len(axes)}" if label not in axes else axes[label]
-            return axes[label]
-
-        code = SIZE.sub(as_variable, guard)
+        code, axes = _with_variables(guard, subject)
         if axes and "L[" not in code:
             sizes = _breaking_sizes(code, axes, subject)
             if sizes is not None:
                 yield sizes
+
+
+def _with_variables(guard: str, subject: Subject) -> tuple[str, dict[str, str]]:
+    """Replace the sizes in the code of a guard; return the code, and the variable of each axis."""
+    variables: dict[str, str] = {}
+
+    def replacement(match: re.Match[str]) -> str:
+        keys = re.findall(r"\['?([^\]']+)'?\]", match[1])
+        name, axis = ".".join(keys), int(match[2])
+        label = subject.axes.get(name, {}).get(axis)
+        if label is not None:
+            return variables.setdefault(label, f"s{len(variables)}")
+        shape = subject.inputs[name].shape if name in subject.inputs else ()
+        return str(shape[axis]) if axis < len(shape) else match[0]
+
+    return SIZE.sub(replacement, guard), variables
 
 
 def _breaking_sizes(code: str, axes: dict[str, str], subject: Subject) -> Sizes | None:

@@ -6,6 +6,7 @@ sequences, sorted ids or sparse masks.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -64,9 +65,7 @@ def _example_sizes(labels: list[str], relations: Mapping[str, str], bounds: Boun
     for name in free:
         if name not in relations:
             taken = {*sizes.values(), *TRACED_SIZES.values()}
-            unused = next(
-                n for n in range(FIRST_SIZE, len(taken) + 2 + FIRST_SIZE) if n not in taken
-            )
+            unused = next(size for size in itertools.count(FIRST_SIZE) if size not in taken)
             sizes[name] = TRACED_SIZES.get(name, unused)
     return add_sums(clamp_sizes(sizes, bounds), relations)
 
@@ -89,11 +88,10 @@ def checked_function(
         except ValueError as error:
             raise UsageError(f"inputs(sizes, rng) at {_shown(sizes)}: {error}") from error
         # Copies in the types of the example, since cases change them in place.
+        examples = to_numpy(tree.tensors)
         return {
-            name: array.astype(example.dtype)
-            for (name, array), example in zip(
-                to_numpy(drawn.tensors).items(), to_numpy(tree.tensors).values(), strict=True
-            )
+            name: array.astype(examples[name].dtype)
+            for name, array in to_numpy(drawn.tensors).items()
         }
 
     return draw

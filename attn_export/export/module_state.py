@@ -168,11 +168,11 @@ def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
 
     model = load_graph(path)
     initializers = model.graph.initializers
-    integers = {
-        str(read[0].name): (str(node.name), read)
-        for node in model.graph
-        if (read := _integers_of(node, initializers)) and read[0]
-    }
+    integers: dict[str, tuple[str, Sequence[Any]]] = {}
+    for node in model.graph:
+        read = _integers_of(node, initializers)
+        if read and read[0]:
+            integers[str(read[0].name)] = str(node.name), read
     linear = {f"{n}.weight" for n, part in module.named_modules() if isinstance(part, nn.Linear)}
     state = {}
     for name, expected in module.state_dict().items():

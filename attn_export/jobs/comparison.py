@@ -12,7 +12,7 @@ from attn_export.errors import AttnExportError, printable
 from attn_export.jobs.compared_graph import ComparedGraph, write_bundle
 from attn_export.parity.gate import Gate, cpu_notes
 from attn_export.report.progress import Progress
-from attn_export.results import BASE, Golden, Report, StoredCase
+from attn_export.results import BASE, Arrays, Golden, Report, StoredCase
 from attn_export.runtimes.pool import Pool
 from attn_export.system_info import environment
 
@@ -150,11 +150,14 @@ class Comparison:
     def _ends(self, golden: Golden) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the manifest's entries of the inputs and of the outputs, by name."""
         axes = self.axes()
-        inputs, outputs = (
-            {n: {"dtype": a.dtype.name, "shape": list(axes[n])} for n, a in arrays.items()}
-            for arrays in (golden.case.inputs, golden.expected)
-        )
-        return inputs, outputs
+
+        def entries(arrays: Arrays) -> dict[str, Any]:
+            return {
+                name: {"dtype": array.dtype.name, "shape": list(axes[name])}
+                for name, array in arrays.items()
+            }
+
+        return entries(golden.case.inputs), entries(golden.expected)
 
     def explain(
         self, report: Report, goldens: Sequence[Golden], reproduction: Path | None, *,

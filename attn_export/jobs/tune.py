@@ -190,11 +190,12 @@ def _fastest(name: str, workloads: Sequence[WorkloadResult]) -> str:
     if not graph_workloads:
         return ""
     forms = [m.name for m in graph_workloads[0].measured]
-    times = {
-        form: statistics.geometric_mean(m.median for m in measured if m is not None)
-        for form in forms
-        if all(measured := [workload.named(form) for workload in graph_workloads])
-    }
+    times = {}
+    for form in forms:
+        results = [workload.named(form) for workload in graph_workloads]
+        medians = [result.median for result in results if result is not None]
+        if len(medians) == len(results):
+            times[form] = statistics.geometric_mean(medians)
     if not times:
         reason = next((m.reason for c in graph_workloads for m in c.measured if not m.ran), "")
         raise RuntimeFailure(f"{name}: no form of it ran: {printable(reason, 200)}")

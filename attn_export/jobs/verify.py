@@ -198,11 +198,10 @@ def _described(path: Path, manifest: Mapping[str, Any]) -> GraphFile:
 
     same_name = [file for file in graph_files(manifest) if file.name == path.name]
     file = same_name[0] if same_name else GraphFile(path.name)
-    inputs, outputs = (
-        {
-            name: TensorSpec(tuple(entry["shape"]), entry["dtype"])
-            for name, entry in manifest[end].items()
-        }
-        for end in ("inputs", "outputs")
-    )
+
+    def specs(entries: Mapping[str, Any]) -> dict[str, TensorSpec]:
+        shapes = shapes_of(entries)
+        return {name: TensorSpec(shapes[name], entries[name]["dtype"]) for name in entries}
+
+    inputs, outputs = specs(manifest["inputs"]), specs(manifest["outputs"])
     return match_graph_file(load_proto(path), path.name, file, inputs, outputs)
