@@ -6,11 +6,20 @@ Legend: E embed_dim, H num_heads, Hkv num_kv_heads, D head_dim, Dv v_head_dim.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 
 from attn_export.spec import AttentionSpec
 from attn_export.weights.layouts import ADDED_KEYS, K_NORM, KV_UP, PARTS, Q_NORM, RELATIVE, SINKS
 from attn_export.weights.select_layer import CROSS, LayerMatch
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Size:
+    """Size of an axis, and the text that explains it: ``num_heads 8 * head_dim 64``."""
+
+    count: int
+    text: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,7 +34,13 @@ class ExpectedTensor:
 
     shape: tuple[int, ...]
     why: str
-    ours: str = ""
+    ours: str
+
+
+def _tensor(ours: str, *sizes: Size) -> ExpectedTensor:
+    """Return the expected tensor with axes of these sizes."""
+    shape = tuple(size.count for size in sizes)
+    return ExpectedTensor(shape, ", ".join(size.text for size in sizes), ours)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,38 +57,34 @@ class Sizes:
     keys: Mapping[str, str]
     origin: str
 
-    def show(self, field: str) -> str:
-        """Format a field and its value: ``num_key_value_heads 4``."""
-        return f"{self.keys.get(field, field)} {getattr(self.spec, field)}"
+    def of(self, *fields: str) -> Size:
+        """Return the value of a field of the spec, or the product of several."""
+        values = [getattr(self.spec, field) for field in fields]
+        names = [self.keys.get(field, field) for field in fields]
+        texts = [f"{name} {value}" for name, value in zip(names, values, strict=True)]
+        return Size(math.prod(values), " * ".join(texts))
 
-    def q(self) -> tuple[int, str]:
-        """Return the number of rows of the query projection, and the text that explains it."""
-        s = self.spec
-        return s.num_heads * s.head_dim, f"{self.show('num_heads')} * {self.show('head_dim')}"
-
-    def k(self) -> tuple[int, str]:
-        """Return the number of rows of the key projection, and the text that explains it."""
-        s = self.spec
-        return s.num_kv_heads * s.head_dim, f"{self.show('num_kv_heads')} * {self.show('head_dim')}"
-
-    def v(self) -> tuple[int, str]:
-        """Return the number of rows of the value projection, and the text that explains it."""
-        s = self.spec
-        return s.num_kv_heads * s.v_head_dim, f"{self.show('num_kv_heads')} * {self.v_width()}"
-
-    def v_width(self) -> str:
-        """Format Dv, which is D unless the spec sets it."""
+    @property
+    def value_width(self) -> str:
+        """The field that is Dv, which is D unless the spec sets it."""
         is_derived = self.spec.v_head_dim == self.spec.head_dim
-        return self.show("head_dim" if is_derived else "v_head_dim")
+        return "head_dim" if is_derived else "v_head_dim"
 
-    def packed(self) -> tuple[int, str]:
-        """Return the number of rows of all three projections, and the text that explains it."""
-        s = self.spec
-        rows = (s.num_heads + s.num_kv_heads) * s.head_dim + s.num_kv_heads * s.v_head_dim
-        if s.v_head_dim != s.head_dim:
-            return rows, " + ".join(side[1] for side in (self.q(), self.k(), self.v()))
-        heads = f"({self.show('num_heads')} + 2 * {self.show('num_kv_heads')})"
-        return rows, f"{heads} * {self.show('head_dim')}"
+    def rows(self) -> dict[str, Size]:
+        """Return the numbers of rows of the projections q, k and v."""
+        return {
+            "q": self.of("num_heads", "head_dim"), "k": self.of("num_kv_heads", "head_dim"),
+            "v": self.of("num_kv_heads", self.value_width),
+        }  # fmt: skip
+
+    def packed(self) -> Size:
+        """Return the number of rows of all three projections together."""
+        rows = self.rows().values()
+        text = " + ".join(size.text for size in rows)
+        if self.value_width == "head_dim":
+            heads = f"({self.of('num_heads').text} + 2 * {self.of('num_kv_heads').text})"
+            text = f"{heads} * {self.of('head_dim').text}"
+        return Size(sum(size.count for size in rows), text)
 
 
 def expected_tensors(
@@ -114,87 +125,60 @@ def relative_bias_name(match: LayerMatch, names: Collection[str]) -> str | None:
 
 
 def _projection_tensors(match: LayerMatch, sizes: Sizes) -> dict[str, ExpectedTensor]:
-    layout, spec, say = match.layout, sizes.spec, sizes.show
-    inside = {"q": "embed_dim", "k": "kdim", "v": "vdim"}
-    wide = {side: say(field) for side, field in inside.items()}
-    if not spec.cross:
-        wide = dict.fromkeys(inside, say("embed_dim"))
-    rows = {"q": sizes.q(), "k": sizes.k(), "v": sizes.v()}
+    """Return the weights and biases of the four projections, packed or separate."""
+    layout, spec, width = match.layout, sizes.spec, sizes.of("embed_dim")
+    rows, columns = sizes.rows(), dict.fromkeys(PARTS, width)
+    if spec.cross:
+        columns |= {"k": sizes.of("kdim"), "v": sizes.of("vdim")}
     expected = {}
     if len(layout.weights) == 1:
-        count, why = sizes.packed()
-        shape = (count, spec.embed_dim)
-        expected[layout.weights[0]] = ExpectedTensor(shape, f"{why}, {wide['q']}")
+        expected[layout.weights[0]] = _tensor("", sizes.packed(), width)
     else:
         for side, name in zip(PARTS, layout.weights, strict=True):
-            shape = (rows[side][0], getattr(spec, inside[side]))
-            why = f"{rows[side][1]}, {wide[side]}"
-            expected[name] = ExpectedTensor(shape, why, f"{side}_proj.weight")
-    shape = (spec.embed_dim, spec.num_heads * spec.v_head_dim)
-    why = f"{say('embed_dim')}, {say('num_heads')} * {sizes.v_width()}"
-    expected[layout.out[0]] = ExpectedTensor(shape, why, "out_proj.weight")
-    return expected | _bias_tensors(match, sizes, rows)
+            expected[name] = _tensor(f"{side}_proj.weight", rows[side], columns[side])
+    values = sizes.of("num_heads", sizes.value_width)
+    expected[layout.out[0]] = _tensor("out_proj.weight", width, values)
+    if len(layout.biases) == 1 and any(map(spec.has_bias, PARTS)):
+        expected[layout.biases[0]] = _tensor("", sizes.packed())
+    elif len(layout.biases) > 1:
+        for side, name in zip(PARTS, layout.biases, strict=True):
+            if spec.has_bias(side):
+                expected[name] = _tensor(f"{side}_proj.bias", rows[side])
+    if spec.has_bias("out"):
+        expected[layout.out[1]] = _tensor("out_proj.bias", width)
+    return expected
 
 
 def _latent_tensors(_: LayerMatch, sizes: Sizes) -> dict[str, ExpectedTensor]:
     """Return the tensors of multi-head latent attention, under DeepSeek's names."""
-    s, say = sizes.spec, sizes.show
-    H, R, C = s.num_heads, s.rotary_dim, s.kv_latent_dim
-    wide, latent, turned = say("embed_dim"), say("kv_latent_dim"), say("rotary_dim")
-    rows = {
-        "q_a_proj": (s.q_latent_dim, say("q_latent_dim"), "latent.q_down"),
-        "kv_a_proj_with_mqa": (C + R, f"{latent} + {turned}", "latent.kv_down"),
-        "o_proj": (s.embed_dim, wide, "out_proj"),
+    spec, width = sizes.spec, sizes.of("embed_dim")
+    heads, head, value = (sizes.of(name) for name in ("num_heads", "head_dim", "v_head_dim"))
+    latent, query_latent = sizes.of("kv_latent_dim"), sizes.of("q_latent_dim")
+    rotated = sizes.of("rotary_dim")
+    down = Size(latent.count + rotated.count, f"{latent.text} + {rotated.text}")
+    up = Size(
+        heads.count * (head.count - rotated.count + value.count),
+        f"{heads.text} * ({head.text} - {rotated.text} + {value.text})",
+    )
+    queries = sizes.of("num_heads", "head_dim")
+    linear = {
+        "kv_a_proj_with_mqa": ("latent.kv_down", down, width),
+        "o_proj": ("out_proj", width, sizes.of("num_heads", "v_head_dim")),
     }
-    columns = {"o_proj": (H * s.v_head_dim, f"{say('num_heads')} * {say('v_head_dim')}")}
-    norms = {"kv_a_layernorm": (C, latent, "latent.kv_norm")}
-    queries, inputs = "q_b_proj", (s.q_latent_dim, say("q_latent_dim"))
-    if s.q_latent_dim:
-        norms["q_a_layernorm"] = (s.q_latent_dim, say("q_latent_dim"), "latent.q_norm")
+    norms = {"kv_a_layernorm": ("latent.kv_norm", latent)}
+    if spec.q_latent_dim:
+        expected = {"q_b_proj.weight": _tensor("latent.q_up.weight", queries, query_latent)}
+        linear = {"q_a_proj": ("latent.q_down", query_latent, width), **linear}
+        norms["q_a_layernorm"] = ("latent.q_norm", query_latent)
     else:
-        del rows["q_a_proj"]
-        queries, inputs = "q_proj", (s.embed_dim, wide)
-    expected = {
-        f"{queries}.weight": ExpectedTensor(
-            (H * s.head_dim, inputs[0]),
-            f"{say('num_heads')} * {say('head_dim')}, {inputs[1]}", "latent.q_up.weight",
-        ),
-        "kv_b_proj.weight": ExpectedTensor(
-            (H * (s.head_dim - R + s.v_head_dim), C),
-            f"{say('num_heads')} * ({say('head_dim')} - {turned} + {say('v_head_dim')}), {latent}",
-            KV_UP,
-        ),
-    }  # fmt: skip
-    for name, (count, why, ours) in rows.items():
-        width, text = columns.get(name, (s.embed_dim, wide))
-        expected[f"{name}.weight"] = ExpectedTensor(
-            (count, width), f"{why}, {text}", f"{ours}.weight"
-        )
-        if s.bias == "all":
-            expected[f"{name}.bias"] = ExpectedTensor((count,), why, f"{ours}.bias")
-    for name, (count, why, ours) in norms.items():
-        expected[f"{name}.weight"] = ExpectedTensor((count,), why, f"{ours}.weight")
-    return expected
-
-
-def _bias_tensors(
-    match: LayerMatch, sizes: Sizes, rows: Mapping[str, tuple[int, str]]
-) -> dict[str, ExpectedTensor]:
-    layout, spec = match.layout, sizes.spec
-    expected = {}
-    if len(layout.biases) == 1 and any(map(spec.has_bias, PARTS)):
-        count, why = sizes.packed()
-        expected[layout.biases[0]] = ExpectedTensor((count,), why)
-    elif len(layout.biases) > 1:
-        for side, name in zip(PARTS, layout.biases, strict=True):
-            if spec.has_bias(side):
-                expected[name] = ExpectedTensor(
-                    (rows[side][0],), rows[side][1], f"{side}_proj.bias"
-                )
-    if spec.has_bias("out"):
-        expected[layout.out[1]] = ExpectedTensor(
-            (spec.embed_dim,), sizes.show("embed_dim"), "out_proj.bias"
-        )
+        expected = {"q_proj.weight": _tensor("latent.q_up.weight", queries, width)}
+    expected["kv_b_proj.weight"] = _tensor(KV_UP, up, latent)
+    for name, (ours, rows, columns) in linear.items():
+        expected[f"{name}.weight"] = _tensor(f"{ours}.weight", rows, columns)
+        if spec.bias == "all":
+            expected[f"{name}.bias"] = _tensor(f"{ours}.bias", rows)
+    for name, (ours, size) in norms.items():
+        expected[f"{name}.weight"] = _tensor(f"{ours}.weight", size)
     return expected
 
 
@@ -204,23 +188,22 @@ def _feature_tensors(match: LayerMatch, sizes: Sizes) -> dict[str, ExpectedTenso
     if spec.qk_norm != "none":
         parts = 2 if spec.qk_norm == "layer" else 1
         for name in (*Q_NORM[:parts], *K_NORM[:parts]):
-            expected[name] = ExpectedTensor((spec.head_dim,), sizes.show("head_dim"), name)
+            expected[name] = _tensor(name, sizes.of("head_dim"))
     if spec.sinks:
-        expected[SINKS] = ExpectedTensor((spec.num_heads,), sizes.show("num_heads"), SINKS)
+        expected[SINKS] = _tensor(SINKS, sizes.of("num_heads"))
     if spec.add_bias_kv:
-        prefix = match.layout.added_keys
-        for name, (rows, why) in (("bias_k", sizes.k()), ("bias_v", sizes.v())):
-            shape = (spec.num_kv_heads, rows // spec.num_kv_heads) if prefix else (1, 1, rows)
-            expected[prefix + name] = ExpectedTensor(shape, why, ADDED_KEYS + name)
+        prefix, heads = match.layout.added_keys, spec.num_kv_heads
+        for name, side in (("bias_k", "k"), ("bias_v", "v")):
+            rows = sizes.rows()[side]
+            shape = (heads, rows.count // heads) if prefix else (1, 1, rows.count)
+            expected[prefix + name] = ExpectedTensor(shape, rows.text, ADDED_KEYS + name)
     return expected
 
 
 def _relative_bias(
     match: LayerMatch, names: Collection[str], sizes: Sizes
 ) -> dict[str, ExpectedTensor]:
-    spec = sizes.spec
-    if not spec.relative_buckets:
+    if not sizes.spec.relative_buckets:
         return {}
     name = relative_bias_name(match, names) or match.prefix + RELATIVE[0]
-    why = f"{sizes.show('relative_buckets')}, {sizes.show('num_heads')}"
-    return {name: ExpectedTensor((spec.relative_buckets, spec.num_heads), why, RELATIVE[1])}
+    return {name: _tensor(RELATIVE[1], sizes.of("relative_buckets"), sizes.of("num_heads"))}

@@ -103,10 +103,8 @@ def find_lone_config(path: Path) -> Path | None:
         return path
     if not (path / CONFIG).is_file():
         return None
-    suffixes = {file.suffix for file in path.iterdir()} | {
-        "".join(file.suffixes[-2:]) for file in path.iterdir()
-    }
-    has_tensors = {".safetensors", ".index.json", *PICKLES} & suffixes
+    endings = (".safetensors", ".index.json", *PICKLES)
+    has_tensors = any(file.name.endswith(endings) for file in path.iterdir())
     return None if has_tensors else path / CONFIG
 
 
