@@ -282,7 +282,7 @@ class Subject:
         return plan_cases(Interface(inputs, shapes, self.spec, self.sums, self.bounds), self.takes)
 
     def takes(self, sizes: Sizes) -> bool:
-        """Return whether the module accepts these sizes; False if a user's has over `MOST_WORK`."""
+        """Return whether the module runs at these sizes; over `MOST_WORK` a user's is not run."""
         if self.spec is not None:
             return True
         weights = sum(parameter.numel() for parameter in self.module.parameters())

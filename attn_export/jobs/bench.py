@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.bench.bundle_candidates import RUNTIME, BundleCandidates, Manifest
+from attn_export.bench.bundle_candidates import RUNTIME, BundleCandidates
 from attn_export.bench.candidate_process import measure, progress_steps
 from attn_export.bench.measurements import BenchReport, Candidate, WorkloadResult
 from attn_export.bundle import bundle_spec, read_bundle
@@ -126,7 +126,7 @@ def _machine() -> dict[str, Any]:
 
 
 def phases(
-    manifest: Manifest,
+    manifest: Mapping[str, Any],
     spec: AttentionSpec | None,
     batch: Sequence[int],
     prefill: Sequence[int],

@@ -35,7 +35,8 @@ def read_arrays(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, T
     Args:
         path: A .npz or .safetensors file; nothing is unpickled.
         names: The names that the arrays may have.
-        max_bytes: The largest size of the file, and of an array, in bytes.
+        max_bytes: The largest size of a .npz file, and of an array, in bytes. Arrays of a
+            .safetensors file count as float32.
 
     Raises:
         WeightsError: If it is no such file, is too large, or has arrays of other names, or none.

@@ -30,7 +30,7 @@ from attn_export.weights.select_layer import (
     LayerMatch,
     choose_layer,
 )
-from attn_export.weights.shapes import Sizes, relative_bias_name
+from attn_export.weights.shapes import NamedSizes, relative_bias_name
 from attn_export.weights.source import TensorSource, find_lone_config, open_source, shown
 from attn_export.weights.unpack import read_weights
 
@@ -172,9 +172,9 @@ def _wanted_role(spec: AttentionSpec | None, fields: Mapping[str, Any]) -> str |
 
 def _from_spec(
     source: TensorSource, match: LayerMatch, spec: AttentionSpec, config: Config | None
-) -> tuple[Sizes, list[str]]:
+) -> tuple[NamedSizes, list[str]]:
     """Return the sizes of a spec that does not contradict the config, with notes."""
-    sizes = Sizes(spec, {}, "the spec")
+    sizes = NamedSizes(spec, {}, "the spec")
     if config is None:
         return sizes, []
     if family_of(config.model_type) is None:
@@ -188,7 +188,7 @@ def _from_spec(
 
 def _from_config(
     source: TensorSource, match: LayerMatch, config: Config, fields: Mapping[str, Any]
-) -> tuple[Sizes, list[str]]:
+) -> tuple[NamedSizes, list[str]]:
     """Return the sizes of the config's spec with some fields changed, with notes."""
     in_config = read_config_spec(config, match, _stored_biases(source, match))
     notes = []
@@ -196,7 +196,7 @@ def _from_config(
         notes.append(f"config.json does not say which biases there are: {in_config.spec.bias}")
     spec = AttentionSpec.from_dict({**in_config.fields, **fields})
     keys = {field: key for field, key in in_config.keys.items() if field not in fields}
-    return Sizes(spec, keys, "config.json"), notes
+    return NamedSizes(spec, keys, "config.json"), notes
 
 
 def _stored_biases(source: TensorSource, match: LayerMatch) -> str:

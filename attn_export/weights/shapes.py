@@ -44,7 +44,7 @@ def _tensor(ours: str, *sizes: Size) -> ExpectedTensor:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sizes:
+class NamedSizes:
     """Dimensions of a spec, with the names that they have where the spec comes from.
 
     Attributes:
@@ -88,7 +88,7 @@ class Sizes:
 
 
 def expected_tensors(
-    match: LayerMatch, names: Collection[str], sizes: Sizes
+    match: LayerMatch, names: Collection[str], sizes: NamedSizes
 ) -> dict[str, ExpectedTensor]:
     """Return the tensors that a layer of a checkpoint must have, by their full names.
 
@@ -124,7 +124,7 @@ def relative_bias_name(match: LayerMatch, names: Collection[str]) -> str | None:
     return next((name for name in candidates if name in names), None)
 
 
-def _projection_tensors(match: LayerMatch, sizes: Sizes) -> dict[str, ExpectedTensor]:
+def _projection_tensors(match: LayerMatch, sizes: NamedSizes) -> dict[str, ExpectedTensor]:
     """Return the weights and biases of the four projections, packed or separate."""
     layout, spec, width = match.layout, sizes.spec, sizes.of("embed_dim")
     rows, columns = sizes.rows(), dict.fromkeys(PARTS, width)
@@ -149,7 +149,7 @@ def _projection_tensors(match: LayerMatch, sizes: Sizes) -> dict[str, ExpectedTe
     return expected
 
 
-def _latent_tensors(_: LayerMatch, sizes: Sizes) -> dict[str, ExpectedTensor]:
+def _latent_tensors(_: LayerMatch, sizes: NamedSizes) -> dict[str, ExpectedTensor]:
     """Return the tensors of multi-head latent attention, under DeepSeek's names."""
     spec, width = sizes.spec, sizes.of("embed_dim")
     heads, head, value = (sizes.of(name) for name in ("num_heads", "head_dim", "v_head_dim"))
@@ -182,7 +182,7 @@ def _latent_tensors(_: LayerMatch, sizes: Sizes) -> dict[str, ExpectedTensor]:
     return expected
 
 
-def _feature_tensors(match: LayerMatch, sizes: Sizes) -> dict[str, ExpectedTensor]:
+def _feature_tensors(match: LayerMatch, sizes: NamedSizes) -> dict[str, ExpectedTensor]:
     spec = sizes.spec
     expected = {}
     if spec.qk_norm != "none":
@@ -201,7 +201,7 @@ def _feature_tensors(match: LayerMatch, sizes: Sizes) -> dict[str, ExpectedTenso
 
 
 def _relative_bias(
-    match: LayerMatch, names: Collection[str], sizes: Sizes
+    match: LayerMatch, names: Collection[str], sizes: NamedSizes
 ) -> dict[str, ExpectedTensor]:
     if not sizes.spec.relative_buckets:
         return {}

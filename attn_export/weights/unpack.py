@@ -24,7 +24,12 @@ from attn_export.weights.layouts import (
 )
 from attn_export.weights.quantised_source import QuantisedSource
 from attn_export.weights.select_layer import LayerMatch
-from attn_export.weights.shapes import ExpectedTensor, Sizes, expected_tensors, relative_bias_name
+from attn_export.weights.shapes import (
+    ExpectedTensor,
+    NamedSizes,
+    expected_tensors,
+    relative_bias_name,
+)
 from attn_export.weights.source import Stored, TensorSource, bracketed, listed, shown
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -32,7 +37,7 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 
 def read_weights(
-    source: TensorSource, match: LayerMatch, sizes: Sizes, *, norms_minus_one: bool
+    source: TensorSource, match: LayerMatch, sizes: NamedSizes, *, norms_minus_one: bool
 ) -> tuple[dict[str, Tensor], dict[str, QuantisedWeight], list[str]]:
     """Return the weights of one attention layer by our names, their integers, and notes.
 
