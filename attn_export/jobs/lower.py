@@ -15,13 +15,10 @@ from attn_export.graph.lower.dialects import NOTHING_TO_LOWER
 from attn_export.graph.save import external_files, replace_graph
 from attn_export.output_folder import check_utf8, write_errors
 from attn_export.runtimes.child import limited
-from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import scratch
 
 
-def lower_file(
-    model: Path | str, output: Path | str, dialect: str, limits: Limits | None = None
-) -> dict[Path, dict[str, int]]:
+def lower_file(model: Path | str, output: Path | str, dialect: str) -> dict[Path, dict[str, int]]:
     """Lower a graph to a dialect, in a child process.
 
     If `output` is in the folder of `model`, both share the external data; else it is copied.
@@ -31,7 +28,6 @@ def lower_file(
         output: The file to write. In the dialect ``ort``, a graph with a KV cache gets a second
             graph for single queries, in ``OUTPUT.decode.onnx``.
         dialect: One of `DIALECTS`.
-        limits: The limits of the child process.
 
     Returns:
         The number of nodes of each operator, for every written file.
@@ -44,9 +40,8 @@ def lower_file(
     check_utf8(Path(output))
     check_dialects([dialect])
     operators = limited(
-        f"{__name__}:lower_here", str(model), limits,
-        model=str(model), output=str(output), dialect=dialect,
-    )  # fmt: skip
+        f"{__name__}:lower_here", str(model), model=str(model), output=str(output), dialect=dialect
+    )
     return {Path(path): counts for path, counts in operators.items()}
 
 

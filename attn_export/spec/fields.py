@@ -59,9 +59,9 @@ def _field(meaning: str, *default: Any, **attributes: Any) -> Any:
     return dataclasses.field(metadata=metadata)
 
 
-def _size(meaning: str, *default: Any, usual: str = "", least: int = 1) -> Any:
+def _size(meaning: str, *default: Any, usual: str = "") -> Any:
     """Return a field for a dimension."""
-    return _field(meaning, *default, usual=usual, least=least, most=LARGEST)
+    return _field(meaning, *default, usual=usual, least=1, most=LARGEST)
 
 
 def _factor(
