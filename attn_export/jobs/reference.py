@@ -15,7 +15,6 @@ from attn_export.spec import AttentionSpec, Input, Shape
 
 if TYPE_CHECKING:
     from attn_export.diagnose.evaluate import Evaluation
-    from attn_export.export.subject import Subject
     from attn_export.parity.draw import Sizes
 
 Notes = tuple[str, ...]
@@ -41,7 +40,6 @@ class Reference:
         notes_on: A function that returns further notes from the source of the truth and a case.
         narrow: Whether the reference has types narrower than float32.
         spec: The spec, if the reference is one of our own layers.
-        module: The subject; None for a graph.
         path: The path of a graph; None for a module.
     """
 
@@ -56,7 +54,6 @@ class Reference:
     notes_on: Callable[[Any, Case], Notes]
     narrow: bool
     spec: AttentionSpec | None = None
-    module: Subject | None = None
     path: Path | None = None
 
     def computable(self, oracle: Any, cases: Sequence[Case]) -> tuple[Sequence[Case], Notes]:
@@ -99,7 +96,7 @@ def of_module(module: Any, seed: int) -> Reference:
         output_dtypes(lambda: subject.call(subject.module, subject.inputs)),
         subject.sums, subject.takes,
         lambda least_eps: Oracle(subject, least_eps), subject.notes, truth_notes,
-        bool(subject.narrow_dtypes()), subject.spec, subject,
+        bool(subject.narrow_dtypes()), subject.spec,
     )  # fmt: skip
 
 
