@@ -171,25 +171,26 @@ def infer_output_shapes(
         relations: The axes that are sums of others, with their terms.
         limits: The bounds of axes that have any.
     """
-    # All sizes are different and have the same remainder, so that the sum of two is no third one.
     free = sorted(set(axes) - relations.keys())
-    shapes: list[Mapping[str, tuple[int, ...]]] = []
-    sizes_of_runs: list[dict[str, int]] = []
-    for base in (2, 3):
-        sizes = {name: base * 2 + 1 + 5 * index * base for index, name in enumerate(free)}
-        for name, size in sizes.items():
+
+    def sizes_of_run(base: int) -> dict[str, int]:
+        # All sizes are different and have the same remainder, so that the sum of two is no third.
+        sizes = {}
+        for index, name in enumerate(free):
             low, high = limits.get(name, (1, MAX_SIZE))
+            size = base * 2 + 1 + 5 * index * base
             sizes[name] = low + (size - low) % (high - low + 1)
-        sizes_of_runs.append(add_sums(sizes, relations))
-        shapes.append(run(sizes_of_runs[-1]))
-    one, other = sizes_of_runs
-    by_sizes = {(one[name], other[name]): name for name in one}
+        return add_sums(sizes, relations)
+
+    first_sizes, second_sizes = sizes_of_run(2), sizes_of_run(3)
+    names = {(first_sizes[name], second_sizes[name]): name for name in first_sizes}
+    first_shapes, second_shapes = run(first_sizes), run(second_sizes)
     return {
-        name: tuple(
-            first if first == second else by_sizes.get((first, second), "")
-            for first, second in zip(shape, shapes[1][name], strict=True)
+        output: tuple(
+            first if first == second else names.get((first, second), "")
+            for first, second in zip(shape, second_shapes[output], strict=True)
         )
-        for name, shape in shapes[0].items()
+        for output, shape in first_shapes.items()
     }
 
 
