@@ -78,27 +78,27 @@ class AttentionSpec(AttentionFields):
 
     @property
     def has_cache(self) -> bool:
-        """Return whether `past_key` and `past_value` are inputs."""
+        """True if `past_key` and `past_value` are inputs."""
         return self.cache != "none"
 
     @property
     def in_place(self) -> bool:
-        """Return whether new keys are written into a buffer, after `past_length` past keys."""
+        """True if new keys are written into a buffer, after `past_length` past keys."""
         return self.cache == "in-place"
 
     @property
     def has_rotary(self) -> bool:
-        """Return whether queries and keys are rotated by their positions."""
+        """True if queries and keys are rotated by their positions."""
         return self.rotary != "none"
 
     @property
     def turns_by_length(self) -> bool:
-        """Return whether the rotary frequencies depend on the number of keys."""
+        """True if the rotary frequencies depend on the number of keys."""
         return self.rotary_scaling in ("dynamic", "longrope")
 
     @property
     def depends_on_steps(self) -> bool:
-        """Return whether a decode step by step differs from a run of the whole sequence."""
+        """True if a decode step by step differs from a run of the whole sequence."""
         return self.turns_by_length or self.activations == PER_RUN
 
     @property

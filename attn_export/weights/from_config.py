@@ -145,13 +145,13 @@ def _dimensions(
     return fields, keys
 
 
-FREE: Final = frozenset({
+NOT_COMPARED: Final = frozenset({
     "cross", "kdim", "vdim", "v_head_dim", "causal", "attn_mask", "cache", "attn_weights",
     "position_ids", "packed_qkv", "dropout", "dtype", "scale", "rotary_magnitude",
 })  # fmt: skip
 """Fields that config.json does not determine, or that `check_agrees` compares in another way."""
 
-SCALED: Final = {
+SCALING_FIELDS: Final = {
     "rotary_factor": ("linear", "dynamic", "llama3", "yarn"),
     "rotary_original_len": ("dynamic", "llama3", "yarn", "longrope"),
     "rotary_short_factors": ("longrope",), "rotary_long_factors": ("longrope",),
@@ -202,11 +202,11 @@ def _compared(spec: AttentionSpec, in_config: ConfigSpec) -> list[str]:
         "relative_": all(not s.relative_buckets for s in both),
         "bias": not in_config.has_biases,
     }
-    for field, kinds in SCALED.items():
+    for field, kinds in SCALING_FIELDS.items():
         unused[field] = all(s.rotary_scaling not in kinds for s in both)
     off = tuple(start for start, is_unused in unused.items() if is_unused)
     names = [field.name for field in dataclasses.fields(spec)]
-    return [name for name in names if name not in FREE and not name.startswith(off)]
+    return [name for name in names if name not in NOT_COMPARED and not name.startswith(off)]
 
 
 def _same(ours: object, theirs: object) -> bool:

@@ -29,7 +29,7 @@ MARKS: Final = {
 }
 """The tensors by which a layer is recognised, each with its format. AWQ has ``qweight`` too."""
 
-PARTS: Final = {
+TENSORS: Final = {
     GPTQ: ("qweight", "qzeros", "scales", "g_idx"),
     AWQ: ("qweight", "qzeros", "scales"),
     COMPRESSED: (
@@ -38,10 +38,13 @@ PARTS: Final = {
     ),
     INT8: ("weight", "SCB", "weight_format"),
 }  # fmt: skip
+"""The tensors that a layer may have, by format."""
+
 OPTIONAL: Final = {
     "g_idx", "weight_packed", "weight", "weight_zero_point", "weight_shape", "weight_g_idx",
     "weight_format",
 }  # fmt: skip
+"""The tensors that a layer may lack."""
 
 AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 """The position in a 32-bit word of each of 8 neighbouring outputs, in AWQ."""

@@ -24,7 +24,7 @@ from attn_export.spec.rules import divisors
 # Legend: H query heads, Hkv key/value heads, D head width, Dv value head width.
 
 
-PARTS: Final = ("q", "k", "v")
+QKV: Final = ("q", "k", "v")
 
 
 def split_packed(tensor: Tensor, spec: AttentionSpec, packing: str) -> list[Tensor]:
@@ -50,7 +50,7 @@ def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert the weights of an `Attention` without `packed_qkv` to those of one with it."""
     packed = dict(weights)
     for suffix in ("weight", "bias"):
-        tensors = [packed.pop(f"{side}_proj.{suffix}", None) for side in PARTS]
+        tensors = [packed.pop(f"{side}_proj.{suffix}", None) for side in QKV]
         present = [tensor for tensor in tensors if tensor is not None]
         if present:
             packed[f"qkv_proj.{suffix}"] = torch.cat(present)

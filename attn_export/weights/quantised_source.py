@@ -21,8 +21,8 @@ from attn_export.weights.integer_formats import (
     GPTQ,
     MARKS,
     OPTIONAL,
-    PARTS,
     READERS,
+    TENSORS,
     check_weight,
     read_gptq,
 )
@@ -81,9 +81,9 @@ class QuantisedSource(TensorSource):
         """
         prefix = name.removesuffix(".weight")
         format_name = self.packed[prefix]
-        names = {part: f"{prefix}.{part}" for part in PARTS[format_name]}
+        names = {part: f"{prefix}.{part}" for part in TENSORS[format_name]}
         names = {part: full for part, full in names.items() if full in self.plain.files}
-        missing = [p for p in PARTS[format_name] if p not in names and p not in OPTIONAL]
+        missing = [p for p in TENSORS[format_name] if p not in names and p not in OPTIONAL]
         if missing:
             raise self._wrong(prefix, f"{missing[0]} is missing")
         tensors = self.plain.read(names.values())
@@ -139,9 +139,9 @@ def wrap_quantised(source: TensorSource, config: Config | None) -> TensorSource:
     if not packed:
         return source
     _check_known(source.path, quantisation, method)
-    names = {
-        f"{prefix}.{part}" for prefix, format_name in packed.items() for part in PARTS[format_name]
-    } | _zero_biases(source, packed)
+    names = _zero_biases(source, packed)
+    for prefix, format_name in packed.items():
+        names |= {f"{prefix}.{part}" for part in TENSORS[format_name]}
     files = {name: file for name, file in source.files.items() if name not in names}
     for prefix in packed:
         mark = next(part for part in MARKS if f"{prefix}.{part}" in source.files)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from attn_export.spec import AttentionSpec
-from attn_export.weights.layouts import ADDED_KEYS, K_NORM, KV_UP, PARTS, Q_NORM, RELATIVE, SINKS
+from attn_export.weights.layouts import ADDED_KEYS, K_NORM, KV_UP, Q_NORM, QKV, RELATIVE, SINKS
 from attn_export.weights.select_layer import CROSS, LayerMatch
 
 
@@ -127,21 +127,21 @@ def relative_bias_name(match: LayerMatch, names: Collection[str]) -> str | None:
 def _projection_tensors(match: LayerMatch, sizes: NamedSizes) -> dict[str, ExpectedTensor]:
     """Return the weights and biases of the four projections, packed or separate."""
     layout, spec, width = match.layout, sizes.spec, sizes.of("embed_dim")
-    rows, columns = sizes.rows(), dict.fromkeys(PARTS, width)
+    rows, columns = sizes.rows(), dict.fromkeys(QKV, width)
     if spec.cross:
         columns |= {"k": sizes.of("kdim"), "v": sizes.of("vdim")}
     expected = {}
     if len(layout.weights) == 1:
         expected[layout.weights[0]] = _tensor("", sizes.packed(), width)
     else:
-        for side, name in zip(PARTS, layout.weights, strict=True):
+        for side, name in zip(QKV, layout.weights, strict=True):
             expected[name] = _tensor(f"{side}_proj.weight", rows[side], columns[side])
     values = sizes.of("num_heads", sizes.value_width)
     expected[layout.out[0]] = _tensor("out_proj.weight", width, values)
-    if len(layout.biases) == 1 and any(map(spec.has_bias, PARTS)):
+    if len(layout.biases) == 1 and any(map(spec.has_bias, QKV)):
         expected[layout.biases[0]] = _tensor("", sizes.packed())
     elif len(layout.biases) > 1:
-        for side, name in zip(PARTS, layout.biases, strict=True):
+        for side, name in zip(QKV, layout.biases, strict=True):
             if spec.has_bias(side):
                 expected[name] = _tensor(f"{side}_proj.bias", rows[side])
     if spec.has_bias("out"):

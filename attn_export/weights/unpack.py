@@ -17,8 +17,8 @@ from attn_export.weights.layouts import (
     BUFFERS,
     K_NORM,
     KV_UP,
-    PARTS,
     Q_NORM,
+    QKV,
     pack_weights,
     split_packed,
 )
@@ -171,7 +171,7 @@ def _unpackable(
             f"{shown(weight)} packs q, k and v of one width, embed_dim is {spec.embed_dim}, kdim "
             f"{spec.kdim}, vdim {spec.vdim}"
         )
-    lacking = [side for side in PARTS if not spec.has_bias(side)]
+    lacking = [side for side in QKV if not spec.has_bias(side)]
     if len(layout.biases) == 1 and bias in expected and lacking:
         problems.append(f"{shown(bias)} has one of {', '.join(lacking)}, bias is {spec.bias!r}")
     return problems
@@ -228,4 +228,4 @@ def _unpack(tensor: Tensor, ours: str, match: LayerMatch, spec: AttentionSpec) -
         return {ours: tensor}
     suffix = "bias" if tensor.dim() == 1 else "weight"
     parts = split_packed(tensor, spec, match.layout.packing)
-    return {f"{side}_proj.{suffix}": part for side, part in zip(PARTS, parts, strict=True)}
+    return {f"{side}_proj.{suffix}": part for side, part in zip(QKV, parts, strict=True)}
