@@ -46,9 +46,7 @@ def bench_command(
         write_chart({report.name: report.workloads}, chart)
     if json_file:
         write_file(json_file, bench_to_json(report))
-    if json_file == STDOUT:
-        return report.exit_code
-    if not quiet or report.exit_code:
+    if json_file != STDOUT and (not quiet or report.exit_code):
         from rich.console import Console
 
         from attn_export.report.result_terminal import print_bench

@@ -72,7 +72,7 @@ def bench(
     spec = bundle_spec(folder, manifest)
     with scratch() as out:
         candidates = BundleCandidates(folder, out, manifest, spec)
-        workloads = phases(manifest, spec, batch, prefill, decode)
+        workloads = plan_workloads(manifest, spec, batch, prefill, decode)
         planned = [
             (name, sizes, candidates.candidates(sizes, decode=sizes["query_len"] == 1))
             for name, sizes in workloads
@@ -125,7 +125,7 @@ def _machine() -> dict[str, Any]:
     return facts
 
 
-def phases(
+def plan_workloads(
     manifest: Mapping[str, Any],
     spec: AttentionSpec | None,
     batch: Sequence[int],

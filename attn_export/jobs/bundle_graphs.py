@@ -148,8 +148,8 @@ def origin_of(name: str, origins: Mapping[str, str]) -> str:
 
 def input_entries(subject: Subject) -> dict[str, dict[str, Any]]:
     """Return the manifest's entries of the inputs: dtype and shape by name."""
-    values = subject.input_descriptions().items()
-    return {name: {"dtype": value.dtype, "shape": list(value.shape)} for name, value in values}
+    inputs = subject.input_descriptions().items()
+    return {name: {"dtype": input_.dtype, "shape": list(input_.shape)} for name, input_ in inputs}
 
 
 def output_entries(subject: Subject, dtypes: Mapping[str, str]) -> dict[str, dict[str, Any]]:

@@ -73,7 +73,10 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, dict[str, int
     graphs = lower(graph, dialect)
     if any(result.recognised for result in graphs.values()):
         _compare_with_source(source, graphs)
-    models = {_output_path(target, phase): result.model for phase, result in graphs.items()}
+    models = {
+        target.with_suffix(f".{phase}{target.suffix}") if phase else target: result.model
+        for phase, result in graphs.items()
+    }
     with write_errors(output):
         for path in models:
             _check_replaceable(path, source, weights)
@@ -129,7 +132,3 @@ def _is_graph_or_empty(path: Path) -> bool:
         return path.stat().st_size == 0 or bool(load_proto(path))
     except GraphError:
         return False
-
-
-def _output_path(output: Path, phase: str) -> Path:
-    return output.with_suffix(f".{phase}{output.suffix}") if phase else output

@@ -24,7 +24,7 @@ from attn_export.bundle import (
 )
 from attn_export.dialect_names import MODEL, ORT
 from attn_export.errors import RuntimeFailure, UsageError, printable
-from attn_export.jobs.bench import ROUNDS, TURN_SECONDS, measure_workloads, phases
+from attn_export.jobs.bench import ROUNDS, TURN_SECONDS, measure_workloads, plan_workloads
 from attn_export.jobs.bundle_graphs import origin_of
 from attn_export.jobs.verify import verify
 from attn_export.report.progress import Progress
@@ -114,7 +114,7 @@ def tune(
     if reason:
         raise RuntimeFailure(f"tune needs ONNX Runtime: {reason}")
     spec = bundle_spec(folder, manifest)
-    workloads = phases(manifest, spec, batch, prefill, decode, PREFILL)
+    workloads = plan_workloads(manifest, spec, batch, prefill, decode, PREFILL)
     with staging(folder) as stage, scratch() as out:
         progress.phase("lowering")
         forms = _lower_forms(folder, files, out)
