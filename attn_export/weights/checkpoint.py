@@ -206,7 +206,7 @@ def _stored_biases(source: TensorSource, match: LayerMatch) -> str:
         stored = any(match.prefix + name in source.files for name in layout.biases)
         return "all" if stored else "none"
     names = layout.biases if len(layout.biases) > 1 else layout.biases * 3
-    pairs = zip(("q", "k", "v", "out"), (*names, layout.out[1]), strict=True)
+    pairs = zip(("q", "k", "v", "out"), (*names, layout.out_names[1]), strict=True)
     return ",".join(side for side, name in pairs if match.prefix + name in source.files) or "none"
 
 

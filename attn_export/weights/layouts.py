@@ -5,7 +5,6 @@ This file also packs and separates projections, and pools K/V heads.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -88,40 +87,21 @@ ADDED_KEYS: Final = "added_keys."
 """The prefix of the key and value of `add_bias_kv` in an `Attention`."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Layout:
-    """Names and packing of the tensors of an attention layer in a checkpoint.
+class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Names and packing of the tensors of an attention layer: a table of `layouts.toml`.
 
     Attributes:
         name: The name of the layout in messages.
+        modules: The Linear modules of q, k and v, or the one that packs them.
         weights: The names of the weights of q, k and v, or of the one that packs them.
         biases: The names of the biases of q, k and v, or of the one that packs them.
-        out: The names of the weight and the bias of the output projection.
+        out: The Linear module of the output projection.
         packing: The order of rows in packed tensors, `ROWS` or `GROUPS`.
         conv1d: Whether weights may be stored `[in, out]`, as by GPT-2's Conv1D.
-        others: The names of tensors with the same prefix that are no part of attention.
+        norm: A LayerNorm with the same prefix that is no part of attention; "" for none.
         added_keys: The prefix of ``bias_k`` and ``bias_v``; "" for PyTorch's, `[1, 1, E]`.
         latent: Whether the layer is multi-head latent attention (MLA).
     """
-
-    name: str
-    weights: tuple[str, ...]
-    biases: tuple[str, ...]
-    out: tuple[str, str]
-    packing: str
-    conv1d: bool
-    others: tuple[str, ...]
-    added_keys: str
-    latent: bool
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """The names of the weights that a layer of this layout must have."""
-        return (*self.weights, self.out[0])
-
-
-class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of `layouts.toml`, which explains the fields."""
 
     name: str
     modules: tuple[str, ...] = ()
@@ -134,28 +114,37 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     added_keys: str = ADDED_KEYS
     latent: bool = False
 
-    def layout(self) -> Layout:
-        """Return the layout that the table describes."""
-        weights = self.weights or tuple(_weight_and_bias(module)[0] for module in self.modules)
-        biases = self.biases or tuple(_weight_and_bias(module)[1] for module in self.modules)
-        # gamma and beta are TensorFlow's names.
-        others = [f"{self.norm}.{part}" for part in ("weight", "bias", "gamma", "beta")]
-        return Layout(
-            self.name, weights, biases, _weight_and_bias(self.out), self.packing, self.conv1d,
-            tuple(others if self.norm else ()), self.added_keys, self.latent,
-        )  # fmt: skip
+    def __post_init__(self) -> None:
+        """Derive the names of tensors from those of the modules, unless the table has them."""
+        weights = self.weights or tuple(f"{module}.weight" for module in self.modules)
+        biases = self.biases or tuple(f"{module}.bias" for module in self.modules)
+        msgspec.structs.force_setattr(self, "weights", weights)
+        msgspec.structs.force_setattr(self, "biases", biases)
+
+    @property
+    def out_names(self) -> tuple[str, str]:
+        """The names of the weight and the bias of the output projection."""
+        return _weight_and_bias(self.out)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The names of the weights that a layer of this layout must have."""
+        return (*self.weights, self.out_names[0])
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The names of tensors with the same prefix that are no part of attention."""
+        parts = ("weight", "bias", "gamma", "beta")  # the last two are TensorFlow's
+        return tuple(f"{self.norm}.{part}" for part in parts) if self.norm else ()
 
 
 def _weight_and_bias(module: str) -> tuple[str, str]:
     return f"{module}.weight", f"{module}.bias"
 
 
-LAYOUTS: Final = tuple(
-    table.layout()
-    for table in msgspec.toml.decode(
-        Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[_Table, ...]]
-    )["layout"]
-)
+LAYOUTS: Final = msgspec.toml.decode(
+    Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[Layout, ...]]
+)["layout"]
 
 BUFFERS: Final = (
     "bias", "masked_bias", "mask", "inv_freq", "rotary_emb.inv_freq", "rotary_emb.cos_cached",

@@ -137,7 +137,7 @@ def _projection_tensors(match: LayerMatch, sizes: NamedSizes) -> dict[str, Expec
         for side, name in zip(QKV, layout.weights, strict=True):
             expected[name] = _tensor(f"{side}_proj.weight", rows[side], columns[side])
     values = sizes.of("num_heads", sizes.value_width)
-    expected[layout.out[0]] = _tensor("out_proj.weight", width, values)
+    expected[layout.out_names[0]] = _tensor("out_proj.weight", width, values)
     if len(layout.biases) == 1 and any(map(spec.has_bias, QKV)):
         expected[layout.biases[0]] = _tensor("", sizes.packed())
     elif len(layout.biases) > 1:
@@ -145,7 +145,7 @@ def _projection_tensors(match: LayerMatch, sizes: NamedSizes) -> dict[str, Expec
             if spec.has_bias(side):
                 expected[name] = _tensor(f"{side}_proj.bias", rows[side])
     if spec.has_bias("out"):
-        expected[layout.out[1]] = _tensor("out_proj.bias", width)
+        expected[layout.out_names[1]] = _tensor("out_proj.bias", width)
     return expected
 
 

@@ -120,7 +120,7 @@ def _transposed_names(
     is_linear = shape == linear and shape != linear[::-1]
     if is_linear or (shape != linear[::-1] and shape[:1] > shape[1:]):
         return set()
-    return {packed, match.prefix + match.layout.out[0]}
+    return {packed, match.prefix + match.layout.out_names[0]}
 
 
 def _missing(expected: Mapping[str, ExpectedTensor], source: TensorSource) -> list[str]:
