@@ -8,13 +8,16 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from attn_export.cli.options import Command, json_option, quiet_option, with_options
 from attn_export.errors import AttnExportError, OutputError, UsageError, printable
 from attn_export.output_folder import check_utf8, write_errors, write_whole
+
+if TYPE_CHECKING:
+    from attn_export.results import Report
 
 STDOUT = "-"
 """The file name that stands for stdout."""
@@ -65,11 +68,10 @@ class Output:
                 from attn_export.system_info import environment
 
                 report = Report(printable(name), (), (), environment(), (), error=error)
-                for file, text in self._files(report):
-                    write_file(file, text)
+                self._write_files(report)
             raise
 
-    def render(self, report: Any, place: Path | None) -> int:
+    def render(self, report: Report, place: Path | None) -> int:
         """Write and print a report; return its exit code.
 
         Args:
@@ -79,29 +81,28 @@ class Output:
         Raises:
             OutputError: If a file cannot be written.
         """
-        for file, text in self._files(report):
-            write_file(file, text)
+        self._write_files(report)
         _report_to_github(report, may_print=self.json_file != STDOUT)
         if self.json_file != STDOUT and not (self.quiet and report.passed):
             self._print(report, place)
-        return int(report.exit_code)
+        return report.exit_code
 
-    def _files(self, report: Any) -> Iterator[tuple[str, str]]:
+    def _write_files(self, report: Report) -> None:
         if self.json_file:
             from attn_export.report.data import to_json
 
-            yield self.json_file, to_json(report)
+            write_file(self.json_file, to_json(report))
         if self.junit_file:
             from attn_export.report.ci import to_junit
 
-            yield self.junit_file, to_junit(report)
+            write_file(self.junit_file, to_junit(report))
         if self.html_file:
             from attn_export.graph.neighbourhood import read_neighbourhood
             from attn_export.report.html import to_html
 
-            yield self.html_file, to_html(report, read_neighbourhood(report.model))
+            write_file(self.html_file, to_html(report, read_neighbourhood(report.model)))
 
-    def _print(self, report: Any, place: Path | None) -> None:
+    def _print(self, report: Report, place: Path | None) -> None:
         from rich.console import Console
 
         from attn_export.report.terminal import print_report
@@ -179,7 +180,7 @@ def write_file(file: str, text: str) -> None:
         write_whole(Path(file), text)
 
 
-def _report_to_github(report: Any, *, may_print: bool) -> None:
+def _report_to_github(report: Report, *, may_print: bool) -> None:
     """Write the summary and an annotation for each failure, in a job of GitHub Actions.
 
     https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
