@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle import GOLDEN, SPEC
+from attn_export.bundle import GOLDEN, bundle_spec
 from attn_export.dialect_names import MODEL
 from attn_export.errors import BundleError, UsageError
 from attn_export.parity.golden import read_inputs, write_inputs
 from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, RuntimeRun, StoredCase, Verdict
-from attn_export.spec import AttentionSpec
 from attn_export.system_info import check_installed
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ MOST_ELEMENTS = 2**30
 
 
 class Truth:
-    """The module that a bundle was built from, as a source of newly computed truths.
+    """A source of newly computed truths: the module that a bundle was built from.
 
     Args:
         folder: The bundle's folder.
@@ -51,10 +50,9 @@ class Truth:
             from attn_export.user_module import load_subject
 
             self.subject = load_subject(module)
-        elif SPEC in manifest["files"]:
+        elif (spec := bundle_spec(folder, manifest)) is not None:
             from attn_export.export.subject import Subject
 
-            spec = AttentionSpec.from_toml(folder / SPEC)
             self.subject = Subject.from_graph(spec, folder / MODEL)
         else:
             raise UsageError(

@@ -146,13 +146,15 @@ def modernbert(layer: Layer) -> dict[str, Any]:
 
 def mpt(layer: Layer) -> dict[str, Any]:
     """Set the scale of MPT's `attn_config`; `clip_qkv` is not supported."""
-    key, inner = "attn_config", layer.config.values.get("attn_config") or {}
+    inner = layer.config.values.get("attn_config") or {}
     if not isinstance(inner, dict):
-        raise layer.config.invalid(key, "an object", inner)
+        raise layer.config.invalid("attn_config", "an object", inner)
     if inner.get("clip_qkv"):
         raise layer.config.unsupported("attn_config.clip_qkv", inner["clip_qkv"], USE_MODULE)
     scale = inner.get("softmax_scale")
-    return {} if scale is None else {"scale": layer.config.positive(f"{key}.softmax_scale", scale)}
+    if scale is None:
+        return {}
+    return {"scale": layer.config.positive("attn_config.softmax_scale", scale)}
 
 
 def latent(layer: Layer) -> dict[str, Any]:
