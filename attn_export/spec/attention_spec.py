@@ -26,7 +26,7 @@ from attn_export.spec.low_precision import (
     parse_weights_dtype,
     stored_width,
 )
-from attn_export.spec.presets import USUAL, check_known, check_variant, usual_kv_heads, usual_latent
+from attn_export.spec.presets import USUAL, check_known, check_variant, usual_fields
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,10 +226,8 @@ class AttentionSpec(AttentionFields):
         # Sizes first, since the fields of the variant depend on them.
         sizes = ("embed_dim", "num_heads", "head_dim")
         plain = cls.from_dict({size: values[size] for size in sizes if size in values})
-        heads = plain.num_heads
-        latent = usual_latent(plain.embed_dim, heads) if name == "mla" else {}
-        spec = cls.from_dict({**latent, "num_kv_heads": usual_kv_heads(name, heads), **values})
-        check_variant(name, heads, spec.num_kv_heads, spec.kv_latent_dim)
+        spec = cls.from_dict({**usual_fields(name, plain), **values})
+        check_variant(name, spec)
         return spec
 
     @classmethod

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from attn_export.errors import SpecError
+from attn_export.spec.fields import AttentionFields
 from attn_export.spec.rules import divisors
 
 VARIANTS: Final = ("mha", "mqa", "gqa", "mla")
@@ -27,49 +28,43 @@ def check_known(name: str) -> None:
         raise SpecError(f"unknown variant {name!r}; choose one of {', '.join(VARIANTS)}")
 
 
-def usual_kv_heads(name: str, heads: int) -> int:
-    """Return the key/value heads of a variant: 1 for MQA and MLA, H for MHA, a quarter for GQA.
+def usual_fields(name: str, spec: AttentionFields) -> dict[str, Any]:
+    """Return the fields of a variant that depend on E and H.
+
+    MQA and MLA have one key/value head, and MHA has H. GQA has the largest divisor of H up to
+    H / 4, but at least 2 if H is even: 8 -> 2, 16 -> 4, 14 -> 2. MLA has the proportions of
+    DeepSeek-V2: one third of the D elements of a query is rotated, and the latent is four times as
+    wide as the other two thirds.
 
     Args:
         name: The variant.
-        heads: H. GQA has the largest divisor of H up to H / 4, but at least 2 if H is even:
-            8 -> 2, 16 -> 4, 14 -> 2.
+        spec: A spec with E and H.
     """
+    heads = spec.num_heads
     quarter = max(d for d in divisors(heads) if d <= max(2, heads // 4))
-    return {"mha": heads, "gqa": quarter}.get(name, 1)
+    fields: dict[str, Any] = {"num_kv_heads": {"mha": heads, "gqa": quarter}.get(name, 1)}
+    if name == "mla":
+        plain = max(spec.embed_dim // heads, 4)
+        rotated = plain // 4 * 2
+        fields |= {
+            "head_dim": plain + rotated, "v_head_dim": plain, "kv_latent_dim": 4 * plain,
+            "rotary": "interleaved", "rotary_dim": rotated, "bias": "none",
+        }  # fmt: skip
+    return fields
 
 
-def usual_latent(embed_dim: int, heads: int) -> dict[str, Any]:
-    """Return the fields of MLA in the proportions of DeepSeek-V2.
-
-    One third of the D elements of a query is rotated. The latent is four times as wide as the other
-    two thirds.
-
-    Args:
-        embed_dim: E.
-        heads: H.
-    """
-    plain = max(embed_dim // heads, 4)
-    rotated = plain // 4 * 2
-    return {
-        "head_dim": plain + rotated, "v_head_dim": plain, "kv_latent_dim": 4 * plain,
-        "rotary": "interleaved", "rotary_dim": rotated, "bias": "none",
-    }  # fmt: skip
-
-
-def check_variant(name: str, heads: int, kv_heads: int, latent: int) -> None:
+def check_variant(name: str, spec: AttentionFields) -> None:
     """Check that the dimensions of a spec are those of its variant.
 
     Args:
         name: The variant.
-        heads: H.
-        kv_heads: Hkv.
-        latent: C, 0 for none.
+        spec: The spec.
 
     Raises:
         SpecError: If they are not, since a field was changed.
     """
-    is_variant = {"mha": kv_heads == heads, "mqa": kv_heads == 1, "mla": latent > 0}
+    heads, kv_heads = spec.num_heads, spec.num_kv_heads
+    is_variant = {"mha": kv_heads == heads, "mqa": kv_heads == 1, "mla": spec.kv_latent_dim > 0}
     if not is_variant.get(name, 1 < kv_heads < heads):
         raise SpecError(
             f"{name} with num_heads {heads} and num_kv_heads {kv_heads}: MHA has as "
