@@ -117,10 +117,9 @@ def _transposed_names(
     if not match.layout.conv1d or packed not in stored:
         return set()
     shape, linear = stored[packed].shape, expected[packed].shape
-    is_linear = shape == linear and shape != linear[::-1]
-    if is_linear or (shape != linear[::-1] and shape[:1] > shape[1:]):
-        return set()
-    return {packed, match.prefix + match.layout.out_names[0]}
+    # A shape that is neither is an error, whose message compares it with the likelier one.
+    is_transposed = shape == linear[::-1] or (shape != linear and shape[:1] <= shape[1:])
+    return {packed, match.prefix + match.layout.out_names[0]} if is_transposed else set()
 
 
 def _missing(expected: Mapping[str, ExpectedTensor], source: TensorSource) -> list[str]:
