@@ -179,7 +179,7 @@ def write_errors(output: Path | str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def new_folder(output: Path, kind: str) -> Iterator[Path]:
+def replacement_of(output: Path, kind: str) -> Iterator[Path]:
     """Yield a new folder, which gets a list of its files and replaces `output` after the block.
 
     Args:

@@ -15,7 +15,7 @@ from attn_export.diagnose.explanation import Explanation
 from attn_export.diagnose.graph_run import GraphRunner
 from attn_export.graph.load import load_graph
 from attn_export.graph.save import replace_graph
-from attn_export.output_folder import new_folder, replaceable, write_errors
+from attn_export.output_folder import replaceable, replacement_of, write_errors
 from attn_export.results import Allowed, Arrays
 from attn_export.temp_folders import folder_beside
 
@@ -76,7 +76,7 @@ def write_folder(
     Raises:
         OutputError: If it cannot be written.
     """
-    with new_folder(folder, "explanation") as staged:
+    with replacement_of(folder, "explanation") as staged:
         replace_graph(load_graph(runner.path), staged / runner.path.name, beside=False)
         graph_inputs = runner.to_graph_layout(case.inputs)
         right = {name: array.astype(np.float64) for name, array in case.right.items()}

@@ -11,7 +11,7 @@ from attn_export.bundle import GOLDEN, MANIFEST, bundle_spec, graph_files, read_
 from attn_export.errors import UsageError
 from attn_export.kits.project import Language, decode_graph_for, facts, graph_for, write_project
 from attn_export.kits.project import language as language_of
-from attn_export.output_folder import new_folder, replaceable, write_errors
+from attn_export.output_folder import replaceable, replacement_of, write_errors
 from attn_export.parity.golden import read_index
 from attn_export.report.progress import Progress
 
@@ -55,7 +55,7 @@ def write_kit(
     spec = bundle_spec(bundle, manifest)
     context = facts(manifest, read_index(bundle / GOLDEN), spec, graph, decode)
     progress.phase("writing the kit")
-    with new_folder(output, "kit") as folder:
+    with replacement_of(output, "kit") as folder:
         write_project(project, context, folder)
         for name in (*manifest["files"], MANIFEST):
             (folder / BUNDLE / name).parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from attn_export.errors import SpecError, UsageError
-from attn_export.output_folder import new_folder
+from attn_export.output_folder import replacement_of
 from attn_export.report.html import TEMPLATES, render_page
 from attn_export.runtimes.release import release_of
 from attn_export.spec import AttentionSpec
@@ -92,7 +92,7 @@ def write_site(rows: Sequence[Row], output: Path, title: str, facts: Sequence[st
     """
     if not rows:
         raise UsageError("the store has no cells; run the sweep first")
-    with new_folder(output, "site") as folder:
+    with replacement_of(output, "site") as folder:
         for name, text in site_files(rows, title, facts).items():
             (folder / name).write_text(text, encoding="utf-8")
 
