@@ -163,7 +163,7 @@ def observe(
     values = limited(
         "attn_export.runtimes.dry_run_session:observe", str(folder / file.name), limits,
         # The provider opens some libraries by name later: they must not be those of this machine.
-        {LIBRARY_PATH: str(home() / CUDA_STAND_IN)},
+        {"LD_LIBRARY_PATH": str(home() / CUDA_STAND_IN)},
         graph=str(folder / file.name), architecture=card.name, bound=dict(file.bound),
         batch=batch, query_len=query_len, past_len=past_len,
     )  # fmt: skip
