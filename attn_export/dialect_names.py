@@ -10,6 +10,9 @@ STANDARD, PORTABLE, ORT, CUDA = DIALECTS = ("standard", "portable", "ort", "cuda
 """The dialects of graphs: ai.onnx with `Attention`; opset 18 without it; ONNX Runtime's operators
 that are fastest on the CPU; and those that are fastest in half precision on CUDA."""
 
+MICROSOFT = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
+
 MODEL = "model.onnx"
 """The file name of the graph in the standard dialect. `graph_name` derives the other names from
 it."""

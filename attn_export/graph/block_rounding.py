@@ -7,11 +7,9 @@ MatMulNBits of ONNX Runtime does the same at `accuracy_level` 4
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx_ir as ir
 
-from attn_export.graph.ir_helpers import optional_input
+from attn_export.graph.ir_helpers import constant_array, optional_input, producer_of, set_type
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.quantiser import BLOCK_LARGEST, LEAST_BLOCK_SCALE
 
@@ -32,52 +30,39 @@ def round_in_blocks(op: Builder, x: ir.Value, block: int) -> ir.Value:
     count = width // block
     block_shape, scale_shape = ir.Shape([*rows, count, block]), ir.Shape([*rows, count, 1])
 
-    def set_type(value: ir.Value, shape: ir.Shape | None) -> ir.Value:
-        value.dtype, value.shape = FLOAT, shape
-        return value
+    def add(shape: ir.Shape | None, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        return set_type(op(op_type, *inputs, **attributes), FLOAT, shape)
 
-    blocks = set_type(op("Reshape", x, op.ints(0, 0, count, block)), block_shape)
-    largest = set_type(
-        op("ReduceMax", set_type(op("Abs", blocks), block_shape), op.ints(-1), keepdims=1),
-        scale_shape,
-    )
-    scales = set_type(op("Div", largest, op.number(BLOCK_LARGEST, FLOAT)), scale_shape)
-    scales = set_type(op("Max", scales, op.number(LEAST_BLOCK_SCALE, FLOAT)), scale_shape)
-    integers = set_type(op("Round", set_type(op("Div", blocks, scales), block_shape)), block_shape)
-    rounded = set_type(op("Mul", integers, scales), block_shape)
-    return set_type(op("Reshape", rounded, op.ints(0, 0, count * block)), x.shape)
+    blocks = add(block_shape, "Reshape", x, op.ints(0, 0, count, block))
+    magnitudes = add(block_shape, "Abs", blocks)
+    largest = add(scale_shape, "ReduceMax", magnitudes, op.ints(-1), keepdims=1)
+    scales = add(scale_shape, "Div", largest, op.number(BLOCK_LARGEST, FLOAT))
+    scales = add(scale_shape, "Max", scales, op.number(LEAST_BLOCK_SCALE, FLOAT))
+    quotients = add(block_shape, "Div", blocks, scales)
+    rounded = add(block_shape, "Mul", add(block_shape, "Round", quotients), scales)
+    return add(x.shape, "Reshape", rounded, op.ints(0, 0, count * block))
 
 
 def read_block_rounding(value: ir.Value) -> tuple[ir.Value, int] | None:
     """Return the value before a rounding by block, and the block size; None for other values."""
-    nodes = dict(_match_pattern(value))
-    if len(nodes) != len(PATTERN):
+    nodes = _match_pattern(value)
+    if nodes is None or not _has_8_bit_constants(nodes):
         return None
-    blocks, scales = nodes["blocks"], nodes["scales"]
-    same_scales = nodes["Div"].inputs[1] is nodes["Mul"].inputs[1] is scales.outputs[0]
-    same_blocks = nodes["Abs"].inputs[0] is nodes["Div"].inputs[0] is blocks.outputs[0]
-    x, block_shape = blocks.inputs[0], _numbers(optional_input(blocks, 1))
-    merged_shape = _numbers(optional_input(nodes["joined"], 1))
-    if (
-        not same_scales
-        or not same_blocks
-        or x is None
-        or len(block_shape) != 4
-        or not _has_8_bit_constants(nodes)
-    ):
+    blocks, scales = nodes["blocks"].outputs[0], nodes["scales"].outputs[0]
+    same_scales = nodes["Div"].inputs[1] is nodes["Mul"].inputs[1] is scales
+    same_blocks = nodes["Abs"].inputs[0] is nodes["Div"].inputs[0] is blocks
+    x, target = nodes["blocks"].inputs[0], _numbers(optional_input(nodes["blocks"], 1))
+    if not same_scales or not same_blocks or x is None or len(target) != 4:
         return None
-    expected_shape = [0, 0, block_shape[2] * block_shape[3]]
-    return (
-        (x, int(block_shape[3]))
-        if merged_shape == expected_shape and block_shape[:2] == [0, 0]
-        else None
-    )
+    count, block = int(target[2]), int(target[3])
+    merged = _numbers(optional_input(nodes["merged"], 1)) == [0, 0, count * block]
+    return (x, block) if merged and target[:2] == [0, 0] else None
 
 
 PATTERN = {
     # name: (operator, name of the node that reads its output, index of the input that reads it)
-    "joined": ("Reshape", "", 0),
-    "Mul": ("Mul", "joined", 0),
+    "merged": ("Reshape", "", 0),
+    "Mul": ("Mul", "merged", 0),
     "Round": ("Round", "Mul", 0),
     "Div": ("Div", "Round", 0),
     "blocks": ("Reshape", "Div", 0),
@@ -89,16 +74,16 @@ PATTERN = {
 """The nodes of a rounding by block, from the last to the first."""
 
 
-def _match_pattern(value: ir.Value) -> Iterator[tuple[str, ir.Node]]:
-    """Yield the nodes of the pattern by name, up to the first that does not match."""
+def _match_pattern(value: ir.Value) -> dict[str, ir.Node] | None:
+    """Return the nodes of the pattern by name; None if one of them is another operator."""
     nodes: dict[str, ir.Node] = {}
-    for name, (op_type, reader, number) in PATTERN.items():
-        output = value if not reader else optional_input(nodes[reader], number)
-        node = None if output is None else output.producer()
-        if node is None or node.op_type != op_type or node.domain:
-            return
+    for name, (op_type, reader, index) in PATTERN.items():
+        output = value if not reader else optional_input(nodes[reader], index)
+        node = producer_of(output, op_type)
+        if node is None:
+            return None
         nodes[name] = node
-        yield name, node
+    return nodes
 
 
 def _has_8_bit_constants(nodes: dict[str, ir.Node]) -> bool:
@@ -115,5 +100,5 @@ def _has_8_bit_constants(nodes: dict[str, ir.Node]) -> bool:
 
 def _numbers(value: ir.Value | None) -> list[float]:
     """Return the elements of a constant; an empty list for other values."""
-    tensor = None if value is None else value.const_value
-    return [] if tensor is None else tensor.numpy().ravel().tolist()
+    array = constant_array(value)
+    return [] if array is None else array.ravel().tolist()

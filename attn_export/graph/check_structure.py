@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 
-from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
+from attn_export.dialect_names import CUDA, MICROSOFT, ORT, PORTABLE, STANDARD
 from attn_export.errors import one_line
 from attn_export.results import GraphFile
 from attn_export.spec import Shape
@@ -189,7 +189,7 @@ OPERATORS = {
 }  # fmt: skip
 """Operators of graphs of attn-export's own module, by dialect."""
 
-DOMAINS = dict.fromkeys((ORT, CUDA), ("", "ai.onnx", "com.microsoft"))
+DOMAINS = dict.fromkeys((ORT, CUDA), ("", "ai.onnx", MICROSOFT))
 """Operator domains that a dialect allows; by default only that of ONNX."""
 
 

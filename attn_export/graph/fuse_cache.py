@@ -14,7 +14,15 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from attn_export.graph.axis_names import Size, known_equal
-from attn_export.graph.ir_helpers import dims, nodes_of, optional_input
+from attn_export.graph.ir_helpers import (
+    constant_array,
+    dims,
+    nodes_of,
+    optional_input,
+    producer_of,
+    trace_back,
+    value_before,
+)
 
 LAYOUT = frozenset(
     {"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
@@ -88,23 +96,14 @@ def fuse_caches(model: ir.Model) -> None:
 
 def _cache_concat(value: ir.Value | None) -> ir.Node | None:
     """Return the Concat that computes `value` if it appends to a cache along the length."""
-    node = value.producer() if value is not None else None
-    if node is None or node.op_type != "Concat" or len(node.inputs) != 2:
+    node = producer_of(value, "Concat")
+    if node is None or len(node.inputs) != 2:
         return None
     past = node.inputs[0]
-    if past is None or len(dims(past)) != 4 or not _comes_from_input(past):
+    # A cache is part of a graph input; a constant prefix is none.
+    if past is None or len(dims(past)) != 4 or not trace_back(past, LAYOUT).is_graph_input():
         return None
     return node if node.attributes.get_int("axis", 0) % 4 == LENGTH else None
-
-
-def _comes_from_input(value: ir.Value) -> bool:
-    """Return whether a value is part of a graph input: a cache, and not a constant prefix."""
-    while not value.is_graph_input():
-        node = value.producer()
-        if node is None or node.op_type not in LAYOUT or node.inputs[0] is None:
-            return False
-        value = node.inputs[0]
-    return True
 
 
 def _can_fuse(node: ir.Node, concats: Sequence[ir.Node | None]) -> bool:
@@ -112,12 +111,12 @@ def _can_fuse(node: ir.Node, concats: Sequence[ir.Node | None]) -> bool:
     key, value = concats
     if key is None or value is None or key is value:
         return False
-    lengths = [
-        dims(past)[LENGTH] for concat in (key, value) if (past := concat.inputs[0]) is not None
-    ]
-    if not known_equal(*lengths):
+    past_key, past_value = key.inputs[0], value.inputs[0]
+    assert past_key is not None  # `_cache_concat` has checked both
+    assert past_value is not None
+    if not known_equal(dims(past_key)[LENGTH], dims(past_value)[LENGTH]):
         return False
-    outputs = [concat.outputs[0] for concat in (key, value)]
+    outputs = (key.outputs[0], value.outputs[0])
     are_read = all(out.is_graph_output() or len(out.uses()) > 1 for out in outputs)
     return are_read and not any(_leads_to(out, node) for out in outputs)
 
@@ -157,19 +156,17 @@ def _unrepeated(value: ir.Value | None) -> ir.Value | None:
     """Return the `[B, Hkv, S, D]` whose heads `value` `[B, H, S, D]` repeats, or None."""
     if value is None or len(dims(value)) != 4:
         return None
-    heads = dims(value)[HEADS]
-    single = _producers(value, "Expand")
-    if single:
-        source = single[0].inputs[0]
-        return source if source is not None and _repeats_one_head(source, value) else None
-    nodes = _producers(value, "Reshape", "Expand", "Unsqueeze")
-    if not nodes:
+    source = value_before(value, "Expand")
+    if source is not None:
+        return source if _repeats_one_head(source, value) else None
+    expand = producer_of(value_before(value, "Reshape"), "Expand")
+    lift = None if expand is None else producer_of(expand.inputs[0], "Unsqueeze")
+    source = None if lift is None else lift.inputs[0]
+    if expand is None or lift is None or source is None or len(dims(source)) != 4:
         return None
-    _, expand, lift = nodes
-    source = lift.inputs[0]
-    if source is None or len(dims(source)) != 4 or _numbers(lift.inputs[1]) != [HEADS + 1]:
+    (B, G, S, D), heads = dims(source), dims(value)[HEADS]
+    if _numbers(lift.inputs[1]) != [HEADS + 1]:
         return None
-    B, G, S, D = dims(source)
     if not isinstance(heads, int) or not isinstance(G, int):
         return None
     # If the exporter did not note the shape of the Expand, its target is a constant.
@@ -184,19 +181,6 @@ def _repeats_one_head(source: ir.Value, value: ir.Value) -> bool:
     return isinstance(H, int) and _all_equal([B, 1, S, D], dims(source))
 
 
-def _producers(value: ir.Value, *op_types: str) -> list[ir.Node]:
-    """Return the chain of nodes that computes `value`, last first; empty if the types differ."""
-    nodes: list[ir.Node] = []
-    source: ir.Value | None = value
-    for op_type in op_types:
-        node = source.producer() if source is not None else None
-        if node is None or node.op_type != op_type:
-            return []
-        nodes.append(node)
-        source = node.inputs[0]
-    return nodes
-
-
 def _all_equal(sizes: Sequence[Size], others: Sequence[Size]) -> bool:
     """Return whether two shapes are known to be equal."""
     return len(sizes) == len(others) and all(map(known_equal, sizes, others))
@@ -204,6 +188,5 @@ def _all_equal(sizes: Sequence[Size], others: Sequence[Size]) -> bool:
 
 def _numbers(value: ir.Value | None) -> list[int] | None:
     """Return the elements of an integer constant; None for other values."""
-    if value is None or value.const_value is None:
-        return None
-    return [int(number) for number in value.const_value.numpy().ravel()]
+    array = constant_array(value)
+    return None if array is None else [int(number) for number in array.ravel()]

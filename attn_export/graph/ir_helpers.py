@@ -2,11 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
+
+from attn_export.graph.axis_names import Size
+
+# -- values, and the nodes that compute them ----------------------------------------------------
+
+
+def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
+    """Return the nodes of an ONNX operator as a list, so that the graph may change during a loop.
+
+    Args:
+        model: The graph.
+        op_type: The operator, such as ``"Add"``.
+    """
+    return [node for node in model.graph if node.op_type == op_type and node.domain == ""]
+
+
+def producer_of(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """Return the node that computes a value, if it is this operator of ONNX; else None.
+
+    Args:
+        value: The value; None is allowed, as an input that is not set.
+        op_type: The operator, such as ``"Add"``.
+    """
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op_type and not node.domain else None
+
+
+def value_before(value: ir.Value | None, op_type: str) -> ir.Value | None:
+    """Return the first input of the node that computes a value, if it is this operator; else None.
+
+    Args:
+        value: The value; None is allowed, as an input that is not set.
+        op_type: The operator, such as ``"Cast"``.
+    """
+    node = producer_of(value, op_type)
+    return None if node is None else node.inputs[0]
+
+
+def trace_back(value: ir.Value, op_types: Collection[str]) -> ir.Value:
+    """Return the value from which a value is computed by these operators alone.
+
+    Args:
+        value: The value; it is returned if another operator computes it.
+        op_types: The operators, which are followed along their first inputs.
+    """
+    node = value.producer()
+    while node is not None and node.op_type in op_types and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
+def constant_array(value: ir.Value | None) -> np.ndarray | None:
+    """Return the array of an initialiser, of any type and shape; None for other values.
+
+    An initialiser that is also a graph input is no constant, because callers may replace it.
+    """
+    tensor = None if value is None or value.is_graph_input() else value.const_value
+    return None if tensor is None else tensor.numpy()
+
+
+def slice_of_last_axis(value: ir.Value | None) -> tuple[ir.Value, int, int, int] | None:
+    """Return what a Slice of the last axis reads, with start, end and step; None for other values.
+
+    Start, end and step must be constants, and the size of the axis be known; it limits the end.
+    """
+    node = producer_of(value, "Slice")
+    source = None if node is None else node.inputs[0]
+    if node is None or source is None or not dims(source):
+        return None
+    width, last = dims(source)[-1], len(dims(source)) - 1
+    arrays = [constant_array(x) for x in node.inputs[1:]]
+    numbers = [int(x.item()) for x in arrays if x is not None and x.size == 1]
+    if len(numbers) < max(len(arrays), 3) or not isinstance(width, int):
+        return None
+    start, end, axis, *step = numbers
+    return (source, start, min(end, width), step[0] if step else 1) if axis in (-1, last) else None
+
+
+def optional_input(node: ir.Node, index: int) -> ir.Value | None:
+    """Return an input of a node; None if it is not set.
+
+    Args:
+        node: The node.
+        index: The index of the input.
+    """
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def dims(value: ir.Value) -> tuple[Size, ...]:
+    """Return the shape of a value as a tuple; empty if it is unknown."""
+    return tuple(value.shape or ())
+
+
+def set_type(value: ir.Value, dtype: ir.DataType | None, shape: ir.Shape | None) -> ir.Value:
+    """Set the type and shape of a value, and return it.
+
+    Args:
+        value: The value; changed in place.
+        dtype: The type of its elements; None to leave the type as it is.
+        shape: The shape; None if it is not known.
+    """
+    if dtype is not None:
+        value.dtype = dtype
+    value.shape = shape
+    return value
+
+
+# -- added constants and nodes ------------------------------------------------------------------
 
 
 def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
@@ -43,35 +152,10 @@ def constant_name(tensor: ir.TensorProtocol) -> str:
     return f"{tensor.dtype.name.lower()}[{shape}]_{text}"
 
 
-def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
-    """Return the nodes of an ONNX operator as a list, so that the graph may change during a loop.
-
-    Args:
-        model: The graph.
-        op_type: The operator, such as ``"Add"``.
-    """
-    return [node for node in model.graph if node.op_type == op_type and node.domain == ""]
-
-
-def optional_input(node: ir.Node, index: int) -> ir.Value | None:
-    """Return an input of a node; None if it is not set.
-
-    Args:
-        node: The node.
-        index: The index of the input.
-    """
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
-def dims(value: ir.Value) -> tuple[int | ir.SymbolicDim, ...]:
-    """Return the shape of a value as a tuple; empty if it is unknown."""
-    return tuple(value.shape or ())
-
-
 def insert(
     node: ir.Node,
     new: ir.Node,
-    like: ir.Value | None,
+    like: ir.Value | None = None,
     dtype: ir.DataType | None = None,
     shape: ir.Shape | None = None,
 ) -> ir.Value:
@@ -81,23 +165,18 @@ def insert(
         node: The existing node, whose metadata the new one gets.
         new: The new node, which has one output.
         like: The value from which type and shape are taken by default.
-        dtype: The type of the output.
-        shape: The shape of the output.
+        dtype: The type of the output, if it is another.
+        shape: The shape of the output, if it is another.
     """
     assert node.graph is not None  # callers find it in a graph
     new.metadata_props.update(node.metadata_props)
     node.graph.insert_before(node, new)
-    out = new.outputs[0]
-    out_dtype = dtype or (like.dtype if like is not None else None)
-    if out_dtype is not None:
-        out.dtype = out_dtype
-    shape = shape or (like.shape if like is not None else None)
-    out.shape = ir.Shape(shape) if shape is not None else None
-    return out
+    if like is not None:
+        dtype, shape = dtype or like.dtype, shape or like.shape
+    return set_type(new.outputs[0], dtype, None if shape is None else ir.Shape(shape))
 
 
 # -- initialisers of equal values become one, without a copy of large ones ----------------------
-
 
 LARGE = 2**20
 """The largest number of elements of a tensor that is compared by a copy of its bytes."""
@@ -173,13 +252,11 @@ def store_in_narrow_types(model: ir.Model, dtypes: Mapping[str, str]) -> None:
 def _narrow_source(model: ir.Model, value: ir.Value, dtype: ir.DataType) -> None:
     name = str(value.name)
     cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT}, name=f"{name}/Cast")
-    widened = cast.outputs[0]
-    widened.name, widened.shape = f"{name}.float32", value.shape
-    widened.dtype = ir.DataType.FLOAT
+    widened = set_type(cast.outputs[0], ir.DataType.FLOAT, value.shape)
+    widened.name = f"{name}.float32"
     value.replace_all_uses_with(widened)
     cast.replace_input_with(0, value)
-    first = next(iter(model.graph))
-    model.graph.insert_before(first, cast)
+    model.graph.insert_before(model.graph[0], cast)
     value.dtype = dtype
     if value.const_value is not None:
         exact = value.const_value.numpy()
@@ -193,7 +270,7 @@ def _narrow_output(model: ir.Model, index: int, dtype: ir.DataType) -> None:
     name = str(value.name)
     value.name = f"{name}.float32"
     cast = ir.node("Cast", [value], {"to": dtype}, name=f"{name}/Cast_of_output")
-    narrowed = cast.outputs[0]
-    narrowed.name, narrowed.shape, narrowed.dtype = name, value.shape, dtype
+    narrowed = set_type(cast.outputs[0], dtype, value.shape)
+    narrowed.name = name
     model.graph.append(cast)
     model.graph.outputs[index] = narrowed

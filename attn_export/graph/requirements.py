@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from attn_export.dialect_names import ORT, PORTABLE, STANDARD
+from attn_export.dialect_names import MICROSOFT, ORT, PORTABLE, STANDARD
 from attn_export.graph.ir_helpers import dims, optional_input
 from attn_export.graph.load import load_graph
 
@@ -117,8 +117,8 @@ def _matmul_nbits_uses(node: ir.Node) -> set[str]:
 USES = {
     ATTENTION: _attention_uses, "Cast": _cast_uses, "DequantizeLinear": _dequantise_uses,
     "Range": _range_uses, ORDER: _comparison_uses,
-    "com.microsoft.GroupQueryAttention": _grouped_query_uses,
-    "com.microsoft.MatMulNBits": _matmul_nbits_uses,
+    f"{MICROSOFT}.GroupQueryAttention": _grouped_query_uses,
+    f"{MICROSOFT}.MatMulNBits": _matmul_nbits_uses,
 }  # fmt: skip
 
 
@@ -149,7 +149,6 @@ def depends_on_contents(value: ir.Value) -> bool:
 PORTABLE_UP_TO = 18
 """The newest opset that every runtime supports."""
 
-MICROSOFT = "com.microsoft"
 EPS = {onnx.TensorProto.FLOAT16: 2.0**-10, onnx.TensorProto.BFLOAT16: 2.0**-7}
 QUANTISED = frozenset({
     "DequantizeLinear", "DynamicQuantizeLinear", "GatherBlockQuantized", "MatMulInteger",

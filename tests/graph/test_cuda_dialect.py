@@ -20,6 +20,7 @@ from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.lower import DECODE, PREFILL, Lowered, lower
 from attn_export.graph.lower.cuda import window_of
+from attn_export.graph.lower.read import read_attention
 from attn_export.jobs.explain import explain
 from attn_export.results import BASE
 
@@ -174,7 +175,7 @@ def test_a_graph_that_gains_nothing_is_refused_with_the_reason(name: str):
 def test_a_window_is_known_by_its_values(fields: dict[str, Any], window: int | None):
     model = exported(fields)
     (node,) = (node for node in model.graph if node.op_type == "Attention")
-    assert window_of(model, node) == window
+    assert window_of(model, read_attention(node)) == window
 
 
 def test_the_judge_takes_it_and_one_without_a_kernel_here_is_not_run(tmp_path: Path):

@@ -18,7 +18,7 @@ those masks stay.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,74 +42,61 @@ FLOATS = [0.0, 0.0, 1.0, -0.5, -np.inf, float(np.finfo(np.float32).min)]
 """Values from which artificial data is drawn: enough to see whether a node passes it on."""
 
 
-def remove_causal_part(
-    model: ir.Model, mask_graph: MaskGraph, trials: MaskTrials
-) -> ir.Value | None:
+def _remove_causal_part(model: ir.Model, mask_graph: MaskGraph) -> ir.Value | None:
     """Build the mask without the part that is computed from sizes, if that part is causal.
 
     An operand that is computed from sizes, and is the same number for all visible keys, is replaced
     by this number where it is combined with data. This is right if the new mask equals the old one
     for visible keys, and the old one hides all others. Both are verified on random data.
 
-    Args:
-        model: The graph to which the nodes of the new mask are added.
-        mask_graph: The nodes of the mask.
-        trials: The sizes at which the mask is evaluated.
-
     Returns:
         The new mask; None if there is no such part.
     """
-    parts, last = _size_values(mask_graph, trials), mask_graph.mask.producer()
+    parts, last = _size_values(mask_graph), mask_graph.mask.producer()
     if not parts or last is None:
         return None
-    data_dependent_values = [
-        x
-        for node in mask_graph.nodes
-        for x in node.outputs
-        if x.name and x in mask_graph.data_dependent
-    ]
-    evaluate_mask, evaluate_rest = (
-        mask_graph.evaluator([mask_graph.mask]),
-        mask_graph.evaluator(data_dependent_values, cut=parts),
-    )
+    dependent = [x for node in mask_graph.nodes for x in node.outputs if x.name]
+    dependent = [value for value in dependent if value in mask_graph.data_dependent]
+    evaluate_rest = mask_graph.evaluator(dependent, cut=parts)
     runs: list[TrialValues] = []
-    for trial in mask_graph.trials():
-        data = {value: _draw(value, trials, trial) for value in mask_graph.data}
-        before = mask_graph.run_trial(evaluate_mask, trial, data)
+    for trial in mask_graph.required_trials():
+        data = {value: _draw(value, mask_graph.trials, trial) for value in mask_graph.data}
+        before = mask_graph.mask_in(trial, data)
         if before is None:
             continue
-        after = evaluate_rest(mask_graph.sizes(trial), data | parts)
-        if not _is_causal_split(before[mask_graph.mask], after[mask_graph.mask], trial):
+        after = evaluate_rest(trial, data | parts)
+        if not _is_causal_split(before, broadcast_to_scores(after[mask_graph.mask], trial), trial):
             return None
         if trial.keys <= SMALL:
             runs.append((trial, data | after))
-    return _rebuild(Builder(model, last), mask_graph, parts, trials, runs)
+    return _rebuild(Builder(model, last), mask_graph, parts, runs)
 
 
-def _size_values(mask_graph: MaskGraph, trials: MaskTrials) -> dict[ir.Value, Array]:
+def _size_values(mask_graph: MaskGraph) -> dict[ir.Value, Array]:
     """Return operands of data-dependent nodes that are computed from sizes, with their number.
 
     Each is the same number for all visible keys. The arrays have that number as only element.
     """
+    computed = {value for node in mask_graph.nodes for value in node.outputs}
     operands = {
         value: None
         for node in mask_graph.nodes
         if not mask_graph.data_dependent.isdisjoint(node.outputs)
         for value in node.inputs
-        if value is not None and value not in mask_graph.data_dependent
+        if value in computed and value not in mask_graph.data_dependent
     }
-    computed = {value for node in mask_graph.nodes for value in node.outputs}
-    values = [value for value in operands if value in computed]
+    values = [value for value in operands if value is not None]
     evaluate = mask_graph.evaluator(values)
-    numbers_by_value: dict[ir.Value, set[Any]] = {value: set() for value in values}
-    for trial in trials.small():
-        for value, array in evaluate(mask_graph.sizes(trial), {}).items():
-            numbers_by_value[value] |= _visible_numbers(array, trial)
-    ranks = {value: array.ndim for value, array in evaluate(mask_graph.sizes(trial), {}).items()}
+    numbers: dict[ir.Value, set[Any]] = {value: set() for value in values}
+    ranks: dict[ir.Value, int] = {}
+    for trial in mask_graph.trials.small():
+        for value, array in evaluate(trial, {}).items():
+            numbers[value] |= _visible_numbers(array, trial)
+            ranks[value] = array.ndim
     return {
-        value: np.full([1] * ranks[value], next(iter(numbers)))
-        for value, numbers in numbers_by_value.items()
-        if len(numbers) == 1 and None not in numbers
+        value: np.full([1] * ranks[value], next(iter(found)))
+        for value, found in numbers.items()
+        if len(found) == 1 and None not in found
     }
 
 
@@ -123,7 +110,6 @@ def _visible_numbers(array: Array, trial: MaskTrial) -> set[Any]:
 
 def _is_causal_split(before: Array, after: Array, trial: MaskTrial) -> bool:
     """Return whether two masks agree on causally visible keys, and the first hides all others."""
-    before, after = broadcast_to_scores(before, trial), broadcast_to_scores(after, trial)
     same = (before == after) | ((before != before) & (after != after))
     hidden = ~before if before.dtype == np.bool_ else before == -np.inf
     visible, future = trial.shown & trial.causal, trial.shown & ~trial.causal
@@ -144,33 +130,23 @@ def _rebuild(
     op: Builder,
     mask_graph: MaskGraph,
     parts: Mapping[ir.Value, Array],
-    trials: MaskTrials,
     runs: Sequence[TrialValues],
 ) -> ir.Value:
     """Copy the nodes of the mask, with numbers in place of the operands in `parts`."""
-    replacements: dict[ir.Value | None, ir.Value] = {
-        x: op.array(array) for x, array in parts.items()
-    }
+    replacements = {value: op.array(array) for value, array in parts.items()}
     for node in mask_graph.nodes:
-        if (
-            not any(value in replacements for value in node.inputs)
-            or node.outputs[0] in replacements
-        ):
+        is_replaced = node.outputs[0] in replacements
+        if is_replaced or not any(value in replacements for value in node.inputs):
             continue
         passed_value = _passed_value(node, parts, runs)
         if passed_value is not None:
             replacements[node.outputs[0]] = replacements.get(passed_value, passed_value)
             continue
-        inputs = [
-            value if value is None else replacements.get(value, value) for value in node.inputs
-        ]
-        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        outputs = op.add_node(node.op_type, inputs, len(node.outputs), **attributes)
-        for old, value in zip(node.outputs, outputs, strict=True):
+        copies = op.copy_node(node, replacements)
+        for old, value in zip(node.outputs, copies, strict=True):
             value.dtype = ir.DataType.from_numpy(runs[0][1][old].dtype)
-            value.shape = _shape_over_trials(
-                trials, [(trial, values[old].shape) for trial, values in runs]
-            )
+            shapes = [(trial, values[old].shape) for trial, values in runs]
+            value.shape = _shape_over_trials(mask_graph.trials, shapes)
             replacements[old] = value
     return replacements[mask_graph.mask]
 
@@ -261,24 +237,19 @@ def _replacement(model: ir.Model, a: AttentionNode, trials: MaskTrials) -> Compu
     foreign_lengths = a.valid_keys is not None and trials.cache is None
     if a.mask is None or foreign_lengths or (a.output(3) is not None and a.mode == MASKED):
         return None
-    mask_graph = MaskGraph(a.mask, None if trials.cache is None else trials.cache.lengths, trials)
+    mask_graph = MaskGraph(a.mask, trials)
     if a.mask not in mask_graph.data_dependent:
-        return _replacement_by_sizes(mask_graph, trials)
+        return _replacement_by_sizes(mask_graph)
     if a.causal or not trials.appends:
         return None
-    remaining_mask = remove_causal_part(model, mask_graph, trials)
+    remaining_mask = _remove_causal_part(model, mask_graph)
     return None if remaining_mask is None else ComputedMask(remaining_mask, causal=True)
 
 
-def _replacement_by_sizes(mask_graph: MaskGraph, trials: MaskTrials) -> ComputedMask | None:
+def _replacement_by_sizes(mask_graph: MaskGraph) -> ComputedMask | None:
     """Return the replacement of a mask that is computed from sizes alone, or None."""
     redundant = causal = True
-    evaluate = mask_graph.evaluator([mask_graph.mask])
-    for trial in mask_graph.trials():
-        values = mask_graph.run_trial(evaluate, trial)
-        if values is None:
-            continue
-        shown, hidden = shown_and_hidden(broadcast_to_scores(values[mask_graph.mask], trial))
+    for trial, shown, hidden in shown_and_hidden(mask_graph):
         redundant = redundant and bool((shown | ~trial.shown).all())
         visible, future = trial.shown & trial.causal, trial.shown & ~trial.causal
         causal = causal and bool(((shown | ~visible) & (hidden | ~future)).all())
@@ -286,15 +257,20 @@ def _replacement_by_sizes(mask_graph: MaskGraph, trials: MaskTrials) -> Computed
             return None
     if redundant:
         return ComputedMask(None, causal=False)
-    return ComputedMask(None, causal=True) if trials.appends else None
+    return ComputedMask(None, causal=True) if mask_graph.trials.appends else None
 
 
-def shown_and_hidden(mask: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-    """Return the keys that a mask shows, and those that it hides, as two bool arrays.
+def shown_and_hidden(mask_graph: MaskGraph) -> Iterator[tuple[MaskTrial, Array, Array]]:
+    """Yield trials of a mask that is computed from sizes alone, with the keys shown and hidden.
 
-    Keys with other finite values are in neither.
+    Both are bool `[B, H or 1, L, S]`. Keys with other finite values are in neither.
     """
-    if mask.dtype == np.bool_:
-        return mask, ~mask
-    lowest = HIDING if mask.dtype == np.float32 else -np.inf
-    return mask == 0, mask <= lowest
+    for trial in mask_graph.required_trials():
+        mask = mask_graph.mask_in(trial)
+        if mask is None:
+            continue
+        if mask.dtype == np.bool_:
+            yield trial, mask, ~mask
+        else:
+            lowest = HIDING if mask.dtype == np.float32 else -np.inf
+            yield trial, mask == 0, mask <= lowest

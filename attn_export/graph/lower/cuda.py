@@ -9,21 +9,25 @@ after a past in larger batches.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import numpy as np
 import onnx_ir as ir
 
+from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower.computed_masks import shown_and_hidden
 from attn_export.graph.lower.heads import (
     merge_heads,
-    merged_output,
     merged_to_output,
-    replace_output,
+    read_with_merge,
+    replace_node,
 )
-from attn_export.graph.lower.in_place_cache import InPlaceCache, in_place_cache, is_bound
+from attn_export.graph.lower.in_place_cache import (
+    InPlaceCache,
+    can_be_written_by_operator,
+    in_place_cache,
+)
 from attn_export.graph.lower.inside_projections import (
     Rotation,
     find_norm,
@@ -31,11 +35,10 @@ from attn_export.graph.lower.inside_projections import (
     pack_projections,
 )
 from attn_export.graph.lower.mask_trials import MaskTrials
-from attn_export.graph.lower.mask_values import MaskGraph, broadcast_to_scores
+from attn_export.graph.lower.mask_values import MaskGraph
 from attn_export.graph.lower.node_builder import Builder, take_over
-from attn_export.graph.lower.read import AttentionNode, read_attention
-
-MICROSOFT, INT32 = "com.microsoft", ir.DataType.INT32
+from attn_export.graph.lower.ort_kernels import INT32, attributes_of, takes_widths
+from attn_export.graph.lower.read import AttentionNode
 
 POSITIONS = 2**15
 """The length of the rotary tables. ONNX Runtime refuses caches that are longer."""
@@ -57,43 +60,36 @@ def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
     Raises:
         GraphError: If heads or widths of the node are not known.
     """
-    a = read_attention(node)
-    a = a if a.packed else dataclasses.replace(a, merged=merged_output(a))
+    a = read_with_merge(node)
     cache = in_place_cache(a)
     if cache is None or not _fits(a, cache):
         return False
-    window = None if a.mask is None else window_of(model, node)
+    window = None if a.mask is None else window_of(model, a)
     if a.mask is not None and window is None:
         return False
     op = Builder(model, node)
     attended, *present = _grouped_query_attention(op, a, cache, window)
     take_over(a.key, present[0])
     take_over(a.value, present[1])
-    replace_output(a, 0, merged_to_output(op, a, attended))
-    model.graph.remove(node, safe=True)
+    replace_node(model, a, [merged_to_output(op, a, attended)])
     return True
 
 
-def writes_in_place(model: ir.Model, node: ir.Node) -> bool:
+def writes_in_place(model: ir.Model, a: AttentionNode) -> bool:
     """Return whether a node has a cache in place and no mask but a window, in any element type.
 
     Args:
         model: The graph.
-        node: An `Attention` node.
+        a: The `Attention` node as plain values.
     """
-    a = read_attention(node)
-    return in_place_cache(a) is not None and (a.mask is None or window_of(model, node) is not None)
+    return in_place_cache(a) is not None and (a.mask is None or window_of(model, a) is not None)
 
 
 def _fits(a: AttentionNode, cache: InPlaceCache) -> bool:
     """Return whether the operator can compute the node, and may write the cache itself."""
-    sole_reader = len(a.key.uses()) == 1 and len(a.value.uses()) == 1
-    bound = is_bound(cache.past_key, a.key) and is_bound(cache.past_value, a.value)
-    plain = a.output(3) is None and a.precision in (None, a.dtype)
-    return (
-        sole_reader and bound and plain and 1 in (dims(a.query)[0], dims(a.query)[-2])
-        and a.head_dim == a.v_head_dim and a.head_dim % 8 == 0
-    )  # fmt: skip
+    one_query_or_batch = 1 in (dims(a.query)[0], dims(a.query)[-2])
+    written = can_be_written_by_operator(cache, a.key, a.value)
+    return written and a.is_plain and one_query_or_batch and takes_widths(a)
 
 
 def _grouped_query_attention(
@@ -126,13 +122,9 @@ def _grouped_query_attention(
     ]  # fmt: skip
     while inputs[-1] is None:
         inputs.pop()
-    attributes: dict[str, float] = {
-        "num_heads": a.num_heads, "kv_num_heads": a.num_kv_heads, "scale": a.scale,
-    }  # fmt: skip
+    attributes = attributes_of(a)
     if window is not None:
         attributes["local_window_size"] = window
-    if a.softcap:
-        attributes["softcap"] = a.softcap
     if rotation is not None:
         attributes["do_rotary"] = 1
     if norm is not None:
@@ -195,41 +187,33 @@ def _tables(op: Builder, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
     return cos, sin
 
 
-def window_of(model: ir.Model, node: ir.Node) -> int | None:
+def window_of(model: ir.Model, a: AttentionNode) -> int | None:
     """Return the number of last keys that a mask shows, each query's own key included.
 
     The nodes of the mask are run at several sizes, as in `computed_masks`.
 
     Args:
         model: The graph.
-        node: An `Attention` node.
+        a: The `Attention` node as plain values.
 
     Returns:
         The number; None if the mask is no such window.
     """
     try:
-        a = read_attention(node)
         trials = MaskTrials(model, a)
         if a.mask is None or trials.cache is None or not trials.appends:
             return None
-        mask_graph = MaskGraph(a.mask, trials.cache.lengths, trials)
-        return (
-            None
-            if a.mask in mask_graph.data_dependent
-            else _measure_window(mask_graph, causal=a.causal)
-        )
+        mask_graph = MaskGraph(a.mask, trials)
+        if a.mask in mask_graph.data_dependent:
+            return None
+        return _measure_window(mask_graph, causal=a.causal)
     except Exception:  # foreign graphs may raise anything; the mask stays
         return None
 
 
 def _measure_window(mask_graph: MaskGraph, *, causal: bool) -> int | None:
-    evaluate = mask_graph.evaluator([mask_graph.mask])
     farthest, nearest = 0, NOTHING_HIDDEN  # distances of visible and of hidden keys
-    for trial in mask_graph.trials():
-        values = mask_graph.run_trial(evaluate, trial)
-        if values is None:
-            continue
-        shown, hidden = shown_and_hidden(broadcast_to_scores(values[mask_graph.mask], trial))
+    for trial, shown, hidden in shown_and_hidden(mask_graph):
         if not (shown | hidden).all() or not (causal or (hidden | trial.causal).all()):
             return None
         query = trial.past[:, None, None, None] + np.arange(trial.queries)[:, None]

@@ -15,7 +15,8 @@ from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.ir_helpers import dims, merge_equal_constants, nodes_of
 from attn_export.graph.lower.computed_masks import recognise_masks
 from attn_export.graph.lower.form_choice import KERNELS, Form
-from attn_export.graph.lower.in_place_cache import TRANSPOSED, in_place_cache, is_bound
+from attn_export.graph.lower.heads import SWAP_LAST_AXES
+from attn_export.graph.lower.in_place_cache import in_place_cache, is_bound
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
 from attn_export.graph.lower.ort import (
     appends_to_cache,
@@ -95,12 +96,13 @@ def lower(model: ir.Model, dialect: str, form: Form = KERNELS) -> dict[str, Lowe
     _refuse_other_domains(source, dialect)
     recognised = 0
     if dialect == ORT:
-        if any(value is None or value.shape is None for value in _softmax_inputs(source)):
-            source = _with_shapes(source)
+        source = _with_shapes(source, [node.inputs[0] for node in nodes_of(source, "Softmax")])
         recognised = _recognise_written_out(source)
     _refuse_without_attention(source, dialect)
-    if any(value.shape is None for value in _values_that_need_shapes(source)):
-        source = _with_shapes(source)
+    nodes = [*nodes_of(source, "Attention"), *nodes_of(source, "RotaryEmbedding")]
+    source = _with_shapes(
+        source, [value for node in nodes for value in node.inputs if value is not None]
+    )
     graphs = REWRITES[dialect](source, form)
     return {
         phase: dataclasses.replace(_finish(lowered), recognised=recognised)
@@ -110,7 +112,7 @@ def lower(model: ir.Model, dialect: str, form: Form = KERNELS) -> dict[str, Lowe
 
 def _recognise_written_out(model: ir.Model) -> int:
     """Replace attention that is written out by `Attention` nodes, and return their number."""
-    if not _softmax_inputs(model):
+    if not nodes_of(model, "Softmax"):
         return 0
     from attn_export.graph.lower.written_out import recognise_attention
 
@@ -160,10 +162,15 @@ def _drop_inner_shapes(model: ir.Model) -> None:
                 value.shape = None
 
 
-def _to_ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
+def _prepare_masks(model: ir.Model) -> None:
+    """Replace masks and caches by what `Attention` does itself, as far as possible."""
     fuse_attention(model)
     recognise_masks(model)
     spread_masks(model)  # ONNX Runtime refuses masks whose query axis is 1
+
+
+def _to_ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
+    _prepare_masks(model)
     bound, layouts = _bound_caches(model), _cache_layouts(model)
     graphs = {"": _describe(model.clone(), ORT, layouts=layouts, bound=bound)}
     for node in nodes_of(graphs[""].model, "Attention"):
@@ -190,19 +197,16 @@ def _to_cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
         raise GraphError(NOT_FOR_CUDA)
     from attn_export.graph.lower.cuda import writes_in_place
 
-    fuse_attention(model)
-    recognise_masks(model)
-    spread_masks(model)
-    nodes = nodes_of(model, "Attention")
-    if not all(a.dtype in HALF for a in _attentions(model)) and any(
-        writes_in_place(model, node) for node in nodes
-    ):
+    _prepare_masks(model)
+    attentions = _attentions(model)
+    are_half = all(a.dtype in HALF for a in attentions)
+    if not are_half and any(writes_in_place(model, a) for a in attentions):
         raise NotInHalfError
     length = _query_axis(model)
-    batch = _common_axis(model, [dims(a.query)[0] for a in _attentions(model)])
     if not length:  # the number of queries is fixed
         return {"": _cuda_graph(model, "", {})}
     graphs = {DECODE: _cuda_graph(model, DECODE, {length: 1})}
+    batch = _common_axis(model, [dims(a.query)[0] for a in attentions])
     if batch:
         graphs[PREFILL] = _cuda_graph(model, PREFILL, {batch: 1})
     tidy(model)
@@ -271,7 +275,9 @@ def _cache_layouts(model: ir.Model) -> dict[str, tuple[int, ...]]:
     for a in _attentions(model):
         cache = in_place_cache(a)
         if cache is not None and holds_values_transposed(a, cache):
-            layouts |= dict.fromkeys((str(cache.past_value.name), str(a.value.name)), TRANSPOSED)
+            layouts |= dict.fromkeys(
+                (str(cache.past_value.name), str(a.value.name)), SWAP_LAST_AXES
+            )
     return layouts
 
 
@@ -291,18 +297,13 @@ def _common_axis(model: ir.Model, sizes: Iterable[Size]) -> str:
     return str(names.pop()) if len(names) == 1 and names <= input_axes - {None} else ""
 
 
-def _softmax_inputs(model: ir.Model) -> list[ir.Value | None]:
-    return [node.inputs[0] for node in nodes_of(model, "Softmax")]
+def _with_shapes(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Model:
+    """Infer shapes with onnx, if one of these values has none.
 
-
-def _values_that_need_shapes(model: ir.Model) -> list[ir.Value]:
-    """Return the values whose shapes the rewrites need."""
-    nodes = [*nodes_of(model, "Attention"), *nodes_of(model, "RotaryEmbedding")]
-    return [value for node in nodes for value in node.inputs if value is not None]
-
-
-def _with_shapes(model: ir.Model) -> ir.Model:
-    """Infer shapes with onnx, and restore those of outputs, whose unknown sizes it may set to 0."""
+    The shapes of outputs are kept, because onnx may set their unknown sizes to 0.
+    """
+    if not any(value is None or value.shape is None for value in values):
+        return model
     declared = {value.name: value.shape for value in model.graph.outputs}
     inferred = common.ShapeInferencePass()(model).model
     for value in inferred.graph.outputs:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from attn_export.graph.axis_names import Size, known_equal
-from attn_export.graph.ir_helpers import dims
+from attn_export.graph.ir_helpers import dims, producer_of, value_before
 from attn_export.graph.lower.node_builder import Builder, take_over
-from attn_export.graph.lower.read import AttentionNode
+from attn_export.graph.lower.read import AttentionNode, read_attention
 
-SWAPPED = [0, 2, 1, 3]
+SWAP_HEADS_AND_LENGTH = (0, 2, 1, 3)
+"""Permutation between `[B, H, L, D]` and `[B, L, H, D]`."""
+
+SWAP_LAST_AXES = (0, 1, 3, 2)
+"""Permutation between `[B, H, L, D]` and `[B, H, D, L]`."""
 
 
 def split_qkv(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -24,7 +31,7 @@ def split_qkv(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Val
     if not a.packed:
         return a.query, a.key, a.value
     query, key, value = (
-        op("Transpose", op("Reshape", x, op.ints(0, 0, heads, width)), perm=SWAPPED)
+        op("Transpose", op("Reshape", x, op.ints(0, 0, heads, width)), perm=SWAP_HEADS_AND_LENGTH)
         for x, heads, width in _operands(a)
     )
     return query, key, value
@@ -49,7 +56,7 @@ def merge_heads(op: Builder, x: ir.Value, heads: int, width: int) -> ir.Value:
     """Convert `[B, H, L, D]` to `[B, L, H·D]`, or return the value from which it was split.
 
     Args:
-        op: Makes the nodes.
+        op: Builder of the nodes.
         x: `[B, H, L, D]`.
         heads: H.
         width: D.
@@ -57,13 +64,15 @@ def merge_heads(op: Builder, x: ir.Value, heads: int, width: int) -> ir.Value:
     source = merged_source(x)
     if source is not None:
         return source
-    return op("Reshape", op("Transpose", x, perm=SWAPPED), op.ints(0, 0, heads * width))
+    return op(
+        "Reshape", op("Transpose", x, perm=SWAP_HEADS_AND_LENGTH), op.ints(0, 0, heads * width)
+    )
 
 
 def merged_source(x: ir.Value) -> ir.Value | None:
     """Return the `[B, L, H·D]` that was split to `x` `[B, H, L, D]`; None if there is none."""
-    before_transpose = _input_of(x.producer(), "Transpose")
-    source = None if before_transpose is None else _input_of(before_transpose.producer(), "Reshape")
+    source = _before_swap(x)
+    source = None if source is None else value_before(source, "Reshape")
     if source is None or len(dims(x)) != 4:
         return None
     (B, heads, L, width), axes = dims(x), _known_shape(source)
@@ -73,20 +82,32 @@ def merged_source(x: ir.Value) -> ir.Value | None:
     return source if is_merge else None
 
 
-def merged_output(a: AttentionNode) -> ir.Value | None:
+def read_with_merge(node: ir.Node) -> AttentionNode:
+    """Read an `Attention` node; `merged` is set if the output has one reader, which merges heads.
+
+    Raises:
+        GraphError: If heads or widths are not known, or an attribute is newer than opset 24.
+    """
+    a = read_attention(node)
+    return a if a.packed else dataclasses.replace(a, merged=_merged_output(a))
+
+
+def _merged_output(a: AttentionNode) -> ir.Value | None:
     """Return the `[B, L, H·Dv]` to which the only reader merges the heads; None if it does not."""
-    value = a.output(0)
-    for op_type in ("Transpose", "Reshape"):
-        uses = () if value is None or value.is_graph_output() else tuple(value.uses())
-        node = uses[0].node if len(uses) == 1 and uses[0].idx == 0 else None
-        if node is None or _input_of(node, op_type) is None or node.graph is not a.node.graph:
-            return None
-        value = node.outputs[0]
-    assert value is not None
-    B, _, L, _ = dims(a.query)
-    shape = dims(value)
+    swapped = _only_reader(a, a.output(0))
+    merge = None if swapped is None or _before_swap(swapped) is None else _only_reader(a, swapped)
+    if merge is None or value_before(merge, "Reshape") is None:
+        return None
+    (B, _, L, _), shape = dims(a.query), dims(merge)
     is_merge = len(shape) == 3 and shape[2] == a.num_heads * a.v_head_dim
-    return value if is_merge and known_equal(shape[0], B) and known_equal(shape[1], L) else None
+    return merge if is_merge and known_equal(shape[0], B) and known_equal(shape[1], L) else None
+
+
+def _only_reader(a: AttentionNode, value: ir.Value | None) -> ir.Value | None:
+    """Return the output of the only node of a's graph that reads a value, as its first input."""
+    uses = () if value is None or value.is_graph_output() else tuple(value.uses())
+    is_only = len(uses) == 1 and uses[0].idx == 0 and uses[0].node.graph is a.node.graph
+    return uses[0].node.outputs[0] if is_only else None
 
 
 def same_for_heads(a: AttentionNode) -> bool:
@@ -94,18 +115,17 @@ def same_for_heads(a: AttentionNode) -> bool:
     return a.mask is not None and dims(a.mask)[:-2][1:] in ((), (1,))
 
 
-def _input_of(node: ir.Node | None, op_type: str) -> ir.Value | None:
-    """Return the first input if the node has this type; a Transpose must swap axes 1 and 2."""
-    if node is None or node.op_type != op_type or node.domain:
-        return None
-    perm = node.attributes.get_ints("perm", ()) if op_type == "Transpose" else SWAPPED
-    return node.inputs[0] if list(perm) == SWAPPED else None
+def _before_swap(value: ir.Value) -> ir.Value | None:
+    """Return the input of the Transpose that computes a value by swapping heads and length."""
+    node = producer_of(value, "Transpose")
+    perm = () if node is None else tuple(node.attributes.get_ints("perm", ()))
+    return node.inputs[0] if node is not None and perm == SWAP_HEADS_AND_LENGTH else None
 
 
 def _known_shape(value: ir.Value) -> tuple[Size, ...]:
     """Return the shape of a value, for a MatMul without one from the shapes of its operands."""
-    node = value.producer()
-    if dims(value) or node is None or node.op_type != "MatMul":
+    node = producer_of(value, "MatMul")
+    if dims(value) or node is None:
         return dims(value)
     left, right = (dims(x) if x is not None else () for x in node.inputs)
     return (*left[:-1], right[-1]) if len(right) == 2 else ()
@@ -115,15 +135,15 @@ def split_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Val
     """Convert `[B, H, L, Dv]` to the layout of the node's output.
 
     Args:
-        op: Makes the nodes.
-        a: The node.
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
         attended: `[B, H, L, Dv]`.
     """
     if not a.merges_heads:
         return attended
     if dims(a.query)[-2] == 1:  # the order of elements is the same
         return op("Reshape", attended, op.ints(0, 1, a.num_heads * a.v_head_dim))
-    swapped = op("Transpose", attended, perm=SWAPPED)
+    swapped = op("Transpose", attended, perm=SWAP_HEADS_AND_LENGTH)
     return op("Reshape", swapped, op.ints(0, 0, a.num_heads * a.v_head_dim))
 
 
@@ -131,43 +151,46 @@ def split_heads(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     """Convert `[B, L, H·Dv]` to `[B, H, L, Dv]`.
 
     Args:
-        op: Makes the nodes.
-        a: The node.
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
         attended: `[B, L, H·Dv]`.
     """
     split = op("Reshape", attended, op.ints(0, 0, a.num_heads, a.v_head_dim))
-    return op("Transpose", split, perm=SWAPPED)
+    return op("Transpose", split, perm=SWAP_HEADS_AND_LENGTH)
 
 
 def merged_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     """Convert `[B, L, H·Dv]` to the layout of the node's output.
 
     Args:
-        op: Makes the nodes.
-        a: The node.
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
         attended: `[B, L, H·Dv]`.
     """
     return attended if a.merges_heads else split_heads(op, a, attended)
 
 
-def replace_output(a: AttentionNode, index: int, value: ir.Value) -> None:
-    """Replace an output of the node by `value`, if the output is read.
+def replace_node(model: ir.Model, a: AttentionNode, outputs: Sequence[ir.Value]) -> None:
+    """Replace the outputs of the node that are read, and remove the node.
 
     Args:
-        a: The node.
-        index: The index of the output.
-        value: The new value.
+        model: The graph; changed in place.
+        a: The `Attention` node as plain values.
+        outputs: The new values of its first outputs, in the layout that `a` states.
     """
-    old = a.merged if index == 0 and a.merged is not None else a.output(index)
-    if old is None:
-        return
-    value.dtype = a.dtype
-    graph, node = a.node.graph, old.producer()
-    take_over(old, value)
-    while graph is not None and node is not None and node is not a.node:
-        before = node.inputs[0]
-        graph.remove(node, safe=True)
-        node = before.producer() if before is not None else None
+    for index, value in enumerate(outputs):
+        old = a.merged if index == 0 and a.merged is not None else a.output(index)
+        if old is None:
+            continue
+        value.dtype = a.dtype
+        node = old.producer()
+        take_over(old, value)
+        # The nodes that merged the heads.
+        while node is not None and node is not a.node:
+            before = node.inputs[0]
+            model.graph.remove(node, safe=True)
+            node = before.producer() if before is not None else None
+    model.graph.remove(a.node, safe=True)
 
 
 def _operands(a: AttentionNode) -> list[tuple[ir.Value, int, int]]:

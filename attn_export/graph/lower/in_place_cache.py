@@ -7,7 +7,16 @@ import dataclasses
 import onnx_ir as ir
 
 from attn_export.graph.axis_names import Size, known_equal
-from attn_export.graph.ir_helpers import dims, optional_input
+from attn_export.graph.ir_helpers import (
+    constant_array,
+    dims,
+    optional_input,
+    producer_of,
+    set_type,
+    trace_back,
+    value_before,
+)
+from attn_export.graph.lower.heads import SWAP_LAST_AXES
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.read import AttentionNode
 
@@ -16,8 +25,6 @@ SAME_NUMBER = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 LENGTH = 2
 """The axis of `[B, Hkv, capacity, D]` along which a cache grows."""
-
-TRANSPOSED = (0, 1, 3, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,20 +51,16 @@ def in_place_cache(a: AttentionNode) -> InPlaceCache | None:
 
     Keys and values must be written at the same index, and be read up to the last new one.
     """
-    keys, values = _scatter(a.key), _scatter(a.value)
     if a.packed or a.past_key is not None or a.valid_keys is None:
         return None
-    if keys is None or values is None:
+    keys, values = _scatter(a.key), _scatter(a.value)
+    if keys is None or values is None or not dims(a.query):
         return None
     (past_key, new_key, lengths), (past_value, new_value, value_lengths) = keys, values
-    new_length = dims(new_key)[LENGTH] if dims(new_key) else None
-    if (
-        lengths is not value_lengths
-        or not dims(a.query)
-        or not known_equal(dims(a.query)[LENGTH], new_length)
-    ):
+    query_length, new_length = (dims(x)[LENGTH] if dims(x) else None for x in (a.query, new_key))
+    if lengths is not value_lengths or not known_equal(query_length, new_length):
         return None
-    if not _is_sum(a.valid_keys, lengths, dims(a.query)[LENGTH]):
+    if query_length is None or not _is_sum(a.valid_keys, lengths, query_length):
         return None
     return InPlaceCache(past_key, past_value, new_key, new_value, lengths)
 
@@ -71,8 +74,7 @@ def float16_cache(a: AttentionNode) -> InPlaceCache | None:
 
 
 def _before_widening(value: ir.Value) -> ir.Value | None:
-    node = value.producer()
-    source = None if node is None or node.op_type != "Cast" else node.inputs[0]
+    source = value_before(value, "Cast")
     return source if source is not None and source.dtype == ir.DataType.FLOAT16 else None
 
 
@@ -89,6 +91,20 @@ def is_bound(past: ir.Value, present: ir.Value) -> bool:
     return past.is_graph_input() and len(readers) == 1 and present.is_graph_output()
 
 
+def can_be_written_by_operator(cache: InPlaceCache, key: ir.Value, value: ir.Value) -> bool:
+    """Return whether one operator may write the cache and attend to it.
+
+    The caller may bind the cache, and only attention reads the written keys and values.
+
+    Args:
+        cache: The cache.
+        key: The written keys, which the graph returns.
+        value: The written values.
+    """
+    are_bound = is_bound(cache.past_key, key) and is_bound(cache.past_value, value)
+    return are_bound and len(key.uses()) == 1 and len(value.uses()) == 1
+
+
 def transpose_value_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
     """Change the layout of the value cache to `[B, Hkv, Dv, capacity]`, and return the written one.
 
@@ -100,9 +116,10 @@ def transpose_value_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) ->
     past, present = cache.past_value, a.value
     scatter = present.producer()
     assert scatter is not None  # that is how the cache was found
-    past.shape = present.shape = ir.Shape([dims(past)[axis] for axis in TRANSPOSED])
-    new = op("Transpose", cache.new_value, perm=TRANSPOSED)
-    new.dtype, new.shape = a.dtype, ir.Shape([dims(cache.new_value)[x] for x in TRANSPOSED])
+    past.shape = present.shape = ir.Shape([dims(past)[axis] for axis in SWAP_LAST_AXES])
+    new = op("Transpose", cache.new_value, perm=SWAP_LAST_AXES)
+    new_shape = ir.Shape([dims(cache.new_value)[axis] for axis in SWAP_LAST_AXES])
+    set_type(new, a.dtype, new_shape)
     value = op("TensorScatter", past, new, cache.lengths, axis=3)
     take_over(present, value)
     return value
@@ -110,31 +127,25 @@ def transpose_value_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) ->
 
 def source_of_number(value: ir.Value) -> ir.Value:
     """Return the origin of a number, through nodes that leave it unchanged."""
-    node = value.producer()
-    while node is not None and node.op_type in SAME_NUMBER and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    return value
+    return trace_back(value, SAME_NUMBER)
 
 
 def _scatter(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     """Return past, new keys and start of the TensorScatter of a cache `[B, Hkv, capacity, D]`."""
-    node = value.producer()
-    if node is None or node.op_type != "TensorScatter" or len(dims(value)) != 4:
+    node = producer_of(value, "TensorScatter")
+    if node is None or len(dims(value)) != 4 or node.attributes.get_int("axis", -2) % 4 != LENGTH:
         return None
-    attributes, start = node.attributes, optional_input(node, 2)
-    if attributes.get_int("axis", -2) % 4 != LENGTH:
+    past, new, start = node.inputs[0], node.inputs[1], optional_input(node, 2)
+    if past is None or new is None or start is None:
         return None
-    if attributes.get_string("mode", "linear") != "linear" or start is None:
-        return None
-    past, new = node.inputs[0], node.inputs[1]
-    return None if past is None or new is None else (past, new, start)
+    is_linear = node.attributes.get_string("mode", "linear") == "linear"
+    return (past, new, start) if is_linear else None
 
 
 def _is_sum(total: ir.Value, lengths: ir.Value, new: Size) -> bool:
     """Return whether `total` is provably `lengths` plus the number of new keys."""
-    node = source_of_number(total).producer()
-    if node is None or node.op_type != "Add":
+    node = producer_of(source_of_number(total), "Add")
+    if node is None:
         return False
     first, second = (source_of_number(x) for x in node.inputs if x is not None)
     if second is source_of_number(lengths):
@@ -143,16 +154,19 @@ def _is_sum(total: ir.Value, lengths: ir.Value, new: Size) -> bool:
 
 
 def _is_length(value: ir.Value, size: Size) -> bool:
-    if value.const_value is not None:
-        return value.const_value.size == 1 and value.const_value.numpy().item() == size
-    node = value.producer()
+    """Return whether a value is provably the number `size`: a constant, or an axis of that name."""
+    number = constant_array(value)
+    if number is not None:
+        return number.size == 1 and number.item() == size
     index = 0
-    if node is not None and node.op_type == "Gather":
-        indices, value_of = node.inputs[1], node.inputs[0]
-        if indices is None or indices.const_value is None or value_of is None:
+    gather = producer_of(value, "Gather")
+    if gather is not None:
+        indices, source = constant_array(gather.inputs[1]), gather.inputs[0]
+        if indices is None or source is None:
             return False
-        index, node = int(indices.const_value.numpy().item()), source_of_number(value_of).producer()
-    if node is None or node.op_type != "Shape" or node.inputs[0] is None:
+        index, value = int(indices.item()), source_of_number(source)
+    node = producer_of(value, "Shape")
+    if node is None or node.inputs[0] is None:
         return False
     known = dims(node.inputs[0])[node.attributes.get_int("start", 0) :]
     return len(known) > index and known_equal(known[index], size)

@@ -47,9 +47,7 @@ class Rotation:
         assert chain is not None  # `find_rotation` has checked this
         replacements = {self.positions: positions}
         for node in chain:
-            attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-            inputs = [None if x is None else replacements.get(x, x) for x in node.inputs]
-            replacements[node.outputs[0]] = op(node.op_type, *inputs, **attributes)
+            (replacements[node.outputs[0]],) = op.copy_node(node, replacements)
         return replacements[value]
 
 

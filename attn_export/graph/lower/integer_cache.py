@@ -15,12 +15,18 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.axis_names import Size, known_equal
-from attn_export.graph.ir_helpers import dims, optional_input
+from attn_export.graph.ir_helpers import (
+    constant_array,
+    dims,
+    optional_input,
+    producer_of,
+    slice_of_last_axis,
+    value_before,
+)
 from attn_export.graph.lower.in_place_cache import InPlaceCache, in_place_cache
 from attn_export.graph.lower.read import AttentionNode
 
 V = TypeVar("V", ir.Value, ir.Value | None)
-Shape = tuple[Size, ...]
 
 HALVES = np.stack([np.arange(256) & 15, np.arange(256) >> 4], axis=-1) - 8
 """The two integers that each byte holds, `[256, 2]`."""
@@ -78,73 +84,53 @@ def _stored_integers(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None
 
 def _packed_bytes(value: ir.Value) -> ir.Value | None:
     """Return the uint8 `[..., D / 2]` that a value `[..., D]` unpacks, or None."""
-    pairs = _source(value, "Reshape")
-    table = _producer(pairs, "Gather")
+    pairs = value_before(value, "Reshape")
+    table = producer_of(pairs, "Gather")
     if pairs is None or table is None or table.attributes.get_int("axis", 0) != 0:
         return None
-    numbers = _constant(table.inputs[0])
+    numbers = constant_array(table.inputs[0])
     if numbers is None or not np.array_equal(numbers, HALVES):
         return None
-    stored = _source(table.inputs[1], "Cast")
-    if (
-        stored is None
-        or stored.dtype != ir.DataType.UINT8
-        or not _are_pairs(dims(pairs), dims(value))
-    ):
+    stored = value_before(table.inputs[1], "Cast")
+    if stored is None or stored.dtype != ir.DataType.UINT8:
         return None
-    return stored
+    return stored if _are_pairs(dims(pairs), dims(value)) else None
 
 
 def _source_of_packed(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
     """Return the value before division by a scale, rounding to 4 bits and packing, or None."""
-    total = _producer(_source(value, "Cast"), "Add")
+    total = producer_of(value_before(value, "Cast"), "Add")
     if total is None or value.dtype != ir.DataType.UINT8:
         return None
     second, factor = _split_constant(total.inputs[1], "Mul")
-    first, second = _source_of_slice(total.inputs[0], 0), _source_of_slice(second, 1)
+    first, second = _every_second(total.inputs[0], 0), _every_second(second, 1)
     if first is None or first is not second or not np.array_equal(factor, 16):
         return None
     integers, offset = _split_constant(first, "Add")
-    clipped, high = _split_constant(_source(integers, "Cast"), "Min")
+    clipped, high = _split_constant(value_before(integers, "Cast"), "Min")
     rounded, low = _split_constant(clipped, "Max")
-    source, divisor = _split_constant(_source(rounded, "Round"), "Div")
+    source, divisor = _split_constant(value_before(rounded, "Round"), "Div")
     numbers = (offset, high, low)
     if not all(np.array_equal(x, y) for x, y in zip(numbers, (8, 7, -8), strict=True)):
         return None
     return source if np.array_equal(divisor, scale) else None
 
 
-def _are_pairs(pairs: Shape, joined: Shape) -> bool:
+def _are_pairs(pairs: tuple[Size, ...], merged: tuple[Size, ...]) -> bool:
     """Return whether the shapes are `[..., n, 2]` and `[..., 2 n]`."""
-    if len(pairs) != len(joined) + 1 or not isinstance(pairs[-2], int) or pairs[-1] != 2:
+    if len(pairs) != len(merged) + 1 or not isinstance(pairs[-2], int) or pairs[-1] != 2:
         return False
-    same = all(known_equal(x, y) for x, y in zip(pairs[:-2], joined[:-1], strict=True))
-    return same and joined[-1] == 2 * pairs[-2]
+    same = all(known_equal(x, y) for x, y in zip(pairs[:-2], merged[:-1], strict=True))
+    return same and merged[-1] == 2 * pairs[-2]
 
 
-def _source_of_slice(value: ir.Value | None, start: int) -> ir.Value | None:
+def _every_second(value: ir.Value | None, start: int) -> ir.Value | None:
     """Return the value of which a Slice takes every second element of the last axis, or None."""
-    node = _producer(value, "Slice")
-    if node is None or node.inputs[0] is None:
+    parts = slice_of_last_axis(value)
+    if parts is None:
         return None
-    width = dims(node.inputs[0])[-1]
-    arguments = [_constant(optional_input(node, index)) for index in range(1, 5)]
-    if any(x is None or x.size != 1 for x in arguments) or not isinstance(width, int):
-        return None
-    first, end, axis, step = (int(x.item()) for x in arguments if x is not None)
-    last = axis in (-1, len(dims(node.inputs[0])) - 1)
-    return node.inputs[0] if last and (first, step) == (start, 2) and end >= width else None
-
-
-def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    node = None if value is None else value.producer()
-    return node if node is not None and node.op_type == op_type else None
-
-
-def _source(value: ir.Value | None, op_type: str) -> ir.Value | None:
-    """Return the first input of the node that computes a value, if it has this type."""
-    node = _producer(value, op_type)
-    return None if node is None else node.inputs[0]
+    source, first, end, step = parts
+    return source if (first, end, step) == (start, dims(source)[-1], 2) else None
 
 
 def _source_of_int8(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
@@ -158,9 +144,9 @@ def _source_of_int8(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
 
 def _split_constant(value: V, op_type: str) -> tuple[V | ir.Value, np.ndarray]:
     """Return operand and constant of a node `operand op constant`; else the value itself and 1."""
-    node = _producer(value, op_type)
+    node = producer_of(value, op_type)
     if node is not None and node.inputs[0] is not None:
-        operand = _constant(node.inputs[1])
+        operand = constant_array(node.inputs[1])
         if operand is not None:
             return node.inputs[0], operand
     return value, np.ones((), np.float32)
@@ -168,16 +154,10 @@ def _split_constant(value: V, op_type: str) -> tuple[V | ir.Value, np.ndarray]:
 
 def _read_linear(value: ir.Value, op_type: str) -> tuple[ir.Value, np.ndarray] | None:
     """Return input and scalar scale of a (De)QuantizeLinear of int8 with zero point 0, or None."""
-    node = value.producer()
-    if node is None or node.op_type != op_type or node.inputs[0] is None:
+    node = producer_of(value, op_type)
+    if node is None or node.inputs[0] is None:
         return None
-    scale, zero = _constant(node.inputs[1]), _constant(optional_input(node, 2))
+    scale, zero = constant_array(node.inputs[1]), constant_array(optional_input(node, 2))
     if scale is None or scale.ndim or zero is None or zero.dtype != np.int8 or zero.any():
         return None
     return node.inputs[0], scale
-
-
-def _constant(value: ir.Value | None) -> np.ndarray | None:
-    if value is None or value.const_value is None or value.is_graph_input():
-        return None
-    return value.const_value.numpy()

@@ -16,6 +16,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
+from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.block_rounding import read_block_rounding
 from attn_export.graph.ir_helpers import nodes_of, optional_input
 from attn_export.graph.lower.node_builder import Builder, take_over
@@ -163,7 +164,7 @@ def _replace_product(
     if rounded is not None and rounded[1] == block:  # which the operator does itself
         x, level = rounded[0], INTEGER_PRODUCTS
     (product,) = Builder(model, node).add_node(
-        "MatMulNBits", [x, *packed], 1, "com.microsoft",
+        "MatMulNBits", [x, *packed], 1, MICROSOFT,
         K=inputs, N=outputs, bits=weight.bits, block_size=block, accuracy_level=level,
     )  # fmt: skip
     take_over(node.outputs[0], product)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.axis_names import SYMBOL, Size, known_equal
-from attn_export.graph.ir_helpers import dims, nodes_of
+from attn_export.graph.ir_helpers import dims, nodes_of, optional_input
 from attn_export.graph.lower.in_place_cache import in_place_cache
 from attn_export.graph.lower.read import AttentionNode
 
@@ -101,17 +102,27 @@ class MaskTrials:
         sizes += [(1, reach + 2, 0), (1, 3, reach + 1)]
         for n in sorted(set(tables)):
             sizes += [(1, 1, n - 1), (1, 2, n - 2), (1, n, 0)]
-        if any(self._scores(*lengths) > MOST for lengths in sizes):
+        if any(math.prod(self._lengths(self._bind(*size))) > MOST for size in sizes):
             return None
         return self._of(sizes)
 
-    def size(self, size: Size, sizes: Mapping[str, int]) -> int | None:
-        """Return a size in a trial; None if it is not known.
+    def known_size(self, size: Size, sizes: Mapping[str, int]) -> int:
+        """Return a size in a trial.
 
         Args:
             size: The size, a number or a symbol.
             sizes: Sizes of the dynamic axes, by name.
+
+        Raises:
+            ValueError: If that is not known.
         """
+        value = self._size(size, sizes)
+        if value is None:
+            raise ValueError(f"the size {size} is not known")
+        return value
+
+    def _size(self, size: Size, sizes: Mapping[str, int]) -> int | None:
+        """Return a size in a trial; None if it is not known."""
         if isinstance(size, int):
             return size
         if size.value is None:
@@ -129,25 +140,10 @@ class MaskTrials:
         value = size.evaluate(parts)
         return int(value) if isinstance(value, int) else None
 
-    def known_size(self, size: Size, sizes: Mapping[str, int]) -> int:
-        """Return a size in a trial.
-
-        Args:
-            size: The size, a number or a symbol.
-            sizes: Sizes of the dynamic axes, by name.
-
-        Raises:
-            ValueError: If that is not known.
-        """
-        value = self.size(size, sizes)
-        if value is None:
-            raise ValueError(f"the size {size} is not known")
-        return value
-
     def is_known(self, size: Size) -> bool:
         """Return whether a size is known in a trial."""
         try:
-            return self.size(size, self._bind(1, 1, 0)) is not None
+            return self._size(size, self._bind(1, 1, 0)) is not None
         except ValueError:
             return False
 
@@ -159,7 +155,7 @@ class MaskTrials:
         mask = () if self._a.mask is None else dims(self._a.mask)
         names = [ir.SymbolicDim(name) for name in (*self._free, *self._totals)]
         for name in (*names, *(size for size in mask if self.is_known(size))):
-            if all(self.size(name, trial.sizes) == size for trial, size in observed):
+            if all(self._size(name, trial.sizes) == size for trial, size in observed):
                 return name
         return ir.SymbolicDim(None)
 
@@ -184,29 +180,21 @@ class MaskTrials:
             bound.setdefault(_symbol(dims(a.key)[-2]), P + L + 1)
         return {name: bound.get(name, 2 + index) for index, name in enumerate(self._free)}
 
-    def _scores(self, B: int, L: int, P: int) -> int:
-        sizes = self._bind(B, L, P)
-        L, S = self._lengths(sizes)
-        return L * S
-
     def _lengths(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """Return the numbers of queries and keys, L and S."""
         a = self._a
         past = 0 if a.past_key is None else self.known_size(dims(a.past_key)[-2], sizes)
-        return (
-            self.known_size(dims(a.query)[-2], sizes),
-            past + self.known_size(dims(a.key)[-2], sizes),
-        )
+        new = self.known_size(dims(a.key)[-2], sizes)
+        return self.known_size(dims(a.query)[-2], sizes), past + new
 
     def _trial(self, sizes: Mapping[str, int], P: int) -> MaskTrial:
         a = self._a
         B = self.known_size(dims(a.query)[0], sizes)
         L, S = self._lengths(sizes)
-        if a.past_key is not None:
-            past = np.full(B, self.known_size(dims(a.past_key)[-2], sizes))
-        elif self.cache is not None:  # batch elements of different lengths
+        if self.cache is None:
+            past = np.full(B, S - self.known_size(dims(a.key)[-2], sizes))
+        else:  # batch elements of different lengths
             past = np.maximum(P - np.arange(B), 0)
-        else:
-            past = np.zeros(B, np.int64)
         keys, rows = np.arange(S), np.arange(L)[:, None]
         before = past.reshape(B, 1, 1, 1)
         causal = keys <= before + rows
@@ -219,7 +207,7 @@ class MaskTrials:
 def _totals(model: ir.Model) -> Iterator[tuple[str, tuple[Size, Size]]]:
     """Yield the names of total lengths, each with the past length and the new length."""
     for node in nodes_of(model, "Attention"):
-        past, new = node.inputs[4] if len(node.inputs) > 4 else None, node.inputs[1]
+        past, new = optional_input(node, 4), node.inputs[1]
         present = node.outputs[1] if len(node.outputs) > 1 else None
         if past is None or new is None or present is None:
             continue

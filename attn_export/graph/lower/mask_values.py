@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -17,7 +18,11 @@ from attn_export.tensorfile import Array
 
 Values = Mapping[ir.Value, Array]
 
+Evaluate = Callable[[MaskTrial, Values], dict[ir.Value, Array]]
+"""Function that runs nodes in a trial, with the data that they read, and returns their values."""
+
 MOST_NODES = 300
+"""The largest number of nodes of a subgraph."""
 
 NEVER = frozenset({"Attention", "Bernoulli", "Multinomial"})
 """Operators, besides Random ones, that are no part of a mask or not deterministic."""
@@ -29,6 +34,7 @@ NO_LENGTH = 1_000_000
 """Larger numbers are no lengths, but ends of slices or values of masks."""
 
 MOST_NUMBERS = 32
+"""The largest number of different numbers in a mask for which sizes are tried."""
 
 CURVED = frozenset({
     "Acosh", "Asinh", "Atan", "Erf", "Log", "Pow", "Sigmoid", "Softsign", "Sqrt", "Tanh",
@@ -41,7 +47,6 @@ class MaskGraph:
 
     Args:
         mask: The mask.
-        lengths: The value with the number of past keys of each batch element, if there is one.
         trials: The sizes at which it is evaluated.
 
     Attributes:
@@ -50,8 +55,9 @@ class MaskGraph:
         data_dependent: `data`, and the values that are computed from it.
     """
 
-    def __init__(self, mask: ir.Value, lengths: ir.Value | None, trials: MaskTrials) -> None:
-        self.mask, self._lengths, self._trials = mask, lengths, trials
+    def __init__(self, mask: ir.Value, trials: MaskTrials) -> None:
+        self.mask, self.trials = mask, trials
+        self._lengths = None if trials.cache is None else trials.cache.lengths
         self.nodes: list[ir.Node] = []
         self.data: set[ir.Value] = set()
         self.data_dependent: set[ir.Value] = set()
@@ -95,24 +101,24 @@ class MaskGraph:
 
     def _is_size(self, node: ir.Node) -> bool:
         source = node.inputs[0] if node.op_type in ("Shape", "Size") and node.inputs else None
-        known = map(self._trials.is_known, _requested_sizes(node) if source is not None else ())
+        known = map(self.trials.is_known, _requested_sizes(node) if source is not None else ())
         return source is not None and bool(dims(source)) and all(known)
 
-    def trials(self) -> Iterator[MaskTrial]:
+    def required_trials(self) -> Iterator[MaskTrial]:
         """Yield trials of small sizes, then those that the numbers in the mask require.
 
         Raises:
             ValueError: If the required sizes are too large or too many, or cannot be bounded
                 because of a nonlinear operator.
         """
-        small = self._trials.small()
+        small = self.trials.small()
         yield from small
         known = self._known_values(small)
         if any(node.op_type in CURVED and not _is_known(node, known) for node in self.nodes):
             raise ValueError("a mask bends its lengths")
         numbers = {math.ceil(n) for array in known.values() for n in _lengths_in(array) if n > 2}
         tables = {n for array in known.values() if array.size > SMALL for n in array.shape} - {1}
-        refuting = self._trials.refuting(numbers, self._reach(known), tables)
+        refuting = self.trials.refuting(numbers, self._reach(known), tables)
         if refuting is None or len(numbers) > MOST_NUMBERS:
             raise ValueError("numbers of a mask are beyond what can be tried")
         yield from refuting
@@ -124,7 +130,7 @@ class MaskGraph:
             nodes = [x for node in self.nodes for x in node.outputs]
             free = [x for x in nodes if x.name and x not in self.data_dependent]
             evaluate = self.evaluator(free)
-            one, other = (evaluate(self.sizes(trial), {}) for trial in trials[:2])
+            one, other = (evaluate(trial, {}) for trial in trials[:2])
             known |= {x: one[x] for x in free if np.array_equal(one[x], other[x])}
         return known
 
@@ -149,15 +155,13 @@ class MaskGraph:
             reach += sum(unit * (max(_lengths_in(array), default=0.0) + 1) for array in constants)
         return math.ceil(min(reach, NO_LENGTH))
 
-    def sizes(self, trial: MaskTrial) -> dict[ir.Value, Array]:
-        """Return the values that are sizes, in a trial."""
-        return {
-            value: trial.past if value is self._lengths else _size(value, self._trials, trial)
-            for value in self._sized
-        }
+    def evaluator(self, outputs: Sequence[ir.Value], cut: Collection[ir.Value] = ()) -> Evaluate:
+        """Return a function that computes values from sizes and data.
 
-    def evaluator(self, outputs: Sequence[ir.Value], cut: Collection[ir.Value] = ()) -> Evaluator:
-        """Return an evaluator of `outputs`; data and `cut` values are its inputs."""
+        Args:
+            outputs: The values.
+            cut: Values that are given with the data, and are not computed.
+        """
         wanted, nodes = set(outputs) - set(cut), list[ir.Node]()
         for node in reversed(self.nodes):
             if wanted.intersection(node.outputs):
@@ -165,24 +169,45 @@ class MaskGraph:
                 wanted |= {value for value in node.inputs if value is not None} - set(cut)
         read = {value for node in nodes for value in node.inputs if value is not None}
         computed = {value for node in nodes for value in node.outputs} - set(cut)
+        inputs = read - computed
         constants = {x: array for x, array in self._constants.items() if x in read}
-        return Evaluator(nodes[::-1], read - computed, outputs, constants)
+        model = _reference_model(nodes[::-1], inputs, outputs)
 
-    def run_trial(
-        self, evaluate: Evaluator, trial: MaskTrial, data: Values | None = None
-    ) -> Values | None:
-        """Run the nodes in a trial, and return the outputs; None if a table is too short for it."""
-        table_lengths = [
-            n for x in self._constants.values() if x.size > SMALL for n in x.shape if n > 1
-        ]
+        def evaluate(trial: MaskTrial, data: Values) -> dict[ir.Value, Array]:
+            known = {**constants, **self._sizes(trial), **data}
+            with np.errstate(all="ignore"):
+                arrays = model.run(None, {str(value.name): known[value] for value in inputs})
+            return dict(zip(outputs, arrays, strict=True))
+
+        return evaluate
+
+    @functools.cached_property
+    def _evaluate_mask(self) -> Evaluate:
+        return self.evaluator([self.mask])
+
+    def mask_in(self, trial: MaskTrial, data: Values | None = None) -> Array | None:
+        """Return the mask in a trial, `[B, H or 1, L, S]`; None if a table is too short for it.
+
+        Args:
+            trial: The trial.
+            data: The arrays of `data`, if there are any.
+        """
         try:
-            values = evaluate(self.sizes(trial), data or {})
-            broadcast_to_scores(values[self.mask], trial)
+            mask = self._evaluate_mask(trial, data or {})[self.mask]
+            return broadcast_to_scores(mask, trial)
         except Exception:
-            if trial.keys > min(table_lengths, default=trial.keys):
+            tables = [array for array in self._constants.values() if array.size > SMALL]
+            lengths = [n for array in tables for n in array.shape if n > 1]
+            if trial.keys > min(lengths, default=trial.keys):
                 return None
             raise
-        return values
+
+    def _sizes(self, trial: MaskTrial) -> dict[ir.Value, Array]:
+        """Return the values that are sizes, in a trial."""
+        return {
+            value: trial.past if value is self._lengths else _size(value, self.trials, trial)
+            for value in self._sized
+        }
 
 
 def _is_known(node: ir.Node, known: Values) -> bool:
@@ -216,48 +241,25 @@ def _divisor(node: ir.Node, known: Values) -> float:
     return max([1.0, *numbers])
 
 
-class Evaluator:
-    """Evaluator of a subgraph.
-
-    Args:
-        nodes: The nodes, in an order in which they can run.
-        inputs: The values that they read and do not compute.
-        outputs: The values to return.
-        constants: The inputs that are constants, with their arrays.
-    """
-
-    def __init__(
-        self,
-        nodes: Sequence[ir.Node],
-        inputs: Collection[ir.Value],
-        outputs: Sequence[ir.Value],
-        constants: Values,
-    ) -> None:
-        self._inputs, self._outputs, self._constants = inputs, outputs, constants
-        graph = helper.make_graph(
-            [ir.to_proto(node) for node in nodes], "mask",
-            [helper.make_empty_tensor_value_info(str(value.name)) for value in inputs],
-            [helper.make_empty_tensor_value_info(str(value.name)) for value in outputs],
-        )  # fmt: skip
-        opset = helper.make_opsetid("", _opset(nodes))
-        self._model = ReferenceEvaluator(helper.make_model(graph, opset_imports=[opset]))
-
-    def __call__(self, sizes: Values, data: Values) -> dict[ir.Value, Array]:
-        """Run the nodes, and return the outputs.
-
-        Args:
-            sizes: The inputs that are sizes.
-            data: The inputs that are data or cut values.
-        """
-        known = {**self._constants, **sizes, **data}
-        feeds = {str(value.name): known[value] for value in self._inputs}
-        with np.errstate(all="ignore"):
-            outputs = self._model.run(None, feeds)
-        return dict(zip(self._outputs, outputs, strict=True))
+def _reference_model(
+    nodes: Sequence[ir.Node], inputs: Collection[ir.Value], outputs: Sequence[ir.Value]
+) -> ReferenceEvaluator:
+    """Return an evaluator of nodes, which are in an order in which they can run."""
+    graph = helper.make_graph(
+        [ir.to_proto(node) for node in nodes], "mask",
+        [helper.make_empty_tensor_value_info(str(value.name)) for value in inputs],
+        [helper.make_empty_tensor_value_info(str(value.name)) for value in outputs],
+    )  # fmt: skip
+    opset = helper.make_opsetid("", _opset(nodes))
+    return ReferenceEvaluator(helper.make_model(graph, opset_imports=[opset]))
 
 
 def broadcast_to_scores(mask: Array, trial: MaskTrial) -> Array:
     """Broadcast a mask to `[B, H or 1, L, S]`.
+
+    Args:
+        mask: The mask, of up to four axes.
+        trial: The trial in which it was computed.
 
     Raises:
         ValueError: If its shape does not broadcast.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,21 @@ class Builder:
             self._model.graph.opset_imports.setdefault(domain, 1)
         self._add(node)
         return node.outputs
+
+    def copy_node(
+        self, node: ir.Node, replacements: Mapping[ir.Value, ir.Value], count: int | None = None
+    ) -> Sequence[ir.Value]:
+        """Add a copy of a node, and return its outputs.
+
+        Args:
+            node: The node to copy.
+            replacements: The values to read instead of inputs of the node.
+            count: The number of outputs; None for as many as the node has.
+        """
+        inputs = [None if x is None else replacements.get(x, x) for x in node.inputs]
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        count = len(node.outputs) if count is None else count
+        return self.add_node(node.op_type, inputs, count, node.domain, **attributes)
 
     def add_if(
         self,

@@ -12,24 +12,30 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from attn_export.graph.axis_names import known_equal
-from attn_export.graph.ir_helpers import dims
+from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower import ort_kernels
 from attn_export.graph.lower.form_choice import KERNELS, PRODUCTS, Form
-from attn_export.graph.lower.heads import merged_output, replace_output, split_qkv, split_to_output
+from attn_export.graph.lower.heads import (
+    SWAP_LAST_AXES,
+    read_with_merge,
+    replace_node,
+    split_qkv,
+    split_to_output,
+)
 from attn_export.graph.lower.in_place_cache import (
-    TRANSPOSED,
     InPlaceCache,
+    can_be_written_by_operator,
     float16_cache,
     in_place_cache,
     is_bound,
     transpose_value_cache,
 )
-from attn_export.graph.lower.integer_cache import QuantisedCache, quantised_cache
-from attn_export.graph.lower.node_builder import Builder, take_over
+from attn_export.graph.lower.integer_cache import quantised_cache
+from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.ort_kernels import fold
 from attn_export.graph.lower.portable import attend, decompose, lower_to_portable
 from attn_export.graph.lower.query_blocks import attend_blocks, attend_causal_blocks, fits_blocks
-from attn_export.graph.lower.read import AttentionNode, read_attention
+from attn_export.graph.lower.read import AttentionNode
 from attn_export.graph.lower.visible_keys import before_expand, mask_may_be_shorter
 
 Branch = Callable[[Builder], Sequence[ir.Value]]
@@ -48,24 +54,10 @@ def lower_for_any_length(model: ir.Model, node: ir.Node, form: Form = KERNELS) -
     Raises:
         GraphError: If heads or widths of the node are not known.
     """
-    a, op = _read(node), Builder(model, node)
-    cache = _cache(op, a)
-    if form.block and (
-        fits_blocks(a) if form.products else _fits_causal_kernel_in_blocks(a, cache)
-    ):
-        _finish(model, a, _attend_blocks(op, a, cache, form))
-    elif cache is not None and holds_values_transposed(a, cache):
-        value = transpose_value_cache(op, a, cache)
-        _finish(model, a, [_attend_transposed_cache(op, a, cache, value)])
-    elif cache is not None and _fits_causal_kernel(a, cache.new_key):
-        _finish(
-            model, a, [_if_cache_is_empty(op, a, cache, lambda inner: _without_kernel(inner, a, 1))]
-        )
-    elif _fits_full_kernel(a):
-        _finish(model, a, [ort_kernels.full_attention(op, a)])
-    elif _fits_causal_kernel(a, a.key) and a.valid_keys is None:
-        attend_causal = ort_kernels.causal_attention if a.past_key is None else _attend_after_past
-        _finish(model, a, attend_causal(op, a))
+    a = read_with_merge(node)
+    outputs = _attend_any_length(Builder(model, node), a, form)
+    if outputs is not None:
+        replace_node(model, a, outputs)
     elif not _runs_as_it_is(a):
         lower_to_portable(model, node)
 
@@ -81,47 +73,59 @@ def lower_for_one_query(model: ir.Model, node: ir.Node, form: Form = KERNELS) ->
     Raises:
         GraphError: If heads or widths of the node are not known.
     """
-    a = _read(node)
-    op, integer_cache = Builder(model, node), quantised_cache(a)
-    cache = _cache(op, a)
-    if dims(a.query)[-2] != 1 or not appends_to_cache(a) or a.packed or not _scores_unused(a):
-        lower_for_any_length(model, node)
-        return
-    # A single query is the last one, and sees all keys.
-    a = dataclasses.replace(a, causal=False)
-    if cache is not None:
-        if holds_values_transposed(a, cache):
-            value = transpose_value_cache(op, a, cache)
-            _finish(model, a, [fold(op, a, a.key, value, transposed=True)])
-        elif _fits_in_place(a, cache) and form != PRODUCTS:
-            attended, *present = ort_kernels.in_place_attention(op, a, cache)
-            take_over(a.key, present[0])
-            take_over(a.value, present[1])
-            _finish(model, a, [attended])
-        else:
-            _finish(model, a, [fold(op, a, a.key, a.value)])
-    elif integer_cache is not None:
-        if _fits_integers(a, integer_cache) and form != PRODUCTS:
-            whole_rows = form.whole_rows
-            attended, *present = ort_kernels.integer_attention(
-                op, a, integer_cache, whole_rows=whole_rows
-            )
-            take_over(integer_cache.key, present[0])
-            take_over(integer_cache.value, present[1])
-            _finish(model, a, [attended])
-        else:
-            _finish(model, a, [ort_kernels.fold_integers(op, a, integer_cache)])
-    elif a.q_per_kv > 1 and a.past_key is not None and a.past_value is not None:
-        key = op("Concat", a.past_key, a.key, axis=2)
-        value = op("Concat", a.past_value, a.value, axis=2)
-        _finish(model, a, [fold(op, a, key, value), key, value])
+    a = read_with_merge(node)
+    outputs = None
+    if dims(a.query)[-2] == 1 and appends_to_cache(a) and not a.packed and a.is_plain:
+        outputs = _attend_one_query(Builder(model, node), a, form)
+    if outputs is not None:
+        replace_node(model, a, outputs)
     else:
         lower_for_any_length(model, node)
 
 
-def _read(node: ir.Node) -> AttentionNode:
-    a = read_attention(node)
-    return a if a.packed else dataclasses.replace(a, merged=merged_output(a))
+def _attend_any_length(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir.Value] | None:
+    """Add attention, and return the outputs of the node; None if no form fits it."""
+    cache = _cache(op, a)
+    if form.block:
+        fits = fits_blocks(a) if form.products else _fits_causal_kernel_in_blocks(a, cache)
+        if fits:
+            return _attend_blocks(op, a, cache, form)
+    if cache is not None and holds_values_transposed(a, cache):
+        return [_attend_transposed_cache(op, a, cache)]
+    if cache is not None and _fits_causal_kernel(a, cache.new_key):
+        return [_if_cache_is_empty(op, a, cache, lambda inner: _without_kernel(inner, a, 1))]
+    if _fits_full_kernel(a):
+        return [ort_kernels.full_attention(op, a)]
+    if _fits_causal_kernel(a, a.key) and a.valid_keys is None:
+        if a.past_key is None:
+            return ort_kernels.causal_attention(op, a)
+        return _attend_after_past(op, a)
+    return None
+
+
+def _attend_one_query(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir.Value] | None:
+    """Add attention of one query, and return the outputs of the node; None if no form fits it."""
+    # A single query is the last one, and sees all keys.
+    a = dataclasses.replace(a, causal=False)
+    cache, integer_cache = _cache(op, a), quantised_cache(a)
+    if cache is not None:
+        if holds_values_transposed(a, cache):
+            value = transpose_value_cache(op, a, cache)
+            return [fold(op, a, a.key, value, transposed=True)]
+        if form != PRODUCTS and a.q_per_kv == 1 and _can_write(a, cache, a.key, a.value):
+            return [ort_kernels.in_place_attention(op, a, cache)]
+        return [fold(op, a, a.key, a.value)]
+    if integer_cache is not None:
+        written = (integer_cache.key, integer_cache.value)
+        if form != PRODUCTS and _can_write(a, integer_cache.cache, *written):
+            whole_rows = form.whole_rows
+            return [ort_kernels.integer_attention(op, a, integer_cache, whole_rows=whole_rows)]
+        return [ort_kernels.fold_integers(op, a, integer_cache)]
+    if a.q_per_kv > 1 and a.past_key is not None and a.past_value is not None:
+        key = op("Concat", a.past_key, a.key, axis=2)
+        value = op("Concat", a.past_value, a.value, axis=2)
+        return [fold(op, a, key, value), key, value]
+    return None
 
 
 def _cache(op: Builder, a: AttentionNode) -> InPlaceCache | None:
@@ -129,10 +133,11 @@ def _cache(op: Builder, a: AttentionNode) -> InPlaceCache | None:
     cache = float16_cache(a)
     if cache is None:
         return in_place_cache(a)
-    new = [op("Cast", x, to=a.dtype) for x in (cache.new_key, cache.new_value)]
-    for wide, x in zip(new, (cache.new_key, cache.new_value), strict=True):
-        wide.dtype, wide.shape = a.dtype, x.shape
-    return dataclasses.replace(cache, new_key=new[0], new_value=new[1])
+    new_key, new_value = (
+        set_type(op("Cast", x, to=a.dtype), a.dtype, x.shape)
+        for x in (cache.new_key, cache.new_value)
+    )
+    return dataclasses.replace(cache, new_key=new_key, new_value=new_value)
 
 
 def appends_to_cache(a: AttentionNode) -> bool:
@@ -154,25 +159,19 @@ def holds_values_transposed(a: AttentionNode, cache: InPlaceCache) -> bool:
         cache: The cache of the node.
     """
     whole = a.value.is_graph_output() and len(a.value.uses()) == 1
-    return a.q_per_kv > 1 and _scores_unused(a) and whole and is_bound(cache.past_value, a.value)
-
-
-def _scores_unused(a: AttentionNode) -> bool:
-    """Return whether the scores are unused, and the softmax is in the node's own type."""
-    return a.output(3) is None and a.precision in (None, a.dtype)
+    return a.q_per_kv > 1 and a.is_plain and whole and is_bound(cache.past_value, a.value)
 
 
 def _fits_full_kernel(a: AttentionNode) -> bool:
     unseen = a.output(1) is None and a.output(2) is None
     hides = a.causal or a.mask is not None or a.valid_keys is not None or a.past_key is not None
-    return _scores_unused(a) and unseen and not hides and not a.softcap and a.dtype == FLOAT
+    return a.is_plain and unseen and not hides and not a.softcap and a.dtype == FLOAT
 
 
 def _fits_causal_kernel(a: AttentionNode, new_key: ir.Value) -> bool:
     """Return whether the causal kernel can compute the node, with one new key per query."""
-    if not (
-        a.causal and _kernel_takes_widths(a) and _scores_unused(a) and a.dtype in (FLOAT, FLOAT16)
-    ):
+    is_plain = a.is_plain and a.dtype in (FLOAT, FLOAT16)
+    if not a.causal or not is_plain or not ort_kernels.takes_widths(a):
         return False
     if a.mask is not None and (a.dtype != FLOAT or not _mask_spans_all_keys(a)):
         return False
@@ -186,39 +185,23 @@ def _mask_spans_all_keys(a: AttentionNode) -> bool:
     return keys != 1 and not mask_may_be_shorter(a, keys)
 
 
-def _kernel_takes_widths(a: AttentionNode) -> bool:
-    """Return whether contrib GroupQueryAttention takes heads of these widths."""
-    return a.head_dim == a.v_head_dim and a.head_dim % 8 == 0
+def _can_write(a: AttentionNode, cache: InPlaceCache, key: ir.Value, value: ir.Value) -> bool:
+    """Return whether contrib GroupQueryAttention can write the cache of one query itself."""
+    written = can_be_written_by_operator(cache, key, value)
+    return a.mask is None and ort_kernels.takes_widths(a) and written and a.dtype == FLOAT
 
 
-def _fits_in_place(a: AttentionNode, cache: InPlaceCache) -> bool:
-    """Return whether contrib GroupQueryAttention may write the cache itself."""
-    return a.q_per_kv == 1 and _fits_unmasked(a, cache, a.key, a.value)
+def _attend_transposed_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
+    """Add attention over a cache in place, whose V becomes `[B, Hkv, Dv, capacity]`."""
+    value = transpose_value_cache(op, a, cache)
 
-
-def _fits_integers(a: AttentionNode, integer_cache: QuantisedCache) -> bool:
-    """Return whether contrib GroupQueryAttention may write the integers itself."""
-    return _fits_unmasked(a, integer_cache.cache, integer_cache.key, integer_cache.value)
-
-
-def _fits_unmasked(a: AttentionNode, cache: InPlaceCache, key: ir.Value, value: ir.Value) -> bool:
-    bound = is_bound(cache.past_key, key) and is_bound(cache.past_value, value)
-    sole_reader = len(key.uses()) == 1 and len(value.uses()) == 1
-    return a.mask is None and _kernel_takes_widths(a) and bound and sole_reader and a.dtype == FLOAT
-
-
-def _attend_transposed_cache(
-    op: Builder, a: AttentionNode, cache: InPlaceCache, value: ir.Value
-) -> ir.Value:
-    """Add attention over a cache whose V is `[B, Hkv, Dv, capacity]`."""
-
-    def whole(inner: Builder) -> list[ir.Value]:
+    def attend_all_keys(inner: Builder) -> list[ir.Value]:
         attended, _ = decompose(inner, a, a.query, a.key, value, transposed=True)
         return [split_to_output(inner, a, attended)]
 
     if not _fits_causal_kernel(a, cache.new_key):
-        return whole(op)[0]
-    return _if_cache_is_empty(op, a, cache, whole)
+        return attend_all_keys(op)[0]
+    return _if_cache_is_empty(op, a, cache, attend_all_keys)
 
 
 def _fits_causal_kernel_in_blocks(a: AttentionNode, cache: InPlaceCache | None) -> bool:
@@ -248,7 +231,7 @@ def _attend_blocks(
         attended = attend_blocks(op, a, query, key, value, form.block, transposed=transposed)
         return [attended, *present]
     if transposed:
-        value = op("Transpose", value, perm=TRANSPOSED)
+        value = op("Transpose", value, perm=SWAP_LAST_AXES)
     for operand in (key, value):
         operand.dtype = a.dtype
     return [attend_causal_blocks(op, a, key, value, past, form.block), *present]
@@ -285,11 +268,12 @@ def _attend_after_past(op: Builder, a: AttentionNode) -> Sequence[ir.Value]:
     is_empty = op("Equal", op.size(a.past_key, 2), op.ints(0))
     single = op("Equal", op.size(a.query, 0), op.ints(1))
     fits = op("Squeeze", op("Or", is_empty, single))
-    kernel, fallback = (
-        (lambda inner: ort_kernels.causal_attention(inner, a)),
-        (lambda inner: _without_kernel(inner, a, 3)),
+    return op.add_if(
+        fits,
+        lambda inner: ort_kernels.causal_attention(inner, a),
+        lambda inner: _without_kernel(inner, a, 3),
+        a.dtype,
     )
-    return op.add_if(fits, kernel, fallback, a.dtype)
 
 
 def _runs_as_it_is(a: AttentionNode) -> bool:
@@ -309,12 +293,5 @@ def _without_kernel(op: Builder, a: AttentionNode, count: int) -> Sequence[ir.Va
     """Return the outputs of a copy of the node if ONNX Runtime computes it, else of its parts."""
     if not _runs_as_it_is(a):
         return attend(op, a)[:count]
-    attributes = {name: attribute.value for name, attribute in a.node.attributes.items()}
-    attended, *present = op.add_node("Attention", a.node.inputs, count, **attributes)
+    attended, *present = op.copy_node(a.node, {}, count)
     return [attended if a.packed else split_to_output(op, a, attended), *present]
-
-
-def _finish(model: ir.Model, a: AttentionNode, outputs: Sequence[ir.Value]) -> None:
-    for index, value in enumerate(outputs):
-        replace_output(a, index, value)
-    model.graph.remove(a.node, safe=True)

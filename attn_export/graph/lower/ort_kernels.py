@@ -7,8 +7,10 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.ir_helpers import dims
+from attn_export.dialect_names import MICROSOFT
+from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower.heads import (
+    SWAP_LAST_AXES,
     merge_qkv,
     merged_source,
     merged_to_output,
@@ -18,7 +20,7 @@ from attn_export.graph.lower.heads import (
 )
 from attn_export.graph.lower.in_place_cache import InPlaceCache
 from attn_export.graph.lower.integer_cache import QuantisedCache
-from attn_export.graph.lower.node_builder import Builder
+from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.portable import apply_softcap
 from attn_export.graph.lower.read import AttentionNode
 from attn_export.graph.lower.visible_keys import allowed_keys, as_bias, sees_any
@@ -28,8 +30,6 @@ from attn_export.graph.lower.visible_keys import allowed_keys, as_bias, sees_any
 # https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. On the CPU,
 # `MultiHeadAttention` is used for full attention, and `GroupQueryAttention` for causal attention.
 
-
-MICROSOFT = "com.microsoft"
 INT32 = ir.DataType.INT32
 
 NO_SINK = -1e30
@@ -84,62 +84,76 @@ def causal_attention(op: Builder, a: AttentionNode) -> list[ir.Value]:
     return [_zero_masked_rows(op, a, attended, bias), *present]
 
 
-def in_place_attention(op: Builder, a: AttentionNode, cache: InPlaceCache) -> list[ir.Value]:
+def in_place_attention(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
     """Add attention of one query per batch element to all its keys, with the cache in place.
 
-    The operator writes the new keys. It writes them into the past's buffer if the caller binds the
-    same buffer to past and present.
-
     Args:
-        op: Makes the nodes.
-        a: The node.
-        cache: Its cache.
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values; its key and value are the written cache.
+        cache: The cache of the node.
     """
-    new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value)
-    query, key, value = merge_qkv(op, new)
-    last = op("Cast", cache.lengths, to=INT32)
-    longest = op("ReduceMax", last, keepdims=0)
-    total = op("Add", longest, op.scalar_int(1, INT32))
-    inputs = [query, key, value, cache.past_key, cache.past_value, last, total]
-    attended, *present = op.add_node(
-        "GroupQueryAttention", inputs, 3, MICROSOFT, **attributes_of(a)
-    )
-    return [merged_to_output(op, a, attended), *present]
+    return _attend_and_write(op, a, cache, (a.key, a.value))
 
 
 def integer_attention(
     op: Builder, a: AttentionNode, integer_cache: QuantisedCache, *, whole_rows: bool = False
-) -> list[ir.Value]:
+) -> ir.Value:
     """Add attention of one query per batch element over a cache of integers.
 
-    The operator quantises and writes the new keys, and reads the integers.
+    The operator quantises the new keys and values, and reads the integers.
 
     Args:
-        op: Makes the nodes.
-        a: The node.
-        integer_cache: Its cache.
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
+        integer_cache: The cache of the node.
         whole_rows: Whether the kernel computes all scores of a head before it reads values. It does
             so if each head has an attention sink (a score without a value). `NO_SINK` is one that
             does not change the result.
     """
-    cache = integer_cache.cache
+    scales = (integer_cache.k_scale, integer_cache.v_scale)
+    quant_types = ["PER_CHANNEL" if scale.ndim else "PER_TENSOR" for scale in scales]
+    sink = op.array(np.full(a.num_heads, NO_SINK, np.float32)) if whole_rows else None
+    return _attend_and_write(
+        op, a, integer_cache.cache, (integer_cache.key, integer_cache.value),
+        *[None] * 4, sink,
+        *(op.array(s.reshape(1, *s.shape) if s.ndim else s.reshape(1)) for s in scales),
+        kv_cache_bit_width=integer_cache.bits,
+        k_quant_type=quant_types[0], v_quant_type=quant_types[1],
+    )  # fmt: skip
+
+
+def _attend_and_write(
+    op: Builder,
+    a: AttentionNode,
+    cache: InPlaceCache,
+    written: tuple[ir.Value, ir.Value],
+    *optional: ir.Value | None,
+    **attributes: int | str,
+) -> ir.Value:
+    """Add attention of one query per batch element, which writes the new keys and values.
+
+    The operator writes them into the past's buffer if the caller binds the same buffer to past and
+    present.
+
+    Args:
+        op: Builder of the nodes.
+        a: The node.
+        cache: Its cache.
+        written: The written keys and values, which outputs of the operator replace.
+        *optional: The inputs from the eighth on.
+        **attributes: Attributes, besides those that every node has.
+    """
     new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value)
     query, key, value = merge_qkv(op, new)
     last = op("Cast", cache.lengths, to=INT32)
     total = op("Add", op("ReduceMax", last, keepdims=0), op.scalar_int(1, INT32))
-    scales = (integer_cache.k_scale, integer_cache.v_scale)
-    sink = op.array(np.full(a.num_heads, NO_SINK, np.float32)) if whole_rows else None
-    inputs = [
-        query, key, value, cache.past_key, cache.past_value, last, total, *[None] * 4, sink,
-        *(op.array(s.reshape(1, *s.shape) if s.ndim else s.reshape(1)) for s in scales),
-    ]  # fmt: skip
-    quant_types = ["PER_CHANNEL" if scale.ndim else "PER_TENSOR" for scale in scales]
+    inputs = [query, key, value, cache.past_key, cache.past_value, last, total, *optional]
     attended, *present = op.add_node(
-        "GroupQueryAttention", inputs, 3, MICROSOFT, **attributes_of(a),
-        kv_cache_bit_width=integer_cache.bits,
-        k_quant_type=quant_types[0], v_quant_type=quant_types[1],
-    )  # fmt: skip
-    return [merged_to_output(op, a, attended), *present]
+        "GroupQueryAttention", inputs, 3, MICROSOFT, **attributes_of(a), **attributes
+    )
+    for old, new_value in zip(written, present, strict=True):
+        take_over(old, new_value)
+    return merged_to_output(op, a, attended)
 
 
 def attributes_of(a: AttentionNode) -> dict[str, float]:
@@ -148,6 +162,11 @@ def attributes_of(a: AttentionNode) -> dict[str, float]:
         "num_heads": a.num_heads, "kv_num_heads": a.num_kv_heads, "scale": a.scale,
         **({"softcap": a.softcap} if a.softcap else {}),
     }  # fmt: skip
+
+
+def takes_widths(a: AttentionNode) -> bool:
+    """Return whether GroupQueryAttention takes heads of these widths."""
+    return a.head_dim == a.v_head_dim and a.head_dim % 8 == 0
 
 
 def _bias(op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value) -> ir.Value | None:
@@ -189,9 +208,6 @@ def _repeat_heads(op: Builder, a: AttentionNode, x: ir.Value, width: int) -> ir.
 # the product, the CPU reads K once, and packs the small query matrix instead of K.
 
 
-TURNED = [0, 1, 3, 2]
-
-
 def fold_integers(op: Builder, a: AttentionNode, integer_cache: QuantisedCache) -> ir.Value:
     """Add attention as `fold` does, over a cache of integers.
 
@@ -199,15 +215,16 @@ def fold_integers(op: Builder, a: AttentionNode, integer_cache: QuantisedCache) 
     small compared with the cache.
 
     Args:
-        op: Makes the nodes.
-        a: The node; its query is `[B, H, 1, D]`.
-        integer_cache: Its cache.
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values; its query is `[B, H, 1, D]`.
+        integer_cache: The cache of the node.
     """
     if integer_cache.bits != 8:
         return fold(op, a, a.key, a.value)
-    key, value = (op("Cast", x, to=a.dtype) for x in (integer_cache.key, integer_cache.value))
-    for cast, source in ((key, integer_cache.key), (value, integer_cache.value)):
-        cast.dtype, cast.shape = a.dtype, source.shape
+    key, value = (
+        set_type(op("Cast", x, to=a.dtype), a.dtype, x.shape)
+        for x in (integer_cache.key, integer_cache.value)
+    )
     return fold(op, a, key, value, scales=(integer_cache.k_scale, integer_cache.v_scale))
 
 
@@ -224,7 +241,7 @@ def fold(
 
     Args:
         op: Builder of the nodes.
-        a: The node; its query is `[B, H, 1, D]`.
+        a: The `Attention` node as plain values; its query is `[B, H, 1, D]`.
         key: `[B, Hkv, S, D]`, with the past.
         value: `[B, Hkv, S, Dv]`, with the past.
         transposed: Whether `value` is `[B, Hkv, Dv, S]` instead.
@@ -247,8 +264,8 @@ def fold(
     weights = op("Softmax", scores, axis=-1)
     weights = op("Reshape", weights, op.ints(0, a.num_kv_heads, a.q_per_kv, -1))
     if transposed:
-        attended = op("MatMul", value, op("Transpose", weights, perm=TURNED))
-        attended = op("Transpose", attended, perm=TURNED)
+        attended = op("MatMul", value, op("Transpose", weights, perm=SWAP_LAST_AXES))
+        attended = op("Transpose", attended, perm=SWAP_LAST_AXES)
     else:
         attended = op("MatMul", weights, value)  # [B, Hkv, r, Dv]
     if scales is not None:
@@ -264,6 +281,6 @@ def fold(
 
 def _scores(op: Builder, a: AttentionNode, rows: ir.Value, key: ir.Value) -> ir.Value:
     if a.q_per_kv == 1:  # one row: nothing would be packed
-        return op("MatMul", rows, op("Transpose", key, perm=TURNED))
-    turned = op("MatMul", key, op("Transpose", rows, perm=TURNED))  # [B, Hkv, S, r]
-    return op("Transpose", turned, perm=TURNED)
+        return op("MatMul", rows, op("Transpose", key, perm=SWAP_LAST_AXES))
+    turned = op("MatMul", key, op("Transpose", rows, perm=SWAP_LAST_AXES))  # [B, Hkv, S, r]
+    return op("Transpose", turned, perm=SWAP_LAST_AXES)

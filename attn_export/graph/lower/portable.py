@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.lower.heads import replace_output, split_qkv, split_to_output
+from attn_export.graph.lower.heads import SWAP_LAST_AXES, replace_node, split_qkv, split_to_output
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.read import (
     CAPPED,
@@ -33,9 +33,7 @@ def lower_to_portable(model: ir.Model, node: ir.Node) -> None:
         GraphError: If heads or widths of the node are not known.
     """
     a = read_attention(node)
-    for index, value in enumerate(attend(Builder(model, node), a)):
-        replace_output(a, index, value)
-    model.graph.remove(node, safe=True)
+    replace_node(model, a, attend(Builder(model, node), a))
 
 
 def attend(op: Builder, a: AttentionNode) -> list[ir.Value]:
@@ -68,8 +66,8 @@ def decompose(
     """Add the nodes of attention, and return it, `[B, H, L, Dv]`, and the fourth output.
 
     Args:
-        op: Makes the nodes.
-        a: The node.
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
         query: `[B, H, L, D]`.
         key: `[B, Hkv, S, D]`, with the past.
         value: `[B, Hkv, S, Dv]`, with the past.
@@ -89,8 +87,8 @@ def apply_softcap(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
     """Add softcap · tanh(scores / softcap), if the node has a softcap.
 
     Args:
-        op: Makes the nodes.
-        a: The node.
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
         scores: The scores before the mask.
     """
     if not a.softcap:
@@ -102,10 +100,10 @@ def apply_softcap(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
 def _scores(op: Builder, a: AttentionNode, query: ir.Value, key: ir.Value) -> ir.Value:
     scaled = query if a.scale == 1 else op("Mul", query, op.number(a.scale, a.dtype))
     if a.q_per_kv == 1:
-        return op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
+        return op("MatMul", scaled, op("Transpose", key, perm=SWAP_LAST_AXES))
     # Group the query heads of each K/V head, and give the keys an axis of 1 to broadcast.
     grouped = op("Reshape", scaled, op.ints(0, a.num_kv_heads, a.q_per_kv, -1, a.head_dim))
-    turned = op("Unsqueeze", op("Transpose", key, perm=[0, 1, 3, 2]), op.ints(2))
+    turned = op("Unsqueeze", op("Transpose", key, perm=SWAP_LAST_AXES), op.ints(2))
     return op("MatMul", grouped, turned)  # [B, Hkv, r, L, S]
 
 
@@ -118,11 +116,10 @@ def _apply_mask(op: Builder, a: AttentionNode, scores: ir.Value, allowed: Visibl
 
 
 def _softmax(op: Builder, a: AttentionNode, scores: ir.Value, allowed: VisibleKeys) -> ir.Value:
-    wide = a.precision is not None and a.precision != a.dtype
-    if wide:
+    if a.precision is not None:
         scores = op("Cast", scores, to=a.precision)
     weights = op("Softmax", scores, axis=-1)
-    if wide:
+    if a.precision is not None:
         weights = op("Cast", weights, to=a.dtype)
     if allowed.keys is None or not allowed.may_hide_all:
         return weights
@@ -136,7 +133,7 @@ def _weigh_values(
     if a.q_per_kv > 1:
         value = op("Unsqueeze", value, op.ints(2))
     if transposed:  # directly before MatMul, into which runtimes fuse it
-        value = op("Transpose", value, perm=[0, 1, 3, 2] if a.q_per_kv == 1 else [0, 1, 2, 4, 3])
+        value = op("Transpose", value, perm=SWAP_LAST_AXES if a.q_per_kv == 1 else [0, 1, 2, 4, 3])
     attended = op("MatMul", weights, value)
     if a.q_per_kv == 1:
         return attended

@@ -20,11 +20,18 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims
-from attn_export.graph.lower.heads import SWAPPED, merge_heads, merged_to_output, split_to_output
+from attn_export.graph.lower.heads import (
+    SWAP_HEADS_AND_LENGTH,
+    SWAP_LAST_AXES,
+    merge_heads,
+    merged_to_output,
+    split_to_output,
+)
 from attn_export.graph.lower.node_builder import Builder
-from attn_export.graph.lower.ort_kernels import INT32, MICROSOFT, attributes_of
+from attn_export.graph.lower.ort_kernels import INT32, attributes_of
 from attn_export.graph.lower.portable import apply_softcap
 from attn_export.graph.lower.read import AttentionNode
 from attn_export.graph.lower.visible_keys import (
@@ -34,8 +41,6 @@ from attn_export.graph.lower.visible_keys import (
     before_expand,
     sees_any,
 )
-
-SWAP_LAST_AXES = [0, 1, 3, 2]
 
 
 def fits_blocks(a: AttentionNode) -> bool:
@@ -47,7 +52,7 @@ def fits_blocks(a: AttentionNode) -> bool:
     Args:
         a: The `Attention` node as plain values.
     """
-    if a.output(3) is not None or a.precision not in (None, a.dtype):
+    if not a.is_plain:
         return False
     if a.past_key is None and (a.output(1) is not None or a.output(2) is not None):
         return False
@@ -251,7 +256,7 @@ def _zero_masked_rows(
 
     Some kernels give NaN for such queries.
     """
-    seen = op("Transpose", sees_any(op, a, bias), perm=SWAPPED)
+    seen = op("Transpose", sees_any(op, a, bias), perm=SWAP_HEADS_AND_LENGTH)
     heads = op("Reshape", attended, op.ints(0, 0, a.num_heads, a.head_dim))
     kept = op("Where", seen, heads, op.number(0.0, a.dtype))
     return op("Reshape", kept, op.ints(0, 0, a.num_heads * a.head_dim))

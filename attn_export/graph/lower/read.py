@@ -35,9 +35,10 @@ class AttentionNode:
         num_kv_heads: Hkv.
         head_dim: D.
         v_head_dim: Dv.
+        scale: The factor on the scores.
         softcap: The softcap; 0 for none.
         causal: The attribute `is_causal`.
-        precision: The type in which softmax computes; None for that of the query.
+        precision: The type in which softmax computes, if it is not that of the query; else None.
         mode: The attribute `qk_matmul_output_mode`.
         dtype: The type of the query.
         merged: The value `[B, L, H·Dv]` that replaces the 4-D output, or None.
@@ -68,6 +69,11 @@ class AttentionNode:
     def merges_heads(self) -> bool:
         """Return whether the attention must be `[B, L, H·Dv]`."""
         return self.packed or self.merged is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether the scores are unused, and the softmax is in the type of the query."""
+        return self.output(3) is None and self.precision is None
 
     @property
     def q_per_kv(self) -> int:
@@ -119,7 +125,7 @@ def read_attention(node: ir.Node) -> AttentionNode:
         scale=node.attributes.get_float("scale", 1.0 / math.sqrt(D)),
         softcap=node.attributes.get_float("softcap", 0.0),
         causal=bool(node.attributes.get_int("is_causal", 0)),
-        precision=ir.DataType(precision) if precision else None,
+        precision=None if precision in (0, query.dtype) else ir.DataType(precision),
         mode=node.attributes.get_int("qk_matmul_output_mode", RAW),
         dtype=query.dtype,
     )  # fmt: skip
