@@ -10,20 +10,19 @@ import onnx
 import onnx_ir as ir
 
 from attn_export.errors import GraphError
+from attn_export.graph.axis_names import Size
 from attn_export.graph.ir_helpers import dims, optional_input
 from attn_export.graph.lower.node_builder import Builder, take_over
 
-# -- `Gelu` of opset 20 and `Swish` of opset 24 in operators of opset 18 ------------------------
+# -- nodes of newer operators in operators of opset 18 ------------------------------------------
+
+# Each function adds nodes that compute the output of a node, and returns the new output. It raises
+# GraphError if the shapes or types that it needs are not known.
 
 
-def lower_gelu(model: ir.Model, node: ir.Node) -> None:
-    """Replace `Gelu` by x · (1 + erf(x / √2)) / 2, or with tanh (Hendrycks and Gimpel 2016).
-
-    Args:
-        model: The graph; changed in place.
-        node: The node.
-    """
-    op, x, dtype = _prepare(model, node)
+def _gelu(op: Builder, node: ir.Node) -> ir.Value:
+    """Return x · (1 + erf(x / √2)) / 2, or the form with tanh (Hendrycks and Gimpel 2016)."""
+    x, dtype = _typed_input(node)
     if node.attributes.get_string("approximate", "none") == "tanh":
         cube = op("Mul", op("Mul", x, x), x)
         inner = op("Add", x, op("Mul", cube, op.number(0.044715, dtype)))
@@ -31,51 +30,31 @@ def lower_gelu(model: ir.Model, node: ir.Node) -> None:
     else:
         curve = op("Erf", op("Mul", x, op.number(math.sqrt(0.5), dtype)))
     scaled = op("Mul", x, op("Add", curve, op.number(1.0, dtype)))
-    take_over(node.outputs[0], op("Mul", scaled, op.number(0.5, dtype)))
-    model.graph.remove(node, safe=True)
+    return op("Mul", scaled, op.number(0.5, dtype))
 
 
-def lower_swish(model: ir.Model, node: ir.Node) -> None:
-    """Replace `Swish` by x · sigmoid(α · x) (Ramachandran et al. 2017).
-
-    Args:
-        model: The graph; changed in place.
-        node: The node.
-    """
-    op, x, dtype = _prepare(model, node)
+def _swish(op: Builder, node: ir.Node) -> ir.Value:
+    """Return x · sigmoid(α · x) (Ramachandran et al. 2017)."""
+    x, dtype = _typed_input(node)
     alpha = node.attributes.get_float("alpha", 1.0)
     inner = x if alpha == 1 else op("Mul", x, op.number(alpha, dtype))
-    take_over(node.outputs[0], op("Mul", x, op("Sigmoid", inner)))
-    model.graph.remove(node, safe=True)
+    return op("Mul", x, op("Sigmoid", inner))
 
 
-def _prepare(model: ir.Model, node: ir.Node) -> tuple[Builder, ir.Value, ir.DataType]:
+def _typed_input(node: ir.Node) -> tuple[ir.Value, ir.DataType]:
     x = node.inputs[0]
     dtype = None if x is None else x.dtype or node.outputs[0].dtype
     if x is None or dtype is None:
         raise GraphError(f"{node.name}: the type of its input is not known; declare it")
-    return Builder(model, node), x, dtype
+    return x, dtype
 
 
-# -- `RotaryEmbedding` of opset 23 in operators of opset 18 -------------------------------------
-# https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html. r: rotated width, D: head width.
-
-
-def lower_rotary(model: ir.Model, node: ir.Node) -> None:
-    """Replace one `RotaryEmbedding` by portable operators.
-
-    Args:
-        model: The graph; changed in place.
-        node: The node.
-
-    Raises:
-        GraphError: If the shape of its input is not known.
-    """
+def _rotary_embedding(op: Builder, node: ir.Node) -> ir.Value:
+    """Return the rotated input: https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html."""
     x, cos, sin, positions = (optional_input(node, index) for index in range(4))
     rank = len(dims(x)) if x is not None else 0
     if x is None or cos is None or sin is None or rank not in (3, 4):
         raise GraphError(f"{node.name}: the shape of what it rotates is not known; declare it")
-    op, out = Builder(model, node), node.outputs[0]
     if positions is not None:
         cos, sin = (op("Gather", cache, positions, axis=0) for cache in (cos, sin))
     heads = node.attributes.get_int("num_heads", 0)
@@ -85,20 +64,14 @@ def lower_rotary(model: ir.Model, node: ir.Node) -> None:
             raise GraphError(f"{node.name}: {width} is not {heads} heads; give num_heads")
         width //= heads
         x = op("Reshape", x, op.ints(0, 0, heads, width))
-    # [B, L, r/2] over [B, L, H, D], or over [B, H, L, D].
+    # [B, L, r/2] over [B, L, H, D], or over [B, H, L, D]; r is the rotated width.
     cos, sin = (op("Unsqueeze", cache, op.ints(2 if rank == 3 else 1)) for cache in (cos, sin))
     rotated = _rotate(op, node, x, width, cos, sin)
-    take_over(out, rotated if rank == 4 else op("Reshape", rotated, op.ints(0, 0, -1)))
-    model.graph.remove(node, safe=True)
+    return rotated if rank == 4 else op("Reshape", rotated, op.ints(0, 0, -1))
 
 
 def _rotate(
-    op: Builder,
-    node: ir.Node,
-    x: ir.Value,
-    width: int | ir.SymbolicDim,
-    cos: ir.Value,
-    sin: ir.Value,
+    op: Builder, node: ir.Node, x: ir.Value, width: Size, cos: ir.Value, sin: ir.Value
 ) -> ir.Value:
     """Rotate the first r of D channels; the others stay unchanged."""
     rotated_width = node.attributes.get_int("rotary_embedding_dim", 0) or width
@@ -125,50 +98,47 @@ def _rotate(
     return op("Concat", merged, *unrotated, axis=-1) if unrotated else merged
 
 
-def _grid_sample(_: ir.Model, node: ir.Node) -> None:
-    """Give the modes of `GridSample` their names before opset 20, which only has images.
-
-    Raises:
-        GraphError: If the input does not have two spatial dimensions.
-    """
+def _grid_sample(op: Builder, node: ir.Node) -> ir.Value:
+    """Return a copy's output, with the names of modes before opset 20, which only has images."""
     if node.inputs[0] is None or len(dims(node.inputs[0])) != 4:
         raise GraphError(f"{node.name} samples no images; keep the standard dialect")
+    (sampled,) = op.copy_node(node, {})
+    copy = sampled.producer()
+    assert copy is not None
     modes = {"linear": "bilinear", "cubic": "bicubic"}
     mode = node.attributes.get_string("mode", "linear")
-    node.attributes["mode"] = ir.AttrString("mode", modes.get(mode, mode))
+    copy.attributes["mode"] = ir.AttrString("mode", modes.get(mode, mode))
+    return sampled
 
 
-def _group_normalization(model: ir.Model, node: ir.Node) -> None:
-    """Replace the node by `InstanceNormalization` of groups (Wu and He 2018).
+def _group_normalization(op: Builder, node: ir.Node) -> ir.Value:
+    """Return the input normalised by `InstanceNormalization` of groups (Wu and He 2018).
 
     In opset 18 it has a scale for each group, in opset 21 for each channel.
     """
     x, scale, bias = node.inputs[:3]
     if x is None or scale is None or bias is None or not dims(x) or x.dtype is None:
         raise GraphError(f"{node.name}: the shape of its input is not known; declare it")
-    op, groups = Builder(model, node), node.attributes.get_int("num_groups", 1)
-    dtype = x.dtype
-    one, zero = (op.array(np.full(groups, value, dtype.numpy())) for value in (1, 0))
+    groups, dtype = node.attributes.get_int("num_groups", 1), x.dtype.numpy()
+    one, zero = (op.array(np.full(groups, value, dtype)) for value in (1, 0))
     grouped = op("Reshape", x, op.ints(0, groups, -1))
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     normed = op("InstanceNormalization", grouped, one, zero, epsilon=epsilon)
     whole = op("Reshape", normed, op("Shape", x))
     axes = op.ints(*range(1, len(dims(x)) - 1))
     wide = [op("Unsqueeze", part, axes) if len(dims(x)) > 2 else part for part in (scale, bias)]
-    take_over(node.outputs[0], op("Add", op("Mul", whole, wide[0]), wide[1]))
-    model.graph.remove(node, safe=True)
+    return op("Add", op("Mul", whole, wide[0]), wide[1])
 
 
-def _rms_normalization(model: ir.Model, node: ir.Node) -> None:
-    """Replace the node by x / sqrt(mean(x²) + ε) · weight (Zhang and Sennrich 2019).
+def _rms_normalization(op: Builder, node: ir.Node) -> ir.Value:
+    """Return x / sqrt(mean(x²) + ε) · weight (Zhang and Sennrich 2019).
 
     The mean is computed in the stash type.
     """
     x, weight = node.inputs[0], node.inputs[1]
     assert x is not None
     assert weight is not None
-    op, out = Builder(model, node), node.outputs[0]
-    dtype = x.dtype or out.dtype or ir.DataType.FLOAT
+    dtype = x.dtype or node.outputs[0].dtype or ir.DataType.FLOAT
     stash = ir.DataType(node.attributes.get_int("stash_type", ir.DataType.FLOAT))
     if node.attributes.get_int("axis", -1) != -1:
         raise GraphError(f"{node.name} normalises more than the last axis; normalise one")
@@ -177,16 +147,14 @@ def _rms_normalization(model: ir.Model, node: ir.Node) -> None:
     eps = op.number(node.attributes.get_float("epsilon", 1e-5), stash)
     normed = op("Div", wide, op("Sqrt", op("Add", mean, eps)))
     narrow = normed if stash == dtype else op("Cast", normed, to=dtype)
-    take_over(out, op("Mul", narrow, weight))
-    model.graph.remove(node, safe=True)
+    return op("Mul", narrow, weight)
 
 
-def _tensor_scatter(model: ir.Model, node: ir.Node) -> None:
-    """Replace the node by ScatterND of `new` into `past`, from an index per batch element on."""
-    past, new = node.inputs[0], node.inputs[1]
+def _tensor_scatter(op: Builder, node: ir.Node) -> ir.Value:
+    """Return `past` with `new` in it from an index per batch element on, by ScatterND."""
+    past, new, start = (optional_input(node, index) for index in range(3))
     if past is None or new is None or not dims(past):
         raise GraphError(f"{node.name}: the shape of its cache is not known; declare it")
-    op, start = Builder(model, node), optional_input(node, 2)
     axis = node.attributes.get_int("axis", -2) % len(dims(past))
     coordinates = [_coordinates(op, new, i, axis) for i in range(axis + 1)]
     if start is not None:
@@ -199,8 +167,7 @@ def _tensor_scatter(model: ir.Model, node: ir.Node) -> None:
         grid = op("Add", grid, other)
     zeros = op("Mul", grid, op.scalar_int(0))  # not every runtime has a dynamic Expand
     spread = [op("Unsqueeze", op("Add", zeros, c), op.ints(-1)) for c in coordinates]
-    take_over(node.outputs[0], op("ScatterND", past, op("Concat", *spread, axis=-1), new))
-    model.graph.remove(node, safe=True)
+    return op("ScatterND", past, op("Concat", *spread, axis=-1), new)
 
 
 def _coordinates(op: Builder, x: ir.Value, axis: int, last: int) -> ir.Value:
@@ -214,13 +181,13 @@ def _coordinates(op: Builder, x: ir.Value, axis: int, last: int) -> ir.Value:
     return op("Unsqueeze", numbers, op.ints(*(i for i in range(last + 1) if i != axis)))
 
 
-DECOMPOSED: dict[str, Callable[[ir.Model, ir.Node], None]] = {
-    "Gelu": lower_gelu,
+DECOMPOSED: dict[str, Callable[[Builder, ir.Node], ir.Value]] = {
+    "Gelu": _gelu,
     "GridSample": _grid_sample,
     "GroupNormalization": _group_normalization,
     "RMSNormalization": _rms_normalization,
-    "RotaryEmbedding": lower_rotary,
-    "Swish": lower_swish,
+    "RotaryEmbedding": _rotary_embedding,
+    "Swish": _swish,
     "TensorScatter": _tensor_scatter,
 }
 
@@ -294,9 +261,9 @@ def to_opset18(model: ir.Model) -> None:
 
 
 def _convert(model: ir.Model, node: ir.Node) -> None:
-    decompose = DECOMPOSED.get(node.op_type)
-    if decompose is not None:
-        decompose(model, node)
+    if node.op_type in DECOMPOSED:
+        take_over(node.outputs[0], DECOMPOSED[node.op_type](Builder(model, node), node))
+        model.graph.remove(node, safe=True)
         return
     opset = model.graph.opset_imports.get("", OPSET)
     try:
