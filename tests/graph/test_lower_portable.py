@@ -68,6 +68,32 @@ def test_the_number_of_nodes_is_known(name: str):
     assert found == wanted
 
 
+def test_a_mask_that_is_expanded_from_a_scalar_is_kept():
+    """Such a mask has no axis of keys before its Expand."""
+    form = Form(mask=("L", "N"))
+    model = form.model()
+    names = [value.name for value in model.graph.input]
+    del model.graph.input[names.index("mask")]
+    yes = onnx.numpy_helper.from_array(np.array(True), "yes")
+    model.graph.initializer.append(yes)
+    makers = [
+        helper.make_node("Shape", ["Q"], ["l"], "l", start=2, end=3),
+        helper.make_node("Shape", ["K"], ["n"], "n", start=2, end=3),
+        helper.make_node("Concat", ["l", "n"], ["shape"], "shape", axis=0),
+        helper.make_node("Expand", ["yes", "shape"], ["mask"], "mask"),
+    ]
+    for index, node in enumerate(makers):
+        model.graph.node.insert(index, node)
+    engine = session(lower(ir.from_proto(model), "portable")[""].model)
+    inputs = {name: array for name, array in form.draw(2, 3, 4, 0).items() if name != "mask"}
+    np.testing.assert_allclose(
+        engine.run(None, inputs)[0],
+        ReferenceEvaluator(model).run(None, inputs)[0],
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
 def test_the_graph_that_is_lowered_is_left_alone():
     model = ir.from_proto(Form().model())
     before = ir.to_proto(model).SerializeToString()

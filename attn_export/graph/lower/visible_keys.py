@@ -154,10 +154,10 @@ def before_expand(mask: ir.Value) -> ir.Value:
     if producer is None or producer.op_type != "Expand" or producer.inputs[0] is None:
         return mask
     source = producer.inputs[0]
-    # The last axis must already have all keys.
-    if source.shape is None or mask.shape is None or source.shape[-1] != mask.shape[-1]:
+    if not dims(source) or len(dims(source)) != len(dims(mask)):
         return mask
-    return source if len(source.shape) == len(mask.shape) else mask
+    # The last axis must already have all keys.
+    return source if dims(source)[-1] == dims(mask)[-1] else mask
 
 
 def _pad_to_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value) -> ir.Value:
