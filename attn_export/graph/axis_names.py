@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -66,6 +66,31 @@ def known_equal(one: Size | None, other: Size | None) -> bool:
         other: Another size.
     """
     return one == other and getattr(one, "value", one) is not None
+
+
+def size_text(size: Size) -> str:
+    """Return a size, or the name of a dynamic axis, as text."""
+    return str(size.value if isinstance(size, ir.SymbolicDim) else size)
+
+
+def reshape_target(before: Sequence[Size], after: Sequence[Size]) -> list[int] | None:
+    """Return the constant target of a Reshape: 0 for a kept axis, -1 for one to infer.
+
+    Args:
+        before: The shape before it.
+        after: The shape after it.
+
+    Returns:
+        The target; None if several sizes would have to be inferred.
+    """
+    target: list[int] = []
+    for axis, size in enumerate(after):
+        if isinstance(size, int):
+            target.append(size)
+        else:
+            is_kept = axis < len(before) and known_equal(size, before[axis])
+            target.append(0 if is_kept else -1)
+    return target if target.count(-1) <= 1 else None
 
 
 def axis_of_an_input(model: ir.Model, size: Size) -> tuple[ir.Value, int] | None:

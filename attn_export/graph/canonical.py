@@ -16,9 +16,21 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 
-from attn_export.graph.axis_names import axis_of_an_input, known_equal, name_sums_of_axes
+from attn_export.graph.axis_names import (
+    axis_of_an_input,
+    known_equal,
+    name_sums_of_axes,
+    reshape_target,
+)
 from attn_export.graph.fuse_cache import fuse_attention
-from attn_export.graph.ir_helpers import constant_name, ints, merge_equal_weights
+from attn_export.graph.ir_helpers import (
+    constant_name,
+    dims,
+    insert,
+    ints,
+    merge_equal_weights,
+    nodes_of,
+)
 from attn_export.graph.ort_compat import make_ort_compatible
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
@@ -96,8 +108,8 @@ def fold_weight_transposes(model: ir.Model) -> None:
     Linear layers export as Transpose(weight) -> MatMul. Runtimes that do not fold constants would
     run the Transpose each time.
     """
-    for node in model.graph:
-        source = node.inputs[0] if node.op_type == "Transpose" else None
+    for node in nodes_of(model, "Transpose"):
+        source = node.inputs[0]
         if source is None or source.const_value is None or len(source.uses()) != 1:
             continue
         perm = node.attributes.get_ints("perm")
@@ -113,15 +125,13 @@ def reshape_by_position(model: ir.Model) -> None:
 
     The exporter computes them with Shape and Concat, which several runtimes do not support.
     """
-    for node in model.graph:
-        if node.op_type != "Reshape" or node.inputs[1] is None:
+    for node in nodes_of(model, "Reshape"):
+        before, shape, after = node.inputs[0], node.inputs[1], node.outputs[0]
+        if shape is None or shape.const_value is not None:
             continue
-        if node.inputs[1].const_value is not None:
-            continue
-        before, after = node.inputs[0], node.outputs[0]
         if before is None or before.shape is None or after.shape is None:
             continue
-        target = _positional(before.shape, after.shape)
+        target = reshape_target(dims(before), dims(after))
         if target is None:
             continue
         node.replace_input_with(1, ints(model, *target))
@@ -133,48 +143,31 @@ def expand_by_position(model: ir.Model) -> None:
 
     Only the sizes of growing axes are then computed by Shape and Concat.
     """
-    for node in list(model.graph):
-        before, after = (
-            (node.inputs[0], node.outputs[0]) if node.op_type == "Expand" else (None,) * 2
-        )
-        if before is None or after is None or before.shape is None or after.shape is None:
+    for node in nodes_of(model, "Expand"):
+        before, after = node.inputs[0], node.outputs[0]
+        if before is None or before.shape is None or after.shape is None:
             continue
-        grown_axes = [
-            axis for axis in range(len(after.shape)) if _grows(before.shape, after.shape, axis)
-        ]
+        axes = range(len(after.shape))
+        grown_axes = [axis for axis in axes if _grows(before.shape, after.shape, axis)]
         sources = {axis: axis_of_an_input(model, after.shape[axis]) for axis in grown_axes}
         if any(source is None for source in sources.values()):
             continue
-        one = ints(model, 1)
         parts: list[ir.Value] = []
-        for axis in range(len(after.shape)):
+        for axis in axes:
             source = sources.get(axis)
             if source is None:
-                parts.append(one)
-                continue
-            value, source_axis = source
-            size = ir.node(
-                "Shape",
-                [value],
-                {"start": source_axis, "end": source_axis + 1},
-                name=f"{after.name}_size",
-            )
-            model.graph.insert_before(node, size)
-            parts.append(size.outputs[0])
-        target = ir.node("Concat", parts, {"axis": 0}, name=f"{after.name}_target")
-        for new in (*[part.producer() for part in parts], target):
-            if new is not None:
-                new.metadata_props.update(node.metadata_props)
-        model.graph.insert_before(node, target)
-        node.replace_input_with(1, target.outputs[0])
+                parts.append(ints(model, 1))
+            else:
+                value, start = source
+                size = ir.node("Shape", [value], {"start": start, "end": start + 1})
+                parts.append(insert(node, size))
+        node.replace_input_with(1, insert(node, ir.node("Concat", parts, {"axis": 0})))
 
 
 def drop_unused_outputs(model: ir.Model) -> None:
     """Remove unread outputs of `Attention` nodes; those before a read one get an empty name."""
     graph_outputs = set(model.graph.outputs)
-    for node in model.graph:
-        if node.op_type != "Attention":
-            continue
+    for node in nodes_of(model, "Attention"):
         for output in node.outputs:
             if not output.uses() and output not in graph_outputs:
                 output.name = ""
@@ -258,16 +251,3 @@ def _grows(before: ir.Shape, after: ir.Shape, axis: int) -> bool:
     """Return whether an Expand enlarges an axis of its output; shapes align at the last axis."""
     before_axis = axis - len(after) + len(before)
     return not known_equal(after[axis], before[before_axis] if before_axis >= 0 else 1)
-
-
-def _positional(before: ir.Shape, after: ir.Shape) -> list[int] | None:
-    """Return the constant target of a Reshape; None if several sizes would have to be inferred."""
-    target: list[int] = []
-    for axis, size in enumerate(after):
-        if isinstance(size, int):
-            target.append(size)
-        elif axis < len(before) and known_equal(size, before[axis]):
-            target.append(0)
-        else:
-            target.append(-1)
-    return target if target.count(-1) <= 1 else None

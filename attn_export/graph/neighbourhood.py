@@ -7,13 +7,14 @@ output.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
 
-from attn_export.graph.axis_names import SYMBOL
-from attn_export.graph.ir_helpers import dims
+from attn_export.graph.axis_names import SYMBOL, size_text
+from attn_export.graph.ir_helpers import dims, nodes_of
 from attn_export.graph.requirements import ATTENTION, depends_on_contents
 
 # -- steps of the drawing -----------------------------------------------------------------------
@@ -61,18 +62,12 @@ REST = Step("rest", "and more")
 """The step that stands for all steps that are not drawn."""
 
 
-def group_steps(path: list[ir.Node]) -> list[Step]:
+def _group_steps(path: list[ir.Node]) -> list[Step]:
     """Combine consecutive nodes into steps."""
-    groups: list[list[ir.Node]] = []
-    for node in path:
-        if groups and _group(groups[-1][-1]) == _group(node):
-            groups[-1].append(node)
-        else:
-            groups.append([node])
-    return [_step(group) for group in groups]
+    return [_step(list(nodes)) for _, nodes in itertools.groupby(path, _group)]
 
 
-def main_input(node: ir.Node) -> ir.Value | None:
+def _main_input(node: ir.Node) -> ir.Value | None:
     """Return the input that carries the data.
 
     Values that depend on graph inputs take precedence, then those with more axes, then computed
@@ -86,28 +81,13 @@ def main_input(node: ir.Node) -> ir.Value | None:
     )
 
 
-def end_step(kind: str, value: ir.Value) -> Step:
-    """Return the step of a graph input or output.
-
-    Args:
-        kind: Input or output.
-        value: The value.
-    """
-    return Step(kind, str(value.name), shape=_shape(value))
-
-
-def axis_name(dim: int | ir.SymbolicDim) -> str:
-    """Return a size, or the name of a dynamic axis."""
-    return str(dim.value if isinstance(dim, ir.SymbolicDim) else dim)
-
-
 def _group(node: ir.Node) -> str:
     module = str(node.name).rpartition("/")[0]
     return module or ("moves" if node.op_type in LAYOUT_OPERATORS else str(node.name))
 
 
 def _step(nodes: list[ir.Node]) -> Step:
-    main = main_input(nodes[0])
+    main = _main_input(nodes[0])
     module = str(nodes[0].name).rpartition("/")[0]
     members = _members(nodes, main, module) if module else nodes
     made = {value for node in members for value in node.outputs}
@@ -178,7 +158,7 @@ def _shape(value: ir.Value) -> str:
     if value.shape is None:
         return ""
     letters = (
-        SYMBOL.sub(lambda match: SHORT.get(match[0], match[0]), axis_name(d)) for d in dims(value)
+        SYMBOL.sub(lambda match: SHORT.get(match[0], match[0]), size_text(d)) for d in dims(value)
     )
     return f"[{', '.join(letters)}]".replace(" + ", "+")
 
@@ -235,7 +215,7 @@ class Neighbourhood:
 
 def neighbourhood(model: ir.Model) -> Neighbourhood | None:
     """Describe the first `Attention` node and its surroundings; None if there is no such node."""
-    nodes = [node for node in model.graph if node.op_type == ATTENTION and not node.domain]
+    nodes = nodes_of(model, ATTENTION)
     if not nodes:
         return None
     node = nodes[0]
@@ -252,7 +232,7 @@ def neighbourhood(model: ir.Model) -> Neighbourhood | None:
     axes = {
         SHORT[name]: name
         for value in (*model.graph.inputs, *model.graph.outputs)
-        for name in map(axis_name, dims(value))
+        for name in map(size_text, dims(value))
         if name in SHORT
     }
     return Neighbourhood(
@@ -289,13 +269,17 @@ def _steps_before(value: ir.Value) -> tuple[Step, ...]:
     current: ir.Value | None = value
     while current is not None and (node := current.producer()) is not None:
         if node.op_type == ATTENTION or len(path) == NODES:
-            return (REST, *group_steps(path[::-1])[-STEPS:])
+            return (REST, *_group_steps(path[::-1])[-STEPS:])
         path.append(node)
-        current = main_input(node)
-    steps = group_steps(path[::-1])
+        current = _main_input(node)
+    steps = _group_steps(path[::-1])
     if len(steps) > STEPS:
         return (REST, *steps[-STEPS:])
-    return tuple(steps) if current is None else (end_step("input", current), *steps)
+    return (
+        tuple(steps)
+        if current is None
+        else (Step("input", str(current.name), shape=_shape(current)), *steps)
+    )
 
 
 def _steps_after(value: ir.Value) -> tuple[Step, ...]:
@@ -308,7 +292,7 @@ def _steps_after(value: ir.Value) -> tuple[Step, ...]:
             break
         path.append(user)
         current = user.outputs[0]
-    steps = group_steps(path)
+    steps = _group_steps(path)
     if not current.is_graph_output() or len(steps) > AFTER:
         return (*steps[:AFTER], REST)
-    return (*steps, end_step("output", current))
+    return (*steps, Step("output", str(current.name), shape=_shape(current)))

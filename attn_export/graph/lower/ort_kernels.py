@@ -23,7 +23,7 @@ from attn_export.graph.lower.integer_cache import QuantisedCache
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.portable import apply_softcap
 from attn_export.graph.lower.read import AttentionNode
-from attn_export.graph.lower.visible_keys import allowed_keys, as_bias, sees_any
+from attn_export.graph.lower.visible_keys import score_bias, sees_any
 
 # -- contrib operators, which do not hold all `H·L·S` scores in memory --------------------------
 
@@ -177,8 +177,8 @@ def _bias(op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value) -> ir.Value |
     if dims(a.query)[-2] == 1:  # a single query is the last
         a = dataclasses.replace(a, causal=False)
     # The causal part gives the bias all L queries and S keys.
-    bias = as_bias(op, a, allowed_keys(op, a, L, S, grouped=False))
-    assert bias is not None
+    bias = score_bias(op, a, L, S)
+    assert bias is not None  # there is a mask
     return bias if len(dims(mask)) == 4 else op("Unsqueeze", bias, op.ints(0, 1))
 
 
@@ -257,8 +257,7 @@ def fold(
     # `[B, H, 1, S]`, not `[B, Hkv, r, 1, S]`: with grouped scores ONNX Runtime would move a
     # Transpose past the Reshape, which is slow.
     scores = apply_softcap(op, a, op("Reshape", scores, op.ints(0, a.num_heads, 1, -1)))
-    allowed = allowed_keys(op, a, op.ints(1), op.size(key, 2), grouped=False)
-    bias = as_bias(op, a, allowed)  # [B, 1 or H, 1, S]
+    bias = score_bias(op, a, op.ints(1), op.size(key, 2))  # [B, 1 or H, 1, S]
     if bias is not None:
         scores = op("Add", scores, bias)
     weights = op("Softmax", scores, axis=-1)

@@ -19,7 +19,7 @@ from attn_export.graph.lower.read import (
     AttentionNode,
     read_attention,
 )
-from attn_export.graph.lower.visible_keys import VisibleKeys, allowed_keys
+from attn_export.graph.lower.visible_keys import VisibleKeys, visible_keys
 
 
 def lower_to_portable(model: ir.Model, node: ir.Node) -> None:
@@ -76,9 +76,9 @@ def decompose(
     scores = _scores(op, a, query, key)  # [B, H, L, S] or [B, Hkv, r, L, S]
     stages = {RAW: scores}
     scores = stages[CAPPED] = apply_softcap(op, a, scores)
-    allowed = allowed_keys(op, a, op.size(query, 2), op.size(key, 2), grouped=True)
-    scores = stages[MASKED] = _apply_mask(op, a, scores, allowed)
-    weights = stages[WEIGHTS] = _softmax(op, a, scores, allowed)
+    visible = visible_keys(op, a, op.size(query, 2), op.size(key, 2), grouped=True)
+    scores = stages[MASKED] = _apply_mask(op, a, scores, visible)
+    weights = stages[WEIGHTS] = _softmax(op, a, scores, visible)
     attended = _weigh_values(op, a, weights, value, transposed=transposed)
     return attended, stages[a.mode]
 
@@ -107,24 +107,24 @@ def _scores(op: Builder, a: AttentionNode, query: ir.Value, key: ir.Value) -> ir
     return op("MatMul", grouped, turned)  # [B, Hkv, r, L, S]
 
 
-def _apply_mask(op: Builder, a: AttentionNode, scores: ir.Value, allowed: VisibleKeys) -> ir.Value:
-    if allowed.added is not None:
-        scores = op("Add", scores, allowed.added)
-    if allowed.keys is None:
+def _apply_mask(op: Builder, a: AttentionNode, scores: ir.Value, visible: VisibleKeys) -> ir.Value:
+    if visible.added is not None:
+        scores = op("Add", scores, visible.added)
+    if visible.keys is None:
         return scores
-    return op("Where", allowed.keys, scores, op.number(-np.inf, a.dtype))
+    return op("Where", visible.keys, scores, op.number(-np.inf, a.dtype))
 
 
-def _softmax(op: Builder, a: AttentionNode, scores: ir.Value, allowed: VisibleKeys) -> ir.Value:
+def _softmax(op: Builder, a: AttentionNode, scores: ir.Value, visible: VisibleKeys) -> ir.Value:
     if a.precision is not None:
         scores = op("Cast", scores, to=a.precision)
     weights = op("Softmax", scores, axis=-1)
     if a.precision is not None:
         weights = op("Cast", weights, to=a.dtype)
-    if allowed.keys is None or not allowed.may_hide_all:
+    if visible.keys is None or not a.may_hide_all:
         return weights
     # The softmax of a query without visible keys is 0/0.
-    return op("Where", allowed.keys, weights, op.number(0.0, a.dtype))
+    return op("Where", visible.keys, weights, op.number(0.0, a.dtype))
 
 
 def _weigh_values(

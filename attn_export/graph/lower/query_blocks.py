@@ -36,9 +36,8 @@ from attn_export.graph.lower.portable import apply_softcap
 from attn_export.graph.lower.read import AttentionNode
 from attn_export.graph.lower.visible_keys import (
     QueryBlock,
-    allowed_keys,
-    as_bias,
     before_expand,
+    score_bias,
     sees_any,
 )
 
@@ -151,9 +150,7 @@ def _attend_block(
         shape = op("Concat", op.ints(0, a.num_heads, -1), S, axis=0)
         scores = op("Reshape", scores, shape)  # [B, H, block, S]
     scores = apply_softcap(op, a, scores)
-    visible = op("Shape", scores, start=3)
-    allowed = allowed_keys(op, a, rows.total, visible, grouped=False, rows=rows)
-    bias = as_bias(op, a, allowed)
+    bias = score_bias(op, a, rows.total, op("Shape", scores, start=3), rows)
     if bias is not None:
         scores = op("Add", scores, bias)
     weights = op("Softmax", scores, axis=-1)
@@ -165,7 +162,7 @@ def _attend_block(
     attended = op("MatMul", weights, value)
     if a.q_per_kv > 1:
         attended = op("Reshape", attended, op.ints(0, a.num_heads, -1, a.v_head_dim))
-    if bias is None or not allowed.may_hide_all:
+    if bias is None or not a.may_hide_all:
         return split_to_output(op, a, attended)
     # The softmax of a query without visible keys is NaN.
     shown = sees_any(op, a, bias)
@@ -207,7 +204,11 @@ def attend_causal_blocks(
             end = block_op("Min", block_op("Add", first, size), length)
             block_query = block_op("Slice", queries, first, end, block_op.ints(1))
             total = block_op("Add", past_length, end)
-            bias = _bias(block_op, element, QueryBlock(first, end, length), total)
+            bias = None
+            if element.mask is not None:
+                # The bias includes the causal limit: a query may see none of the mask's keys.
+                block_rows = QueryBlock(first, end, length)
+                bias = score_bias(block_op, element, length, total, block_rows)
             total_length = block_op("Cast", total, to=INT32)
             last_index = block_op("Sub", total_length, block_op.array(np.ones(1, np.int32)))
             optional = () if bias is None else (None, None, None, bias)
@@ -232,21 +233,6 @@ def _to_rank_4(op: Builder, mask: ir.Value) -> ir.Value:
     whole = op("Unsqueeze", mask, op.ints(0, 1))
     whole.type, whole.shape = mask.type, ir.Shape([1, 1, *dims(mask)])
     return whole
-
-
-def _bias(op: Builder, a: AttentionNode, rows: QueryBlock, total: ir.Value) -> ir.Value | None:
-    """Return the bias on the scores of a block, `[1, H or 1, L, S]`; None without a mask.
-
-    Args:
-        op: Builder of the nodes of the block.
-        a: The node, with the mask and the number of valid keys of one batch element.
-        rows: The queries of the block.
-        total: The number of keys up to the last that they see, int64 `[1]`.
-    """
-    if a.mask is None:
-        return None
-    # The bias includes the causal limit, since a query may see none of the keys of the mask.
-    return as_bias(op, a, allowed_keys(op, a, rows.total, total, grouped=False, rows=rows))
 
 
 def _zero_masked_rows(

@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from attn_export.graph.axis_names import axis_of_an_input, known_equal
-from attn_export.graph.ir_helpers import constant, dims, ints
+from attn_export.graph.axis_names import axis_of_an_input, reshape_target
+from attn_export.graph.ir_helpers import constant, dims, ints, value_before
 
 SHARED = frozenset(
     {
@@ -34,13 +34,10 @@ def merge_transposes(model: ir.Model) -> None:
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type != "Transpose" or not _only_moves_ones(node):
             continue
-        source = node.inputs[0]
+        source = value_before(node.inputs[0], "Reshape") or node.inputs[0]
         assert source is not None
-        before = source.producer()
-        if before is not None and before.op_type == "Reshape" and before.inputs[0] is not None:
-            source = before.inputs[0]
-        target = _target(source, node.outputs[0])
-        if target is not None:
+        target = reshape_target(dims(source), dims(node.outputs[0]))
+        if target:
             node.op_type = "Reshape"
             node.attributes.clear()
             node.resize_inputs(2)
@@ -54,15 +51,6 @@ def _only_moves_ones(node: ir.Node) -> bool:
     perm = [axis for axis in node.attributes.get_ints("perm", ()) if axis < len(sizes)]
     moved = [axis for axis in perm if sizes[axis] != 1]
     return bool(perm) and moved == sorted(moved)
-
-
-def _target(source: ir.Value, made: ir.Value) -> list[int] | None:
-    """Return the constant target of a Reshape: 0 for a kept axis, -1 for an unknown one."""
-    target = []
-    for axis, size in enumerate(dims(made)):
-        stays = axis < len(dims(source)) and known_equal(size, dims(source)[axis])
-        target.append(size if isinstance(size, int) else 0 if stays else -1)
-    return target if target and target.count(-1) <= 1 else None
 
 
 def take_sizes_from_inputs(model: ir.Model) -> None:

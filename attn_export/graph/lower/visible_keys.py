@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.errors import GraphError
-from attn_export.graph.axis_names import Size, known_equal, terms
-from attn_export.graph.ir_helpers import dims
+from attn_export.graph.axis_names import Size, known_equal, size_text, terms
+from attn_export.graph.ir_helpers import dims, set_type, value_before
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.read import AttentionNode
 
@@ -21,12 +21,10 @@ class VisibleKeys:
     Attributes:
         keys: Bool, True where a key is visible; None if all keys are visible.
         added: The float mask, which is added to the scores; None if there is none.
-        may_hide_all: Whether a query may see no key.
     """
 
     keys: ir.Value | None
     added: ir.Value | None
-    may_hide_all: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +36,7 @@ class QueryBlock:
     total: ir.Value
 
 
-def allowed_keys(
+def visible_keys(
     op: Builder,
     a: AttentionNode,
     L: ir.Value,
@@ -50,8 +48,8 @@ def allowed_keys(
     """Combine the mask, the causal limit and the numbers of valid keys.
 
     Args:
-        op: Makes the nodes.
-        a: The node.
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
         L: The number of queries, int64 `[1]`.
         S: The number of keys, with those of the past, int64 `[1]`.
         grouped: Whether the scores are `[B, Hkv, r, L, S]`.
@@ -83,32 +81,37 @@ def allowed_keys(
     combined = None
     for condition in conditions:
         combined = condition if combined is None else op("And", combined, condition)
-    return VisibleKeys(combined, added, a.mask is not None or a.valid_keys is not None)
+    return VisibleKeys(combined, added)
 
 
-def as_bias(op: Builder, a: AttentionNode, allowed: VisibleKeys) -> ir.Value | None:
+def score_bias(
+    op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value, rows: QueryBlock | None = None
+) -> ir.Value | None:
     """Return the bias on the scores, with -inf for hidden keys; None if all keys are visible.
 
-    To add it is faster than a Where over all scores.
+    It broadcasts to `[B, H, L, S]`. To add it is faster than a Where over all scores.
 
     Args:
-        op: Makes the nodes.
-        a: The node.
-        allowed: The visible keys.
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
+        L: The number of queries, int64 `[1]`.
+        S: The number of keys, with those of the past, int64 `[1]`.
+        rows: The block of queries of the scores, as for `visible_keys`.
     """
-    if allowed.keys is None:
+    visible = visible_keys(op, a, L, S, grouped=False, rows=rows)
+    if visible.keys is None:
         return None
-    shown = allowed.added if allowed.added is not None else op.number(0.0, a.dtype)
-    return op("Where", allowed.keys, shown, op.number(-np.inf, a.dtype))
+    shown = visible.added if visible.added is not None else op.number(0.0, a.dtype)
+    return op("Where", visible.keys, shown, op.number(-np.inf, a.dtype))
 
 
 def sees_any(op: Builder, a: AttentionNode, bias: ir.Value, *, keepdims: int = 1) -> ir.Value:
     """Return whether each query sees any key, bool `[B or 1, H or 1, L, 1]`.
 
     Args:
-        op: Makes the nodes.
-        a: The node.
-        bias: The bias on the scores, from `as_bias`.
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
+        bias: The bias on the scores, from `score_bias`.
         keepdims: 0 to drop the last axis.
     """
     best = op("ReduceMax", bias, op.ints(-1), keepdims=keepdims)
@@ -150,11 +153,8 @@ def _to_scores_rank(op: Builder, of_batch: ir.Value, *, grouped: bool) -> ir.Val
 
 def before_expand(mask: ir.Value) -> ir.Value:
     """Return the mask before an Expand; Where broadcasts, and some runtimes lack dynamic Expand."""
-    producer = mask.producer()
-    if producer is None or producer.op_type != "Expand" or producer.inputs[0] is None:
-        return mask
-    source = producer.inputs[0]
-    if not dims(source) or len(dims(source)) != len(dims(mask)):
+    source = value_before(mask, "Expand")
+    if source is None or not dims(source) or len(dims(source)) != len(dims(mask)):
         return mask
     # The last axis must already have all keys.
     return source if dims(source)[-1] == dims(mask)[-1] else mask
@@ -162,22 +162,19 @@ def before_expand(mask: ir.Value) -> ir.Value:
 
 def _pad_to_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value) -> ir.Value:
     """Pad a mask to the number of keys; a shorter mask hides the keys behind its end."""
-    length = None if mask.shape is None else mask.shape[-1]
     if mask.shape is None:
         raise GraphError(f"{a.node.name}: the shape of {mask.name} is not known; declare it")
-    if length == 1 or not mask_may_be_shorter(a, length):
+    if mask.shape[-1] == 1 or not mask_may_be_shorter(a, mask.shape[-1]):
         return mask
     kept = mask
     if mask.dtype == ir.DataType.BOOL:  # not every runtime pads bool
         zero, hidden = op.number(0.0, a.dtype), op.number(-np.inf, a.dtype)
-        kept = op("Where", mask, zero, hidden)
-        kept.dtype, kept.shape = a.dtype, mask.shape
+        kept = set_type(op("Where", mask, zero, hidden), a.dtype, mask.shape)
     missing = op("Sub", S, op("Shape", mask, start=-1))
     before = op.ints(*[0] * (2 * len(mask.shape) - 1))
     pads = op("Concat", before, missing, axis=0)
     padded = op("Pad", kept, pads, op.number(-np.inf, a.dtype))
-    padded.dtype, padded.shape = a.dtype, ir.Shape([*list(mask.shape)[:-1], None])
-    return padded
+    return set_type(padded, a.dtype, ir.Shape([*mask.shape[:-1], None]))
 
 
 def mask_may_be_shorter(a: AttentionNode, length: Size | None) -> bool:
@@ -190,8 +187,8 @@ def mask_may_be_shorter(a: AttentionNode, length: Size | None) -> bool:
     past, new = _axis(a.past_key, 2), _axis(a.key, -2)
     known = [_axis(a.output(1), 2), _axis(a.output(3), 3), new if a.past_key is None else None]
     if past is not None and new is not None and isinstance(length, ir.SymbolicDim):
-        together = " + ".join(str(getattr(s, "value", s)) for s in (past, new))
-        if terms(str(length.value)) == terms(together):
+        total = f"{size_text(past)} + {size_text(new)}"
+        if terms(size_text(length)) == terms(total):
             return False
     return not any(known_equal(size, length) for size in known)
 
@@ -202,16 +199,13 @@ def _axis(value: ir.Value | None, axis: int) -> Size | None:
 
 def _group_heads(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:
     """Group the heads of a mask: `[.., H, L, S]` to `[.., Hkv, r, L, S]`."""
-    shape = mask.shape
-    assert shape is not None
-    if len(shape) < 3:
+    rank = len(dims(mask))
+    if rank < 3:
         return mask
-    heads = shape[-3]
-    dtype = mask.dtype
+    heads = dims(mask)[-3]
     if heads == 1:
-        grouped = op("Unsqueeze", mask, op.ints(len(shape) - 2))
+        grouped = op("Unsqueeze", mask, op.ints(rank - 2))
     elif heads == a.num_heads:
-        rank = len(shape)
         first = list(range(rank - 3))
         last = op("Transpose", mask, perm=[*first, rank - 2, rank - 1, rank - 3])
         target = op.ints(*[0] * (rank - 1), a.num_kv_heads, a.q_per_kv)
@@ -222,6 +216,4 @@ def _group_heads(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:
             f"{a.node.name}: the heads of {mask.name} are "
             f"{getattr(heads, 'value', heads) or '?'!r}; give 1 or {a.num_heads}"
         )
-    if dtype is not None:
-        grouped.dtype = dtype
-    return grouped
+    return set_type(grouped, mask.dtype, grouped.shape)
