@@ -11,6 +11,7 @@ import onnx
 
 from attn_export.dialect_names import CUDA, MICROSOFT, ORT, PORTABLE, STANDARD
 from attn_export.errors import one_line
+from attn_export.graph.load import subgraphs
 from attn_export.results import GraphFile
 from attn_export.spec import Shape
 
@@ -210,7 +211,7 @@ def expected_operators(graph: CheckedGraph) -> Iterator[str]:
     if graph.expected is None:
         return
     dialect = graph.expected.dialect
-    for domain, names in sorted(_by_domain(graph.proto).items()):
+    for domain, names in sorted(_by_domain(graph.proto.graph).items()):
         if domain not in DOMAINS.get(dialect, ("", "ai.onnx")):
             yield f"{', '.join(names)} of {domain}: not in the {dialect} dialect; lower it"
         elif graph.expected.ours:
@@ -226,7 +227,7 @@ def opset_version(graph: CheckedGraph) -> Iterator[str]:
     newest = onnx.defs.onnx_opset_version()
     if opset > newest:
         yield f"opset {opset} is newer than onnx {onnx.__version__} knows ({newest}); export lower"
-    if opset < ATTENTION_SINCE and "Attention" in _by_domain(graph.proto).get("", ()):
+    if opset < ATTENTION_SINCE and "Attention" in _by_domain(graph.proto.graph).get("", ()):
         yield f"Attention at opset {opset}, which has none; declare opset {ATTENTION_SINCE}"
     dialect = None if graph.expected is None else graph.expected.dialect
     if dialect is not None and opset not in OPSETS[dialect]:
@@ -241,9 +242,10 @@ def ir_version(graph: CheckedGraph) -> Iterator[str]:
         yield f"IR version {version} with opset {opset}, which goes with {limit}; lower it"
 
 
-def _by_domain(model: onnx.ModelProto) -> dict[str, list[str]]:
+def _by_domain(graph: onnx.GraphProto) -> dict[str, list[str]]:
+    """Return the operators of a graph and its subgraphs, by domain, in order."""
     operators: dict[str, list[str]] = {}
-    for node in _nodes(model.graph):
+    for node in _nodes(graph):
         names = operators.setdefault(node.domain, [])
         if node.op_type not in names:
             names.append(node.op_type)
@@ -254,9 +256,8 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """Yield the nodes of a graph and of its subgraphs."""
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _nodes(attribute.g)
+        for inner in subgraphs(node):
+            yield from _nodes(inner)
 
 
 # -- ONNX validity and declared shapes ----------------------------------------------------------

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,7 @@ from onnx import TensorProto
 from attn_export.errors import one_line
 from attn_export.graph import check_structure
 from attn_export.graph.check_structure import Check, CheckedGraph, CheckFinding, Expected
-from attn_export.graph.load import external_problems, load_proto
+from attn_export.graph.load import external_problems, load_proto, subgraphs
 
 SCALES = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2}
 """The index of the input that holds scales, by operator."""
@@ -108,8 +109,7 @@ def no_duplicate_initializers(graph: CheckedGraph) -> Iterator[str]:
 
 def no_host_paths(graph: CheckedGraph) -> Iterator[str]:
     """Check that metadata and doc strings hold no path of the exporting machine."""
-    model = graph.proto
-    for location, text in _texts(model):
+    for location, text in _texts(graph.proto):
         match = HOST_PATH.search(text)
         if match:
             yield f"{location} holds the path {match['path']!r}; strip metadata and doc strings"
@@ -121,12 +121,12 @@ def external_data(graph: CheckedGraph) -> Iterator[str]:
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the names that a node and its subgraphs read."""
     yield from node.input
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            for inner in graph.node:
-                yield from _reads(inner)
-            yield from (output.name for output in graph.output)
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            yield from _reads(inner)
+        yield from (output.name for output in graph.output)
 
 
 def _digest(tensor: TensorProto) -> object:
@@ -138,22 +138,16 @@ def _digest(tensor: TensorProto) -> object:
 
 
 def _texts(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
-    yield from _metadata_texts("the model", model.doc_string, model.metadata_props)
-    yield from _metadata_texts("the graph", model.graph.doc_string, model.graph.metadata_props)
-    for node in model.graph.node:
-        yield from _metadata_texts(_name(node), node.doc_string, node.metadata_props)
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        yield from _metadata_texts(value.name, value.doc_string, value.metadata_props)
-    for tensor in model.graph.initializer:
-        yield from _metadata_texts(tensor.name, tensor.doc_string, tensor.metadata_props)
-
-
-def _metadata_texts(
-    location: str, doc_string: str, metadata: Iterable[onnx.StringStringEntryProto]
-) -> Iterator[tuple[str, str]]:
-    yield f"the doc string of {location}", doc_string
-    for entry in metadata:
-        yield f"{entry.key} of {location}", entry.value
+    """Yield doc strings and metadata of a model and its parts, with their location."""
+    graph = model.graph
+    values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+    parts: list[tuple[str, Any]] = [("the model", model), ("the graph", graph)]
+    parts += [(_name(node), node) for node in graph.node]
+    parts += [(value.name, value) for value in values]
+    for location, part in parts:
+        yield f"the doc string of {location}", part.doc_string
+        for entry in part.metadata_props:
+            yield f"{entry.key} of {location}", entry.value
 
 
 def _name(node: onnx.NodeProto) -> str:
@@ -207,8 +201,6 @@ def _findings(check: Check, graph: CheckedGraph) -> list[CheckFinding]:
     try:
         warns = graph.expected is None and check.__name__ in PROJECT_RULES
         return [CheckFinding(check.__name__, message, warns) for message in check(graph)]
-    except (
-        Exception
-    ) as error:  # damaged files may raise anything, by names that are not UTF-8 for example
+    except Exception as error:  # damaged files may raise anything, by names that are not UTF-8
         message = f"could not look at the graph ({one_line(error)}); it is damaged, export it again"
         return [CheckFinding(check.__name__, message)]

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import onnx
-from collections.abc import Sequence, Set
 
 from attn_export.errors import GraphError, one_line, printable
 from attn_export.untrusted_files import read_bytes
@@ -17,6 +13,14 @@ from attn_export.untrusted_files import read_bytes
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the subgraphs of a node: branches of an `If`, the body of a `Loop`."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 # -- tensors of a model that lie in other files -------------------------------------------------
@@ -40,8 +44,8 @@ def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _graph_tensors(graph)
+        for graph in subgraphs(node):
+            yield from _graph_tensors(graph)
 
 
 def external_problems(model: onnx.ModelProto, folder: Path) -> Iterator[str]:
@@ -92,7 +96,6 @@ def _location_problem(tensor: onnx.TensorProto, entries: dict[str, str], size: i
 
 
 # -- ONNX files ---------------------------------------------------------------------------------
-
 
 MOST_BYTES = 2**31 - 1
 """The largest size of a protobuf message."""
@@ -193,7 +196,7 @@ def _dangling(graph: onnx.GraphProto, outer: Set[str]) -> Iterator[str]:
         for name in node.input:
             if name not in defined:
                 yield f"{label} reads {printable(name, 80)}, which nothing before it gives"
-        for inner in _graphs(node):
+        for inner in subgraphs(node):
             yield from _dangling(inner, defined)
         for name in node.output:
             if name and name in defined:
@@ -214,7 +217,7 @@ def _node_count(model: onnx.ModelProto, path: Path) -> int:
         total = 0
         for node in nodes:
             key = (node.domain, node.op_type)
-            total += 1 + sum(count(graph.node) for graph in _graphs(node))
+            total += 1 + sum(count(graph.node) for graph in subgraphs(node))
             total += of_function(key) if key in functions else 0
         return min(total, MOST_NODES + 1)
 
@@ -231,10 +234,3 @@ def _node_count(model: onnx.ModelProto, path: Path) -> int:
         return count(model.graph.node)
     except RecursionError as error:
         raise GraphError(f"{path} calls functions in functions too deep; inline some") from error
-
-
-def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.block_rounding import round_in_blocks
+from attn_export.graph.block_rounding import FLOAT, round_in_blocks
+from attn_export.graph.ir_helpers import set_type
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.quantiser import QuantisedWeight
 from attn_export.spec.low_precision import PER_BLOCK, PER_RUN
@@ -48,22 +49,20 @@ def store_integers(
 
 def _add_initializers(model: ir.Model, name: str, weight: QuantisedWeight) -> list[ir.Value]:
     """Add initialisers for integers, scales and, if there are any, zero points."""
-    # One scale for each output is stored as a vector, which older opsets support, too.
-    parts = [part if weight.is_blocked else part[0] for part in _scale_arrays(weight)]
+
+    def by_output(array: np.ndarray) -> np.ndarray:
+        # One scale for each output is stored as a vector, which older opsets support, too.
+        return array if weight.is_blocked else array[0]
+
     dtype = ir.DataType[weight.dtype.upper()]
-    extra = zip(("_scale", "_zero_point"), parts, (ir.DataType.FLOAT, dtype), strict=False)
-    return [
+    stored = [
         _initializer(model, name, weight.integers, dtype),
-        *(
-            _initializer(model, f"{name}{suffix}", part, part_dtype)
-            for suffix, part, part_dtype in extra
-        ),
+        _initializer(model, f"{name}_scale", by_output(weight.scales), FLOAT),
     ]
-
-
-def _scale_arrays(weight: QuantisedWeight) -> list[np.ndarray]:
-    zeros = weight.zero_points
-    return [weight.scales] if zeros is None else [weight.scales, zeros]
+    if weight.zero_points is not None:
+        zero_points = by_output(weight.zero_points)
+        stored.append(_initializer(model, f"{name}_zero_point", zero_points, dtype))
+    return stored
 
 
 def _dequantise(
@@ -77,11 +76,10 @@ def _dequantise(
     layout = {"axis": 0, "block_size": weight.block} if weight.is_blocked else {"axis": 1}
     scope = name.rpartition(".")[0].replace(".", "/")
     node = ir.node("DequantizeLinear", stored, layout, name=f"{scope}/DequantizeLinear")
-    output = node.outputs[0]
-    output.name, output.shape = f"{node.name}.out", ir.Shape(weight.integers.shape)
-    output.dtype = ir.DataType.FLOAT
+    output = set_type(node.outputs[0], FLOAT, ir.Shape(weight.integers.shape))
+    output.name = f"{node.name}.out"
     float_weight.replace_all_uses_with(output)
-    model.graph.insert_before(next(iter(model.graph)), node)
+    model.graph.insert_before(model.graph[0], node)
 
 
 def _multiply_integers(model: ir.Model, product: ir.Node, stored: list[ir.Value]) -> None:
@@ -94,13 +92,10 @@ def _multiply_integers(model: ir.Model, product: ir.Node, stored: list[ir.Value]
     assert product.op_type == "MatMul", product.name
     op, (integers, scales) = Builder(model, product), stored
     rounded, scale, zero = _quantise_dynamically(op, x)
-    product_value = op("MatMulInteger", rounded, integers, zero)
-    product_value.dtype, product_value.shape = ir.DataType.INT32, out.shape
-    product_value = op("Cast", product_value, to=ir.DataType.FLOAT)
-    product_value.dtype, product_value.shape = ir.DataType.FLOAT, out.shape
-    factors = op("Mul", scale, scales)
-    factors.dtype, factors.shape = ir.DataType.FLOAT, scales.shape
-    take_over(out, op("Mul", product_value, factors))
+    sums = op("MatMulInteger", rounded, integers, zero)
+    sums = op("Cast", set_type(sums, ir.DataType.INT32, out.shape), to=FLOAT)
+    factors = set_type(op("Mul", scale, scales), FLOAT, scales.shape)
+    take_over(out, op("Mul", set_type(sums, FLOAT, out.shape), factors))
     model.graph.remove(product, safe=True)
 
 
@@ -110,11 +105,10 @@ def _quantise_dynamically(op: Builder, x: ir.Value) -> Sequence[ir.Value]:
         if use.node.op_type == "DynamicQuantizeLinear":
             return use.node.outputs
     outputs = op.add_node("DynamicQuantizeLinear", [x], 3)
-    dtypes = (ir.DataType.UINT8, ir.DataType.FLOAT, ir.DataType.UINT8)
-    for value, dtype, shape in zip(
-        outputs, dtypes, (x.shape, ir.Shape([]), ir.Shape([])), strict=True
-    ):
-        value.dtype, value.shape = dtype, shape
+    integers, scale, zero_point = outputs
+    set_type(integers, ir.DataType.UINT8, x.shape)
+    set_type(scale, FLOAT, ir.Shape([]))
+    set_type(zero_point, ir.DataType.UINT8, ir.Shape([]))
     return outputs
 
 
@@ -145,9 +139,8 @@ def _reorder_inputs(model: ir.Model, name: str, weight: ir.Value, order: np.ndar
         assert x is not None
         assert product.op_type == "MatMul", name
         node = ir.node("Gather", [x, indices], {"axis": -1}, name=f"{product.name}/Gather")
-        gathered = node.outputs[0]
-        gathered.name, gathered.shape = f"{node.name}.out", x.shape
-        gathered.dtype = ir.DataType.FLOAT
+        gathered = set_type(node.outputs[0], FLOAT, x.shape)
+        gathered.name = f"{node.name}.out"
         product.replace_input_with(0, gathered)
         model.graph.insert_before(product, node)
 

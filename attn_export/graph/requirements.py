@@ -8,15 +8,13 @@ import onnx
 import onnx_ir as ir
 
 from attn_export.dialect_names import MICROSOFT, ORT, PORTABLE, STANDARD
-from attn_export.graph.ir_helpers import dims, optional_input
+from attn_export.graph.ir_helpers import dims, optional_input, producer_of, trace_back
 from attn_export.graph.load import load_graph
 
 ATTENTION = "Attention"
 MASK = 3
 OPTIONAL = {MASK: "mask", 4: "past", 6: "nonpad_kv_seqlen"}
 """Optional inputs of ai.onnx `Attention` that some runtimes do not support, by index."""
-
-ORDER = "LessOrEqual"
 
 FLOAT32_LEVEL = 1
 """The accuracy level of MatMulNBits that keeps inputs in float32; 0 leaves the choice open."""
@@ -42,8 +40,7 @@ def features(model: ir.Model) -> tuple[str, ...]:
     names = {f"opset {model.opset_imports['']}"}
     names |= {f"input {value.dtype.name}" for value in model.graph.inputs if value.dtype}
     for node in model.graph.all_nodes():
-        domain = node.domain or ""
-        name = f"{domain}.{node.op_type}" if domain else node.op_type
+        name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         names.add(name)
         if any(value.dtype == ir.DataType.DOUBLE for value in node.outputs):
             names.add("value DOUBLE")
@@ -78,15 +75,14 @@ def _type_of_attention(node: ir.Node) -> set[str]:
 
 
 def _range_uses(node: ir.Node) -> set[str]:
-    axes = [size.value for size in dims(node.outputs[0]) if isinstance(size, ir.SymbolicDim)]
-    return {axis for axis in axes if axis}
+    sizes = dims(node.outputs[0])
+    return {size.value for size in sizes if isinstance(size, ir.SymbolicDim) and size.value}
 
 
 def _comparison_uses(node: ir.Node) -> set[str]:
-    sources = [_before_unsqueeze(value) for value in node.inputs if value is not None]
-    producer = sources[0].producer() if sources else None
-    same = producer is not None and producer.op_type == "Range" and len(set(sources)) == 1
-    return {"of one Range"} if same else set()
+    sources = {trace_back(value, ("Unsqueeze",)) for value in node.inputs if value is not None}
+    one_range = len(sources) == 1 and producer_of(sources.pop(), "Range") is not None
+    return {"of one Range"} if one_range else set()
 
 
 def _cast_uses(node: ir.Node) -> set[str]:
@@ -116,18 +112,10 @@ def _matmul_nbits_uses(node: ir.Node) -> set[str]:
 
 USES = {
     ATTENTION: _attention_uses, "Cast": _cast_uses, "DequantizeLinear": _dequantise_uses,
-    "Range": _range_uses, ORDER: _comparison_uses,
+    "Range": _range_uses, "LessOrEqual": _comparison_uses,
     f"{MICROSOFT}.GroupQueryAttention": _grouped_query_uses,
     f"{MICROSOFT}.MatMulNBits": _matmul_nbits_uses,
 }  # fmt: skip
-
-
-def _before_unsqueeze(value: ir.Value) -> ir.Value:
-    node = value.producer()
-    while node is not None and node.op_type == "Unsqueeze" and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    return value
 
 
 def depends_on_contents(value: ir.Value) -> bool:
@@ -150,10 +138,13 @@ PORTABLE_UP_TO = 18
 """The newest opset that every runtime supports."""
 
 EPS = {onnx.TensorProto.FLOAT16: 2.0**-10, onnx.TensorProto.BFLOAT16: 2.0**-7}
+"""The eps of types that are narrower than float32."""
+
 QUANTISED = frozenset({
     "DequantizeLinear", "DynamicQuantizeLinear", "GatherBlockQuantized", "MatMulInteger",
     "MatMulNBits", "QLinearMatMul", "QuantizeLinear",
 })  # fmt: skip
+"""Operators of quantised values."""
 
 
 def foreign_features(path: str) -> list[str]:

@@ -10,7 +10,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from attn_export.graph.ir_helpers import dims
+from attn_export.graph.ir_helpers import constant_array, dims, producer_of, slice_of_last_axis
 from attn_export.graph.lower.in_place_cache import source_of_number
 from attn_export.graph.lower.node_builder import Builder
 
@@ -72,8 +72,8 @@ def find_rotation(query: ir.Value, key: ir.Value, lengths: ir.Value) -> Rotation
 
 def _read_rotation(x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     """Return x, cos and sin of ``[x1·cos - x2·sin, x2·cos + x1·sin]``, x1 and x2 halves of x."""
-    node = x.producer()
-    if node is None or node.op_type != "Concat" or len(node.inputs) != 2:
+    node = producer_of(x, "Concat")
+    if node is None or len(node.inputs) != 2:
         return None
     if node.attributes.get_int("axis", 0) not in (-1, len(dims(x)) - 1):
         return None
@@ -87,9 +87,8 @@ def _read_rotation(x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     if source is None or source is not _halved_value(x2, 1):
         return None
     # All heads must have the same angles.
-    if any(
-        dims(angles)[1:2] != (1,) or dims(angles)[-1:] != dims(x1)[-1:] for angles in (cos, sin)
-    ):
+    width = dims(x1)[-1:]
+    if any(dims(x)[1:2] != (1,) or dims(x)[-1:] != width for x in (cos, sin)):
         return None
     return source, cos, sin
 
@@ -98,15 +97,13 @@ def _factors(
     value: ir.Value | None, op_type: str
 ) -> tuple[tuple[ir.Value, ir.Value], tuple[ir.Value, ir.Value]] | None:
     """Return the operands of both products of a sum or difference of products, or None."""
-    node = value.producer() if value is not None else None
-    if node is None or node.op_type != op_type:
+    node = producer_of(value, op_type)
+    if node is None:
         return None
     factors = []
     for term in node.inputs:
-        product = term.producer() if term is not None else None
-        if product is None or product.op_type != "Mul":
-            return None
-        one, other = product.inputs
+        product = producer_of(term, "Mul")
+        one, other = (None, None) if product is None else product.inputs
         if one is None or other is None:
             return None
         factors.append((one, other))
@@ -115,26 +112,15 @@ def _factors(
 
 def _halved_value(value: ir.Value, half: int) -> ir.Value | None:
     """Return the value of whose last axis `value` is the first or second half, or None."""
-    node = value.producer()
-    if node is None or node.op_type != "Slice" or len(node.inputs) < 4:
+    parts = slice_of_last_axis(value)
+    if parts is None:
         return None
-    source = node.inputs[0]
-    constants = [None if x is None else x.const_value for x in node.inputs[1:]]
-    width = dims(source)[-1] if source is not None and dims(source) else None
-    if source is None or not isinstance(width, int) or width % 2:
+    source, *selected = parts
+    width = dims(source)[-1]
+    if not isinstance(width, int) or width % 2:
         return None
-    if any(tensor is None or tensor.size != 1 for tensor in constants):
-        return None
-    start, end, axis, *step = (
-        int(tensor.numpy().item()) for tensor in constants if tensor is not None
-    )
-    bounds = (0, width // 2) if half == 0 else (width // 2, width)
-    on_last_axis = axis in (-1, len(dims(source)) - 1)
-    return (
-        source
-        if (start, min(end, width)) == bounds and on_last_axis and step in ([], [1])
-        else None
-    )
+    start = half * width // 2
+    return source if selected == [start, start + width // 2, 1] else None
 
 
 def _positions(cos: ir.Value, lengths: ir.Value) -> ir.Value | None:
@@ -151,11 +137,11 @@ def _positions(cos: ir.Value, lengths: ir.Value) -> ir.Value | None:
 
 def _counts_up(value: ir.Value) -> bool:
     """Return whether a value counts up from 0 by 1."""
-    node = value.producer()
-    if node is None or node.op_type != "Range":
+    node = producer_of(value, "Range")
+    if node is None:
         return False
-    constants = [x.const_value for x in (node.inputs[0], node.inputs[2]) if x is not None]
-    return [None if x is None else x.numpy().item() for x in constants] == [0, 1]
+    bounds = [constant_array(x) for x in (node.inputs[0], node.inputs[2])]
+    return [None if x is None else x.item() for x in bounds] == [0, 1]
 
 
 def _chain_to(value: ir.Value, source: ir.Value) -> list[ir.Node] | None:
@@ -201,8 +187,8 @@ def find_norm(query: ir.Value, key: ir.Value) -> Norm | None:
     """
     norms = []
     for value in (query, key):
-        node = value.producer()
-        if node is None or node.op_type != "RMSNormalization" or node.domain:
+        node = producer_of(value, "RMSNormalization")
+        if node is None:
             return None
         source, weight = node.inputs
         last = node.attributes.get_int("axis", -1) in (-1, len(dims(value)) - 1)
@@ -229,8 +215,8 @@ def pack_projections(
         key: `[B, L, Hkv·D]`.
         value: `[B, L, Hkv·Dv]`.
     """
-    split = query.producer()
-    if split is not None and split.op_type == "Split":
+    split = producer_of(query, "Split")
+    if split is not None:
         same = list(split.outputs) == [query, key, value]
         last = split.attributes.get_int("axis", 0) in (-1, len(dims(query)) - 1)
         return split.inputs[0] if same and last else None
@@ -248,14 +234,16 @@ def pack_projections(
 
 def _projection(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value | None] | None:
     """Return input, weight and bias of the linear layer that computes a value, or None."""
-    node, bias = value.producer(), None
-    if node is not None and node.op_type == "Add":
-        constants = [x for x in node.inputs if x is not None and x.is_initializer()]
-        others = [x for x in node.inputs if x is not None and not x.is_initializer()]
+    product, bias = value, None
+    added = producer_of(value, "Add")
+    if added is not None:
+        constants = [x for x in added.inputs if x is not None and x.is_initializer()]
+        others = [x for x in added.inputs if x is not None and not x.is_initializer()]
         if len(constants) != 1 or len(others) != 1 or len(dims(constants[0])) != 1:
             return None
-        bias, node = constants[0], others[0].producer()
-    if node is None or node.op_type != "MatMul":
+        bias, product = constants[0], others[0]
+    node = producer_of(product, "MatMul")
+    if node is None:
         return None
     source, weight = node.inputs
     if source is None or weight is None or not weight.is_initializer() or len(dims(weight)) != 2:

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.dialect_names import MICROSOFT
-from attn_export.graph.block_rounding import read_block_rounding
+from attn_export.graph.block_rounding import FLOAT, read_block_rounding
 from attn_export.graph.ir_helpers import nodes_of, optional_input
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS
@@ -25,8 +25,6 @@ from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS
 BITS = {"INT4": 4, "UINT4": 4, "INT8": 8, "UINT8": 8}
 BLOCKS = (256, 128, 64, 32, 16)
 """Block sizes of MatMulNBits. A single scale per output is repeated for the largest that fits."""
-
-FLOAT = ir.DataType.FLOAT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +38,14 @@ class _Weight:
     bits: int
     is_signed: bool
 
+    @property
+    def block(self) -> int:
+        """The number of consecutive rows that share a scale."""
+        return len(self.integers) // len(self.scales)
+
 
 def multiply_integers(model: ir.Model) -> None:
-    """Replace DequantizeLinear nodes of weights that only products read.
-
-    Args:
-        model: The graph; changed in place.
-    """
+    """Replace DequantizeLinear nodes of weights that only products read, in place."""
     for node in nodes_of(model, "DequantizeLinear"):
         weight = _read(node)
         readers = [use.node for use in node.outputs[0].uses()]
@@ -91,11 +90,10 @@ def _is_product_with(reader: ir.Node, node: ir.Node) -> bool:
 def _read(node: ir.Node) -> _Weight | None:
     """Return the weight of a DequantizeLinear; None if MatMulNBits does not support it."""
     inputs = [optional_input(node, index) for index in range(3)]
-    integers, scales, zeros = (None if v is None else v.const_value for v in inputs)
-    are_constants = (
-        integers is not None and scales is not None and (inputs[2] is None or zeros is not None)
-    )
-    if not are_constants or integers is None or scales is None or len(integers.shape) != 2:
+    integers, scales, zeros = (None if x is None else x.const_value for x in inputs)
+    if integers is None or scales is None or len(integers.shape) != 2:
+        return None
+    if inputs[2] is not None and zeros is None:
         return None
     bits, is_float = BITS.get(integers.dtype.name), scales.dtype == ir.DataType.FLOAT
     blocked, axis = node.attributes.get_int("block_size", 0), node.attributes.get_int("axis", 1)
@@ -158,7 +156,7 @@ def _replace_product(
     model: ir.Model, node: ir.Node, weight: _Weight, packed: list[ir.Value]
 ) -> None:
     inputs, outputs = weight.integers.shape
-    x, block, level = node.inputs[0], inputs // len(weight.scales), FLOAT32_PRODUCTS
+    x, block, level = node.inputs[0], weight.block, FLOAT32_PRODUCTS
     assert x is not None
     rounded = read_block_rounding(x)
     if rounded is not None and rounded[1] == block:  # which the operator does itself

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.ir_helpers import dims, nodes_of
+from attn_export.graph.ir_helpers import dims, nodes_of, set_type, trace_back, value_before
 from attn_export.graph.lower.node_builder import Builder, take_over
+from attn_export.graph.lower.read import WEIGHTS
 from attn_export.graph.lower.written_scores import (
     Mask,
     NoMatchError,
@@ -32,8 +33,8 @@ from attn_export.graph.lower.written_scores import (
     read_scores,
 )
 
-AFTER_SOFTMAX = 3
-"""The `qk_matmul_output_mode` of the weights."""
+PASSING = ("Cast", "Identity")
+"""Operators that may lie between the weights and their product with the values."""
 
 
 def recognise_attention(model: ir.Model) -> int:
@@ -52,12 +53,13 @@ def _recognise(model: ir.Model, softmax: ir.Node) -> bool:
     try:
         product = _find_product(softmax.outputs[0])
         op = Builder(model, product)
-        weights = next(i for i, x in enumerate(product.inputs) if _comes_from(x, softmax))
+        sources = [None if x is None else trace_back(x, PASSING) for x in product.inputs]
+        weights = sources.index(softmax.outputs[0])
         scores = read_scores(op, source)
         value, order = _values(op, product, weights)
         attended, weights_output = _attention(op, scores, value, softmax.outputs[0])
         output = permute(op, attended, order)
-    except (NoMatchError, StopIteration):
+    except (NoMatchError, ValueError):
         return False
     take_over(product.outputs[0], output)
     if weights_output is not None:
@@ -78,21 +80,9 @@ def _find_product(value: ir.Value) -> ir.Node:
         if len(value.uses()) != 1 or value.is_graph_output():
             raise NoMatchError
         ((node, _),) = value.uses()
-        if node.op_type not in ("Cast", "Identity"):
+        if node.op_type not in PASSING:
             raise NoMatchError
         value = node.outputs[0]
-
-
-def _comes_from(value: ir.Value | None, node: ir.Node) -> bool:
-    while value is not None and value.producer() is not None:
-        producer = value.producer()
-        assert producer is not None
-        if producer is node:
-            return True
-        if producer.op_type not in ("Cast", "Identity"):
-            return False
-        value = producer.inputs[0]
-    return False
 
 
 def _values(op: Builder, product: ir.Node, weights: int) -> tuple[ir.Value, list[int]]:
@@ -154,11 +144,10 @@ def _attention(op: Builder, scores: Scores, value: ir.Value, softmax: ir.Value) 
 
 def _source_with_heads(value: ir.Value) -> ir.Value | None:
     """Return the `[B, H, n, m]` that a Reshape converts to `value` `[B·H, n, m]`, or None."""
-    producer = value.producer()
-    if producer is None or producer.op_type != "Reshape" or producer.inputs[0] is None:
+    source = value_before(value, "Reshape")
+    if source is None or len(dims(source)) != 4:
         return None
-    source = producer.inputs[0]
-    return source if len(dims(source)) == 4 and dims(source)[-1] == dims(value)[-1] else None
+    return source if dims(source)[-1] == dims(value)[-1] else None
 
 
 def _are_shared(masks: Sequence[Mask]) -> bool:
@@ -174,36 +163,30 @@ def _mask(op: Builder, masks: Sequence[Mask], like: ir.Value) -> ir.Value | None
     if dtype is None or any(not dims(mask) for mask, *_ in masks):
         raise NoMatchError
     if all(is_bool and low == -math.inf for _, is_bool, low in masks):
-        combined = masks[0][0]
-        for other, *_ in masks[1:]:
-            combined = _combine(op, "And", combined, other, ir.DataType.BOOL)
-        return combined
+        return _combine_all(op, "And", [mask for mask, *_ in masks], ir.DataType.BOOL)
     numbers = []
     for mask, is_bool, low in masks:
         number = mask
         if is_bool:
             floor = max(low, float(np.finfo(dtype.numpy()).min)) if low > -math.inf else low
             number = op("Where", mask, op.number(0.0, dtype), op.number(floor, dtype))
-            number.shape, number.dtype = mask.shape, dtype
+            set_type(number, dtype, mask.shape)
         elif mask.dtype not in (None, dtype):
-            number = op("Cast", mask, to=dtype)
-            number.shape, number.dtype = mask.shape, dtype
+            number = set_type(op("Cast", mask, to=dtype), dtype, mask.shape)
         numbers.append(number)
-    combined = numbers[0]
-    for other in numbers[1:]:
-        combined = _combine(op, "Add", combined, other, dtype)
-    return combined
+    return _combine_all(op, "Add", numbers, dtype)
 
 
-def _combine(
-    op: Builder, op_type: str, one: ir.Value, other: ir.Value, dtype: ir.DataType
+def _combine_all(
+    op: Builder, op_type: str, masks: Sequence[ir.Value], dtype: ir.DataType
 ) -> ir.Value:
-    """Combine two masks by an operator, and set the broadcast shape."""
-    combined = op(op_type, one, other)
-    rank = max(len(dims(one)), len(dims(other)))
-    first, second = ((*(1,) * (rank - len(dims(x))), *dims(x)) for x in (one, other))
-    combined.shape = ir.Shape([b if a == 1 else a for a, b in zip(first, second, strict=True)])
-    combined.dtype = dtype
+    """Combine masks by an operator, and set the broadcast shape."""
+    combined, *others = masks
+    for other in others:
+        rank = max(len(dims(combined)), len(dims(other)))
+        first, second = ((1,) * (rank - len(dims(x))) + dims(x) for x in (combined, other))
+        shape = [b if a == 1 else a for a, b in zip(first, second, strict=True)]
+        combined = set_type(op(op_type, combined, other), dtype, ir.Shape(shape))
     return combined
 
 
@@ -222,7 +205,7 @@ def _node(
     if mask is not None and len(dims(mask)) not in (2, 3, 4):
         raise NoMatchError
     attributes: dict[str, Any] = {"softcap": scores.softcap} if scores.softcap else {}
-    attributes |= {"qk_matmul_output_mode": AFTER_SOFTMAX} if weights_read else {}
+    attributes |= {"qk_matmul_output_mode": WEIGHTS} if weights_read else {}
     inputs = [query, key, value, *([] if mask is None else [mask])]
     outputs = op.add_node(
         "Attention", inputs, 4 if weights_read else 1, scale=scores.scale, **attributes

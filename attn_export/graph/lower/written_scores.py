@@ -9,7 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.ir_helpers import dims
+from attn_export.graph.ir_helpers import (
+    constant_array,
+    dims,
+    producer_of,
+    set_type,
+    trace_back,
+    value_before,
+)
 from attn_export.graph.lower.node_builder import Builder
 
 ABSORBING = -1e9
@@ -89,12 +96,12 @@ def _transpose_keys(op: Builder, value: ir.Value) -> ir.Value:
     """Convert the second operand of the product, `[..., D, S]`, to keys `[..., S, D]`."""
     if len(dims(value)) < 3:
         raise NoMatchError
-    producer = value.producer()
     rank = len(dims(value))
     perm = [*range(rank - 2), rank - 1, rank - 2]
-    if producer is not None and producer.op_type == "Transpose" and producer.inputs[0] is not None:
-        inner = list(producer.attributes.get_ints("perm", range(rank)[::-1]))
-        value, perm = producer.inputs[0], [inner[axis] for axis in perm]
+    transpose = producer_of(value, "Transpose")
+    if transpose is not None and transpose.inputs[0] is not None:
+        inner = list(transpose.attributes.get_ints("perm", range(rank)[::-1]))
+        value, perm = transpose.inputs[0], [inner[axis] for axis in perm]
     return permute(op, value, perm)
 
 
@@ -119,11 +126,8 @@ def _read_scaled(op: Builder, depth: int, op_type: str, one: ir.Value, other: ir
         one, number = other, _number(one)
     if number is None or not math.isfinite(number) or number == 0:
         raise NoMatchError
-    producer = one.producer()
-    if producer is not None and producer.op_type == "Tanh" and op_type == "Mul":
-        capped = producer.inputs[0]
-        if capped is None:
-            raise NoMatchError
+    capped = value_before(one, "Tanh") if op_type == "Mul" else None
+    if capped is not None:
         inner = read_scores(op, capped, depth)
         # softcap * tanh(scores / softcap): the inner factor holds the division.
         if inner.masks or inner.softcap or number < 0:
@@ -150,10 +154,8 @@ def _read_added_mask(op: Builder, depth: int, one: ir.Value, other: ir.Value) ->
 
 def _is_zero(value: ir.Value) -> bool:
     """Return whether a value is a product with 0, as `torch.baddbmm` with beta 0 exports it."""
-    producer = value.producer()
-    return (
-        producer is not None and producer.op_type == "Mul" and 0.0 in map(_number, producer.inputs)
-    )
+    product = producer_of(value, "Mul")
+    return product is not None and 0.0 in map(_number, product.inputs)
 
 
 def _read_filled_mask(
@@ -166,26 +168,21 @@ def _read_filled_mask(
         raise NoMatchError
     scores = read_scores(op, scores_input, depth)
     if not visible:
-        producer = condition.producer()
-        if producer is not None and producer.op_type == "Not" and producer.inputs[0] is not None:
-            condition = producer.inputs[0]
-        else:
-            negated = op("Not", condition)
-            negated.shape, negated.dtype = condition.shape, ir.DataType.BOOL
-            condition = negated
+        negated = value_before(condition, "Not")
+        if negated is None:
+            negated = set_type(op("Not", condition), ir.DataType.BOOL, condition.shape)
+        condition = negated
     return dataclasses.replace(scores, masks=(*scores.masks, (condition, True, low)))
 
 
 def _number(value: ir.Value | None) -> float | None:
-    """Return the value of a constant scalar."""
-    while value is not None and value.const_value is None:
-        made = value.producer()
-        if made is None or made.op_type not in ("Cast", "Identity", "Expand"):
-            return None
-        value = made.inputs[0]
-    if value is None or value.const_value is None or value.const_value.size != 1:
+    """Return the value of a constant scalar; None for other values."""
+    if value is None:
         return None
-    return float(value.const_value.numpy().astype(np.float64).reshape(()))
+    array = constant_array(trace_back(value, ("Cast", "Identity", "Expand")))
+    if array is None or array.size != 1:
+        return None
+    return float(array.astype(np.float64).reshape(()))
 
 
 def equation(node: ir.Node, first: int = 0) -> tuple[str, str, str]:
@@ -237,9 +234,8 @@ def permute(op: Builder, value: ir.Value, perm: Sequence[int]) -> ir.Value:
     """
     if list(perm) == sorted(perm):
         return value
-    result = op("Transpose", value, perm=list(perm))
-    result.shape, result.type = ir.Shape([dims(value)[axis] for axis in perm]), value.type
-    return result
+    shape = ir.Shape([dims(value)[axis] for axis in perm])
+    return set_type(op("Transpose", value, perm=list(perm)), value.dtype, shape)
 
 
 def add_head_axis(op: Builder, value: ir.Value) -> ir.Value:
@@ -249,7 +245,5 @@ def add_head_axis(op: Builder, value: ir.Value) -> ir.Value:
         op: Builder of the nodes.
         value: The value; its shape is known.
     """
-    result = op("Unsqueeze", value, op.ints(1))
     first, *rest = dims(value)
-    result.shape, result.type = ir.Shape([first, 1, *rest]), value.type
-    return result
+    return set_type(op("Unsqueeze", value, op.ints(1)), value.dtype, ir.Shape([first, 1, *rest]))
