@@ -28,12 +28,10 @@ def name_axes(model: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> None:
             dim = (inputs[name].shape or ())[axis]
             if isinstance(dim, ir.SymbolicDim) and SYMBOL.fullmatch(str(dim.value)):
                 names[str(dim.value)] = label
-    for shape in _shapes(model):
-        for axis, dim in enumerate(shape):
-            if isinstance(dim, ir.SymbolicDim) and dim.value:
-                named = SYMBOL.sub(lambda match: names.get(match[0], match[0]), str(dim.value))
-                constant_match = CANCELLED.fullmatch(named)
-                shape[axis] = int(constant_match[1]) if constant_match else ir.SymbolicDim(named)
+    for shape, axis, symbol in _symbols(model):
+        named = SYMBOL.sub(lambda match: names.get(match[0], match[0]), symbol)
+        constant_match = CANCELLED.fullmatch(named)
+        shape[axis] = int(constant_match[1]) if constant_match else ir.SymbolicDim(named)
     for name, labels in axes.items():
         for axis, label in labels.items():
             dim = (inputs[name].shape or ())[axis]
@@ -50,12 +48,9 @@ def name_sums_of_axes(model: ir.Model, relations: Mapping[str, str]) -> None:
         relations: The sum that each axis equals, by the name of the axis.
     """
     names = {terms(expression): name for name, expression in relations.items()}
-    for shape in _shapes(model):
-        for axis, dim in enumerate(shape):
-            if isinstance(dim, ir.SymbolicDim) and dim.value:
-                name = names.get(terms(str(dim.value)))
-                if name is not None:
-                    shape[axis] = ir.SymbolicDim(name)
+    for shape, axis, symbol in _symbols(model):
+        if terms(symbol) in names:
+            shape[axis] = ir.SymbolicDim(names[terms(symbol)])
 
 
 def known_equal(one: Size | None, other: Size | None) -> bool:
@@ -120,23 +115,21 @@ def fix_axis(model: ir.Model, name: str, size: int) -> None:
         name: The name of the axis.
         size: The size.
     """
-    for shape in _shapes(model):
-        for axis, dim in enumerate(shape):
-            if isinstance(dim, ir.SymbolicDim) and dim.value:
-                fixed = SYMBOL.sub(
-                    lambda match: str(size) if match[0] == name else match[0], str(dim.value)
-                )
-                shape[axis] = int(fixed) if fixed.isdigit() else ir.SymbolicDim(fixed)
+    for shape, axis, symbol in _symbols(model):
+        fixed = SYMBOL.sub(lambda match: str(size) if match[0] == name else match[0], symbol)
+        shape[axis] = int(fixed) if fixed.isdigit() else ir.SymbolicDim(fixed)
 
 
 def _rename(model: ir.Model, old: str, new: str) -> None:
-    for shape in _shapes(model):
-        for axis, dim in enumerate(shape):
-            if isinstance(dim, ir.SymbolicDim) and dim.value == old:
-                shape[axis] = ir.SymbolicDim(new)
+    for shape, axis, symbol in _symbols(model):
+        if symbol == old:
+            shape[axis] = ir.SymbolicDim(new)
 
 
-def _shapes(model: ir.Model) -> Iterator[ir.Shape]:
+def _symbols(model: ir.Model) -> Iterator[tuple[ir.Shape, int, str]]:
+    """Yield the symbols in all shapes, each with its shape and axis."""
     for value in (*model.graph.inputs, *(v for node in model.graph for v in node.outputs)):
-        if value.shape is not None:
-            yield value.shape
+        for axis, dim in enumerate(value.shape or ()):
+            if isinstance(dim, ir.SymbolicDim) and dim.value:
+                assert value.shape is not None  # it has an axis
+                yield value.shape, axis, str(dim.value)

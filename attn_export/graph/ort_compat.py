@@ -14,8 +14,17 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.axis_names import axis_of_an_input, known_equal
-from attn_export.graph.ir_helpers import constant, dims, insert, ints, nodes_of, optional_input
+from attn_export.graph.axis_names import Size, axis_of_an_input, known_equal
+from attn_export.graph.ir_helpers import (
+    constant,
+    constant_array,
+    dims,
+    insert,
+    ints,
+    nodes_of,
+    optional_input,
+    producer_of,
+)
 from attn_export.spec.inputs import MASK_FLOOR
 
 PASSING_OPERATORS = frozenset(
@@ -30,7 +39,7 @@ PASSING_OPERATORS = frozenset(
 class AxisSize(NamedTuple):
     """Size of an axis: as a number or symbol, and as a value of the graph, int64 `[1]`."""
 
-    dim: int | ir.SymbolicDim
+    dim: Size
     value: ir.Value
 
 
@@ -81,9 +90,8 @@ def spread_masks(model: ir.Model) -> None:
         if grown_axes:
             node.replace_input_with(3, _expand(model, node, mask, grown_axes, full))
         elif rank == 3:
-            first = ints(model, 0)
-            with_batch = insert(node, ir.node("Unsqueeze", [mask, first]), mask)
-            with_batch.shape = ir.Shape([1, *dims(mask)])
+            unsqueeze = ir.node("Unsqueeze", [mask, ints(model, 0)])
+            with_batch = insert(node, unsqueeze, mask, shape=ir.Shape([1, *dims(mask)]))
             node.replace_input_with(3, with_batch)
 
 
@@ -123,12 +131,8 @@ def spread_rotary_caches(model: ir.Model) -> None:
     The operator requires `[B, L, …]`, and ONNX Runtime refuses others if B is not 1.
     """
     for node in nodes_of(model, "RotaryEmbedding"):
-        rotated = node.inputs[0]
-        if (
-            rotated is None
-            or optional_input(node, 3) is not None
-            or dims(rotated)[:1] in ((), (1,))
-        ):
+        rotated, positions = node.inputs[0], optional_input(node, 3)
+        if rotated is None or positions is not None or dims(rotated)[:1] in ((), (1,)):
             continue
         for index in (1, 2):
             cache = node.inputs[index]
@@ -155,20 +159,19 @@ def _may_be_huge(mask: ir.Value) -> bool:
 
 def _holds_huge(value: ir.Value) -> bool:
     """Return whether an initializer has, or an input may have, finite values below `MASK_FLOOR`."""
-    if value.const_value is None:
+    array = constant_array(value)
+    if array is None:
         return value.dtype == ir.DataType.FLOAT
-    array = value.const_value.numpy()
     # Twice the floor: the floor itself is rounded to float32.
     return bool((np.isfinite(array) & (array < 2 * MASK_FLOOR)).any())
 
 
 def _is_clamped(node: ir.Node) -> bool:
     """Return whether the node is the Where that clamps a mask."""
-    producers = [value.producer() for value in node.inputs if value is not None]
-    return node.op_type == "Where" and any(p is not None and p.op_type == "Clip" for p in producers)
+    return node.op_type == "Where" and any(producer_of(value, "Clip") for value in node.inputs)
 
 
-def _may_be_one(dim: int | ir.SymbolicDim) -> bool:
+def _may_be_one(dim: Size) -> bool:
     """Return whether the size of an axis may be 1; a quotient such as ``batch//batch`` may."""
     return "//" in str(dim.value) if isinstance(dim, ir.SymbolicDim) else dim == 1
 
@@ -217,14 +220,12 @@ def _expand(
     """Insert an Expand of `value` before `node`, which enlarges axes that are or may be 1."""
     sizes = {axis: size.dim for axis, size in grown_axes.items()}
     if all(isinstance(size, int) for size in sizes.values()):
-        numbers = [int(str(sizes.get(axis, 1))) for axis in range(rank)]
-        target = ints(model, *numbers)
+        target = ints(model, *(int(str(sizes.get(axis, 1))) for axis in range(rank)))
     else:
         one = ints(model, 1)
         parts = [grown_axes[axis].value if axis in grown_axes else one for axis in range(rank)]
         concat = ir.node("Concat", parts, {"axis": 0})
         target = insert(node, concat, None, ir.DataType.INT64, ir.Shape([rank]))
-    out = insert(node, ir.node("Expand", [value, target]), value)
-    before = [1] * (rank - len(dims(value))) + list(dims(value))
-    out.shape = ir.Shape([sizes.get(axis, before[axis]) for axis in range(rank)])
-    return out
+    before = (1,) * (rank - len(dims(value))) + dims(value)
+    shape = ir.Shape([sizes.get(axis, before[axis]) for axis in range(rank)])
+    return insert(node, ir.node("Expand", [value, target]), value, shape=shape)

@@ -61,11 +61,18 @@ def match_graph_file(
         ("inputs", file_inputs, inputs),
         ("outputs", list(model.graph.output), outputs),
     ):
-        _refuse_other_names(path, label, [value.name for value in values], list(stated), whose)
+        names = [value.name for value in values]
+        if set(names) != set(stated):
+            raise _other_names(path, label, names, list(stated), whose)
         for value in values:
-            spec, layout = stated[value.name], graph_file.layouts.get(value.name)
-            shape = tuple(spec.shape[axis] for axis in layout) if layout else spec.shape
-            _refuse_other_type(path, value, graph_file.dtypes.get(value.name, spec.dtype), whose)
+            spec = stated[value.name]
+            layout = graph_file.layouts.get(value.name, range(len(spec.shape)))
+            shape = tuple(spec.shape[axis] for axis in layout)
+            dtype, wanted = dtype_name(value), graph_file.dtypes.get(value.name, spec.dtype)
+            if dtype != wanted:
+                raise GraphError(
+                    f"{path}: {_shown(value.name)} is {dtype}; in {whose} it is {wanted}"
+                )
             fixed_here = _fixed_axes(path, value, shape, whose)
             if label == "inputs":
                 fixed |= fixed_here
@@ -108,20 +115,17 @@ def matched_names(
     unused = [name for name in graph_names if name not in chosen.values()]
     unmatched = [name for name in wanted if name not in chosen]
     if len(graph_names) != len(wanted) or len(unused) != len(unmatched):
-        raise GraphError(
-            f"{path} has the {label} {_listed(graph_names)}; those of {whose} are {_listed(wanted)}"
-        )
+        raise _other_names(path, label, graph_names, wanted, whose)
     chosen |= dict(zip(unmatched, unused, strict=True))
     return {name: chosen[name] for name in wanted}
 
 
-def _refuse_other_names(
+def _other_names(
     path: str, label: str, graph_names: Sequence[str], wanted: Sequence[str], whose: str
-) -> None:
-    if set(graph_names) != set(wanted):
-        raise GraphError(
-            f"{path} has the {label} {_listed(graph_names)}; those of {whose} are {_listed(wanted)}"
-        )
+) -> GraphError:
+    return GraphError(
+        f"{path} has the {label} {_listed(graph_names)}; those of {whose} are {_listed(wanted)}"
+    )
 
 
 def dtype_name(value: onnx.ValueInfoProto) -> str:
@@ -133,12 +137,6 @@ def dtype_name(value: onnx.ValueInfoProto) -> str:
         return str(helper.tensor_dtype_to_np_dtype(code).name)
     except (KeyError, ValueError, TypeError):
         return f"of the type {code}"
-
-
-def _refuse_other_type(path: str, value: onnx.ValueInfoProto, wanted: str, whose: str) -> None:
-    dtype = dtype_name(value)
-    if dtype != wanted:
-        raise GraphError(f"{path}: {_shown(value.name)} is {dtype}; in {whose} it is {wanted}")
 
 
 def _fixed_axes(path: str, value: onnx.ValueInfoProto, wanted: Shape, whose: str) -> dict[str, int]:
