@@ -101,8 +101,7 @@ class Subject:
         spec: AttentionSpec | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        self.module = module
-        self.notes = tuple(notes)
+        self.module, self.spec, self.notes = module, spec, tuple(notes)
         self.relations = dict(relations or {})
         self.function: InputFunction | None = None
         if callable(inputs):
@@ -111,11 +110,9 @@ class Subject:
             self.function = inputs
             inputs = draw_example(inputs, axes, self.relations)
         # Copies: inputs that share memory would be traced as one.
-        self.tree = InputTree.flatten(
-            tree_map_only(Tensor, lambda t: t.detach().clone(), dict(inputs))
-        )
+        copies = tree_map_only(Tensor, lambda t: t.detach().clone(), dict(inputs))
+        self.tree = InputTree.flatten(copies)
         self.inputs = dict(self.tree.tensors)
-        self.spec = spec
         named, self.bounds = read_axes(axes)
         check_inputs(module, inputs, self.inputs, named)
         self.axes = {name: dict(named.get(name, {})) for name in self.inputs}
