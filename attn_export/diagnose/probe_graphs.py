@@ -33,6 +33,11 @@ exact."""
 
 MICROSOFT = "com.microsoft"
 
+ATTENTION_INPUTS: tuple[str, ...] = (
+    "query", "key", "value", "attn_mask", "past_key", "past_value", "lengths",
+)  # fmt: skip
+"""The names of inputs of probes, in the order of the inputs of `Attention`."""
+
 IR_VERSION = 10
 """The first IR version that allows opset 23."""
 
@@ -65,11 +70,6 @@ class ProbeGraph:
     def dialect(self) -> str:
         """The dialect that has the node."""
         return ORT if self.grouped_query else STANDARD
-
-    @property
-    def causal(self) -> bool:
-        """Return whether the node hides later keys."""
-        return bool(self.attributes.get("is_causal"))
 
 
 def write_graph(graph: ProbeGraph, dialect: str, folder: Path) -> Path | None:
@@ -105,18 +105,18 @@ def _model(graph: ProbeGraph) -> onnx.ModelProto:
     from onnx import helper
 
     inputs = _grouped_query_inputs() if graph.grouped_query else _inputs(graph)
-    query = inputs["query"]
-    outputs = {"output": query}
+    outputs = {"output": inputs["query"]}
     if graph.past:
         outputs |= dict.fromkeys(("present_key", "present_value"), _cache_type("total_len", graph))
-    inputs_in_order = [name if name in inputs else "" for name in _input_order(graph)]
-    while not inputs_in_order[-1]:
-        inputs_in_order.pop()
-    domain = MICROSOFT if graph.grouped_query else ""
+    operator, domain, names = "Attention", "", ATTENTION_INPUTS
+    if graph.grouped_query:
+        operator, domain, names = "GroupQueryAttention", MICROSOFT, tuple(inputs)
+    node_inputs = [name if name in inputs else "" for name in names]
+    while not node_inputs[-1]:
+        node_inputs.pop()
     attributes: dict[str, Any] = dict(graph.attributes)
-    operator = "GroupQueryAttention" if graph.grouped_query else "Attention"
     node = helper.make_node(
-        operator, inputs_in_order, list(outputs), name="attention", domain=domain, **attributes
+        operator, node_inputs, list(outputs), name="attention", domain=domain, **attributes
     )
     onnx_graph = helper.make_graph([node], "attention", _value_infos(inputs), _value_infos(outputs))
     opsets = [helper.make_opsetid("", graph.opset)]
@@ -127,12 +127,6 @@ def _model(graph: ProbeGraph) -> onnx.ModelProto:
 
 Typed = tuple[str, list[str | int]]
 """A dtype and a shape."""
-
-
-def _input_order(graph: ProbeGraph) -> tuple[str, ...]:
-    if graph.grouped_query:
-        return ("query", "key", "value", "past_key", "past_value", "seqlens_k", "total")
-    return ("query", "key", "value", "attn_mask", "past_key", "past_value", "lengths")
 
 
 def _cache_type(length: str, graph: ProbeGraph) -> Typed:
@@ -155,6 +149,7 @@ def _inputs(graph: ProbeGraph) -> dict[str, Typed]:
 
 
 def _grouped_query_inputs() -> dict[str, Typed]:
+    """Return the inputs of `GroupQueryAttention` with a past, in their order."""
     past: Typed = ("float32", ["batch", HKV, "past_len", D])
     new: Typed = ("float32", ["batch", "query_len", HKV * D])
     return {
