@@ -162,17 +162,26 @@ def block_parts(evaluation: Evaluation) -> dict[str, BlockPart]:
     parts = {}
     for name, past in (("keys", "past_key"), ("values", "past_value")):
         scatter = find_scatter(evaluation, past)
-        names = None if scatter is None else _find_part(evaluation, scatter, tables[0])
-        if names is not None:
-            parts[name] = BlockPart(scales.ravel(), edges, *names)
+        if scatter is None:
+            continue
+        found = _find_values(evaluation, scatter, tables[0])
+        if found is not None:
+            new, dequantised, blocks = found
+            parts[name] = BlockPart(scales.ravel(), edges, new, scatter, dequantised, blocks)
     return parts
 
 
-def _find_part(
-    evaluation: Evaluation, scatter: onnx.NodeProto, steps: str
-) -> tuple[str, onnx.NodeProto, str, int] | None:
-    """Return `new`, `scatter`, `dequantised` and `blocks` of a part; None if it is not found."""
-    scale_names = {n.output[0] for n in evaluation.nodes if n.input[:1] == [steps]}
+def _find_values(
+    evaluation: Evaluation, scatter: onnx.NodeProto, table: str
+) -> tuple[str, str, int] | None:
+    """Return the names of new and dequantised tokens, and the number of blocks; None if not found.
+
+    Args:
+        evaluation: The graph.
+        scatter: The node that writes the cache.
+        table: The name of the table of scales.
+    """
+    scale_names = {n.output[0] for n in evaluation.nodes if n.input[:1] == [table]}
     divisions = [
         node for node in _ancestors(evaluation, scatter.input[1])
         if node.op_type == "Div" and node.input[1] in scale_names
@@ -189,7 +198,7 @@ def _find_part(
     shape = evaluation.initializers.get(reshape.input[1]) if len(reshape.input) > 1 else None
     if len(readers) != 1 or shape is None:
         return None
-    return reshape.input[0], scatter, readers[0].output[0], int(shape[-2])
+    return reshape.input[0], readers[0].output[0], int(shape[-2])
 
 
 def _ancestors(evaluation: Evaluation, name: str) -> Iterator[onnx.NodeProto]:
