@@ -16,7 +16,6 @@ from attn_export.diagnose.mistake import (
     array_of,
     change_value,
     round_to_bfloat16,
-    shift_diagonals,
     skip_node,
 )
 from attn_export.tensorfile import Array
@@ -171,7 +170,7 @@ def _shift_mask(
         visible = array_of(values, node.output[0])
         shifted = _shift_comparison(node, values, shift_of(values))
         if shifted is None:
-            shifted = shift_diagonals(visible, shift_of(values), beyond=mask_kind != CAUSAL)
+            shifted = _shift_diagonals(visible, shift_of(values), beyond=mask_kind != CAUSAL)
         return {} if shifted is None else {node.output[0]: shifted}
 
     return replaced
@@ -188,6 +187,32 @@ def _shift_comparison(node: onnx.NodeProto, values: Values, shift: int) -> Array
     if len(steps) != 1 or abs(steps[0]) != 1:
         return None
     return np.asarray(compare(differences - shift * steps[0], 0))
+
+
+def _shift_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | None:
+    """Shift a mask that depends only on j - i by `shift` diagonals to the left.
+
+    Args:
+        visible: Whether query i sees key j, bool `[..., L, S]`.
+        shift: The number of diagonals.
+        beyond: Visibility of keys further ahead of the query than any key of `visible`.
+
+    Returns:
+        The shifted mask; None if the mask depends on more than j - i.
+    """
+    L, S = visible.shape[-2:]
+    if not visible.size:
+        return visible
+    matrix = visible.reshape(-1, L, S)[0]
+    if not (visible == matrix).all():
+        return None
+    by_diagonal = np.concatenate([matrix[::-1, 0], matrix[0, 1:]])  # j - i from -(L - 1) to S - 1
+    diagonal = np.arange(S) - np.arange(L)[:, None] + L - 1
+    if not (by_diagonal[diagonal] == matrix).all():
+        return None
+    shifted = diagonal - shift
+    selected = by_diagonal[np.clip(shifted, 0, L + S - 2)]
+    return np.broadcast_to(np.where(shifted > L + S - 2, beyond, selected), visible.shape)
 
 
 def _constant_shift(by: int, _: Values) -> int:

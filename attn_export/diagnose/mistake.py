@@ -24,8 +24,8 @@ Replaced = Callable[["Values"], Mapping[str, Array]]
 ArrayChange = Callable[[Array], Array]
 """Function that takes an array, and returns one that replaces it."""
 
-EXACT = 0.9
-"""Least share of the error that a mistake must account for."""
+EXACT, ROUNDED = 0.9, 0.3
+"""Least shares of the error that a mistake, and a mistake of rounding, must account for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +65,6 @@ class Mistake:
             return evaluation.outputs_of(evaluation.values(inputs, self.rounding))
         assert self.replaced is not None
         return evaluation.outputs_of(evaluation.recompute(values, self.replaced(values)))
-
-
-ROUNDED = 0.3
-"""Least share of the error that a mistake of rounding must account for."""
 
 
 def attention_step_mistake(
@@ -116,12 +112,12 @@ def change_value(name: str, change: ArrayChange) -> Replaced:
 
 
 def skip_node(node: onnx.NodeProto) -> Replaced:
-    """Return a function that passes the first input of a node on as its output."""
+    """Return a function that passes the first input of a node on as its first output."""
     return lambda values: {node.output[0]: array_of(values, node.input[0])}
 
 
 def join(functions: Iterable[Replaced]) -> Replaced:
-    """Return a function that makes the changes of several functions."""
+    """Return a function that makes the changes of several. They must change different values."""
     parts = tuple(functions)
 
     def replaced(values: Values) -> dict[str, Array]:
@@ -171,32 +167,6 @@ def swap_neighbours(axis: int) -> ArrayChange:
         return np.moveaxis(x.reshape(*x.shape[:-1], -1, 2)[..., ::-1].reshape(x.shape), -1, axis)
 
     return swapped
-
-
-def shift_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | None:
-    """Shift a mask that depends only on j - i by `shift` diagonals to the left.
-
-    Args:
-        visible: Whether query i sees key j, bool `[..., L, S]`.
-        shift: The number of diagonals.
-        beyond: Visibility of keys further ahead of the query than any key of `visible`.
-
-    Returns:
-        The shifted mask; None if the mask depends on more than j - i.
-    """
-    L, S = visible.shape[-2:]
-    if not visible.size:
-        return visible
-    matrix = visible.reshape(-1, L, S)[0]
-    if not (visible == matrix).all():
-        return None
-    by_diagonal = np.concatenate([matrix[::-1, 0], matrix[0, 1:]])  # j - i from -(L - 1) to S - 1
-    diagonal = np.arange(S) - np.arange(L)[:, None] + L - 1
-    if not (by_diagonal[diagonal] == matrix).all():
-        return None
-    shifted = diagonal - shift
-    selected = by_diagonal[np.clip(shifted, 0, L + S - 2)]
-    return np.broadcast_to(np.where(shifted > L + S - 2, beyond, selected), visible.shape)
 
 
 def find_scatter(evaluation: Evaluation, past: str) -> onnx.NodeProto | None:
