@@ -67,9 +67,8 @@ def print_dry_run(observations: Sequence[Observation], console: Console) -> None
 
 def sizes(observations: Sequence[Observation]) -> list[str]:
     """Return the sizes of all steps as text, without duplicates."""
-    return list(
-        dict.fromkeys(sizes_of(step) for observation in observations for step in observation.steps)
-    )
+    steps = (step for observation in observations for step in observation.steps)
+    return list(dict.fromkeys(map(_sizes_of, steps)))
 
 
 def table_rows(observations: Sequence[Observation]) -> list[tuple[str, ...]]:
@@ -110,7 +109,7 @@ def _row(observation: Observation, step: Step) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def sizes_of(step: Step) -> str:
+def _sizes_of(step: Step) -> str:
     """Return the sizes of a step as text: ``decode: B 1, L 1, P 1023``."""
     letters = {"batch": "B", "query_len": "L", "past_len": "P"}
     sizes = (f"{letters.get(axis, axis)} {size}" for axis, size in step.sizes.items())
