@@ -15,6 +15,8 @@ from onnx_ir.passes import common
 
 from attn_export.graph.axis_names import Size, known_equal
 from attn_export.graph.ir_helpers import (
+    PAST_KEY_INPUT,
+    PAST_VALUE_INPUT,
     constant_array,
     dims,
     nodes_of,
@@ -24,7 +26,7 @@ from attn_export.graph.ir_helpers import (
     value_before,
 )
 
-LAYOUT = frozenset(
+LAYOUT_OPERATORS = frozenset(
     {"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
 """Operators that only select, convert or rearrange elements of their first input."""
@@ -59,7 +61,7 @@ def share_heads(model: ir.Model) -> None:
     all of them query head h uses K/V head h // q_per_kv, as in the operator.
     """
     for node in nodes_of(model, "Attention"):
-        if optional_input(node, 4) is not None:
+        if optional_input(node, PAST_KEY_INPUT) is not None:
             continue
         key, value = (_unrepeated(x) for x in node.inputs[1:3])
         if key is None or value is None or dims(key)[HEADS] != dims(value)[HEADS]:
@@ -76,18 +78,18 @@ def fuse_caches(model: ir.Model) -> None:
     node: ONNX Runtime refuses a past without a present.
     """
     for node in nodes_of(model, "Attention"):
-        if optional_input(node, 4) is not None:
+        if optional_input(node, PAST_KEY_INPUT) is not None:
             continue
         concats = [_cache_concat(node.inputs[index]) for index in (1, 2)]
         if node.attributes.get_int("is_causal", 0) or not _can_fuse(node, concats):
             continue
-        node.resize_inputs(max(6, len(node.inputs)))
+        node.resize_inputs(max(PAST_VALUE_INPUT + 1, len(node.inputs)))
         node.resize_outputs(max(3, len(node.outputs)))
         for index, concat in enumerate(concats):
             assert concat is not None  # `_can_fuse` has checked this
             past, new = concat.inputs
             node.replace_input_with(1 + index, new)
-            node.replace_input_with(4 + index, past)
+            node.replace_input_with(PAST_KEY_INPUT + index, past)
             _replace_value(concat.outputs[0], node.outputs[1 + index])
             model.graph.remove(concat, safe=True)
     # A reader of the Concat may come before the Attention. The sort is stable.
@@ -101,7 +103,11 @@ def _cache_concat(value: ir.Value | None) -> ir.Node | None:
         return None
     past = node.inputs[0]
     # A cache is part of a graph input; a constant prefix is none.
-    if past is None or len(dims(past)) != 4 or not trace_back(past, LAYOUT).is_graph_input():
+    if (
+        past is None
+        or len(dims(past)) != 4
+        or not trace_back(past, LAYOUT_OPERATORS).is_graph_input()
+    ):
         return None
     return node if node.attributes.get_int("axis", 0) % 4 == LENGTH else None
 

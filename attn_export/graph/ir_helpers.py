@@ -10,6 +10,9 @@ from onnx_ir.passes import common
 
 from attn_export.graph.axis_names import Size
 
+MASK_INPUT, PAST_KEY_INPUT, PAST_VALUE_INPUT = 3, 4, 5
+"""Indices of optional inputs of `Attention`."""
+
 # -- values, and the nodes that compute them ----------------------------------------------------
 
 

@@ -16,6 +16,8 @@ import onnx_ir as ir
 
 from attn_export.graph.axis_names import Size, axis_of_an_input, known_equal
 from attn_export.graph.ir_helpers import (
+    MASK_INPUT,
+    PAST_KEY_INPUT,
     constant,
     constant_array,
     dims,
@@ -67,7 +69,7 @@ def clamp_masks(model: ir.Model) -> None:
         clipped = insert(node, ir.node("Clip", [mask, floor]), mask)
         hidden = insert(node, ir.node("Equal", [mask, lowest]), mask, ir.DataType.BOOL)
         kept = insert(node, ir.node("Where", [hidden, mask, clipped]), mask)
-        node.replace_input_with(3, kept)
+        node.replace_input_with(MASK_INPUT, kept)
 
 
 def spread_masks(model: ir.Model) -> None:
@@ -88,11 +90,11 @@ def spread_masks(model: ir.Model) -> None:
                 if length.dim != 1 and not known_equal(length.dim, dims(mask)[axis]):
                     grown_axes[full + axis] = length
         if grown_axes:
-            node.replace_input_with(3, _expand(model, node, mask, grown_axes, full))
+            node.replace_input_with(MASK_INPUT, _expand(model, node, mask, grown_axes, full))
         elif rank == 3:
             unsqueeze = ir.node("Unsqueeze", [mask, ints(model, 0)])
             with_batch = insert(node, unsqueeze, mask, shape=ir.Shape([1, *dims(mask)]))
-            node.replace_input_with(3, with_batch)
+            node.replace_input_with(MASK_INPUT, with_batch)
 
 
 def spread_batches(model: ir.Model) -> None:
@@ -103,7 +105,7 @@ def spread_batches(model: ir.Model) -> None:
     for node in nodes_of(model, "Attention"):
         operands = [value for value in node.inputs[:3] if value is not None and dims(value)]
         full_batch = [value for value in operands if dims(value)[0] != 1]
-        if len(operands) < 3 or not full_batch or optional_input(node, 4) is not None:
+        if len(operands) < 3 or not full_batch or optional_input(node, PAST_KEY_INPUT) is not None:
             continue
         for index, value in enumerate(operands):
             if dims(value)[0] == 1:
@@ -179,7 +181,7 @@ def _may_be_one(dim: Size) -> bool:
 def _masks(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
     """Yield every `Attention` node that has a mask, with the mask."""
     for node in nodes_of(model, "Attention"):
-        mask = optional_input(node, 3)
+        mask = optional_input(node, MASK_INPUT)
         if mask is not None:
             yield node, mask
 
@@ -191,7 +193,7 @@ def _query_length(model: ir.Model, node: ir.Node) -> AxisSize:
 
 
 def _key_length(model: ir.Model, node: ir.Node) -> AxisSize:
-    key, past = node.inputs[1], optional_input(node, 4)
+    key, past = node.inputs[1], optional_input(node, PAST_KEY_INPUT)
     assert key is not None  # required by the operator
     new = _size(model, node, key, -2)
     if past is None:

@@ -8,12 +8,18 @@ import onnx
 import onnx_ir as ir
 
 from attn_export.dialect_names import MICROSOFT, ORT, PORTABLE, STANDARD
-from attn_export.graph.ir_helpers import dims, optional_input, producer_of, trace_back
+from attn_export.graph.ir_helpers import (
+    MASK_INPUT,
+    PAST_KEY_INPUT,
+    dims,
+    optional_input,
+    producer_of,
+    trace_back,
+)
 from attn_export.graph.load import load_graph
 
 ATTENTION = "Attention"
-MASK = 3
-OPTIONAL = {MASK: "mask", 4: "past", 6: "nonpad_kv_seqlen"}
+OPTIONAL = {MASK_INPUT: "mask", PAST_KEY_INPUT: "past", 6: "nonpad_kv_seqlen"}
 """Optional inputs of ai.onnx `Attention` that some runtimes do not support, by index."""
 
 FLOAT32_LEVEL = 1
@@ -55,9 +61,9 @@ def _attention_uses(node: ir.Node) -> set[str]:
         value = optional_input(node, index)
         if value is None:
             continue
-        dtype = f": {value.dtype.name}" if index == MASK and value.dtype else ""
+        dtype = f": {value.dtype.name}" if index == MASK_INPUT and value.dtype else ""
         uses.add(name + dtype)
-        if index == MASK and depends_on_contents(value):
+        if index == MASK_INPUT and depends_on_contents(value):
             uses.add(f"given {name}{dtype}")
     for name in ("is_causal", "softcap"):
         attribute = node.attributes.get(name)

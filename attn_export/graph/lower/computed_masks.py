@@ -25,7 +25,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from attn_export.graph.ir_helpers import nodes_of, optional_input
+from attn_export.graph.ir_helpers import MASK_INPUT, nodes_of, optional_input
 from attn_export.graph.lower.mask_trials import MaskTrial, MaskTrials
 from attn_export.graph.lower.mask_values import SMALL, MaskGraph, Values, broadcast_to_scores
 from attn_export.graph.lower.node_builder import Builder
@@ -207,7 +207,7 @@ def recognise_masks(model: ir.Model) -> None:
             continue
         if replacement.causal:
             node.attributes["is_causal"] = ir.AttrInt64("is_causal", 1)
-        node.replace_input_with(3, replacement.mask)
+        node.replace_input_with(MASK_INPUT, replacement.mask)
         while node.inputs[-1] is None:
             node.resize_inputs(len(node.inputs) - 1)
     if any(replacements.values()):
@@ -219,7 +219,7 @@ def _cached_replacement(
     model: ir.Model, node: ir.Node, replacements: dict[object, ComputedMask | None]
 ) -> ComputedMask | None:
     """Return the replacement of a node's mask; nodes that share a mask share the result."""
-    if optional_input(node, 3) is None:
+    if optional_input(node, MASK_INPUT) is None:
         return None
     try:
         a = read_attention(node)

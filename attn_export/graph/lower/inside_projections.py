@@ -55,8 +55,8 @@ def find_rotation(query: ir.Value, key: ir.Value, lengths: ir.Value) -> Rotation
     """Return the rotary embedding that computes queries and keys; None if there is none.
 
     Args:
-        query: `[B, H, 1, D]`.
-        key: `[B, Hkv, 1, D]`.
+        query: `[B, H, L, D]`.
+        key: `[B, Hkv, L, D]`.
         lengths: The number of past keys of each batch element, int64 `[B]`: the position of the
             first query.
     """

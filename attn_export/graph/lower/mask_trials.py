@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.axis_names import SYMBOL, Size, known_equal
-from attn_export.graph.ir_helpers import dims, nodes_of, optional_input
+from attn_export.graph.ir_helpers import PAST_KEY_INPUT, dims, nodes_of, optional_input
 from attn_export.graph.lower.in_place_cache import in_place_cache
 from attn_export.graph.lower.read import AttentionNode
 
@@ -207,7 +207,7 @@ class MaskTrials:
 def _totals(model: ir.Model) -> Iterator[tuple[str, tuple[Size, Size]]]:
     """Yield the names of total lengths, each with the past length and the new length."""
     for node in nodes_of(model, "Attention"):
-        past, new = optional_input(node, 4), node.inputs[1]
+        past, new = optional_input(node, PAST_KEY_INPUT), node.inputs[1]
         present = node.outputs[1] if len(node.outputs) > 1 else None
         if past is None or new is None or present is None:
             continue

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.ir_helpers import constant, dims, ints
+from attn_export.graph.ir_helpers import constant, dims, ints, set_type
 
 NAMES = "attn_export.names"
 """The key in `Graph.meta` of the set of node names, which is kept while a graph is lowered."""
@@ -123,14 +123,14 @@ class Builder:
         number, go_on, before = (
             ir.val(inner._fresh(f"/{name}")) for name in ("number", "go_on", "before")
         )
-        number.type, number.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
-        go_on.type, go_on.shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([])
+        set_type(number, ir.DataType.INT64, ir.Shape([]))
+        set_type(go_on, ir.DataType.BOOL, ir.Shape([]))
         before.type = sequence_type
         item = build(inner, number)
         item.dtype = dtype
         after, go_on_output = inner("SequenceInsert", before, item), inner("Identity", go_on)
         after.type = sequence_type
-        go_on_output.type, go_on_output.shape = go_on.type, go_on.shape
+        set_type(go_on_output, ir.DataType.BOOL, ir.Shape([]))
         body = ir.Graph(
             [number, go_on, before],
             [go_on_output, after],
@@ -165,8 +165,7 @@ class Builder:
             row.type = value.type
         first = self.ints(0)
         result_row = build(inner, [inner("Unsqueeze", row, first) for row in rows])
-        result = inner("Squeeze", result_row, first)
-        result.type, result.shape = ir.TensorType(dtype), ir.Shape(shape)
+        result = set_type(inner("Squeeze", result_row, first), dtype, ir.Shape(shape))
         body = ir.Graph(rows, [result], nodes=nodes, name=f"{self._before.name}/rows")
         return self("Scan", *values, body=body, num_scan_inputs=len(values))
 

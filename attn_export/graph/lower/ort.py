@@ -258,8 +258,7 @@ def _mask_of_new_keys(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value
     """Return the mask of the first L keys."""
     mask = before_expand(mask)
     kept = op("Slice", mask, op.ints(0), op.size(a.query, 2), op.ints(-1))
-    kept.type, kept.shape = mask.type, ir.Shape([*dims(mask)[:-1], dims(a.query)[2]])
-    return kept
+    return set_type(kept, mask.dtype, ir.Shape([*dims(mask)[:-1], dims(a.query)[2]]))
 
 
 def _attend_after_past(op: Builder, a: AttentionNode) -> Sequence[ir.Value]:

@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.axis_names import known_equal
-from attn_export.graph.ir_helpers import dims
+from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower.heads import (
     SWAP_HEADS_AND_LENGTH,
     SWAP_LAST_AXES,
@@ -195,7 +195,7 @@ def attend_causal_blocks(
         queries, keys, cached, past_length, *masks = values
         for element_mask in masks:
             assert mask is not None
-            element_mask.type, element_mask.shape = mask.type, ir.Shape([1, *dims(mask)[1:]])
+            set_type(element_mask, mask.dtype, ir.Shape([1, *dims(mask)[1:]]))
         valid = None if a.valid_keys is None else element_op("Add", past_length, length)
         element = dataclasses.replace(a, mask=masks[0] if masks else mask, valid_keys=valid)
 
@@ -231,8 +231,7 @@ def _to_rank_4(op: Builder, mask: ir.Value) -> ir.Value:
     if len(dims(mask)) == 4:
         return mask
     whole = op("Unsqueeze", mask, op.ints(0, 1))
-    whole.type, whole.shape = mask.type, ir.Shape([1, 1, *dims(mask)])
-    return whole
+    return set_type(whole, mask.dtype, ir.Shape([1, 1, *dims(mask)]))
 
 
 def _zero_masked_rows(

@@ -26,10 +26,10 @@ class AttentionNode:
         query: `[B, H, L, D]`, or `[B, L, H·D]` if packed.
         key: `[B, Hkv, S - P, D]`, or `[B, S - P, Hkv·D]` if packed.
         value: `[B, Hkv, S - P, Dv]`, or `[B, S - P, Hkv·Dv]` if packed.
-        mask: The mask, of 2 to 4 axes.
-        past_key: `[B, Hkv, P, D]`.
-        past_value: `[B, Hkv, P, Dv]`.
-        valid_keys: `nonpad_kv_seqlen`, the number of keys of each batch element, `[B]`.
+        mask: The mask, of 2 to 4 axes, or None.
+        past_key: `[B, Hkv, P, D]`, or None.
+        past_value: `[B, Hkv, P, Dv]`, or None.
+        valid_keys: `nonpad_kv_seqlen`, the number of keys of each batch element, `[B]`, or None.
         packed: Whether queries, keys and values are 3-D, `[B, L, H·D]`.
         num_heads: H.
         num_kv_heads: Hkv.
@@ -41,7 +41,8 @@ class AttentionNode:
         precision: The type in which softmax computes, if it is not that of the query; else None.
         mode: The attribute `qk_matmul_output_mode`.
         dtype: The type of the query.
-        merged: The value `[B, L, H·Dv]` that replaces the 4-D output, or None.
+        merged: The value `[B, L, H·Dv]` that the graph makes of the 4-D output, if nothing else
+            reads that output; else None.
     """
 
     node: ir.Node

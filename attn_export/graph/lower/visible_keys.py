@@ -125,8 +125,7 @@ def _block_of_mask(op: Builder, mask: ir.Value, rows: QueryBlock, S: ir.Value) -
     if shape[-2] != 1:
         part = op("Slice", part, rows.first, rows.end, op.ints(-2))
         shape[-2] = None
-    part.type, part.shape = mask.type, ir.Shape(shape)
-    return part
+    return set_type(part, mask.dtype, ir.Shape(shape))
 
 
 def _last_visible(
