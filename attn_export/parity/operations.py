@@ -33,7 +33,7 @@ EXACT = frozenset({
 RANKING = frozenset({"sort", "topk"})
 """Operations that may return equal values in any order."""
 
-Steps = Sequence[tuple[str, float]]
+RoundingSteps = Sequence[tuple[str, float]]
 """The names of the operations of a run that round, in order, each with the eps of its result."""
 
 
@@ -58,7 +58,7 @@ class OperationMode(TorchDispatchMode):
         raise NotImplementedError
 
 
-class _RoundingSteps(OperationMode):
+class _RoundingRecorder(OperationMode):
     """Mode that records the operations that round, with the eps of their results."""
 
     def __init__(self) -> None:
@@ -74,9 +74,9 @@ class _RoundingSteps(OperationMode):
         return out
 
 
-def recorded_steps(run: Callable[[], Any]) -> Steps:
+def rounding_steps(run: Callable[[], Any]) -> RoundingSteps:
     """Return the operations of a run that round, with the eps of their results."""
-    recording = _RoundingSteps()
+    recording = _RoundingRecorder()
     with recording:
         run()
     return recording.steps

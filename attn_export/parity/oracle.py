@@ -31,7 +31,7 @@ from attn_export.parity.float64_mode import (
     widening_of,
 )
 from attn_export.parity.measures import EPS_FLOAT32, eps
-from attn_export.parity.operations import Recording, Steps, recorded_steps
+from attn_export.parity.operations import Recording, RoundingSteps, rounding_steps
 from attn_export.parity.rounding import RandomRounding
 from attn_export.results import DECODE, Arrays, Case, Golden
 from attn_export.spec import Shape
@@ -233,7 +233,7 @@ class Oracle(TruthSource):
         in_float32 = self._computes_in_float32 or cached is not None
         step = EPS_FLOAT32 if in_float32 else max(types, default=EPS_FLOAT32)
         step = wider * max(step, self._least_eps)
-        steps = self._steps(case) if self._computes_in_float16 and wider == 1 else ()
+        steps = self._rounding_steps(case) if self._computes_in_float16 and wider == 1 else ()
         inputs = widened_arrays(case.inputs)
         fewest, count = run_count(eager)
         count = max(count, least)
@@ -275,11 +275,11 @@ class Oracle(TruthSource):
         with _math_backend(zero_points, mode):
             return to_numpy(self.subject.call(self.precise, to_torch(inputs)))
 
-    def _steps(self, case: Case) -> Steps:
-        """Return the operations of the module in its own types."""
+    def _rounding_steps(self, case: Case) -> RoundingSteps:
+        """Return the operations that round in a run of the module in its own types."""
         tensors = to_torch(case.inputs)
         with _math_backend():
-            return recorded_steps(lambda: self.subject.call(self.subject.module, tensors))
+            return rounding_steps(lambda: self.subject.call(self.subject.module, tensors))
 
     def _can_stack_runs(self, inputs: Arrays) -> bool:
         """Return whether several runs may be stacked along the batch axis.

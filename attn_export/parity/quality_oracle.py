@@ -256,7 +256,7 @@ def split_of_weight(name: str, module: Attention, before: Attention, measure: Me
     """
     weight, original = before.get_parameter(name), module.float_weights[name].double()
     difference = module.get_parameter(name).detach().double() - original
-    errors = split(difference, _steps(module.integers[name]))
+    errors = split(difference, _element_scales(module.integers[name]))
     clipped = int(errors[CLIPPED].count_nonzero())
     distances = {}
     for error in (ALL, ROUNDING, CLIPPED) if clipped else (ALL,):
@@ -268,7 +268,7 @@ def split_of_weight(name: str, module: Attention, before: Attention, measure: Me
     return distances[ALL], _split_of(name, {ROUNDING: distances[ALL], **distances}, share)
 
 
-def _steps(weight: QuantisedWeight) -> Tensor:
+def _element_scales(weight: QuantisedWeight) -> Tensor:
     """Return the scale of each element of a weight, float64 `[out, in]`."""
     return torch.from_numpy(np.repeat(weight.scales, weight.block, axis=0).T.copy()).double()
 

@@ -32,14 +32,13 @@ from attn_export.results import (
 )
 from attn_export.runtimes.pool import Pool, outputs_of
 from attn_export.runtimes.process import Worker
+from attn_export.spec import Shape
 from attn_export.tensorfile import is_floating, read_outputs
 
 # -- a map of the errors in an output, for the worst verdict ------------------------------------
 
 CELLS = 48
 """The largest number of rows and columns of a panel."""
-
-Shape = Sequence[int | str]
 
 
 class Worst:
@@ -107,14 +106,14 @@ def error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) -
         relative_to: RelativeTo = "kind"
     else:
         relative_to, wrong = "row" if by_row else "whole", np.zeros(truth.shape, bool)
-    names = axis_names(shape, truth.ndim)
+    names = name_output_axes(shape, truth.ndim)
     values = (f"{r[index]:.9g}", f"{t[index]:.9g}")
     panels = _panels(shares, wrong, names, index)
     location = (golden.case.name, verdict.output, names, truth.shape, index)
     return ErrorMap(*location, *values, relative_to, panels)
 
 
-def axis_names(shape: Shape, count: int) -> tuple[str, ...]:
+def name_output_axes(shape: Shape, count: int) -> tuple[str, ...]:
     """Return a name for each axis of an output.
 
     Args:

@@ -22,7 +22,7 @@ from attn_export.parity.operations import (
     RANKING,
     OperationMode,
     RandomNumbers,
-    Steps,
+    RoundingSteps,
     name_of,
     rounds,
 )
@@ -64,7 +64,7 @@ class RandomRounding(OperationMode):
         seed: The seed of the random numbers.
         copies: The number of runs stacked along the batch axis. They differ by rounding alone, so
             the sizes of terms are measured in the first.
-        steps: The operations of the module in its own types, by `recorded_steps`, if it has more
+        steps: The operations of the module in its own types, by `rounding_steps`, if it has more
             than one type. From the first operation on that differs, `eps` is used.
         widening: A mode that computes the operations in float64. It must not be entered, or it
             would also process the operations that compute the rounding, which are most of them.
@@ -80,7 +80,7 @@ class RandomRounding(OperationMode):
         seed: int,
         *,
         copies: int = 1,
-        steps: Steps = (),
+        steps: RoundingSteps = (),
         widening: ComputeInFloat64 | None = None,
     ) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ import pytest
 from made_golden import made_golden
 
 from attn_export.parity.judge import judge
-from attn_export.parity.replay import CELLS, Worst, axis_names
+from attn_export.parity.replay import CELLS, Worst, name_output_axes
 from attn_export.results import Allowed, ErrorMap, Golden
 
 WEIGHTS = ("batch", 3, "query_len", "total_len")
@@ -160,7 +160,8 @@ def test_what_cannot_be_laid_over_the_truth_has_no_map():
 
 
 def test_axes_are_called_as_far_as_they_are_known():
-    assert axis_names(("batch", 2, "total_len", 64), 4) == ("batch", "head", "total_len", "element")
-    assert axis_names(("batch", "query_len", 512), 3) == ("batch", "query_len", "element")
-    assert axis_names((2, "n", 3), 3) == ("axis 0", "n", "element")
-    assert axis_names((), 2) == ("axis 0", "axis 1")
+    cache = name_output_axes(("batch", 2, "total_len", 64), 4)
+    assert cache == ("batch", "head", "total_len", "element")
+    assert name_output_axes(("batch", "query_len", 512), 3) == ("batch", "query_len", "element")
+    assert name_output_axes((2, "n", 3), 3) == ("axis 0", "n", "element")
+    assert name_output_axes((), 2) == ("axis 0", "axis 1")
