@@ -26,7 +26,9 @@ from attn_export.bench.feeds import feeds_of
 from attn_export.bench.peers_plain import PlainAttention, tensors
 from attn_export.spec import AttentionSpec
 
-Axes = Mapping[str, Mapping[int, str]]
+DynamicAxes = Mapping[str, Mapping[int, str]]
+"""The names of the dynamic axes of each input, by the number of the axis."""
+
 EXAMPLE = {
     "batch": 2, "query_len": 5, "past_len": 7, "total_len": 12, "key_len": 6, "capacity": 12
 }  # fmt: skip
@@ -117,7 +119,7 @@ def dialect_times(spec: AttentionSpec, dialect: str, rounds: int) -> dict[str, l
     return seconds
 
 
-def _example(spec: AttentionSpec) -> tuple[dict[str, Tensor], Axes]:
+def _example(spec: AttentionSpec) -> tuple[dict[str, Tensor], DynamicAxes]:
     inputs = tensors(feeds_of(spec.inputs(), EXAMPLE))
     axes = {
         name: {axis: size for axis, size in enumerate(declared.shape) if isinstance(size, str)}
@@ -127,7 +129,7 @@ def _example(spec: AttentionSpec) -> tuple[dict[str, Tensor], Axes]:
 
 
 def _bare(
-    module: nn.Module, inputs: Mapping[str, Tensor], axes: Axes, names: list[str], file: Path
+    module: nn.Module, inputs: Mapping[str, Tensor], axes: DynamicAxes, names: list[str], file: Path
 ) -> None:
     with _suppress_warnings():
         program = _program(module, inputs, axes, names)
@@ -137,7 +139,9 @@ def _bare(
     part.replace(file)
 
 
-def _program(module: nn.Module, inputs: Mapping[str, Tensor], axes: Axes, names: list[str]) -> Any:
+def _program(
+    module: nn.Module, inputs: Mapping[str, Tensor], axes: DynamicAxes, names: list[str]
+) -> Any:
     parameters = list(inputs)
     return torch.onnx.export(
         module,
