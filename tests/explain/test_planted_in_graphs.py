@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from hard_faults import HARD_FAULTS
 from shared import extended
 
 from attn_export.jobs.explain import explain
+from attn_export.runtimes.ort_cpu import NO_TELEMETRY
 
 
 def planted(fault: Planted, bundle: Path, folder: Path) -> Path:
@@ -68,9 +70,16 @@ def test_the_folder_shows_the_fault_and_no_fault_once_it_is_mended(tmp_path: Pat
     assert dict(found.smallest) == {"batch": 1, "past_len": 1, "query_len": 1, "total_len": 2}
     assert json.loads((folder / "explanation.json").read_text())["sentence"] == found.sentence
 
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {**os.environ, "HOME": str(home)}
+    environment.pop(NO_TELEMETRY[0], None)
+
     def run() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, folder / "reproduce.py"]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment
+        )
 
     shown = run()
     assert shown.returncode == 1, shown.stderr
@@ -78,6 +87,7 @@ def test_the_folder_shows_the_fault_and_no_fault_once_it_is_mended(tmp_path: Pat
     model = onnx.load(bundle / "model.onnx")
     onnx.save(model, folder / f"{fault.name}.onnx")
     assert run().returncode == 0
+    assert list(home.rglob("*")) == [], "it sends no telemetry"
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, cli):
