@@ -129,7 +129,11 @@ def first_deviation(
         if deviation is None or NO_SUCH_NODE in deviation.says:
             return _first_unmatched_over_cases(suspect, trial, lines, witness) or deviation
         return deviation
-    case = trial.failed[0]
+    return _first_in_runtime(suspect, trial.failed[0], lines)
+
+
+def _first_in_runtime(suspect: EvaluatedGraph, case: KnownCase, lines: Lines) -> Deviation | None:
+    """Return the first node whose output in the runtime is wrong, with every value an output."""
     values, rounded = suspect.values(case), suspect.rounded_values(case)
     if values is None or rounded is None:
         return None
