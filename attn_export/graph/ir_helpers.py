@@ -142,6 +142,21 @@ def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
     return value
 
 
+def add_initializer(model: ir.Model, name: str, array: np.ndarray, dtype: ir.DataType) -> ir.Value:
+    """Add an initialiser with a name.
+
+    Args:
+        model: The graph; changed in place.
+        name: The name, which the graph does not have.
+        array: The values, of any shape, which are converted to `dtype`.
+        dtype: The type to store.
+    """
+    stored = np.ascontiguousarray(array.astype(dtype.numpy()))
+    value = ir.val(name, const_value=ir.tensor(stored, dtype=dtype, name=name))
+    model.graph.register_initializer(value)
+    return value
+
+
 def ints(model: ir.Model, *numbers: int) -> ir.Value:
     """Return a constant int64 vector, `[n]`."""
     return constant(model, np.array(numbers, np.int64))

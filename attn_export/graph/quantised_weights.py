@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.block_rounding import FLOAT, round_in_blocks
-from attn_export.graph.ir_helpers import set_type
+from attn_export.graph.ir_helpers import add_initializer, set_type
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.quantiser import QuantisedWeight
 from attn_export.spec.low_precision import PER_BLOCK, PER_RUN
@@ -56,12 +56,12 @@ def _add_initializers(model: ir.Model, name: str, weight: QuantisedWeight) -> li
 
     dtype = ir.DataType[weight.dtype.upper()]
     stored = [
-        _initializer(model, name, weight.integers, dtype),
-        _initializer(model, f"{name}_scale", by_output(weight.scales), FLOAT),
+        add_initializer(model, name, weight.integers, dtype),
+        add_initializer(model, f"{name}_scale", by_output(weight.scales), FLOAT),
     ]
     if weight.zero_points is not None:
         zero_points = by_output(weight.zero_points)
-        stored.append(_initializer(model, f"{name}_zero_point", zero_points, dtype))
+        stored.append(add_initializer(model, f"{name}_zero_point", zero_points, dtype))
     return stored
 
 
@@ -132,7 +132,7 @@ def _round_input(
 
 def _reorder_inputs(model: ir.Model, name: str, weight: ir.Value, order: np.ndarray) -> None:
     """Insert a Gather that puts the input of each product in the order of its weight's rows."""
-    indices = _initializer(model, f"{name}{ORDER}", order, ir.DataType.INT64)
+    indices = add_initializer(model, f"{name}{ORDER}", order, ir.DataType.INT64)
     for use in list(weight.uses()):
         product = use.node
         x = product.inputs[0]
@@ -147,10 +147,3 @@ def _reorder_inputs(model: ir.Model, name: str, weight: ir.Value, order: np.ndar
 
 ORDER = "_order"
 """Suffix of the initialiser that holds the input order of a weight."""
-
-
-def _initializer(model: ir.Model, name: str, array: np.ndarray, dtype: ir.DataType) -> ir.Value:
-    stored = np.ascontiguousarray(array.astype(dtype.numpy()))
-    value = ir.val(name, const_value=ir.tensor(stored, dtype=dtype, name=name))
-    model.graph.register_initializer(value)
-    return value

@@ -57,10 +57,11 @@ def in_place_cache(a: AttentionNode) -> InPlaceCache | None:
     if keys is None or values is None or not dims(a.query):
         return None
     (past_key, new_key, lengths), (past_value, new_value, value_lengths) = keys, values
-    query_length, new_length = (dims(x)[LENGTH] if dims(x) else None for x in (a.query, new_key))
-    if lengths is not value_lengths or not known_equal(query_length, new_length):
+    length = dims(a.query)[LENGTH]
+    one_key_per_query = bool(dims(new_key)) and known_equal(dims(new_key)[LENGTH], length)
+    if lengths is not value_lengths or not one_key_per_query:
         return None
-    if query_length is None or not _is_sum(a.valid_keys, lengths, query_length):
+    if not _is_sum(a.valid_keys, lengths, length):
         return None
     return InPlaceCache(past_key, past_value, new_key, new_value, lengths)
 

@@ -18,13 +18,18 @@ import onnx_ir as ir
 
 from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.block_rounding import FLOAT, read_block_rounding
-from attn_export.graph.ir_helpers import nodes_of, optional_input
+from attn_export.graph.ir_helpers import add_initializer, nodes_of, optional_input
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS
 
 BITS = {"INT4": 4, "UINT4": 4, "INT8": 8, "UINT8": 8}
 BLOCKS = (256, 128, 64, 32, 16)
 """Block sizes of MatMulNBits. A single scale per output is repeated for the largest that fits."""
+
+MIDDLE = 8
+"""The zero point of unsigned integers of 4 bits if none is given."""
+
+UINT8 = ir.DataType.UINT8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,37 +124,27 @@ def _read(node: ir.Node) -> _Weight | None:
 
 def _pack_weight(model: ir.Model, weight: _Weight) -> list[ir.Value]:
     """Add the inputs of MatMulNBits: weights, scales and, if not the default, zero points."""
-    middle = 2 ** (weight.bits - 1)
-    offset = middle if weight.is_signed else 0
+    offset = MIDDLE if weight.is_signed else 0
     blocks, outputs = weight.scales.shape
-    rows = (weight.integers + offset).T.reshape(outputs, blocks, -1)
+    rows = _pack_bytes((weight.integers + offset).T.reshape(outputs, blocks, -1))
     zeros = (weight.zero_points + offset).T
     constants = [
-        _constant(model, f"{weight.name}.packed", _pack_bytes(rows, weight.bits)),
-        _constant(model, f"{weight.name}.packed_scale", np.ascontiguousarray(weight.scales.T)),
+        add_initializer(model, f"{weight.name}.packed", rows, UINT8),
+        add_initializer(model, f"{weight.name}.packed_scale", weight.scales.T, FLOAT),
     ]
-    if (zeros != middle).any():
-        constants.append(
-            _constant(model, f"{weight.name}.packed_zero_point", _pack_bytes(zeros, weight.bits))
-        )
+    if (zeros != MIDDLE).any():
+        name = f"{weight.name}.packed_zero_point"
+        constants.append(add_initializer(model, name, _pack_bytes(zeros), UINT8))
     return constants
 
 
-def _pack_bytes(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Pack unsigned integers into bytes along the last axis, the first in the lower half."""
+def _pack_bytes(numbers: np.ndarray) -> np.ndarray:
+    """Pack unsigned integers of 4 bits along the last axis, the first in the lower half."""
     numbers = numbers.astype(np.uint8)
-    if bits == 8:
-        return numbers
     if numbers.shape[-1] % 2:
         numbers = np.concatenate([numbers, np.zeros_like(numbers[..., :1])], axis=-1)
     packed: np.ndarray = numbers[..., 0::2] | numbers[..., 1::2] << 4
     return packed
-
-
-def _constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
-    value = ir.val(name, const_value=ir.tensor(array, name=name))
-    model.graph.register_initializer(value)
-    return value
 
 
 def _replace_product(
