@@ -21,6 +21,8 @@ USUAL = {
 """Names that exporters give to axes, with the names by which sizes of cases are chosen."""
 
 SUM = re.compile(r"\s*[\w.]+(\s*\+\s*[\w.]+)+\s*")
+"""The name of an axis that is a sum, such as ``past_len + query_len``."""
+
 LAYOUT_OPERATORS = frozenset({
     "Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose",
     "Unsqueeze",
@@ -138,10 +140,8 @@ class _ValueReaders:
 
     def is_added_mask(self, name: str) -> bool:
         """Return whether a floating input is a mask that is added to scores."""
-        of_attention = any(
-            node.op_type == "Attention" and index == MASK_INPUT
-            for node, index, _ in self._users(name)
-        )
+        users = self._users(name)
+        of_attention = any(n.op_type == "Attention" and i == MASK_INPUT for n, i, _ in users)
         return of_attention or "mask" in name.lower()
 
     def _is_low(self, name: str) -> bool:
@@ -160,9 +160,8 @@ class _ValueReaders:
             value, flipped = waiting.pop()
             for node, index in self._readers.get(value, ()):
                 yield node, index, flipped
-                if not (node.op_type == "Not" or node.op_type == "And") and (
-                    node.op_type not in LAYOUT_OPERATORS or index
-                ):
+                passes_on = node.op_type in LAYOUT_OPERATORS and index == 0
+                if not passes_on and node.op_type not in ("Not", "And"):
                     continue
                 after = (node.output[0], flipped != (node.op_type == "Not"))
                 if after not in seen:
@@ -170,7 +169,7 @@ class _ValueReaders:
                     waiting.append(after)
 
 
-def weights_of(model: onnx.ModelProto) -> int:
+def weight_count(model: onnx.ModelProto) -> int:
     """Return the number of elements of all initialisers."""
     return sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)
 
@@ -184,8 +183,10 @@ def floating_dtype(model: onnx.ModelProto) -> np.dtype:
 
 
 Runs = Callable[[Mapping[str, int]], bool]
+"""Function that takes the sizes of all axes, and returns whether the graph runs."""
 
 MOST_TRIES = 150
+"""The largest number of choices of sums for which the graph is run."""
 
 
 def find_sums(axes: Sequence[str], known: Mapping[str, str], runs: Runs) -> dict[str, str] | None:

@@ -119,7 +119,7 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
         described_inputs,
         find_sums,
         floating_dtype,
-        weights_of,
+        weight_count,
     )
     from attn_export.graph.signature_check import dtype_name
     from attn_export.parity.graph_oracle import GraphOracle
@@ -130,7 +130,7 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
     inputs, known_sums, notes = described_inputs(model, ranges)
     _check_ranges(path, inputs, ranges)
     graph = _GraphRuns(Evaluation(model, str(path)), inputs, declared_outputs(model))
-    axes, weights = axis_names(inputs, known_sums), weights_of(model)
+    axes, weights = axis_names(inputs, known_sums), weight_count(model)
     sums = find_sums(axes, known_sums, graph.runs)
     if sums is None:
         raise GraphError(f"{path} cannot be evaluated in float64 at any sizes: {graph.problem}")
