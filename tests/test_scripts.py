@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
 import sys
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -25,6 +27,23 @@ def load(name: str) -> ModuleType:
     sys.modules[name] = module  # where dataclasses look for it
     loader.exec_module(module)
     return module
+
+
+PROGRAMS = [
+    path for path in sorted((ROOT / "scripts").iterdir())
+    if path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env python3")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+def test_names_that_a_script_imports_are_in_the_package(path: Path):
+    """Most scripts take too long for the tests, and mypy does not read files without a suffix."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attn_export"):
+            module = importlib.import_module(node.module or "")
+            for alias in node.names:
+                if not hasattr(module, alias.name):
+                    importlib.import_module(f"{node.module}.{alias.name}")
 
 
 def test_gpu_check_without_a_gpu_says_why_it_did_not_run():

@@ -112,10 +112,10 @@ def measure_workloads(
         ))
         for title, sizes, candidates in planned
     ]  # fmt: skip
-    return BenchReport(name, tuple(workloads), limits.threads, rounds, _machine())
+    return BenchReport(name, tuple(workloads), limits.threads, rounds, machine())
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """Return the environment with the processor and the version of OpenVINO, if it is installed."""
     from importlib.metadata import PackageNotFoundError, version
 

@@ -16,6 +16,9 @@ from attn_export.runtimes.install_cuda_stand_in import not_ready
 from attn_export.runtimes.install_folder import CUDA_STAND_IN, home
 from attn_export.runtimes.protocol import Limits
 
+LIBRARY_PATH = "LD_LIBRARY_PATH"
+"""The variable with the folders in which Linux looks for libraries first."""
+
 DryRunSizes = tuple[int, int | None, int | None]
 """B, L and P of a dry run; None for the defaults of `dry_run`."""
 
@@ -163,7 +166,7 @@ def observe(
     values = limited(
         "attn_export.runtimes.dry_run_session:observe", str(folder / file.name), limits,
         # The provider opens some libraries by name later: they must not be those of this machine.
-        {"LD_LIBRARY_PATH": str(home() / CUDA_STAND_IN)},
+        {LIBRARY_PATH: str(home() / CUDA_STAND_IN)},
         graph=str(folder / file.name), architecture=card.name, bound=dict(file.bound),
         batch=batch, query_len=query_len, past_len=past_len,
     )  # fmt: skip

@@ -58,7 +58,7 @@ class KillSwitch:
         temp_folders.sweep = self._uncounted(temp_folders.sweep)
         attn_export.jobs.lower.limited = self._here
 
-    def _here(self, _function: str, _about: str, _limits: Any, **arguments: str) -> Any:
+    def _here(self, _function: str, _about: str, **arguments: str) -> Any:
         """Lower in this process, whose steps are counted."""
         return attn_export.jobs.lower.lower_here(**arguments)
 
