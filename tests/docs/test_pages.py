@@ -36,9 +36,9 @@ SLOW = {
 """Commands that take long, which `--all` runs; other tests run them too, most for less."""
 LONG = {
     "ci", "sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence",
-    "low-precision",
+    "low-precision", "dry-run", "other-cpus",
 }  # fmt: skip
-"""Pages of many builds that `--all` runs."""
+"""Pages that take long, which `--all` runs."""
 
 FROM_CODE = runpy.run_path(str(ROOT / "scripts" / "update_docs"), run_name="not main")
 

@@ -46,7 +46,8 @@ SPECS = {
     "int4, learned keys": {
         "kv_dtype": "int4", "kv_scale": "per-channel", "add_bias_kv": True, "causal": False,
     },
-    "int4 by block": {**BY_BLOCK, "attn_mask": "none", "rotary": "half", "head_dim": 48},
+    "int4 by block": {**BY_BLOCK, "attn_mask": "none", "rotary": "half", "head_dim": 64},
+    "int4 by block and a half": {**BY_BLOCK, "attn_mask": "none", "rotary": "half", "head_dim": 48},
     "int4 by block with sinks": {**BY_BLOCK, "sinks": True, "softcap": 5.0, "qk_norm": "rms"},
     "int4 by block, learned keys": {
         **BY_BLOCK, "add_bias_kv": True, "causal": False, "attn_weights": True, "v_head_dim": 2,

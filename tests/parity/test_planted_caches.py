@@ -47,14 +47,14 @@ LOUD = ("outliers", "large_logits", "sharp")
 """The first case of each of these contents is tried as well: only large values are clipped."""
 
 
-SHARED = {"per tensor": "per tensor", "packed": "int4"}
+SHARED = {"per tensor": "per tensor", "packed": "int4", "by block": "int4 by block"}
 """Names that specs have in `test_quantised_cache`, whose bundles they are."""
 
 
 def bundle_of(kind: str) -> Path:
     spec = small_spec(**{"cache": "in-place", "kv_dtype": "int8", **SPECS[kind]})
     if kind in SHARED:
-        return passed_bundle(f"quantised-cache/{SHARED[kind]}", spec, "from a seed")
+        return passed_bundle(f"quantised-cache/{SHARED[kind]}", spec)
 
     def make(folder: Path) -> None:
         options = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
