@@ -160,7 +160,7 @@ def test_a_scale_that_is_none_is_refused_in_one_line(number: float, tmp_path: Pa
     onnx.save(model, tmp_path / "model.onnx")
     findings = check_graph(tmp_path / "model.onnx")
     (found,) = (f.message for f in findings if f.check == "quantisation_scales")
-    assert "1 of 16 scales in v_proj.weight_scale are not" in found
+    assert "1 of 32 scales in v_proj.weight_scale are not" in found
 
 
 def test_weights_in_float_are_refused_in_one_line(tmp_path: Path, capsys):
