@@ -16,10 +16,9 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 
 from attn_export.diagnose.attention_steps import Call, StepChange, attention, split_heads
+from attn_export.dialect_names import MICROSOFT
 from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
 from attn_export.tensorfile import Array
-
-MICROSOFT = "com.microsoft"
 
 GQA_INPUTS = (
     "query", "key", "value", "past_key", "past_value", "seqlens_k", "total", "cos", "sin",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attn_export.diagnose.attention_steps import split_heads
-from attn_export.dialect_names import ORT, PORTABLE, STANDARD
+from attn_export.dialect_names import MICROSOFT, ORT, PORTABLE, STANDARD
 from attn_export.errors import GraphError
 from attn_export.parity.contents import FUTURE, VALUES
 from attn_export.parity.draw import Interface, generator
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 H, HKV, D = 4, 2, 16
 """Numbers of query heads and of K/V heads, and the head width. 1/√D is a power of 2, so scaling is
 exact."""
-
-MICROSOFT = "com.microsoft"
 
 ATTENTION_INPUTS: tuple[str, ...] = (
     "query", "key", "value", "attn_mask", "past_key", "past_value", "lengths",
