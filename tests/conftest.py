@@ -86,8 +86,9 @@ def pytest_runtest_teardown() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _shared(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> None:
-    shared.use(tmp_path_factory)
-    if not pytestconfig.getoption("--all"):
+    all_tests = pytestconfig.getoption("--all")
+    shared.use(tmp_path_factory, all_tests=all_tests)
+    if not all_tests:
         fork_from_now_on()
 
 
