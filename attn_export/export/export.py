@@ -27,7 +27,7 @@ from attn_export.errors import ExportError
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
 from attn_export.export.module_state import copy_module
 from attn_export.export.subject import Subject
-from attn_export.export.translations import decompose_complex, translations
+from attn_export.export.translations import decompose_complex, translations, unparsed
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import store_in_narrow_types
@@ -200,17 +200,18 @@ def _name_shared_weights(model: ir.Model, subject: Subject) -> None:
 
 def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
     try:
-        onnx_program = torch.onnx.export(
-            decompose_complex(program),
-            dynamo=True,
-            input_names=list(subject.inputs),
-            opset_version=_opset(program),
-            # The exporter's optimiser renames weights and fuses rotary embeddings wrongly for
-            # batches over 1; `canonicalize` makes the useful changes.
-            optimize=False,
-            custom_translation_table=translations(),
-            verbose=False,
-        )
+        with unparsed():
+            onnx_program = torch.onnx.export(
+                decompose_complex(program),
+                dynamo=True,
+                input_names=list(subject.inputs),
+                opset_version=_opset(program),
+                # The exporter's optimiser renames weights and fuses rotary embeddings wrongly for
+                # batches over 1; `canonicalize` makes the useful changes.
+                optimize=False,
+                custom_translation_table=translations(),
+                verbose=False,
+            )
     except Exception as error:
         from attn_export.export.advice import translation_error
 

@@ -22,7 +22,7 @@ from attn_export.errors import GraphError, first_few
 from attn_export.parity.allowed import TruthSource, build_golden, run_count
 from attn_export.parity.draw import seed_of
 from attn_export.parity.measures import EPS_FLOAT32, eps
-from attn_export.parity.oracle import threads
+from attn_export.parity.operations import threads
 from attn_export.parity.rounding import RandomRounding
 from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
 from attn_export.spec import Shape

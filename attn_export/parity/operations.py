@@ -1,10 +1,11 @@
-"""Dispatch modes that record the operations of a PyTorch run, and random numbers for rounding."""
+"""Dispatch modes that record the operations of a PyTorch run, its threads, and random numbers."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -198,3 +199,14 @@ def _table(size: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     return torch.rand(size, **options).mul_(2).sub_(1), torch.randn(size, **options)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let PyTorch use so many threads inside this block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -31,7 +31,7 @@ from attn_export.parity.float64_mode import (
     widening_of,
 )
 from attn_export.parity.measures import EPS_FLOAT32, eps
-from attn_export.parity.operations import Recording, RoundingSteps, rounding_steps
+from attn_export.parity.operations import Recording, RoundingSteps, rounding_steps, threads
 from attn_export.parity.rounding import RandomRounding
 from attn_export.results import DECODE, Arrays, Case, Golden
 from attn_export.spec import Shape
@@ -52,8 +52,9 @@ MOST_JOINED = 128
 """The most rows of an output for which several random runs are stacked along the batch axis."""
 
 ONE_THREAD_BELOW = 4_000_000
-"""Modules with fewer parameters run on one thread: on matrices this small, handing work over
-takes longer than doing it (measured at E 512: 0.39 s against 0.73 s for all cases)."""
+LARGE_CASE = 60_000
+"""Modules with fewer parameters run on one thread, except in cases with inputs of so many elements:
+handing over smaller matrices takes as long as computing them."""
 
 
 class Oracle(TruthSource):
@@ -82,11 +83,10 @@ class Oracle(TruthSource):
             self.precise = widened_copy(module or subject.module)
         except Exception as error:
             raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
-        size = sum(parameter.numel() for parameter in subject.module.parameters())
         self.widening = widening_of(self.precise) if subject.spec else ComputeInFloat64()
         self._ties = self._activation_ties()
         self._ranks = False  # known once it was run
-        self._threads = 1 if size < ONE_THREAD_BELOW else torch.get_num_threads()
+        self._size = sum(parameter.numel() for parameter in subject.module.parameters())
         narrow = set(subject.narrow_dtypes().values())
         # Graphs with bfloat16 outputs compute in float32, but for those in the dialect `cuda`.
         self._computes_in_float32 = "bfloat16" in narrow
@@ -98,13 +98,13 @@ class Oracle(TruthSource):
 
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, eager's outputs, and the error allowed for each."""
-        with threads(self._threads):
+        with self._threads_for(case):
             return self._golden(case)
 
     def move_off_ties(self, case: Case) -> Case | None:
         """Return the case, moved away from rounding ties if it can be; None if it is unusable."""
         spec = self.subject.spec
-        with threads(self._threads):
+        with self._threads_for(case):
             if self._ties:
                 return self._ties.move_off_ties(case)
             if spec is None or spec.kv_dtype == "none":
@@ -115,6 +115,11 @@ class Oracle(TruthSource):
             if spec.kv_dtype == FLOAT16:
                 return float16_ties.move_off_ties(case, self.precise)
             return near_ties.move_off_ties(case, self.precise)
+
+    def _threads_for(self, case: Case) -> AbstractContextManager[None]:
+        """Let PyTorch use several threads for large modules and cases, else one."""
+        is_large = sum(array.size for array in case.inputs.values()) >= LARGE_CASE
+        return threads(torch.get_num_threads() if is_large or self._size >= ONE_THREAD_BELOW else 1)
 
     def _activation_ties(self) -> ActivationTies | None:
         """Return the finder of ties of quantised activations; None if they are not quantised."""
@@ -305,14 +310,3 @@ def _math_backend(*modes: AbstractContextManager[Any] | None) -> Iterator[None]:
             if mode is not None:
                 stack.enter_context(mode)
         yield
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let PyTorch use so many threads inside this block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
