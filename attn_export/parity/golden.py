@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import BundleError, counted, one_line
 from attn_export.results import BASE, CHANGED, Allowed, Arrays, Case, Golden, StoredCase
-from attn_export.spec import Shape
 from attn_export.untrusted_files import checked, parse_json, read_text
+
+if TYPE_CHECKING:
+    from attn_export.spec import Shape
 
 # -- golden vectors on disk ---------------------------------------------------------------------
 

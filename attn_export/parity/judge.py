@@ -140,10 +140,10 @@ def _through_gate(verdict: Verdict, r: np.ndarray, e: np.ndarray, gate: Gate) ->
 
 def _with_differences(verdict: Verdict, r: np.ndarray, e: np.ndarray) -> Verdict:
     usable = np.isfinite(e)
-    difference = np.abs(r[usable] - e[usable])
-    scale = np.abs(e[usable])
-    nonzero = scale > 0
-    relative = difference[nonzero] / scale[nonzero]
+    if not usable.all():
+        r, e = r[usable], e[usable]
+    difference, scale = np.abs(r - e), np.abs(e)
+    relative = np.divide(difference, scale, out=np.zeros_like(scale), where=scale > 0)
     return dataclasses.replace(
         verdict,
         max_abs=float(difference.max(initial=0.0)),
