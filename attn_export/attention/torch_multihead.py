@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attn_export.spec import AttentionSpec
+from attn_export.errors import SpecError
+from attn_export.spec import DTYPES, AttentionSpec
 
 
 def spec_of(module: nn.MultiheadAttention, fields: Mapping[str, Any]) -> AttentionSpec:
@@ -21,6 +22,11 @@ def spec_of(module: nn.MultiheadAttention, fields: Mapping[str, Any]) -> Attenti
         SpecError: If the fields contradict the module.
     """
     widths = {module.kdim, module.vdim}
+    dtype = str(module.out_proj.weight.dtype).removeprefix("torch.")
+    if fields.get("dtype", dtype) != dtype:
+        raise SpecError(
+            f"dtype is {fields['dtype']!r}, and the module is in {dtype}; convert the module first"
+        )
     return AttentionSpec.from_dict(
         {
             "embed_dim": module.embed_dim,
@@ -32,6 +38,8 @@ def spec_of(module: nn.MultiheadAttention, fields: Mapping[str, Any]) -> Attenti
             "cross": widths != {module.embed_dim},
             "kdim": module.kdim,
             "vdim": module.vdim,
+            # The other types, such as float64, cannot be exported: those modules run in eager only.
+            **({"dtype": dtype} if dtype in DTYPES else {}),
             **fields,
         }
     )

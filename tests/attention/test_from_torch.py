@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from attn_export import Attention, Subject, build
+from attn_export.errors import SpecError
 
 E, H = 24, 3
 WIDTHS = {"self": {}, "cross": {"kdim": 20, "vdim": 28}}
@@ -73,6 +74,18 @@ def test_it_takes_over_mode_dtype_and_missing_biases():
     assert ours.spec.bias == "none"
     assert ours.spec.dropout == 0.25
     assert ours.q_proj.weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_its_spec_has_the_dtype_of_the_module(dtype):
+    ours = Attention.from_torch(nn.MultiheadAttention(E, H).to(dtype))
+    assert f"torch.{ours.spec.dtype}" == str(dtype)
+    assert {parameter.dtype for parameter in ours.parameters()} == {dtype}
+
+
+def test_a_dtype_that_contradicts_the_module_is_refused():
+    with pytest.raises(SpecError, match="dtype is 'float16', and the module is in float32"):
+        Attention.from_torch(nn.MultiheadAttention(E, H), dtype="float16")
 
 
 def test_it_owns_its_weights():
