@@ -50,6 +50,27 @@ def processor() -> str:
     return match[1] if match else platform.processor() or platform.machine()
 
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Constants of <malloc.h>."""
+
+REUSED, KEPT = 1 << 27, 1 << 28
+"""Sizes in bytes: of the largest arrays whose memory is reused, and of the memory that is kept."""
+
+
+def reuse_memory() -> None:
+    """Have glibc keep freed memory for the next arrays, in this process.
+
+    By default it returns the memory of large arrays to the system, which clears it each time. That
+    takes several times as long as, for example, computing their difference.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, REUSED)
+        libc.mallopt(M_TRIM_THRESHOLD, KEPT)
+
+
 # -- packages that are not installed ------------------------------------------------------------
 
 EXTRAS = {

@@ -14,11 +14,12 @@ import pytest
 import shared
 import torch
 from default_share import default_share, long_cases, shorten_cases
-from exporter_once import read_once, reuse_memory
+from exporter_once import read_once
 from forking import fork_from_now_on, forking, run_forked, started_anew
 
 from attn_export.parity.draw import Interface
 from attn_export.spec import AttentionSpec
+from attn_export.system_info import reuse_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 

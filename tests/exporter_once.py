@@ -1,4 +1,4 @@
-"""Savings for processes that export often: cached data of the exporter, and reused memory.
+"""Savings for processes that export often: cached data of the exporter.
 
 The data are the sources of 500 operators of onnxscript, and PyTorch's list of composite operators,
 which an export reads 56 times. Each takes an eighth of the time of an export, and the tests make
@@ -7,9 +7,7 @@ hundreds of exports.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +19,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from attn_export import AttentionSpec, Subject
 from attn_export.export.export import export
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Constants of <malloc.h>."""
+from attn_export.system_info import reuse_memory
 
 _read = ONNXRegistry.from_torchlib
 _any_py_impl = OperatorBase.py_impl
@@ -36,18 +32,6 @@ def read_once() -> None:
     OperatorBase.py_impl = _py_impl
     # The tests define no composite operators, which a cached list would lack.
     export_utils._materialize_cpp_cia_ops = functools.cache(export_utils._materialize_cpp_cia_ops)
-
-
-def reuse_memory() -> None:
-    """Have glibc keep freed memory for the next arrays.
-
-    It returns arrays of more than 32 MiB to the system, which clears their pages each time: half of
-    the time of a run that rounds at random over a thousand queries.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        if libc.mallopt(M_MMAP_THRESHOLD, 1 << 30):  # older releases refuse so much
-            libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
 
 
 def _py_impl(self: Any, key: Any) -> Callable[[Any], Any]:

@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+SAFE = (1e-100, 1e100)
+"""The magnitudes between which squares neither overflow nor underflow in float64."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Measures:
@@ -34,22 +37,19 @@ def measure(x: np.ndarray, truth: np.ndarray) -> Measures:
         truth: The float64 truth, of the same shape.
     """
     t, r = truth.astype(np.float64, copy=False), x.astype(np.float64, copy=False)
-    usable = np.isfinite(t) & np.isfinite(r)
-    if usable.all():
-        difference = r - t
-    else:
-        t, difference = (
-            np.where(usable, t, 0.0),
-            np.where(usable, r, 0.0) - np.where(usable, t, 0.0),
-        )
-    # Squares may overflow or underflow in float64, so all elements are divided by the largest.
-    largest = float(np.abs(t).max(initial=0.0))
+    if not (np.isfinite(t).all() and np.isfinite(r).all()):
+        usable = np.isfinite(t) & np.isfinite(r)
+        t, r = np.where(usable, t, 0.0), np.where(usable, r, 0.0)
+    difference = r - t
+    largest = max(float(t.max(initial=0.0)), -float(t.min(initial=0.0)))
     if not largest:
         return Measures(0.0, 0.0)
-    t, difference = t / largest, difference / largest
+    if not SAFE[0] < largest < SAFE[1]:
+        t, difference = t / largest, difference / largest
     # Squared norms of the rows; the whole is their sum.
-    rows_t = np.square(np.atleast_1d(t)).sum(axis=-1)
-    rows_d = np.square(np.atleast_1d(difference)).sum(axis=-1)
+    rows_t, rows_d = (
+        np.einsum("...i,...i->...", a, a) for a in map(np.atleast_1d, (t, difference))
+    )
     nonzero = rows_t > 0
     if not nonzero.any():
         return Measures(0.0, 0.0)
