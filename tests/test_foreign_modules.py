@@ -91,7 +91,7 @@ def masked(shape: list[str | int], dtype: torch.dtype = torch.bool, **options) -
     ],
     ids=str,
 )  # fmt: skip
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_a_mask_that_pytorch_broadcasts_passes(shape, dtype, tmp_path):
     _, nodes = built(masked(shape, dtype), tmp_path)
     assert len(attentions(nodes)) == 1
@@ -214,7 +214,7 @@ def test_a_cache_becomes_the_past_of_one_attention(mask, tmp_path):
 @pytest.mark.parametrize(
     ("kv_heads", "how"), [(2, gqa), (1, gqa), (2, interleaved), (2, hugging_face), (1, expanded)]
 )
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_a_cache_of_shared_heads_too_however_they_are_shared(kv_heads, how, tmp_path):
     _, nodes = built(cached(Cached(kv_heads, how), kv_heads), tmp_path)
     assert len(with_past(nodes)) == 1

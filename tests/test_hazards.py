@@ -131,7 +131,7 @@ DEFAULT_MASKS = {"bool[1,S]", "float[B,H,1,S]", "bool[1,H,L,S]"}
 
 
 @pytest.mark.parametrize("mask", extended(MASKS, lambda mask: mask in DEFAULT_MASKS))
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_masks_of_every_broadcast_shape_run_and_pass(mask: str, tmp_path: Path):
     report = build(
         small_spec(attn_mask=mask), tmp_path / "b", runtimes=["ort-cpu", "onnx-reference"]

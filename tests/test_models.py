@@ -45,7 +45,7 @@ def test_the_models_are_the_ones_that_the_project_promises():
     ),
     ids=lambda path: path.stem,
 )
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_a_model_passes_and_its_bundle_is_whole(path: Path, tmp_path: Path):
     spec = AttentionSpec.from_toml(path)
     dialects = ["all"] if path.stem in IN_ALL_DIALECTS else ["standard"]

@@ -166,7 +166,7 @@ def line_in(function: Callable[..., object]) -> str:
 
 
 @pytest.mark.parametrize("function", TABLE, ids=lambda function: function.__name__)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_a_refusal_names_the_construct_its_line_and_what_to_write(function, tmp_path: Path):
     x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
     axes = {"x": {0: "batch", 1: "query_len"}}

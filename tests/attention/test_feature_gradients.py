@@ -38,7 +38,7 @@ CHECKED = {
 @pytest.mark.parametrize("attn_weights", [False, True], ids=["no weights", "weights"])
 @pytest.mark.parametrize("mask", ["bool[B,1,1,S]", "float[B,H,L,S]"])
 @pytest.mark.parametrize("feature", CHECKED.values(), ids=CHECKED)
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_gradients_are_those_of_finite_differences(
     feature: dict, mask: str, attn_weights: bool
 ) -> None:

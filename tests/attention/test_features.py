@@ -25,7 +25,7 @@ EVERYWHERE = IN_ANY_PLACE | GROWING
 @all_masks
 @all_heads
 @pytest.mark.parametrize("feature", EVERYWHERE.values(), ids=EVERYWHERE)
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_feature_equals_the_slow_reference(
     feature: dict, kv_heads: int, mask: str, attn_weights: bool
 ) -> None:

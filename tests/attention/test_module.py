@@ -45,7 +45,7 @@ def assert_is_slow_attention(spec: AttentionSpec, sizes: tuple[tuple[int, int, i
 @pytest.mark.parametrize("causal", [False, True], ids=["all keys", "causal"])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("kv_heads", KV_HEADS.values(), ids=KV_HEADS)
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_self_attention_equals_the_slow_reference(
     kv_heads: int, mask: str, causal: bool, cache: str, attn_weights: bool
 ) -> None:

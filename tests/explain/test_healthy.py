@@ -63,7 +63,7 @@ def healthy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_a_healthy_bundle_is_not_blamed(healthy: Path, need, request: pytest.FixtureRequest):
     alone = list(HEALTHY).index(healthy.name) % len(RUNTIMES)
     in_all = healthy.name == "gqa" or request.config.getoption("--all")

@@ -29,7 +29,7 @@ def computes_in(hint: str) -> str:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_low_precision_is_named_with_what_mends_it(name: str, bundle: Path, need):
     need("openvino")
     precision = computes_in(name)

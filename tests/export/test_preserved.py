@@ -61,7 +61,7 @@ class BufferRegistered(BufferMadeOnce):
 
 @pytest.mark.parametrize("kind", [MaskMadeOnce, BufferMadeOnce, BufferRegistered])
 @pytest.mark.parametrize("called_with", [None, 5, 40])
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_a_mask_that_is_kept_is_made_in_the_graph_and_stays(
     kind: type[MaskMadeOnce], called_with: int | None, tmp_path: Path
 ):

@@ -125,7 +125,7 @@ MODULES: dict[str, Callable[[], Subject]] = {
 
 
 @pytest.mark.parametrize("name", extended(MODULES, lambda name: name in [*MODULES][::2]))
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_it_passes_in_every_dialect(name: str, tmp_path: Path):
     torch.manual_seed(7)
     report = build(MODULES[name](), tmp_path / "b", runtimes=["ort-cpu"], dialects=["all"])
@@ -164,7 +164,7 @@ def test_nested_tensors_of_pytorchs_encoder_are_named(tmp_path: Path):
     ],
     ids=["a table of 30", "a Dim", "two or more", "far from the usual sizes"],
 )
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_cases_keep_within_the_bounds_of_an_axis_and_reach_them(
     module: nn.Module, axis: Axis | Dim, length: int, bounds: list[int | None], tmp_path: Path
 ):

@@ -141,7 +141,7 @@ def check(name: str, wanted: dict[str, str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", extended(MEAN, lambda name: name != "wasm"))
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_a_runtime_means_what_was_measured(name: str, need: Need, monkeypatch):
     need(name)
     check(name, MEAN[name], monkeypatch)

@@ -107,7 +107,7 @@ def operator_of(model: ir.Model) -> ir.Node:
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_the_operator_does_what_it_has_the_meaning_of(name: str):
     fields, attributes, packed = FORMS[name]
     forms = lower(exported(fields), CUDA)

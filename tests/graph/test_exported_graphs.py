@@ -47,7 +47,7 @@ COUNTS = [
 
 @pytest.mark.parametrize(("changes", "counts"), [row[1:] for row in COUNTS],
                          ids=[row[0] for row in COUNTS])  # fmt: skip
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_the_operators_of_an_exported_graph_are_pinned(changes, counts):
     assert operators(**changes) == {name: count for name, count in counts.items() if count}
 

@@ -34,7 +34,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("dialect", [STANDARD, PORTABLE, ORT])
 @pytest.mark.parametrize("name", FOREIGN)
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_a_module_of_others_gives_what_its_graph_gave(name: str, dialect: str):
     foreign, original = FOREIGN[name], exported(name)
     reference = ReferenceEvaluator(ir.to_proto(original))

@@ -48,7 +48,7 @@ def test_a_form_gives_what_the_reference_gives(name: str):
     compare_with_reference(ALL[name], KERNELS)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ALL)
 def test_blocks_of_queries_give_what_the_reference_gives(name: str):
     form = ALL[name]
@@ -59,7 +59,7 @@ def test_blocks_of_queries_give_what_the_reference_gives(name: str):
     assert ("Loop" in found) != other
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ALL)
 def test_kernels_in_blocks_give_what_the_reference_gives(name: str):
     form = ALL[name]

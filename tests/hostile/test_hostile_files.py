@@ -12,7 +12,7 @@ COUNTS = {"manifest": 30, "index": 14, "json_text": 14, "no_file": 15, "graph": 
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_a_hostile_file_is_refused_by_one_line_or_does_no_harm(kind: str, bundle: Path, tmp_path):
     results = list(tried(bundle, tmp_path, range(COUNTS.get(kind, 4)), [kind]))
     assert [each for each in results if each.fate != "clean"] == []

@@ -66,7 +66,7 @@ def ends_well(done: subprocess.CompletedProcess[str], folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["c", "cpp"])
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_a_native_kit_is_built_and_passes(kind: str, need, tmp_path: Path):
     need(kind)
     kit = write_kit(kind, hostile_bundle(), tmp_path / "kit")

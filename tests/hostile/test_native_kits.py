@@ -141,14 +141,14 @@ def kit(request: pytest.FixtureRequest, need, tmp_path: Path) -> tuple[Path, Pat
     return sanitized_kit(kind, name) / "build" / "self_test", small_bundle(name)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_a_whole_bundle_passes(kit: tuple[Path, Path]):
     done = run(*kit)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b" token by token  " in done.stdout
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_each_fault_is_one_line_and_the_documented_exit_code(kit: tuple[Path, Path], tmp_path):
     program, bundle = kit
     # A kit with another cache in the same language tries the other half.
@@ -158,7 +158,7 @@ def test_each_fault_is_one_line_and_the_documented_exit_code(kit: tuple[Path, Pa
     assert try_all(program, bundle, every, tmp_path) == {}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_each_shape_that_a_replay_cannot_take_is_refused(kit: tuple[Path, Path], tmp_path: Path):
     program, bundle = kit
     every = list(broken_shapes(bundle, cases_of(bundle)[0]))
@@ -166,7 +166,7 @@ def test_each_shape_that_a_replay_cannot_take_is_refused(kit: tuple[Path, Path],
     assert try_all(program, bundle, every, tmp_path) == {}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_faults_at_random_are_no_crash(kit: tuple[Path, Path], tmp_path: Path):
     program, bundle = kit
     drawn = native_inputs(random.Random(14), bundle, cases_of(bundle))

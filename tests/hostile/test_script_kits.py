@@ -58,7 +58,7 @@ def faults(bundle: Path) -> list[Broken]:
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_no_fault_is_a_traceback(kind: str, need, tmp_path: Path):
     if kind == "node":
         need("node")

@@ -47,7 +47,7 @@ def bundle_of(name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", extended(SPECS, lambda name: name in KEPT))
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_every_form_computes_what_its_integers_say(name: str):
     assert judged_graphs(bundle_of(name)) >= {"model.onnx", "model.ort.onnx"}
 

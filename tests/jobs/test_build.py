@@ -89,7 +89,7 @@ DEFAULT = {
 
 
 @pytest.mark.parametrize("feature", extended(FEATURES, lambda name: name in DEFAULT))
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_every_feature_passes_checks_and_judge_on_two_engines(feature: str, tmp_path: Path):
     changes = FEATURES[feature]
     report = build(small_spec(**changes), tmp_path / "b", runtimes=BOTH, dialects=["standard"])

@@ -68,7 +68,7 @@ def test_in_a_bundle_a_broken_house_rule_is_an_error(bundle: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("dialect", ["standard", "portable", "ort"])
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_lower_says_that_there_is_no_attention_node(cli: Cli, plain: Path, dialect: str):
     done = cli("lower", plain, "--dialect", dialect, "--output", "out.onnx")
     assert done.returncode == 4

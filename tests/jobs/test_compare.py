@@ -56,7 +56,7 @@ def failed_cases(report: Report) -> set[str]:
     ],
     ids=str,
 )  # fmt: skip
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_a_right_graph_of_another_exporter_passes(options, tmp_path: Path):
     report = compare(subject(), exported(tmp_path / "mine.onnx", **options), runtimes=["ort-cpu"])
     if options.get("names") == "y x z":  # what has the same name is taken for the same input
@@ -84,7 +84,7 @@ def test_names_are_mapped_by_a_dict(tmp_path: Path):
     ],
     ids=["scale", "heads"],
 )  # fmt: skip
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_a_fault_fails_and_is_located_in_the_module(module, node, line, tmp_path: Path):
     graph = exported(tmp_path / "wrong.onnx", module.eval())
     report = compare(subject(), graph, runtimes=["ort-cpu"])

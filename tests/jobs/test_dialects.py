@@ -144,7 +144,7 @@ def test_a_check_sees_a_foreign_operator_and_a_wrong_axis(whole: Path, tmp_path:
     ],
     ids=lambda value: ",".join(sorted(value)),
 )
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_only_what_is_named_is_built(dialects: list[str], files: set[str], tmp_path: Path):
     report = build(small_spec(), tmp_path / "b", runtimes=["ort-cpu"], dialects=dialects)
     assert report.passed

@@ -111,7 +111,7 @@ def test_bfloat16_says_that_it_is_cast(narrow_bundle):
 
 
 @both
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_a_slightly_wrong_scale_is_caught_in_the_type_that_the_graph_computes_in(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

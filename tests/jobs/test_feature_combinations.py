@@ -36,7 +36,7 @@ def named(company: tuple[tuple[str, ...], str, str]) -> str:
     extended([c for c in TABLE if c not in SENSELESS], lambda company: company in DEFAULT),
     ids=named,
 )
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_features_pass_in_every_company(company: tuple[tuple[str, ...], str, str], tmp_path: Path):
     features, cache, mask = company
     fields = fields_of(features, {"cache": CACHES[cache]}, MASKS[mask])
@@ -48,7 +48,7 @@ def test_features_pass_in_every_company(company: tuple[tuple[str, ...], str, str
 
 
 @pytest.mark.parametrize("features", IN_PLACE, ids=" + ".join)
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_features_pass_with_a_cache_that_is_written_in_place(
     features: tuple[str, ...], tmp_path: Path
 ):

@@ -127,7 +127,7 @@ def test_long_and_sharp_inputs_pass_within_a_bound_that_means_something(name, L,
 
 @lengths
 @pytest.mark.parametrize("dtype", ERROR_OF_FEW_BITS)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_in_few_bits_the_bound_is_wider_and_holds(dtype, L, folder):
     made = built("rotary_with_a_mask", folder, dtype)
     case = sharp_case(made.subject, L)

@@ -37,7 +37,7 @@ DEFAULT = {"rotary, rms", "added keys", "bfloat16"}
 
 
 @pytest.mark.parametrize("name", extended(FEATURES, lambda name: name in DEFAULT))
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_the_portable_form_passes_the_same_judge(name: str, tmp_path: Path):
     bundle = tmp_path / "b"
     spec = small_spec(**FEATURES[name])

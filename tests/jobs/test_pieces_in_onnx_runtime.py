@@ -34,7 +34,7 @@ DEFAULT = {list(FEATURES)[number] for number in (0, 3, 6)}
 
 
 @pytest.mark.parametrize("name", extended(FEATURES, lambda name: name in DEFAULT))
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_pieces_equal_the_whole_at_every_step(name: str, tmp_path: Path):
     spec = small_spec(**FEATURES[name])
     assert build(spec, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed

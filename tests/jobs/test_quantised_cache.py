@@ -173,7 +173,7 @@ def test_onnx_runtime_writes_and_reads_integers_in_its_own_operator(name: str):
 
 
 @pytest.mark.parametrize("kv_dtype", ["int4", "int8"])
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_each_channel_has_its_scale_in_onnx_runtimes_operator(kv_dtype: str, tmp_path: Path):
     spec = small_spec(cache="in-place", kv_dtype=kv_dtype, kv_scale="per-channel", attn_mask="none")
     report = build(spec, tmp_path / "b", name="small", dialects=["ort"], runtimes=["ort-cpu"])
@@ -185,7 +185,7 @@ def test_each_channel_has_its_scale_in_onnx_runtimes_operator(kv_dtype: str, tmp
 
 
 @pytest.mark.parametrize("name", ["per tensor", "int4"])
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_whole_rows_of_scores_give_the_same(name: str, tmp_path: Path, monkeypatch):
     folder = Path(shutil.copytree(bundle_of(name), tmp_path / "tuned"))
     monkeypatch.setattr(

@@ -46,7 +46,7 @@ def held(folder: Path, graph: str = "model.onnx") -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", extended(SPECS, lambda name: name in KEPT))
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_every_form_computes_what_its_integers_say(name: str):
     files = judged_graphs(bundle_of(name))
     # opset 18 has neither blocks nor 4 bits

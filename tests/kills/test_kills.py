@@ -181,7 +181,7 @@ SLOW = {(name, exchange) for name in ("build", "explain") for exchange in (True,
     extended(REPLACED, lambda how: how not in SLOW),
     ids=lambda how: f"{how[0]}-{'exchange' if how[1] else 'two renames'}",
 )
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_killed_around_every_step_that_replaces(how: tuple[str, bool], workplace: Workplace):
     name, exchange = how
     before = workplace.start(name)

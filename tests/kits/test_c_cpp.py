@@ -65,7 +65,7 @@ def test_its_self_test_passes_every_case_and_the_decode(kit: Path, bundle: Path)
 
 
 @pytest.mark.parametrize("kit", extended(KITS, lambda kit: kit in DEFAULT), ids="-".join)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_other_caches_and_types_pass_too(kit: tuple[str, str], need):
     language, name = kit
     need(language)
@@ -144,7 +144,7 @@ def test_a_row_that_is_ignored_is_not_compared_and_others_are(
         assert line.startswith(f"FAIL {ONE_ROW}  output: NaN or infinity in other places"), line
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_what_is_no_evidence_does_not_pass_and_it_says_why(language: str):
     kit = kit_without_evidence(language)
     done = run(kit, "self_test")
@@ -161,7 +161,7 @@ def test_what_is_no_evidence_does_not_pass_and_it_says_why(language: str):
     assert summary.startswith(f"of {REASON}: {count - len(NO_EVIDENCE) - 1} of {count} passed")
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_what_is_no_evidence_still_has_the_shape_of_the_truth(
     language: str, bundle: Path, tmp_path: Path
 ):

@@ -66,7 +66,7 @@ def test_single_tokens_run_the_graph_for_them(tmp_path: Path):
 
 @pytest.mark.parametrize("dialect", ["standard", "portable", "ort"])
 @pytest.mark.parametrize("name", ["append", "in-place"])
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_a_wrong_scale_fails_in_every_dialect(name: str, dialect: str, tmp_path: Path):
     kit = write_kit("node", bundle_of(name), tmp_path / "kit", dialect=dialect)
     done = run(_ready(kit), "node", "src/self_test.mjs")

@@ -302,7 +302,7 @@ def test_weights_of_a_row_that_is_not_compared_are_not_drawn(passing: str, page:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 800, 1400])
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_it_fits_and_can_be_read(width: int, dark: bool, shown: str, page: Page, tmp_path: Path):
     page.look(width, dark=dark)
     assert page.evaluate("document.documentElement.scrollWidth") <= width

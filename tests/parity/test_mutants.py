@@ -173,7 +173,7 @@ def test_faults_of_a_line_are_caught_in_every_graph_that_has_the_place(line: Lin
 @pytest.mark.parametrize(
     ("bundle", "file"), [(bundle, file) for bundle, files in FILES.items() for file in files]
 )
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_a_graph_without_a_fault_passes(bundle: str, file: str, tmp_path: Path):
     trials = trials_of(bundle)
     assert trials.judged(file, trials.models[file], tmp_path) == ("missed", "")

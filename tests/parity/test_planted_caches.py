@@ -79,7 +79,7 @@ def chosen(cases: Sequence[StoredCase]) -> list[StoredCase]:
 
 
 @pytest.mark.parametrize("kind", extended(SPECS, lambda kind: kind != MIXED))
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_a_cache_that_is_kept_rightly_passes(kind: str):
     assert wrong_outputs(bundle_of(kind), None, chosen) == 0
 

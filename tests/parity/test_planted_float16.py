@@ -137,7 +137,7 @@ def test_a_float16_cache_that_is_kept_rightly_passes(kind: str):
 
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_a_float16_cache_that_is_kept_wrongly_fails(kind: str, name: str):
     assert wrong_outputs(bundle_of(kind), FAULTS[name], chosen) > 0, name
 
@@ -151,7 +151,7 @@ CAUSES = {
 
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("name", CAUSES)
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_the_cause_is_named_first(kind: str, name: str):
     right = load_model(bundle_of(kind) / "model.onnx")
     wrong = Graph(right)

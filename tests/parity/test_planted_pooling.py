@@ -142,7 +142,7 @@ def verdicts_of(
 
 
 @pytest.mark.parametrize("spec_name", SPECS)
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_heads_pooled_by_their_mean_pass_every_case(spec_name, folder):
     verdicts = list(verdicts_of(spec_name, folder, mean))
     spec, goldens = truth(spec_name, folder)

@@ -166,7 +166,7 @@ def wrong_outputs(kind: str, fault: Fault | None) -> int:
 
 
 @pytest.mark.parametrize("kind", SPECS)
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_integers_that_are_read_rightly_pass(kind: str):
     assert wrong_outputs(kind, None) == 0
 
@@ -174,7 +174,7 @@ def test_integers_that_are_read_rightly_pass(kind: str):
 @pytest.mark.parametrize(
     ("kind", "name", "fault"), PLANTED, ids=lambda x: x if isinstance(x, str) else ""
 )
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_integers_that_are_read_wrongly_fail(kind: str, name: str, fault: Fault):
     assert wrong_outputs(kind, fault) > 0, name
 

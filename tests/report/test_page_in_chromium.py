@@ -76,7 +76,7 @@ def shown(page: Page, file: Path, width: int, *, dark: bool = False) -> None:
 @pages
 @looks
 @widths
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_it_fits_is_readable_and_asks_for_nothing(
     name: str, width: int, dark: bool, files: dict[str, Path], page: Page, tmp_path: Path
 ):

@@ -33,7 +33,7 @@ def addresses(session: DecodeSession) -> list[int]:
 
 @pytest.mark.parametrize("name", IN_PLACE)
 @pytest.mark.parametrize("dialect", extended(["ort", "standard"], lambda name: name == "ort"))
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_no_step_copies_the_cache_and_each_writes_into_it(name: str, dialect: str):
     sequence = Sequence.random(name, 2, 96)
     wanted = sequence.truth()

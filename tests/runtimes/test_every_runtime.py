@@ -74,7 +74,7 @@ SLOW = {("wasm", "model.portable.onnx"), ("wasm", "model.ort.onnx")}
 
 
 @pytest.mark.parametrize("pair", extended(PAIRS, lambda pair: pair not in SLOW), ids="-".join)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_a_wrong_scale_is_seen_in_every_form_that_it_runs(
     pair: tuple[str, str], bundle: Path, wrong: Path, need: Need
 ):

@@ -132,7 +132,7 @@ VICTIMS = {
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_what_is_killed_has_crashed_and_leaves_nothing(victim: str, running, own_tmp: Path):
     worker = running("node" if victim == "node" else "wasm")
     results = worker.results()
@@ -152,7 +152,7 @@ def test_what_is_killed_has_crashed_and_leaves_nothing(victim: str, running, own
 
 @pytest.mark.parametrize("how", ["worker is killed", "worker is closed", "job is killed"])
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_nothing_is_left_when_who_asked_is_gone(name: str, how: str, running, own_tmp: Path):
     worker = running(name)
     next(worker.results())

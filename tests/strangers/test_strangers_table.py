@@ -15,7 +15,7 @@ DEFAULT = {
 
 @pytest.mark.parametrize("name", extended(EVERY, lambda name: name in DEFAULT))
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_it_passes_and_has_a_form_for_ort(name: str):
     torch.manual_seed(0)
     try:

@@ -31,7 +31,7 @@ def named(case: tuple[str, str, str | None, bool]) -> str:
 @pytest.mark.parametrize(
     "case", extended(CLASSES, lambda case: CLASSES.index(case) in DEFAULT), ids=named
 )
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_an_attention_class_passes(case, tmp_path):
     name, implementation, mask, cache = case
     built = Built(layer(name, implementation, mask, cache=cache), tmp_path)

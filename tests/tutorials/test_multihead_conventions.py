@@ -170,7 +170,7 @@ GRAPHS = [
 
 @pytest.mark.parametrize("how", extended(GRAPHS, lambda how: how in GRAPHS[1::2]), ids=str)
 @torch.no_grad()
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_in_onnx_runtime_it_is_pytorchs_module(how: tuple[str, bool, str], tmp_path: Path):
     mask, batch_first, weights = how
     masks = MASKS[mask]
