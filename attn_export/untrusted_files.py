@@ -1,4 +1,4 @@
-"""Reading of untrusted files: only regular files of limited size, and JSON that fits a schema."""
+"""Reading of untrusted files: regular files of limited size, JSON and headers of safetensors."""
 
 from __future__ import annotations
 
@@ -81,6 +81,29 @@ def parse_json(text: str) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
+
+
+LONGEST_HEADER = 100_000_000
+"""The largest header in bytes that the safetensors library reads."""
+
+
+def safetensors_entries(path: Path) -> tuple[int, dict[str, Any]]:
+    """Return the offset of the tensors in a safetensors file, and the header's entries by tensor.
+
+    The format: 8 bytes with the length of the header, the header in JSON, then the tensors
+    (https://huggingface.co/docs/safetensors, "Format"). The entries are not checked.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If the header is too long, or no JSON.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > LONGEST_HEADER:
+            raise ValueError(f"its header takes {length} bytes, and {LONGEST_HEADER} is the most")
+        entries = parse_json(file.read(length).decode("utf-8"))
+    entries.pop("__metadata__", None)
+    return 8 + length, entries
 
 
 def checked(value: object, schema: type[T]) -> T:

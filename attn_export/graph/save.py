@@ -16,12 +16,12 @@ from attn_export.dialect_names import WEIGHTS as WEIGHTS
 from attn_export.graph.ir_helpers import same_bytes
 from attn_export.output_folder import sha256
 from attn_export.temp_folders import folder_beside
+from attn_export.untrusted_files import safetensors_entries
 
 # -- safetensors files --------------------------------------------------------------------------
 
-# The format: 8 bytes of header length, a JSON header, then the tensors
-# (https://github.com/huggingface/safetensors, "Format"). The package of that name takes all tensors
-# at once, and copies those that are not contiguous; weights are often transposed views.
+# The package safetensors takes all tensors at once, and copies those that are not contiguous;
+# weights are often transposed views.
 
 
 TYPES = {
@@ -101,18 +101,9 @@ def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
 
 def tensor_places(path: Path) -> dict[str, tuple[int, int]]:
     """Return offset and length in bytes of every tensor of a safetensors file."""
-    with path.open("rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(size))
-    start = 8 + size
-    return {
-        name: (
-            start + entry["data_offsets"][0],
-            entry["data_offsets"][1] - entry["data_offsets"][0],
-        )
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
+    first, entries = safetensors_entries(path)
+    offsets = {name: entry["data_offsets"] for name, entry in entries.items()}
+    return {name: (first + start, end - start) for name, (start, end) in offsets.items()}
 
 
 # -- graphs -------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attn_export.errors import WeightsError, one_line
+from attn_export.untrusted_files import LONGEST_HEADER, safetensors_entries
 
 SINGLE: Final = "model.safetensors"
 CONFIG: Final = "config.json"
@@ -202,12 +203,6 @@ def _stays_inside(shard: str) -> bool:
 
 # -- diagnosis of files that are not valid safetensors files ------------------------------------
 
-# The format: 8 bytes with the length of the header, the header in JSON, then the tensors
-# (https://huggingface.co/docs/safetensors, "Format").
-
-
-LONGEST_HEADER: Final = 100_000_000
-"""Largest header in bytes that the safetensors library reads."""
 AGAIN: Final = "download it again"
 
 
@@ -251,11 +246,10 @@ def _header_problem(file: Path, size: int, start: bytes) -> str | None:
     if length > LONGEST_HEADER or start[8:9] != b"{":
         return "is no safetensors file: it does not start with a header; give a .safetensors file"
     try:
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(8 + length)[8:])
-        entries = [value for key, value in header.items() if key != "__metadata__"]
-        end = 8 + length + max((int(entry["data_offsets"][1]) for entry in entries), default=0)
-    except (OSError, ValueError, RecursionError):
+        first, entries = safetensors_entries(file)
+        ends = (int(entry["data_offsets"][1]) for entry in entries.values())
+        end = first + max(ends, default=0)
+    except (OSError, ValueError):
         return f"has a header that is not JSON; {AGAIN}"
     except (KeyError, TypeError, IndexError, AttributeError):
         return None
