@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import struct
 import zipfile
 from pathlib import Path
 
@@ -138,6 +139,21 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(content, says: str, tmp
 def test_a_file_of_another_kind_is_refused(name: str, says: str, tmp_path: Path):
     with pytest.raises(UsageError, match=says):
         Subject.from_spec(spec_of(), kv_scales=tmp_path / name)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F64"])
+def test_a_safetensors_file_of_more_than_64_mib_is_refused(dtype: str, tmp_path: Path):
+    """The arrays are holes in the file, so that the test writes little."""
+    width = int(dtype[1:]) // 8
+    count = 2**26 // width
+    entry = {"dtype": dtype, "shape": [count], "data_offsets": [0, width * count]}
+    header = json.dumps({"k_scale": entry}).encode()
+    path = tmp_path / "scales.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    size = 8 + len(header) + width * count
+    os.truncate(path, size)
+    with pytest.raises(UsageError, match=f"has {size} bytes, and 67108864 is the most"):
+        Subject.from_spec(spec_of(), kv_scales=path)
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path):
