@@ -130,7 +130,7 @@ def _deviation(
         location = f" at {step.line}" if step.line not in ("", line) else ""
         says = f"{step.operation} of {witness}{location} gives other numbers there"
         if _is_comparable(value) and value.shape == step.value.shape:
-            error = _distance(value, step.value)
+            error = distance(value, step.value)
             says += f", {error:.1e} away" if math.isfinite(error) else ""
     return Deviation(node.name or name, node.op_type, name, line, error, says)
 
@@ -148,12 +148,19 @@ def _are_equal(value: Array, other: Array) -> bool:
 
 
 def _is_close(value: Array, other: Array) -> bool:
-    return _distance(value, other) <= MODULE_AGREES
+    return distance(value, other) <= MODULE_AGREES
 
 
-def _distance(value: Array, other: Array) -> float:
-    """Compute the relative L2 distance; infinite if other elements are not finite."""
-    # Flattened: else a row that must be exactly zero would count as infinitely wrong.
+def distance(value: Array, other: Array) -> float:
+    """Return the relative L2 distance of two values of a graph, or infinity.
+
+    It is infinite if other elements are NaN or infinite, and if integers or booleans differ.
+
+    Args:
+        value: A value of any shape.
+        other: Its reference, with as many elements.
+    """
+    # Flattened: in a row that is 0 in float64, a value within a graph may have rounding errors.
     value, other = value.ravel(), other.ravel()
     if value.dtype.kind != "f" or other.dtype.kind != "f":
         return 0.0 if np.array_equal(value, other) else math.inf

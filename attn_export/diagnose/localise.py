@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import helper
 
+from attn_export.diagnose.eager_values import distance
 from attn_export.diagnose.evaluate import Evaluation, Values, is_float
 from attn_export.diagnose.explanation import Deviation, Lines
 from attn_export.graph.load import load_model
@@ -218,17 +220,8 @@ def _error(x: object, right: object) -> float:
         return 0.0  # a sequence: the tensors computed from it are compared
     if x.shape != right.shape:
         return np.inf
-    if right.dtype.kind != "f" or x.dtype.kind != "f":
-        return 0.0 if np.array_equal(x, right) else np.inf
-    x = x.astype(np.float64)
-    is_special: Callable[[Array], Array]
-    for is_special in (np.isnan, np.isposinf, np.isneginf):
-        if not np.array_equal(is_special(x), is_special(right)):
-            return np.inf
-    error = measure(x, right)
-    if not error.row and not np.array_equal(x[np.isfinite(x)], right[np.isfinite(right)]):
-        return np.inf  # rows that must be exactly 0
-    return max(error.whole, error.row)
+    whole = distance(x, right)
+    return max(whole, measure(x, right).row) if math.isfinite(whole) else whole
 
 
 def _differences(
