@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attn_export.diagnose.attention_steps import Call, StepChange, attention
-from attn_export.parity.measures import measure_strictly
+from attn_export.parity.measures import element_errors, measure_strictly
 from attn_export.results import Outcome
 from attn_export.tensorfile import Array, to_float64
 
@@ -199,8 +199,7 @@ def _difference(output: np.ndarray, nearest: str, wanted: np.ndarray) -> str:
     if output.shape != wanted.shape:
         return f"its shape is {list(output.shape)}, not {list(wanted.shape)}"
     got, expected = output.astype(np.float64), wanted.astype(np.float64)
-    same = (got == expected) | (np.isnan(got) & np.isnan(expected))
-    error = np.where(same, 0.0, np.nan_to_num(np.abs(got - expected), nan=np.inf))
-    index = np.unravel_index(int(np.argmax(error)), output.shape)
+    errors = element_errors(got, expected)
+    index = np.unravel_index(int(np.argmax(errors)), output.shape)
     indices = ", ".join(str(int(i)) for i in index)
     return f"at [{indices}] {got[index]:.4g}; if {nearest!r}, {expected[index]:.4g}"

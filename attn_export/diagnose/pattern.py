@@ -10,6 +10,7 @@ import numpy as np
 from attn_export.diagnose.graph_run import GraphRun, KnownCase
 from attn_export.errors import counted
 from attn_export.parity.judge import judge
+from attn_export.parity.measures import element_errors
 from attn_export.tensorfile import Array
 
 Sizes = Mapping[str, int]
@@ -198,11 +199,8 @@ def _distance(case: KnownCase, outputs: Mapping[str, Array], name: str) -> Array
     expected, output = case.golden.expected.get(name), outputs.get(name)
     if expected is None or output is None or output.shape != expected.shape or not expected.size:
         return None
-    truth, actual = expected.astype(np.float64), output.astype(np.float64)
-    same = (actual == truth) | (np.isnan(actual) & np.isnan(truth))
-    with np.errstate(invalid="ignore"):
-        distance = np.nan_to_num(np.where(same, 0.0, np.abs(actual - truth)), nan=np.inf)
-    if truth.ndim:
+    distance = element_errors(output.astype(np.float64), expected.astype(np.float64))
+    if distance.ndim:
         distance[list(case.golden.case.ignored_rows)] = 0.0
     return distance
 

@@ -152,6 +152,19 @@ def scaled_differences(r: np.ndarray, t: np.ndarray) -> np.ndarray:
     return np.asarray(np.abs(np.where(usable, r, 0.0) - np.where(usable, t, 0.0)) / largest)
 
 
+def element_errors(r: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """Return |r − t|: 0 where both are the same infinity or NaN, infinite where one is not finite.
+
+    Args:
+        r: A runtime's output, float64.
+        t: The truth, float64, of the same shape.
+    """
+    same = (r == t) | (np.isnan(r) & np.isnan(t))
+    with np.errstate(invalid="ignore", over="ignore"):  # Inf - Inf, and sums beyond float64
+        errors = np.abs(r - t)
+    return np.where(same, 0.0, np.where(np.isnan(errors), np.inf, errors))
+
+
 def row_norms(t: np.ndarray) -> np.ndarray:
     """Return ‖t_row‖ as shares of the largest element of t, `t.shape[:-1]`.
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from attn_export.parity.measures import Measures, eps, measure, zero_rows
+from attn_export.parity.measures import Measures, element_errors, eps, measure, zero_rows
 from attn_export.tensorfile import is_floating
 
 NAN, INF = np.nan, np.inf
@@ -47,6 +47,13 @@ def test_measure_is_relative_to_the_norms_of_the_whole_and_of_rows(x, truth, who
     found = measure(np.array(x, np.float32), np.array(truth, np.float32))
     assert found.whole == pytest.approx(whole)
     assert found.row == pytest.approx(row)
+
+
+def test_errors_of_elements_are_infinite_where_one_array_is_not_finite():
+    r = np.array([1.0, NAN, NAN, 2.0, INF, INF, -INF, 3.0, 1e308])
+    t = np.array([1.5, NAN, 1.0, NAN, INF, 4.0, INF, 3.0, -1e308])
+    errors = element_errors(r, t)
+    np.testing.assert_array_equal(errors, [0.5, 0, INF, INF, 0, INF, INF, 0, INF])
 
 
 def test_squares_of_float32_neither_overflow_nor_vanish():
