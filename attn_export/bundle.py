@@ -95,18 +95,8 @@ def _digests(folder: Path) -> Digests | None:
 
 def graph_files(manifest: Mapping[str, Any]) -> list[GraphFile]:
     """Return the descriptions of the graphs in a manifest."""
-    return [
-        GraphFile(
-            name,
-            entry["dialect"],
-            entry["fixed"],
-            {value: tuple(order) for value, order in entry["layouts"].items()},
-            entry["bound"],
-            tuple(entry["features"]),
-            entry.get("dtypes", {}),
-        )
-        for name, entry in manifest["graphs"].items()
-    ]
+    graphs = [{"name": name, **entry} for name, entry in manifest["graphs"].items()]
+    return checked(graphs, list[GraphFile])
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:

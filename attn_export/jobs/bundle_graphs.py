@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,13 +122,8 @@ def manifest_entry(
         needs["onnxruntime"] = ORT_NEEDED
     lines = {str(node.name): origin_of(str(node.name), origins) for node in graph.model.graph}
     return {
-        "dialect": file.dialect,
+        **{name: value for name, value in dataclasses.asdict(file).items() if name != "name"},
         "needs": needs,
-        "fixed": dict(file.fixed),
-        "layouts": {name: list(order) for name, order in file.layouts.items()},
-        "bound": dict(file.bound),
-        "dtypes": dict(file.dtypes),
-        "features": list(file.features),
         "attentions": expected_here.attentions,
         "ours": expected_here.ours,
         "nodes": {name: origin for name, origin in lines.items() if origin},
