@@ -10,12 +10,12 @@ import onnx_ir as ir
 from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower.heads import (
+    SWAP_HEADS_AND_LENGTH,
     SWAP_LAST_AXES,
     merge_qkv,
     merged_source,
     merged_to_output,
     same_for_heads,
-    split_heads,
     split_to_output,
 )
 from attn_export.graph.lower.in_place_cache import InPlaceCache
@@ -81,7 +81,7 @@ def causal_attention(op: Builder, a: AttentionNode) -> list[ir.Value]:
     )
     if bias is None:
         return [merged_to_output(op, a, attended), *present]
-    return [_zero_masked_rows(op, a, attended, bias), *present]
+    return [merged_to_output(op, a, zero_masked_rows(op, a, attended, bias)), *present]
 
 
 def in_place_attention(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
@@ -182,17 +182,23 @@ def _bias(op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value) -> ir.Value |
     return bias if len(dims(mask)) == 4 else op("Unsqueeze", bias, op.ints(0, 1))
 
 
-def _zero_masked_rows(
-    op: Builder, a: AttentionNode, attended: ir.Value, bias: ir.Value
-) -> ir.Value:
-    """Set the result of queries whose keys are all hidden to 0, and return the node's layout.
+def zero_masked_rows(op: Builder, a: AttentionNode, attended: ir.Value, bias: ir.Value) -> ir.Value:
+    """Return the result `[B, L, H·Dv]` with 0 for queries whose keys are all hidden.
 
     Some kernels give NaN for such queries.
+
+    Args:
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
+        attended: `[B, L, H·Dv]`.
+        bias: The bias on the scores, `[B or 1, H or 1, L, S]`.
     """
     zero, seen = op.number(0.0, a.dtype), sees_any(op, a, bias)
-    if a.merges_heads and same_for_heads(a):
+    if same_for_heads(a):
         return op("Where", op("Squeeze", seen, op.ints(1)), attended, zero)
-    return split_to_output(op, a, op("Where", seen, split_heads(op, a, attended), zero))
+    seen = op("Transpose", seen, perm=SWAP_HEADS_AND_LENGTH)
+    heads = op("Reshape", attended, op.ints(0, 0, a.num_heads, a.v_head_dim))
+    return op("Reshape", op("Where", seen, heads, zero), op.ints(0, 0, a.num_heads * a.v_head_dim))
 
 
 def _repeat_heads(op: Builder, a: AttentionNode, x: ir.Value, width: int) -> ir.Value:

@@ -24,14 +24,13 @@ from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower.heads import (
-    SWAP_HEADS_AND_LENGTH,
     SWAP_LAST_AXES,
     merge_heads,
     merged_to_output,
     split_to_output,
 )
 from attn_export.graph.lower.node_builder import Builder
-from attn_export.graph.lower.ort_kernels import INT32, attributes_of
+from attn_export.graph.lower.ort_kernels import INT32, attributes_of, zero_masked_rows
 from attn_export.graph.lower.portable import apply_softcap
 from attn_export.graph.lower.read import AttentionNode
 from attn_export.graph.lower.visible_keys import (
@@ -217,7 +216,7 @@ def attend_causal_blocks(
                 last_index, total_length, *optional,
                 domain=MICROSOFT, **attributes_of(a),
             )  # fmt: skip
-            return attended if bias is None else _zero_masked_rows(block_op, a, attended, bias)
+            return attended if bias is None else zero_masked_rows(block_op, a, attended, bias)
 
         return element_op.add_loop(count, attend_block, a.dtype, 1)
 
@@ -232,16 +231,3 @@ def _to_rank_4(op: Builder, mask: ir.Value) -> ir.Value:
         return mask
     whole = op("Unsqueeze", mask, op.ints(0, 1))
     return set_type(whole, mask.dtype, ir.Shape([1, 1, *dims(mask)]))
-
-
-def _zero_masked_rows(
-    op: Builder, a: AttentionNode, attended: ir.Value, bias: ir.Value
-) -> ir.Value:
-    """Set the result `[1, L, H·D]` of queries whose keys are all hidden to 0.
-
-    Some kernels give NaN for such queries.
-    """
-    seen = op("Transpose", sees_any(op, a, bias), perm=SWAP_HEADS_AND_LENGTH)
-    heads = op("Reshape", attended, op.ints(0, 0, a.num_heads, a.head_dim))
-    kept = op("Where", seen, heads, op.number(0.0, a.dtype))
-    return op("Reshape", kept, op.ints(0, 0, a.num_heads * a.head_dim))
