@@ -12,6 +12,7 @@ import click
 
 from attn_export.cli.options import PATH, json_option, quiet_option, with_options
 from attn_export.cli.output import STDOUT, check_folders, messages, write_file
+from attn_export.dialect_names import STANDARD
 from attn_export.errors import ParityError, RuntimeFailure, UsageError, printable
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ def site_command(folder: Path, output: Path, title: str) -> int:
     "--runtime", "name", default="ort-cpu", show_default=True, metavar="NAME", help="The runtime."
 )
 @click.option(
-    "--dialect", default="standard", show_default=True, metavar="NAME", help="Which graph it runs."
+    "--dialect", default=STANDARD, show_default=True, metavar="NAME", help="Which graph it runs."
 )
 @click.option("--good", metavar="VERSION", help="A release that passes.")
 @click.option("--bad", metavar="VERSION", help="A release that does not.")
