@@ -9,11 +9,10 @@ have bitwise the same weights.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from attn_export.tensorfile import Array
 
 DIGITS = 12
 """The number of binary digits of a scale. With the 8 digits of an integer, these are fewer than the

@@ -43,7 +43,7 @@ Status = Literal["passed", "failed", "unusable", "error", "not run"]
 """The status of a verdict. ``unusable``: the case is no evidence, because the error allowed exceeds
 its limit, ties decide the output, or eager is not finite. ``error``: there is no output."""
 
-DECODE, BASE, CHANGED = "decode", "base", "changed_"
+WHOLE_DECODE, BASE, CHANGED = "decode", "base", "changed_"
 """The kind of whole decodes; the name of the base case; and the prefix of the names of cases that
 change one input of the base case."""
 
@@ -63,7 +63,7 @@ class Case:
 
     Attributes:
         name: The name, unique within a bundle.
-        kind: ``"shape"`` (random inputs), ``"probe"`` (inputs made to show a fault) or `DECODE`.
+        kind: ``"shape"`` (random inputs), ``"probe"`` (made to show a fault) or `WHOLE_DECODE`.
         sizes: The size of every dynamic axis.
         inputs: The inputs by name, in the order of the graph's inputs.
         about: The purpose of the case, in a few words.

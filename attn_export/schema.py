@@ -33,7 +33,6 @@ Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Dtype: TypeAlias = Literal[tuple(CODES)]  # type: ignore[valid-type]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Dim = Annotated[int, Meta(ge=0, le=2**31 - 1)] | EndName
-Shape = Annotated[list[Dim], Meta(max_length=8)]
 OutputDim = Count | Annotated[str, Meta(max_length=MOST_BYTES, pattern=rf"\A[^{_CONTROL}]*\Z")]
 """The size or name of an axis of an output; the name is empty if a user's module has none for
 it."""
@@ -43,7 +42,7 @@ class InputSignature(Struct, forbid_unknown_fields=True):
     """The dtype and shape of an input."""
 
     dtype: Dtype
-    shape: Shape
+    shape: Annotated[list[Dim], Meta(max_length=8)]
 
 
 class OutputSignature(Struct, forbid_unknown_fields=True):

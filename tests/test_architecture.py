@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -195,6 +197,33 @@ def test_nobody_inside_imports_the_packages_own_names():
 def test_no_two_files_have_one_name():
     names = [file.rpartition("/")[2] for file in FILES if not file.endswith("__")]
     assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+NAMED_BY_OTHERS = {"Attention": "the reference evaluator finds a class by the operator's name"}
+
+
+def types_of(source: ast.Module) -> Iterator[str]:
+    """Yield the public classes and aliases of types that a file defines."""
+    for node in source.body:
+        names = [node.name] if isinstance(node, ast.ClassDef) else []
+        if isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names = [node.target.id]
+        yield from (
+            name for name in names if re.fullmatch("[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*", name)
+        )
+
+
+def test_no_two_classes_or_aliases_have_one_name():
+    counts = collections.Counter(name for file in FILES for name in types_of(tree(file)))
+    assert len(counts) > 300
+    assert {name for name, count in counts.items() if count > 1} == set(NAMED_BY_OTHERS)
+
+
+@pytest.mark.parametrize("source", ["class Plan: ...", "Plan = int | str", "Plan: TypeAlias = int"])
+def test_classes_and_aliases_are_found(source):
+    assert list(types_of(ast.parse(f"{source}\nPLAN = 1\n_Plan = T = int"))) == ["Plan"]
 
 
 # -- who imports what -------------------------------------------------------------------------

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.bench.dims import work_of
-from attn_export.bench.feeds import Sizes, feeds_of, known_feeds
+from attn_export.bench.feeds import feeds_of, known_feeds
 from attn_export.bench.measurements import Candidate, Work
 from attn_export.bench.own_graphs import as_candidate, graph_options
 from attn_export.bench.roofline import gemm_rooflines, not_installed, read_rooflines
 from attn_export.bundle import graph_files
 from attn_export.dialect_names import phase_of
+from attn_export.parity.draw import Sizes
 from attn_export.results import GraphFile
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import known_limit
@@ -28,8 +29,6 @@ each of its turns, because a graph that stores its scores would fill the memory.
 
 STATIC, BARE = "torch static cache", "bare export, ORT"
 """Names of two peers in every workload."""
-
-Manifest = Mapping[str, Any]
 
 
 def torch_peers(
@@ -66,7 +65,7 @@ class BundleCandidates:
 
     folder: Path
     scratch: Path
-    manifest: Manifest
+    manifest: Mapping[str, Any]
     spec: AttentionSpec | None
 
     def candidates(self, sizes: Sizes, *, decode: bool) -> list[Candidate]:

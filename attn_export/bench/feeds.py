@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.errors import UsageError
+from attn_export.parity.draw import Sizes
 from attn_export.runtimes.protocol import Facts
 from attn_export.spec import Input, Shape
 from attn_export.tensorfile import numpy_dtype
@@ -81,9 +82,6 @@ def filled(feed: Feed, seed: int) -> np.ndarray:
 
 
 # -- the inputs and outputs of a graph at given sizes -------------------------------------------
-
-
-Sizes = Mapping[str, int]
 
 
 def feeds_of(inputs: Mapping[str, Input], sizes: Sizes) -> dict[str, Feed]:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from attn_export.diagnose.evaluate import Evaluation, Values
-from attn_export.diagnose.explanation import Deviation, Lines, Step
+from attn_export.diagnose.explanation import Deviation, Lines, ReferenceStep
 from attn_export.parity.measures import measure_strictly
 from attn_export.tensorfile import Array
 
@@ -46,11 +46,11 @@ class Witness:
     """
 
     name: str = "the bundle's"
-    steps: Callable[[Mapping[str, Array]], Sequence[Step]] | None = None
+    steps: Callable[[Mapping[str, Array]], Sequence[ReferenceStep]] | None = None
 
 
 def first_unmatched_node(
-    graph: Evaluation, values: Values, witness: str, steps: Sequence[Step], lines: Lines
+    graph: Evaluation, values: Values, witness: str, steps: Sequence[ReferenceStep], lines: Lines
 ) -> Deviation | None:
     """Return the first node with a value that matches no step of the witness.
 
@@ -109,8 +109,8 @@ def _unmatched_step(
     node: onnx.NodeProto,
     matches: Mapping[str, Sequence[int]],
     matched_steps: set[int],
-    steps: Sequence[Step],
-) -> Step | None:
+    steps: Sequence[ReferenceStep],
+) -> ReferenceStep | None:
     """Return a step that reads a value of the node, and whose result the graph does not have."""
     read = {number for name in node.input for number in matches.get(name, ())}
     for number, step in enumerate(steps):
@@ -120,7 +120,7 @@ def _unmatched_step(
 
 
 def _deviation(
-    node: onnx.NodeProto, values: Values, witness: str, step: Step | None, lines: Lines
+    node: onnx.NodeProto, values: Values, witness: str, step: ReferenceStep | None, lines: Lines
 ) -> Deviation:
     name = node.output[0]
     value = values[name]

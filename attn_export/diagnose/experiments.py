@@ -13,15 +13,13 @@ from attn_export.diagnose.explanation import Experiment, Late
 from attn_export.diagnose.graph_evaluation import EvaluatedGraph, dtype_of
 from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
 from attn_export.diagnose.reproduce import Smallest
+from attn_export.parity.draw import Sizes
 from attn_export.parity.measures import eps, measure
 from attn_export.results import Allowed, Arrays, Case, Golden
 from attn_export.runtimes.protocol import Runtime, Tunable, known_limit
 from attn_export.tensorfile import Array, is_floating
 
 # -- the smallest part of a failing case that still fails ---------------------------------------
-
-Axes = Mapping[str, Sequence[object]]
-Sizes = Mapping[str, int]
 
 LENGTHS = (1, 2, 3)
 """Numbers of queries, keys and past keys that are tried, beside the whole number."""
@@ -33,7 +31,9 @@ MOST_SMALLER = 60
 """The largest number of smaller cases that are run."""
 
 
-def smaller_cases(inputs: Arrays, axes: Axes, sizes: Sizes) -> Iterator[tuple[Sizes, Arrays]]:
+def smaller_cases(
+    inputs: Arrays, axes: Mapping[str, Sequence[object]], sizes: Sizes
+) -> Iterator[tuple[Sizes, Arrays]]:
     """Yield smaller cases that a case contains, the smallest first, with their sizes.
 
     They have one batch element, the first queries with their keys, and the last keys of the past.
@@ -64,7 +64,7 @@ def smaller_cases(inputs: Arrays, axes: Axes, sizes: Sizes) -> Iterator[tuple[Si
     yield from cases[:MOST_SMALLER]
 
 
-def _have_sizes(inputs: Arrays, axes: Axes, sizes: Sizes) -> bool:
+def _have_sizes(inputs: Arrays, axes: Mapping[str, Sequence[object]], sizes: Sizes) -> bool:
     return all(
         sizes.get(str(name), size) == size
         for key, array in inputs.items()
@@ -116,7 +116,7 @@ def shrink_case(
     runner: GraphRunner,
     case: KnownCase,
     right: EvaluatedGraph | None,
-    axes: Axes,
+    axes: Mapping[str, Sequence[object]],
     late: Late,
 ) -> Smallest:
     """Return the smallest part of a case that still fails, or the case itself.

@@ -24,7 +24,7 @@ in another runtime."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class ReferenceStep:
     """One operation of a reference in its float64 run.
 
     Attributes:

@@ -13,7 +13,7 @@ from attn_export.bundle import GOLDEN, graph_files
 from attn_export.errors import UsageError
 from attn_export.parity.golden import read_golden, read_inputs, stored_cases
 from attn_export.parity.judge import judge
-from attn_export.results import DECODE, Arrays, Golden, GraphFile
+from attn_export.results import WHOLE_DECODE, Arrays, Golden, GraphFile
 from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.process import RunResult, run_once
 from attn_export.runtimes.protocol import Limits, Options, Runtime
@@ -159,12 +159,12 @@ def known_cases(folder: Path, only: str | None) -> list[KnownCase]:
         stored = [case for case in stored if case.name == only]
         if not stored:
             raise UsageError(f"there is no case {only!r}; choose from {', '.join(goldens)}")
-        if stored[0].kind == DECODE:
+        if stored[0].kind == WHOLE_DECODE:
             raise UsageError(f"{only} is a whole decode, which explain cannot take apart")
     return [
         KnownCase(case.name, case.sizes, read_inputs(case, names), goldens[case.name])
         for case in stored
-        if case.kind != DECODE
+        if case.kind != WHOLE_DECODE
     ]
 
 

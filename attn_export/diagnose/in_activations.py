@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from attn_export.diagnose.evaluate import Evaluation, Values
 
-Reading = Callable[[Array, int], Array]
+InputReading = Callable[[Array, int], Array]
 """Function that takes an input `[…, N]` and the block size, and returns the input as rounded."""
 
 
@@ -87,7 +87,7 @@ class _Symmetric:
         return np.asarray((self.integers(integers) * self.scales(scales)).reshape(x.shape))
 
 
-def _with_zero_points(axes: tuple[int, ...]) -> Reading:
+def _with_zero_points(axes: tuple[int, ...]) -> InputReading:
     """Return asymmetric rounding to 256 integers; `axes` of `[…, blocks, block]` share a scale."""
 
     def rounded(x: Array, size: int) -> Array:
@@ -108,7 +108,7 @@ def _keep(x: Array, _: int) -> Array:
 
 TOKEN = (-2, -1)
 NOT_ROUNDED, SCALE, INTEGERS = "inputs not rounded", "activation scale", "activation rounding"
-READINGS: Final[tuple[tuple[str, str, Reading], ...]] = (
+READINGS: Final[tuple[tuple[str, str, InputReading], ...]] = (
     (NOT_ROUNDED, "{} is not rounded to 8 bits", _keep),
     (SCALE, "{} has one scale for each token, not for each block", _Symmetric(axes=TOKEN)),
     (SCALE, "{} has one scale for all tokens, not for each block", _Symmetric(axes=None)),
@@ -220,7 +220,7 @@ def _rounded_by_matmul(evaluation: Evaluation, node: onnx.NodeProto) -> Iterator
 
 
 def _read(
-    evaluation: Evaluation, inputs: Sequence[_RoundedInput], reading: Reading, values: Values,
+    evaluation: Evaluation, inputs: Sequence[_RoundedInput], reading: InputReading, values: Values,
     weights: Mapping[str, Array] = types.MappingProxyType({}),
 ) -> Mapping[str, Array]:  # fmt: skip
     """Return the rounded inputs, or the products with them, under a mistaken rounding.
@@ -239,7 +239,7 @@ def _read(
     return change_in_order(evaluation, changes, values, weights)
 
 
-def _apply(reading: Reading, rounded_input: _RoundedInput, x: Array) -> Array:
+def _apply(reading: InputReading, rounded_input: _RoundedInput, x: Array) -> Array:
     """Return the input as it is read, or its product if MatMulNBits rounds it."""
     read = reading(x, rounded_input.block)
     return read if rounded_input.weight is None else read @ rounded_input.weight

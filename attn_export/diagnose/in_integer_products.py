@@ -249,7 +249,7 @@ def _integer_products(evaluation: Evaluation) -> Iterator[_Product]:
             yield _Product(rounded.input[0], node.output[0], node.name, product.input[1], weight)
 
 
-def _misread_weight(reading: in_integers.Reading, weight: StoredWeight, x: Array) -> Array:
+def _misread_weight(reading: in_integers.WeightReading, weight: StoredWeight, x: Array) -> Array:
     return _Rounding()(reading(weight), x)
 
 

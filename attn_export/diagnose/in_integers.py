@@ -51,13 +51,13 @@ class StoredWeight:
         return (self.q - self.z.repeat(rows, 0)) * self.s.repeat(rows, 0)
 
 
-Reading = Callable[[StoredWeight], StoredWeight]
+WeightReading = Callable[[StoredWeight], StoredWeight]
 """Function that takes a weight as stored, and returns it as a mistake reads it."""
 
 
 def _change(
     *, q: ArrayChange = unchanged, s: ArrayChange = unchanged, z: ArrayChange = unchanged
-) -> Reading:
+) -> WeightReading:
     """Return a reading that changes integers, scales or zero points."""
     return lambda weight: StoredWeight(q(weight.q), s(weight.s), z(weight.z), weight.bits)
 
@@ -69,7 +69,7 @@ def _flip_sign(w: StoredWeight) -> StoredWeight:
     return dataclasses.replace(w, q=q)
 
 
-def _clip(share: float) -> Reading:
+def _clip(share: float) -> WeightReading:
     def read(w: StoredWeight) -> StoredWeight:
         low, high = w.q.min(), w.q.max()
         cut = (high - low) // share
@@ -78,7 +78,7 @@ def _clip(share: float) -> Reading:
     return read
 
 
-def _requantise(levels: float) -> Reading:
+def _requantise(levels: float) -> WeightReading:
     """Return a reading in which integers were quantised again, with a coarser scale per output.
 
     Args:
@@ -100,7 +100,7 @@ def _drop_last_row(w: StoredWeight) -> StoredWeight:
 
 
 SCALE, AXIS, ZERO = "weight scale", "scale axis", "zero point"
-READINGS: Final[tuple[tuple[str, str, Reading], ...]] = (
+READINGS: Final[tuple[tuple[str, str, WeightReading], ...]] = (
     (SCALE, "the scales of {} are squared", _change(s=np.square)),
     (SCALE, "the scales of {} are halved", _change(s=lambda s: s / 2)),
     (SCALE, "the scales of {} are doubled", _change(s=lambda s: s * 2)),
@@ -177,7 +177,7 @@ def fitted_weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """
     for node, weight in stored_weights(evaluation):
         name = node.input[0]
-        readings: list[tuple[str, str, Reading]] = [
+        readings: list[tuple[str, str, WeightReading]] = [
             ("quantised twice", f"{name} was quantised twice, the second time to ±{levels:.1f}",
              _requantise(levels))
             for levels in LEVELS
@@ -205,7 +205,7 @@ def _scale_one_output(s: Array, output: int, factor: float) -> Array:
     return s * np.where(np.arange(s.shape[-1]) == output, factor, 1.0)
 
 
-def _use_integers_of(other: StoredWeight) -> Reading:
+def _use_integers_of(other: StoredWeight) -> WeightReading:
     return lambda w: dataclasses.replace(w, q=other.q)
 
 
@@ -227,6 +227,8 @@ def _stored_weight(evaluation: Evaluation, node: onnx.NodeProto) -> StoredWeight
     return StoredWeight(q, s, z, 4 if np.abs(q).max(initial=0) < 16 else 8)
 
 
-def _read(name: str, weight: StoredWeight, reading: Reading, _: Values) -> Mapping[str, Array]:
+def _read(
+    name: str, weight: StoredWeight, reading: WeightReading, _: Values
+) -> Mapping[str, Array]:
     dequantised = reading(weight).dequantised
     return {name: dequantised} if np.isfinite(dequantised).all() else {}

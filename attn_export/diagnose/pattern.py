@@ -9,11 +9,10 @@ import numpy as np
 
 from attn_export.diagnose.graph_run import GraphRun, KnownCase
 from attn_export.errors import counted
+from attn_export.parity.draw import Sizes
 from attn_export.parity.judge import judge
 from attn_export.parity.measures import element_errors
 from attn_export.tensorfile import Array
-
-Sizes = Mapping[str, int]
 
 WRONG_SHARE = 0.1
 """An element is wrong if its error is at least this share of the largest in the output."""

@@ -123,17 +123,17 @@ def _model(graph: ProbeGraph) -> onnx.ModelProto:
     return helper.make_model(onnx_graph, opset_imports=opsets, ir_version=IR_VERSION)
 
 
-Typed = tuple[str, list[str | int]]
+TensorType = tuple[str, list[str | int]]
 """A dtype and a shape."""
 
 
-def _cache_type(length: str, graph: ProbeGraph) -> Typed:
+def _cache_type(length: str, graph: ProbeGraph) -> TensorType:
     return graph.dtype, ["batch", HKV, length, D]
 
 
-def _inputs(graph: ProbeGraph) -> dict[str, Typed]:
+def _inputs(graph: ProbeGraph) -> dict[str, TensorType]:
     new = _cache_type("key_len", graph)
-    inputs: dict[str, Typed] = {
+    inputs: dict[str, TensorType] = {
         "query": (graph.dtype, ["batch", H, "query_len", D]), "key": new, "value": new,
     }  # fmt: skip
     if graph.mask:
@@ -146,10 +146,10 @@ def _inputs(graph: ProbeGraph) -> dict[str, Typed]:
     return inputs
 
 
-def _grouped_query_inputs() -> dict[str, Typed]:
+def _grouped_query_inputs() -> dict[str, TensorType]:
     """Return the inputs of `GroupQueryAttention` with a past, in their order."""
-    past: Typed = ("float32", ["batch", HKV, "past_len", D])
-    new: Typed = ("float32", ["batch", "query_len", HKV * D])
+    past: TensorType = ("float32", ["batch", HKV, "past_len", D])
+    new: TensorType = ("float32", ["batch", "query_len", HKV * D])
     return {
         "query": ("float32", ["batch", "query_len", H * D]), "key": new, "value": new,
         "past_key": past, "past_value": past,
@@ -157,7 +157,7 @@ def _grouped_query_inputs() -> dict[str, Typed]:
     }  # fmt: skip
 
 
-def _value_infos(typed: Mapping[str, Typed]) -> list[onnx.ValueInfoProto]:
+def _value_infos(typed: Mapping[str, TensorType]) -> list[onnx.ValueInfoProto]:
     from onnx import helper
 
     return [

@@ -164,7 +164,7 @@ class ProgressReceiver(Protocol):
         ...
 
 
-class Comparison:
+class ProbeRunner:
     """Run of probes in a runtime, the ONNX reference evaluator and PyTorch.
 
     Args:

@@ -18,16 +18,16 @@ from attn_export.untrusted_files import checked
 
 # -- checks of the arguments of a subject -------------------------------------------------------
 
-Axes = Mapping[str, Mapping[int, str]]
-"""The names of the dynamic axes of each input, by their indices."""
-
 INPUT_DTYPES = tuple(sorted(set(DTYPES.values()) - {"float64"}))
 """Types of inputs. float64 is no such type, since ONNX Runtime rounds float64 constants to float32,
 so that graphs in float64 are exact to 1e-7 only."""
 
 
 def check_inputs(
-    module: nn.Module, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor], axes: Axes
+    module: nn.Module,
+    arguments: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    axes: Mapping[str, Mapping[int, str]],
 ) -> None:
     """Check that the inputs match the module and have supported types, and the names of axes.
 
@@ -78,7 +78,9 @@ def _check_name(name: str) -> None:
         ) from error
 
 
-def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> dict[str, int]:
+def check_axes(
+    tensors: Mapping[str, Tensor], axes: Mapping[str, Mapping[int, str]]
+) -> dict[str, int]:
     """Check that axes exist, that axes of one name have one size, and that no size is below 2.
 
     Args:

@@ -153,12 +153,12 @@ def _step(key: Any) -> str:
 
 # -- axes of the outputs of a user's module, inferred by running it -----------------------------
 
-Run = Callable[[Sizes], Mapping[str, tuple[int, ...]]]
-"""A function that runs the module at some sizes and returns the shapes of its outputs."""
-
 
 def infer_output_shapes(
-    run: Run, axes: Iterable[str], relations: Mapping[str, str], limits: Bounds
+    run: Callable[[Sizes], Mapping[str, tuple[int, ...]]],
+    axes: Iterable[str],
+    relations: Mapping[str, str],
+    limits: Bounds,
 ) -> dict[str, Shape]:
     """Return the shapes of a module's outputs, with names for dynamic axes.
 
@@ -166,7 +166,7 @@ def infer_output_shapes(
     axis with both its sizes, or "" if there is none.
 
     Args:
-        run: Returns the shapes of the outputs at some sizes.
+        run: A function that runs the module at some sizes and returns its outputs' shapes.
         axes: The names of all dynamic axes.
         relations: The axes that are sums of others, with their terms.
         limits: The bounds of axes that have any.

@@ -36,7 +36,7 @@ SHORT = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class DrawnStep:
     """Box of the drawing: a group of nodes, or a graph input or output.
 
     Attributes:
@@ -58,11 +58,11 @@ class Step:
     nodes: tuple[str, ...] = ()
 
 
-REST = Step("rest", "and more")
+REST = DrawnStep("rest", "and more")
 """The step that stands for all steps that are not drawn."""
 
 
-def _group_steps(path: list[ir.Node]) -> list[Step]:
+def _group_steps(path: list[ir.Node]) -> list[DrawnStep]:
     """Combine consecutive nodes into steps."""
     return [_step(list(nodes)) for _, nodes in itertools.groupby(path, _group)]
 
@@ -86,7 +86,7 @@ def _group(node: ir.Node) -> str:
     return module or ("moves" if node.op_type in LAYOUT_OPERATORS else str(node.name))
 
 
-def _step(nodes: list[ir.Node]) -> Step:
+def _step(nodes: list[ir.Node]) -> DrawnStep:
     main = _main_input(nodes[0])
     module = str(nodes[0].name).rpartition("/")[0]
     members = _members(nodes, main, module) if module else nodes
@@ -98,7 +98,7 @@ def _step(nodes: list[ir.Node]) -> Step:
         for value in node.inputs
         if value is not None and value not in made and value is not main and _is_worth_naming(value)
     )
-    return Step(
+    return DrawnStep(
         "nodes",
         module.rpartition("/")[2] or ", ".join(operators),
         operators if module else (),
@@ -189,7 +189,7 @@ class Lane:
     """
 
     role: str
-    steps: tuple[Step, ...]
+    steps: tuple[DrawnStep, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +263,7 @@ def _facts(node: ir.Node) -> Iterator[str]:
 # -- lanes ------------------------------------------------------------------------------------
 
 
-def _steps_before(value: ir.Value) -> tuple[Step, ...]:
+def _steps_before(value: ir.Value) -> tuple[DrawnStep, ...]:
     """Return the steps from a graph input to `value`."""
     path: list[ir.Node] = []
     current: ir.Value | None = value
@@ -278,11 +278,11 @@ def _steps_before(value: ir.Value) -> tuple[Step, ...]:
     return (
         tuple(steps)
         if current is None
-        else (Step("input", str(current.name), shape=_shape(current)), *steps)
+        else (DrawnStep("input", str(current.name), shape=_shape(current)), *steps)
     )
 
 
-def _steps_after(value: ir.Value) -> tuple[Step, ...]:
+def _steps_after(value: ir.Value) -> tuple[DrawnStep, ...]:
     """Return the steps from `value` to a graph output."""
     path: list[ir.Node] = []
     current = value
@@ -295,4 +295,4 @@ def _steps_after(value: ir.Value) -> tuple[Step, ...]:
     steps = _group_steps(path)
     if not current.is_graph_output() or len(steps) > AFTER:
         return (*steps[:AFTER], REST)
-    return (*steps, Step("output", str(current.name), shape=_shape(current)))
+    return (*steps, DrawnStep("output", str(current.name), shape=_shape(current)))

@@ -21,7 +21,9 @@ from attn_export.spec import AttentionSpec
 from attn_export.system_info import environment, processor
 from attn_export.temp_folders import scratch
 
-BATCH, PREFILL, DECODE = (1,), (512,), (2048,)
+BATCHES, PREFILL_LENGTHS, DECODE_LENGTHS = (1,), (512,), (2048,)
+"""The default batch sizes, numbers of new tokens without a past, and numbers of keys of a step."""
+
 ROUNDS = 5
 TURN_SECONDS = 0.2
 HUNG_AFTER = 300.0
@@ -131,7 +133,7 @@ def plan_workloads(
     batch: Sequence[int],
     prefill: Sequence[int],
     decode: Sequence[int],
-    default: Sequence[int] = PREFILL,
+    default: Sequence[int] = PREFILL_LENGTHS,
 ) -> list[tuple[str, dict[str, int]]]:
     """Return the name of each workload, and the sizes of all axes in it.
 
@@ -152,9 +154,9 @@ def plan_workloads(
     if decode and not can_decode:
         raise UsageError("--decode: the graphs have no cache; leave it out")
     if not prefill and not decode:
-        prefill, decode = default, DECODE if can_decode else ()
+        prefill, decode = default, DECODE_LENGTHS if can_decode else ()
     workloads = []
-    for B in batch or BATCH:
+    for B in batch or BATCHES:
         for L in prefill:
             workloads.append((f"prefill, B {B}, L {L}", _sizes(spec, B, L, L)))
         for S in decode:

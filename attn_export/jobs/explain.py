@@ -15,7 +15,7 @@ from attn_export.diagnose.explanation import Cause, Explanation
 from attn_export.errors import GraphError, RuntimeFailure, UsageError, counted
 from attn_export.parity.golden import stored_cases
 from attn_export.report.progress import Progress
-from attn_export.results import DECODE
+from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.pool import ALL
 from attn_export.runtimes.protocol import Limits, Options, Runtime, Tunable, known_limit
@@ -94,7 +94,13 @@ def explain(
     bundled = list(_runners(folder, manifest, None, target, options or {}, limits))
     case_kinds = {stored.kind for stored in stored_cases(folder / GOLDEN)[1]}
     job = _ExplainJob(
-        manifest, cases, bundled, DECODE in case_kinds, seconds, progress, witness or Witness()
+        manifest,
+        cases,
+        bundled,
+        WHOLE_DECODE in case_kinds,
+        seconds,
+        progress,
+        witness or Witness(),
     )
     explanation = job.explain_first_failure(runners, Path(output) if output else None)
     distance = quality_lines(folder, job.runs)

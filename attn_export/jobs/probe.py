@@ -39,11 +39,11 @@ def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
         raise RuntimeFailure(f"{name} cannot run here: {reason}")
     # These import numpy, which is not needed for the error that a runtime is missing.
     from attn_export.diagnose.findings import Fingerprint
-    from attn_export.diagnose.run_probes import Comparison, probes
+    from attn_export.diagnose.run_probes import ProbeRunner, probes
 
     limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
     with scratch() as folder:
-        rows = Comparison(target, probes(), folder, limits, progress).rows()
+        rows = ProbeRunner(target, probes(), folder, limits, progress).rows()
     return Fingerprint(name, target.version() or "", rows, environment())
 
 

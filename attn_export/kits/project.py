@@ -12,7 +12,7 @@ from attn_export.code_templates import render
 from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGHTS
 from attn_export.errors import UsageError
 from attn_export.parity.measures import beyond_limit
-from attn_export.results import DECODE, GraphFile
+from attn_export.results import WHOLE_DECODE, GraphFile
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, numpy_dtype
 from attn_export.tensorproto import CODES
@@ -229,7 +229,7 @@ def _replay(spec: AttentionSpec | None, cases: Sequence[Mapping[str, Any]]) -> s
     if spec.depends_on_steps:
         return None
     if spec.in_place:
-        return next((case["name"] for case in cases if case["kind"] == DECODE), None)
+        return next((case["name"] for case in cases if case["kind"] == WHOLE_DECODE), None)
     fitting = [
         case for case in cases
         if case["kind"] == "shape" and case["sizes"].get(PAST) == 0

@@ -17,7 +17,7 @@ from torch.nn.functional import layer_norm
 
 from attn_export.diagnose.attention_steps import StepChange
 from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values, is_float
-from attn_export.diagnose.explanation import Step
+from attn_export.diagnose.explanation import ReferenceStep
 from attn_export.errors import GraphError, first_few
 from attn_export.parity.allowed import TruthSource, build_golden, run_count
 from attn_export.parity.draw import seed_of
@@ -110,10 +110,10 @@ class GraphOracle(TruthSource):
         spreads = case.ignored_rows and any(n.op_type == "DynamicQuantizeLinear" for n in nodes)
         return None if spreads else case
 
-    def steps(self, inputs: Arrays) -> list[Step]:
+    def steps(self, inputs: Arrays) -> list[ReferenceStep]:
         """Return every operation of the float64 run, after the inputs and weights."""
         graph = self._evaluation
-        values, numbers, steps = graph.values(inputs), dict[str, int](), list[Step]()
+        values, numbers, steps = graph.values(inputs), dict[str, int](), list[ReferenceStep]()
         # The name, the operator and the operands of each value.
         defined: list[tuple[str, str, Sequence[str]]]
         defined = [(name, "", ()) for name in (*inputs, *graph.initializers)]
@@ -123,7 +123,7 @@ class GraphOracle(TruthSource):
             if isinstance(value, np.ndarray):
                 numbers[name] = len(steps)
                 reads = tuple(numbers[operand] for operand in operands if operand in numbers)
-                steps.append(Step(operation, "", value, reads))
+                steps.append(ReferenceStep(operation, "", value, reads))
         return steps
 
     def _run(self, case: Case, number: int) -> Arrays:

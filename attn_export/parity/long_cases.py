@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from attn_export.parity.draw import Interface, Sizes, add_sums, concrete_shape, draw_inputs
-from attn_export.results import DECODE, Case
+from attn_export.results import WHOLE_DECODE, Case
 from attn_export.spec import AttentionSpec, Input
 from attn_export.tensorfile import is_floating, numpy_dtype
 
@@ -48,9 +48,9 @@ def decode_case(interface: Interface, spec: AttentionSpec) -> tuple[Case | None,
 
 
 def _decode(inputs: Mapping[str, Input], sizes: Sizes) -> Case:
-    name = f"{DECODE}_{sizes['query_len']}"
-    drawn = draw_inputs(inputs, sizes, seed_words=(DECODE, name))
-    return Case(name, DECODE, sizes, drawn, "prompt, tokens and chunks, in buffers that grow")
+    name = f"{WHOLE_DECODE}_{sizes['query_len']}"
+    drawn = draw_inputs(inputs, sizes, seed_words=(WHOLE_DECODE, name))
+    return Case(name, WHOLE_DECODE, sizes, drawn, "prompt, tokens and chunks, in buffers that grow")
 
 
 # -- the one case with distant keys -------------------------------------------------------------

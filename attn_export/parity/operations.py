@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from attn_export.diagnose.explanation import Step
+    from attn_export.diagnose.explanation import ReferenceStep
 
 EXACT = frozenset({
     "_local_scalar_dense", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "arange",
@@ -127,7 +127,7 @@ class Recording(OperationMode):
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.steps: list[Step] = []
+        self.steps: list[ReferenceStep] = []
         self._numbers: dict[int, int] = {}
         self._alive: list[Tensor] = []  # an id may be used again once its tensor is freed
         for name, tensor in tensors.items():
@@ -150,13 +150,13 @@ class Recording(OperationMode):
         return out
 
     def _add(self, operation: str, line: str, tensor: Tensor, reads: tuple[int, ...]) -> None:
-        from attn_export.diagnose.explanation import Step  # few runs record any
+        from attn_export.diagnose.explanation import ReferenceStep  # few runs record any
 
         self._numbers[id(tensor)] = len(self.steps)
         self._alive.append(tensor)
         value = tensor.detach().cpu()
         array = value.double().numpy() if value.is_floating_point() else value.numpy()
-        self.steps.append(Step(operation, line, np.array(array), reads))
+        self.steps.append(ReferenceStep(operation, line, np.array(array), reads))
 
 
 # -- random numbers for runs that round at random -----------------------------------------------

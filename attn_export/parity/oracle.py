@@ -33,13 +33,13 @@ from attn_export.parity.float64_mode import (
 from attn_export.parity.measures import EPS_FLOAT32, eps
 from attn_export.parity.operations import Recording, RoundingSteps, rounding_steps, threads
 from attn_export.parity.rounding import RandomRounding
-from attn_export.results import DECODE, Arrays, Case, Golden
+from attn_export.results import WHOLE_DECODE, Arrays, Case, Golden
 from attn_export.spec import Shape
 from attn_export.spec.low_precision import FLOAT16, PER_RUN
 from attn_export.tensorfile import is_floating
 
 if TYPE_CHECKING:
-    from attn_export.diagnose.explanation import Step
+    from attn_export.diagnose.explanation import ReferenceStep
     from attn_export.parity.activation_ties import ActivationTies, Ties
     from attn_export.parity.float16_ties import Float16Values
     from attn_export.parity.ties import TieOrder
@@ -145,7 +145,7 @@ class Oracle(TruthSource):
         rounded = self._noisy_runs(case, eager)
         golden = build_golden(
             case, eager, truth, rounded,
-            in_float32=self._computes_in_float32 and case.kind != DECODE,
+            in_float32=self._computes_in_float32 and case.kind != WHOLE_DECODE,
         )  # fmt: skip
         return golden if self.subject.spec else self._with_ties(golden, truth)
 
@@ -212,7 +212,7 @@ class Oracle(TruthSource):
                 f"in its float64 copy, {error}; constants have to be buffers, or of x.dtype"
             ) from error
 
-    def steps(self, inputs: Arrays) -> list[Step]:
+    def steps(self, inputs: Arrays) -> list[ReferenceStep]:
         """Return every operation of the float64 run, after the inputs and weights."""
         tensors = to_torch(widened_arrays(inputs))
         weights = {**dict(self.precise.named_parameters()), **dict(self.precise.named_buffers())}

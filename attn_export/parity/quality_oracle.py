@@ -152,8 +152,6 @@ since errors are computed in float32."""
 Measure = Callable[[str, Attention], Distance]
 """A function of the name of a part and of a module, which returns the module's distance."""
 
-Measured = tuple[Distance, Split]
-
 
 class PartlyRounded(nn.Module):
     """Replacement for a quantised cache, with one kind of error in the keys or in the values.
@@ -215,7 +213,9 @@ def split(error: Tensor, step: Tensor) -> dict[str, Tensor]:
     return {ALL: error, ROUNDING: within, CLIPPED: error - within}
 
 
-def splits_of_cache(module: Attention, before: Attention, measure: Measure) -> Iterator[Measured]:
+def splits_of_cache(
+    module: Attention, before: Attention, measure: Measure
+) -> Iterator[tuple[Distance, Split]]:
     """Yield the distance of the first output with quantised keys only, then with values only.
 
     Args:
@@ -245,7 +245,9 @@ def splits_of_cache(module: Attention, before: Attention, measure: Measure) -> I
         yield distances[ALL], _split_of(part, distances, clipped / max(count, 1))
 
 
-def split_of_weight(name: str, module: Attention, before: Attention, measure: Measure) -> Measured:
+def split_of_weight(
+    name: str, module: Attention, before: Attention, measure: Measure
+) -> tuple[Distance, Split]:
     """Return the distance of the first output with one weight alone quantised.
 
     Args:

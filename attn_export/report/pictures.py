@@ -13,7 +13,7 @@ from attn_export.report.tables import graph_label
 from attn_export.results import ErrorMap, ErrorMapPanel, Report, Verdict
 
 if TYPE_CHECKING:
-    from attn_export.graph.neighbourhood import Lane, Neighbourhood, Step
+    from attn_export.graph.neighbourhood import DrawnStep, Lane, Neighbourhood
 
 
 # -- error maps ---------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Box:
     column: int
     rows: int
     columns: int
-    step: Step | None
+    step: DrawnStep | None
 
 
 @dataclasses.dataclass(frozen=True)

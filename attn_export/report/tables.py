@@ -47,7 +47,7 @@ class Styled:
     style: Style = ""
 
 
-Row = Sequence[str | Styled]
+TableRow = Sequence[str | Styled]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Table:
     """
 
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     gap: int = 2
 
 
@@ -222,7 +222,7 @@ def summary_table(ran: Sequence[Summary]) -> Table:
     return Table(SUMMARY, tuple(_row(summary) for summary in ran))
 
 
-def _row(summary: Summary) -> Row:
+def _row(summary: Summary) -> TableRow:
     all_passed = summary.passed == summary.cases
     return (
         summary.run.runtime,
@@ -241,7 +241,7 @@ Colour = Literal["green", "red", "grey"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class MatrixCell:
     """Cell of the matrix: one runtime with one graph.
 
     Attributes:
@@ -270,7 +270,7 @@ class Matrix:
 
     runtimes: tuple[str, ...]
     graphs: tuple[str, ...]
-    cells: dict[tuple[str, str], Cell]
+    cells: dict[tuple[str, str], MatrixCell]
 
     def reasons(self, *colours: Colour) -> dict[str, list[str]]:
         """Return the graphs to which each ``"runtime: reason"`` applies.
@@ -302,14 +302,14 @@ def graph_label(graph: str) -> str:
     return graph.removeprefix("model.").removesuffix("onnx").strip(".") or STANDARD
 
 
-def _cell(summary: Summary) -> Cell:
+def _cell(summary: Summary) -> MatrixCell:
     run = summary.run
     if run.outcome == "not run":
-        return Cell("red" if run.required else "grey", UNMEASURED, run.reason)
+        return MatrixCell("red" if run.required else "grey", UNMEASURED, run.reason)
     if run.outcome != "ran":
-        return Cell("red", run.outcome, run.reason)
+        return MatrixCell("red", run.outcome, run.reason)
     share = shown_share(summary.worst)
     if summary.passed == summary.cases:
-        return Cell("green", share, "", summary.worst)
+        return MatrixCell("green", share, "", summary.worst)
     failed = summary.cases - summary.passed
-    return Cell("red", f"FAILED {share}", f"{counted(failed, 'case')} failed", summary.worst)
+    return MatrixCell("red", f"FAILED {share}", f"{counted(failed, 'case')} failed", summary.worst)

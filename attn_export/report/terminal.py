@@ -13,9 +13,9 @@ from rich.text import Text
 from attn_export.errors import PARAGRAPH, printable
 from attn_export.quality import Quality
 from attn_export.report.tables import (
-    Cell,
     Column,
     Matrix,
+    MatrixCell,
     Styled,
     Summary,
     Table,
@@ -193,7 +193,7 @@ def _print_matrix(cells: Matrix, console: Console) -> None:
         say(f"{as_text(reason)} ({as_text(', '.join(graphs))})", console)
 
 
-def _coloured(cell: Cell | None) -> str | Styled:
+def _coloured(cell: MatrixCell | None) -> str | Styled:
     if cell is None:
         return ""
     return Styled(cell.text, "dim" if cell.colour == "grey" else cell.colour)

@@ -117,7 +117,7 @@ TIMED = "_kernel_time"
 DEEPEST = 1000
 """The number of preceding spans among which the span of an enclosing node is searched."""
 
-Typed = tuple[str, Sequence[int]]
+ProfiledTensor = tuple[str, Sequence[int]]
 """The dtype of a tensor, in the words of ONNX Runtime's profiler, and its shape."""
 
 
@@ -128,8 +128,8 @@ class _Span:
     start: int
     end: int
     node: str
-    inputs: Sequence[Typed] = ()
-    outputs: Sequence[Typed] = ()
+    inputs: Sequence[ProfiledTensor] = ()
+    outputs: Sequence[ProfiledTensor] = ()
 
 
 NO_NODE = _Span(0, 0, "")
@@ -209,7 +209,9 @@ def events_of_step(
     return tuple(result[:MOST_EVENTS])
 
 
-def bytes_copied(kernel: str, inputs: Sequence[Typed], outputs: Sequence[Typed]) -> int:
+def bytes_copied(
+    kernel: str, inputs: Sequence[ProfiledTensor], outputs: Sequence[ProfiledTensor]
+) -> int:
     """Return the bytes of keys and values that a kernel copies; 0 for kernels that copy none.
 
     The stand-in libraries do not run kernels, so the bytes are computed from shapes. `Ungroup`
@@ -247,7 +249,7 @@ def _spans(profile: Sequence[Mapping[str, Any]], started: int) -> Iterator[_Span
             yield _Span(started + event["ts"] * 1000, end, node, inputs, outputs)
 
 
-def _typed(tensors: Iterable[Mapping[str, Sequence[int]]]) -> list[Typed]:
+def _typed(tensors: Iterable[Mapping[str, Sequence[int]]]) -> list[ProfiledTensor]:
     """Return the dtype and shape of each tensor, which are its only key and value."""
     return [pair for tensor in tensors for pair in tensor.items()]
 

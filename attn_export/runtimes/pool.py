@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from attn_export.results import DECODE, GraphFile, StoredCase
+from attn_export.results import WHOLE_DECODE, GraphFile, StoredCase
 from attn_export.runtimes.catalogue import CLASSES, DEFAULT, runtime
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import CustomLaunch, Limits, Runtime, known_limit
@@ -164,7 +164,7 @@ class Pool:
                 (case.name, case.folder, outputs_of(out, name, graph, numbers[case.name]))
                 for case in self._cases[graph]
             ]
-            decodes = [case.name for case in self._cases[graph] if case.kind == DECODE]
+            decodes = [case.name for case in self._cases[graph] if case.kind == WHOLE_DECODE]
             worker.send_job(folder / graph, inputs, files, self._graph_files[graph], axes, decodes)
         self._chain_custom_launches()
 
@@ -187,7 +187,7 @@ class Pool:
 
 def _accepts(file: GraphFile, case: StoredCase) -> bool:
     # A whole decode is run in steps, whose sizes the worker chooses to fit the graph.
-    return case.kind == DECODE or file.takes(case.sizes)
+    return case.kind == WHOLE_DECODE or file.takes(case.sizes)
 
 
 def outputs_of(out: Path, runtime_name: str, graph: str, number: int) -> Path:

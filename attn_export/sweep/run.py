@@ -14,7 +14,7 @@ from attn_export.errors import RuntimeFailure, one_line
 from attn_export.report.progress import Progress
 from attn_export.sweep.cluster import DEATHS, resource, unavailable_here
 from attn_export.sweep.store import Row, Store
-from attn_export.sweep.sweep_plan import Cell, Plan, Source, short_fields
+from attn_export.sweep.sweep_plan import Cell, Source, SweepPlan, short_fields
 from attn_export.sweep.tasks import CellFields, build_packed, run_packed
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ POLL: Final = 1.0
 
 
 @dataclasses.dataclass
-class _Work:
+class _LayerTask:
     """The cells of one layer in one runtime, and the task that runs them.
 
     Attributes:
@@ -63,7 +63,7 @@ Tasks = tuple[Callable[..., Any], Callable[..., Any]]
 
 
 def run_sweep(
-    plan: Plan,
+    plan: SweepPlan,
     store: Store,
     client: Client,
     progress: Progress | None = None,
@@ -103,13 +103,13 @@ class _Sweep:
     """A running sweep: its tasks on the cluster, and the bundles that they need."""
 
     def __init__(
-        self, plan: Plan, store: Store, client: Client, progress: Progress, tasks: Tasks
+        self, plan: SweepPlan, store: Store, client: Client, progress: Progress, tasks: Tasks
     ) -> None:
         self._plan, self._store, self._client = plan, store, client
         self._progress, self._started = progress, time.monotonic()
         self._build_task, self._run_task = tasks
         self._done = 0
-        self._work: list[_Work] = []
+        self._work: list[_LayerTask] = []
         self._bundles: dict[str, Future] = {}
         self._seen_resources: set[str] = set()
 
@@ -143,7 +143,7 @@ class _Sweep:
         )  # fmt: skip
         for runtime, dialects in by_runtime.items():
             future = self._run(source, runtime, dialects)
-            self._work.append(_Work(source, runtime, tuple(dialects), future))
+            self._work.append(_LayerTask(source, runtime, tuple(dialects), future))
 
     def _run(self, source: Source, runtime: str, dialects: Sequence[str]) -> Future:
         return self._client.submit(
@@ -168,7 +168,7 @@ class _Sweep:
         for key in [key for key in self._bundles if key not in in_progress]:
             del self._bundles[key]
 
-    def _give_up_if_lost(self, work: _Work, resources: set[str]) -> None:
+    def _give_up_if_lost(self, work: _LayerTask, resources: set[str]) -> None:
         if resource(work.runtime) in resources:
             work.lost = None
             return
@@ -183,7 +183,7 @@ class _Sweep:
                 reason += f"; on this machine {here}"
             self._fail(work, "unavailable", reason)
 
-    def _finish(self, work: _Work) -> None:
+    def _finish(self, work: _LayerTask) -> None:
         from distributed import KilledWorker
 
         error = work.future.exception()
@@ -196,11 +196,11 @@ class _Sweep:
             reason = f"{type(error).__name__}: {one_line(error)[:300]}"
             self._fail(work, "error", reason)
 
-    def _fail(self, work: _Work, verdict: str, cause: str) -> None:
+    def _fail(self, work: _LayerTask, verdict: str, cause: str) -> None:
         failed = {"verdict": verdict, "cause": cause}
         self._end(work, dict.fromkeys(work.dialects, failed))
 
-    def _end(self, work: _Work, fields: Mapping[str, CellFields]) -> None:
+    def _end(self, work: _LayerTask, fields: Mapping[str, CellFields]) -> None:
         """Store the cells of a finished task."""
         source = work.source
         content = source.content

@@ -112,7 +112,7 @@ class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """A sweep.
 
     Attributes:
@@ -132,7 +132,7 @@ class Plan:
         """The layers, in order."""
         return list({cell.source.key: cell.source for cell in self.cells}.values())
 
-    def share(self, number: int, count: int) -> Plan:
+    def share(self, number: int, count: int) -> SweepPlan:
         """Return one of `count` parts of the sweep, which have about as many layers each.
 
         Args:
@@ -145,7 +145,7 @@ class Plan:
         return dataclasses.replace(self, cells=cells)
 
 
-def read_plan(path: Path, *, allow_modules: bool = False) -> Plan:
+def read_plan(path: Path, *, allow_modules: bool = False) -> SweepPlan:
     """Read the plan of a sweep.
 
     Args:
@@ -171,7 +171,7 @@ def read_plan(path: Path, *, allow_modules: bool = False) -> Plan:
         raise UsageError(f"{path}: {error}; change it, or leave it out by [[exclude]]") from error
 
 
-def _plan(path: Path, file: _File) -> Plan:
+def _plan(path: Path, file: _File) -> SweepPlan:
     dialects = check_dialects(file.dialects, ALL)
     dialects = DIALECTS if ALL in dialects else dialects
     runtimes = {name: tuple(runtime(name).dialects) for name in file.runtimes}
@@ -189,7 +189,7 @@ def _plan(path: Path, file: _File) -> Plan:
                     raise UsageError(f"{path} has more than {MOST_CELLS} cells; split it")
     if not cells:
         raise UsageError(f"{path} has no cells; give [[spec]], bundle or module, and runtimes")
-    return Plan(file.name or path.stem, file.seed, dialects, tuple(cells))
+    return SweepPlan(file.name or path.stem, file.seed, dialects, tuple(cells))
 
 
 def _sources(path: Path, file: _File) -> Iterator[Source]:

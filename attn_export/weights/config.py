@@ -148,7 +148,7 @@ class Config:
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
 
-Pattern = Callable[[Config, int], bool]
+WindowPattern = Callable[[Config, int], bool]
 """A function that returns whether a layer has a window, by its number. It is used if `layer_types`
 is missing."""
 
@@ -203,7 +203,7 @@ def _qwen_slides(config: Config, number: int) -> bool:
     return number >= config.whole("max_window_layers")
 
 
-PATTERNS: Final[Mapping[str, Pattern]] = {
+PATTERNS: Final[Mapping[str, WindowPattern]] = {
     "even": _even, "gemma3_slides": _gemma3_slides, "modernbert_slides": _modernbert_slides,
     "no_layer": _no_layer, "qwen_slides": _qwen_slides,
 }  # fmt: skip

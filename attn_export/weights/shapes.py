@@ -15,7 +15,7 @@ from attn_export.weights.select_layer import CROSS, LayerMatch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Size:
+class ExplainedSize:
     """Size of an axis, and the text that explains it: ``num_heads 8 * head_dim 64``."""
 
     count: int
@@ -37,7 +37,7 @@ class ExpectedTensor:
     ours: str
 
 
-def _tensor(ours: str, *sizes: Size) -> ExpectedTensor:
+def _tensor(ours: str, *sizes: ExplainedSize) -> ExpectedTensor:
     """Return the expected tensor with axes of these sizes."""
     shape = tuple(size.count for size in sizes)
     return ExpectedTensor(shape, ", ".join(size.text for size in sizes), ours)
@@ -57,12 +57,12 @@ class NamedSizes:
     keys: Mapping[str, str]
     origin: str
 
-    def of(self, *fields: str) -> Size:
+    def of(self, *fields: str) -> ExplainedSize:
         """Return the value of a field of the spec, or the product of several."""
         values = [getattr(self.spec, field) for field in fields]
         names = [self.keys.get(field, field) for field in fields]
         texts = [f"{name} {value}" for name, value in zip(names, values, strict=True)]
-        return Size(math.prod(values), " * ".join(texts))
+        return ExplainedSize(math.prod(values), " * ".join(texts))
 
     @property
     def value_width(self) -> str:
@@ -70,21 +70,21 @@ class NamedSizes:
         is_derived = self.spec.v_head_dim == self.spec.head_dim
         return "head_dim" if is_derived else "v_head_dim"
 
-    def rows(self) -> dict[str, Size]:
+    def rows(self) -> dict[str, ExplainedSize]:
         """Return the numbers of rows of the projections q, k and v."""
         return {
             "q": self.of("num_heads", "head_dim"), "k": self.of("num_kv_heads", "head_dim"),
             "v": self.of("num_kv_heads", self.value_width),
         }  # fmt: skip
 
-    def packed(self) -> Size:
+    def packed(self) -> ExplainedSize:
         """Return the number of rows of all three projections together."""
         rows = self.rows().values()
         text = " + ".join(size.text for size in rows)
         if self.value_width == "head_dim":
             heads = f"({self.of('num_heads').text} + 2 * {self.of('num_kv_heads').text})"
             text = f"{heads} * {self.of('head_dim').text}"
-        return Size(sum(size.count for size in rows), text)
+        return ExplainedSize(sum(size.count for size in rows), text)
 
 
 def expected_tensors(
@@ -155,8 +155,8 @@ def _latent_tensors(_: LayerMatch, sizes: NamedSizes) -> dict[str, ExpectedTenso
     heads, head, value = (sizes.of(name) for name in ("num_heads", "head_dim", "v_head_dim"))
     latent, query_latent = sizes.of("kv_latent_dim"), sizes.of("q_latent_dim")
     rotated = sizes.of("rotary_dim")
-    down = Size(latent.count + rotated.count, f"{latent.text} + {rotated.text}")
-    up = Size(
+    down = ExplainedSize(latent.count + rotated.count, f"{latent.text} + {rotated.text}")
+    up = ExplainedSize(
         heads.count * (head.count - rotated.count + value.count),
         f"{heads.text} * ({head.text} - {rotated.text} + {value.text})",
     )

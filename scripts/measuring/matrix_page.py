@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attn_export.report.data import finite, made_on
-from attn_export.report.tables import UNMEASURED, Cell, markdown_table, matrix, shown
+from attn_export.report.tables import UNMEASURED, MatrixCell, markdown_table, matrix, shown
 from attn_export.results import Report
 from attn_export.runtimes.catalogue import CLASSES
 
@@ -16,7 +16,7 @@ from attn_export.runtimes.catalogue import CLASSES
 class _Sum:
     """Cells of one runtime and graph, by the name of the model."""
 
-    cells: dict[str, Cell] = dataclasses.field(default_factory=dict)
+    cells: dict[str, MatrixCell] = dataclasses.field(default_factory=dict)
 
     def text(self) -> str:
         green = [cell for cell in self.cells.values() if cell.colour == "green"]

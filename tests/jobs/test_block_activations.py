@@ -18,7 +18,7 @@ from attn_export.bundle import GOLDEN
 from attn_export.graph.block_rounding import read_block_rounding
 from attn_export.graph.load import load_model
 from attn_export.jobs.kit import write_kit
-from attn_export.results import DECODE
+from attn_export.results import WHOLE_DECODE
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import read_tensor
 
@@ -70,7 +70,7 @@ def test_the_graph_rounds_each_input_once_and_ort_leaves_it_to_the_operator(name
 def test_a_token_that_is_not_finite_spoils_no_other_and_a_decode_may_go_in_steps():
     folder = bundle_of("in place") / GOLDEN
     cases = json.loads((folder / "index.json").read_text())["cases"]
-    assert any(case["kind"] == DECODE for case in cases)
+    assert any(case["kind"] == WHOLE_DECODE for case in cases)
     spoilt = next(case for case in cases if case["name"] == "nan_in_one_row")
     assert np.isnan(read_tensor(folder / spoilt["folder"] / "input_0.pb")[1]).any()
 

@@ -22,7 +22,7 @@ from attn_export.graph.checks import check_graph
 from attn_export.graph.load import load_model
 from attn_export.jobs.compare import compare
 from attn_export.jobs.kit import write_kit
-from attn_export.results import DECODE
+from attn_export.results import WHOLE_DECODE
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import read_tensor
 
@@ -110,7 +110,7 @@ def test_no_case_has_a_row_that_spoils_the_others_or_a_decode_in_steps():
     for name in ("cached", "in place"):
         folder = bundle_of(name) / GOLDEN
         index = json.loads((folder / "index.json").read_text())
-        assert all(case["kind"] != DECODE for case in index["cases"])
+        assert all(case["kind"] != WHOLE_DECODE for case in index["cases"])
         for case in index["cases"]:
             assert np.isfinite(read_tensor(folder / case["folder"] / "input_0.pb")[1]).all()
 

@@ -26,7 +26,7 @@ from attn_export.parity.allowed import narrow
 from attn_export.parity.golden import read_golden, stored_cases
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
-from attn_export.results import DECODE, Arrays, Golden, GraphFile
+from attn_export.results import WHOLE_DECODE, Arrays, Golden, GraphFile
 from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.worker import decode
@@ -143,7 +143,7 @@ class Trials:
             return to_case_layout(outputs, form.layouts)
 
         inputs = dict(golden.case.inputs)
-        if golden.case.kind != DECODE:
+        if golden.case.kind != WHOLE_DECODE:
             return run(inputs)
         return decode(run, inputs, self._axes, form.fixed)
 
@@ -186,7 +186,7 @@ class Trials:
 
 
 def _cost(golden: Golden) -> int:
-    decodes = golden.case.kind == DECODE
+    decodes = golden.case.kind == WHOLE_DECODE
     return sum(a.size for a in golden.case.inputs.values()) * (100 if decodes else 1)
 
 

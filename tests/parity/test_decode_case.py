@@ -8,7 +8,7 @@ from conftest import interface_of, small_spec
 
 from attn_export.parity.long_cases import LONG_BYTES, TOKENS
 from attn_export.parity.plan import GOLDEN_BYTES, Plan, plan_cases
-from attn_export.results import DECODE, Case
+from attn_export.results import WHOLE_DECODE, Case
 from attn_export.spec import AttentionSpec
 
 
@@ -17,7 +17,7 @@ def plan_of(spec: AttentionSpec) -> Plan:
 
 
 def decodes_of(plan: Plan) -> list[Case]:
-    return [case for case in plan.cases if case.kind == DECODE]
+    return [case for case in plan.cases if case.kind == WHOLE_DECODE]
 
 
 def wide(embed_dim: int, **changes: object) -> AttentionSpec:

@@ -6,19 +6,19 @@ import itertools
 
 import pytest
 
-from attn_export.graph.neighbourhood import REST, Lane, Neighbourhood, Step
+from attn_export.graph.neighbourhood import REST, DrawnStep, Lane, Neighbourhood
 from attn_export.report.pictures import Box, Drawing, draw_attention
 
-QUERY = Step("input", "query", shape="[B, L, 16]")
-QKV = Step("nodes", "qkv", ("MatMul", "Add"), nodes=("qkv/MatMul",))
+QUERY = DrawnStep("input", "query", shape="[B, L, 16]")
+QKV = DrawnStep("nodes", "qkv", ("MatMul", "Add"), nodes=("qkv/MatMul",))
 
 
-def lane(role: str, *steps: Step) -> Lane:
+def lane(role: str, *steps: DrawnStep) -> Lane:
     return Lane(role, (QUERY, *steps))
 
 
-def step(name: str, *operators: str, **more: tuple[str, ...]) -> Step:
-    return Step("nodes", name, operators, "[B, 2, L, 8]", **more)
+def step(name: str, *operators: str, **more: tuple[str, ...]) -> DrawnStep:
+    return DrawnStep("nodes", name, operators, "[B, 2, L, 8]", **more)
 
 
 OURS = Neighbourhood(
@@ -27,15 +27,15 @@ OURS = Neighbourhood(
         lane("query", step("q_proj", "MatMul"), step("Reshape, Transpose")),
         lane("key", step("k_proj", "MatMul"), step("Reshape, Transpose", beside=("past_key",))),
         lane("value", step("v_proj", "MatMul")),
-        Lane("attn_mask", (Step("input", "attn_mask"), step("score_bias", *"abcdefgh" * 9))),
-        Lane("past_key", (Step("input", "past_key"),)),
-        Lane("past_value", (Step("input", "past_value"),)),
+        Lane("attn_mask", (DrawnStep("input", "attn_mask"), step("score_bias", *"abcdefgh" * 9))),
+        Lane("past_key", (DrawnStep("input", "past_key"),)),
+        Lane("past_value", (DrawnStep("input", "past_value"),)),
     ),
     (
-        Lane("output", (step("out_proj", "MatMul"), Step("output", "output"))),
-        Lane("present_key", (Step("output", "present_key"),)),
-        Lane("present_value", (Step("output", "present_value"),)),
-        Lane("attn_weights", (Step("output", "weights"),)),
+        Lane("output", (step("out_proj", "MatMul"), DrawnStep("output", "output"))),
+        Lane("present_key", (DrawnStep("output", "present_key"),)),
+        Lane("present_value", (DrawnStep("output", "present_value"),)),
+        Lane("attn_weights", (DrawnStep("output", "weights"),)),
     ),
 )  # fmt: skip
 SHARED = Neighbourhood(

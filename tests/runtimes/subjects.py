@@ -19,7 +19,7 @@ from attn_export.jobs.bundle_graphs import lower_all
 from attn_export.parity.golden import write_golden, write_inputs
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
-from attn_export.results import DECODE, Golden, GraphFile, StoredCase, Verdict
+from attn_export.results import WHOLE_DECODE, Golden, GraphFile, StoredCase, Verdict
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
 from attn_export.tensorfile import read_outputs
@@ -175,9 +175,9 @@ def what_is_wrong(target: Runtime, subject: Stored, form: GraphFile, out: Path) 
 
     The support table of the runtime is ignored.
     """
-    cases = [case for case in subject.cases if case.kind == DECODE or form.takes(case.sizes)]
+    cases = [case for case in subject.cases if case.kind == WHOLE_DECODE or form.takes(case.sizes)]
     files = {case.name: (case.name, case.folder, out / str(i)) for i, case in enumerate(cases)}
-    decodes = [case.name for case in cases if case.kind == DECODE]
+    decodes = [case.name for case in cases if case.kind == WHOLE_DECODE]
     inputs = list(next(iter(subject.goldens.values())).case.inputs)
     problems, count = [], 0
     with Worker(target, LIMITS) as worker:

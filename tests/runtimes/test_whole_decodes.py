@@ -15,7 +15,7 @@ from onnx import helper
 from attn_export import verify
 from attn_export.parity.golden import read_golden, stored_cases
 from attn_export.parity.judge import judge
-from attn_export.results import DECODE, Golden, Verdict
+from attn_export.results import WHOLE_DECODE, Golden, Verdict
 from attn_export.runtimes import worker
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.tensorfile import read_tensors
@@ -45,7 +45,7 @@ def test_every_graph_decodes_in_every_runtime(name: str):
 def test_the_index_says_which_case_is_a_decode_and_verify_replays_it():
     bundle = bundle_of(NAMES[2])
     entries = json.loads((bundle / "golden" / "index.json").read_text())["cases"]
-    assert [entry["name"] for entry in entries if entry["kind"] == DECODE] == [CASE]
+    assert [entry["name"] for entry in entries if entry["kind"] == WHOLE_DECODE] == [CASE]
     seen = [v for v in verify(bundle, runtimes=["ort-cpu"]).verdicts if v.case == CASE]
     assert {v.graph for v in seen} == set(ORT)
     assert {v.status for v in seen} == {"passed"}
@@ -73,7 +73,7 @@ def test_a_graph_that_fails_after_150_keys_fails_no_other_case(tmp_path: Path):
 def golden_of(name: str) -> tuple[Golden, Arrays]:
     folder = bundle_of(name) / "golden"
     inputs, cases = stored_cases(folder)
-    (case,) = (case for case in cases if case.kind == DECODE)
+    (case,) = (case for case in cases if case.kind == WHOLE_DECODE)
     (golden,) = (golden for golden in read_golden(folder) if golden.case.name == case.name)
     return golden, read_tensors(case.folder, "input", inputs)
 

@@ -8,12 +8,12 @@ import pytest
 
 from attn_export.cli import run
 from attn_export.errors import UsageError
-from attn_export.sweep.sweep_plan import Plan, read_plan
+from attn_export.sweep.sweep_plan import SweepPlan, read_plan
 
 BASE = "[base]\nembed_dim = 32\nnum_heads = 4\n"
 
 
-def plan_of(tmp_path: Path, text: str, **options: bool) -> Plan:
+def plan_of(tmp_path: Path, text: str, **options: bool) -> SweepPlan:
     path = tmp_path / "heads.toml"
     path.write_text(text)
     return read_plan(path, **options)

@@ -27,14 +27,14 @@ from onnx_ir.passes import common
 
 from attn_export.graph.ir_helpers import MASK_INPUT, nodes_of, optional_input
 from attn_export.graph.lower.mask_trials import MaskTrial, MaskTrials
-from attn_export.graph.lower.mask_values import SMALL, MaskGraph, Values, broadcast_to_scores
+from attn_export.graph.lower.mask_values import SMALL, MaskGraph, ValueArrays, broadcast_to_scores
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.read import MASKED, AttentionNode, read_attention
 from attn_export.tensorfile import Array
 
 # -- masks with a causal part and one that is computed from data --------------------------------
 
-TrialValues = tuple[MaskTrial, Values]
+TrialValues = tuple[MaskTrial, ValueArrays]
 """A trial, and the values of the graph in it."""
 
 DRAWN: dict[str, list[Any]] = {"b": [False, True], "i": [0, 1, 2], "u": [0, 1, 2]}

@@ -16,9 +16,9 @@ from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower.mask_trials import MaskTrial, MaskTrials
 from attn_export.tensorfile import Array
 
-Values = Mapping[ir.Value, Array]
+ValueArrays = Mapping[ir.Value, Array]
 
-Evaluate = Callable[[MaskTrial, Values], dict[ir.Value, Array]]
+Evaluate = Callable[[MaskTrial, ValueArrays], dict[ir.Value, Array]]
 """Function that runs nodes in a trial, with the data that they read, and returns their values."""
 
 MOST_NODES = 300
@@ -134,7 +134,7 @@ class MaskGraph:
             known |= {x: one[x] for x in free if np.array_equal(one[x], other[x])}
         return known
 
-    def _reach(self, known: Values) -> int:
+    def _reach(self, known: ValueArrays) -> int:
         """Return an upper bound of the length from which the numbers of the mask take effect.
 
         Numbers that are added, or belong to several parts of a rule, take effect at their sum, and
@@ -173,7 +173,7 @@ class MaskGraph:
         constants = {x: array for x, array in self._constants.items() if x in read}
         model = _reference_model(nodes[::-1], inputs, outputs)
 
-        def evaluate(trial: MaskTrial, data: Values) -> dict[ir.Value, Array]:
+        def evaluate(trial: MaskTrial, data: ValueArrays) -> dict[ir.Value, Array]:
             known = {**constants, **self._sizes(trial), **data}
             with np.errstate(all="ignore"):
                 arrays = model.run(None, {str(value.name): known[value] for value in inputs})
@@ -185,7 +185,7 @@ class MaskGraph:
     def _evaluate_mask(self) -> Evaluate:
         return self.evaluator([self.mask])
 
-    def mask_in(self, trial: MaskTrial, data: Values | None = None) -> Array | None:
+    def mask_in(self, trial: MaskTrial, data: ValueArrays | None = None) -> Array | None:
         """Return the mask in a trial, `[B, H or 1, L, S]`; None if a table is too short for it.
 
         Args:
@@ -210,7 +210,7 @@ class MaskGraph:
         }
 
 
-def _is_known(node: ir.Node, known: Values) -> bool:
+def _is_known(node: ir.Node, known: ValueArrays) -> bool:
     return all(value in known for value in node.outputs)
 
 
@@ -228,7 +228,7 @@ def _lengths_in(array: Array) -> list[float]:
     return [n for n in numbers if n < NO_LENGTH]
 
 
-def _divisor(node: ir.Node, known: Values) -> float:
+def _divisor(node: ir.Node, known: ValueArrays) -> float:
     """Return the largest constant by which a node divides; 1 for other nodes."""
     if node.op_type not in ("Div", "Mul"):
         return 1.0
