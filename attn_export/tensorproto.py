@@ -24,6 +24,7 @@ CODES = {name: code for code, name in DTYPES.items()}
 DIMS, DATA_TYPE, NAME, RAW_DATA = 1, 2, 8, 9
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 MOST_DIMS, LARGEST_DIM = 8, 2**31 - 1
+LARGEST_FIELD = 2**29 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +93,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     while at < len(data):
         key, at = _read_varint(data, at)
         field, wire_type = key >> 3, key & 7
+        if not 1 <= field <= LARGEST_FIELD:
+            raise ValueError("no protobuf message")
         if wire_type == VARINT:
             value, at = _read_varint(data, at)
             yield field, value
@@ -122,7 +125,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         byte = data[at]
         value |= (byte & 0x7F) << shift
         at += 1
-        if byte < 0x80:
+        if byte < 0x80 and value < 2**64:
             return value, at
         shift += 7
     raise ValueError("a message that was cut off")

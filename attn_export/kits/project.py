@@ -170,7 +170,7 @@ def facts(
         "inputs": _values(manifest["inputs"], graph.layouts),
         "outputs": outputs,
         "cases": [
-            {**case, "tolerances": [_tolerance(case, output) for output in outputs]}
+            {**case, "tolerances": [tolerance(case, output) for output in outputs]}
             for case in index["cases"]
         ],
         "cache": _cache(manifest["inputs"]),
@@ -202,15 +202,25 @@ def _values(
     return values
 
 
-def _tolerance(case: Mapping[str, Any], output: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the error allowed of an output, or the reason that the output is no evidence."""
+def tolerance(case: Mapping[str, Any], output: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the error allowed of an output, or the reason that the output is no evidence.
+
+    The reason is `unusable`, or `beyond_limit` if the error allowed is too large.
+
+    Args:
+        case: The entry of the case in the index of the golden vectors.
+        output: The name and the dtype of the output.
+    """
     allowed, dtype = case["allowed"].get(output["name"]), numpy_dtype(output["dtype"])
-    if not is_floating(dtype):
+    unusable, beyond = case["unusable"].get(output["name"]), ""
+    if unusable is not None:
+        # In C++ an empty text is no reason.
+        unusable = " ".join(unusable.split()) or "no reason is stated"
+    elif allowed and is_floating(dtype):
+        beyond = beyond_limit(allowed["whole"], allowed["row"], dtype)
+    if unusable or beyond or not is_floating(dtype):
         allowed = None
-    unusable = case["unusable"].get(output["name"], "")
-    if allowed and not unusable:
-        unusable = beyond_limit(allowed["whole"], allowed["row"], dtype)
-    return {"allowed": None if unusable else allowed, "unusable": " ".join(unusable.split())}
+    return {"allowed": allowed, "unusable": unusable or "", "beyond_limit": beyond}
 
 
 def _cache(inputs: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""The judges of the kits in JavaScript and Python say what `attn_export.parity.judge` says."""
+"""The judges of the kits in all languages give the verdicts of `attn_export.parity.judge`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from conformance import answers, need_tool
 
-from attn_export.kits.project import HERE, LANGUAGES, copy_sources
+from attn_export.kits.project import HERE, LANGUAGES, copy_sources, tolerance
 from attn_export.parity.judge import judge
 from attn_export.parity.measures import largest_allowed
 from attn_export.results import Allowed, Case, Golden
-from attn_export.tensorfile import is_floating
+from attn_export.tensorfile import is_floating, write_tensor
 
 ALLOWED = Allowed(whole=1e-3, row=2e-3)
 INF, NAN = np.inf, np.nan
+INTEGERS = [np.dtype(f"{sign}int{bits}") for bits in (8, 16, 32, 64) for sign in ("", "u")]
 FLOATS = [np.dtype(d) for d in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 
 
@@ -52,6 +54,20 @@ class Judged:
             "allowed": {"y": allowed}, "unusable": self.golden().unusable,
             "ignored_rows": self.ignored_rows,
         }  # fmt: skip
+
+    def command(self, path: Path) -> str:
+        """Write the arrays, and return the command that judges them in C or C++."""
+        files = [f"{path}_{kind}.pb" for kind in ("got", "truth")]
+        for file, array in zip(files, (self.got, self.truth), strict=True):
+            write_tensor(Path(file), "y", array)
+        entry = {"allowed": {}, "unusable": self.golden().unusable}
+        if self.allowed is not None:
+            entry["allowed"]["y"] = dataclasses.asdict(self.allowed)
+        limits = tolerance(entry, {"name": "y", "dtype": self.truth.dtype.name})
+        allowed = limits["allowed"] or {"whole": "-", "row": "-"}
+        fields = [allowed["whole"], allowed["row"], limits["unusable"], limits["beyond_limit"]]
+        rows = ",".join(map(str, self.ignored_rows))
+        return "\t".join(["judge", *files, *(str(field) or "-" for field in fields), rows or "-"])
 
 
 def told(array: np.ndarray) -> dict[str, object]:
@@ -94,14 +110,20 @@ def arrays() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     yield "squares overflow", huge, huge * np.float32(1.0005)
     small = (t * 1e-38).astype(np.float32)
     yield "denormal", small, small
-    for dtype in (np.bool_, np.int64, np.uint8, np.int32):
+    for dtype in (np.dtype(bool), *INTEGERS):
         whole = np.arange(6).reshape(2, 3).astype(dtype)
         other = whole.copy()
         other[1, 1] = not other[1, 1] if dtype == np.bool_ else other[1, 1] + 1
-        yield f"{np.dtype(dtype)} equal", whole, whole
-        yield f"{np.dtype(dtype)} unequal", whole, other
-    large = np.array([2**60 + 1])
-    yield "int64 beyond float64", large, large - 1
+        yield f"{dtype} equal", whole, whole
+        yield f"{dtype} unequal", whole, other
+    for dtype in INTEGERS:
+        extremes = np.array([np.iinfo(dtype).min, np.iinfo(dtype).max], dtype)
+        yield f"{dtype} extremes", extremes, extremes
+        yield f"{dtype} wraps around", extremes, extremes + dtype.type(1)
+    for dtype in (np.int64, np.uint64):
+        large = np.array([2**60 + 1], dtype)
+        yield f"{np.dtype(dtype)} beyond float64", large, large - dtype(1)
+    yield "a sign of integers", np.array([255], np.uint8), np.array([-1], np.int8)
     yield "empty", np.zeros((2, 0, 3), np.float32), np.zeros((2, 0, 3), np.float32)
     yield "another empty shape", np.zeros((2, 0, 3), np.float32), np.zeros((2, 0, 4), np.float32)
     yield "another shape", t, t.reshape(3, 5, 4)
@@ -173,8 +195,9 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def said(need_node: None) -> list[dict[str, object]]:
+def said() -> list[dict[str, object]]:
     """Return the JavaScript judge's results on every case, and on cases with other outputs."""
+    need_tool("node")
     cases = [case.told() for case in CASES]
     cases.append({**cases[0], "outputs": {}})
     cases.append({**cases[0], "outputs": {**cases[0]["outputs"], "z": cases[0]["outputs"]["y"]}})
@@ -185,14 +208,6 @@ def said(need_node: None) -> list[dict[str, object]]:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-@pytest.fixture(scope="module")
-def need_node() -> None:
-    import shutil
-
-    if shutil.which("node") is None:
-        pytest.skip("there is no node")
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[case.name for case in CASES])
@@ -220,6 +235,25 @@ def test_what_is_missing_extra_or_without_a_limit_is_said(said):
         "y: no evidence: an error of 1000000000 over the whole output would be allowed, and "
         "0.016 is the most for float32"
     ]
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return the commands that judge every case in C or C++; conformance.c describes them."""
+    folder = tmp_path_factory.mktemp("cases")
+    return [case.command(folder / str(number)) for number, case in enumerate(CASES)]
+
+
+@pytest.mark.parametrize("language", ["c", "cpp"])
+def test_c_and_cpp_give_the_verdict_of_the_judge(language: str, commands: list[str]):
+    for case, (status, share, why) in zip(CASES, answers(language, commands), strict=True):
+        (verdict,) = judge(language, "g", case.golden(), {"y": case.got})
+        assert status == verdict.status, (case.name, why, verdict.message)
+        assert bool(why) == (status != "passed"), (case.name, why)
+        if verdict.worst is not None and math.isfinite(verdict.worst):
+            assert float(share) == pytest.approx(verdict.worst, rel=1e-9), case.name
+        if status == "unusable":
+            assert why == verdict.message or not verdict.message, case.name
 
 
 HELD = [case for case in CASES if "bfloat16" not in (case.truth.dtype.name, case.got.dtype.name)]

@@ -21,6 +21,8 @@ bool fail(Error *error, const char *format, ...) PRINTF_LIKE(2, 3);
 /* Prints one line. Control characters, which names in files may contain, are printed as "?". */
 void print_line(FILE *to, const char *format, ...) PRINTF_LIKE(2, 3);
 
+bool is_utf8(const char *text);
+
 /* Returns the end of a path, short enough for an error message. */
 const char *path_end(const char *path);
 

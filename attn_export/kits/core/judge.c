@@ -22,6 +22,11 @@ static const char *place_text(const Tensor *tensor, size_t flat, char *buffer, s
     return dims_text(at, tensor->rank, buffer, size);
 }
 
+static void set_unusable(Verdict *verdict, const char *reason) {
+    verdict->status = UNUSABLE;
+    snprintf(verdict->why, sizeof verdict->why, "%s", reason);
+}
+
 static void failed_elements(Verdict *verdict, const char *what, size_t wrong, size_t first,
                             const Tensor *got, const Tensor *truth) {
     char place[128];
@@ -121,6 +126,18 @@ static void judge_sizes(const Widened *both, const Tolerance *allowed, Verdict *
     }
 }
 
+static void judge_limits(const Widened *both, const Tolerance *allowed, Verdict *verdict) {
+    if (allowed->beyond_limit != NULL) {
+        set_unusable(verdict, allowed->beyond_limit);
+    } else if (!allowed->given) {
+        verdict->status = FAILED;
+        snprintf(verdict->why, sizeof verdict->why,
+                 "the golden vectors do not say what error is allowed");
+    } else {
+        judge_sizes(both, allowed, verdict);
+    }
+}
+
 static bool same_form(const Tensor *got, const Tensor *truth, Verdict *verdict) {
     char is[128], wanted[128];
     if (got->dtype != truth->dtype) {
@@ -155,7 +172,10 @@ static bool ignore_rows(Tensor *got, const Tensor *truth, IgnoredRows ignored, E
 static bool judge_numbers(const Tensor *got, const Tensor *truth, const Tolerance *tolerance,
                           Verdict *verdict, Error *error) {
     Widened both = {truth, tensor_count(truth), 1, NULL, NULL};
-    if (both.count == 0) return true;
+    if (both.count == 0) {
+        judge_limits(&both, tolerance, verdict);
+        return true;
+    }
     if (truth->rank > 0) both.row_length = (size_t)truth->dims[truth->rank - 1];
     both.r = malloc(both.count * sizeof *both.r);
     both.t = malloc(both.count * sizeof *both.t);
@@ -166,7 +186,7 @@ static bool judge_numbers(const Tensor *got, const Tensor *truth, const Toleranc
     }
     if (room) judge_kinds(&both, got, verdict);
     if (room && verdict->status == PASSED) judge_zero_rows(&both, got, verdict);
-    if (room && verdict->status == PASSED) judge_sizes(&both, tolerance, verdict);
+    if (room && verdict->status == PASSED) judge_limits(&both, tolerance, verdict);
     free(both.r);
     free(both.t);
     return room || fail(error, "out of memory");
@@ -178,17 +198,11 @@ bool judge(Tensor *got, const Tensor *truth, const Tolerance *tolerance, Ignored
     if (!same_form(got, truth, verdict)) return true;
     if (!ignore_rows(got, truth, ignored, error)) return false;
     if (tolerance->unusable != NULL) {
-        verdict->status = UNUSABLE;
-        return true;
-    }
-    bool exact = !is_floating(truth->dtype);
-    if (!exact && !tolerance->given) {
-        snprintf(verdict->why, sizeof verdict->why,
-                 "the golden vectors do not say what error is allowed");
+        set_unusable(verdict, tolerance->unusable);
         return true;
     }
     verdict->status = PASSED;
-    if (!exact) return judge_numbers(got, truth, tolerance, verdict, error);
+    if (is_floating(truth->dtype)) return judge_numbers(got, truth, tolerance, verdict, error);
     judge_exact(got, truth, verdict);
     return true;
 }

@@ -13,6 +13,8 @@ typedef struct {
     bool given; /* whether the limits are set, as for outputs of floating point */
     double whole, row;
     const char *unusable; /* why the output is no evidence, or NULL */
+    /* Why the limits are no evidence, or NULL. NaN, infinities and rows of 0 are still judged. */
+    const char *beyond_limit;
 } Tolerance;
 
 /* Batch elements (indices of axis 0 of every output) that are not compared. */
@@ -26,7 +28,7 @@ typedef enum { FAILED, UNUSABLE, PASSED } Status;
 typedef struct {
     Status status;
     double share;  /* error divided by the error allowed */
-    char why[400]; /* reason of a failure */
+    char why[400]; /* reason why it did not pass, or "" */
 } Verdict;
 
 /*

@@ -10,6 +10,7 @@ enum { DIMS = 1, DATA_TYPE = 2, NAME = 8, RAW_DATA = 9 };
 /* Largest size of a file. All golden vectors together take 32 MiB at most. */
 enum { MOST_BYTES = 1 << 28 };
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
+enum { LARGEST_FIELD = (1 << 29) - 1 };
 
 typedef struct {
     const unsigned char *at, *end;
@@ -17,7 +18,7 @@ typedef struct {
 
 /* One field of a message: a number, or bytes. */
 typedef struct {
-    unsigned number;
+    uint64_t number;
     bool is_bytes;
     uint64_t value;
     Reader bytes;
@@ -28,6 +29,7 @@ static bool read_varint(Reader *reader, uint64_t *value) {
     for (unsigned shift = 0; shift < 64 && reader->at < reader->end; shift += 7) {
         unsigned char byte = *reader->at++;
         *value |= (uint64_t)(byte & 0x7f) << shift;
+        if (shift == 63 && byte > 1) return false; /* more than 64 bits */
         if (byte < 0x80) return true;
     }
     return false;
@@ -36,7 +38,8 @@ static bool read_varint(Reader *reader, uint64_t *value) {
 static bool read_field(Reader *reader, Field *field) {
     uint64_t key, length;
     if (!read_varint(reader, &key)) return false;
-    *field = (Field){.number = (unsigned)(key >> 3)};
+    *field = (Field){.number = key >> 3};
+    if (field->number < 1 || field->number > LARGEST_FIELD) return false;
     switch (key & 7) {
         case VARINT: return read_varint(reader, &field->value);
         case FIXED64: length = 8; break;
@@ -54,23 +57,33 @@ static bool read_field(Reader *reader, Field *field) {
 }
 
 static bool add_dim(int64_t *dims, size_t *rank, uint64_t size) {
-    if (*rank == MAX_RANK || size > INT64_MAX) return false;
+    if (*rank == MAX_RANK || size > INT32_MAX) return false;
     dims[(*rank)++] = (int64_t)size;
     return true;
 }
 
-static const char NO_AXES[] = "its axes are more than 8, or a size is negative";
+static const char NO_AXES[] = "its axes are more than 8, or a size is not of 0 to 2^31 - 1";
+
+/* Copies a name, which must be UTF-8 without zero bytes. Returns NULL for others. */
+static char *copy_name(Reader bytes) {
+    size_t length = bytes.at ? (size_t)(bytes.end - bytes.at) : 0;
+    char *name = malloc(length + 1);
+    if (name == NULL) return NULL;
+    if (length > 0) memcpy(name, bytes.at, length);
+    name[length] = '\0';
+    if (strlen(name) == length && is_utf8(name)) return name;
+    free(name);
+    return NULL;
+}
 
 static bool parse(Reader message, Tensor *tensor, Error *error) {
     int64_t dims[MAX_RANK];
     size_t rank = 0;
     int dtype = 0;
-    char name[256] = "";
-    Reader raw = {0};
+    Reader name_bytes = {0}, raw = {0};
     while (message.at < message.end) {
         Field field;
         if (!read_field(&message, &field)) return fail(error, "the message was cut off");
-        size_t length = field.is_bytes ? (size_t)(field.bytes.end - field.bytes.at) : 0;
         if (field.number == DIMS && !field.is_bytes) {
             if (!add_dim(dims, &rank, field.value)) return fail(error, "%s", NO_AXES);
         } else if (field.number == DIMS) { /* packed, as other writers may do */
@@ -83,9 +96,7 @@ static bool parse(Reader message, Tensor *tensor, Error *error) {
         } else if (field.number == DATA_TYPE && !field.is_bytes) {
             dtype = field.value < 32 ? (int)field.value : 0;
         } else if (field.number == NAME && field.is_bytes) {
-            if (length >= sizeof name) return fail(error, "its name has %zu bytes", length);
-            memcpy(name, field.bytes.at, length);
-            name[length] = '\0';
+            name_bytes = field.bytes;
         } else if (field.number == RAW_DATA && field.is_bytes) {
             raw = field.bytes;
         }
@@ -100,7 +111,11 @@ static bool parse(Reader message, Tensor *tensor, Error *error) {
     if (length != wanted) {
         return fail(error, "it holds %zu bytes where its axes ask for %zu", length, wanted);
     }
-    if (!tensor_new(name, dtype, rank, dims, tensor, error)) return false;
+    char *name = copy_name(name_bytes);
+    if (name == NULL) return fail(error, "its name is not UTF-8 without zero bytes, or is too long");
+    bool made = tensor_new(name, dtype, rank, dims, tensor, error);
+    free(name);
+    if (!made) return false;
     if (length > 0) memcpy(tensor->data, raw.at, length);
     return true;
 }

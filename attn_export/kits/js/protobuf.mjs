@@ -7,6 +7,7 @@ const VARINT = 0;
 const FIXED64 = 1;
 const BYTES = 2;
 const FIXED32 = 5;
+const LARGEST_FIELD = 2 ** 29 - 1;
 
 /**
  * The fields of a message: their numbers and values.
@@ -19,6 +20,7 @@ export function* fields(bytes) {
     const key = varint(bytes, cursor);
     const number = Math.floor(key / 8);
     const kind = key % 8;
+    if (number < 1 || number > LARGEST_FIELD) throw new Error('no protobuf message');
     if (kind === VARINT) {
       yield [number, varint(bytes, cursor)];
       continue;
@@ -46,13 +48,13 @@ function lengthOf(kind, bytes, cursor) {
   throw new Error('no protobuf message');
 }
 
-/** Read a varint. Negative numbers would be inexact; no field that is read here is negative. */
+/** Read a varint of 64 bits. Numbers of more than 53 bits are inexact; none of them is used. */
 function varint(bytes, cursor) {
   let value = 0;
   for (let scale = 1; cursor.at < bytes.length && scale < 2 ** 70; scale *= 128) {
     const byte = bytes[cursor.at++];
     value += (byte & 0x7f) * scale;
-    if (byte < 0x80) return value;
+    if (byte < 0x80 && !(scale === 2 ** 63 && byte > 1)) return value;
   }
   throw new Error('the message was cut off');
 }

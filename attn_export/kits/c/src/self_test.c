@@ -79,7 +79,8 @@ static bool named_right(const Tensor *outputs, size_t count, const char *name, c
 static bool judge_case(const Case *one, const char *how, Tensor *outputs, size_t count,
                        const Tensor *truths) {
     double worst = 0;
-    size_t unusable = BUNDLE.output_count; /* the first output that is no evidence */
+    Verdict unusable = {PASSED, 0, ""}; /* of the first output that is no evidence */
+    const char *unproven = NULL;          /* its name */
     if (!named_right(outputs, count, one->name, how)) return false;
     for (size_t i = 0; i < BUNDLE.output_count; i++) {
         const char *output = BUNDLE.output_names[i];
@@ -92,11 +93,13 @@ static bool judge_case(const Case *one, const char *how, Tensor *outputs, size_t
         }
         if (verdict.status == FAILED) return say_failed(one->name, how, output, verdict.why);
         if (verdict.share > worst) worst = verdict.share;
-        if (verdict.status == UNUSABLE && i < unusable) unusable = i;
+        if (verdict.status == UNUSABLE && unproven == NULL) {
+            unusable = verdict;
+            unproven = output;
+        }
     }
-    if (unusable < BUNDLE.output_count) {
-        print_line(stdout, "unusable %.200s%s  %.200s: %s", one->name, how,
-                   BUNDLE.output_names[unusable], one->tolerances[unusable].unusable);
+    if (unproven != NULL) {
+        print_line(stdout, "unusable %.200s%s  %.200s: %s", one->name, how, unproven, unusable.why);
         return false;
     }
     print_line(stdout, "ok   %.200s%s  %.3f of allowed", one->name, how, worst);

@@ -11,9 +11,10 @@ Verdict judge(const Tensor& got, const Tensor& truth, const Tolerance& tolerance
     // judge() writes the truth into ignored batch elements, so it gets a copy.
     const Tensor compared = ignored_rows.size() > 0 ? got.clone() : got;
     const Limits limits = tolerance.limits.value_or(Limits{0, 0});
-    const std::string unusable(tolerance.unusable);
+    const std::string unusable(tolerance.unusable), beyond_limit(tolerance.beyond_limit);
     const ::Tolerance allowed = {tolerance.limits.has_value(), limits.whole, limits.row,
-                                 unusable.empty() ? nullptr : unusable.c_str()};
+                                 unusable.empty() ? nullptr : unusable.c_str(),
+                                 beyond_limit.empty() ? nullptr : beyond_limit.c_str()};
     ::Tensor given = in_c(compared);
     const ::Tensor wanted = in_c(truth);
     ::Verdict found;
@@ -22,7 +23,7 @@ Verdict judge(const Tensor& got, const Tensor& truth, const Tolerance& tolerance
                  &error)) {
         throw std::out_of_range(error.text);
     }
-    if (found.status == ::UNUSABLE) return {Status::unusable, unusable};
+    if (found.status == ::UNUSABLE) return {Status::unusable, found.why};
     const Status status = found.status == ::PASSED ? Status::passed : Status::failed;
     return {status, found.why, found.share};
 }

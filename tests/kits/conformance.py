@@ -1,0 +1,79 @@
+"""Programs that read tensors and judge outputs with the kits' code in C, C++ and JavaScript."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from shared import once
+
+from attn_export.kits.project import HERE
+
+SOURCES = Path(__file__).parent
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
+CPP_SOURCES = ("judge.cpp", "tensor.cpp", "tensorproto.cpp")
+
+
+def program(language: str) -> list[str]:
+    """Return the command of the program in C, C++ or JavaScript."""
+    if language == "js":
+        need_tool("node")
+        js = HERE / "js"
+        return ["node", str(SOURCES / "read_tensors.mjs"), str(js / "tensorproto.mjs")]
+    for compiler in ("cc", "c++"):
+        need_tool(compiler)
+    return [str(once("conformance", compile_programs) / language)]
+
+
+def need_tool(name: str) -> None:
+    """Skip a test if a program is missing; fail it in CI, where all are installed."""
+    if shutil.which(name) is not None:
+        return
+    if "CI" in os.environ:
+        pytest.fail(f"there is no {name}")
+    pytest.skip(f"there is no {name}")
+
+
+def compile_programs(folder: Path) -> None:
+    """Compile the programs `c` and `cpp`; a warning is an error."""
+    folder.mkdir(exist_ok=True)
+    core, cpp = HERE / "core", HERE / "cpp" / "src"
+    include = [f"-I{HERE}", f"-I{cpp}"]
+    compile_files(folder, "cc", "-std=c11", *WARNINGS, "-c", *include, *sorted(core.glob("*.c")))
+    objects = sorted(folder.glob("*.o"))
+    compile_files(
+        folder, "cc", "-std=c11", *WARNINGS, *include, SOURCES / "conformance.c", *objects,
+        "-lm", "-o", "c",
+    )  # fmt: skip
+    compile_files(
+        folder, "c++", "-std=c++17", *WARNINGS, *include, SOURCES / "conformance.cpp",
+        *(cpp / name for name in CPP_SOURCES), *objects, "-lm", "-o", "cpp",
+    )  # fmt: skip
+
+
+def compile_files(folder: Path, *command: str | Path) -> None:
+    done = subprocess.run(
+        list(map(str, command)), cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def answers(language: str, commands: Sequence[str]) -> list[list[str]]:
+    """Return the fields of the result of each command, as conformance.c describes them.
+
+    Args:
+        language: `c`, `cpp` or `js`.
+        commands: The commands, each a line with fields separated by tabs.
+    """
+    done = subprocess.run(
+        program(language), input="".join(f"{each}\n" for each in commands), capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(commands)
+    return [line.split("\t") for line in lines]
