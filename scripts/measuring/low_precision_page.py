@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from attn_export.errors import printable
-from attn_export.report.tables import three_digits
+from attn_export.report.tables import markdown_table, three_digits
 
 FLOAT, FLOAT16 = "float32", "float16"
 PEER_GOAL = 0.90
@@ -44,15 +44,15 @@ def beside_float(title: str, lines: Sequence[Line], workloads: Workloads) -> str
         workloads: The figures.
     """
     heads = ["", *lines[0].columns, "best of integers / float32", "goal", "met"]
-    page = [f"## {title}\n", *_head(heads)]
+    rows = []
     for line in lines:
         best = {column: _best(workloads[line.name], column) for column in line.columns}
         # Goals are for candidates with integers only.
         ours = [time for name, (time, _) in best.items() if name not in (FLOAT, FLOAT16)]
         ratio = min(ours) / best[FLOAT][0]
         cells = [f"{three_digits(time)}{form}" for time, form in best.values()]
-        page.append(_row(line.name, cells, ratio, line.goal))
-    return "\n".join([*page, ""])
+        rows.append((line.name, *cells, *_verdict(ratio, line.goal)))
+    return "\n".join([f"## {title}\n", *markdown_table(heads, rows), ""])
 
 
 def beside_peers(
@@ -67,7 +67,7 @@ def beside_peers(
         workloads: The figures.
     """
     heads = ["", "best of ours", *peers, "ours / best peer", "goal", "met"]
-    page = ["## Beside others\n", *_head(heads)]
+    rows = []
     failed: dict[str, None] = {}
     for name in names:
         candidates = {entry["name"]: entry for entry in workloads[name]["candidates"]}
@@ -76,13 +76,15 @@ def beside_peers(
         ours = min(_best(workloads[name], column)[0] for column in own)
         theirs = [_best(workloads[name], peer)[0] for peer in peers]
         ratio = ours / min(time for time in theirs if time == time)
-        page.append(_row(name, [three_digits(x) for x in (ours, *theirs)], ratio, PEER_GOAL))
+        cells = [three_digits(x) for x in (ours, *theirs)]
+        rows.append((name, *cells, *_verdict(ratio, PEER_GOAL)))
         failed |= {
             f"- {name}: {peer}: not run: {printable(candidates[peer]['reason'], 120)}": None
             for peer in peers
             if peer in candidates and candidates[peer]["outcome"] != "ran"
         }
-    return "\n".join([*page, "", *failed, ""]) if len(page) > 3 else ""
+    page = ["## Beside others\n", *markdown_table(heads, rows), "", *failed, ""]
+    return "\n".join(page) if rows else ""
 
 
 def _best(workload: Mapping[str, Any], column: str) -> tuple[float, str]:
@@ -96,10 +98,6 @@ def _best(workload: Mapping[str, Any], column: str) -> tuple[float, str]:
     return times.get(form, NAN), f" ({form})" if form else ""
 
 
-def _head(heads: Sequence[str]) -> list[str]:
-    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-
-
-def _row(name: str, cells: Sequence[str], ratio: float, goal: float) -> str:
-    met = "yes" if ratio <= goal else "**no**"
-    return f"| {name} | {' | '.join(cells)} | {ratio:.2f} | ≤ {goal:.2f} | {met} |"
+def _verdict(ratio: float, goal: float) -> tuple[str, str, str]:
+    """Return the last cells of a row: the ratio, the goal, and whether it is met."""
+    return f"{ratio:.2f}", f"≤ {goal:.2f}", "yes" if ratio <= goal else "**no**"
