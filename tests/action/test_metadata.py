@@ -96,9 +96,20 @@ def test_examples_give_inputs_that_there_are(page: Path):
 
 def test_workflows_are_what_the_published_schema_allows():
     texts = [path.read_text() for path in (ROOT / ".github" / "workflows").iterdir()]
-    texts += [block for page in PAGES for block in examples(page) if block.startswith("on:")]
-    assert len(texts) > 1
+    texts += [block for page in PAGES for block in examples(page)]
+    assert len(texts) > 5
     for text in texts:
-        # YAML 1.1 reads the key `on` as true.
-        content = {"on" if k is True else k: v for k, v in yaml.safe_load(text).items()}
+        content = yaml.safe_load(text)
+        if isinstance(content, list):  # an example of steps alone
+            content = {"jobs": {"job": {"runs-on": "ubuntu-24.04", "steps": content}}}
+        # YAML 1.1 reads the key `on` as true; some examples leave it out.
+        content = {"on": "push"} | {"on" if k is True else k: v for k, v in content.items()}
         schema("github-workflows").validate(content)
+
+
+def test_a_tag_runs_every_test():
+    path = ROOT / ".github" / "workflows" / "release.yml"
+    content = yaml.safe_load(path.read_text())
+    assert content[True] == {"push": {"tags": ["v*"]}}
+    commands = [step.get("run") for job in content["jobs"].values() for step in job["steps"]]
+    assert "scripts/test --all" in commands

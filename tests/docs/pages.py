@@ -14,7 +14,9 @@ import shared
 from conftest import ROOT, run_command
 from tiny_llama import write_tiny_llama
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md", ROOT / "action" / "README.md", *sorted((ROOT / "docs").glob("*.md")),
+]  # fmt: skip
 FIRST = "scripts/attn-export build --variant mqa"
 FENCE = re.compile(r"^```(\S*)(?: title=\"([\w./]+)\")?\n(.*?)^```$", flags=re.M | re.S)
 

@@ -74,7 +74,7 @@ def test_commands_and_snippets_work_in_the_order_of_the_page(
             assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_command_hides_in_a_block_that_is_not_run(page: Path):
     for block in blocks(page):
         assert block.kind in {"sh", "python"} | OTHER_KINDS
