@@ -412,6 +412,28 @@ def test_a_file_has_at_most_320_lines_and_nothing_left_to_do(file):
     assert not any(word in text for word in ("TODO", "FIXME", "XXX"))
 
 
+MOST_LINES, MOST_LINES_OF_NINE_IN_TEN = 60, 25
+"""The most lines of a function without its docstring, and of nine functions in ten with it."""
+
+
+def line_count(node: ast.stmt) -> int:
+    return node.end_lineno - node.lineno + 1
+
+
+def test_functions_are_short():
+    whole, too_long = [], []
+    for file in FILES:
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                whole.append(line_count(node))
+                docstring = node.body[0] if ast.get_docstring(node) is not None else None
+                code = line_count(node) - (line_count(docstring) if docstring else 0)
+                too_long += [f"{file}: {node.name}"] * (code > MOST_LINES)
+    assert len(whole) > 1000
+    assert too_long == []
+    assert sorted(whole)[len(whole) * 9 // 10] <= MOST_LINES_OF_NINE_IN_TEN
+
+
 def test_a_file_that_runs_as_a_program_does_so_at_its_end():
     bodies = {file: tree(file).body for file in FILES}
     found = {file for file, body in bodies.items() if any(map(_is_main_guard, body))}

@@ -17,6 +17,7 @@ from attn_export.errors import ParityError, RuntimeFailure, UsageError, printabl
 
 if TYPE_CHECKING:
     from attn_export.sweep.store import Store
+    from attn_export.sweep.sweep_plan import Plan
 
 
 WRONG, BROKEN = {"failed"}, {"crashed", "error", "timed out"}
@@ -108,10 +109,7 @@ def sweep_command(
         raise UsageError("SWEEP.toml is missing; docs/sweep.md explains it")
     plan = read_plan(plan_file, allow_modules=allow_modules)
     if matrix:
-        count = min(jobs, len(plan.sources))
-        shares = [{"share": f"{number}/{count}"} for number in range(1, count + 1)]
-        click.echo(json.dumps({"include": shares}))
-        return 0
+        return _print_matrix(plan, jobs)
     if share is not None:
         plan = plan.share(*_share(share))
     from attn_export.report.progress import progress
@@ -132,6 +130,14 @@ def sweep_command(
                     click.echo(f"dashboard: {client.dashboard_link}")
                 run_sweep(plan, store, client, bar)
         return _finish(store, json_file, quiet=quiet)
+
+
+def _print_matrix(plan: Plan, jobs: int) -> int:
+    """Print the plan as a matrix of GitHub Actions, and return the exit code."""
+    count = min(jobs, len(plan.sources))
+    shares = [{"share": f"{number}/{count}"} for number in range(1, count + 1)]
+    click.echo(json.dumps({"include": shares}))
+    return 0
 
 
 def _install(names: Iterable[str], *, quiet: bool) -> None:

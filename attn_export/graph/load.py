@@ -115,6 +115,8 @@ def load_proto(path: Path) -> onnx.ModelProto:
 
     try:
         model = onnx.load_model_from_string(read_bytes(path, MOST_BYTES))
+    except FileNotFoundError as error:
+        raise GraphError(f"cannot read {path}: no such file") from error
     except OSError as error:
         raise GraphError(f"cannot read {path}: {error.strerror}") from error
     except (DecodeError, ValueError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attn_export.bundle import GOLDEN, PAGE, REPORT, SPEC, dimensions, staging, write_manifest
 from attn_export.dialect_names import MODEL, STANDARD, check_dialects
@@ -22,7 +22,7 @@ from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
 from attn_export.spec import AttentionSpec
 from attn_export.spec.fields import SEED
-from attn_export.system_info import check_installed, environment, versions
+from attn_export.system_info import check_installed, environment
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
@@ -82,55 +82,92 @@ def build(
         GraphError: If a check refuses a graph.
         RuntimeFailure: If a dry run is required, and its libraries are not built.
     """
-    if name != printable(name):
-        raise UsageError(
-            f"the name {printable(name, 80)} must be one printable line; choose another"
-        )
-    selection, given_budgets = Selection.of(runtimes, require), parse_budgets(budgets)
-    dialects = check_dialects(dialects, bundle_graphs.ALL)
+    _check_name(name)
+    options = _Options(
+        Selection.of(runtimes, require), parse_budgets(budgets),
+        check_dialects(dialects, bundle_graphs.ALL), Gate(atol, rtol), evidence,
+        limits or Limits.default(), progress or Progress(),
+    )  # fmt: skip
     check_installed("torch")
-    if dry_run or (dry_run is None and (home() / CUDA_STAND_IN).is_dir()):
-        from attn_export.jobs.dry_run import can_dry_run, observe_all
-
-        dry_run = can_dry_run(required=dry_run)
-    limits, progress = limits or Limits.default(), progress or Progress()
+    dry_run = _will_dry_run(dry_run)
     with staging(Path(output or Path("models") / name)) as stage:
-        # The runtimes' processes import their SDKs while this one imports torch.
-        first = bundle_graphs.first_graphs(dialects)
-        with scratch() as out, Pool(selection, first, limits) as pool:
-            progress.phase("importing torch")
-            from attn_export.export.subject import Subject
-            from attn_export.jobs.golden_vectors import budgets_of
-
-            if isinstance(subject, AttentionSpec):
-                subject = Subject.from_spec(subject, seed=seed)
-            checked_budgets = budgets_of(subject, given_budgets)
-            in_float32 = _judge_in_float32(subject, selection, limits, progress)
-            work = _Work(
-                stage.folder, out, pool, Gate(atol, rtol), progress, dialects, checked_budgets,
-                evidence,
-            )  # fmt: skip
-            judged = work.judge(subject)
-            report = _report(name, in_float32, judged, subject)
-            if dry_run:
-                files = [graph.file for graph in judged.graphs]
-                seen = observe_all(stage.folder, files, limits, progress, for_report=True)
-                report = dataclasses.replace(report, dry_runs=seen)
-            work.write(subject, judged, report)
+        report = _build_in(stage.folder, subject, seed, name, options, dry_run=dry_run)
         folder = stage.publish(failed=not report.passed)
     return dataclasses.replace(report, model=folder / MODEL)
 
 
-def _judge_in_float32(
-    subject: Subject, selection: Selection, limits: Limits, progress: Progress
-) -> _Judged | None:
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """The options of one build."""
+
+    selection: Selection
+    budgets: tuple[Budget, ...]
+    dialects: tuple[str, ...]
+    gate: Gate
+    evidence: bool
+    limits: Limits
+    progress: Progress
+
+
+def _check_name(name: str) -> None:
+    if name != printable(name):
+        raise UsageError(
+            f"the name {printable(name, 80)} must be one printable line; choose another"
+        )
+
+
+def _will_dry_run(wanted: bool | None) -> bool:
+    if not (wanted or (wanted is None and (home() / CUDA_STAND_IN).is_dir())):
+        return False
+    from attn_export.jobs.dry_run import can_dry_run
+
+    return can_dry_run(required=wanted)
+
+
+def _build_in(
+    folder: Path,
+    subject: Subject | AttentionSpec,
+    seed: int,
+    name: str,
+    options: _Options,
+    *,
+    dry_run: bool,
+) -> Report:
+    """Write the bundle to a folder, and return the report."""
+    # The runtimes' processes import their SDKs while this one imports torch.
+    first, limits = bundle_graphs.first_graphs(options.dialects), options.limits
+    with scratch() as out, Pool(options.selection, first, limits) as pool:
+        options.progress.phase("importing torch")
+        from attn_export.export.subject import Subject
+        from attn_export.jobs.golden_vectors import budgets_of
+
+        if isinstance(subject, AttentionSpec):
+            subject = Subject.from_spec(subject, seed=seed)
+        options = dataclasses.replace(options, budgets=budgets_of(subject, options.budgets))
+        in_float32 = _judge_in_float32(subject, options)
+        work = _Work(folder, out, pool, options)
+        judged = work.judge(subject)
+        report = _report(name, in_float32, judged, subject)
+        if dry_run:
+            from attn_export.jobs.dry_run import observe_all
+
+            files = [graph.file for graph in judged.graphs]
+            seen = observe_all(folder, files, limits, options.progress, for_report=True)
+            report = dataclasses.replace(report, dry_runs=seen)
+        work.write(subject, judged, report)
+    return report
+
+
+def _judge_in_float32(subject: Subject, options: _Options) -> _Judged | None:
     """Judge a subject of narrower types in float32 too: rounding could hide a wrong scale."""
     if not subject.narrow_dtypes():
         return None
     from attn_export.export.export import in_float32
 
-    with scratch() as folder, scratch() as out, Pool(selection, [GraphFile(MODEL)], limits) as pool:
-        judged = _Work(folder, out, pool, Gate(), progress, (STANDARD,)).judge(in_float32(subject))
+    options = dataclasses.replace(options, gate=Gate(), dialects=(STANDARD,), budgets=())
+    first, limits = [GraphFile(MODEL)], options.limits
+    with scratch() as folder, scratch() as out, Pool(options.selection, first, limits) as pool:
+        judged = _Work(folder, out, pool, options).judge(in_float32(subject))
     return judged.renamed(WIDE)
 
 
@@ -174,32 +211,28 @@ class _Work:
     folder: Path
     out: Path
     pool: Pool
-    gate: Gate
-    progress: Progress
-    dialects: tuple[str, ...]
-    budgets: tuple[Budget, ...] = ()
-    evidence: bool = False
+    options: _Options
 
     def judge(self, subject: Subject) -> _Judged:
         """Export and check the graphs of a subject, run all cases, and judge the outputs."""
-        self.progress.phase("exporting")
+        self.options.progress.phase("exporting")
         from attn_export.export.export import export
         from attn_export.jobs.golden_vectors import write_quality_of
         from attn_export.parity.replay import judge_pool
 
         exported = export(subject)
 
-        self.progress.phase("checking the graphs")
-        graphs, left_out = bundle_graphs.lower_all(exported, self.dialects)
+        self.options.progress.phase("checking the graphs")
+        graphs, left_out = bundle_graphs.lower_all(exported, self.options.dialects)
         bundle_graphs.save_checked(graphs, subject.expected(), self.folder)
         self.pool.add(graph.file for graph in graphs)
         goldens, notes = self._golden(subject)
-        quality = write_quality_of(self.folder / GOLDEN, subject, goldens, self.budgets)
+        quality = write_quality_of(self.folder / GOLDEN, subject, goldens, self.options.budgets)
         axes = subject.expected().outputs
         runs, verdicts = judge_pool(
-            self.pool, goldens, axes, self.out, self.gate, self.progress.advance
+            self.pool, goldens, axes, self.out, self.options.gate, self.options.progress.advance
         )
-        refuted = self._remove_refuted(graphs, verdicts)
+        refuted = bundle_graphs.remove_refuted(self.folder, graphs, verdicts, self.options.dialects)
         if refuted:
             left_out = (*left_out, *refuted.values())
             graphs = [graph for graph in graphs if graph.file.name not in refuted]
@@ -212,28 +245,6 @@ class _Work:
         return _Judged(
             exported, tuple(graphs), runs, verdicts, (*notes, *left_out), dtypes, quality
         )
-
-    def _remove_refuted(
-        self, graphs: Sequence[Lowered], verdicts: Sequence[Verdict]
-    ) -> dict[str, str]:
-        """Remove graphs in which attention was recognised that the module does not compute.
-
-        Graphs of a dialect that the user named are kept, so that the build fails.
-
-        Returns:
-            A note on each removed graph, by its file name.
-        """
-        notes: dict[str, str] = {}
-        for graph in graphs:
-            name = graph.file.name
-            wrong = [v for v in verdicts if v.graph == name and v.status != "passed"]
-            if graph.recognised and wrong and graph.file.dialect not in self.dialects:
-                (self.folder / name).unlink()
-                notes[name] = (
-                    f"not in the {graph.file.dialect} dialect: as one node, the attention that the "
-                    f"module writes out gives other numbers in {wrong[0].case}"
-                )
-        return notes
 
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
@@ -250,7 +261,7 @@ class _Work:
             return self.pool.total_cases()
 
         goldens, notes = golden_vectors(
-            self.folder / GOLDEN, plan.cases, oracle, start, self.progress,
+            self.folder / GOLDEN, plan.cases, oracle, start, self.options.progress,
             ours=spec is not None, narrow=bool(subject.narrow_dtypes()),
         )  # fmt: skip
         cases = [golden.case for golden in goldens]
@@ -281,27 +292,10 @@ class _Work:
         (folder / REPORT).write_text(to_json(report), encoding="utf-8")
         drawing = neighbourhood(judged.exported.model)
         (folder / PAGE).write_text(to_html(report, drawing), encoding="utf-8")
-        manifest: dict[str, Any] = {
-            "name": report.name,
-            "versions": versions(),
-            "graphs": {
-                graph.file.name: bundle_graphs.manifest_entry(
-                    graph, subject.expected(), judged.exported.origins
-                )
-                for graph in judged.graphs
-            },
-            "inputs": bundle_graphs.input_entries(subject),
-            "outputs": bundle_graphs.output_entries(subject, judged.dtypes),
-            "weights": "linear weights are stored [in, out], as MatMul reads them",
-        }
-        if subject.bounds:
-            from attn_export.parity.draw import MAX_SIZE
-
-            manifest["bounds"] = {
-                axis: [least, None if most == MAX_SIZE else most]
-                for axis, (least, most) in subject.bounds.items()
-            }
-        if self.evidence:
+        manifest = bundle_graphs.manifest_of(
+            report.name, subject, judged.exported.origins, judged.graphs, judged.dtypes
+        )
+        if self.options.evidence:
             from attn_export.report.statements import write_statements
 
             write_statements(folder, manifest)

@@ -1,4 +1,4 @@
-"""Lowering, checks and manifest entries of the graphs of a bundle."""
+"""Lowering and checks of the graphs of a bundle, and its manifest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import CUDA, DIALECTS, MODEL, ORT_NEEDED, PORTABLE, graph_name
 from attn_export.errors import ExportError, GraphError
-from attn_export.results import GraphFile
+from attn_export.results import GraphFile, Verdict
+from attn_export.system_info import versions
 
 if TYPE_CHECKING:
     from attn_export.export.export import Exported
@@ -101,9 +102,71 @@ def save_checked(graphs: Sequence[Lowered], expected: Expected, folder: Path) ->
             raise GraphError(where + first + (f" (and {len(more)} more findings)" if more else ""))
 
 
-def manifest_entry(
-    graph: Lowered, expected: Expected, origins: Mapping[str, str]
+def remove_refuted(
+    folder: Path, graphs: Sequence[Lowered], verdicts: Sequence[Verdict], dialects: Sequence[str]
+) -> dict[str, str]:
+    """Remove graphs in which attention was recognised that the module does not compute.
+
+    Graphs of a dialect that the user named are kept, so that the build fails.
+
+    Args:
+        folder: The folder of the graphs.
+        graphs: The graphs.
+        verdicts: The verdicts of all graphs.
+        dialects: The dialects that the user named.
+
+    Returns:
+        A note on each removed graph, by its file name.
+    """
+    notes: dict[str, str] = {}
+    for graph in graphs:
+        name = graph.file.name
+        wrong = [v for v in verdicts if v.graph == name and v.status != "passed"]
+        if graph.recognised and wrong and graph.file.dialect not in dialects:
+            (folder / name).unlink()
+            notes[name] = (
+                f"not in the {graph.file.dialect} dialect: as one node, the attention that the "
+                f"module writes out gives other numbers in {wrong[0].case}"
+            )
+    return notes
+
+
+def manifest_of(
+    name: str,
+    subject: Subject,
+    origins: Mapping[str, str],
+    graphs: Sequence[Lowered],
+    dtypes: Mapping[str, str],
 ) -> dict[str, Any]:
+    """Return the manifest of a bundle, without its files.
+
+    Args:
+        name: The name of the bundle.
+        subject: The subject.
+        origins: The line of the module that each node of the canonical graph came from.
+        graphs: The graphs.
+        dtypes: The dtypes of the outputs, by name.
+    """
+    expected = subject.expected()
+    manifest: dict[str, Any] = {
+        "name": name,
+        "versions": versions(),
+        "graphs": {graph.file.name: _graph_entry(graph, expected, origins) for graph in graphs},
+        "inputs": input_entries(subject),
+        "outputs": output_entries(subject, dtypes),
+        "weights": "linear weights are stored [in, out], as MatMul reads them",
+    }
+    if subject.bounds:
+        from attn_export.parity.draw import MAX_SIZE
+
+        manifest["bounds"] = {
+            axis: [least, None if most == MAX_SIZE else most]
+            for axis, (least, most) in subject.bounds.items()
+        }
+    return manifest
+
+
+def _graph_entry(graph: Lowered, expected: Expected, origins: Mapping[str, str]) -> dict[str, Any]:
     """Return the manifest's entry of a graph.
 
     Args:

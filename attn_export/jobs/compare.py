@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,16 +75,7 @@ def compare(
     limits, progress = limits or Limits.default(), progress or Progress()
     check_installed("torch")
     compared = ComparedGraph.read(path, limits)
-
-    def read() -> Reference:
-        from attn_export.jobs.reference import of_graph, of_module
-
-        if isinstance(reference, str | Path):
-            return of_graph(Path(reference), ranges or {})
-        if ranges:
-            raise UsageError("ranges are for two graphs; a module has those of its example inputs")
-        return of_module(reference, seed)
-
+    read = functools.partial(_read_reference, reference, ranges or {}, seed)
     with _folder(output) as (folder, publish), scratch() as out:
         with Pool(selection, [compared.file], limits) as pool:
             work = Comparison(folder, out, pool, progress, compared, read, names or {})
@@ -92,6 +84,20 @@ def compare(
             report = work.explain(report, goldens, reproduction, required=output is not None)
         bundle = publish(report)
     return dataclasses.replace(report, model=bundle or path)
+
+
+def _read_reference(
+    reference: Subject | AttentionSpec | Path | str,
+    ranges: Mapping[str, tuple[int, int]],
+    seed: int,
+) -> Reference:
+    from attn_export.jobs.reference import of_graph, of_module
+
+    if isinstance(reference, str | Path):
+        return of_graph(Path(reference), ranges)
+    if ranges:
+        raise UsageError("ranges are for two graphs; a module has those of its example inputs")
+    return of_module(reference, seed)
 
 
 def explain_graph(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle import PAGE, REPORT, write_manifest
-from attn_export.errors import GraphError, UsageError, printable
+from attn_export.errors import UsageError, printable
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
 from attn_export.results import GraphFile, Report
@@ -54,8 +54,6 @@ class ComparedGraph:
         from attn_export.graph.load import load_proto, refuse_bad_data
         from attn_export.graph.requirements import dialect_of
 
-        if not path.is_file():
-            raise GraphError(f"cannot read {path}: no such file")
         model = load_proto(path)
         refuse_bad_data(model, path)
         function = "attn_export.graph.requirements:foreign_features"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attn_export.bundle import GOLDEN, read_bundle, shapes_of
 from attn_export.diagnose.eager_values import Witness
 from attn_export.diagnose.explanation import Cause, Explanation
-from attn_export.errors import GraphError, RuntimeFailure, UsageError, counted
+from attn_export.errors import RuntimeFailure, UsageError, counted
 from attn_export.parity.golden import stored_cases
 from attn_export.report.progress import Progress
 from attn_export.results import WHOLE_DECODE
@@ -74,33 +75,22 @@ def explain(
     from attn_export.diagnose.graph_run import known_cases
     from attn_export.diagnose.quality_lines import quality_lines
     from attn_export.diagnose.reproduce import check_folder
-    from attn_export.graph.load import load_proto
 
     progress = progress or Progress()
     if math.isnan(seconds):
         raise UsageError("seconds has to be a number; got nan")
     target = _available_runtime(runtime_name, options or {})
     folder, replacement = Path(bundle), Path(graph) if graph else None
-    if replacement is not None:
-        if not replacement.is_file():
-            raise GraphError(f"cannot read {replacement}: no such file")
-        load_proto(replacement)
     if output is not None:
         check_folder(Path(output))
     manifest = read_bundle(folder)
     cases = known_cases(folder, case)
+    make_runners = functools.partial(_runners, folder, manifest, target, options or {}, limits)
+    runners, bundled = list(make_runners(replacement)), list(make_runners(None))
     progress.phase(f"running {counted(len(cases), 'case')} in {runtime_name}")
-    runners = list(_runners(folder, manifest, replacement, target, options or {}, limits))
-    bundled = list(_runners(folder, manifest, None, target, options or {}, limits))
-    case_kinds = {stored.kind for stored in stored_cases(folder / GOLDEN)[1]}
+    has_decodes = any(stored.kind == WHOLE_DECODE for stored in stored_cases(folder / GOLDEN)[1])
     job = _ExplainJob(
-        manifest,
-        cases,
-        bundled,
-        WHOLE_DECODE in case_kinds,
-        seconds,
-        progress,
-        witness or Witness(),
+        manifest, cases, bundled, has_decodes, seconds, progress, witness or Witness()
     )
     explanation = job.explain_first_failure(runners, Path(output) if output else None)
     distance = quality_lines(folder, job.runs)
@@ -122,13 +112,16 @@ def _available_runtime(name: str, options: Options) -> Runtime:
 def _runners(
     folder: Path,
     manifest: Mapping[str, Any],
-    graph: Path | None,
     target: Runtime,
     options: Options,
     limits: Limits | None,
+    graph: Path | None,
 ) -> Iterator[GraphRunner]:
     from attn_export.diagnose.graph_run import GraphRunner, graph_files_to_examine
+    from attn_export.graph.load import load_proto
 
+    if graph is not None:
+        load_proto(graph)  # raises an error if it cannot be read
     parent = (graph.parent if graph else folder).absolute()
     for file in graph_files_to_examine(manifest, graph):
         yield GraphRunner(parent / file.name, file, target, options, limits or Limits.default())

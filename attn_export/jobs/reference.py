@@ -124,8 +124,6 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
     from attn_export.graph.signature_check import dtype_name
     from attn_export.parity.graph_oracle import GraphOracle
 
-    if not path.is_file():
-        raise GraphError(f"cannot read {path}: no such file")
     model = load_model(path)
     inputs, known_sums, notes = described_inputs(model, ranges)
     _check_ranges(path, inputs, ranges)

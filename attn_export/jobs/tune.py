@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,37 +107,44 @@ def tune(
     folder, progress = Path(bundle), progress or Progress()
     Selection.of(runtimes, ())  # raises an error for unknown names before anything is measured
     manifest = read_bundle(folder)
-    files = [file for file in graph_files(manifest) if file.dialect == ORT]
-    if not files or MODEL not in manifest["graphs"]:
-        raise UsageError(f"{folder} has no graph in the ort dialect beside {MODEL}; build all")
-    reason = runtime(RUNTIME).unavailable()
-    if reason:
-        raise RuntimeFailure(f"tune needs ONNX Runtime: {reason}")
+    files = _tunable_files(folder, manifest)
     spec = bundle_spec(folder, manifest)
     workloads = plan_workloads(manifest, spec, batch, prefill, decode, PREFILL)
     with staging(folder) as stage, scratch() as out:
         progress.phase("lowering")
         forms = _lower_forms(folder, files, out)
         candidates = BundleCandidates(folder, out, manifest, spec)
-        planned = [
-            (f"{f.name}: {name}", sizes, _candidates(candidates, out, f, forms[f.name], sizes))
-            for f in files if f.name in forms
-            for name, sizes in workloads if _is_for(f, files, sizes)
-        ]  # fmt: skip
+        planned = list(_planned(candidates, out, files, forms, workloads))
         bench = measure_workloads(
             manifest["name"], planned, rounds=rounds, threads=threads,
             turn_seconds=turn_seconds, progress=progress,
         )  # fmt: skip
-        fastest = {file.name: _fastest(file.name, bench.workloads) for file in files}
-        current = {name: entry.get("form", "kernels") for name, entry in manifest["graphs"].items()}
+        current = {f.name: manifest["graphs"][f.name].get("form", "kernels") for f in files}
+        fastest = {name: _fastest(name, bench.workloads) for name in current}
         changed = {name: form for name, form in fastest.items() if form and form != current[name]}
-        selected = {file.name: changed.get(file.name, current[file.name]) for file in files}
-        if not changed:
-            return TuningResult(bench, selected, None)
-        report = _write_and_verify(stage, folder, changed, bench, runtimes, progress)
-        if report.passed:
-            stage.publish()
+        selected = {**current, **changed}
+        report = None
+        if changed:
+            report = _write_and_verify(stage, folder, changed, bench, runtimes, progress)
+            if report.passed:
+                stage.publish()
     return TuningResult(bench, selected, report)
+
+
+def _tunable_files(folder: Path, manifest: Mapping[str, Any]) -> list[GraphFile]:
+    """Return the `ort` graphs of a bundle, which can be lowered and run here.
+
+    Raises:
+        UsageError: If there are none, or no graph to lower.
+        RuntimeFailure: If ONNX Runtime is missing.
+    """
+    files = [file for file in graph_files(manifest) if file.dialect == ORT]
+    if not files or MODEL not in manifest["graphs"]:
+        raise UsageError(f"{folder} has no graph in the ort dialect beside {MODEL}; build all")
+    reason = runtime(RUNTIME).unavailable()
+    if reason:
+        raise RuntimeFailure(f"tune needs ONNX Runtime: {reason}")
+    return files
 
 
 def _lower_forms(folder: Path, files: Sequence[GraphFile], out: Path) -> dict[str, dict[str, str]]:
@@ -164,17 +171,23 @@ def _is_for(file: GraphFile, files: Sequence[GraphFile], sizes: Mapping[str, int
     return bool(file.fixed) or not any(f.fixed and f.takes(sizes) for f in files)
 
 
-def _candidates(
+def _planned(
     candidates: BundleCandidates,
     out: Path,
-    file: GraphFile,
-    form_files: Mapping[str, str],
-    sizes: Mapping[str, int],
-) -> list[Candidate]:
-    return [
-        candidates.graph_candidate(form, out, dataclasses.replace(file, name=name), sizes)
-        for form, name in form_files.items()
-    ]
+    files: Sequence[GraphFile],
+    forms: Mapping[str, Mapping[str, str]],
+    workloads: Sequence[tuple[str, Mapping[str, int]]],
+) -> Iterator[tuple[str, Mapping[str, int], list[Candidate]]]:
+    """Yield the name, the sizes and the candidates of each workload of each graph."""
+    for file in files:
+        form_files = forms.get(file.name, {})
+        for workload, sizes in workloads if form_files else ():
+            if _is_for(file, files, sizes):
+                measured = [
+                    candidates.graph_candidate(form, out, dataclasses.replace(file, name=n), sizes)
+                    for form, n in form_files.items()
+                ]
+                yield f"{file.name}: {workload}", sizes, measured
 
 
 def _fastest(name: str, workloads: Sequence[WorkloadResult]) -> str:

@@ -17,7 +17,7 @@ from attn_export.bundle import (
     shapes_of,
 )
 from attn_export.dialect_names import MODEL
-from attn_export.errors import GraphError, UsageError
+from attn_export.errors import UsageError
 from attn_export.jobs.sign import Trust, signed_files, state_of
 from attn_export.parity.gate import Gate, apply_baseline, cpu_notes, read_baseline, write_baseline
 from attn_export.parity.golden import check_evidence, read_golden, stored_cases, tried_note
@@ -83,44 +83,59 @@ def verify(
         GraphError: If `graph` cannot be read, or has other inputs or outputs.
         BundleError: If a file of the bundle is missing or was changed, or `trust` did not sign it.
     """
-    selection, parsed = Selection.of(runtimes, require), parse_budgets(budgets)
-    _check_options(recompute=recompute, module=module, sizes=sizes)
-    earlier = read_baseline(Path(baseline)) if baseline and not update else None
-    replacement = Path(graph) if graph else None
-    with signed_files(Path(bundle), Trust.of(trust, oidc_issuer)) as (folder, signature):
-        report = _Replay(
-            folder, replacement, selection, parsed, Gate(atol, rtol), recompute, module, sizes,
-            limits or Limits.default(), progress or Progress(), signature,
-        ).report()  # fmt: skip
-    # Not the path in `folder`, which may have been a temporary copy.
-    report = dataclasses.replace(report, model=replacement or Path(bundle) / MODEL)
-    if earlier is not None:
-        return apply_baseline(report, earlier)
-    if baseline and report.passed:
-        write_baseline(Path(baseline), report)
-    return report
+    replay = _Replay(
+        Path(bundle), Path(graph) if graph else None, Selection.of(runtimes, require),
+        parse_budgets(budgets), Gate(atol, rtol), _Recomputation(recompute, module, sizes),
+        Trust.of(trust, oidc_issuer), limits or Limits.default(), progress or Progress(),
+    )  # fmt: skip
+    return _with_baseline(replay, Path(baseline), update) if baseline else replay.report()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recomputation:
+    """What `verify` computes with torch: the truth of the stored cases, or other cases.
+
+    Raises:
+        UsageError: If the options contradict each other.
+    """
+
+    recompute: bool
+    module: str | None
+    sizes: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if self.recompute and self.sizes:
+            raise UsageError(
+                "--recompute is about the stored cases, --sizes about others; choose one"
+            )
+        if self.module is not None and not (self.recompute or self.sizes):
+            raise UsageError(f"--module {self.module} needs --recompute or --sizes")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Replay:
-    """One call of `verify`, with a folder whose signature was checked if it had to be."""
+    """One call of `verify`."""
 
-    folder: Path
+    bundle: Path
     graph: Path | None
     selection: Selection
     budgets: tuple[Budget, ...]
     gate: Gate
-    recompute: bool
-    module: str | None
-    sizes: Sequence[str]
+    recomputation: _Recomputation
+    trust: Trust | None
     limits: Limits
     progress: Progress
-    signature: Signature | None
 
     def report(self) -> Report:
-        """Run the cases, judge the outputs, and return the report."""
-        folder, manifest = self.folder, read_manifest(self.folder)
-        replacement, progress = self.graph, self.progress
+        """Check the signature, run the cases, judge the outputs, and return the report."""
+        with signed_files(self.bundle, self.trust) as (folder, signature):
+            report = self._run(folder, signature)
+        # Not the path in `folder`, which may have been a temporary copy.
+        return dataclasses.replace(report, model=self.graph or self.bundle / MODEL)
+
+    def _run(self, folder: Path, signature: Signature | None) -> Report:
+        manifest = read_manifest(folder)
+        replacement, progress, options = self.graph, self.progress, self.recomputation
         files = [_described(replacement, manifest)] if replacement else graph_files(manifest)
         with scratch() as out, Pool(self.selection, files, self.limits) as pool:
             inputs, cases = stored_cases(folder / GOLDEN)
@@ -128,35 +143,35 @@ class _Replay:
             graphs = (replacement.parent if replacement else folder).absolute()
             goldens: list[Golden] = []
             quality: Quality | None = None
-            if self.sizes:
+            if options.sizes:
                 from attn_export.jobs.recompute import Truth
 
                 read_bundle(folder)
-                truth = Truth(folder, manifest, self.module, progress)
-                goldens, cases = truth.random_cases(self.sizes, out / GOLDEN)
+                truth = Truth(folder, manifest, options.module, progress)
+                goldens, cases = truth.random_cases(options.sizes, out / GOLDEN)
             pool.start(graphs, inputs, axes, cases, out)
             # The files of the bundle are checked while the runtimes start and run. numpy is only
             # imported from here on, unless `graph` or `sizes` is given.
-            if not self.sizes:
+            if not options.sizes:
                 read_bundle(folder)
                 goldens = read_golden(folder / GOLDEN)
                 quality = read_quality(folder / GOLDEN, goldens, self.budgets)
                 shapes = shapes_of(manifest["inputs"])
                 check_evidence(shapes, [g.case for g in goldens], ours=SPEC in manifest["files"])
             check_statements(folder, manifest)
-            signature = self.signature or state_of(folder)
+            signature = signature or state_of(folder)
             stored = goldens
-            if self.recompute:
+            if options.recompute:
                 from attn_export.jobs.recompute import Truth
 
-                truth = Truth(folder, manifest, self.module, progress)
+                truth = Truth(folder, manifest, options.module, progress)
                 goldens = truth.recompute(stored, cases)
             facts = environment()
             progress.expect(pool.total_cases())
             from attn_export.parity.replay import judge_pool
 
             runs, verdicts = judge_pool(pool, goldens, axes, out, self.gate, progress.advance)
-        if self.recompute:
+        if options.recompute:
             from attn_export.jobs.recompute import judge_stored
 
             run, stored_verdicts = judge_stored(goldens, stored)
@@ -175,11 +190,15 @@ class _Replay:
         )  # fmt: skip
 
 
-def _check_options(*, recompute: bool, module: str | None, sizes: Sequence[str]) -> None:
-    if recompute and sizes:
-        raise UsageError("--recompute is about the stored cases, --sizes about others; choose one")
-    if module is not None and not (recompute or sizes):
-        raise UsageError(f"--module {module} needs --recompute or --sizes")
+def _with_baseline(replay: _Replay, baseline: Path, update: bool) -> Report:
+    """Return a report beside a baseline, or update the baseline if the report passed."""
+    earlier = None if update else read_baseline(baseline)
+    report = replay.report()
+    if earlier is not None:
+        return apply_baseline(report, earlier)
+    if report.passed:
+        write_baseline(baseline, report)
+    return report
 
 
 def _described(path: Path, manifest: Mapping[str, Any]) -> GraphFile:
@@ -191,8 +210,6 @@ def _described(path: Path, manifest: Mapping[str, Any]) -> GraphFile:
         GraphError: If the graph cannot be read, or does not have the inputs and outputs of the
             bundle.
     """
-    if not path.is_file():
-        raise GraphError(f"cannot read {path}: no such file")
     from attn_export.graph.load import load_proto
     from attn_export.graph.signature_check import TensorSpec, match_graph_file
 

@@ -94,15 +94,7 @@ def load_checkpoint(
     if config is not None and config.towers and match.tower:
         config = config.for_tower(match.tower)
     notes = [f"{match.shown} of {source.path.name}, stored as {match.layout.name}"]
-    if spec is not None:
-        sizes, more = _from_spec(source, match, spec, config)
-    elif config is not None:
-        sizes, more = _from_config(source, match, config, fields)
-    else:
-        raise WeightsError(
-            f"nothing says what the attention in {source.path} is: give SPEC.toml, or put the "
-            "model's config.json beside it"
-        )
+    sizes, more = _sizes_of(source, match, spec, config, fields)
     norms_minus_one = _stores_norms_minus_one(source, match, config)
     weights, integers, read = read_weights(source, match, sizes, norms_minus_one=norms_minus_one)
     notes += [*more, *read, *_borrowed_bias(source, match, sizes.spec)]
@@ -168,6 +160,24 @@ def _wanted_role(spec: AttentionSpec | None, fields: Mapping[str, Any]) -> str |
     if cross:
         return CROSS
     return DECODER if causal else ENCODER
+
+
+def _sizes_of(
+    source: TensorSource,
+    match: LayerMatch,
+    spec: AttentionSpec | None,
+    config: Config | None,
+    fields: Mapping[str, Any],
+) -> tuple[NamedSizes, list[str]]:
+    """Return the sizes of the spec, or without one those of the config, with notes."""
+    if spec is not None:
+        return _from_spec(source, match, spec, config)
+    if config is not None:
+        return _from_config(source, match, config, fields)
+    raise WeightsError(
+        f"nothing says what the attention in {source.path} is: give SPEC.toml, or put the model's "
+        "config.json beside it"
+    )
 
 
 def _from_spec(
