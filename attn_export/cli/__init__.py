@@ -154,7 +154,7 @@ def cli() -> None:
 )  # fmt: skip
 @click.option(
     "--recompute", is_flag=True,
-    help="Compute the truth anew and judge by that; the stored one has to agree. Needs torch.",
+    help="Compute the truth anew and judge by that; the stored one must agree. Needs torch.",
 )  # fmt: skip
 @click.option(
     "--sizes", multiple=True, metavar="AXIS=N,…",

@@ -1,6 +1,6 @@
 """Probes of precision: the significand bits that a runtime keeps, and its handling of subnormals.
 
-Each batch element tests one number of bits b at one step of attention. The step has to hold
+Each batch element tests one number of bits b at one step of attention. The step must hold
 1 + 2^-b, or a number that needs as many bits; if it is rounded to fewer, the output changes
 visibly.
 """

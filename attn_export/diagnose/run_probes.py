@@ -244,7 +244,7 @@ class ProbeRunner:
     # -- reading ---------------------------------------------------------------------
 
     def _unclear(self, probe: Probe) -> bool:
-        """Return whether the portable dialect has to run, too.
+        """Return whether the portable dialect must run, too.
 
         That is so if a finding is no output, or not the reading of the specification.
         """

@@ -130,7 +130,7 @@ def _check_batch(batch: Mapping[str, Any], spec: AttentionSpec, name: str) -> di
     query = tensors["query"]
     if query.dim() != 3 or query.shape[2] != spec.embed_dim or not query.is_floating_point():
         raise WeightsError(
-            f"query of {name} is {dtype_of(query)} {list(query.shape)}; it has to be floating "
+            f"query of {name} is {dtype_of(query)} {list(query.shape)}; it must be floating "
             f"point, [B, L, {spec.embed_dim}]"
         )
     tensors["query"] = query.float()
@@ -149,7 +149,7 @@ def _check_positions(positions: Tensor, query: Tensor, name: str) -> Tensor:
             f"to be integers, {list(query.shape[:2])}"
         )
     if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) < LARGEST:
-        raise WeightsError(f"position_ids of {name} have to be from 0 to {LARGEST - 1}")
+        raise WeightsError(f"position_ids of {name} must be from 0 to {LARGEST - 1}")
     return positions.long()
 
 

@@ -121,7 +121,7 @@ def name_outputs(returned: Any, names: Sequence[str]) -> dict[str, Tensor]:
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise UsageError(
-                f"the module returns {type(leaf).__name__} in {type(returned).__name__}; it has to "
+                f"the module returns {type(leaf).__name__} in {type(returned).__name__}; it must "
                 "return a tensor, or tuples, lists or dicts of tensors"
             )
     if len(leaves) != len(names):

@@ -78,7 +78,7 @@ def explain(
 
     progress = progress or Progress()
     if math.isnan(seconds):
-        raise UsageError("seconds has to be a number; got nan")
+        raise UsageError("seconds must be a number; got nan")
     target = _available_runtime(runtime_name, options or {})
     folder, replacement = Path(bundle), Path(graph) if graph else None
     if output is not None:

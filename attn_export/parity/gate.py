@@ -225,7 +225,7 @@ class Gate:
         for name in ("atol", "rtol"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
-                raise UsageError(f"{name} has to be a finite number, at least 0; got {value}")
+                raise UsageError(f"{name} must be a finite number, at least 0; got {value}")
 
     @property
     def is_set(self) -> bool:

@@ -117,7 +117,7 @@ def wrong_kinds(r: np.ndarray, t: np.ndarray) -> Iterator[tuple[str, np.ndarray]
     zero = zero_rows(t if finite.all() else np.where(finite, t, 0.0))[..., None]
     if zero.any():
         wrong = zero & finite & (np.atleast_1d(r) != 0)
-        yield "a row that has to be 0 is not", wrong.reshape(r.shape)
+        yield "a row that must be 0 is not", wrong.reshape(r.shape)
 
 
 def worst_index(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> Index:

@@ -209,7 +209,7 @@ class Oracle(TruthSource):
                 return to_numpy(self.subject.call(self.precise, tensors))
         except ExportError as error:
             raise ExportError(
-                f"in its float64 copy, {error}; constants have to be buffers, or of x.dtype"
+                f"in its float64 copy, {error}; constants must be buffers, or of x.dtype"
             ) from error
 
     def steps(self, inputs: Arrays) -> list[ReferenceStep]:

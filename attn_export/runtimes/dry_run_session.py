@@ -199,7 +199,7 @@ def _finding(stopped: str, waits: Sequence[str]) -> str:
     if not stopped:
         return ""
     if "cuDNN is unavailable" in stopped:
-        return "this kernel is cuDNN's: cuDNN has to be installed"
+        return "this kernel is cuDNN's: cuDNN must be installed"
     if waits:
         return (
             f"{waits[-1]} hands the host a number that the device computes and a dry run does not "

@@ -162,7 +162,7 @@ class ProgramEngine(Engine):
 
 
 def _end(process: subprocess.Popen[bytes]) -> int | None:
-    """End a program; return its exit code, or None if it had to be killed."""
+    """End a program; return its exit code, or None if it was killed."""
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with contextlib.suppress(BrokenPipeError):

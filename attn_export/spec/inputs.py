@@ -48,7 +48,7 @@ class MaskSpec:
         for axis, allowed in zip(axes, MASK_AXES[-len(axes) :], strict=True):
             if axis not in (allowed, "1") or (axis == "1" and allowed == "S"):
                 raise SpecError(
-                    f"attn_mask is right-aligned to [B,H,L,S], so its axis {axis!r} has to be "
+                    f"attn_mask is right-aligned to [B,H,L,S], so its axis {axis!r} must be "
                     f"{allowed!r} or '1'; got {text!r}"
                 )
         return cls(match[1], axes)

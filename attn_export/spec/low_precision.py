@@ -52,7 +52,7 @@ def quantisation(spec: AttentionFields) -> None:
             "has one type for q, k and v; give them the same"
         )
     if spec.block_size not in BLOCK_SIZES:
-        raise SpecError(f"block_size has to be one of 0, 16, 32, 64, 128; got {spec.block_size}")
+        raise SpecError(f"block_size must be one of 0, 16, 32, 64, 128; got {spec.block_size}")
     inputs = (spec.embed_dim, spec.kdim, spec.vdim, spec.num_heads * spec.v_head_dim)
     for name, width in zip(PROJECTIONS, inputs, strict=True):
         if name in dtypes and spec.block_size and width % spec.block_size:

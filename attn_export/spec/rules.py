@@ -44,7 +44,7 @@ def check_types(spec: AttentionFields) -> None:
             declared = "list of numbers" if declared == NUMBERS else declared
             shown = repr(value)
             shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…"
-            raise SpecError(f"{field.name} has to be of type {declared}; got {shown}")
+            raise SpecError(f"{field.name} must be of type {declared}; got {shown}")
 
 
 def is_number(value: object) -> bool:
@@ -68,7 +68,7 @@ def as_float(name: str, value: float) -> float:
 def heads_divide_width(spec: AttentionFields) -> None:
     """Check that H is at least 1, and divides E unless D is given."""
     if spec.num_heads < 1:
-        raise SpecError(f"num_heads has to be at least 1; got {spec.num_heads}")
+        raise SpecError(f"num_heads must be at least 1; got {spec.num_heads}")
     if spec.head_dim == DERIVED and spec.embed_dim % spec.num_heads:
         raise SpecError(
             f"embed_dim {spec.embed_dim} does not divide by num_heads {spec.num_heads}; "
@@ -81,7 +81,7 @@ def ranges(spec: AttentionFields) -> None:
     for name, field in FIELDS.items():
         value = getattr(spec, name)
         if field.choices and value not in field.choices:
-            raise SpecError(f"{name} has to be one of {', '.join(field.choices)}; got {value!r}")
+            raise SpecError(f"{name} must be one of {', '.join(field.choices)}; got {value!r}")
         if field.least is None or field.most is None or value is None:
             continue
         if not field.least <= value <= field.most:  # so that NaN is an error
@@ -89,9 +89,9 @@ def ranges(spec: AttentionFields) -> None:
                 wanted = f"positive and finite ({field.least:g} to {field.most:g})"
             else:
                 wanted = f"at least {field.least} and at most {field.most}"
-            raise SpecError(f"{name} has to be {wanted}; got {value}")
+            raise SpecError(f"{name} must be {wanted}; got {value}")
     if not 0 <= spec.dropout < 1:
-        raise SpecError(f"dropout has to be at least 0 and less than 1; got {spec.dropout}")
+        raise SpecError(f"dropout must be at least 0 and less than 1; got {spec.dropout}")
 
 
 def kv_heads_divide_heads(spec: AttentionFields) -> None:
@@ -141,17 +141,17 @@ def positions(spec: AttentionFields) -> None:
         )
     if spec.rotary != "none" and (spec.rotary_dim % 2 or not 2 <= spec.rotary_dim <= spec.head_dim):
         raise SpecError(
-            f"rotary_dim {spec.rotary_dim} has to be even and at most head_dim {spec.head_dim}"
+            f"rotary_dim {spec.rotary_dim} must be even and at most head_dim {spec.head_dim}"
         )
     if spec.alibi_falcon and not spec.alibi:
         raise SpecError("alibi_falcon = true with alibi = false; set alibi = true")
     rotary_scaling(spec)
     longrope(spec)
     if spec.relative_buckets and spec.relative_buckets < 4:
-        raise SpecError(f"relative_buckets has to be 0 or at least 4; got {spec.relative_buckets}")
+        raise SpecError(f"relative_buckets must be 0 or at least 4; got {spec.relative_buckets}")
     if spec.relative_buckets and spec.relative_max_distance <= spec.relative_buckets:
         raise SpecError(
-            f"relative_max_distance {spec.relative_max_distance} has to be more than "
+            f"relative_max_distance {spec.relative_max_distance} must be more than "
             f"relative_buckets {spec.relative_buckets}"
         )
     if spec.causal and spec.window_right is not None:
@@ -172,7 +172,7 @@ def rotary_scaling(spec: AttentionFields) -> None:
     ):
         if spec.rotary_scaling == scaling and getattr(spec, low) >= getattr(spec, high):
             raise SpecError(
-                f"{low} {getattr(spec, low)} has to be less than {high} {getattr(spec, high)}"
+                f"{low} {getattr(spec, low)} must be less than {high} {getattr(spec, high)}"
             )
     only_itself = spec.window_left == 0 and (spec.causal or spec.window_right == 0)
     if spec.position_ids and only_itself:
@@ -200,9 +200,7 @@ def longrope(spec: AttentionFields) -> None:
             )
         wrong = [factor for factor in factors if not 1e-6 <= factor <= 1e6]
         if wrong:
-            raise SpecError(
-                f"{name} has to be positive and finite (1e-06 to 1e+06); got {wrong[0]}"
-            )
+            raise SpecError(f"{name} must be positive and finite (1e-06 to 1e+06); got {wrong[0]}")
     if spec.rotary_original_len < 2:
         raise SpecError(
             f"rotary_original_len {spec.rotary_original_len} with rotary_scaling = 'longrope', "

@@ -140,7 +140,7 @@ def read_scales(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _check_scale(path: Path, name: str, arrays: Mapping[str, Tensor], like: Tensor) -> Tensor:
     if name not in arrays:
-        raise WeightsError(f"{path} has no {name}; it has to hold {' and '.join(NAMES)}")
+        raise WeightsError(f"{path} has no {name}; it must hold {' and '.join(NAMES)}")
     scale = arrays[name]
     if scale.dtype != torch.float32:
         dtype = str(scale.dtype).removeprefix("torch.")
@@ -151,7 +151,7 @@ def _check_scale(path: Path, name: str, arrays: Mapping[str, Tensor], like: Tens
         kv_scale = "per-channel" if like.dim() else "per-tensor"
         raise WeightsError(
             f"{path}: {name} has the shape {bracketed(scale.shape)}; with kv_scale = {kv_scale!r} "
-            f"it has to be {expected}"
+            f"it must be {expected}"
         )
     wrong = scale[~((scale >= 1 / HUGE) & (scale <= HUGE))]
     if wrong.numel():

@@ -240,7 +240,7 @@ def _spec_with_integers(
     if len(blocks) > 1:
         raise WeightsError(
             f"{source.path} holds blocks of {', '.join(map(str, sorted(blocks)))} inputs in one "
-            "attention, which have to be of one size; give a checkpoint in float"
+            "attention, which must be of one size; give a checkpoint in float"
         )
     dtypes = {name.removesuffix("_proj.weight"): w.dtype for name, w in integers.items()}
     is_symmetric = all(weight.zero_points is None for weight in integers.values())

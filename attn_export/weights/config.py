@@ -128,8 +128,8 @@ class Config:
         """
         value = self.values.get(key) if value is None else value
         if value is None:
-            return WeightsError(f"{self.path} has no {key!r}; it has to be {valid}")
-        return WeightsError(f"{self.path}: {key} has to be {valid}; got {shown(repr(value))}")
+            return WeightsError(f"{self.path} has no {key!r}; it must be {valid}")
+        return WeightsError(f"{self.path}: {key} must be {valid}; got {shown(repr(value))}")
 
     def unsupported(self, key: str, value: object, why: str) -> WeightsError:
         """Return the error for a value that our attention does not support.

@@ -190,7 +190,7 @@ def check_agrees(spec: AttentionSpec, in_config: ConfigSpec, config: Config) -> 
         return None
     if spec.causal or spec.mask is None:
         raise _contradiction(config, "causal", spec.causal, theirs.causal)
-    return "the model is causal and the spec is not: attn_mask has to hide later keys"
+    return "the model is causal and the spec is not: attn_mask must hide later keys"
 
 
 def _compared(spec: AttentionSpec, in_config: ConfigSpec) -> list[str]:

@@ -103,7 +103,7 @@ def test_a_cache_in_place_gives_what_an_appending_one_gives() -> None:
         ({"weights_dtype": "int8"}, "weights_dtype = 'int8' with kv_latent_dim"),
         ({"bias": "q,v"}, "bias = 'q,v' with kv_latent_dim = 7"),
         ({"bias": "all"}, "bias = 'all' with kv_latent_dim = 7"),
-        ({"kv_latent_dim": -1}, "kv_latent_dim has to be at least 0"),
+        ({"kv_latent_dim": -1}, "kv_latent_dim must be at least 0"),
     ],
 )
 def test_refuses_what_contradicts_the_latent(changes: dict, message: str) -> None:

@@ -282,7 +282,7 @@ BAD = {
         {"query": tokens(1, 2), "position_ids": np.zeros((1, 3), int)},
         r"int64 \[1, 3\]; .*\[1, 2\]",
     ),
-    "below 0": ({"query": tokens(1, 2), "position_ids": np.full((1, 2), -1)}, "have to be from 0"),
+    "below 0": ({"query": tokens(1, 2), "position_ids": np.full((1, 2), -1)}, "must be from 0"),
     "other names": ({"query": tokens(1, 2), "key": tokens(1, 2)}, "another name: key"),
 }  # fmt: skip
 

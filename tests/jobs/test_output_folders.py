@@ -78,7 +78,7 @@ def test_every_case_has_a_name_of_its_own_and_is_judged(tmp_path: Path):
 @pytest.mark.parametrize("gate", [float("nan"), float("inf"), -1.0])
 def test_a_gate_that_lets_everything_through_is_refused(gate: float, bundle: Path):
     for name in ("atol", "rtol"):
-        with pytest.raises(UsageError, match=f"{name} has to be a finite number"):
+        with pytest.raises(UsageError, match=f"{name} must be a finite number"):
             verify(bundle, **{name: gate})
 
 
@@ -86,8 +86,8 @@ def test_a_gate_that_lets_everything_through_is_refused(gate: float, bundle: Pat
     ("forward", "told"),
     [
         (lambda x: x.unflatten(1, (-1, 2)).sum(2), "the module raised at|narrowed|capture"),
-        (lambda x: {"y": x, "about": "me"}, "returns str in dict; it has to return a tensor"),
-        (lambda x: (x, 3), "returns int in tuple; it has to return a tensor"),
+        (lambda x: {"y": x, "about": "me"}, "returns str in dict; it must return a tensor"),
+        (lambda x: (x, 3), "returns int in tuple; it must return a tensor"),
         (lambda x: (x, (x, x)), "returns 3 tensors, but outputs names 1: y"),
     ],
     ids=["even lengths only", "a text", "a number", "too many"],

@@ -125,7 +125,7 @@ def _whole(truth: np.ndarray) -> None:
 WRONG_TRUTHS = {
     "NaN or infinity in other places than the truth has them; 1 of": in_truth(_nan),
     "NaN or infinity in other places": in_truth(_infinity),
-    "a row that has to be 0 is not": in_truth(_zero_row),
+    "a row that must be 0 is not": in_truth(_zero_row),
     "the whole output, allowed": in_truth(_whole),
 }
 

@@ -133,7 +133,7 @@ def test_the_order_of_outputs_does_not_matter():
         ),
         pytest.param(
             [[1, 2], [0, 0]], [[1, 2], [0, 0.5]],
-            ["has to be 0", "1 of 4 elements", "the first at [1, 1]", "actual 0.5", "expected 0"],
+            ["must be 0", "1 of 4 elements", "the first at [1, 1]", "actual 0.5", "expected 0"],
             id="a row of 0",
         ),
         pytest.param(

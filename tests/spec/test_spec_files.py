@@ -21,7 +21,7 @@ from attn_export.spec import AttentionSpec
         (b"", ["no 'embed_dim'"]),
         (b"embed_dim = 32\nnum_heads = 5\n", ["embed_dim 32", "num_heads 5"]),
         (b"embed_dim = 32\nnum_heads = 4\nscale = inf\n", ["scale", "inf"]),
-        (b"embed_dim = 32\nnum_heads = 4\n[scale]\nx = 1\n", ["scale has to be of type float"]),
+        (b"embed_dim = 32\nnum_heads = 4\n[scale]\nx = 1\n", ["scale must be of type float"]),
     ],
 )
 def test_refuses_a_file_that_is_no_spec(tmp_path: Path, content: bytes, says: list[str]) -> None:

@@ -112,9 +112,7 @@ def test_a_spec_may_say_what_the_config_does_not(changes, tmp_path):
 def test_a_causal_model_may_take_its_mask_from_outside_and_the_note_says_so(tmp_path):
     spec = AttentionSpec.from_dict({**DECODER, "causal": False, "attn_mask": "bool[B,1,L,S]"})
     loaded = load_checkpoint(llama(tmp_path), spec=spec)
-    assert (
-        "the model is causal and the spec is not: attn_mask has to hide later keys" in loaded.notes
-    )
+    assert "the model is causal and the spec is not: attn_mask must hide later keys" in loaded.notes
 
 
 @pytest.mark.parametrize(
@@ -147,15 +145,15 @@ def test_a_config_that_contradicts_the_tensors_is_an_error_with_the_key(keys, pa
         ("llama", {"rope_scaling": {"rope_type": ["yarn"]}}, "rope_type"),
         ("llama", {"rope_scaling": {"rope_type": "none"}}, "rope_type = 'none'"),
         ("llama", {"rope_scaling": {"rope_type": "yarn"}, "max_position_embeddings": None},
-         "'max_position_embeddings'; it has to be"),
+         "'max_position_embeddings'; it must be"),
         ("llama", {"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor"),
-        ("llama", {"rope_scaling": "linear"}, "rope_scaling has to be an object"),
+        ("llama", {"rope_scaling": "linear"}, "rope_scaling must be an object"),
         ("phi3", {"rope_scaling": {"type": "linear"}}, "Phi-3 knows longrope only"),
         ("phi3", {"rope_scaling": {"type": "yarn"}}, "rope_scaling.short_factor"),
         ("llama", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4}},
-         "no 'rope_scaling.long_factor'; it has to be a list of numbers"),
+         "no 'rope_scaling.long_factor'; it must be a list of numbers"),
         ("llama", {"rope_scaling": {"type": "longrope", "short_factor": ["x"]}},
-         "rope_scaling.short_factor has to be a positive number; got 'x'"),
+         "rope_scaling.short_factor must be a positive number; got 'x'"),
         ("llama", {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}},
          "rotary_short_factors has 1 numbers"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
@@ -164,31 +162,31 @@ def test_a_config_that_contradicts_the_tensors_is_an_error_with_the_key(keys, pa
         ("mpt", {"d_model": 24, "n_heads": 6, "attn_config": {"clip_qkv": 8}},
          "attn_config.clip_qkv = 8 is not supported: give the model's own code by --module"),
         ("mpt", {"d_model": 24, "n_heads": 6, "attn_config": {"softmax_scale": 0}},
-         "attn_config.softmax_scale has to be a positive number"),
+         "attn_config.softmax_scale must be a positive number"),
         ("mpt", {"d_model": 24, "n_heads": 6, "attn_config": [1]},
-         "attn_config has to be an object"),
+         "attn_config must be an object"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ("gemma2", {"layer_types": ["chunked_attention"]}, "layer_types = 'chunked_attention'"),
-        ("gemma2", {"layer_types": []}, "layer_types has to be a list with an entry for layer 0"),
-        ("gemma2", {"layer_types": "full_attention"}, "layer_types has to be a list"),
+        ("gemma2", {"layer_types": []}, "layer_types must be a list with an entry for layer 0"),
+        ("gemma2", {"layer_types": "full_attention"}, "layer_types must be a list"),
         ("mamba", {}, "the model's own code by --module PATH.py:FUNCTION"),
         ("cohere", {**GQA, "use_qk_norm": True}, "use_qk_norm = True is not supported"),
         ("gpt_bigcode", {"multi_query": False}, "multi_query = False is not supported"),
-        ("smollm3", {**GQA, "no_rope_layers": []}, "has to be a list with an entry for layer 0"),
+        ("smollm3", {**GQA, "no_rope_layers": []}, "must be a list with an entry for layer 0"),
         ("mamba", {}, "model_type 'mamba', which is not in the table"),
         (None, {}, "model_type ''"),
-        ("llama", {"hidden_size": None}, "'hidden_size'; it has to be a whole number"),
-        ("llama", {"num_attention_heads": 0}, "num_heads has to be at least 1"),
-        ("llama", {"num_attention_heads": "6"}, "num_attention_heads has to be a whole number"),
-        ("llama", {"num_attention_heads": True}, "num_attention_heads has to be a whole number"),
+        ("llama", {"hidden_size": None}, "'hidden_size'; it must be a whole number"),
+        ("llama", {"num_attention_heads": 0}, "num_heads must be at least 1"),
+        ("llama", {"num_attention_heads": "6"}, "num_attention_heads must be a whole number"),
+        ("llama", {"num_attention_heads": True}, "num_attention_heads must be a whole number"),
         ("llama", {"hidden_size": 10**9}, "at most"),
-        ("llama", {"rope_theta": -1}, "rope_theta has to be a positive number; got -1"),
-        ("llama", {"rope_theta": float("nan")}, "rope_theta has to be a positive number"),
-        ("llama", {"rope_theta": 10**400}, "rope_theta has to be a positive number"),
-        ("llama", {"attention_bias": "yes"}, "attention_bias has to be true or false; got 'yes'"),
-        ("mistral", {"sliding_window": 3.5}, "sliding_window has to be a whole number"),
-        ("mistral", {"sliding_window": -3}, "window_left has to be at least 0"),
-        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar has to be a positive"),
+        ("llama", {"rope_theta": -1}, "rope_theta must be a positive number; got -1"),
+        ("llama", {"rope_theta": float("nan")}, "rope_theta must be a positive number"),
+        ("llama", {"rope_theta": 10**400}, "rope_theta must be a positive number"),
+        ("llama", {"attention_bias": "yes"}, "attention_bias must be true or false; got 'yes'"),
+        ("mistral", {"sliding_window": 3.5}, "sliding_window must be a whole number"),
+        ("mistral", {"sliding_window": -3}, "window_left must be at least 0"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive"),
     ],
 )  # fmt: skip
 def test_a_config_that_our_attention_cannot_be_is_refused_by_name(family, keys, message, tmp_path):

@@ -97,7 +97,7 @@ static void judge_zero_rows(const Widened *both, const Tensor *got, Verdict *ver
         }
     }
     if (wrong == 0) return;
-    failed_elements(verdict, "a row that has to be 0 is not; ", wrong, first, got, both->truth);
+    failed_elements(verdict, "a row that must be 0 is not; ", wrong, first, got, both->truth);
 }
 
 static void judge_sizes(const Widened *both, const Tolerance *allowed, Verdict *verdict) {

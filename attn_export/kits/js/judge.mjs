@@ -167,7 +167,7 @@ function zeroRowProblem(r, t, width, dims) {
     if (row.every((x) => x === 0 || !Number.isFinite(x))) inZeroRow.fill(1, start, start + width);
   }
   const wrong = places(r, t, (a, b, i) => inZeroRow[i] === 1 && Number.isFinite(b) && a !== 0);
-  return wrong ? `a row that has to be 0 is not; ${wrong(dims)}` : '';
+  return wrong ? `a row that must be 0 is not; ${wrong(dims)}` : '';
 }
 
 /** Says how many elements are wrong, and the first of them; null where none is. */
