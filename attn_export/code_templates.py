@@ -18,7 +18,7 @@ PLAIN_CODE = re.compile(r"[\w./+ ,\[\]()-]+", re.ASCII)
 
 
 def render(template: Path, context: Mapping[str, Any]) -> str:
-    """Render a template.
+    """Return the text of a template with its values.
 
     Args:
         template: The file of the template.

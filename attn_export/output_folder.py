@@ -33,7 +33,7 @@ Digests = Mapping[str, str]
 def replaceable(
     output: Path, kind: str, listed: Callable[[Path], Digests | None] | None = None
 ) -> Path:
-    """Check that an output folder may be replaced, and return its path with links resolved.
+    """Return the path of an output folder that may be replaced, with links resolved.
 
     It must not exist, or be empty, or be an unchanged folder of the same kind.
 
@@ -217,11 +217,14 @@ def take_place(new: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders in one step; return False if that is not supported.
+    """Exchange the names of two folders in one step.
 
     Args:
         one: A folder.
         other: Another folder on the same file system.
+
+    Returns:
+        Whether that was done; False if the system does not support it.
 
     Raises:
         OSError: If one of them cannot be renamed.

@@ -79,7 +79,7 @@ class QuantisedWeight:
 
 
 def quantise(weight: Array, dtype: str, block_size: int, *, symmetric: bool) -> QuantisedWeight:
-    """Quantise a weight. The scale of each block is chosen so that no value is clipped.
+    """Return a weight as integers. The scale of each block is chosen so that no value is clipped.
 
     Args:
         weight: float32 `[in, out]`.

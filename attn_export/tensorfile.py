@@ -44,7 +44,7 @@ def write_tensor(path: Path, name: str, array: np.ndarray) -> None:
 
 
 def read_tensor(path: Path) -> tuple[str, np.ndarray]:
-    """Read one tensor; return its name and its values.
+    """Return the name of the tensor in a file, and its values, of any shape and dtype.
 
     Raises:
         ValueError: If the file is no tensor with raw data, or the size of the data is wrong.
@@ -79,7 +79,7 @@ def write_tensors(folder: Path, stem: str, arrays: Mapping[str, np.ndarray]) -> 
 
 
 def read_tensors(folder: Path, stem: str, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Read the tensors with expected names from `STEM_0.pb`, `STEM_1.pb` ….
+    """Return the tensors with expected names in `STEM_0.pb`, `STEM_1.pb` ….
 
     Args:
         folder: The folder of the files.
@@ -99,7 +99,7 @@ def read_tensors(folder: Path, stem: str, names: Sequence[str]) -> dict[str, np.
 
 
 def read_outputs(folder: Path, count: int) -> dict[str, np.ndarray]:
-    """Read the outputs of a runtime from `output_0.pb` …, with the names in the files.
+    """Return the outputs of a runtime in `output_0.pb` …, by the names in the files.
 
     Args:
         folder: The folder of the files.
@@ -124,7 +124,7 @@ def is_floating(dtype: np.dtype) -> bool:
 
 
 def to_float64(array: Array) -> Array:
-    """Convert a floating array to float64; return others unchanged."""
+    """Return a floating array of any shape as float64; return others as they are."""
     return array.astype(np.float64) if is_floating(array.dtype) else array
 
 

@@ -107,7 +107,7 @@ def safetensors_entries(path: Path) -> tuple[int, dict[str, Any]]:
 
 
 def checked(value: object, schema: type[T]) -> T:
-    """Check that a value fits a schema, and convert it.
+    """Return a value converted to a schema that it fits.
 
     Args:
         value: A value from JSON or TOML.

@@ -35,7 +35,7 @@ class _Stop(Exception):  # noqa: N818 - no error
 
 
 def new_keys_and_values(module: Attention, inputs: Mapping[str, Tensor]) -> Pair:
-    """Compute new keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`, before rounding.
+    """Return new keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]` as they are before rounding.
 
     The run of the module ends there.
 
@@ -101,7 +101,7 @@ def scale_rule(spec: AttentionSpec) -> str:
 
 
 def calibrate_cache(module: Attention, batches: Iterable[Batch] = ()) -> Attention:
-    """Set the scales of a module's cache by the keys and values of tokens, and return the module.
+    """Set the scales of a module's cache by the keys and values of tokens.
 
     The largest magnitude becomes the largest integer. Scales of 4-bit integers are smaller: those
     of the least squared error.
@@ -111,6 +111,9 @@ def calibrate_cache(module: Attention, batches: Iterable[Batch] = ()) -> Attenti
             fixed scales.
         batches: Batches of tokens: `query [B, L, E]`, and `position_ids [B, L]` if the spec has
             them. Default: random tokens from a fixed seed.
+
+    Returns:
+        The module.
     """
     scales, spec = module.kv_scales, module.spec
     if not isinstance(scales, CacheScales):

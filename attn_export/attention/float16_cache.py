@@ -74,7 +74,7 @@ class Float16Cache(nn.Module):
         return key.to(dtype), value.to(dtype)
 
     def mix(self, x: Tensor) -> Tensor:
-        """Return queries or keys as they are."""
+        """Return queries or keys, `[B, heads, L, D]`, as they are."""
         return x
 
     def step_sizes(self, key: Tensor, value: Tensor) -> Pair:

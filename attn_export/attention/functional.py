@@ -22,7 +22,10 @@ MASK_FLOOR_FLOAT16 = -6e4
 
 
 def clamp_mask(mask: Tensor | None) -> Tensor | None:
-    """Return a float mask with finite values clamped to at least `MASK_FLOOR`; keep a bool mask."""
+    """Return a float mask, of any shape, with finite values clamped to at least `MASK_FLOOR`.
+
+    A bool mask, or None, is returned as it is.
+    """
     if mask is None or mask.dtype == torch.bool:
         return mask
     floor = MASK_FLOOR_FLOAT16 if mask.dtype == torch.float16 else MASK_FLOOR
@@ -71,7 +74,7 @@ def add_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
 
 
 def as_float(mask: Tensor | None, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
-    """Expand a mask to a float mask `[B, H, L, S]`.
+    """Return a mask as a float mask that is expanded to `[B, H, L, S]`.
 
     Args:
         mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.

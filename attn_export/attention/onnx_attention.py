@@ -110,6 +110,9 @@ def write(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
         past: The cache, `[B, Hkv, S, D]`.
         new: The new keys or values, `[B, Hkv, L, D]`.
         past_length: The number of past keys of each batch element, int64 `[B]`.
+
+    Returns:
+        The cache with the new keys or values, `[B, Hkv, S, D]`.
     """
     return torch.onnx.ops.symbolic(
         "TensorScatter",
@@ -128,6 +131,9 @@ def quantise(x: Tensor, scale: Tensor) -> Tensor:
         x: New keys or values, float32 `[B, Hkv, L, D]`.
         scale: A scalar, or `[Hkv, 1, D]`. The operator supports scales along one axis only, so `x`
             is divided by the latter before it.
+
+    Returns:
+        The integers, int8 `[B, Hkv, L, D]`.
     """
     if scale.dim():
         x, scale = x / scale, torch.ones(())
@@ -146,6 +152,9 @@ def dequantise(x: Tensor, scale: Tensor) -> Tensor:
     Args:
         x: A cache, int8 `[B, Hkv, S, D]`.
         scale: A scalar, or `[Hkv, 1, D]`.
+
+    Returns:
+        The keys or values, float32 `[B, Hkv, S, D]`.
     """
     numbers = torch.onnx.ops.symbolic(
         "DequantizeLinear",

@@ -36,7 +36,7 @@ class WideBuffers(nn.Module):
 
         Args:
             name: The name of the buffer.
-            exact: The values, float64.
+            exact: The values, float64 of any shape.
         """
         self._exact[name] = exact
         self.register_buffer(name, exact.to(torch.get_default_dtype()), persistent=False)
@@ -97,7 +97,7 @@ class Rotary(WideBuffers):
         return angles.cos() * magnitude, angles.sin() * magnitude
 
     def forward(self, x: Tensor, turns: Turns) -> Tensor:
-        """Rotate the first R elements of each head.
+        """Return `x` with the first R elements of each head rotated.
 
         Args:
             x: `[B, H, L, D]` or, for keys, `[B, Hkv, L, D]`.

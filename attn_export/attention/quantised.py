@@ -20,12 +20,15 @@ from attn_export.spec.low_precision import FLOAT_CACHE
 def quantise_module(
     module: Attention, stored: Mapping[str, QuantisedWeight] = types.MappingProxyType({})
 ) -> Attention:
-    """Quantise the weights of a module as its spec says, calibrate its cache, and return it.
+    """Quantise the weights of a module as its spec says, and calibrate its cache.
 
     Args:
         module: The module, changed in place.
         stored: The integers of its weights, by name, if a checkpoint holds integers. The weights
             are then taken as they are, and nothing is known of them before their quantisation.
+
+    Returns:
+        The module.
 
     Raises:
         WeightsError: If a weight is not finite.

@@ -57,7 +57,7 @@ class DynamicInt8(QuantisedActivations):
         return torch.where(step > 0, step, 1.0)
 
     def integers(self, x: Tensor) -> Tensor:
-        """Return the integers minus the zero point, clipped to 256 values."""
+        """Return the integers minus the zero point, clipped to 256 values, of the shape of `x`."""
         scale = self.scales(x)
         zero = (-_least(x) / scale).round()
         return (x / scale).round().clamp(-zero, STEPS - zero)
@@ -86,7 +86,7 @@ class DynamicInt8PerBlock(QuantisedActivations):
         return scales.expand_as(blocks).flatten(-2)
 
     def integers(self, x: Tensor) -> Tensor:
-        """Return whole numbers from -127 to 127."""
+        """Return whole numbers from -127 to 127, of the shape and type of `x`."""
         return (x / self.scales(x)).round()
 
 

@@ -56,7 +56,7 @@ class Feed:
 
 
 def empty(feed: Feed) -> np.ndarray:
-    """Return an aligned array without values, whose memory pages were not touched yet."""
+    """Return an aligned array of a feed's shape and dtype, whose pages were not touched yet."""
     buffer = np.empty(feed.nbytes + ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % ALIGNMENT
     flat = buffer[start : start + feed.nbytes].view(numpy_dtype(feed.dtype))
@@ -64,7 +64,7 @@ def empty(feed: Feed) -> np.ndarray:
 
 
 def filled(feed: Feed, seed: int) -> np.ndarray:
-    """Return an aligned array with the values that a feed describes.
+    """Return an aligned array of a feed's shape and dtype, with the values that it describes.
 
     Args:
         feed: The description of the array.
@@ -120,7 +120,7 @@ def known_feeds(outputs: Mapping[str, Shape], sizes: Sizes) -> dict[str, Feed]:
 
 
 def shape_at(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
-    """Replace the names of axes in a shape by their sizes.
+    """Return a shape in which sizes replace the names of axes.
 
     Args:
         shape: Sizes or names of axes.

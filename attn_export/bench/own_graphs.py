@@ -113,7 +113,7 @@ def as_candidate(
 
 
 def make_in_ort(options: Mapping[str, Any], threads: int) -> Prepared:
-    """Load a graph and bind its inputs and outputs. A run returns the bound arrays by name.
+    """Load a graph, and bind its inputs and outputs.
 
     Args:
         options: Plain values by name:
@@ -124,6 +124,9 @@ def make_in_ort(options: Mapping[str, Any], threads: int) -> Prepared:
             ``bound``, for some outputs the input into whose memory they are written;
             ``export``, see `ensure_graph_file`.
         threads: Threads for computing. They spin within a run, as by default.
+
+    Returns:
+        The graph, ready to run. A run returns the bound arrays, by name.
 
     Raises:
         Exception: Any error of the exporter or ONNX Runtime.
@@ -177,7 +180,7 @@ def _feed(options: Mapping[str, Any], side: str, name: str) -> Feed:
 
 
 def ort_value(array: np.ndarray) -> Any:
-    """Return an ONNX Runtime value that shares the memory of an array."""
+    """Return an ONNX Runtime value that shares the memory of an array of any shape."""
     value = value_on(array)
     if array.size and value.data_ptr() != array.ctypes.data:
         raise RuntimeError("this ONNX Runtime copies arrays instead of sharing their memory")
@@ -194,6 +197,9 @@ def make_in_openvino(options: Mapping[str, Any], threads: int) -> Prepared:
         options: ``file``, the graph; ``inputs``, feeds by name; ``export``, see
             `ensure_graph_file`.
         threads: Threads for computing.
+
+    Returns:
+        The graph, ready to run.
 
     Raises:
         Exception: Any error of OpenVINO.

@@ -42,14 +42,20 @@ class PlainAttention(nn.Module):
         past_key: Tensor | None = None,
         past_value: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Compute attention; with a past also return the extended keys and values.
+        """Compute attention.
 
         Args:
-            query: `[B, L, E]`, or `[B, H, L, D]` without projections.
-            key: `[B, L, E]`, or `[B, Hkv, L, D]` without projections; None: as the query.
+            query: `[B, L, E]`; without projections `[B, L, H·D]` or `[B, H, L, D]`.
+            key: `[B, L, E]`; without projections `[B, L, Hkv·D]` or `[B, Hkv, L, D]`;
+                None: the query.
             value: As `key`.
             past_key: Cached keys, `[B, Hkv, P, D]`, or None.
             past_value: Cached values, `[B, Hkv, P, D]`, or None.
+
+        Returns:
+            The output, `[B, L, E]`; without projections `[B, L, H·D]`, or `[B, H, L, D]` if there
+            is a past. With a past, also its keys and values with the new ones,
+            `[B, Hkv, P + L, D]`.
         """
         q, k, v = self._heads(query, key, value)
         present: tuple[Tensor, ...] = ()
@@ -104,11 +110,15 @@ class StaticAttention(PlainAttention):
         """Write the new keys and values into the cache and attend to the tokens in it.
 
         Args:
-            query: `[B, L, E]`, or `[B, H, L, D]` without projections.
-            key: `[B, L, E]`, or `[B, Hkv, L, D]` without projections; None: as the query.
+            query: `[B, L, E]`; without projections `[B, L, H·D]` or `[B, H, L, D]`.
+            key: `[B, L, E]`; without projections `[B, L, Hkv·D]` or `[B, Hkv, L, D]`;
+                None: the query.
             value: As `key`.
             past_key: Ignored; the module holds the cache.
             past_value: Ignored.
+
+        Returns:
+            The output, as that of `PlainAttention` without a past.
         """
         q, k, v = self._heads(query, key, value)
         filled_len = self.dims.key_len
@@ -141,7 +151,7 @@ def prepare_torch(threads: int) -> None:
 
 
 def tensor(feed: Feed, seed: int) -> Tensor:
-    """Return the tensor that a feed describes, in memory aligned as that of other candidates.
+    """Return a tensor of a feed's shape and dtype, in memory aligned as that of other candidates.
 
     Args:
         feed: The description of the array.

@@ -121,7 +121,7 @@ class Commands(click.Group):
         return sorted({*self.commands, *MODULES})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command, or None if there is none of this name.
+        """Return a command, imported only now; None if there is none of this name.
 
         Args:
             ctx: The context of the group.

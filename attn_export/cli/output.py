@@ -72,11 +72,14 @@ class Output:
             raise
 
     def render(self, report: Report, place: Path | None) -> int:
-        """Write and print a report; return its exit code.
+        """Write and print a report.
 
         Args:
             report: The report.
             place: The folder of the bundle that was written, or None.
+
+        Returns:
+            The exit code.
 
         Raises:
             OutputError: If a file cannot be written.

@@ -101,7 +101,7 @@ def attention(
 
 
 def softmax(scores: Array, visible: Array) -> Array:
-    """Compute the softmax over the last axis; the weights of queries without visible keys are 0.
+    """Return the softmax over the last axis; 0 for queries without visible keys.
 
     Args:
         scores: Float64 `[B, H, L, S]`.
@@ -183,7 +183,7 @@ def _pad_keys(mask: Array, S: int) -> Array:
 
 
 def split_heads(x: Array, heads: int) -> Array:
-    """Reshape `[B, L, H·D]` to `[B, H, L, D]`; return four axes unchanged.
+    """Return `[B, L, H·D]` as `[B, H, L, D]`; arrays of four axes stay as they are.
 
     Args:
         x: Queries, keys or values.

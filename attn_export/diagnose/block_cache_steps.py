@@ -100,7 +100,7 @@ class BlockPart:
     def replaced(
         self, evaluation: Evaluation, steps: BlockSteps, values: Values
     ) -> dict[str, Array]:
-        """Compute the cache and its dequantised values with other steps.
+        """Return the cache and its dequantised values, computed with other steps.
 
         Args:
             evaluation: The right graph.

@@ -122,7 +122,7 @@ class MatMulNBits(OpRun):
 
 
 def packed_weight(constants: Sequence[Array | None], attributes: Mapping[str, Any]) -> Array:
-    """Dequantise the weight of a MatMulNBits node, to float64 `[K, N]`.
+    """Return the dequantised weight of a MatMulNBits node, float64 `[K, N]`.
 
     Args:
         constants: All inputs but the first: integers, scales and, optionally, zero points.

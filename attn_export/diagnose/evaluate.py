@@ -155,7 +155,7 @@ class Evaluation:
         }
 
     def rounded_values(self, inputs: Mapping[str, Array], dtype: np.dtype) -> Values:
-        """Compute every value of the graph, rounding the output of each node to a narrower type.
+        """Return every value of the graph, with the output of each node rounded to another type.
 
         Args:
             inputs: The graph inputs by name.
@@ -171,7 +171,9 @@ class Evaluation:
         return values
 
     def recompute(self, values: Values, replaced: Mapping[str, Array]) -> Values:
-        """Replace some values of the graph, and recompute those that depend on them.
+        """Return the values of the graph after some of them are replaced.
+
+        Values that depend on replaced ones are recomputed, unless they are replaced themselves.
 
         Args:
             values: All values of the graph, by name.
@@ -188,7 +190,7 @@ class Evaluation:
     def attention(
         self, node: onnx.NodeProto, values: Values, changes: Mapping[str, StepChange]
     ) -> dict[str, Array]:
-        """Compute the outputs of an `Attention` node with some steps changed.
+        """Return the outputs of an `Attention` node, computed with some steps changed.
 
         Args:
             node: The node.
@@ -222,7 +224,7 @@ class Evaluation:
             values |= self.compute_node(node, values)
 
     def compute_node(self, node: onnx.NodeProto, values: Values) -> dict[str, Array]:
-        """Compute the outputs of a node, by name.
+        """Return the outputs of a node, by name.
 
         Args:
             node: The node.

@@ -156,7 +156,11 @@ def _smallest(sizes: Sizes, inputs: Arrays, golden: Golden, case: KnownCase) -> 
 
 
 def make_golden(right: EvaluatedGraph, case: KnownCase, inputs: Mapping[str, Array]) -> Golden:
-    """Compute the truth of changed inputs, and the error allowed by the judge's rule.
+    """Return a case of changed inputs with its truth and an allowed error.
+
+    The allowed error is the largest of 8 times the error of a run that rounds each value to the
+    module's type, 4 eps, and the error that the original case allows. The outputs of eager are
+    replaced by the truth.
 
     Args:
         right: A graph that gives the truth.
@@ -209,7 +213,7 @@ class ExperimentResult:
 def rerun_in_runtime(
     runner: GraphRunner, original: GraphRun, cases: Sequence[KnownCase], late: Late
 ) -> Iterator[ExperimentResult]:
-    """Run the same graph in the same runtime with other options, order, process or threads.
+    """Yield results of the graph in the same runtime with other options, order, process or threads.
 
     Most experiments run all cases, because a fault may depend on the cases before it.
 
@@ -240,7 +244,7 @@ def rerun_in_runtime(
 def run_smaller_inputs(
     runner: GraphRunner, original: GraphRun, right: EvaluatedGraph
 ) -> ExperimentResult:
-    """Run inputs divided by `DIVISOR`, which removes overflow and saturation.
+    """Return the result for inputs divided by `DIVISOR`, which removes overflow and saturation.
 
     Args:
         runner: The graph in its runtime.
@@ -273,7 +277,7 @@ def run_elsewhere(
     runtimes: Sequence[Runtime],
     late: Late,
 ) -> Iterator[ExperimentResult]:
-    """Run other graphs of the bundle in this runtime, and the same graph in other runtimes.
+    """Yield results of other graphs in the same runtime, and of the same graph in other runtimes.
 
     Args:
         runner: The graph in its runtime.

@@ -71,7 +71,7 @@ def known_mistakes(
     cases: Sequence[KnownCase],
     late: Late,
 ) -> KnownMistakes:
-    """Find known mistakes that explain the outputs of a graph.
+    """Return the known mistakes that explain the outputs of a graph.
 
     Args:
         suspect: The graph in question; None if it cannot be evaluated in float64.

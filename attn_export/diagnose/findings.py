@@ -161,7 +161,7 @@ def attend(
     changes: Mapping[str, StepChange] | None = None,
     **attributes: float,
 ) -> Array:
-    """Compute attention in float64, `[B, H, L, Dv]`.
+    """Return the output of attention, computed in float64, `[B, H, L, Dv]`.
 
     Args:
         inputs: The inputs of a probe: query `[B, H, L, D]`, key `[B, Hkv, S, D]` …

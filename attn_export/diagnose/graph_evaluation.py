@@ -58,7 +58,7 @@ class EvaluatedGraph:
 
 
 def sample_cases(cases: Sequence[KnownCase], count: int) -> list[KnownCase]:
-    """Choose cases evenly from the smallest to the largest that may be evaluated.
+    """Return cases chosen evenly from the smallest to the largest that may be evaluated.
 
     The smallest cases alone would hide mistakes that need several queries or a past.
 
@@ -83,7 +83,7 @@ def choose_cases(trial: GraphRun) -> list[KnownCase]:
 
 
 def evaluate_graph(runner: GraphRunner, cases: Sequence[KnownCase]) -> EvaluatedGraph:
-    """Evaluate a graph in float64, and compare it with the truth.
+    """Return a graph evaluated in float64, and whether it gives the truth.
 
     Args:
         runner: The graph in its runtime.
@@ -108,7 +108,7 @@ def evaluate_graph(runner: GraphRunner, cases: Sequence[KnownCase]) -> Evaluated
 def evaluate_if_possible(
     runner: GraphRunner, cases: Sequence[KnownCase], trial: GraphRun
 ) -> tuple[EvaluatedGraph | None, str]:
-    """Evaluate a graph in float64, or return None and the reason that this is not possible.
+    """Return a graph evaluated in float64 and "", or None and the reason that it cannot be.
 
     Args:
         runner: The graph in its runtime.
@@ -146,7 +146,7 @@ def first_right_graph(
 
 
 def evaluate_if_right(runner: GraphRunner, cases: Sequence[KnownCase]) -> EvaluatedGraph | None:
-    """Evaluate a graph in float64; return None unless it gives the truth in every case.
+    """Return a graph evaluated in float64; None unless it gives the truth in every case.
 
     Args:
         runner: The graph in its runtime.

@@ -60,7 +60,7 @@ class GraphRunner:
     limits: Limits
 
     def run(self, cases: Mapping[str, Arrays], options: Options | None = None) -> RunResult:
-        """Run cases in a process of their own.
+        """Return the result of running cases in a process of their own.
 
         Args:
             cases: Inputs of each case, by its name.
@@ -75,6 +75,9 @@ class GraphRunner:
         Args:
             cases: The cases.
             options: Options of the engine; they override the user's.
+
+        Returns:
+            The result, with the failed and the passed cases.
         """
         accepted = [case for case in cases if self.graph_file.takes(case.sizes)]
         ran = self.run({case.name: case.inputs for case in accepted}, options)
@@ -144,7 +147,7 @@ def _passes(golden: Golden, outputs: Arrays) -> bool:
 
 
 def known_cases(folder: Path, only: str | None) -> list[KnownCase]:
-    """Read the cases of a bundle; whole decodes are left out.
+    """Return the cases of a bundle, without whole decodes.
 
     Args:
         folder: The folder of the bundle.

@@ -79,7 +79,7 @@ class CachePart:
     dequantised: str
 
     def replaced(self, evaluation: Evaluation, steps: Steps, values: Values) -> dict[str, Array]:
-        """Compute the cache and its dequantised values with other steps.
+        """Return the cache and its dequantised values, computed with other steps.
 
         Args:
             evaluation: The right graph.

@@ -87,7 +87,7 @@ class Match:
 def matches(
     evaluation: Evaluation, evidence: Sequence[Evidence], late: Late = lambda: False
 ) -> list[Match]:
-    """Find the mistakes that explain the actual outputs, the best first.
+    """Return the mistakes that explain the actual outputs, the best first.
 
     Args:
         evaluation: The right graph.

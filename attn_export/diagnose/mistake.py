@@ -54,7 +54,7 @@ class Mistake:
     def outputs(
         self, evaluation: Evaluation, inputs: Mapping[str, Array], values: Values
     ) -> dict[str, Array]:
-        """Compute the outputs of the graph with the mistake.
+        """Return the outputs of the graph with the mistake, by name.
 
         Args:
             evaluation: The right graph.
@@ -70,7 +70,7 @@ class Mistake:
 def attention_step_mistake(
     evaluation: Evaluation, node: onnx.NodeProto, kind: str, says: str, **changes: StepChange
 ) -> Mistake:
-    """Make a mistake in the steps of an `Attention` node.
+    """Return a mistake in the steps of an `Attention` node.
 
     Args:
         evaluation: The right graph.
@@ -90,7 +90,7 @@ def attention_step_mistake(
 
 
 def array_of(values: Values, name: str) -> Array:
-    """Return a value that must be there.
+    """Return a value of any shape that must be there.
 
     Args:
         values: All values of a graph, by name.
@@ -150,12 +150,12 @@ def change_in_order(
 
 
 def unchanged(x: Array) -> Array:
-    """Return an array as it is."""
+    """Return an array of any shape as it is."""
     return x
 
 
 def round_to_bfloat16(x: Array) -> Array:
-    """Round to bfloat16; the result is float64."""
+    """Round an array of any shape to bfloat16; the result is float64."""
     return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
@@ -187,7 +187,7 @@ def find_scatter(evaluation: Evaluation, past: str) -> onnx.NodeProto | None:
 def scatter_into_cache(
     node: onnx.NodeProto, evaluation: Evaluation, values: Values, past: Array, new: Array
 ) -> Array:
-    """Run a TensorScatter on other inputs, and return the cache `[B, Hkv, capacity, …]`.
+    """Return the cache `[B, Hkv, capacity, …]` that a TensorScatter writes from other inputs.
 
     Args:
         node: The node.

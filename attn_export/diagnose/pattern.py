@@ -53,7 +53,7 @@ class Pattern:
 
 
 def pattern_of(trial: GraphRun, axes: Mapping[str, Sequence[object]]) -> Pattern:
-    """Find common properties of the failing cases.
+    """Return the common properties of the failing cases.
 
     Args:
         trial: The failing and the passing cases.

@@ -95,7 +95,10 @@ def _batch_index(step: int, index: int) -> int:
 
 
 def read_bits(output: np.ndarray) -> ProbeFinding:
-    """Return the number format that matches the bits kept, with the number at each step."""
+    """Return the number format that the bits of an output `[B, H, L, D]` match.
+
+    The finding also has the number of bits at each step.
+    """
     inputs = bit_inputs()
     if output.shape != inputs["query"].shape:
         return ProbeFinding(SOMETHING_ELSE, f"its shape is {list(output.shape)}")

@@ -71,12 +71,15 @@ class ProbeGraph:
 
 
 def write_graph(graph: ProbeGraph, dialect: str, folder: Path) -> Path | None:
-    """Write a graph in a dialect, and return the file; None if the dialect cannot express it.
+    """Write a graph in a dialect.
 
     Args:
         graph: The graph.
         dialect: The dialect to write.
         folder: The folder of the file.
+
+    Returns:
+        The file; None if the dialect cannot express the graph.
     """
     path = folder / f"{graph.name}.{dialect}.onnx".replace(" ", "-")
     if dialect == graph.dialect:
@@ -205,7 +208,7 @@ def _cases(mask: str, past: bool) -> dict[str, ArrayDict]:
 def draw_inputs(
     name: str, *, batch: int = B, queries: int = L, keys: int = L, past: int = 0
 ) -> ArrayDict:
-    """Draw queries, keys and values from a normal distribution, float32.
+    """Return queries, keys and values from a normal distribution, float32 `[B, heads, len, D]`.
 
     Args:
         name: The name of the probe, which seeds the generator.

@@ -75,6 +75,9 @@ def start_worker(
         graph: The file of the graph.
         inputs: The names of its inputs.
         cases: The cases to run.
+
+    Returns:
+        The process.
     """
     worker = Worker(runtime, limits)
     worker.send_job(graph, inputs, cases)
@@ -84,7 +87,7 @@ def start_worker(
 def run_batches(
     batches: Iterable[ProbeBatch], advance: Callable[[str], None] = lambda _: None
 ) -> dict[Path, ProbeResult]:
-    """Run batches of cases, and return the results by the output folders of the cases.
+    """Run batches of cases.
 
     If a process crashes or hangs within a case, that is the result of the case, and the remaining
     cases run in a fresh process. If it ends before the graph is loaded, that is the result of all
@@ -93,6 +96,9 @@ def run_batches(
     Args:
         batches: The batches, of which at most `AT_ONCE` run at a time, in their order.
         advance: Called with the name of each case that has a result.
+
+    Returns:
+        The results, by the output folders of the cases.
     """
     results: dict[Path, ProbeResult] = {}
     waiting = deque(batches)

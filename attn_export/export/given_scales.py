@@ -30,13 +30,16 @@ MOST_BYTES = 2**30
 def set_given_scales(
     module: Attention, kv_scales: Path | str | None = None, calibrate: Calibration | None = None
 ) -> tuple[str, ...]:
-    """Set the scales of a module's cache, and return a note for the reader on them.
+    """Set the scales of a module's cache to those of the user.
 
     Args:
         module: The module, changed in place. With neither a file nor hidden states its scales
             stay those of random tokens.
         kv_scales: A file with `k_scale` and `v_scale`.
         calibrate: Hidden states to calibrate the scales on.
+
+    Returns:
+        A note for the report on these scales; none if the user gave none.
 
     Raises:
         WeightsError: If the module has no cache of integers with fixed scales, if the file or the

@@ -20,6 +20,7 @@ from attn_export.export.trees import InputTree, read_axes, to_numpy
 from attn_export.parity.draw import (
     TRACED_SIZES,
     Bounds,
+    FunctionInputs,
     Sizes,
     add_sums,
     clamp_sizes,
@@ -27,6 +28,7 @@ from attn_export.parity.draw import (
     seed_of,
 )
 from attn_export.source_location import line_of
+from attn_export.spec import Input
 from attn_export.tensorfile import ArrayDict
 
 InputFunction = Callable[[Mapping[str, int], np.random.Generator], Mapping[str, Any]]
@@ -70,13 +72,19 @@ def _example_sizes(labels: list[str], relations: Mapping[str, str], bounds: Boun
     return add_sums(clamp_sizes(sizes, bounds), relations)
 
 
-def checked_function(
-    function: InputFunction, tree: InputTree, axes: Mapping[str, Mapping[int, str]]
-) -> Callable[[Sizes, np.random.Generator], ArrayDict]:
-    """Return a function that calls the user's function and checks the arrays that it returns.
+def inputs_of_function(
+    function: InputFunction,
+    inputs: Mapping[str, Input],
+    tree: InputTree,
+    axes: Mapping[str, Mapping[int, str]],
+) -> FunctionInputs:
+    """Return descriptions of inputs whose arrays a function of the user draws.
+
+    The arrays must match the example: a case raises UsageError if they do not.
 
     Args:
         function: The user's function.
+        inputs: The descriptions of the inputs, by name.
         tree: The inputs of the example.
         axes: The names of the dynamic axes of each input.
     """
@@ -94,7 +102,7 @@ def checked_function(
             for name, array in to_numpy(drawn.tensors).items()
         }
 
-    return draw
+    return FunctionInputs(inputs, draw)
 
 
 def _call(function: InputFunction, sizes: Sizes, rng: np.random.Generator) -> dict[str, Any]:

@@ -29,13 +29,16 @@ def quantise_by_spec(
     kv_scales: Path | str | None,
     calibrate: Calibration | None,
 ) -> tuple[str, ...]:
-    """Quantise the weights and the cache of a module in place, and return notes for the reader.
+    """Quantise the weights and the cache of a module in place.
 
     Args:
         module: The module.
         integers: The integers of its weights, by name, if a checkpoint holds integers.
         kv_scales: A file with the scales of a cache of integers.
         calibrate: Hidden states to calibrate these scales on.
+
+    Returns:
+        Notes for the report.
 
     Raises:
         WeightsError: If a weight is not finite, or the scales do not match the spec.
@@ -153,7 +156,7 @@ def _can_be_copied(value: Any) -> bool:
 
 
 def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
-    """Read the state of a module from the initializers of its graph.
+    """Return the state of a module, read from the initializers of its graph.
 
     Args:
         path: The graph in the standard dialect. Its initializers have the names of the module's

@@ -16,18 +16,8 @@ from attn_export.attention import Attention
 from attn_export.attention.positions import NARROW
 from attn_export.attention.variants import seeded_attention
 from attn_export.errors import ExportError, one_line
+from attn_export.export import subject_checks
 from attn_export.export.module_state import preserve_state, quantise_by_spec, weights_of_graph
-from attn_export.export.subject_checks import (
-    check_axes,
-    check_bounds,
-    check_inputs,
-    check_integers,
-    check_outputs,
-    check_relations,
-    dtype_of,
-    input_like,
-    refuse_train_mode,
-)
 from attn_export.export.trees import (
     Axis,
     InputTree,
@@ -40,14 +30,7 @@ from attn_export.export.trees import (
     to_torch,
 )
 from attn_export.graph.check_structure import Expected
-from attn_export.parity.draw import (
-    TRACED_SIZES,
-    FunctionInputs,
-    Interface,
-    add_sums,
-    bounds,
-    draw_inputs,
-)
+from attn_export.parity.draw import TRACED_SIZES, Interface, add_sums, bounds, draw_inputs
 from attn_export.parity.plan import Plan, plan_cases
 from attn_export.spec import AttentionSpec, Input, Shape
 
@@ -114,20 +97,20 @@ class Subject:
         self.tree = InputTree.flatten(copies)
         self.inputs = dict(self.tree.tensors)
         named, self.bounds = read_axes(axes)
-        check_inputs(module, inputs, self.inputs, named)
+        subject_checks.check_inputs(module, inputs, self.inputs, named)
         self.axes = {name: dict(named.get(name, {})) for name in self.inputs}
-        self.outputs = check_outputs(module, self.inputs, outputs)
-        sizes = check_axes(self.inputs, self.axes)
-        check_relations(self.relations, sizes)
-        check_bounds(sizes, self.bounds)
+        self.outputs = subject_checks.check_outputs(module, self.inputs, outputs)
+        sizes = subject_checks.check_axes(self.inputs, self.axes)
+        subject_checks.check_relations(self.relations, sizes)
+        subject_checks.check_bounds(sizes, self.bounds)
         self.sums = self.relations if spec is None else spec.sums
         if spec is not None:  # sizes that only bound integers are no axes of the example
             sizes |= {name: TRACED_SIZES[name] for name in bounds(spec.inputs())}
         free = {label: size for label, size in sizes.items() if label not in self.sums}
         self.example_sizes = add_sums(free, self.sums)
         if spec is None and not self.function:  # both define the values of integers
-            check_integers(self.inputs)
-        refuse_train_mode(module)
+            subject_checks.check_integers(self.inputs)
+        subject_checks.refuse_train_mode(module)
 
     @classmethod
     def from_spec(
@@ -140,11 +123,9 @@ class Subject:
     ) -> Self:
         """Return the `Attention` of a spec, with seeded weights.
 
-        The global random state does not change.
-
         Args:
             spec: The spec.
-            seed: The seed of the weights.
+            seed: The seed of the weights. The global random state does not change.
             kv_scales: A file with the scales of a cache of integers, `k_scale` and `v_scale`.
             calibrate: Hidden states to calibrate these scales on: a file with `query`
                 `[B, L, E]`, or a function that yields batches of them, by name.
@@ -200,6 +181,10 @@ class Subject:
     def from_graph(cls, spec: AttentionSpec, path: Path) -> Self:
         """Return the `Attention` of a spec, with the weights of a graph that was exported from it.
 
+        Args:
+            spec: The spec.
+            path: The graph in the dialect `standard`.
+
         Raises:
             GraphError: If the graph cannot be read.
             BundleError: If the graph lacks a weight, or has one of another shape or dtype.
@@ -221,12 +206,14 @@ class Subject:
         """Return the description of every input, by name."""
         if self.spec is not None:
             return self.spec.inputs()
-        inputs = {name: input_like(x, self.axes[name]) for name, x in self.inputs.items()}
+        inputs = {
+            name: subject_checks.input_like(x, self.axes[name]) for name, x in self.inputs.items()
+        }
         if self.function is None:
             return inputs
-        from attn_export.export.input_function import checked_function
+        from attn_export.export.input_function import inputs_of_function
 
-        return FunctionInputs(inputs, checked_function(self.function, self.tree, self.axes))
+        return inputs_of_function(self.function, inputs, self.tree, self.axes)
 
     def sizes_with(self, changed: Sizes) -> dict[str, int]:
         """Return the example's sizes with some changed, and sums computed again."""
@@ -234,6 +221,10 @@ class Subject:
 
     def draw(self, sizes: Sizes, *seed_words: str | int) -> dict[str, Tensor]:
         """Return random inputs of these sizes; the same seed words give the same inputs.
+
+        Args:
+            sizes: The size of every dynamic axis.
+            seed_words: The seed.
 
         Raises:
             KeyError: If `sizes` lacks an axis.
@@ -265,7 +256,7 @@ class Subject:
             return {}
         with torch.inference_mode():
             state |= self.call(self.module, self.inputs) | self.inputs
-        return {name: dtype_of(t) for name, t in state.items() if t.dtype in NARROW}
+        return {name: subject_checks.dtype_of(t) for name, t in state.items() if t.dtype in NARROW}
 
     def returned_order(self) -> tuple[str, ...]:
         """Return the names of the outputs in the order in which the module returns them."""
@@ -286,7 +277,12 @@ class Subject:
         return weights * math.prod(sizes.values()) <= MOST_WORK and self.runs_with(sizes, "sizes")
 
     def runs_with(self, changed: Sizes, seed_word: str) -> bool:
-        """Return whether the module runs on random inputs of sizes that `sizes_with` returns."""
+        """Return whether the module runs on random inputs of sizes that `sizes_with` returns.
+
+        Args:
+            changed: The sizes that differ from those of the example.
+            seed_word: The seed of the inputs.
+        """
         try:
             with torch.inference_mode():
                 self.call(self.module, self.draw(self.sizes_with(changed), seed_word))
@@ -301,7 +297,11 @@ class Subject:
         return Expected(inputs, self.output_shapes(), attentions=1 if ours else None, ours=ours)
 
     def call(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run the subject's module, or a copy of it, and return its outputs by name.
+        """Return the outputs of the subject's module, or of a copy of it, by name.
+
+        Args:
+            module: The module.
+            inputs: The inputs, by name.
 
         Raises:
             UsageError: If it does not return the tensors that `outputs` names.

@@ -144,8 +144,11 @@ def check_outputs(
         tensors: The inputs by name.
         outputs: The names of the outputs, not yet checked.
 
+    Returns:
+        The names of the outputs.
+
     Raises:
-        UsageError: If not.
+        UsageError: If they are not.
     """
     if isinstance(outputs, str) or not isinstance(outputs, Sequence):
         raise UsageError(f"outputs is a list of names, such as ['output']; got {outputs!r}")
@@ -226,7 +229,7 @@ def refuse_train_mode(module: nn.Module) -> None:
 
 
 def dtype_of(tensor: Tensor) -> str:
-    """Return the numpy name of a tensor's dtype."""
+    """Return the numpy name of the dtype of a tensor of any shape."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -240,7 +243,7 @@ def input_like(example: Tensor, axes: Mapping[int, str]) -> Input:
     first value of its rows if it is bool, and whether it contains -inf.
 
     Args:
-        example: The example.
+        example: The example, of any shape and of a dtype of `INPUT_DTYPES`.
         axes: The names of its dynamic axes, by their indices.
     """
     shape = tuple(axes.get(axis, size) for axis, size in enumerate(example.shape))

@@ -46,6 +46,9 @@ def scaled_dot_product_attention(
         scale: The factor on the scores; None for 1 / sqrt(D).
         enable_gqa: Without effect: the operator shares heads by their numbers.
 
+    Returns:
+        The output, `[B, H, L, Dv]`, without the leading axes that the query lacks.
+
     Raises:
         ValueError: If inputs have more than 4 axes, or weights are dropped.
     """
@@ -78,13 +81,16 @@ def stable_sort(
     dim: int = -1,
     descending: bool = False,
 ) -> Any:
-    """Emit a `TopK` of all elements, which returns the sorted values and their indices.
+    """Emit a `TopK` of all elements.
 
     Args:
         x: `[…]`, one axis or more.
         stable: Without effect: `TopK` is stable.
         dim: The axis.
         descending: Whether the largest comes first.
+
+    Returns:
+        The sorted values and their indices, int64, both of the shape of `x`.
     """
     count = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]), axis=0)
     return op.TopK(x, count, axis=dim, largest=int(descending), sorted=1)
@@ -100,6 +106,9 @@ def grouped_product(x: Any, weights: Any, ends: Any) -> Any:
         x: `[N, K]`, sorted by group.
         weights: `[G, K, M]`.
         ends: The row at which each group ends, int32 or int64 `[G]`.
+
+    Returns:
+        The products, `[N, M]`.
     """
     zero, one, last = (op.Constant(value_ints=[axis]) for axis in (0, 1, -1))
     count = op.Squeeze(op.Shape(x, start=0, end=1), zero)

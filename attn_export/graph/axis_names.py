@@ -89,7 +89,7 @@ def reshape_target(before: Sequence[Size], after: Sequence[Size]) -> list[int] |
 
 
 def axis_of_an_input(model: ir.Model, size: Size) -> tuple[ir.Value, int] | None:
-    """Find a graph input with an axis of this symbolic size, and the axis; None if there is none.
+    """Return a graph input with an axis of this symbolic size, and the axis; None if none has it.
 
     Args:
         model: The graph.

@@ -17,12 +17,15 @@ FLOAT = ir.DataType.FLOAT
 
 
 def round_in_blocks(op: Builder, x: ir.Value, block: int) -> ir.Value:
-    """Add nodes that round a value to 8 bits, and return the rounded value, float32 `[B, L, N]`.
+    """Add nodes that round a value to 8 bits.
 
     Args:
         op: Builder of the nodes.
         x: The value, float32 `[B, L, N]`.
         block: The number of consecutive elements that share a scale; it divides N.
+
+    Returns:
+        The rounded value, float32 `[B, L, N]`.
     """
     assert x.shape is not None
     *rows, width = x.shape

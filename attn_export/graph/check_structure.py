@@ -36,7 +36,7 @@ class Expected:
 
 
 def expected_of(file: GraphFile, standard: Expected) -> Expected:
-    """Convert the expected properties to those of one graph of a bundle.
+    """Return the expected properties of one graph of a bundle.
 
     Args:
         file: The differences of the graph from the signature.

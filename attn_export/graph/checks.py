@@ -183,7 +183,7 @@ PROJECT_RULES = frozenset({
 
 
 def check_graph(path: Path, expected: Expected | None = None) -> list[CheckFinding]:
-    """Run every check on an ONNX file.
+    """Return the findings of every check on an ONNX file.
 
     Args:
         path: The file; its external data is beside it.

@@ -105,12 +105,15 @@ def dims(value: ir.Value) -> tuple[Size, ...]:
 
 
 def set_type(value: ir.Value, dtype: ir.DataType | None, shape: ir.Shape | None) -> ir.Value:
-    """Set the type and shape of a value, and return it.
+    """Set the type and shape of a value.
 
     Args:
         value: The value; changed in place.
         dtype: The type of its elements; None to leave the type as it is.
         shape: The shape; None if it is not known.
+
+    Returns:
+        The value.
     """
     if dtype is not None:
         value.dtype = dtype
@@ -150,6 +153,9 @@ def add_initializer(model: ir.Model, name: str, array: np.ndarray, dtype: ir.Dat
         name: The name, which the graph does not have.
         array: The values, of any shape, which are converted to `dtype`.
         dtype: The type to store.
+
+    Returns:
+        The value of the initialiser.
     """
     stored = np.ascontiguousarray(array.astype(dtype.numpy()))
     value = ir.val(name, const_value=ir.tensor(stored, dtype=dtype, name=name))
@@ -158,7 +164,12 @@ def add_initializer(model: ir.Model, name: str, array: np.ndarray, dtype: ir.Dat
 
 
 def ints(model: ir.Model, *numbers: int) -> ir.Value:
-    """Return a constant int64 vector, `[n]`."""
+    """Return a constant int64 vector, `[n]`.
+
+    Args:
+        model: The graph; changed in place.
+        numbers: The elements.
+    """
     return constant(model, np.array(numbers, np.int64))
 
 
@@ -177,7 +188,7 @@ def insert(
     dtype: ir.DataType | None = None,
     shape: ir.Shape | None = None,
 ) -> ir.Value:
-    """Insert a node before another, and return its output.
+    """Insert a node before another.
 
     Args:
         node: The existing node, whose metadata the new one gets.
@@ -185,6 +196,9 @@ def insert(
         like: The value from which type and shape are taken by default.
         dtype: The type of the output, if it is another.
         shape: The shape of the output, if it is another.
+
+    Returns:
+        The output of the new node.
     """
     assert node.graph is not None  # callers find it in a graph
     new.metadata_props.update(node.metadata_props)

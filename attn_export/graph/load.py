@@ -173,11 +173,14 @@ def load_graph(path: Path) -> ir.Model:
 
 
 def refuse_bad_data(proto: onnx.ModelProto, path: Path) -> None:
-    """Raise GraphError if external data of a model lies outside its folder or is incomplete.
+    """Check that external data of a model lies in its folder and is complete.
 
     Args:
         proto: The model.
         path: Its file.
+
+    Raises:
+        GraphError: If it does not.
     """
     problem = next(external_problems(proto, path.parent), "")
     if problem:

@@ -190,7 +190,7 @@ MOST_TRIES = 150
 
 
 def find_sums(axes: Sequence[str], known: Mapping[str, str], runs: Runs) -> dict[str, str] | None:
-    """Find the axes that must be sums of others for a graph to run; None if no choice runs.
+    """Return the axes that must be sums of others for a graph to run; None if no choice runs.
 
     A file does not state, for example, that the last axis of the mask is past plus new keys.
 

@@ -95,6 +95,10 @@ def parity_report(
         dialects: The dialects to export a module to.
         reproduction: The folder to write a reproduction of a failure to; None for none.
         **options: Further options of `build` or `verify`.
+
+    Raises:
+        UsageError: If `names` is set without `graph`.
+        AttnExportError: If a module cannot be exported, or a file cannot be read.
     """
     __tracebackhide__ = True
     from attn_export.jobs.explain_failures import explain_failures

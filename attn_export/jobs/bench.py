@@ -60,6 +60,9 @@ def bench(
         turn_seconds: The approximate length of a turn, in seconds.
         progress: Receiver of progress.
 
+    Returns:
+        The times of every candidate, by workload.
+
     Raises:
         UsageError: If `decode` is given and the graphs have no axis of keys.
         RuntimeFailure: If ONNX Runtime is not installed.
@@ -103,6 +106,9 @@ def measure_workloads(
         threads: The number of threads for every candidate; None for all cores.
         turn_seconds: The approximate length of a turn, in seconds.
         progress: Receiver of progress.
+
+    Returns:
+        The times of every candidate, by workload.
     """
     limits = Limits.default()
     limits = dataclasses.replace(limits, seconds=HUNG_AFTER, threads=threads or limits.threads)

@@ -110,7 +110,7 @@ def explain_graph(
     progress: Progress | None = None,
     **options: Any,
 ) -> Explanation:
-    """Explain why a runtime's outputs for a graph differ from those of a module.
+    """Return an explanation of why a runtime's outputs for a graph differ from a module's.
 
     Args:
         module: The module with its inputs, or a spec.

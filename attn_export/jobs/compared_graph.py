@@ -42,7 +42,7 @@ class ComparedGraph:
 
     @classmethod
     def read(cls, path: Path, limits: Limits) -> ComparedGraph:
-        """Read a graph.
+        """Return a graph, read from its file, with the features of its nodes.
 
         Args:
             path: The path of the file.

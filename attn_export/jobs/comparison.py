@@ -163,13 +163,16 @@ class Comparison:
         self, report: Report, goldens: Sequence[Golden], reproduction: Path | None, *,
         required: bool,
     ) -> Report:  # fmt: skip
-        """Complete the bundle, and return the report with the causes of failures.
+        """Complete the bundle, and explain failures.
 
         Args:
             report: The report.
             goldens: The cases with their truth.
             reproduction: The folder to write a reproduction of a failure to; None for none.
             required: Whether to raise an error if the bundle cannot be completed.
+
+        Returns:
+            The report with the causes of failures.
 
         Raises:
             AttnExportError: If the bundle is `required` and cannot be completed.
@@ -189,11 +192,14 @@ class Comparison:
         )  # fmt: skip
 
     def bundle(self, report: Report, goldens: Sequence[Golden]) -> Witness:
-        """Complete the bundle, and return the source of correct values for `explain`.
+        """Complete the bundle.
 
         Args:
             report: The report.
             goldens: The cases with their truth.
+
+        Returns:
+            The source of correct values for `explain`.
 
         Raises:
             UsageError: If a manifest may not hold a name of the graph.

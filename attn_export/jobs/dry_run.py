@@ -49,6 +49,9 @@ def dry_run(
         limits: The limits of each process.
         progress: Receiver of progress.
 
+    Returns:
+        The observations of each graph on each architecture.
+
     Raises:
         UsageError: If an architecture or dialect is unknown, or the bundle has no such graph.
         RuntimeFailure: If the stand-in libraries are not built.
@@ -100,6 +103,9 @@ def observe_all(
         sizes: B, L and P.
         for_report: Whether to return an error of a graph as its observation, and not to raise it.
 
+    Returns:
+        The observations of each graph on each architecture.
+
     Raises:
         GraphError: If a graph cannot be read, or a process ended, unless `for_report`.
     """
@@ -142,7 +148,7 @@ def observe(
     folder: Path, file: GraphFile, card: Architecture, sizes: DryRunSizes,
     limits: Limits | None = None,
 ) -> Observation:  # fmt: skip
-    """Make a dry run of one graph in a child process.
+    """Return the observations of a dry run of one graph in a child process.
 
     Args:
         folder: The folder of the graph.

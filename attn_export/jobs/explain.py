@@ -50,7 +50,7 @@ def explain(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Explanation:
-    """Explain the first graph of a bundle with which a runtime fails cases.
+    """Return an explanation for the first graph of a bundle with which a runtime fails cases.
 
     Args:
         bundle: The bundle's folder, or the `.failed` one that a build left.

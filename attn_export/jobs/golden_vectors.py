@@ -285,6 +285,9 @@ def write_quality_of(
         subject: The subject. Nothing is done if it is not quantised.
         goldens: All golden vectors.
         budgets: The budgets.
+
+    Returns:
+        The figures; None if the subject is not quantised.
     """
     if not _has_float_model(subject):
         return None

@@ -64,6 +64,11 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, dict[str, int
 
     Returns:
         The number of nodes of each operator, for every written file.
+
+    Raises:
+        UsageError: If `output` is `model` or holds its weights.
+        GraphError: If the file cannot be read, or the dialect does not fit it.
+        OutputError: If `output` cannot be written, or exists and is no ONNX model.
     """
     source, target = Path(model), Path(output)
     graph = load_graph(source)

@@ -28,6 +28,9 @@ def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
         name: The name of the runtime.
         progress: Receiver of progress.
 
+    Returns:
+        The findings of all probes.
+
     Raises:
         UsageError: If the runtime is unknown.
         RuntimeFailure: If the runtime cannot run here.

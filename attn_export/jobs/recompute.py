@@ -63,7 +63,7 @@ class Truth:
         _check_names(self.subject, manifest, module)
 
     def recompute(self, goldens: Sequence[Golden], stored: Sequence[StoredCase]) -> list[Golden]:
-        """Compute the truth of cases anew from their stored inputs.
+        """Return cases with a truth that is computed anew from their stored inputs.
 
         Args:
             goldens: The cases to compute.
@@ -86,6 +86,9 @@ class Truth:
             sizes: Texts such as ``"batch=4,query_len=2048"``. Unnamed axes have the sizes of the
                 example inputs.
             folder: The folder to write the inputs to.
+
+        Returns:
+            The cases with their truth, and the places of their inputs.
 
         Raises:
             UsageError: If a text is malformed, or a size is out of range.
@@ -156,6 +159,9 @@ def judge_stored(
     Args:
         recomputed: The cases with the new truth.
         stored: The golden vectors of the bundle.
+
+    Returns:
+        The run of that runtime, and the verdicts.
     """
     from attn_export.parity.judge import judge
 

@@ -34,6 +34,9 @@ def sign(
         passphrase: A function that returns the passphrase of the key. It is called if the key has
             one.
 
+    Returns:
+        The signature, with the name of its signer.
+
     Raises:
         UsageError: If the key cannot be used, or the SDK is not installed.
         BundleError: If the bundle is damaged, or contains other files.

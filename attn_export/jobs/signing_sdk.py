@@ -74,7 +74,7 @@ class KnownDigests(hashing.Config):
 def sign_with_key(
     bundle: Path, digests: Mapping[str, str], key: Path, passphrase: Passphrase
 ) -> SignatureFile:
-    """Sign the digests of a bundle with a private key.
+    """Return a signature of the digests of a bundle, made with a private key.
 
     Args:
         bundle: The bundle's folder, of which only the name is signed.
@@ -101,7 +101,7 @@ def sign_with_key(
 
 
 def sign_with_sigstore(bundle: Path, digests: Mapping[str, str]) -> SignatureFile:
-    """Sign the digests of a bundle with a sigstore identity, which requires a network.
+    """Return a signature of the digests of a bundle by a sigstore identity, which needs a network.
 
     Args:
         bundle: The bundle's folder, of which only the name is signed.
@@ -134,12 +134,15 @@ def _sign(config: signing.Config, bundle: Path, digests: Mapping[str, str]) -> S
 
 
 def check_key(bundle: Path, signature: SignatureFile, key: Path) -> str:
-    """Check that a signature was made with a key; return the name of the key for reports.
+    """Check that a signature was made with a key.
 
     Args:
         bundle: The bundle's folder.
         signature: The signature of the bundle.
         key: A PEM file with the public key.
+
+    Returns:
+        The name of the key for reports.
 
     Raises:
         UsageError: If the file is no public key on one of the curves in `CURVES`.
@@ -164,13 +167,16 @@ def check_key(bundle: Path, signature: SignatureFile, key: Path) -> str:
 
 
 def check_identity(bundle: Path, signature: SignatureFile, identity: str, issuer: str) -> str:
-    """Check that a signature was made by a sigstore identity; return its name for reports.
+    """Check that a signature was made by a sigstore identity.
 
     Args:
         bundle: The bundle's folder.
         signature: The signature of the bundle.
         identity: The identity, such as an e-mail address or the URL of a workflow.
         issuer: The URL of the OpenID Connect issuer of the identity.
+
+    Returns:
+        The name of the identity for reports.
 
     Raises:
         UsageError: If sigstore's root of trust cannot be fetched.

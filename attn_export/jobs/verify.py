@@ -78,6 +78,9 @@ def verify(
         limits: The limits of each runtime's process.
         progress: Receiver of progress.
 
+    Returns:
+        The report, with a verdict on each output of each case in each runtime.
+
     Raises:
         UsageError: If a name is unknown, or `baseline` does not exist.
         GraphError: If `graph` cannot be read, or has other inputs or outputs.

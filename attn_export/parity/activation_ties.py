@@ -220,7 +220,7 @@ class ActivationTies:
 
 @contextlib.contextmanager
 def record_quantised(module: Attention) -> Iterator[list[Tensor]]:
-    """Yield a list that receives the tensors that the module quantises inside this block."""
+    """Yield a list that receives the tensors that the module quantises, each `[B, L, N]`."""
     tensors: list[Tensor] = []
     hook = module.activations.register_forward_pre_hook(lambda _, x: tensors.append(x[0].detach()))
     try:
@@ -234,8 +234,9 @@ def force_integers(integers: Sequence[Tensor | None], *modules: Attention) -> It
     """Replace the integers that modules round to inside this block; scales stay their own.
 
     Args:
-        integers: The integers of each tensor that a run quantises, in order; None for a tensor
-            that the run rounds by itself. Runs that are stacked along the batch axis repeat them.
+        integers: The integers of each tensor that a run quantises, in order, `[B, L, N]`; None for
+            a tensor that the run rounds by itself. Runs that are stacked along the batch axis
+            repeat them.
         modules: The modules.
     """
 

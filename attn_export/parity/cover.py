@@ -88,7 +88,7 @@ class Cover:
         return [name for name, is_open in zip(self._names, self._open, strict=True) if is_open]
 
     def choose(self, budget: int, most: int) -> list[Choice]:
-        """Choose cases until no affordable case meets another condition.
+        """Return cases, chosen until no affordable case meets another condition.
 
         Args:
             budget: The largest size in bytes of all cases together.

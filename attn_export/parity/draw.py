@@ -231,7 +231,7 @@ def limits(input_: Input, sizes: Sizes) -> tuple[Limit, Limit]:
 def draw_inputs(
     inputs: Mapping[str, Input], sizes: Sizes, *, seed_words: tuple[str | int, ...]
 ) -> ArrayDict:
-    """Draw an array for every input.
+    """Return a random array for every input.
 
     Floating inputs are drawn from a normal distribution, integers from their range. In masks each
     key is visible with probability `VISIBLE`. Key 0 is visible in every row, so that only contents

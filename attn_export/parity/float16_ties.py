@@ -53,7 +53,7 @@ class Float16Values:
         return int(torch.stack(list(tokens)).any(0).sum())
 
     def draw(self, number: int) -> Pair:
-        """Return keys and values in which values near a tie may take their other neighbour.
+        """Return keys `[B, Hkv, L, D]` and values; those near a tie may take their other neighbour.
 
         Args:
             number: The number of the run. In run 0 all values near a tie take the other neighbour;
@@ -129,7 +129,8 @@ def force_cache_values(pair: Pair, module: Attention) -> Iterator[None]:
     """Replace the new keys and values that a module puts into its cache inside this block.
 
     Args:
-        pair: Keys and values: float16 numbers, in any floating type.
+        pair: Keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`: float16 numbers, in any floating
+            type.
         module: The module.
     """
     rounding = module.kv_scales

@@ -32,6 +32,9 @@ def write_inputs(folder: Path, number: int, case: Case) -> StoredCase:
         folder: The folder of the golden vectors.
         number: The number of the case.
         case: The case.
+
+    Returns:
+        The case, with the folder of its files.
     """
     from attn_export.tensorfile import write_tensors
 
@@ -98,7 +101,7 @@ def stored_cases(folder: Path) -> tuple[list[str], list[StoredCase]]:
 
 
 def read_inputs(case: StoredCase, names: Sequence[str]) -> Arrays:
-    """Read the inputs of a case.
+    """Return the inputs of a case, by name.
 
     Args:
         case: The case.

@@ -34,7 +34,7 @@ TIES_ADVICE = "return the values instead, or rank by torch.sort(stable=True), wh
 def judge(
     runtime: str, graph: str, golden: Golden, outputs: Arrays, gate: Gate | None = None
 ) -> list[Verdict]:
-    """Compare the outputs of one case with its truth, and return a verdict for each output.
+    """Return a verdict for each output of one case, which is compared with its truth.
 
     Args:
         runtime: The name of the runtime.

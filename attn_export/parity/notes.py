@@ -148,7 +148,7 @@ def _precision_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
 
 
 def precision(oracle: Oracle, case: Case) -> float:
-    """Estimate the relative L2 error of the truth itself.
+    """Return an estimate of the relative L2 error of the truth itself.
 
     For a smooth function f in float64, (f(x + δ) + f(x − δ)) / 2 − f(x) is of the order of δ². Here
     δ is a random change of x by a share of up to `STEP`. Parts of f that compute in a narrower type

@@ -171,11 +171,11 @@ class RandomNumbers:
         self._generator = torch.Generator().manual_seed(seed)
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Return uniform random numbers between -1 and 1, float64."""
+        """Return uniform random numbers between -1 and 1, float64 of a shape."""
         return self._view(_table(self.SIZE)[0], shape)
 
     def normal(self, shape: Sequence[int]) -> Tensor:
-        """Return random numbers of the standard normal distribution, float64."""
+        """Return random numbers of the standard normal distribution, float64 of a shape."""
         return self._view(_table(self.SIZE)[1], shape)
 
     def _view(self, table: Tensor, shape: Sequence[int]) -> Tensor:

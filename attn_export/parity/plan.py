@@ -103,7 +103,7 @@ def _fit_together(contents: Sequence[Content]) -> bool:
 
 
 def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
-    """Choose cases that together meet all conditions, within `GOLDEN_BYTES`.
+    """Return cases that together meet all conditions, within `GOLDEN_BYTES`.
 
     Args:
         interface: The inputs and outputs of the subject.

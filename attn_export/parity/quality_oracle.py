@@ -171,7 +171,7 @@ class PartlyRounded(nn.Module):
         self.scales, self.part, self.error, self.record = scales, part, error, record
 
     def mix(self, x: Tensor) -> Tensor:
-        """Return queries or keys as the cache takes them."""
+        """Return queries or keys, `[B, heads, L, D]`, as the cache takes them."""
         return self.scales.mix(x)
 
     def forward(self, key: Tensor, value: Tensor) -> Pair:
@@ -202,7 +202,7 @@ class PartlyRounded(nn.Module):
 
 
 def split(error: Tensor, step: Tensor) -> dict[str, Tensor]:
-    """Split errors into those of rounding and of clipping, by `ALL`, `ROUNDING` and `CLIPPED`.
+    """Return errors, and their parts by rounding and by clipping, by `ALL`, `ROUNDING`, `CLIPPED`.
 
     Args:
         error: The errors, of any shape.

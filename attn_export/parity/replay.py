@@ -217,6 +217,9 @@ def judge_pool(
         out: The folder into which the pool writes outputs.
         gate: Tolerances of the user, checked in addition to the rule.
         advance: Called after every case.
+
+    Returns:
+        The runs, and the verdicts on all outputs.
     """
     runs = [
         RuntimeRun(a.runtime, a.graph, "not run", a.reason, a.required, {}) for a in pool.absent

@@ -78,6 +78,9 @@ def mark_ties(
         truth: Its float64 outputs.
         orders: The outputs of float64 runs with each of `ORDERS`; empty if the module ranks none.
         rounded: The outputs of runs with random rounding; empty if no output has whole numbers.
+
+    Returns:
+        The case with these marks.
     """
 
     def select(runs: Sequence[Arrays], name: str) -> list[np.ndarray]:

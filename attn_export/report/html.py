@@ -80,7 +80,7 @@ def _dry_run(report: Report) -> dict[str, Any] | None:
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Render a page, with all values escaped.
+    """Return the text of a page, with all values escaped.
 
     Args:
         template: The file name of the template.

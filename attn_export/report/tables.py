@@ -88,7 +88,7 @@ UNMEASURED = "–"  # noqa: RUF001 (a dash is meant)
 
 
 def shown(figure: float | None, digits: str) -> str:
-    """Format a figure as text: a dash if it was not measured, ``NaN`` for NaN.
+    """Return a figure as text: a dash if it was not measured, ``NaN`` for NaN.
 
     Args:
         figure: The figure, or None if it was not measured.

@@ -13,7 +13,7 @@ Layouts = Mapping[str, Sequence[int]]
 def to_graph_layout(
     inputs: Mapping[str, np.ndarray], layouts: Layouts, dtypes: Mapping[str, str]
 ) -> dict[str, np.ndarray]:
-    """Transpose and cast inputs to the layout and dtypes of a graph.
+    """Return inputs, transposed and cast to the layout and dtypes of a graph.
 
     Args:
         inputs: The inputs by name, in the layout of the cases.
@@ -30,7 +30,7 @@ def to_graph_layout(
 
 
 def to_case_layout(outputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np.ndarray]:
-    """Transpose outputs of a graph back to the layout of the cases.
+    """Return outputs of a graph, transposed back to the layout of the cases.
 
     Args:
         outputs: The outputs by name, in the layout of the graph.

@@ -137,7 +137,12 @@ class Child:
 
 
 def module_command(module: str, *arguments: str | int) -> list[str]:
-    """Return the command that runs a module of this package in another process."""
+    """Return the command that runs a module of this package in another process.
+
+    Args:
+        module: The name of the module.
+        arguments: The arguments of the command.
+    """
     # -P: the process must not import files of the current folder, such as a numpy.py.
     return [sys.executable, "-P", "-m", module, *map(str, arguments)]
 

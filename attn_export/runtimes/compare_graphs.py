@@ -25,7 +25,7 @@ SIZES = (2, 5, 7, 3, 4, 6)
 
 
 def difference(one: Path, other: Path, fixed: Mapping[str, int]) -> str:
-    """Describe how the outputs of two graphs differ; return "" if they agree.
+    """Return a description of the difference between the outputs of two graphs; "" if they agree.
 
     Args:
         one: An ONNX file.

@@ -99,7 +99,7 @@ def unpack_pinned(
 
 
 def fetch_pinned(path: str, sha256: str, release: str, say: Say) -> bytes:
-    """Download a package with a known digest; if Debian has replaced it, the newer one.
+    """Return a package with a known digest, or its successor if Debian has replaced it.
 
     Args:
         path: The path in an archive: ``pool/main/z/zlib/zlib1g_1.2.13.dfsg-1_arm64.deb``.
@@ -132,7 +132,7 @@ def fetch_pinned(path: str, sha256: str, release: str, say: Say) -> bytes:
 
 
 def fetch_package(release: str, architecture: str, name: str) -> bytes:
-    """Download a package of a release. Its digest must match the index of the archive.
+    """Return a package of a release. Its digest must match the index of the archive.
 
     Args:
         release: The name of the release: ``"trixie"``.

@@ -238,13 +238,16 @@ def check_inputs(
     sizes: Mapping[str, int],
     keys: int,
 ) -> None:
-    """Raise UsageError unless the inputs have the names, shapes and dtypes of the manifest.
+    """Check that the inputs have the names, shapes and dtypes of the manifest.
 
     Args:
         arrays: The inputs of a step, by name.
         described: The dtype and shape of each required input, as in the manifest.
         sizes: The sizes of the axes `batch` and `query_len`.
         keys: The largest number of keys of a batch element after the step.
+
+    Raises:
+        UsageError: If they do not.
     """
     for name in sorted(set(described) ^ set(arrays)):
         problem = "is missing" if name in described else "is not wanted"

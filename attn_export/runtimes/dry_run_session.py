@@ -61,7 +61,7 @@ def observe(
     query_len: int | None,
     past_len: int | None,
 ) -> dict[str, Any]:
-    """Run a graph on the stand-in libraries, and return an `Observation` as plain values.
+    """Run a graph on the stand-in libraries.
 
     Args:
         graph: The file of the graph.
@@ -71,6 +71,9 @@ def observe(
         batch: B.
         query_len: L, or None. If both lengths are None, a prefill and a decode are run.
         past_len: P, or None.
+
+    Returns:
+        An `Observation` as plain values.
 
     Raises:
         GraphError: If the graph cannot be read, its inputs cannot be created, or a real library of

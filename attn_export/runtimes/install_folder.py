@@ -91,7 +91,7 @@ def stamp_of(folder: Path) -> str:
 
 @contextlib.contextmanager
 def new_installation(folder: Path, stamp: str) -> Iterator[Path]:
-    """Create a folder to install into; at the end, let it replace `folder` in one step.
+    """Yield a folder to install into; at the end, let it replace `folder` in one step.
 
     Args:
         folder: The folder of a runtime.
@@ -114,7 +114,7 @@ def run_command(
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a command and return its stdout.
+    """Run a command.
 
     Args:
         command: The command line.
@@ -123,6 +123,9 @@ def run_command(
             first line of stderr.
         folder: The current folder of the command. Default: that of this process.
         environment: The environment of the command. Default: that of this process.
+
+    Returns:
+        Its stdout.
 
     Raises:
         InstallError: If the command fails.
@@ -149,12 +152,15 @@ def pip_command(*arguments: str) -> list[str]:
 
 
 def download_wheels(wheels: Mapping[str, str], folder: Path, *options: str) -> list[Path]:
-    """Download wheels with known digests from PyPI, and return their paths.
+    """Download wheels with known digests from PyPI.
 
     Args:
         wheels: The SHA-256 of each wheel, by ``NAME==VERSION``. pip refuses other files.
         folder: The folder to write into.
         options: The options of pip that choose the platform.
+
+    Returns:
+        The paths of the wheels.
 
     Raises:
         InstallError: If a wheel cannot be downloaded.

@@ -69,6 +69,9 @@ class OpenVino(PackagedRuntime):
         Args:
             graph: The file of the graph.
             threads: The number of threads.
+
+        Returns:
+            The compiled graph.
         """
         return self.load_with(graph, threads, {})
 
@@ -79,6 +82,9 @@ class OpenVino(PackagedRuntime):
             graph: The file of the graph.
             threads: The number of threads.
             options: Properties of the device, by name.
+
+        Returns:
+            The compiled graph.
         """
         return OpenVinoEngine(graph, {**default_options(threads), **options})
 

@@ -83,7 +83,7 @@ class OrtCpu:
         sdk()
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Create a session.
+        """Return a session with the graph.
 
         Args:
             graph: The file of the graph.
@@ -92,7 +92,7 @@ class OrtCpu:
         return self.load_with(graph, threads, {})
 
     def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
-        """Create a session with options.
+        """Return a session with the graph, created with options.
 
         Args:
             graph: The file of the graph.
@@ -140,6 +140,9 @@ class OrtEngine(Engine):
         Args:
             inputs: The inputs, by name.
             bound: Names of outputs that share the buffer of an input, with that input.
+
+        Returns:
+            The outputs, by name.
         """
         if bound:
             return self._run_in_place(inputs, bound)
@@ -198,7 +201,7 @@ def dtype_name(ort_type: str) -> str:
 
 
 def value_on(array: np.ndarray, device: str = "cpu") -> Any:
-    """Convert an array to an `OrtValue`.
+    """Return an array as an `OrtValue`.
 
     On the CPU the value shares the memory of the array, which must live as long.
 
@@ -220,7 +223,7 @@ def value_on(array: np.ndarray, device: str = "cpu") -> Any:
 
 
 def array_of(value: Any) -> np.ndarray:
-    """Convert an `OrtValue` to an array, which may be a view of a value on the CPU."""
+    """Return an `OrtValue` as an array of its shape and dtype; it may be a view of a CPU value."""
     if value.data_type() != BFLOAT16:
         array: np.ndarray = value.numpy()
         return array
@@ -265,11 +268,14 @@ def session_options(threads: int, graph: Path | None = None, *, spin: bool = Fal
 
 
 def with_options(session: Any, options: Options) -> Any:
-    """Set options in session options, and return these.
+    """Set options in session options.
 
     Args:
         session: Session options of ONNX Runtime; changed in place.
         options: `OPTIMIZATION`, and entries of the session's configuration, by name.
+
+    Returns:
+        The session options.
 
     Raises:
         ValueError: If an optimisation level or the name of an entry is invalid.

@@ -80,7 +80,7 @@ class OrtCuda(OrtCpu):
             onnxruntime.preload_dlls()
 
     def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
-        """Create a session without TF32, which is CUDA's default and has 10 bits of precision.
+        """Return a session without TF32, which is CUDA's default and has 10 bits of precision.
 
         Args:
             graph: The file of the graph.

@@ -247,6 +247,9 @@ def run_once(
         graph_file: The fixed axes, layouts, dtypes and shared buffers of the graph. Default: those
             of the cases.
         options: Options of the engine.
+
+    Returns:
+        The outputs of the cases, or the reason that there are none.
     """
     from attn_export.tensorfile import read_outputs, write_tensors
 

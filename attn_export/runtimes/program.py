@@ -79,6 +79,9 @@ class ProgramEngine(Engine):
             inputs: The inputs, by name.
             bound: Names of outputs that share the buffer of an input, with that input.
 
+        Returns:
+            The outputs, by name.
+
         Raises:
             EngineDiedError: If the program ends, or sends an invalid line.
             RuntimeError: If the program reports an error.
@@ -193,5 +196,8 @@ class ProgramRuntime(Runtime, Protocol):
         Args:
             graph: The file of the graph.
             threads: The number of threads.
+
+        Returns:
+            The program with the graph.
         """
         return ProgramEngine(self.command(), graph, threads)

@@ -39,7 +39,13 @@ class Unsupported:
 
 
 def unsupported(*features: str, says: str) -> Unsupported:
-    """Return an entry for a runtime's table of known limits."""
+    """Return an entry for a runtime's table of known limits.
+
+    Args:
+        features: The features that the runtime cannot run together, as `graph.requirements` names
+            them.
+        says: The runtime's message.
+    """
     return Unsupported(frozenset(features), says)
 
 
@@ -164,6 +170,9 @@ class Runtime(Protocol):
             graph: The file of the graph.
             threads: The number of threads.
 
+        Returns:
+            The loaded graph.
+
         Raises:
             Exception: Any error of the engine. It means that the engine refuses the graph.
         """
@@ -200,6 +209,9 @@ class PackagedRuntime(Runtime, Protocol):
         Args:
             graph: The file of the graph.
             threads: The number of threads.
+
+        Returns:
+            The loaded graph.
         """
         return self.engine(graph, threads)
 
@@ -219,6 +231,9 @@ class Tunable(Protocol):
             graph: The file of the graph.
             threads: The number of threads.
             options: Options of the engine, by name.
+
+        Returns:
+            The loaded graph.
 
         Raises:
             Exception: As for `Runtime.load`, and where there is no such option.

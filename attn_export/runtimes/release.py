@@ -129,6 +129,9 @@ class Release:
         Args:
             graph: The file of the graph.
             threads: The number of threads.
+
+        Returns:
+            The loaded graph.
         """
         return self._base.load(graph, threads)
 
@@ -139,6 +142,9 @@ class Release:
             graph: The file of the graph.
             threads: The number of threads.
             options: Options of the engine, by name.
+
+        Returns:
+            The loaded graph.
 
         Raises:
             ValueError: If the runtime has no options.

@@ -252,7 +252,11 @@ class AttentionSpec(AttentionFields):
 
     @classmethod
     def from_toml(cls, path: Path, **changes: Any) -> Self:
-        """Read a spec from a TOML file, with some fields changed.
+        """Return a spec from a TOML file, with some fields changed.
+
+        Args:
+            path: The file.
+            changes: The changed fields.
 
         Raises:
             SpecError: If the file cannot be read, is not TOML, or is no valid spec.

@@ -53,11 +53,14 @@ def is_number(value: object) -> bool:
 
 
 def as_float(name: str, value: float) -> float:
-    """Convert a whole number to float for a float field, such as ``scale = 1``.
+    """Return a whole number as float for a float field, such as ``scale = 1``.
 
     Args:
         name: The field.
         value: The number.
+
+    Raises:
+        SpecError: If the number is too large for a float.
     """
     try:
         return float(value)

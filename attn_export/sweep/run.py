@@ -69,7 +69,7 @@ def run_sweep(
     progress: Progress | None = None,
     tasks: Tasks = (build_packed, run_packed),
 ) -> int:
-    """Run the cells that the store does not have; return their number.
+    """Run the cells that the store does not have.
 
     Args:
         plan: The sweep.
@@ -77,6 +77,9 @@ def run_sweep(
         client: The client of the cluster.
         progress: Receiver of progress.
         tasks: The functions that workers run. Benchmarks of the sweep itself replace them.
+
+    Returns:
+        The number of these cells.
 
     Raises:
         RuntimeFailure: If the connection to the scheduler is lost.

@@ -95,7 +95,7 @@ class Store:
     @classmethod
     @contextlib.contextmanager
     def open(cls, folder: Path, *, new: bool = False) -> Iterator[Store]:
-        """Open a store, or create one.
+        """Yield an existing store, or a new one; close it at the end of the block.
 
         Args:
             folder: The folder of the store, which is created if it is missing.
@@ -191,11 +191,14 @@ class Store:
 
 
 def merge(folder: Path, others: Iterable[Path]) -> int:
-    """Add the cells of other stores to a store; return the number of cells that it then has.
+    """Add the cells of other stores to a store.
 
     Args:
         folder: The folder of the store to write.
         others: The folders of the stores to read. If several have the same cell, the last counts.
+
+    Returns:
+        The number of cells that the store then has.
 
     Raises:
         UsageError: If a folder has no store.

@@ -146,7 +146,7 @@ class SweepPlan:
 
 
 def read_plan(path: Path, *, allow_modules: bool = False) -> SweepPlan:
-    """Read the plan of a sweep.
+    """Return the plan of a sweep, read from its file.
 
     Args:
         path: The TOML file. Paths in it are relative to its folder.

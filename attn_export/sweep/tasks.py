@@ -50,7 +50,7 @@ CellFields = dict[str, Any]
 def build_packed(
     kind: str, content: Mapping[str, Any] | str, dialects: Sequence[str], seed: int
 ) -> Packed:
-    """Build the bundle of a layer, or read an existing bundle, and pack it.
+    """Return the packed bundle of a layer, built or read from its folder.
 
     The refusal of a layer is a result. A failure of the machine raises an error, so that the
     scheduler tries another worker.
@@ -108,7 +108,7 @@ def pack(folder: Path) -> Packed:
 
 
 def unpack(packed: Packed, home: Path) -> Path:
-    """Unpack a bundle below `home` and check it, unless it is there already; return its folder.
+    """Return the folder of a bundle below `home`; unpack and check it if it is not there yet.
 
     Args:
         packed: The bundle.
@@ -145,12 +145,15 @@ def _digest(folder: Path) -> str:
 
 
 def run_packed(packed: Packed, runtime: str, dialects: Sequence[str]) -> dict[str, CellFields]:
-    """Run the graphs of a bundle in one runtime; return the fields of each dialect's cell.
+    """Run the graphs of a bundle in one runtime.
 
     Args:
         packed: The bundle.
         runtime: The runtime, or a dry run.
         dialects: The dialects to run.
+
+    Returns:
+        The fields of each dialect's cell.
 
     Raises:
         OSError: If files cannot be written, for instance because the disk is full.
@@ -194,12 +197,15 @@ def _home() -> Path:
 
 
 def verify_dialects(folder: Path, runtime: str, dialects: Sequence[str]) -> dict[str, CellFields]:
-    """Verify a bundle in one runtime; return the fields of each dialect's cell.
+    """Verify a bundle in one runtime.
 
     Args:
         folder: The folder of the bundle.
         runtime: The runtime.
         dialects: Dialects of which the bundle has graphs.
+
+    Returns:
+        The fields of each dialect's cell.
     """
     from attn_export.jobs.explain_failures import explain_failures
     from attn_export.jobs.verify import verify

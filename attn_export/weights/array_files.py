@@ -30,7 +30,7 @@ MAX_HEADER = 1024
 
 
 def read_arrays(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, Tensor]:
-    """Read the arrays of a file, in the types in which they are stored.
+    """Return the arrays of a file, in the types in which they are stored.
 
     Args:
         path: A .npz or .safetensors file; nothing is unpickled.
@@ -124,7 +124,7 @@ MAX_BYTES = 64 * 2**20
 
 
 def read_scales(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read scales from a file, and reshape them to the shapes of a module's scales.
+    """Return scales from a file, reshaped to the shapes of a module's scales.
 
     Args:
         path: A .npz or .safetensors file with `k_scale` and `v_scale`, float32: scalars or `[1]`,

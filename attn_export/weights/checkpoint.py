@@ -62,7 +62,7 @@ def load_checkpoint(
     fields: Mapping[str, Any] | None = None,
     pool_kv_heads: int | None = None,
 ) -> Checkpoint:
-    """Load one attention layer of a safetensors checkpoint; other tensors are not read.
+    """Return one attention layer of a safetensors checkpoint; other tensors are not read.
 
     Args:
         path: A .safetensors file, a .safetensors.index.json, or a folder with one of them; or a

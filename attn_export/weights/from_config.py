@@ -92,7 +92,7 @@ class ConfigSpec:
 def read_config_spec(
     config: Config, layer: LayerMatch | LayerChoice, biases: str | None
 ) -> ConfigSpec:
-    """Read the spec of one attention layer from a config.json.
+    """Return the spec of one attention layer, read from a config.json.
 
     Args:
         config: The config.json.

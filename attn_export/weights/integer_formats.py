@@ -57,10 +57,11 @@ LARGEST_INT8: Final = 127.0
 def read_gptq(
     parts: Mapping[str, Tensor], *, stated_bits: int | None, zeros_minus_one: bool
 ) -> QuantisedWeight:
-    """Read GPTQ: `qweight [in * bits / 32, out]`, `qzeros [groups, out * bits / 32]`, `g_idx [in]`.
+    """Return a weight that is stored as in GPTQ.
 
     Args:
-        parts: The tensors of the layer, by the last word of their names.
+        parts: The tensors of the layer, by the last word of their names: `qweight [in * bits / 32,
+            out]`, `qzeros [groups, out * bits / 32]`, `scales [groups, out]`, `g_idx [in]`.
         stated_bits: The bits of an integer in config.json; None if it does not state them.
         zeros_minus_one: Whether zero points are stored minus 1.
 

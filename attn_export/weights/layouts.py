@@ -57,7 +57,7 @@ def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def separate_weights(weights: Mapping[str, Tensor], spec: AttentionSpec) -> dict[str, Tensor]:
-    """Convert the weights of an `Attention` with `packed_qkv` to those of one without it.
+    """Return weights of an `Attention` with `packed_qkv` as those of one without it.
 
     Args:
         weights: The weights of the module, by name.

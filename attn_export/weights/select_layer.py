@@ -64,7 +64,7 @@ class LayerChoice:
 
     @classmethod
     def parse(cls, layer: str | None, role: str | None) -> LayerChoice:
-        """Parse ``--layer``; the default is layer 0.
+        """Return the choice that ``--layer`` makes; the default is layer 0.
 
         Args:
             layer: A number, or a prefix of the names that its tensors would have.

@@ -207,7 +207,7 @@ AGAIN: Final = "download it again"
 
 
 def diagnose(file: Path, error: Exception) -> str:
-    """Describe why the safetensors library cannot read a file, and what to do about it.
+    """Return why the safetensors library cannot read a file, and what to do about it.
 
     Args:
         file: The file.
@@ -276,7 +276,7 @@ def shown(name: str) -> str:
 
 
 def listed(items: Iterable[str], separator: str = ", ") -> str:
-    """Join the first items, and append the number of further ones.
+    """Return the first items joined, followed by the number of further ones.
 
     Args:
         items: The items.

@@ -53,13 +53,16 @@ def merge_qkv(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Val
 
 
 def merge_heads(op: Builder, x: ir.Value, heads: int, width: int) -> ir.Value:
-    """Convert `[B, H, L, D]` to `[B, L, H·D]`, or return the value from which it was split.
+    """Convert `[B, H, L, D]` to `[B, L, H·D]`.
 
     Args:
         op: Builder of the nodes.
         x: `[B, H, L, D]`.
         heads: H.
         width: D.
+
+    Returns:
+        `[B, L, H·D]`: the value from which `x` was split, if it was split from one.
     """
     source = merged_source(x)
     if source is not None:
@@ -132,7 +135,7 @@ def _known_shape(value: ir.Value) -> tuple[Size, ...]:
 
 
 def split_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
-    """Convert `[B, H, L, Dv]` to the layout of the node's output.
+    """Return `[B, H, L, Dv]` converted to the layout of the node's output.
 
     Args:
         op: Builder of the nodes.
@@ -148,7 +151,7 @@ def split_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Val
 
 
 def split_heads(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
-    """Convert `[B, L, H·Dv]` to `[B, H, L, Dv]`.
+    """Return `[B, L, H·Dv]` converted to `[B, H, L, Dv]`.
 
     Args:
         op: Builder of the nodes.
@@ -160,7 +163,7 @@ def split_heads(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
 
 
 def merged_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
-    """Convert `[B, L, H·Dv]` to the layout of the node's output.
+    """Return `[B, L, H·Dv]` converted to the layout of the node's output.
 
     Args:
         op: Builder of the nodes.

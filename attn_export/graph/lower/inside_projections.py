@@ -36,12 +36,15 @@ class Rotation:
     positions: ir.Value
 
     def repeat(self, op: Builder, value: ir.Value, positions: ir.Value) -> ir.Value:
-        """Copy the nodes of `value` for other positions, and return the new value.
+        """Copy the nodes of `value` for other positions.
 
         Args:
             op: Builder of the nodes.
             value: `cos` or `sin`.
             positions: The other positions, int64 `[1, N]`.
+
+        Returns:
+            The new value, with an axis of N positions.
         """
         chain = _chain_to(value, self.positions)
         assert chain is not None  # `find_rotation` has checked this
@@ -207,13 +210,16 @@ def pack_projections(
     """Compute queries, keys and values, concatenated on the last axis, by one product.
 
     Weights are concatenated by nodes that ONNX Runtime folds when it loads the graph, so that the
-    file holds them once. None is returned if the three are no projections of one input.
+    file holds them once.
 
     Args:
         op: Builder of the nodes.
         query: `[B, L, H·D]`.
         key: `[B, L, Hkv·D]`.
         value: `[B, L, Hkv·Dv]`.
+
+    Returns:
+        `[B, L, H·D + Hkv·D + Hkv·Dv]`; None if the three are no projections of one input.
     """
     split = producer_of(query, "Split")
     if split is not None:

@@ -255,7 +255,7 @@ def _reference_model(
 
 
 def broadcast_to_scores(mask: Array, trial: MaskTrial) -> Array:
-    """Broadcast a mask to `[B, H or 1, L, S]`.
+    """Return a mask broadcast to `[B, H or 1, L, S]`.
 
     Args:
         mask: The mask, of up to four axes.

@@ -41,7 +41,7 @@ class Builder:
         domain: str = "",
         **attributes: Any,
     ) -> Sequence[ir.Value]:
-        """Add one node with several outputs, and return them.
+        """Add one node with several outputs.
 
         Args:
             op_type: The operator, such as ``"Add"``.
@@ -49,6 +49,9 @@ class Builder:
             count: The number of outputs.
             domain: The domain of the operator.
             **attributes: Attributes of the node.
+
+        Returns:
+            The outputs.
         """
         node = ir.node(
             op_type, inputs, attributes, domain=domain, num_outputs=count,
@@ -65,12 +68,15 @@ class Builder:
     def copy_node(
         self, node: ir.Node, replacements: Mapping[ir.Value, ir.Value], count: int | None = None
     ) -> Sequence[ir.Value]:
-        """Add a copy of a node, and return its outputs.
+        """Add a copy of a node.
 
         Args:
             node: The node to copy.
             replacements: The values to read instead of inputs of the node.
             count: The number of outputs; None for as many as the node has.
+
+        Returns:
+            The outputs of the copy.
         """
         inputs = [None if x is None else replacements.get(x, x) for x in node.inputs]
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
@@ -84,13 +90,16 @@ class Builder:
         otherwise: Callable[[Builder], Sequence[ir.Value]],
         dtype: ir.DataType,
     ) -> Sequence[ir.Value]:
-        """Add an `If`, and return its outputs.
+        """Add an `If`.
 
         Args:
             condition: A bool scalar.
             then: Builds the nodes of the branch for True, and returns its outputs.
             otherwise: Builds those of the branch for False, with as many outputs.
             dtype: The type of all outputs.
+
+        Returns:
+            The outputs of the branch that runs.
         """
         branches: dict[str, Any] = {}
         count = 0
@@ -110,13 +119,16 @@ class Builder:
         dtype: ir.DataType,
         axis: int,
     ) -> ir.Value:
-        """Add a `Loop`, and return the concatenated results of its iterations.
+        """Add a `Loop`.
 
         Args:
             count: The number of iterations, an int64 scalar.
             build: Builds the nodes of an iteration from its index, an int64 scalar.
             dtype: The type of the results.
             axis: The axis along which they are concatenated.
+
+        Returns:
+            The results of its iterations, concatenated.
         """
         inner, nodes = self._inner()
         sequence_type = ir.SequenceType(ir.TensorType(dtype))
@@ -198,7 +210,7 @@ class Builder:
         return constant(self._model, np.array(value).astype(dtype.numpy()))
 
     def array(self, array: np.ndarray) -> ir.Value:
-        """Return a constant."""
+        """Return a constant of the shape and dtype of an array."""
         return constant(self._model, array)
 
     def size(self, value: ir.Value, axis: int) -> ir.Value:

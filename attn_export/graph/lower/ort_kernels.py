@@ -37,11 +37,14 @@ NO_SINK = -1e30
 
 
 def full_attention(op: Builder, a: AttentionNode) -> ir.Value:
-    """Add attention in which every query sees every key, and return it in the node's layout.
+    """Add attention in which every query sees every key.
 
     Args:
         op: Builder of the nodes.
         a: The `Attention` node as plain values.
+
+    Returns:
+        The output, in the node's layout.
     """
     query, key, value = merge_qkv(op, a)
     if a.q_per_kv > 1:  # MultiHeadAttention has no shared K/V heads
@@ -57,7 +60,7 @@ def full_attention(op: Builder, a: AttentionNode) -> ir.Value:
 
 
 def causal_attention(op: Builder, a: AttentionNode) -> list[ir.Value]:
-    """Add causal attention, and return it with present key and value.
+    """Add causal attention.
 
     Query i sees keys up to P + i that the mask allows. If the past is not empty, the batch size
     must be 1.
@@ -65,6 +68,9 @@ def causal_attention(op: Builder, a: AttentionNode) -> list[ir.Value]:
     Args:
         op: Builder of the nodes.
         a: The `Attention` node as plain values.
+
+    Returns:
+        The output in the node's layout, present key and present value.
     """
     query, key, value = merge_qkv(op, a)
     L = op.size(query, 1)
@@ -91,6 +97,9 @@ def in_place_attention(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir
         op: Builder of the nodes.
         a: The `Attention` node as plain values; its key and value are the written cache.
         cache: The cache of the node.
+
+    Returns:
+        The output, in the node's layout.
     """
     return _attend_and_write(op, a, cache, (a.key, a.value))
 
@@ -109,6 +118,9 @@ def integer_attention(
         whole_rows: Whether the kernel computes all scores of a head before it reads values. It does
             so if each head has an attention sink (a score without a value). `NO_SINK` is one that
             does not change the result.
+
+    Returns:
+        The output, in the node's layout.
     """
     scales = (integer_cache.k_scale, integer_cache.v_scale)
     quant_types = ["PER_CHANNEL" if scale.ndim else "PER_TENSOR" for scale in scales]
@@ -224,6 +236,9 @@ def fold_integers(op: Builder, a: AttentionNode, integer_cache: QuantisedCache) 
         op: Builder of the nodes.
         a: The `Attention` node as plain values; its query is `[B, H, 1, D]`.
         integer_cache: The cache of the node.
+
+    Returns:
+        The output, in the node's layout.
     """
     if integer_cache.bits != 8:
         return fold(op, a, a.key, a.value)
@@ -243,7 +258,7 @@ def fold(
     transposed: bool = False,
     scales: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> ir.Value:
-    """Add attention of one query per batch element by products, in the node's output layout.
+    """Add attention of one query per batch element by products.
 
     Args:
         op: Builder of the nodes.
@@ -252,6 +267,9 @@ def fold(
         value: `[B, Hkv, S, Dv]`, with the past.
         transposed: Whether `value` is `[B, Hkv, Dv, S]` instead.
         scales: Factors of key and value, scalars or `[Hkv, 1, D]`; None for 1.
+
+    Returns:
+        The output, in the node's layout.
     """
     # With L = 1, `[B, L, H·D]` and `[B, H, L, D]` have the same order of elements.
     query = merged_source(a.query) or a.query

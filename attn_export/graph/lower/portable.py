@@ -37,11 +37,14 @@ def lower_to_portable(model: ir.Model, node: ir.Node) -> None:
 
 
 def attend(op: Builder, a: AttentionNode) -> list[ir.Value]:
-    """Add the nodes of attention, and return output, present key and value, and scores if read.
+    """Add the nodes of attention.
 
     Args:
         op: Builder of the nodes.
         a: The `Attention` node as plain values.
+
+    Returns:
+        The output, present key and present value, and the scores if they are read.
     """
     query, key, value = split_qkv(op, a)
     present_key, present_value = key, value
@@ -63,7 +66,7 @@ def decompose(
     *,
     transposed: bool = False,
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the nodes of attention, and return it, `[B, H, L, Dv]`, and the fourth output.
+    """Add the nodes of attention.
 
     Args:
         op: Builder of the nodes.
@@ -72,6 +75,10 @@ def decompose(
         key: `[B, Hkv, S, D]`, with the past.
         value: `[B, Hkv, S, Dv]`, with the past.
         transposed: Whether `value` is `[B, Hkv, Dv, S]` instead.
+
+    Returns:
+        The output, `[B, H, L, Dv]`, and the scores of the fourth output, `[B, H, L, S]` or
+        `[B, Hkv, r, L, S]`.
     """
     scores = _scores(op, a, query, key)  # [B, H, L, S] or [B, Hkv, r, L, S]
     stages = {RAW: scores}
@@ -90,6 +97,9 @@ def apply_softcap(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
         op: Builder of the nodes.
         a: The `Attention` node as plain values.
         scores: The scores before the mask.
+
+    Returns:
+        The scores; unchanged if the node has no softcap.
     """
     if not a.softcap:
         return scores

@@ -71,7 +71,7 @@ def attend_blocks(
     *,
     transposed: bool = False,
 ) -> ir.Value:
-    """Add attention by products over blocks of queries, in the layout of the node's output.
+    """Add attention by products over blocks of queries.
 
     Args:
         op: Builder of the nodes.
@@ -81,6 +81,9 @@ def attend_blocks(
         value: `[B, Hkv, S, Dv]`, with the past.
         block: The number of queries of a block.
         transposed: Whether the value is `[B, Hkv, Dv, S]` instead.
+
+    Returns:
+        The output, in the node's layout.
     """
     if a.scale != 1:
         query = op("Mul", query, op.number(a.scale, a.dtype))
@@ -171,7 +174,7 @@ def _attend_block(
 def attend_causal_blocks(
     op: Builder, a: AttentionNode, key: ir.Value, value: ir.Value, past: ir.Value, block: int
 ) -> ir.Value:
-    """Add attention by the causal kernel over blocks of queries, in the node's output layout.
+    """Add attention by the causal kernel over blocks of queries.
 
     Args:
         op: Builder of the nodes.
@@ -180,6 +183,9 @@ def attend_causal_blocks(
         value: `[B, Hkv, S, D]`, with the past.
         past: The number of keys before the first query of each batch element, int64 `[B]` or `[1]`.
         block: The number of queries of a block.
+
+    Returns:
+        The output, in the node's layout.
     """
     query = a.query if a.packed else merge_heads(op, a.query, a.num_heads, a.head_dim)
     rows = op("Expand", past, op.size(query, 0))

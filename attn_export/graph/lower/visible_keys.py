@@ -45,7 +45,7 @@ def visible_keys(
     grouped: bool,
     rows: QueryBlock | None = None,
 ) -> VisibleKeys:
-    """Combine the mask, the causal limit and the numbers of valid keys.
+    """Return the keys that the mask, the causal limit and the numbers of valid keys leave visible.
 
     Args:
         op: Builder of the nodes.

@@ -62,7 +62,7 @@ class Scores:
 
 
 def read_scores(op: Builder, value: ir.Value, depth: int = MOST_DEPTH) -> Scores:
-    """Take the scores apart, from the input of the softmax to the product.
+    """Return the parts of the scores, from the input of the softmax to the product.
 
     Args:
         op: Builder of the nodes that convert operands and masks.
@@ -204,7 +204,7 @@ def equation(node: ir.Node, first: int = 0) -> tuple[str, str, str]:
 
 
 def order_axes(op: Builder, value: ir.Value, have: str, want: Sequence[str]) -> ir.Value:
-    """Transpose a value to an order of axes, and add an axis of 1 for heads if it has none.
+    """Return a value in an order of axes, with an axis of 1 for heads if it has none.
 
     Args:
         op: Builder of the nodes.
@@ -225,7 +225,7 @@ def order_axes(op: Builder, value: ir.Value, have: str, want: Sequence[str]) -> 
 
 
 def permute(op: Builder, value: ir.Value, perm: Sequence[int]) -> ir.Value:
-    """Transpose a value; return it unchanged if no axis moves.
+    """Return a value transposed; the value itself if no axis moves.
 
     Args:
         op: Builder of the nodes.
@@ -239,7 +239,7 @@ def permute(op: Builder, value: ir.Value, perm: Sequence[int]) -> ir.Value:
 
 
 def add_head_axis(op: Builder, value: ir.Value) -> ir.Value:
-    """Insert an axis of size 1 for heads after the batch axis.
+    """Return a value with an axis of size 1 for heads after the batch axis.
 
     Args:
         op: Builder of the nodes.
