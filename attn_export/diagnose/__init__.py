@@ -1,1 +1,1 @@
-"""Diagnosis: the reasons that numbers differ, and what the attention of a runtime means."""
+"""Diagnosis: the reasons that numbers differ, and how a runtime interprets attention."""

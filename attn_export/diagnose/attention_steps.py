@@ -21,7 +21,7 @@ StepChange = Callable[[Any, Mapping[str, Any]], Any]
 """Function that takes the right value of a step and all earlier steps by name, and returns the
 value that replaces it."""
 
-AFTER_SOFTMAX, WITH_MASK, CAPPED = 3, 2, 1
+AFTER_SOFTMAX, AFTER_MASK, AFTER_SOFTCAP = 3, 2, 1
 """Values of `qk_matmul_output_mode`: the scores after a step. 0 stands for the scaled products."""
 
 
@@ -69,9 +69,13 @@ def attention(
 ) -> tuple[Array, Array, Array, Array]:
     """Compute output, present key, present value and scores of the node.
 
-    These steps can be changed: ``past``, ``queries``, ``keys``, ``values``, ``kv_head``,
-    ``scale``, ``products``, ``softcap``, ``capped``, ``offset``, ``causal``, ``mask_visible``,
-    ``mask_bias``, ``visible``, ``hidden``, ``scores``, ``weights``, ``attended``.
+    These steps can be changed: ``past``, a pair of past keys and values; ``queries``, ``keys`` and
+    ``values`` with heads, and the past included; ``kv_head``, the K/V head of each query head,
+    `[H]`; ``scale``; ``products``, the scaled products of queries and keys; ``softcap``;
+    ``capped``, the products after it; ``offset``, the position of query 0; ``causal``, the keys
+    that the causal rule allows; ``mask_visible`` and ``mask_bias``, the keys that the mask allows
+    and what it adds; ``visible``, the keys that both allow; ``hidden``, the score of a hidden key;
+    ``scores`` before softmax; ``weights`` after it; ``attended``, `[B, H, L, Dv]`.
 
     Args:
         call: Inputs and attributes of the node.
@@ -94,7 +98,7 @@ def attention(
     scores = steps.set("scores", np.where(steps["visible"], biased, steps["hidden"]))
     weights = steps.set("weights", softmax(scores, steps["visible"]))
     attended = steps.set("attended", weights @ values[:, steps["kv_head"]])
-    modes = {AFTER_SOFTMAX: weights, WITH_MASK: scores, CAPPED: capped}
+    modes = {AFTER_SOFTMAX: weights, AFTER_MASK: scores, AFTER_SOFTCAP: capped}
     fourth_output = modes.get(call.attributes.get("qk_matmul_output_mode", 0), steps["products"])
     output = join_heads(attended) if call.q.ndim == 3 else attended
     return output, keys, values, fourth_output
@@ -130,7 +134,7 @@ def _scores(steps: _Steps, q: Array, keys: Array, attributes: Mapping[str, Any])
 
 
 def _visible(steps: _Steps, call: Call, shape: tuple[int, ...], P: int) -> None:
-    """Compute the visible keys of each query, and the bias that a float mask adds to the scores."""
+    """Set the steps from `offset` to `hidden`: the visible keys, and the bias of a float mask."""
     B, _, L, S = shape
     offset = P if call.cache_length is None else call.cache_length.reshape(B, 1, 1, 1) - L
     offset = steps.set("offset", offset)
@@ -140,8 +144,8 @@ def _visible(steps: _Steps, call: Call, shape: tuple[int, ...], P: int) -> None:
     causal = causal & _window(call.attributes, i + offset - j)
     if call.cache_length is not None:
         causal = causal & (j < call.cache_length.reshape(B, 1, 1, 1))
-    allowed_by_mask = steps.set("mask_visible", _read(call.mask, S))
-    steps.set("mask_bias", _added(call.mask, S))
+    allowed_by_mask = steps.set("mask_visible", _visible_by_mask(call.mask, S))
+    steps.set("mask_bias", _bias_of_mask(call.mask, S))
     steps.set("visible", causal & allowed_by_mask)
     steps.set("hidden", -np.inf)
 
@@ -162,14 +166,14 @@ def _window(attributes: Mapping[str, Any], behind: Array) -> Array:
     return within
 
 
-def _read(mask: Array | None, S: int) -> Array:
-    """Return the keys that the mask allows, bool; a shorter mask hides the keys behind its end."""
+def _visible_by_mask(mask: Array | None, S: int) -> Array:
+    """Return the keys that the mask allows, bool; a shorter mask hides the keys beyond its end."""
     if mask is None:
         return np.ones((1, 1), bool)
     return _pad_keys(mask if mask.dtype == np.bool_ else ~np.isneginf(mask), S)
 
 
-def _added(mask: Array | None, S: int) -> Array:
+def _bias_of_mask(mask: Array | None, S: int) -> Array:
     """Return the finite values of a float mask, and 0 elsewhere."""
     if mask is None or mask.dtype == np.bool_:
         return np.zeros((1, 1))

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from attn_export.diagnose.evaluate import Evaluation, Values
 
-LARGEST = 15
+LARGEST_NIBBLE = 15
 """The largest integer of 4 bits."""
 
-LEAST_ZERO, LARGEST_ZERO = -128, 127
-"""Range of zero points; a byte holds the zero point minus `LEAST_ZERO`."""
+LEAST_ZERO_POINT, LARGEST_ZERO_POINT = -128, 127
+"""Range of zero points; a byte holds the zero point minus `LEAST_ZERO_POINT`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class BlockSteps:
         written: Changes the integers that are written, `[B, Hkv, L, D]`, 0 to 15.
         packed: Changes the bytes with integers that are written, `[B, Hkv, L, D / 2]`.
         rounds: Rounds the quotients.
-        clips: Clips integers minus their zero point to 0 to 15.
+        clips: Clips integers minus their zero point at 15; they are never below 0.
         read_bytes: Changes the bytes that are read, `[B, Hkv, S, D / 2 + 2 n]`.
         read_index: Changes the scale indices that are read, `[B, Hkv, S, n]`.
         read_zero: Changes the zero points that are read, `[B, Hkv, S, n]`.
@@ -65,7 +65,7 @@ class BlockSteps:
     written: ArrayChange = unchanged
     packed: ArrayChange = unchanged
     rounds: ArrayChange = np.rint
-    clips: ArrayChange = lambda x: np.minimum(x, LARGEST)
+    clips: ArrayChange = lambda x: np.minimum(x, LARGEST_NIBBLE)
     read_bytes: ArrayChange = unchanged
     read_index: ArrayChange = unchanged
     read_zero: ArrayChange = unchanged
@@ -127,12 +127,16 @@ class BlockPart:
         index = np.searchsorted(self.edges, steps.ranges(ranges))
         scales = steps.written_table(self.scales)[index]
         integers = steps.rounds(blocks / scales[..., None])
-        integers = np.clip(integers, LEAST_ZERO, LARGEST_ZERO + LARGEST)
-        zero_points = np.minimum(integers.min(-1), LARGEST_ZERO)
+        integers = np.clip(integers, LEAST_ZERO_POINT, LARGEST_ZERO_POINT + LARGEST_NIBBLE)
+        zero_points = np.minimum(integers.min(-1), LARGEST_ZERO_POINT)
         nibbles = steps.clips(integers - zero_points[..., None]).reshape(x.shape)
         stored_nibbles = steps.written(nibbles).astype(np.int64)
         channels = steps.packed(stored_nibbles[..., ::2] + 16 * stored_nibbles[..., 1::2])
-        parts = [channels, steps.stored_index(index), steps.stored_zero(zero_points) - LEAST_ZERO]
+        parts = [
+            channels,
+            steps.stored_index(index),
+            steps.stored_zero(zero_points) - LEAST_ZERO_POINT,
+        ]
         return np.concatenate(parts, -1).astype(np.int64).astype(np.uint8)
 
     def _dequantise(self, cache: Array, head_dim: int, steps: BlockSteps) -> Array:
@@ -140,7 +144,7 @@ class BlockPart:
             steps.read_bytes(cache), [head_dim // 2, head_dim // 2 + self.blocks], -1
         )
         integers = self._split(steps.read(unpack_nibbles(channels).astype(np.float64)))
-        zero_points = steps.read_zero(zero_bytes.astype(np.float64) + LEAST_ZERO)
+        zero_points = steps.read_zero(zero_bytes.astype(np.float64) + LEAST_ZERO_POINT)
         scales = steps.table(self.scales)[np.clip(steps.read_index(index.astype(int)), 0, 255)]
         dequantised = (integers + zero_points[..., None]) * scales[..., None]
         return steps.unordered(dequantised.reshape(*cache.shape[:-1], head_dim))
@@ -150,7 +154,9 @@ class BlockPart:
 
 
 def block_parts(evaluation: Evaluation) -> dict[str, BlockPart]:
-    """Find the keys and the values of a cache with block scales; absent parts are left out."""
+    """Return the keys and values of a cache with block scales; absent parts are left out."""
+    # Tables of `attention.block_scales`: the scale of each index, and the largest range of each
+    # octave of scales, and of each scale within an octave.
     tables = [
         next((name for name in evaluation.initializers if name.endswith(f"kv_scales.{part}")), "")
         for part in ("steps", "octaves", "eighths")

@@ -53,8 +53,8 @@ def _signature_difference(case: KnownCase, outputs: Arrays) -> str:
 
 UNKNOWN = "unknown"
 IN_GRAPH = (
-    "the graph is wrong: in float64 it does not give the truth; no known mistake gives its "
-    "numbers, and no first wrong value was found"
+    "the graph is wrong: in float64 it does not give the truth; no known mistake reproduces "
+    "its outputs, and no first wrong value was found"
 )
 
 SURE = 0.01
@@ -100,8 +100,8 @@ def causes(
 
     Args:
         observations: The observations.
-        results: The other experiments.
-        lines: The line of the module that each node came from.
+        results: The repeated runs, each with one change.
+        lines: The source line of the module for each node, by its name.
     """
     if observations.fault == "graph":
         return _graph_causes(observations, lines) or [Cause(UNKNOWN, IN_GRAPH + observations.shown)]
@@ -110,10 +110,10 @@ def causes(
         for result in results
         if result.kind and result.experiment.mended
     ]
-    verdict = f"the graph is right, {observations.runtime} is not"
+    verdict = f"the graph is right, {observations.runtime} is wrong"
     if observations.fault == "unknown":
         verdict = f"the graph or {observations.runtime} is wrong, and float64 cannot tell which"
-    unknown = f"{verdict}: no known mistake gives its numbers{observations.shown}"
+    unknown = f"{verdict}: no known mistake reproduces its outputs{observations.shown}"
     return _runtime_causes(verdict, observations, mending, lines) or [Cause(UNKNOWN, unknown)]
 
 
@@ -121,7 +121,7 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     """Return the causes in a wrong graph: known mistakes, then the first difference."""
     stuck = list(_uncomputed_causes(observations, lines))
     known, first = observations.known, observations.first
-    clause = "the graph is wrong" if known.in_right else "the graph would be right if"
+    clause = "the graph is wrong" + ("" if known.in_right else "; its outputs become right if")
     causes = [_cause(match, lines, clause) for match in known.matches]
     if first is None:
         return [*stuck, *causes]
@@ -165,7 +165,7 @@ def _runtime_causes(
         verdict: The clause that says which part is wrong.
         observations: The observations.
         mending: For each experiment that passes, the cause that it implies, and its name.
-        lines: The line of the module that each node came from.
+        lines: The source line of the module for each node, by its name.
     """
     remedies = ", or ".join(name for _, name in mending)
     passes_with = f"; it passes with {remedies}" if remedies else ""
@@ -173,18 +173,18 @@ def _runtime_causes(
     causes += [Cause(kind, f"{verdict}: it passes with {name}") for kind, name in mending]
     first = observations.first
     if first is not None:
-        says = f"{verdict}: it leaves the float64 run first at {first.location}"
+        says = f"{verdict}: it first differs from the float64 run at {first.location}"
         sentence = f"{says}, by {first.error:.1e}{passes_with}"
         causes.append(Cause("operator", sentence, first.node, first.line))
     return causes
 
 
 def _cause(match: Match, lines: Lines, clause: str, ending: str = "") -> Cause:
-    """Return the cause that a known mistake is.
+    """Return a known mistake as a cause.
 
     Args:
         match: The mistake, and the share of the error that it explains.
-        lines: The line of the module that each node came from.
+        lines: The source line of the module for each node, by its name.
         clause: The clause before the effect of the mistake.
         ending: The end of the sentence.
     """
@@ -201,5 +201,5 @@ def _explained_share(match: Match) -> str:
         return "this gives the same numbers"
     explained = 1 - match.unexplained
     if explained > 0.99:
-        return f"explains {explained:.2%} of the error; something else is left"
+        return f"explains {explained:.2%} of the error; the rest has another cause"
     return f"explains {explained:.0%} of the error"

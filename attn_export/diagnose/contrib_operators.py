@@ -34,7 +34,10 @@ SUPPORTED_ATTRIBUTES = frozenset({
 
 
 class GroupQueryAttention(OpRun):
-    """Causal attention over `seqlens_k[b] + 1` keys, the new ones included, in batch element b."""
+    """Causal attention over `seqlens_k[b] + 1` keys, the new ones included, in batch element b.
+
+    In a prompt, where `total_sequence_length` is L, batch elements have L keys.
+    """
 
     op_domain = MICROSOFT
 
@@ -42,7 +45,7 @@ class GroupQueryAttention(OpRun):
         refused = {"cos", "sin", "position_ids"}
         operands = _optional_inputs(GQA_INPUTS, inputs, attributes, refused)
         if (operands.get("sink", NO_SINK) > NO_SINK).any():
-            raise NotImplementedError("a sink that counts, of GroupQueryAttention")
+            raise NotImplementedError("head_sink of GroupQueryAttention")
         H, Hkv = attributes["num_heads"], attributes["kv_num_heads"]
         q, L = operands["query"], operands["query"].shape[1]
         k, v = (split_heads(operands[name], Hkv) for name in ("key", "value"))
@@ -134,7 +137,7 @@ def packed_weight(constants: Sequence[Array | None], attributes: Mapping[str, An
     arrays = [array for array in constants if array is not None]
     K, N, bits, block = (attributes[name] for name in ("K", "N", "bits", "block_size"))
     if bits not in (4, 8) or len(arrays) not in (2, 3) or len(arrays) != len(constants):
-        raise NotImplementedError(f"{bits} bits, or a further input, of MatMulNBits")
+        raise NotImplementedError(f"MatMulNBits with {bits} bits or a further input")
     (packed, scales), packed_zeros = arrays[:2], arrays[2:]
     blocks = -(-K // block)
     numbers = _unpack(packed.reshape(N, blocks, -1), bits).astype(np.float64)
@@ -176,7 +179,7 @@ def _optional_inputs(
     }
     if refused & operands.keys() or further or unsupported:
         used = ", ".join(sorted((refused & operands.keys()) | unsupported)) or "a further input"
-        raise NotImplementedError(f"{used} of a contrib operator")
+        raise NotImplementedError(f"a contrib operator with {used}")
     return operands
 
 

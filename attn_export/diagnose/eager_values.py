@@ -28,7 +28,7 @@ Constants of a graph may be float32, those of the module are float64."""
 MOST_AXES = 4
 """The largest number of axes for which all orders are tried."""
 
-LEAST = 0.25
+LEAST_MATCHED = 0.25
 """The least share of computed values that must match for a node to be named. If fewer match, the
 reference computes in another way."""
 
@@ -41,7 +41,7 @@ class Witness:
     """The reference for the values of a wrong graph.
 
     Attributes:
-        name: Its name, which follows "the graph differs from".
+        name: Its name, as in "the graph differs from …".
         steps: Takes the inputs of a case, and returns the operations of the reference.
     """
 
@@ -54,15 +54,15 @@ def first_unmatched_node(
 ) -> Deviation | None:
     """Return the first node with a value that matches no step of the witness.
 
-    Nodes that read the same values as a step with another result take precedence. Return None if
-    all values match, or if so few do that the witness computes in another way.
+    Nodes whose inputs match those of a step, and whose output does not, take precedence. Return
+    None if all values match, or if so few do that the witness computes in another way.
 
     Args:
         graph: The graph.
         values: Its values in a case.
         witness: The name of the witness.
         steps: Its operations in the same case.
-        lines: The line of the module that each node came from.
+        lines: The source line of the module for each node, by its name.
     """
     comparable = {name: value for name, value in values.items() if _is_comparable(value)}
     matches: dict[str, list[int]] = {}
@@ -73,7 +73,7 @@ def first_unmatched_node(
     varied = {name for name in matches if _is_varied(comparable[name])}
     right_values = _with_sources(graph, set(matches), varied)
     computed = [name for name in comparable if name in graph.producer]
-    if sum(name in matches for name in computed) < LEAST * len(computed):
+    if sum(name in matches for name in computed) < LEAST_MATCHED * len(computed):
         return None
     matched = {number for numbers in matches.values() for number in numbers}
     wrong_values = comparable.keys() - right_values
@@ -86,7 +86,10 @@ def first_unmatched_node(
 
 
 def _is_comparable(value: object) -> TypeGuard[Array]:
-    """Return whether a value is a floating or bool tensor. Sizes are equal in all graphs."""
+    """Return whether a value is a floating or bool tensor of several elements.
+
+    Integers are left out: sizes and positions are the same in every graph.
+    """
     return isinstance(value, np.ndarray) and value.dtype.kind in "fb" and value.size > 1
 
 

@@ -36,7 +36,7 @@ NARROW = FLOATS - {onnx.TensorProto.FLOAT}
 ROUNDED_TO = "rounded_to"
 """Attribute that `widen_model` adds to a Cast: the narrower type to which it rounds in float64."""
 
-PRODUCTS = frozenset({"MatMul", "Gemm"})
+MATMULS = frozenset({"MatMul", "Gemm"})
 
 
 class NotComputedError(GraphError):
@@ -78,6 +78,7 @@ class Cast(OpRun):
 
 
 OPERATORS = [Attention, Cast, GroupQueryAttention, MatMulNBits, MultiHeadAttention]
+"""Operators that replace, or add to, those of the reference evaluator."""
 
 
 def _names_read(node: onnx.NodeProto) -> set[str]:
@@ -94,7 +95,7 @@ class Evaluation:
         name: The name of the graph in errors.
 
     Attributes:
-        proto: The graph with float64 in place of its floating types.
+        proto: The model with float64 in place of its floating types.
         nodes: The nodes in the order of computation.
         outputs: The names of the graph outputs.
         initializers: The initialisers by name, floating ones as float64.
@@ -217,7 +218,7 @@ class Evaluation:
     ) -> None:
         if rounding is not None and node.op_type == "Attention":
             values |= self.attention(node, values, _rounded_products(rounding))
-        elif rounding is not None and node.op_type in PRODUCTS:
+        elif rounding is not None and node.op_type in MATMULS:
             rounded = {n: rounding(a) for n in node.input if (a := values.get(n)) is not None}
             values |= self.compute_node(node, {**values, **rounded})
         else:

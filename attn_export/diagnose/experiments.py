@@ -1,4 +1,4 @@
-"""Counter-experiments: failing cases reduced in size, or run in another way."""
+"""Control experiments: failing cases reduced in size, or run in another way."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from attn_export.tensorfile import Array, is_floating
 # -- the smallest part of a failing case that still fails ---------------------------------------
 
 LENGTHS = (1, 2, 3)
-"""Numbers of queries, keys and past keys that are tried, beside the whole number."""
+"""Numbers of queries, keys and past keys that are tried, besides all of them, and no past keys."""
 
-MOST_ELEMENTS = 4
+MOST_BATCH_ELEMENTS = 4
 """The largest number of batch elements of which each is tried alone."""
 
 MOST_SMALLER = 60
@@ -49,7 +49,7 @@ def smaller_cases(
         return
     cases = []
     for element, L, P, S in itertools.product(
-        range(min(sizes.get("batch", 1), MOST_ELEMENTS)),
+        range(min(sizes.get("batch", 1), MOST_BATCH_ELEMENTS)),
         _lengths(sizes.get("query_len")),
         _past_lengths(inputs, sizes),
         _lengths(sizes.get("key_len")),
@@ -126,7 +126,7 @@ def shrink_case(
         case: A case that fails.
         right: A graph that computes the truth of the parts; None to return the case itself.
         axes: The names of the axes of each input.
-        late: Returns whether time is over.
+        late: Returns whether the time limit has passed.
     """
     if right is None or late():
         return _smallest(case.sizes, case.inputs, case.golden, case)
@@ -148,7 +148,7 @@ def shrink_case(
 
 
 def _smallest(sizes: Sizes, inputs: Arrays, golden: Golden, case: KnownCase) -> Smallest:
-    """Return the smallest failing part of a case, with the outputs that are judged by errors."""
+    """Return the smallest failing part of a case, with the outputs that have an allowed error."""
     allowed = {name: limits for name, limits in golden.allowed.items() if limits is not None}
     right = {name: array for name, array in golden.expected.items() if name in allowed}
     dtypes = {name: array.dtype.name for name, array in case.golden.expected.items()}
@@ -187,7 +187,7 @@ def make_golden(right: EvaluatedGraph, case: KnownCase, inputs: Mapping[str, Arr
     return Golden(part, outputs, outputs, allowed, {})
 
 
-# -- counter-experiments: the same cases, run in another way ------------------------------------
+# -- control experiments: the same cases, run in another way ------------------------------------
 
 MOST_CASES = 5
 """The largest number of failed cases that are run again."""
@@ -198,12 +198,12 @@ DIVISOR = 16.0
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentResult:
-    """A counter-experiment and its result.
+    """A control experiment and its result.
 
     Attributes:
         experiment: The experiment with its result.
         kind: The kind of the cause if the experiment passes; "" if it ran another graph or
-            runtime, so that its change is only a remedy.
+            runtime, which is a workaround and no cause.
     """
 
     experiment: Experiment
@@ -221,7 +221,7 @@ def rerun_in_runtime(
         runner: The graph in its runtime.
         original: The result without changes.
         cases: All cases.
-        late: Returns whether time is over.
+        late: Returns whether the time limit has passed.
     """
     if isinstance(runner.runtime, Tunable):
         for name, options in runner.runtime.counter_options.items():
@@ -284,7 +284,7 @@ def run_elsewhere(
         original: The result without changes.
         others: The bundle's graphs in the same runtime.
         runtimes: Runtimes for the same graph.
-        late: Returns whether time is over.
+        late: Returns whether the time limit has passed.
     """
     few = original.failed[:MOST_CASES]
     for other in others:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from attn_export.tensorfile import Array
 
 Late = Callable[[], bool]
-"""Function that returns whether time is over; nothing further may be started then."""
+"""Function that returns whether the time limit has passed; nothing further may be started then."""
 
 Lines = Mapping[str, str]
-"""The line of the module that each node came from, by the name of the node."""
+"""The source line of the module for each node, by the name of the node."""
 
 Fault = Literal["none", "graph", "runtime", "unknown", "did not run"]
 """The part that is at fault; ``"unknown"`` if the graph can neither be evaluated in float64 nor run
@@ -28,7 +28,7 @@ class ReferenceStep:
     """One operation of a reference in its float64 run.
 
     Attributes:
-        operation: Its name.
+        operation: The name of the operation.
         line: The line of the user's file; "" if there is none.
         value: The result.
         reads: The indices of the earlier steps whose results it reads.
@@ -45,7 +45,7 @@ class Cause:
     """Possible cause of wrong outputs.
 
     Attributes:
-        kind: Its kind, in a word or two: ``"scale"``.
+        kind: The kind of the cause, in a word or two: ``"scale"``.
         sentence: The error and its evidence.
         node: The name of the node; "" if the cause is not in one node.
         line: The line of the module that the node came from; "" if not known.
@@ -79,8 +79,8 @@ class Deviation:
     """The first node whose output is wrong.
 
     Attributes:
-        node: Its name.
-        operator: Its type.
+        node: The name of the node.
+        operator: The type of the node.
         value: The name of the output.
         line: The line of the module that it came from; "" if not known.
         error: The relative L2 distance of the output; infinite if it is not defined.
@@ -110,15 +110,15 @@ class Explanation:
     """Explanation of a runtime's numeric differences.
 
     Attributes:
-        runtime: Its name.
-        graph: The file's name.
+        runtime: The name of the runtime.
+        graph: The name of the graph's file.
         options: Options of the engine, as the user set them.
         fault: The part that is at fault.
         failed: Names of the cases that failed; the smallest first.
         cases: The number of cases that ran.
         causes: The possible causes, the most likely first.
         first: The first wrong node; None if none was found.
-        experiments: The other experiments.
+        experiments: The repeated runs, each with one change.
         pattern: Common properties of the failed cases, and the location of the error.
         smallest: The sizes of the smallest case that still fails.
         folder: The folder that reproduces it, if one is written.

@@ -27,7 +27,7 @@ from attn_export.diagnose.match import Evidence, Match, matches
 from attn_export.temp_folders import scratch
 
 LOCALISED = 6
-"""The largest number of cases in which the first wrong node is searched."""
+"""The largest number of cases in which the first wrong node is located."""
 
 ALIKE = 3
 """The largest number of cases in which each value is compared with all values of a reference."""
@@ -56,8 +56,8 @@ class KnownMistakes:
 
     Attributes:
         matches: The mistakes, the best first.
-        in_right: Whether they were made in a right graph, to reproduce the wrong outputs. Otherwise
-            they were made in the wrong graph, and give the right outputs.
+        in_right: Whether they were made in a right graph and give the wrong outputs. Otherwise they
+            were made in the wrong graph and give the right outputs.
     """
 
     matches: Sequence[Match]
@@ -78,7 +78,7 @@ def known_mistakes(
         right: A graph that gives the truth; None if there is none.
         trial: The runtime's result.
         cases: The cases to evaluate.
-        late: Returns whether time is over.
+        late: Returns whether the time limit has passed.
     """
     in_right = right is not None
     base = right or suspect
@@ -119,7 +119,7 @@ def first_deviation(
         suspect: The graph in question; None if it cannot be evaluated in float64.
         twins: Graphs of the bundle to compare with.
         trial: The runtime's result.
-        lines: The line of the module that each node came from.
+        lines: The source line of the module for each node, by its name.
         witness: The reference for values if no graph of the bundle is right.
     """
     if suspect is None or suspect.stuck or not trial.failed:
@@ -133,7 +133,7 @@ def first_deviation(
 
 
 def _first_in_runtime(suspect: EvaluatedGraph, case: KnownCase, lines: Lines) -> Deviation | None:
-    """Return the first node whose output in the runtime is wrong, with every value an output."""
+    """Return the first node whose output in the runtime is wrong; a copy outputs every value."""
     values, rounded = suspect.values(case), suspect.rounded_values(case)
     if values is None or rounded is None:
         return None
@@ -156,7 +156,7 @@ def first_lossy(
     Args:
         suspect: The graph in question.
         cases: The failing cases.
-        lines: The line of the module that each node came from.
+        lines: The source line of the module for each node, by its name.
     """
     for case in cases:
         values, rounded = suspect.values(case), suspect.rounded_values(case)

@@ -135,21 +135,21 @@ class Fingerprint:
 
     @property
     def ran(self) -> bool:
-        """Return whether any probe gave an output."""
+        """True if any probe gave an output."""
         return any(row.effective.outcome == RAN for row in self.rows)
 
 
 # -- match of an output with a reading of its probe ---------------------------------------------
 
 CLOSE = 0.1
-"""The largest relative error of a last-axis row that still matches a reading. Rounding to 8 bits
-passes, one key more or less does not."""
+"""The largest relative error of a last-axis row at which an output matches a reading. It is larger
+than the error of rounding to 8 bits, and smaller than the effect of one key."""
 
 APART = 3 * CLOSE
 """The least difference that any two readings of a probe must have in some row."""
 
 
-FIELDS = {
+CALL_INPUTS = {
     "q": "query", "k": "key", "v": "value", "mask": "attn_mask", "past_key": "past_key",
     "past_value": "past_value", "cache_length": "lengths",
 }  # fmt: skip
@@ -169,7 +169,7 @@ def attend(
         attributes: The attributes of the node.
     """
     fields: Any = {
-        field: to_float64(inputs[name]) for field, name in FIELDS.items() if name in inputs
+        field: to_float64(inputs[name]) for field, name in CALL_INPUTS.items() if name in inputs
     }
     return attention(Call(**fields, attributes=attributes), changes)[0]
 

@@ -43,7 +43,7 @@ class KnownCase:
 
 @dataclasses.dataclass(frozen=True)
 class GraphRunner:
-    """A graph in a runtime.
+    """A graph file, with the runtime, options and limits to run it with.
 
     Attributes:
         path: The graph's file.
@@ -113,7 +113,7 @@ class GraphRun:
 
     Attributes:
         ran: The result of the process.
-        failed: The cases without right outputs, the smallest first.
+        failed: The cases that gave no output or failed the judge, the smallest first.
         passed: The other cases, in the order in which they ran.
     """
 
@@ -123,7 +123,7 @@ class GraphRun:
 
     @property
     def all_passed(self) -> bool:
-        """Return whether every case ran and passed."""
+        """True if every case ran and passed."""
         return self.ran.outcome == "ran" and not self.failed
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from attn_export.diagnose.evaluate import Evaluation, Values
 
 InputReading = Callable[[Array, int], Array]
-"""Function that takes an input `[…, N]` and the block size, and returns the input as rounded."""
+"""Function that takes an input `[…, K]` and the block size, and returns the input as rounded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,18 +38,18 @@ class _RoundedInput:
     Attributes:
         x: The name of the input before rounding.
         block: The number of elements in a block.
-        changed: The name of the rounded input, or of the output of MatMulNBits.
-        node: The name of the node that computes `changed`.
+        output: The name of the rounded input, or of the output of MatMulNBits.
+        node: The name of the node that computes `output`.
         weight: The weight of MatMulNBits, `[K, N]`; None for nodes of ai.onnx.
-        cut: The same weight with scales truncated to bfloat16, as KleidiAI does.
+        truncated_weight: The same weight with its scales truncated to bfloat16, as KleidiAI does.
     """
 
     x: str
     block: int
-    changed: str
+    output: str
     node: str
     weight: Array | None = None
-    cut: Array | None = None
+    truncated_weight: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,33 +58,35 @@ class _Symmetric:
 
     Attributes:
         axes: Axes of `[…, blocks, block]` whose elements share a scale; None for all axes.
-        block: Factor on the block size.
-        largest: The integer that stands for the largest magnitude.
+        block_factor: Factor on the block size.
+        largest_integer: The integer that stands for the largest magnitude.
         low: The integer at which values are clipped from below.
         high: The integer at which values are clipped from above.
         rounding: Rounds the quotients.
-        share: Factor on the scales.
-        scales: Changes the scales, `[…, blocks, 1]`, for dequantisation only.
-        integers: Changes the integers before dequantisation.
+        scale_factor: Factor on the scales.
+        scale_read: Changes the scales, `[…, blocks, 1]`, for dequantisation only.
+        change_integers: Changes the integers before dequantisation.
     """
 
     axes: tuple[int, ...] | None = (-1,)
-    block: float = 1.0
-    largest: float = BLOCK_LARGEST
+    block_factor: float = 1.0
+    largest_integer: float = BLOCK_LARGEST
     low: float = -BLOCK_LARGEST
     high: float = BLOCK_LARGEST
     rounding: ArrayChange = np.rint
-    share: float = 1.0
-    scales: ArrayChange = unchanged
-    integers: ArrayChange = unchanged
+    scale_factor: float = 1.0
+    scale_read: ArrayChange = unchanged
+    change_integers: ArrayChange = unchanged
 
     def __call__(self, x: Array, size: int) -> Array:
-        width = min(max(int(size * self.block), 1), x.shape[-1])
+        width = min(max(int(size * self.block_factor), 1), x.shape[-1])
         blocks = x.reshape(*x.shape[:-1], -1, width)
         largest = np.abs(blocks).max(axis=self.axes, keepdims=True)
-        scales = np.where(largest > 0, largest / self.largest, 1.0) * self.share
+        scales = np.where(largest > 0, largest / self.largest_integer, 1.0) * self.scale_factor
         integers = np.clip(self.rounding(blocks / scales), self.low, self.high)
-        return np.asarray((self.integers(integers) * self.scales(scales)).reshape(x.shape))
+        return np.asarray(
+            (self.change_integers(integers) * self.scale_read(scales)).reshape(x.shape)
+        )
 
 
 def _with_zero_points(axes: tuple[int, ...]) -> InputReading:
@@ -107,6 +109,8 @@ def _keep(x: Array, _: int) -> Array:
 
 
 TOKEN = (-2, -1)
+"""The axes of `[…, blocks, block]` that make up one token."""
+
 NOT_ROUNDED, SCALE, INTEGERS = "inputs not rounded", "activation scale", "activation rounding"
 READINGS: Final[tuple[tuple[str, str, InputReading], ...]] = (
     (NOT_ROUNDED, "{} is not rounded to 8 bits", _keep),
@@ -114,33 +118,36 @@ READINGS: Final[tuple[tuple[str, str, InputReading], ...]] = (
     (SCALE, "{} has one scale for all tokens, not for each block", _Symmetric(axes=None)),
     (SCALE, "{} has a scale and a zero point for each token", _with_zero_points(TOKEN)),
     (SCALE, "{} has a scale and a zero point for each block", _with_zero_points((-1,))),
-    (SCALE, "blocks of {} are half as large", _Symmetric(block=0.5)),
-    (SCALE, "blocks of {} are twice as large", _Symmetric(block=2)),
-    (SCALE, "scales of {} are halved where they are read", _Symmetric(scales=lambda s: s / 2)),
-    (SCALE, "scales of {} are doubled where they are read", _Symmetric(scales=lambda s: s * 2)),
-    (SCALE, "scales of {} are squared where they are read", _Symmetric(scales=np.square)),
-    (SCALE, "scales of {} are rounded to bfloat16 where they are read",
-     _Symmetric(scales=round_to_bfloat16)),
-    (SCALE, "each block of {} has the scale of the one before",
-     _Symmetric(scales=lambda s: np.roll(s, 1, -2))),
-    (SCALE, "each block of {} has the scale of the next",
-     _Symmetric(scales=lambda s: np.roll(s, -1, -2))),
+    (SCALE, "blocks of {} are half as large", _Symmetric(block_factor=0.5)),
+    (SCALE, "blocks of {} are twice as large", _Symmetric(block_factor=2)),
+    (SCALE, "scales of {} are halved in dequantisation", _Symmetric(scale_read=lambda s: s / 2)),
+    (SCALE, "scales of {} are doubled in dequantisation", _Symmetric(scale_read=lambda s: s * 2)),
+    (SCALE, "scales of {} are squared in dequantisation", _Symmetric(scale_read=np.square)),
+    (SCALE, "scales of {} are rounded to bfloat16 in dequantisation",
+     _Symmetric(scale_read=round_to_bfloat16)),
+    (SCALE, "each block of {} has the scale of the previous block",
+     _Symmetric(scale_read=lambda s: np.roll(s, 1, -2))),
+    (SCALE, "each block of {} has the scale of the next block",
+     _Symmetric(scale_read=lambda s: np.roll(s, -1, -2))),
     (SCALE, "all blocks of {} have the scale of the first",
-     _Symmetric(scales=lambda s: np.broadcast_to(s[..., :1, :], s.shape))),
-    (SCALE, "scales of {} are doubled", _Symmetric(share=2.0)),
-    (SCALE, "scales of {} are halved", _Symmetric(share=0.5)),
-    (SCALE, "scales of {} are a 128th of the largest, not a 127th", _Symmetric(largest=128)),
-    (SCALE, "scales of {} are a 126th of the largest, not a 127th", _Symmetric(largest=126)),
-    (SCALE, "{} has 4 bits", _Symmetric(largest=7, low=-7, high=7)),
-    (INTEGERS, "{} has 7 bits", _Symmetric(integers=lambda q: np.floor(q / 2) * 2)),
+     _Symmetric(scale_read=lambda s: np.broadcast_to(s[..., :1, :], s.shape))),
+    (SCALE, "scales of {} are doubled", _Symmetric(scale_factor=2.0)),
+    (SCALE, "scales of {} are halved", _Symmetric(scale_factor=0.5)),
+    (SCALE, "scales of {} are a 128th of the largest, not a 127th",
+     _Symmetric(largest_integer=128)),
+    (SCALE, "scales of {} are a 126th of the largest, not a 127th",
+     _Symmetric(largest_integer=126)),
+    (SCALE, "{} has 4 bits", _Symmetric(largest_integer=7, low=-7, high=7)),
+    (INTEGERS, "{} has 7 bits", _Symmetric(change_integers=lambda q: np.floor(q / 2) * 2)),
     (INTEGERS, "quotients of {} are rounded down", _Symmetric(rounding=np.floor)),
     (INTEGERS, "quotients of {} are rounded up", _Symmetric(rounding=np.ceil)),
     (INTEGERS, "quotients of {} are rounded to 0", _Symmetric(rounding=np.trunc)),
     (INTEGERS, "integers of {} are clipped at 126", _Symmetric(high=126)),
     (INTEGERS, "integers of {} are clipped at -126", _Symmetric(low=-126)),
     (INTEGERS, "integers of {} are clipped at 0", _Symmetric(low=0)),
-    (INTEGERS, "integers of {} are read as unsigned", _Symmetric(integers=lambda q: q % 256)),
-    (INTEGERS, "integers of {} lose their sign", _Symmetric(integers=np.abs)),
+    (INTEGERS, "integers of {} are read as unsigned",
+     _Symmetric(change_integers=lambda q: q % 256)),
+    (INTEGERS, "integers of {} lose their sign", _Symmetric(change_integers=np.abs)),
 )  # fmt: skip
 """Kind, effect and reading of each mistake; ``{}`` stands for the input."""
 
@@ -149,34 +156,35 @@ def activation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes of rounding, in all inputs together and in each alone.
 
     Args:
-        evaluation: The right graph. It rounds by block with nodes of ai.onnx, or in MatMulNBits.
+        evaluation: The graph to make mistakes in. It rounds by block with nodes of ai.onnx, or in
+            MatMulNBits.
     """
     inputs = list(_rounded_inputs(evaluation))
     if not inputs:
         return
     yield _as_kleidiai(evaluation, inputs)
-    groups = [("every input of products", "", inputs)]
+    groups = [("the input of each product", "", inputs)]
     if len(inputs) > 1:
         groups += [(f"the input of {each.node}", each.node, [each]) for each in inputs]
     for kind, says, reading in READINGS:
         for name, node, group in groups:
-            read = functools.partial(_read, evaluation, group, reading)
+            read = functools.partial(_misround, evaluation, group, reading)
             yield Mistake(kind, says.format(name), node, read)
 
 
 def _as_kleidiai(evaluation: Evaluation, inputs: Sequence[_RoundedInput]) -> Mistake:
     """Return the measured rounding of inputs and weights by KleidiAI's product on ARM."""
-    truncated = [dataclasses.replace(each, weight=each.cut) for each in inputs]
+    truncated = [dataclasses.replace(each, weight=each.truncated_weight) for each in inputs]
     weights = {}
     for node, weight in stored_weights(evaluation):
         truncated_weight = dataclasses.replace(weight, s=_truncate_to_bfloat16(weight.s))
         weights[node.output[0]] = truncated_weight.dequantised
     says = (
-        "every input of products has a scale and a zero point for each token, and scales of "
-        "weights are cut to bfloat16, as in KleidiAI"
+        "the input of each product has a scale and a zero point for each token, and scales of "
+        "weights are truncated to bfloat16, as in KleidiAI"
     )
     reading = _with_zero_points(TOKEN)
-    read = functools.partial(_read, evaluation, truncated, reading, weights=weights)
+    read = functools.partial(_misround, evaluation, truncated, reading, weights=weights)
     return Mistake(SCALE, says, "", read)
 
 
@@ -219,21 +227,21 @@ def _rounded_by_matmul(evaluation: Evaluation, node: onnx.NodeProto) -> Iterator
         )
 
 
-def _read(
+def _misround(
     evaluation: Evaluation, inputs: Sequence[_RoundedInput], reading: InputReading, values: Values,
     weights: Mapping[str, Array] = types.MappingProxyType({}),
 ) -> Mapping[str, Array]:  # fmt: skip
     """Return the rounded inputs, or the products with them, under a mistaken rounding.
 
     Args:
-        evaluation: The right graph.
+        evaluation: The graph to make mistakes in.
         inputs: The rounded inputs in the order of the graph; later ones depend on earlier ones.
         reading: The mistaken rounding.
         values: The values of the right graph.
         weights: Weights to replace, by the names of their values.
     """
     changes = [
-        (rounded_input.x, rounded_input.changed, functools.partial(_apply, reading, rounded_input))
+        (rounded_input.x, rounded_input.output, functools.partial(_apply, reading, rounded_input))
         for rounded_input in inputs
     ]
     return change_in_order(evaluation, changes, values, weights)

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from attn_export.diagnose.evaluate import Evaluation, Values
 
 NEEDS_CAUSAL = frozenset({"causal dropped", "causal offset", "mask dropped beside causal"})
-"""Kinds of misreadings that need a causal node."""
+"""Kinds of misreadings that have an effect of their own in causal nodes only."""
 
-MANY_HEADS = 32
-"""The number of heads of which every pair is tried."""
+MOST_HEADS = 32
+"""The number of heads, the first ones, of which every pair is tried."""
 
 
 def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
@@ -48,9 +48,9 @@ def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
 
 
 def head_swaps(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield, for each pair of query heads of each node, the mistake of swapping their results."""
+    """Yield, for each pair of the first `MOST_HEADS` query heads, the mistake of swapping them."""
     for node in _attention_nodes(evaluation):
-        for a, b in itertools.combinations(range(MANY_HEADS), 2):
+        for a, b in itertools.combinations(range(MOST_HEADS), 2):
             says = f"the results of query heads {a} and {b} are swapped"
             yield attention_step_mistake(
                 evaluation, node, "swapped heads", says, attended=_swap_heads(a, b)
@@ -61,7 +61,7 @@ def wrong_scales_and_softcaps(evaluation: Evaluation) -> list[Callable[[float], 
     """Return functions from a factor to the mistake of a scale or softcap wrong by this factor.
 
     Args:
-        evaluation: The right graph.
+        evaluation: The graph to make mistakes in.
     """
 
     def make(node: onnx.NodeProto, step: str, name: str, factor: float) -> Mistake:
@@ -148,11 +148,11 @@ def _angle_mistakes(
     yield mistake(kind, "rotary positions are 1 too high", lambda p, f: (p + 1) * f)
     yield mistake(kind, "rotary positions are 1 too low", lambda p, f: (p - 1) * f)
     yield mistake(
-        kind, "rotary positions start at 0, whatever the past is",
+        kind, "rotary positions start at 0 and ignore the past",
         lambda p, f: (p - p[..., :1, :]) * f,
     )  # fmt: skip
     yield Mistake(
-        "rotation reversed", "heads are rotated backwards", node_name,
+        "rotation reversed", "heads are rotated in the opposite direction", node_name,
         change_value(sine.output[0], np.negative),
     )  # fmt: skip
     for base in BASES:
@@ -182,7 +182,7 @@ def _positions_and_frequencies(
 ) -> tuple[Array, Array] | None:
     """Return the factors of an angle: positions `[..., L, 1]` and frequencies `[R/2]`.
 
-    Return None if the angle is no such product.
+    Return None if the angle is not such a product.
     """
     product = evaluation.producer.get(angle)
     if product is None or product.op_type not in {"Mul", "MatMul"}:
@@ -204,7 +204,7 @@ def _rotation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     for node in evaluation.nodes:
         names = _rotation_operands(evaluation, node)
         if names is not None:
-            says = "a head is passed on as it is"
+            says = "the rotary embedding is not applied"
             unrotated = _replace_rotation(node, names, _unrotated)
             yield Mistake("rotation left out", says, node.name, unrotated)
             says = "pairs are (2i, 2i + 1) in place of (i, i + R/2)"

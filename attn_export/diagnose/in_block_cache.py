@@ -47,10 +47,10 @@ INDICES: Final[Mapping[str, ArrayChange]] = {
     "one too large": _add(1), "one too small": _add(-1),
     "an octave too large": _add(OCTAVE), "an octave too small": _add(-OCTAVE),
     "rounded down to octaves": lambda i: i // OCTAVE * OCTAVE,
-    "those of the block before": _roll(1, -1), "those of the next block": _roll(-1, -1),
+    "those of the previous block": _roll(1, -1), "those of the next block": _roll(-1, -1),
     "those of the first block for all": _first_block,
-    "those of the head before": _roll(1, 1), "those of the next head": _roll(-1, 1),
-    "those of the token before": _roll(1, 2), "those of the next token": _roll(-1, 2),
+    "those of the previous head": _roll(1, 1), "those of the next head": _roll(-1, 1),
+    "those of the previous token": _roll(1, 2), "those of the next token": _roll(-1, 2),
     "those of the first token for all": lambda i: i * 0 + i[:, :, :1],
 }  # fmt: skip
 """Wrong scale indices, `[B, Hkv, tokens, blocks]`."""
@@ -58,10 +58,10 @@ INDICES: Final[Mapping[str, ArrayChange]] = {
 ZEROS: Final[Mapping[str, ArrayChange]] = {
     "one too large": _add(1), "one too small": _add(-1), "left out": np.zeros_like,
     "in the middle": lambda z: z * 0 - 8, "of the other sign": np.negative,
-    "128 too large": _add(128), "those of the block before": _roll(1, -1),
+    "128 too large": _add(128), "those of the previous block": _roll(1, -1),
     "those of the next block": _roll(-1, -1), "those of the first block for all": _first_block,
-    "those of the token before": _roll(1, 2), "those of the next token": _roll(-1, 2),
-    "those of the head before": _roll(1, 1), "those of the next head": _roll(-1, 1),
+    "those of the previous token": _roll(1, 2), "those of the next token": _roll(-1, 2),
+    "those of the previous head": _roll(1, 1), "those of the next head": _roll(-1, 1),
 }  # fmt: skip
 """Wrong zero points, `[B, Hkv, tokens, blocks]`."""
 
@@ -79,8 +79,8 @@ def _linear(count: int) -> Array:
 
 
 PLACES: Final[Mapping[str, Sequence[str]]] = {
-    "": ("stored_", "read_"), " where they are read": ("read_",),
-    " where they are written": ("stored_",),
+    "": ("stored_", "read_"), " when the cache is read": ("read_",),
+    " when the cache is written": ("stored_",),
 }  # fmt: skip
 """Ends of sentences on a wrong index or zero point, with the prefixes of the steps that use it."""
 
@@ -103,7 +103,7 @@ def block_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes of writing and reading a cache with block scales.
 
     Args:
-        evaluation: The right graph.
+        evaluation: The graph to make mistakes in.
     """
     parts = block_parts(evaluation)
     if len(parts) != 2:
@@ -141,12 +141,12 @@ def _all_steps(blocks: int) -> Iterator[tuple[str, str, BlockSteps]]:
         yield "stale scales", says, BlockSteps(stale=bytes_of)
     yield from STEPS
     exchange = functools.partial(_swap_scales_and_zeros, blocks=blocks)
-    says = "the bytes of scales and zero points of {} are exchanged where they are read"
+    says = "the bytes of scales and zero points of {} are exchanged when the cache is read"
     yield "cache layout", says, BlockSteps(read_bytes=exchange)
     for name, reorder, restore in _orders(blocks):
         says = f"blocks of {{}} {name}"
         yield "block bounds", says, BlockSteps(ordered=reorder, unordered=restore)
-        yield "block bounds", f"{says} where they are written", BlockSteps(ordered=reorder)
+        yield "block bounds", f"{says} when the cache is written", BlockSteps(ordered=reorder)
 
 
 def _swap_scales_and_zeros(cache: Array, blocks: int) -> Array:

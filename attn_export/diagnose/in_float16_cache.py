@@ -34,7 +34,7 @@ class _CachePart:
     Attributes:
         new: The name of the new tokens before they are rounded, `[B, Hkv, L, D]`.
         scatter: The node that writes them.
-        widened: The names of the cache cast to the type of the layer, `[B, Hkv, S, D]`.
+        widened: The outputs of the Casts of the cache to the type of the layer, `[B, Hkv, S, D]`.
     """
 
     new: str
@@ -77,7 +77,7 @@ def float16_cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes in rounding and writing new keys, new values, and both.
 
     Args:
-        evaluation: The right graph.
+        evaluation: The graph to make mistakes in.
     """
     parts = _cache_parts(evaluation)
     groups = [("keys and values", parts)] if parts else []

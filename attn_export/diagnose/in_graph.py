@@ -33,14 +33,14 @@ COMPARISONS: Mapping[str, np.ufunc | None] = {
     "LessOrEqual": np.less_equal, "Less": np.less, "GreaterOrEqual": np.greater_equal,
     "Greater": np.greater, "Trilu": None,
 }  # fmt: skip
-"""Operators that compute a mask from positions, with their comparison."""
+"""Operators that compute a mask from positions, with their comparison; Trilu compares nothing."""
 
 
 def input_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
     """Yield the mistakes of reading masks, caches and positions, which are graph inputs.
 
     Args:
-        evaluation: The right graph.
+        evaluation: The graph to make mistakes in.
         values: The values of any case; their types and ranks tell what an input is.
     """
     for graph_input in evaluation.proto.graph.input:
@@ -65,15 +65,15 @@ def _mask_input_mistakes(name: str, ndim: int) -> Iterator[Mistake]:
     yield _changed("mask inverted", f"True means masked in {name}", name, _invert)
     for axis, unit in ((-4, "batch row"), (-3, "head"), (-2, "query")):
         if ndim >= -axis:
-            says = f"{unit} 0 of {name} is used for all of them"
+            says = f"{unit} 0 of {name} is used for every {unit}"
             change = functools.partial(_repeat_first, axis=axis)
             yield _changed(f"mask of one {unit}", says, name, change)
     for shift, direction in ((1, "late"), (-1, "early")):
         says = f"{name} is read one key too {direction}"
         yield _changed("mask shifted", says, name, functools.partial(np.roll, shift=shift, axis=-1))
-    says = f"of {name} only -inf counts, its other values are dropped"
+    says = f"only -inf in {name} is applied, other values are ignored"
     yield _changed("mask values dropped", says, name, _drop_finite_values)
-    says = f"the lowest number is taken for -inf in {name}"
+    says = f"the lowest finite number in {name} is treated as -inf"
     yield _changed("mask lowest is hidden", says, name, _hide_lowest)
 
 
@@ -85,8 +85,8 @@ def _cache_mistakes(name: str) -> Iterator[Mistake]:
 
 def _position_mistakes(name: str) -> Iterator[Mistake]:
     kind = "position offset"
-    yield _changed(kind, f"{name} counts +1", name, lambda positions: positions + 1)
-    yield _changed(kind, f"{name} counts -1", name, lambda positions: positions - 1)
+    yield _changed(kind, f"{name} is 1 too high", name, lambda positions: positions + 1)
+    yield _changed(kind, f"{name} is 1 too low", name, lambda positions: positions - 1)
     says = f"{name} is not read: positions start at 0"
     yield _changed(kind, says, name, lambda p: np.broadcast_to(np.arange(p.shape[-1]), p.shape))
 
@@ -123,7 +123,7 @@ def mask_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
     """Yield the mistakes of causal masks and windows that the graph computes from positions.
 
     Args:
-        evaluation: The graph, evaluated in float64.
+        evaluation: The graph to make mistakes in.
         values: All values of the graph, by name.
     """
     data_dependent = _data_dependent_values(evaluation)
@@ -177,7 +177,10 @@ def _shift_mask(
 
 
 def _shift_comparison(node: onnx.NodeProto, values: Values, shift: int) -> Array | None:
-    """Repeat a comparison of positions with all keys shifted left; None if it compares others."""
+    """Repeat a comparison of positions with each key position changed by `shift`.
+
+    Return None if the operands are not integer positions that change by 1 from key to key.
+    """
     compare = COMPARISONS[node.op_type]
     operands = [x for name in node.input if (x := values[name]) is not None]
     if compare is None or len(operands) != 2 or any(x.dtype.kind != "i" for x in operands):
@@ -195,7 +198,7 @@ def _shift_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | Non
     Args:
         visible: Whether query i sees key j, bool `[..., L, S]`.
         shift: The number of diagonals.
-        beyond: Visibility of keys further ahead of the query than any key of `visible`.
+        beyond: Whether keys further ahead of the query than any key of `visible` are visible.
 
     Returns:
         The shifted mask; None if the mask depends on more than j - i.
@@ -234,10 +237,10 @@ def _data_dependent_values(evaluation: Evaluation) -> set[str]:
 
 
 def precision_mistakes() -> Iterator[Mistake]:
-    """Yield the mistakes of rounding the operands of all products."""
+    """Yield the mistakes of rounding the operands of all matrix products to a narrower type."""
     for name, rounding in (
         ("bfloat16", round_to_bfloat16),
-        ("10 bits of precision, as TF32 and float16 have", _tf32),
+        ("10 mantissa bits, as TF32 and float16 have", _tf32),
     ):
         says = f"products are computed from operands in {name}"
         yield Mistake("low precision", says, "", rounding=_of_floats(rounding), share=ROUNDED)
@@ -274,7 +277,7 @@ def _of_floats(rounding: ArrayChange) -> ArrayChange:
 
 
 def _tf32(array: Array) -> Array:
-    """Round to 10 bits behind the point, half to even; the result is float64."""
+    """Round to 10 mantissa bits as TF32, half to even; the result is float64."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     is_odd = (bits >> np.uint32(13)) & np.uint32(1)
     rounded = (bits + np.uint32(0x0FFF) + is_odd) & np.uint32(0xFFFFE000)

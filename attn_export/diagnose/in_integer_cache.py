@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # -- steps of writing and reading a cache -------------------------------------------------------
 
-MIDDLE = 8
+NIBBLE_OFFSET = 8
 """The offset that makes integers of 4 bits unsigned, 0 to 15."""
 
 
@@ -46,7 +46,7 @@ class Steps:
         limits: Changes the least and the largest integer.
         written: Changes the new integers, `[B, Hkv, L, D]`.
         packed: Changes the new bytes, `[B, Hkv, L, D / 2]`.
-        kept: Changes the whole cache after it was written.
+        stored: Changes the whole cache after it was written.
         read: Changes the integers that are read, `[B, Hkv, S, D]`.
         unrounded: Whether new tokens are read as they were before quantisation.
     """
@@ -57,7 +57,7 @@ class Steps:
     limits: Callable[[int, int], tuple[int, int]] = lambda low, high: (low, high)
     written: ArrayChange = unchanged
     packed: ArrayChange = unchanged
-    kept: ArrayChange = unchanged
+    stored: ArrayChange = unchanged
     read: ArrayChange = unchanged
     unrounded: bool = False
 
@@ -82,7 +82,7 @@ class CachePart:
         """Return the cache and its dequantised values, computed with other steps.
 
         Args:
-            evaluation: The right graph.
+            evaluation: The graph to make mistakes in.
             steps: The steps.
             values: All values of the graph.
         """
@@ -96,7 +96,7 @@ class CachePart:
             new = np.clip(steps.written(rounded), low, high)
         new = new.astype(np.int64).astype(past.dtype)
         present = scatter_into_cache(self.scatter, evaluation, values, past, new)
-        present = steps.kept(present).astype(past.dtype)
+        present = steps.stored(present).astype(past.dtype)
         read = steps.read(_unpack(present) if is_packed else present.astype(np.float64))
         dequantised = read * steps.read_scale(self.scale)
         if steps.unrounded:
@@ -106,12 +106,12 @@ class CachePart:
 
 
 def _pack(q: Array) -> Array:
-    nibbles = q.astype(np.int64) + MIDDLE
+    nibbles = q.astype(np.int64) + NIBBLE_OFFSET
     return np.asarray((nibbles[..., ::2] + 16 * nibbles[..., 1::2]) % 256)
 
 
 def _unpack(stored: Array) -> Array:
-    return unpack_nibbles(stored).astype(np.float64) - MIDDLE
+    return unpack_nibbles(stored).astype(np.float64) - NIBBLE_OFFSET
 
 
 def cache_parts(evaluation: Evaluation) -> dict[str, CachePart]:
@@ -143,7 +143,7 @@ def _pair_channel_halves(x: Array) -> Array:
 
 
 def _flip_sign_bit(x: Array) -> Array:
-    return np.where(x < 0, x + MIDDLE, x - MIDDLE)
+    return np.where(x < 0, x + NIBBLE_OFFSET, x - NIBBLE_OFFSET)
 
 
 def _round_again(ratio: float) -> ArrayChange:
@@ -154,10 +154,10 @@ def _round_again(ratio: float) -> ArrayChange:
 def _zero_point_steps() -> Iterator[tuple[str, str, Steps]]:
     kind = "zero point"
     for by in (1, -1, -128):
-        says = f"the zero of {{}} is {by:+d}"
+        says = f"the zero point of {{}} is off by {by:+d}"
         write, read = functools.partial(np.add, by), functools.partial(np.add, -by)
-        yield kind, f"{says} where it is written", Steps(written=write)
-        yield kind, f"{says} where it is read", Steps(read=read)
+        yield kind, f"{says} when the cache is written", Steps(written=write)
+        yield kind, f"{says} when the cache is read", Steps(read=read)
         yield kind, says, Steps(written=write, read=read)
 
 
@@ -170,10 +170,10 @@ SCALES: Final[Mapping[str, ArrayChange]] = {
 """Wrong scales that any cache may have."""
 
 AXES: Final[Mapping[str, ArrayChange]] = {
-    "of the other axis": lambda s: s.transpose(2, 1, 0),
-    "those of the channel before": lambda s: np.roll(s, 1, -1),
+    "exchanged between heads and channels": lambda s: s.transpose(2, 1, 0),
+    "those of the previous channel": lambda s: np.roll(s, 1, -1),
     "those of the next channel": lambda s: np.roll(s, -1, -1),
-    "those of the head before": lambda s: np.roll(s, 1, 0),
+    "those of the previous head": lambda s: np.roll(s, 1, 0),
     "those of the next head": lambda s: np.roll(s, -1, 0),
     "those of the first head for all": lambda s: s * 0 + s[:1],
     "the largest for all channels": lambda s: s * 0 + s.max(),
@@ -184,12 +184,12 @@ OF_ANY_CACHE: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
     ("rounding", "{} are rounded down", {"rounds": np.floor}),
     ("rounding", "{} are rounded up", {"rounds": np.ceil}),
     ("rounding", "{} are rounded towards 0", {"rounds": np.trunc}),
-    ("rounding", "new {} are read as they were before they are rounded", {"unrounded": True}),
+    ("rounding", "new {} are used before quantisation", {"unrounded": True}),
     ("nibble order", "the two integers of a byte of {} are swapped",
      {"written": swap_neighbours(-1), "read": swap_neighbours(-1)}),
-    ("nibble order", "neighbouring channels of {} are swapped where they are written",
+    ("nibble order", "neighbouring channels of {} are swapped when the cache is written",
      {"written": swap_neighbours(-1)}),
-    ("nibble order", "neighbouring channels of {} are swapped where they are read",
+    ("nibble order", "neighbouring channels of {} are swapped when the cache is read",
      {"read": swap_neighbours(-1)}),
     ("cache layout", "a byte holds the first of two channels of {} twice",
      {"written": lambda q: q[..., ::2].repeat(2, -1)}),
@@ -210,9 +210,9 @@ STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
     ("clipped range", "{} are not clipped from above",
      Steps(limits=lambda low, h: (low, 2 * h + 1))),
     *(("quantised twice", f"{{}} are rounded once more, to {ratio} times the scale",
-       Steps(kept=_round_again(ratio))) for ratio in range(2, 17)),
+       Steps(stored=_round_again(ratio))) for ratio in range(2, 17)),
     ("signedness", "the sign of {} is lost", Steps(rounds=lambda x: np.rint(np.abs(x)))),
-    ("signedness", "the sign of {} is lost where they are read", Steps(read=np.abs)),
+    ("signedness", "the sign of {} is lost when the cache is read", Steps(read=np.abs)),
     ("signedness", "{} are read as two's complement", Steps(read=_flip_sign_bit)),
     ("cache layout", "lower halves of all bytes of {} are read before all upper ones",
      Steps(read=_permute_pairs(0, 1, 4, 2, 3))),
@@ -230,7 +230,7 @@ def cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes of writing and reading a cache of integers.
 
     Args:
-        evaluation: The right graph.
+        evaluation: The graph to make mistakes in.
     """
     parts = cache_parts(evaluation)
     if len(parts) != 2:
@@ -240,7 +240,7 @@ def cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     wrong_scales = [("cache scale", name, change) for name, change in SCALES.items()]
     if both[0].scale.ndim:
         wrong_scales += [("scale axis", name, change) for name, change in AXES.items()]
-    for where, fields in PLACES.items():
+    for where, fields in SCALE_USES.items():
         for kind, name, change in wrong_scales:
             steps = _steps_with(fields, change)
             for described, changed in choices.items():
@@ -254,28 +254,28 @@ def cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         yield _mistake(evaluation, both, kind, effect, [steps] * 2)
 
 
-PLACES: Final[Mapping[str, Sequence[str]]] = {
+SCALE_USES: Final[Mapping[str, Sequence[str]]] = {
     "": ("write_scale", "read_scale"),
-    " where they are read": ("read_scale",),
-    " where they are written": ("write_scale",),
+    " when the cache is read": ("read_scale",),
+    " when the cache is written": ("write_scale",),
 }
 """Ends of sentences on a wrong scale, with the steps that use the scale."""
 
 
-def stale_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
+def fitted_cache_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
     """Return functions from a factor to the mistake of scales that are wrong by this factor.
 
     Args:
-        evaluation: The right graph.
+        evaluation: The graph to make mistakes in.
     """
     parts = tuple(cache_parts(evaluation).values())
 
     def make(where: str, factor: float) -> Mistake:
-        steps = _steps_with(PLACES[where], lambda s: s * factor)
-        says = f"the scales of cached keys and values are stale: {factor:.4g} times the right ones"
-        return _mistake(evaluation, parts, "stale scales", says + where, [steps] * len(parts))
+        steps = _steps_with(SCALE_USES[where], lambda s: s * factor)
+        says = f"the scales of cached keys and values are {factor:.4g} times the right ones"
+        return _mistake(evaluation, parts, "cache scale", says + where, [steps] * len(parts))
 
-    return [functools.partial(make, where) for where in PLACES] if len(parts) == 2 else []
+    return [functools.partial(make, where) for where in SCALE_USES] if len(parts) == 2 else []
 
 
 def _steps_with(fields: Sequence[str], change: ArrayChange) -> Steps:

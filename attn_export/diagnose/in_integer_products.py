@@ -1,4 +1,4 @@
-"""Known mistakes in products of integers, of inputs rounded by DynamicQuantizeLinear."""
+"""Known mistakes in products of integers (DynamicQuantizeLinear, MatMulInteger)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _without_rounding(weight: StoredWeight, x: Array) -> Array:
     return x @ weight.dequantised
 
 
-def _element_before(weight: StoredWeight, x: Array) -> Array:
+def _previous_batch_element(weight: StoredWeight, x: Array) -> Array:
     return _Rounding()(weight, np.roll(x, 1, 0))
 
 
@@ -120,7 +120,7 @@ READINGS: Final[tuple[tuple[str, str, Multiply], ...]] = (
     (NOT_ROUNDED, "{} is not rounded to 8 bits", _without_rounding),
     (SCALE, "{} has a scale for each token, not one for all", _Rounding(axes=(-1,))),
     (SCALE, "{} has a scale for each batch element, not one for all", _Rounding(axes=(-2, -1))),
-    (SCALE, "{} has the scale of its largest magnitude", _Rounding(symmetric=True)),
+    (SCALE, "the range of {} is symmetric around 0", _Rounding(symmetric=True)),
     (SCALE, "the range of {} is divided by 127, not 255", _Rounding(levels=127)),
     (SCALE, "the range of {} is divided by 254, not 255", _Rounding(levels=254)),
     (SCALE, "the range of {} is divided by 256, not 255", _Rounding(levels=256)),
@@ -130,9 +130,9 @@ READINGS: Final[tuple[tuple[str, str, Multiply], ...]] = (
     (SCALE, "the scale of {} is rounded to bfloat16", _Rounding(scale=round_to_bfloat16)),
     (SCALE, "the scale of {} is rounded to float16",
      _Rounding(scale=lambda s: s.astype(np.float16).astype(np.float64))),
-    (SCALE, "the scale of {} is doubled where it is read", _Rounding(scale_read=lambda s: s * 2)),
-    (SCALE, "the scale of {} is halved where it is read", _Rounding(scale_read=lambda s: s / 2)),
-    (SCALE, "the scale of {} is rounded to bfloat16 where it is read",
+    (SCALE, "the scale of {} is doubled in dequantisation", _Rounding(scale_read=lambda s: s * 2)),
+    (SCALE, "the scale of {} is halved in dequantisation", _Rounding(scale_read=lambda s: s / 2)),
+    (SCALE, "the scale of {} is rounded to bfloat16 in dequantisation",
      _Rounding(scale_read=round_to_bfloat16)),
     (ZERO, "the zero point of {} is one too high", _Rounding(zero_shift=1)),
     (ZERO, "the zero point of {} is one too low", _Rounding(zero_shift=-1)),
@@ -157,7 +157,8 @@ READINGS: Final[tuple[tuple[str, str, Multiply], ...]] = (
     (INTEGERS, "{} has 4 bits", _Rounding(change_integers=lambda q: np.floor(q / 16) * 16)),
     (SUMS, "pairs of products of {} are added in 16 bits, which saturate",
      _Rounding(integer_product=_saturate_pairs)),
-    ("wrong batch element", "{} has the tokens of the batch element before", _element_before),
+    ("wrong batch element", "{} has the tokens of the previous batch element",
+     _previous_batch_element),
 )  # fmt: skip
 """Kind, effect and product of each mistake; ``{}`` stands for the input."""
 
@@ -169,7 +170,7 @@ def product_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     alone.
 
     Args:
-        evaluation: The right graph, with DynamicQuantizeLinear and MatMulInteger.
+        evaluation: The graph to make mistakes in, with DynamicQuantizeLinear and MatMulInteger.
     """
     products = list(_integer_products(evaluation))
     weight_readings = [
@@ -188,23 +189,23 @@ def wrong_input_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake
     """Return functions from a factor to the mistake of a scale that is wrong by this factor.
 
     Args:
-        evaluation: The right graph.
+        evaluation: The graph to make mistakes in.
     """
     products = list(_integer_products(evaluation))
 
-    def make(group: Sequence[_Product], read: bool, factor: float) -> Mistake:
+    def make(group: Sequence[_Product], on_dequantisation: bool, factor: float) -> Mistake:
         change = functools.partial(np.multiply, factor)
-        multiply = _Rounding(scale_read=change) if read else _Rounding(scale=change)
+        multiply = _Rounding(scale_read=change) if on_dequantisation else _Rounding(scale=change)
         says = f"the scale of {_input_name(group)} is {factor:.4g} times the right one"
         return Mistake(
-            SCALE, f"{says} where it is read" if read else says, group[0].node,
+            SCALE, f"{says} in dequantisation" if on_dequantisation else says, group[0].node,
             functools.partial(_multiply, evaluation, group, multiply),
         )  # fmt: skip
 
     return [
-        functools.partial(make, group, read)
+        functools.partial(make, group, on_dequantisation)
         for group in _groups(products)
-        for read in (False, True)
+        for on_dequantisation in (False, True)
     ]
 
 

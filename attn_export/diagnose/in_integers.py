@@ -36,7 +36,7 @@ class StoredWeight:
         q: The integers, `[in, out]`.
         s: The scales, `[blocks, out]`.
         z: The zero points, `[blocks, out]`.
-        bits: 4 or 8.
+        bits: 4 if no integer has a magnitude of 16 or more, else 8.
     """
 
     q: Array
@@ -62,18 +62,18 @@ def _change(
     return lambda weight: StoredWeight(q(weight.q), s(weight.s), z(weight.z), weight.bits)
 
 
-def _flip_sign(w: StoredWeight) -> StoredWeight:
+def _flip_signedness(w: StoredWeight) -> StoredWeight:
     half, span = 2 ** (w.bits - 1), 2**w.bits
     is_signed = w.q.min() < 0
     q = w.q % span if is_signed else (w.q + half) % span - half
     return dataclasses.replace(w, q=q)
 
 
-def _clip(share: float) -> WeightReading:
+def _clip(divisor: float) -> WeightReading:
     def read(w: StoredWeight) -> StoredWeight:
         low, high = w.q.min(), w.q.max()
-        cut = (high - low) // share
-        return dataclasses.replace(w, q=np.clip(w.q, low + cut, high - high // share - 1))
+        cut = (high - low) // divisor
+        return dataclasses.replace(w, q=np.clip(w.q, low + cut, high - high // divisor - 1))
 
     return read
 
@@ -130,13 +130,13 @@ READINGS: Final[tuple[tuple[str, str, WeightReading], ...]] = (
      _change(z=lambda z: np.roll(z, 1, -1))),
     (ZERO, "each output of {} has the zero point of the next",
      _change(z=lambda z: np.roll(z, -1, -1))),
-    (ZERO, "{} is read as if its zero were in the middle",
+    (ZERO, "the zero points of {} are taken to be the middle of the range",
      lambda w: dataclasses.replace(w, z=np.full_like(w.z, 2 ** (w.bits - 1)))),
     ("nibble order", "the two integers of each byte of {} are swapped",
      _change(q=swap_neighbours(-1))),
-    ("nibble order", "neighbouring inputs of {} are swapped, as two of a byte",
+    ("nibble order", "neighbouring inputs of {} are swapped, as if two shared a byte",
      _change(q=swap_neighbours(0))),
-    ("signedness", "the integers of {} are read with the other sign", _flip_sign),
+    ("signedness", "signed integers of {} are read as unsigned, or the reverse", _flip_signedness),
     ("weight transposed", "{} is transposed", _change(q=np.transpose)),
     ("clipped range", "the integers of {} are clipped to a smaller range", _clip(8)),
     ("rows left out", "the last row of {} is left out", _drop_last_row),
@@ -148,7 +148,7 @@ def weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes of reading each quantised weight.
 
     Args:
-        evaluation: The right graph, whose weights stand behind DequantizeLinear.
+        evaluation: The graph to make mistakes in, whose weights stand behind DequantizeLinear.
     """
     weights = stored_weights(evaluation)
     for node, weight in weights:
@@ -164,7 +164,7 @@ def weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     for node in evaluation.nodes:
         if node.op_type == "Gather" and node.input[1].endswith(ORDER):
             yield Mistake(
-                "input order", f"{node.input[1]} is ignored: inputs are read in their own order",
+                "input order", f"{node.input[1]} is ignored: inputs keep their own order",
                 node.name, skip_node(node),
             )  # fmt: skip
 
@@ -173,7 +173,7 @@ def fitted_weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield mistakes with a parameter: one output's scale, or the levels of a second rounding.
 
     Args:
-        evaluation: The right graph.
+        evaluation: The graph to make mistakes in.
     """
     for node, weight in stored_weights(evaluation):
         name = node.input[0]

@@ -22,14 +22,15 @@ GRAPHS_AGREE = 1e-9
 """The largest relative distance at which values of two graphs, both in float64, are equal."""
 
 MIN_TOLERANCE_EPS = 64
-"""The error that the output of a node may have in any case, in eps of float32."""
+"""The relative error up to which a node is never wrong, in eps of float32."""
 
 MAX_UNMATCHED = 4
-"""The most unmatched values before a wrong node for which the first of them is named instead."""
+"""If at most this many values before a wrong node do not agree, the first node that the right graph
+does not have is named in its place."""
 
 MIN_SHARED = 0.6
-"""The least share of values that right graphs must have, too. Below it the graph may compute the
-same outputs in another way."""
+"""The least share of values that must occur in right graphs, too. Below it the graph may compute
+the same outputs in another way."""
 
 MAX_FOREIGN_NAMES = 0.5
 """The largest share of value names that the right graph may lack. Above it another exporter chose
@@ -48,7 +49,7 @@ def first_difference(
         wrong_values: Its values in a case.
         right: The right graph.
         right_values: Its values in the same case.
-        lines: The line of the module that each node came from.
+        lines: The source line of the module for each node, by its name.
     """
     agreeing = {
         name
@@ -66,14 +67,14 @@ def first_difference(
 def first_value_in_no_right_graph(
     wrong: Evaluation, cases: Sequence[tuple[Values, Sequence[Values]]], lines: Lines
 ) -> Deviation | None:
-    """Return the first node with a value in no right graph; names are ignored.
+    """Return the first node whose value occurs in no right graph; names are ignored.
 
     Return None if there is none, or if the right graphs have too few of the values to tell.
 
     Args:
         wrong: The graph in question.
         cases: For each case its values, and those of the right graphs.
-        lines: The line of the module that each node came from.
+        lines: The source line of the module for each node, by its name.
     """
     compared = {
         name
@@ -94,14 +95,17 @@ def first_value_in_no_right_graph(
     for node in wrong.nodes:
         for name in node.output:
             if name in compared and name not in right:
-                says = "no right graph has such a value"
+                says = "this value occurs in no right graph"
                 line = lines.get(node.name, "")
                 return Deviation(node.name, node.op_type, name, line, np.inf, says)
     return None
 
 
 def _is_comparable(value: object) -> bool:
-    """Return whether a value is a floating or bool tensor. Sizes are equal in all graphs."""
+    """Return whether a value is a floating or bool tensor.
+
+    Integers are left out: sizes and positions are the same in every graph.
+    """
     return isinstance(value, np.ndarray) and value.dtype.kind in "fb"
 
 
@@ -158,7 +162,7 @@ def first_runtime_deviation(
         truth: Its values in float64.
         rounded: Its values in float64, each rounded to the graph's own type.
         actual: The runtime's values, by name.
-        lines: The line of the module that each node came from.
+        lines: The source line of the module for each node, by its name.
     """
     least = MIN_TOLERANCE_EPS * float(np.finfo(np.float32).eps)
     for node in evaluation.nodes:
@@ -242,7 +246,7 @@ def _differences(
     if initializers or twin is None:
         return initializers
     is_elsewhere = twin.name in {n.name for n in wrong.nodes}
-    return [NO_SUCH_NODE if is_elsewhere else f"{twin.op_type} should be there"]
+    return [NO_SUCH_NODE if is_elsewhere else f"it should be {twin.op_type}"]
 
 
 def _input_differences(node: onnx.NodeProto, twin: onnx.NodeProto) -> list[str]:
@@ -267,7 +271,7 @@ def _attribute_differences(node: onnx.NodeProto, twin: onnx.NodeProto | None) ->
         if value == twin_value:
             continue
         if isinstance(value, onnx.GraphProto) and isinstance(twin_value, onnx.GraphProto):
-            differences.append(f"its {name} is another one{_branch_difference(value, twin_value)}")
+            differences.append(f"its {name} differs{_branch_difference(value, twin_value)}")
         else:
             differences.append(
                 f"its {name} is {_format(value)}, and should be {_format(twin_value)}"
@@ -279,7 +283,7 @@ def _branch_difference(branch: onnx.GraphProto, right: onnx.GraphProto) -> str:
     """Describe the first difference between a subgraph and the right one."""
     for node, twin in zip(branch.node, right.node, strict=False):
         if node.op_type != twin.op_type:
-            return f": {twin.op_type} should be there in place of {node.op_type} {node.name}"
+            return f": {node.op_type} {node.name} should be {twin.op_type}"
         changed = [*_input_differences(node, twin), *_attribute_differences(node, twin)]
         if changed:
             return f": in {node.op_type} {node.name}, {'; '.join(changed)}"

@@ -26,7 +26,7 @@ from attn_export.diagnose.in_graph import (
     precision_mistakes,
     value_mistakes,
 )
-from attn_export.diagnose.in_integer_cache import cache_mistakes, stale_scales
+from attn_export.diagnose.in_integer_cache import cache_mistakes, fitted_cache_scales
 from attn_export.diagnose.in_integer_products import product_mistakes, wrong_input_scales
 from attn_export.diagnose.in_integers import fitted_weight_mistakes, weight_mistakes
 from attn_export.diagnose.mistake import Mistake
@@ -58,8 +58,8 @@ class Evidence:
 
     Attributes:
         inputs: The inputs by name.
-        values: All values of the right graph, in float64.
-        right: The outputs of the right graph, in float64.
+        values: All values of the graph without a mistake, in float64.
+        right: The outputs of the graph without a mistake, in float64.
         actual: The outputs to explain.
     """
 
@@ -90,9 +90,9 @@ def matches(
     """Return the mistakes that explain the actual outputs, the best first.
 
     Args:
-        evaluation: The right graph.
+        evaluation: The graph to make mistakes in.
         evidence: Failed cases, then some that passed. Mistakes are selected on the first.
-        late: Returns whether time is over.
+        late: Returns whether the time limit has passed.
     """
     first = evidence[:1]
     screened = list(_try(_all_mistakes(evaluation, evidence[0]), evaluation, first, late))
@@ -187,7 +187,7 @@ def _fitted_mistakes(
     """Yield mistakes in scales and softcaps that are wrong by a factor, each with its best one."""
     for make in (
         *wrong_scales_and_softcaps(evaluation),
-        *stale_scales(evaluation),
+        *fitted_cache_scales(evaluation),
         *wrong_input_scales(evaluation),
     ):
         if late():

@@ -30,12 +30,12 @@ EXACT, ROUNDED = 0.9, 0.3
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    """A known mistake, applied at one place of a right graph.
+    """A known mistake, made at one place of a graph: a right one, or one whose fault it cancels.
 
     Either `replaced` or `rounding` is set.
 
     Attributes:
-        kind: Its kind, in a word or two: ``"scale"``.
+        kind: The kind of the mistake, in a word or two: ``"scale"``.
         says: Its effect as a clause: ``"scores are multiplied by …"``.
         node: The name of the node, graph input or initialiser; "" if it applies everywhere.
         replaced: Returns the values that it changes.
@@ -57,9 +57,9 @@ class Mistake:
         """Return the outputs of the graph with the mistake, by name.
 
         Args:
-            evaluation: The right graph.
+            evaluation: The graph to make mistakes in.
             inputs: The inputs of a case, by name.
-            values: The values of the right graph for these inputs.
+            values: The values of the graph for these inputs, without the mistake.
         """
         if self.rounding is not None:
             return evaluation.outputs_of(evaluation.values(inputs, self.rounding))
@@ -73,9 +73,10 @@ def attention_step_mistake(
     """Return a mistake in the steps of an `Attention` node.
 
     Args:
-        evaluation: The right graph.
+        evaluation: The graph to make mistakes in.
         node: Its `Attention` node.
-        kind: The kind of the mistake, in a word or two.
+        kind: The kind of the mistake, in a word or two. One that ends in "precision" is a mistake
+            of rounding, which need not explain as much of the error.
         says: Its effect as a clause.
         changes: The changed steps, by name.
     """
@@ -137,7 +138,7 @@ def change_in_order(
     """Return values that a mistake changes, of which later ones depend on earlier ones.
 
     Args:
-        evaluation: The right graph.
+        evaluation: The graph to make mistakes in.
         changes: The changes, in the order of the graph.
         values: The values of the right graph.
         replacements: Values that are replaced before, by name.

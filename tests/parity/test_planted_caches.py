@@ -99,7 +99,7 @@ def test_a_cache_that_is_kept_wrongly_fails(kind: str, name: str, fault: Fault):
 UNNAMED = {"rounded from 0.1 on, not 0.5", "one scale of 64 stale", "quantised twice"}
 """Faults with a number of their own: no mistake that is known gives the same outputs."""
 CAUSES = {
-    "stale scales": "stale scales", "block": "block scale", "bounds": "block bounds",
+    "stale scales": "cache scale", "block": "block scale", "bounds": "block bounds",
     "bytes of": "cache layout", "mixing": "key rotation", "scale of the": "scale axis",
     "scale": "cache scale", "zero": "zero point", "quantised twice": "quantised twice",
     "rounded": "rounding",
