@@ -12,8 +12,8 @@ from attn_export.interruption import end_on_signal
 def main() -> None:
     """Run the command line and exit with its code."""
     end_on_signal()
-    # The process is short, and traversing the millions of objects of torch and the exporter takes
-    # a third of the time.
+    # Traversing the millions of objects of torch and the exporter takes a third of a build's time.
+    # Commands that run for long, such as `sweep`, leave their work to other processes.
     gc.disable()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -25,7 +25,7 @@ def main() -> None:
     code = run(sys.argv[1:])
     # Ctrl-C must not change the exit code from here on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.freeze()
+    gc.freeze()  # the interpreter's last collection need not traverse them either
     # If Ctrl-C raised KeyboardInterrupt within an exec() of a library (`jobs/explain_failures.py`
     # permits that), CPython sets a flag and would end the process by the signal, not with the code.
     # Another exec() clears the flag.

@@ -1,7 +1,7 @@
-"""Templates of programs and documents, into which only escaped values can be written.
+"""Templates of programs and documents, into which only require_escape values can be written.
 
-Names, paths and numbers may come from untrusted files. Each language has one function that escapes
-values for it. Writing a text without one of these is an error.
+Names, paths and numbers may come from untrusted files. Each kind of place, such as a C
+string or a cell of Markdown, has one filter in `ESCAPES`. Writing a text without one is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 PLAIN_CODE = re.compile(r"[\w./+ ,\[\]()-]+", re.ASCII)
-"""A regular expression of texts that need no escape in a code span of Markdown, even in tables."""
+"""A pattern of texts that need no escape in a code span of Markdown, even in a table."""
 
 
 def render(template: Path, context: Mapping[str, Any]) -> str:
@@ -31,7 +31,7 @@ def render(template: Path, context: Mapping[str, Any]) -> str:
     import jinja2
     from markupsafe import Markup
 
-    def escaped(value: object) -> object:
+    def require_escape(value: object) -> object:
         # Filters and macros return Markup. Integers are written alike in all languages.
         if isinstance(value, Markup) or type(value) is int:
             return value
@@ -46,7 +46,7 @@ def render(template: Path, context: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=True,
-        finalize=escaped,
+        finalize=require_escape,
     )
     environment.filters |= {name: marked(escape) for name, escape in ESCAPES.items()}
     return environment.from_string(template.read_text(encoding="utf-8")).render(context)

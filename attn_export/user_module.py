@@ -50,7 +50,8 @@ def load_subject(reference: str) -> Subject:
 
 def _run(path: Path) -> ModuleType:
     """Run a file as a module, which may import other files of its folder."""
-    # The module has a special name, and its folder is last in the path: it may be called json.py.
+    # Under its own name, a file called json.py would replace a standard module. So its name has a
+    # prefix, and its folder is last in the path.
     name = f"attn_export_user_module_{path.stem}"
     loader = _SourceLoader(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)

@@ -1,4 +1,4 @@
-"""Attention in plain PyTorch: one class for MHA, MQA, GQA and MLA."""
+"""Attention in plain PyTorch: one class, `Attention`, for MHA, MQA, GQA and MLA."""
 
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.module import Attention

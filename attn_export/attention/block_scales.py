@@ -4,9 +4,9 @@ A block is up to 32 neighbouring channels of a head. Its scale is computed from 
 that no calibration is needed and a large token does not reduce the precision of others. Scales and
 zero points are stored as bytes after the channels of the token, so the cache is a single array.
 
-Before that, keys and queries are multiplied by the same Hadamard matrix, which does not change
-scores. It spreads a channel that is much larger than others over all channels; otherwise that
-channel would reduce the precision of its block.
+Before that, keys and queries are multiplied by the same orthogonal (Hadamard) matrix, which does
+not change scores. It spreads a channel that is much larger than others over all channels; otherwise
+that channel would reduce the precision of its block.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ LEAST_EXPONENT = -24
 """The base-2 logarithm of the least scale."""
 
 WIDTH = 15.5
-"""The largest range of a block, in scales. Integers are 0 to 15: clipping some values by half a
-step loses less than a larger step."""
+"""The largest range of a block, as a multiple of its scale. Integers are 0 to 15: clipping some
+values by half a step loses less than a larger step."""
 
 LEAST_RANGE = 1 / 8
 """The least range of a block, as a share of the magnitude of its least value, so that its zero
 point fits into a byte."""
 
 LEAST_ZERO, LARGEST_ZERO = -128, 127
-"""The least and the largest zero point, in scales. A byte holds a zero point minus the least."""
+"""The least and the largest zero point, an integer. A byte holds a zero point minus the least."""
 
 LARGEST = 15
 """The largest integer of 4 bits."""
@@ -123,7 +123,7 @@ class BlockScales(nn.Module):
             value: The values, `[B, Hkv, L, Dv]`.
 
         Returns:
-            Both as uint8 `[B, Hkv, L, D / 2 + 2 n]` for n blocks of D channels: the channels, see
+            Both as uint8 `[B, Hkv, L, D / 2 + 2 n]` (Dv for values) for n blocks: the channels, see
             `join_halves`, then the index of the scale of each block, then its zero point.
         """
         return self._to_bytes(key), self._to_bytes(value)

@@ -23,8 +23,8 @@ CLIPPED = frozenset({"int4"})
 """Types whose scales clip the largest values: with few steps, smaller steps reduce the error."""
 
 STEPS, PER_OCTAVE = 31, 6
-"""The number of scales to try, and the number of them from one to half of it: the last is 1/32 of
-the first."""
+"""The number of candidate scales, and the number of them in a halving: the last is 1/32 of the
+first."""
 
 Batch = Mapping[str, Tensor]
 """Inputs of tokens, by name."""
@@ -37,7 +37,7 @@ class _Stop(Exception):  # noqa: N818 - no error
 def new_keys_and_values(module: Attention, inputs: Mapping[str, Tensor]) -> Pair:
     """Return new keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]` as they are before rounding.
 
-    The run of the module ends there.
+    The run of the module ends there, by an exception in a hook.
 
     Args:
         module: The module; its cache has another type than the layer.
@@ -82,22 +82,22 @@ class _Zeros(nn.Module):
 
 
 def scale_notes(spec: AttentionSpec) -> tuple[str, ...]:
-    """Return a note for the reader if scales were calibrated on random tokens."""
+    """Return a note for the report if scales were calibrated on random tokens."""
     random = spec.kv_scale != BY_BLOCK and spec.kv_scales_from == SEED
     if spec.kv_dtype not in KV_RANGES or not random:
         return ()
     return (
         f"the scales of the {spec.kv_dtype} cache are {scale_rule(spec)} of {BATCH * TOKENS} "
-        "random tokens, from a seed; larger ones are clipped: your own tokens may need other "
+        "random tokens, from a seed; larger values are clipped: your own tokens may need other "
         "scales",
     )
 
 
 def scale_rule(spec: AttentionSpec) -> str:
-    """Return the first words of a sentence on how scales are computed from keys and values."""
+    """Return the rule by which scales are computed from keys and values, as part of a sentence."""
     if spec.kv_dtype in CLIPPED:
         return "those of the least squared error of the keys and values"
-    return "the largest keys and values"
+    return "those that just fit the largest keys and values"
 
 
 def calibrate_cache(module: Attention, batches: Iterable[Batch] = ()) -> Attention:
@@ -132,19 +132,19 @@ def calibrate_cache(module: Attention, batches: Iterable[Batch] = ()) -> Attenti
 
 
 def _least_error_scale(
-    x: Tensor, largest: Tensor, axes: tuple[int, ...], limits: tuple[int, int]
+    x: Tensor, unclipped: Tensor, axes: tuple[int, ...], limits: tuple[int, int]
 ) -> Tensor:
     """Return the scales of the least squared error.
 
     Args:
         x: Keys or values, `[N, Hkv, D]`.
-        largest: The scales that clip nothing: a scalar, or `[Hkv, D]`.
+        unclipped: The scales that clip nothing: a scalar, or `[Hkv, D]`.
         axes: The axes of `x` that share a scale.
         limits: The least and the largest integer.
     """
-    best, least = largest, torch.full_like(largest, torch.inf)
+    best, least = unclipped, torch.full_like(unclipped, torch.inf)
     for step in range(STEPS):
-        scale = largest * 2 ** (-step / PER_OCTAVE)
+        scale = unclipped * 2 ** (-step / PER_OCTAVE)
         error = ((x / scale).round().clamp(*limits) * scale - x).square().sum(axes)
         best, least = torch.where(error < least, scale, best), error.minimum(least)
     return best

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from attn_export.attention.quantised_cache import Pair, Quotients
 
 DIGITS = 11
-"""The number of binary digits of a normal float16 number."""
+"""The bits of the significand of a normal float16 number, with the implicit one."""
 
 LEAST_STEP = 2.0**-24
 """The difference between neighbouring subnormal float16 numbers."""
 
 
 def float16_steps(x: Tensor) -> Tensor:
-    """Return the spacing of float16 numbers around each value; infinity if it is not finite.
+    """Return the spacing of float16 numbers around each value; infinity if a value is not finite.
 
     Args:
         x: A floating point tensor of any shape.
@@ -51,7 +51,7 @@ def round_to_float16(x: Tensor) -> Tensor:
 class Float16Cache(nn.Module):
     """Rounding of keys and values to float16, without scales.
 
-    Values beyond 65504 become infinite, as in a layer in float16.
+    Values that round to more than 65504, from 65520 on, become infinite, as in a layer in float16.
     """
 
     def forward(self, key: Tensor, value: Tensor) -> Pair:

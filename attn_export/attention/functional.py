@@ -1,4 +1,4 @@
-"""Functions of attention without projections: masks, the operator, a cache in place.
+"""Functions of attention without projections: masks, scaled dot-product attention, caches in place.
 
 Legend: B batch, H query heads, Hkv key/value heads, L query length, S key length
 (past included), P past length, D head width, Dv value head width.
@@ -168,8 +168,9 @@ def scaled_dot_product_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute softmax(scale * Q K^T + mask) V (Vaswani et al. 2017, eq. 1), with softcap and sinks.
 
-    Query head h attends to key/value head ``h // (H // Hkv)``. For a query that may attend to no
-    key, the result and the weights are 0.
+    Query head h attends to key/value head ``h // (H // Hkv)``. Unlike in PyTorch's function of this
+    name, `causal` is aligned to the last key, and for a query that may attend to no key the result
+    and the weights are 0.
 
     Args:
         query: `[B, H, L, D]`.

@@ -13,7 +13,7 @@ from attn_export.spec import AttentionSpec
 
 
 class LatentProjections(nn.Module):
-    """The projections of MLA; those of the latent are applied to queries and to the result.
+    """Projections of MLA, with those from the latent absorbed into queries and outputs.
 
     The key of head h is ``key_up[h] @ latent`` and its value ``value_up[h] @ latent``, where the
     latent `[C]` of a token is the same for all heads. A score is therefore the product of the
@@ -56,12 +56,12 @@ class LatentProjections(nn.Module):
         C, R = self.spec.kv_latent_dim, self.spec.rotary_dim
         q = self.q_up(self.q_norm(self.q_down(x)) if self.spec.q_latent_dim else x)
         q = q.unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)  # [B, H, L, D]
-        plain, turned = q.split((self.spec.head_dim - R, R), dim=-1)
+        plain, rotated = q.split((self.spec.head_dim - R, R), dim=-1)
         latent, k = self.kv_down(x).unsqueeze(1).split((C, R), dim=-1)
-        return torch.cat([turned, plain @ self.key_up], dim=-1), k, self.kv_norm(latent)
+        return torch.cat([rotated, plain @ self.key_up], dim=-1), k, self.kv_norm(latent)
 
     def values(self, attended: Tensor) -> Tensor:
-        """Project weighted means of latents `[B, H, L, C]` to values `[B, H, L, Dv]`."""
+        """Project weighted means of latents `[B, H, L, C]` to outputs of heads `[B, H, L, Dv]`."""
         return attended @ self.value_up.transpose(1, 2)
 
 

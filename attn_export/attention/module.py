@@ -1,4 +1,8 @@
-"""`Attention` module in plain PyTorch: projections, heads and cache."""
+"""`Attention` module in plain PyTorch: projections, heads and cache.
+
+Legend: B batch, H query heads, Hkv key/value heads, L query length, S key length (past included),
+P past length, E model width, D head width, Dv value head width.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ class Attention(nn.Module):
 
     Attributes:
         integers: The integers and scales of quantised weights, by name. The parameters of these
-            names are their products.
+            names hold the dequantised values.
         float_weights: The same weights before quantisation.
     """
 
@@ -91,7 +95,7 @@ class Attention(nn.Module):
 
         Args:
             module: PyTorch's module. The result has copies of its weights, and its mode, dtype and
-                device.
+                device. The `dtype` of the spec stays float32.
             fields: Fields of the spec that the module does not have: `attn_mask`, `causal`,
                 `attn_weights`, `cross` (derived if `kdim` or `vdim` is not E).
 
@@ -123,18 +127,20 @@ class Attention(nn.Module):
             key: `[B, S, kdim]`, for cross-attention only; otherwise the query is the key.
             value: `[B, S, vdim]`, for cross-attention only.
             attn_mask: A mask of the type and shape in the spec. Bool: True = may attend.
-                Float: added; -inf = may not attend, other values are clamped to >= -1e30.
+                Float: added; -inf = may not attend, other values are clamped to at least -1e30, or
+                -6e4 in float16.
             past_key: `[B, Hkv, P, D]`, with a cache; P may be 0. `[B, Hkv, S, D]` if the cache is
-                written in place: S is its capacity, and unused elements must be finite. With a
-                latent, the last axis has R elements. With `kv_dtype` it is as stored.
+                written in place: S is its capacity, and unused elements must be finite. With
+                `kv_latent_dim`, the last axis has `rotary_dim` elements. With `kv_dtype`, the cache
+                is as stored, see `CacheScales` and `BlockScales`.
             past_value: `[B, Hkv, P, Dv]`, or `[B, Hkv, S, Dv]` if the cache is written in place.
-                With a latent, the last axis has C elements.
+                With `kv_latent_dim`, the last axis has as many elements.
             past_length: The number of past keys of each batch element, int64 `[B]`, at most S - L,
                 if the cache is written in place.
             position_ids: The position of every query, int64 `[B, L]`, if the spec has them.
 
         Returns:
-            `output [B, L, E]`. If the spec has a cache or weights, a tuple: the output, then
+            `output [B, L, E]`. If the spec has a cache or `attn_weights`, a tuple: the output, then
             `present_key [B, Hkv, S, D]` and `present_value [B, Hkv, S, Dv]`, then
             `attn_weights [B, H, L, S]`, with added keys in S. Inputs are not changed.
 
@@ -164,6 +170,7 @@ class Attention(nn.Module):
         return (output, *others) if others else output
 
     def _mix(self, x: Tensor) -> Tensor:
+        """Multiply queries or keys by the Hadamard matrix of a cache with block scales."""
         return x if self.kv_scales is None else self.kv_scales.mix(x)
 
     def _project(
@@ -200,7 +207,7 @@ class Attention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, past: Past,
         past_length: Tensor | None,
     ) -> list[Tensor]:  # fmt: skip
-        """Compute the same as `_attend` with one ONNX `Attention` node."""
+        """Compute the same as `_attend` with one ONNX `Attention` node, behind the cache."""
         options: dict[str, Any] = {"scale": self.spec.softmax_scale, "softcap": self.spec.softcap}
         plain = self.sinks is None and self.added_keys is None and self.latent is None
         cache: tuple[Tensor, ...] = ()

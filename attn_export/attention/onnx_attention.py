@@ -2,9 +2,9 @@
 
 The canonical graph has one ai.onnx `Attention` node for each module, opset 23:
 https://onnx.ai/onnx/operators/onnx__Attention.html. A cache that is written in place requires
-opset 24: https://onnx.ai/onnx/operators/onnx__TensorScatter.html. Without this file the exporter
-would decompose `scaled_dot_product_attention`, and with it the cache and the causal mask. The
-graphs of all dialects are rewrites of the node.
+opset 24: https://onnx.ai/onnx/operators/onnx__TensorScatter.html. Otherwise the exporter
+would decompose `scaled_dot_product_attention` together with the cache and the causal mask. All
+dialects are rewritten from this graph.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ valid keys of each batch element."""
 SOFTMAX_OUTPUT = 3
 """The `qk_matmul_output_mode` of `Attention` in which the fourth output is the softmax."""
 
-_EXPORTING: ContextVar[bool] = ContextVar("attn_export_canonical", default=False)
+_EXPORTING: ContextVar[bool] = ContextVar("attn_export_emitting", default=False)
 
 
 @contextmanager

@@ -25,7 +25,8 @@ def quantise_module(
     Args:
         module: The module, changed in place.
         stored: The integers of its weights, by name, if a checkpoint holds integers. The weights
-            are then taken as they are, and nothing is known of them before their quantisation.
+            already have the values of these integers. The values before quantisation are not
+            known, so `float_weights` stays empty.
 
     Returns:
         The module.
@@ -38,26 +39,26 @@ def quantise_module(
         module.integers = stored
         return calibrate_cache(module)
     integers: dict[str, QuantisedWeight] = {}
-    before: dict[str, torch.Tensor] = {}
+    originals: dict[str, torch.Tensor] = {}
     for name, dtype in spec.quantised_weights.items():
         weight = module.get_parameter(name)
-        before[name] = weight.detach().clone()
+        originals[name] = weight.detach().clone()
         try:
             # The weight of a linear layer is [out, in].
             integers[name] = quantise(
-                before[name].numpy().T, dtype, spec.block_size,
+                originals[name].numpy().T, dtype, spec.block_size,
                 symmetric=spec.scheme == "symmetric",
             )  # fmt: skip
         except ValueError as error:
             raise WeightsError(f"the weight {name} cannot be quantised: {error}") from error
         with torch.no_grad():
             weight.copy_(torch.from_numpy(integers[name].dequantised().T))
-    module.integers, module.float_weights = integers, before
+    module.integers, module.float_weights = integers, originals
     return calibrate_cache(module)
 
 
 def quantisation_notes(spec: AttentionSpec) -> tuple[str, ...]:
-    """Return notes for the reader on the scales of the cache and of activations."""
+    """Return notes for the report on the scales of the cache and of activations."""
     return (*scale_notes(spec), *activation_notes(spec))
 
 
@@ -73,14 +74,14 @@ def unquantise(module: Attention, *, keep_cache: bool = False) -> Attention:
     )
     if not keep_cache:
         spec = dataclasses.replace(spec, **FLOAT_CACHE)
-    before = Attention(spec).eval()
+    unquantised = Attention(spec).eval()
     state = {**module.state_dict(), **module.float_weights}
-    before.load_state_dict({name: state[name] for name in before.state_dict()})
-    return before
+    unquantised.load_state_dict({name: state[name] for name in unquantised.state_dict()})
+    return unquantised
 
 
 def read_cache(module: Attention, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return inputs with a quantised past converted to float32.
+    """Return inputs with a quantised past dequantised to float32.
 
     Args:
         module: The module.

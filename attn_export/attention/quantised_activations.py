@@ -64,7 +64,7 @@ class DynamicInt8(QuantisedActivations):
 
 
 class DynamicInt8PerBlock(QuantisedActivations):
-    """Rounding as by ONNX Runtime's MatMulNBits of its input at `accuracy_level` 4.
+    """Rounding of the input as in ONNX Runtime's MatMulNBits with `accuracy_level` 4.
 
     The scale of each block of consecutive elements of a token is its largest magnitude divided by
     127; there are no zero points. ONNX does not define this. It was measured on ONNX Runtime 1.31.1
@@ -104,16 +104,17 @@ def make_activation_rounding(spec: AttentionSpec) -> QuantisedActivations:
 
 
 def activation_notes(spec: AttentionSpec) -> tuple[str, ...]:
-    """Return notes for the reader on the scales of activations, if they are quantised."""
+    """Return notes for the report on the scales of activations, if they are quantised."""
     if spec.activations == "none":
         return ()
     if spec.activations == PER_BLOCK:
         return (
             "activations have a scale for each block of a token; in the dialect ort MatMulNBits "
-            "finds it: it leaves out an element that is NaN, and on ARM needs the session "
-            "configuration mlas.disable_kleidiai = 1",
+            "computes it: it ignores NaN, and on ARM it needs the session option "
+            "mlas.disable_kleidiai = 1",
         )
     return (
-        "activations have one scale for all tokens of a run: a token that is not finite spoils all "
-        "others, and a decode in steps gives other numbers than one run: no case is either",
+        "activations have one scale for all tokens of a run: one token with NaN or infinity "
+        "makes all others wrong, and decoding in steps gives other numbers than one run; no case "
+        "has either",
     )

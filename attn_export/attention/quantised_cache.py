@@ -22,7 +22,7 @@ Past = tuple[Tensor | None, Tensor | None]
 
 @dataclasses.dataclass(frozen=True)
 class Quotients:
-    """Numbers that a cache rounds to integers, before rounding.
+    """Keys or values in steps of a cache, before they are rounded to whole steps.
 
     Attributes:
         values: The numbers, `[B, Hkv, L, N]`.
@@ -39,7 +39,7 @@ class Quotients:
 
 
 MIDDLE = 8
-"""The number that is added to a signed integer of 4 bits to make it 0 to 15."""
+"""The nibble that represents 0: it is added to a signed integer of 4 bits to make it 0 to 15."""
 
 
 def pack(x: Tensor) -> Tensor:
@@ -67,10 +67,10 @@ def join_halves(halves: Tensor) -> Tensor:
 
 
 def byte_halves(middle: int = MIDDLE) -> Tensor:
-    """Return the two integers that each byte holds, float32 `[256, 2]`.
+    """Return the two 4-bit integers that each byte holds, float32 `[256, 2]`.
 
     Args:
-        middle: The value of half a byte that represents 0.
+        middle: The nibble that represents 0.
     """
     byte = torch.arange(256)
     return (torch.stack([byte & 15, byte >> 4], dim=-1) - middle).float()
@@ -88,7 +88,7 @@ class CacheScales(nn.Module):
         low: The least integer.
         high: The largest integer.
         halves: The two integers that each byte holds, `[256, 2]`; None if a byte holds one. A
-            table is faster than shifts, and every runtime has the operator.
+            table is faster than shifts, and every runtime has Gather.
     """
 
     k_scale: Tensor
@@ -145,7 +145,7 @@ class CacheScales(nn.Module):
         return x
 
     def step_sizes(self, key: Tensor, value: Tensor) -> Pair:  # noqa: ARG002 (one for all)
-        """Return the values of a step of 1 in the integers; they broadcast to keys and values.
+        """Return the scales, the steps between integers; they broadcast to keys and values.
 
         Args:
             key: `[B, Hkv, L, D]`.
@@ -174,7 +174,7 @@ class CacheScales(nn.Module):
 
 
 class CacheRounding(Protocol):
-    """Conversion of keys and values to the type of a cache, and back."""
+    """Conversion of keys and values to the type of a cache, and back, for `append_to_past`."""
 
     def __call__(self, key: Tensor, value: Tensor) -> Pair:
         """Return new keys and values in the type of the cache."""
@@ -216,7 +216,7 @@ def append_to_past(
     """Append new keys and values to a cache, in its type.
 
     Args:
-        rounding: The rounding of a cache in another type than the layer; None for no rounding.
+        rounding: The conversion to the type of the cache; None if that is the layer's type.
         past: The caches of keys and of values.
         new: New keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`.
         past_length: The number of past keys of each batch element, int64 `[B]`, if the cache is

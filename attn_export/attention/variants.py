@@ -1,6 +1,6 @@
 """Functions that build MHA, MQA and GQA, and an `Attention` with seeded weights.
 
-The functions have the names of the classes in papers and in PyTorch. They differ in the number of
+The functions have the names that papers use. They differ in the number of
 key/value heads: H, 1, or one that the caller gives.
 """
 
@@ -19,8 +19,8 @@ def MultiHeadAttention(embed_dim: int, num_heads: int, **options: Any) -> Attent
     """Return an `Attention` in which every query head has its own key/value head.
 
     Args:
-        embed_dim: E.
-        num_heads: H.
+        embed_dim: The model width E.
+        num_heads: The number of query heads H.
         options: Further fields of `AttentionSpec`.
 
     Raises:
@@ -33,8 +33,8 @@ def MultiQueryAttention(embed_dim: int, num_heads: int, **options: Any) -> Atten
     """Return an `Attention` in which all query heads share one key/value head (Shazeer 2019).
 
     Args:
-        embed_dim: E.
-        num_heads: H.
+        embed_dim: The model width E.
+        num_heads: The number of query heads H.
         options: Further fields of `AttentionSpec`.
 
     Raises:
@@ -48,12 +48,12 @@ def MultiQueryAttention(embed_dim: int, num_heads: int, **options: Any) -> Atten
 def GroupedQueryAttention(  # noqa: N802
     embed_dim: int, num_heads: int, num_kv_heads: int, **options: Any
 ) -> Attention:
-    """Return an `Attention` whose blocks of query heads share a KV head (Ainslie et al. 2023).
+    """Return an `Attention` in which H / Hkv query heads share a KV head (Ainslie et al. 2023).
 
     Args:
-        embed_dim: E.
-        num_heads: H.
-        num_kv_heads: Hkv, a divisor of H.
+        embed_dim: The model width E.
+        num_heads: The number of query heads H.
+        num_kv_heads: The number of key/value heads Hkv, a divisor of H.
         options: Further fields of `AttentionSpec`.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Measurement of candidates that do the same work, in one interleaved run."""
+"""Benchmarks: our graphs, peers and rooflines (candidates), measured in turns on the same work."""

@@ -22,13 +22,13 @@ from attn_export.spec import AttentionSpec, Input
 from attn_export.spec.low_precision import FLOAT_CACHE
 
 RUNTIME = "ort-cpu"
-NO_SPEC = "the bundle has no spec.toml: its module is not known here"
+NO_SPEC = "the bundle has no spec.toml, so its PyTorch module is not known"
 ALONE_FROM = 1 << 30
 """Size of the attention scores, in bytes, from which a candidate's process is started anew for
 each of its turns, because a graph that stores its scores would fill the memory."""
 
 STATIC, BARE = "torch static cache", "bare export, ORT"
-"""Names of two peers in every workload."""
+"""Names of two peers: PyTorch with a static cache (for decodes only), and the exporter's graph."""
 
 
 def torch_peers(
@@ -146,7 +146,7 @@ class BundleCandidates:
 
 
 def _peer_spec(spec: AttentionSpec) -> AttentionSpec:
-    """Return a spec as PyTorch can run it: no quantised values, and a cache that is appended to.
+    """Return a spec as PyTorch can run it: no quantised cache or activations, an appending cache.
 
     A candidate with a static cache makes that cache itself.
     """

@@ -1,6 +1,6 @@
 """Interleaved measurement of candidates, each of which runs in a process of its own.
 
-Candidates take turns, several rounds over, so that a disturbance of the machine affects all.
+Candidates take turns for several rounds, so that a disturbance of the machine affects all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Process of one candidate: `python -m attn_export.bench.candidate_worker KIND MIB THREADS`.
 
-It reads jobs from stdin and writes events to stdout, as one JSON object per line. The job
-`prepare` makes the candidate, runs it twice and is answered by `prepared`; the job `run` is
-answered by `times`. After an error the process sends `failed` and ends.
+MIB limits the memory of the process. It reads jobs from stdin and writes events to stdout, as one
+JSON object per line. The job `prepare` makes the candidate, runs it twice and is answered by
+`prepared`; the job `run` is answered by `times`. After an error the process sends `failed` and
+ends.
 """
 
 from __future__ import annotations

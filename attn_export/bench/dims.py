@@ -21,7 +21,7 @@ class Dims:
     Attributes:
         batch: B.
         query_len: L, the number of new tokens.
-        key_len: S, the number of keys, the past included. More than L: there is a cache.
+        key_len: S, the number of keys, the past included. If it is larger than L, there is a cache.
         num_heads: H.
         num_kv_heads: Hkv.
         head_dim: D.
@@ -45,7 +45,7 @@ class Dims:
 
     @property
     def work(self) -> Work:
-        """The work of one run: two matrix products per query and key, and the projections."""
+        """The work of one run: the products of each query-key pair, and the projections."""
         B, L, S = self.batch, self.query_len, self.key_len
         pairs = L * self.past_len + L * (L + 1) / 2 if self.causal else L * S
         weights = self.embed_dim * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)

@@ -1,4 +1,4 @@
-"""Feeds: shapes, types and values of the arrays that all candidates of a workload get alike."""
+"""Feeds: shapes, types and values of the arrays, the same for all candidates of a workload."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attn_export.runtimes.protocol import Facts
 from attn_export.spec import Input, Shape
 from attn_export.tensorfile import numpy_dtype
 
-# -- arrays for all candidates alike ------------------------------------------------------------
+# -- the same arrays for all candidates ---------------------------------------------------------
 
 
 ALIGNMENT = 64
@@ -88,7 +88,7 @@ def feeds_of(inputs: Mapping[str, Input], sizes: Sizes) -> dict[str, Feed]:
     """Return the feed of each input.
 
     Masks let every query attend to every key. `past_length` and all positions equal the length
-    of the past. Inputs of floating point are random; other integers are 0.
+    of the past. Floating-point inputs are random; other integers are 0.
 
     Args:
         inputs: Shapes and types of the inputs, by name.

@@ -189,7 +189,7 @@ class BenchReport:
         name: The name of the bundle or the benchmark.
         workloads: The workloads.
         threads: The number of threads for computing in every candidate's process.
-        rounds: The number of turns of each candidate.
+        rounds: The number of times that each candidate was measured.
         environment: Versions of packages, and facts about the machine.
     """
 

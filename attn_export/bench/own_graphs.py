@@ -1,6 +1,6 @@
 """Candidates that run an ONNX graph in ONNX Runtime or OpenVINO.
 
-Graphs that need torch to be made are written by a process of their own.
+Graphs whose export needs torch are written by a separate process.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def make_in_ort(options: Mapping[str, Any], threads: int) -> Prepared:
             ``layouts``, for some names the permutation of the feed's axes that the graph expects;
             ``bound``, for some outputs the input into whose memory they are written;
             ``export``, see `ensure_graph_file`.
-        threads: Threads for computing. They spin within a run, as by default.
+        threads: Threads for computing. Idle threads spin within a run, as by default.
 
     Returns:
         The graph, ready to run. A run returns the bound arrays, by name.

@@ -1,7 +1,9 @@
-"""Program that exports a graph: `python -m attn_export.bench.peers_export JOB FILE`.
+"""Program that exports a graph, or times a lowering: `python -m … bench.peers_export JOB FILE`.
 
-JOB is a JSON object. "Bare" graphs are the unchanged results of `torch.onnx.export(dynamo=True)`
-with default options.
+JOB is a JSON object. Its ``what`` is ``"bare"`` (with ``dims``), ``"bare spec"`` or ``"canonical"``
+(with ``spec``), which write an ONNX file, or ``"times"`` (with ``spec``, ``dialect`` and
+``rounds``), which writes JSON. "Bare" graphs are the unchanged results of
+`torch.onnx.export(dynamo=True)` with default options.
 """
 
 from __future__ import annotations
@@ -87,15 +89,15 @@ def canonical(spec: AttentionSpec, file: Path) -> None:
 def dialect_times(spec: AttentionSpec, dialect: str, rounds: int) -> dict[str, list[float]]:
     """Measure the lowering to a dialect and, for comparison, a `torch.onnx.export`.
 
-    The two alternate. The first run of each is not counted.
-
-    Returns:
-        Seconds of every run, for ``"lower"`` and for ``"torch.onnx.export"``.
+    Lowering and export alternate. The first run of each is not counted.
 
     Args:
         spec: The layer to export.
         dialect: The dialect to lower to.
         rounds: The number of measurements of each.
+
+    Returns:
+        Seconds of every run, for ``"lower"`` and for ``"torch.onnx.export"``.
     """
     from attn_export.export.export import export
     from attn_export.export.subject import Subject

@@ -1,4 +1,4 @@
-"""Plain PyTorch code of attention and of rooflines, as a user would write it."""
+"""Attention as a user would write it in PyTorch, and rooflines."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class PlainAttention(nn.Module):
         return (output, *present) if present else output
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        shared = self.dims.num_heads != self.dims.num_kv_heads
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=shared)
+        grouped = self.dims.num_heads != self.dims.num_kv_heads
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
     def _heads(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
@@ -84,7 +84,7 @@ class PlainAttention(nn.Module):
         return q, k, v
 
     def _join_heads(self, attended: Tensor) -> Tensor:
-        """Return the result `[B, H, L, D]` in the layout of the query, after its projection."""
+        """Merge the heads of `[B, H, L, D]` as the query has them, and apply `out_proj`."""
         if not self.dims.embed_dim and self.dims.past_len:
             return attended
         output: Tensor = self.out_proj(attended.transpose(1, 2).flatten(2))

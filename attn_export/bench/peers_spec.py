@@ -30,7 +30,7 @@ class StaticCache(Attention):
     """`Attention` for one new token with a cache of fixed capacity, which is written in place."""
 
     def set_cache(self, keys: Tensor, values: Tensor, past_len: int) -> None:
-        """Set the buffers of the cache.
+        """Set the tensors of the cache, as plain attributes.
 
         Args:
             keys: `[B, Hkv, capacity, D]`.
@@ -54,7 +54,7 @@ def make_layer(options: Mapping[str, Any], threads: int) -> Prepared:
     """Return a spec's module that is ready to run.
 
     Args:
-        options: ``spec``, its fields; ``sizes`` of its axes; ``static``, whether to use
+        options: ``spec``, the fields of the spec; ``sizes`` of its axes; ``static``, whether to use
             `StaticCache`; ``compile``, whether to use torch.compile; optionally ``torchao``, the
             key of `TORCHAO` by which to quantise the linear layers.
         threads: Threads for computing.

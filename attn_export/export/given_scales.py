@@ -87,7 +87,7 @@ def _calibrate(module: Attention, calibrate: Calibration) -> tuple[str, ...]:
     module.spec = dataclasses.replace(spec, kv_scales_from=OF_DATA)
     return (
         f"the scales of the {spec.kv_dtype} cache are calibrated: they are {scale_rule(spec)} of "
-        f"{counted(tokens, 'token')} of {name}; larger ones are clipped",
+        f"{counted(tokens, 'token')} of {name}; larger values are clipped",
     )
 
 
@@ -129,7 +129,7 @@ def _check_batch(batch: Mapping[str, Any], spec: AttentionSpec, name: str) -> di
     try:
         tensors = {key: torch.as_tensor(array).detach().cpu() for key, array in batch.items()}
     except (TypeError, ValueError, RuntimeError) as error:
-        raise WeightsError(f"{name} gives what is no array: {one_line(error)}") from error
+        raise WeightsError(f"{name} gives what is not an array: {one_line(error)}") from error
     query = tensors["query"]
     if query.dim() != 3 or query.shape[2] != spec.embed_dim or not query.is_floating_point():
         raise WeightsError(

@@ -1,4 +1,4 @@
-"""Checkpoints in: one attention of a safetensors file as our weights, and pooled K/V heads."""
+"""Checkpoints: one attention layer of a safetensors file, and mean-pooling of its K/V heads."""
 
 from attn_export.weights.checkpoint import Checkpoint, load_checkpoint
 from attn_export.weights.layouts import pool
