@@ -68,7 +68,7 @@ def staging(output: Path) -> Iterator[Staging]:
     """Yield a new folder next to `output`, which is removed at the end unless it was published.
 
     Raises:
-        OutputError: If `output` cannot be written, or is a folder that is no bundle.
+        OutputError: If `output` cannot be written, or is a folder that is not a bundle.
     """
     with write_errors(output):
         output = _replaceable(output)
@@ -107,7 +107,8 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
         content: The manifest without its format and digests.
 
     Raises:
-        UsageError: If the content does not fit the schema, as a name with control characters.
+        UsageError: If the content does not fit the schema, for instance a name with control
+            characters.
     """
     from attn_export.schema import Manifest
 
@@ -120,7 +121,7 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
     try:
         checked(json.loads(text), Manifest)
     except ValueError as error:
-        raise UsageError(f"this cannot be a bundle: {error}; rename it") from error
+        raise UsageError(f"this cannot be a bundle: {error}; rename the input or output") from error
     (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
@@ -134,14 +135,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
     path = folder / MANIFEST
     if not folder.is_dir():
-        raise BundleError(f"{folder} is no bundle: there is no such folder")
+        raise BundleError(f"{folder} is not a bundle: there is no such folder")
     try:
         text = read_text(path)
         manifest = parse_json(text)
     except OSError as error:
-        raise BundleError(f"{folder} is no bundle: {path.name}: {error.strerror}") from error
+        raise BundleError(f"{folder} is not a bundle: {path.name}: {error.strerror}") from error
     except ValueError as error:
-        raise BundleError(f"{path} was changed: it is no JSON ({error})") from error
+        raise BundleError(f"{path} was changed: it is not valid JSON ({error})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise BundleError(f"{path} is not of the format {FORMAT}; build the bundle again")
     try:

@@ -55,7 +55,7 @@ def replaceable(
     if not os.path.lexists(target):
         return target
     if not target.is_dir():
-        raise OutputError(f"{target} exists and is no folder; choose another --output")
+        raise OutputError(f"{target} exists and is not a folder; choose another --output")
     if any(target.iterdir()):
         _check_unchanged(target, kind, listed(target) if listed else _read_list(target, kind))
     return target

@@ -125,7 +125,7 @@ class Manifest(Struct, forbid_unknown_fields=True):
                 raise ValueError(f"{name} binds {output} to {source}, which is not its past")
         for end in graph.dtypes:
             if end not in self.inputs or self.inputs[end].dtype != "int64":
-                raise ValueError(f"{name} takes {end} as int32, which is no input of int64")
+                raise ValueError(f"{name} takes {end} as int32, which is not an input of int64")
 
 
 class AllowedEntry(Struct, forbid_unknown_fields=True):

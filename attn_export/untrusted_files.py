@@ -28,13 +28,13 @@ def regular_file(path: Path) -> Iterator[FileIO]:
     """Open a regular file for reading. Refuse a FIFO or device, which could block or be endless.
 
     Raises:
-        OSError: If the file cannot be opened, or is no regular file.
+        OSError: If the file cannot be opened, or is not a regular file.
     """
     # Without O_NONBLOCK, opening a FIFO blocks until a writer opens it.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     with FileIO(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         yield file
 
 
@@ -46,7 +46,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
         most: The largest allowed size in bytes; None for no limit.
 
     Raises:
-        OSError: If the file cannot be read, is larger, or is no regular file.
+        OSError: If the file cannot be read, is larger, or is not a regular file.
     """
     with regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -65,7 +65,7 @@ def read_text(path: Path) -> str:
     """Return the text of a regular file of at most `MOST_TEXT` bytes.
 
     Raises:
-        OSError: If the file cannot be read, is larger, or is no regular file.
+        OSError: If the file cannot be read, is larger, or is not a regular file.
         ValueError: If the content is not UTF-8.
     """
     return read_bytes(path, MOST_TEXT).decode("utf-8")
@@ -75,7 +75,7 @@ def parse_json(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: If the text is no JSON, or is nested too deep.
+        ValueError: If the text is not valid JSON, or is nested too deep.
     """
     try:
         return json.loads(text)

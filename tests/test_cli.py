@@ -47,10 +47,10 @@ WRONG_USE = [
     (("build", "broken.toml"), 2, "is not TOML"),
     (("build", "typo.toml", "--variant", "mqa"), 2, "choose one"),
     (("verify",), 2, "BUNDLE"),
-    (("verify", "nowhere"), 7, "no bundle"),
+    (("verify", "nowhere"), 7, "not a bundle"),
     (("check", "nowhere.onnx"), 4, "cannot read nowhere.onnx"),
-    (("check", "garbage.onnx"), 4, "no ONNX model"),
-    (("check", "truncated.onnx"), 4, "no ONNX model"),
+    (("check", "garbage.onnx"), 4, "not an ONNX model"),
+    (("check", "truncated.onnx"), 4, "not an ONNX model"),
     (("frobnicate",), 2, "frobnicate"),
     (("build", "--frobnicate"), 2, "--frobnicate"),
 ]  # fmt: skip

@@ -168,7 +168,7 @@ def test_what_is_wrong_is_said_once_without_our_source_or_arrays(project: Path):
         ("axis 'query_len' (input.shape[1]) was narrowed", 2),
         ("no parity: ort-cpu: ", 1),
         ("build() got an unexpected keyword argument 'runtime'", 1),
-        ("nothing is no bundle", 1),
+        ("nothing is not a bundle", 1),
         ("unknown runtime 'tensorrt'", 1),
     ):
         assert told.count(text) == times, text

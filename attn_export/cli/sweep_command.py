@@ -234,7 +234,7 @@ def site_command(folder: Path, output: Path, title: str) -> int:
         with Store.open(folder) as store:
             rows = store.rows()
     else:
-        raise UsageError(f"{folder} is no store of a sweep: it has no {FILE}")
+        raise UsageError(f"{folder} is not a store of a sweep: it has no {FILE}")
     facts = environment()
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     write_site(rows, output, title, [f"Written {facts['date']}.", versions])

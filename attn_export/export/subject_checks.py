@@ -184,8 +184,8 @@ def check_relations(relations: Mapping[str, str], known: Sizes) -> None:
             number = term.isascii() and term.isdigit()
             if not number and (term not in known or term in relations):
                 raise UsageError(
-                    f"relations[{name!r}] = {expression!r}: {term!r} is no axis of an input; write "
-                    f"a sum of {', '.join(sorted(known.keys() - relations.keys()))}"
+                    f"relations[{name!r}] = {expression!r}: {term!r} is not an axis of an input; "
+                    f"write a sum of {', '.join(sorted(known.keys() - relations.keys()))}"
                 )
         total = sum(known[term] if term in known else int(term) for term in terms)
         if known.get(name, total) != total:

@@ -83,7 +83,7 @@ def _location_problem(tensor: onnx.TensorProto, entries: dict[str, str], size: i
         length = int(entries.get("length", size - offset))
         width = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     except ValueError:
-        return "has a place that is no number in"
+        return "has a place that is not a number in"
     except KeyError:
         return f"has the unknown type {tensor.data_type} in"
     # Several elements of these types share a byte.
@@ -108,7 +108,7 @@ def load_proto(path: Path) -> onnx.ModelProto:
     """Read an ONNX file without its external data.
 
     Raises:
-        GraphError: If the file cannot be read or is no ONNX model.
+        GraphError: If the file cannot be read or is not an ONNX model.
     """
     import onnx
     from google.protobuf.message import DecodeError
@@ -121,10 +121,10 @@ def load_proto(path: Path) -> onnx.ModelProto:
         raise GraphError(f"cannot read {path}: {error.strerror}") from error
     except (DecodeError, ValueError) as error:
         raise GraphError(
-            f"{path} is no ONNX model, or only the beginning of one: {error}"
+            f"{path} is not an ONNX model, or only the beginning of one: {error}"
         ) from error
     if not model.ir_version or not model.graph.output:
-        raise GraphError(f"{path} is no ONNX model: it has no graph with outputs")
+        raise GraphError(f"{path} is not an ONNX model: it has no graph with outputs")
     if _node_count(model, path) > MOST_NODES:
         raise GraphError(
             f"{path} calls functions in functions: it has more than {MOST_NODES} nodes without "
@@ -137,7 +137,7 @@ def load_model(path: Path) -> onnx.ModelProto:
     """Read an ONNX file with its external data.
 
     Raises:
-        GraphError: If the file cannot be read or is no ONNX model, or if its data lies outside
+        GraphError: If the file cannot be read or is not an ONNX model, or if its data lies outside
             its folder or is not all there.
     """
     from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
@@ -156,20 +156,20 @@ def load_graph(path: Path) -> ir.Model:
     """Read an ONNX file as an `onnx_ir` model; external data is read when it is used.
 
     Raises:
-        GraphError: If the file cannot be read or is no ONNX model, or if its data lies outside
+        GraphError: If the file cannot be read or is not an ONNX model, or if its data lies outside
             its folder or is not all there.
     """
     proto = load_proto(path)
     refuse_bad_data(proto, path)
     problem = next(_dangling(proto.graph, set()), "")
     if problem:
-        raise GraphError(f"{path} is no sound ONNX model: {problem}; export it again")
+        raise GraphError(f"{path} is not a sound ONNX model: {problem}; export it again")
     import onnx_ir as ir
 
     try:
         return ir.load(path)
     except Exception as error:
-        raise GraphError(f"{path} is no sound ONNX model: {one_line(error)}") from error
+        raise GraphError(f"{path} is not a sound ONNX model: {one_line(error)}") from error
 
 
 def refuse_bad_data(proto: onnx.ModelProto, path: Path) -> None:

@@ -68,7 +68,7 @@ def compare(
 
     Raises:
         UsageError: If a name is unknown, torch is missing or `output` cannot be written.
-        GraphError: If a graph cannot be read, or has other inputs or outputs.
+        GraphError: If a graph cannot be read, or its inputs or outputs cannot be matched.
         ExportError: If the module does not run at some sizes, or an input changes no output.
     """
     selection, path = Selection.of(runtimes, require), Path(graph)

@@ -35,7 +35,7 @@ def lower_file(model: Path | str, output: Path | str, dialect: str) -> dict[Path
     Raises:
         UsageError: If the dialect is unknown, or `output` is `model` or holds its weights.
         GraphError: If the file cannot be read, or the dialect does not fit it.
-        OutputError: If `output` cannot be written, or exists and is no ONNX model.
+        OutputError: If `output` cannot be written, or exists and is not an ONNX model.
     """
     check_utf8(Path(output))
     check_dialects([dialect])
@@ -68,7 +68,7 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, dict[str, int
     Raises:
         UsageError: If `output` is `model` or holds its weights.
         GraphError: If the file cannot be read, or the dialect does not fit it.
-        OutputError: If `output` cannot be written, or exists and is no ONNX model.
+        OutputError: If `output` cannot be written, or exists and is not an ONNX model.
     """
     source, target = Path(model), Path(output)
     graph = load_graph(source)
@@ -126,7 +126,7 @@ def _check_replaceable(path: Path, model: Path, weights: Collection[Path]) -> No
         raise UsageError(f"{path} holds weights of {model}; choose another --output")
     if not _is_graph_or_empty(path):
         raise OutputError(
-            f"{path} exists and is no ONNX model; choose another --output or remove it"
+            f"{path} exists and is not an ONNX model; choose another --output or remove it"
         )
 
 

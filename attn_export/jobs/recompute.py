@@ -142,7 +142,9 @@ def _parse_sizes(text: str, axes: Sequence[str], sums: Mapping[str, str]) -> dic
         name, _, size = (word.strip() for word in part.partition("="))
         least = 0 if name == "past_len" else 1
         if name not in free:
-            raise UsageError(f"--sizes {text}: {name!r} is no axis; choose from {', '.join(free)}")
+            raise UsageError(
+                f"--sizes {text}: {name!r} is not an axis; choose from {', '.join(free)}"
+            )
         if not size.isascii() or not size.isdigit() or int(size) < least:
             raise UsageError(f"--sizes {text}: {name} must be {least} or more; got {size!r}")
         if name in sizes:

@@ -145,7 +145,8 @@ def read_signature(bundle: Path) -> SignatureFile | None:
         return _parse(content)
     except ValueError as error:
         raise BundleError(
-            f"{path} is no signature of this format: {printable(error, 160)}; sign the bundle again"
+            f"{path} is not a signature of this format: {printable(error, 160)}; sign the "
+            "bundle again"
         ) from error
 
 

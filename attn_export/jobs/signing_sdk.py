@@ -91,7 +91,9 @@ def sign_with_key(
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         if secret is not None:
             raise UsageError(f"{key}: the passphrase is wrong, or the key is damaged") from error
-        raise UsageError(f"{key} is no private key in PEM; docs/security.md makes one") from error
+        raise UsageError(
+            f"{key} is not a private key in PEM; docs/security.md makes one"
+        ) from error
     _check_curve(key, loaded.public_key())
     config = signing.Config().use_elliptic_key_signer(
         private_key=key,

@@ -51,7 +51,7 @@ def read_baseline(path: Path) -> Baseline:
     """Read a file that `write_baseline` wrote.
 
     Raises:
-        UsageError: If the file does not exist or is no baseline.
+        UsageError: If the file does not exist or is not a baseline.
     """
     try:
         content = parse_json(read_text(path))
@@ -60,7 +60,7 @@ def read_baseline(path: Path) -> Baseline:
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the baseline {path}: {one_line(error)}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UsageError(f"{path} is no baseline of the format {FORMAT}; --update makes one")
+        raise UsageError(f"{path} is not a baseline of the format {FORMAT}; --update makes one")
     try:
         baseline = checked(content, BaselineFile)
     except ValueError as error:
@@ -94,7 +94,7 @@ def write_baseline(path: Path, report: Report) -> None:
 
     Raises:
         OutputError: If the file cannot be written.
-        UsageError: If the file exists and is no baseline.
+        UsageError: If the file exists and is not a baseline.
     """
     before = read_baseline(path) if path.exists() else Baseline({}, {})
     errors: Shares = {}

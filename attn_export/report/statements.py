@@ -163,7 +163,9 @@ def check_statements(folder: Path, manifest: Mapping[str, Any]) -> None:
         except OSError as error:
             raise BundleError(f"{folder / name} cannot be read: {error.strerror}") from error
         except ValueError as error:
-            raise BundleError(f"{folder / name} is no JSON: {printable(error, 100)}") from error
+            raise BundleError(
+                f"{folder / name} is not valid JSON: {printable(error, 100)}"
+            ) from error
         if not same:
             raise BundleError(
                 f"{folder / name} does not say what {REPORT} and the digests say; build the bundle "

@@ -132,7 +132,7 @@ class Child:
             for line in stream:
                 self._messages.put(json.loads(line))
         except ValueError:
-            pass  # The line is no JSON, or the stream was closed: no more messages will follow.
+            pass  # The line is not valid JSON, or the stream was closed: no more messages follow.
         self._messages.put(None)
 
 

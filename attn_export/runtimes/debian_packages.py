@@ -186,15 +186,15 @@ def _open_data(package: bytes) -> tarfile.TarFile:
     """Open the tar archive with the files of a Debian package.
 
     Raises:
-        InstallError: If the content is no Debian package.
+        InstallError: If the content is not a Debian package.
     """
     try:
         for name, content in _members(package):
             if name.startswith("data.tar"):
                 return tarfile.open(fileobj=io.BytesIO(content))
     except (ValueError, tarfile.TarError) as error:
-        raise InstallError(f"what was downloaded is no Debian package: {error}") from error
-    raise InstallError("what was downloaded is no Debian package")
+        raise InstallError(f"what was downloaded is not a Debian package: {error}") from error
+    raise InstallError("what was downloaded is not a Debian package")
 
 
 def _members(package: bytes) -> Iterator[tuple[str, bytes]]:

@@ -218,12 +218,12 @@ def arrays_of(inputs: Mapping[str, object]) -> ArrayDict:
     """Return the inputs as arrays.
 
     Raises:
-        UsageError: If an input is no array, or `query` is not `[B, L, E]` with B ≥ 1 and L ≥ 1.
+        UsageError: If an input is not an array, or `query` is not `[B, L, E]` with B ≥ 1 and L ≥ 1.
     """
     try:
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"an input is no array: {one_line(error)}") from error
+        raise UsageError(f"an input is not an array: {one_line(error)}") from error
     query = arrays["query"]
     if query.ndim != 3:
         raise UsageError(f"query is {list(query.shape)}; give [batch, query_len, embed_dim]")

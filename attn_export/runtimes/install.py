@@ -79,7 +79,7 @@ def install(names: Collection[str], *, system_packages: bool = False) -> None:
 
     Raises:
         InstallError: If a runtime cannot be installed. The message states the remedy.
-        UsageError: If a name is no release of a runtime.
+        UsageError: If a name is not a release of a runtime.
     """
     wheels = [
         wheel
@@ -128,7 +128,7 @@ def install_release(name: str, say: Say) -> None:
     """
     release = runtime(name)
     if not isinstance(release, Release):
-        raise UsageError(f"{name!r} is no release of a runtime; give ort-cpu{MARK}1.25.1")
+        raise UsageError(f"{name!r} is not a release of a runtime; give ort-cpu{MARK}1.25.1")
     if not release.unavailable():
         return
     if release.npm_package:

@@ -72,7 +72,7 @@ class Release:
                 f"{', '.join([*WHEELS, *NPM])}"
             )
         if not VERSION.fullmatch(version):
-            raise UsageError(f"{version[:40]!r} is no version of {base.name}; give 1.25.1")
+            raise UsageError(f"{version[:40]!r} is not a version of {base.name}; give 1.25.1")
         self.measured = version
         self._base = _in_folder(base, self._folder_name(base.name)) if base.name in NPM else base
         self.name = f"{base.name}{MARK}{version}"

@@ -110,7 +110,7 @@ def check_address(address: str, tls: Security | None) -> None:
     match = re.fullmatch(r"(tcp|tls)://(\[[0-9a-fA-F:]+\]|[\w.-]+):(\d{1,5})", address)
     if match is None:
         raise UsageError(
-            f"the scheduler {address[:80]!r} is no address; give tcp://HOST:PORT or tls://HOST:PORT"
+            f"the scheduler {address[:80]!r} is not an address; give tcp://HOST:PORT or tls://HOST:PORT"
         )
     scheme, host = match[1], match[2].strip("[]")
     if (scheme == "tls") != (tls is not None):

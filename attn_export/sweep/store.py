@@ -110,7 +110,7 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if path.exists() and path.stat().st_size and _start(path) != SQLITE:
-                raise UsageError(f"{path} is no store of a sweep; choose another --output")
+                raise UsageError(f"{path} is not a store of a sweep; choose another --output")
             connection = sqlite3.connect(path, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise OutputError(f"cannot write {path}: {one_line(error)}") from error
@@ -206,7 +206,7 @@ def merge(folder: Path, others: Iterable[Path]) -> int:
     rows: list[Row] = []
     for other in others:
         if not (other / FILE).is_file():
-            raise UsageError(f"{other} is no store of a sweep: it has no {FILE}")
+            raise UsageError(f"{other} is not a store of a sweep: it has no {FILE}")
         with Store.open(other) as store:
             rows += store.rows()
     with Store.open(folder) as store:

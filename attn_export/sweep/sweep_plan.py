@@ -159,7 +159,7 @@ def read_plan(path: Path, *, allow_modules: bool = False) -> SweepPlan:
     try:
         file = msgspec.convert(tomllib.loads(read_text(path)), _File)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no plan of a sweep: {str(error)[:200]}") from error
+        raise UsageError(f"{path} is not a plan of a sweep: {str(error)[:200]}") from error
     if file.module and not allow_modules:
         raise UsageError(
             f"{path} names the module {file.module[0][:80]!r}, whose code would run on the "

@@ -26,7 +26,7 @@ NPY = ".npy"
 """The suffix of an array inside a .npz file."""
 
 MAX_HEADER = 1024
-"""The largest size in bytes of the header of such an array; usual headers have 128."""
+"""The largest size in bytes of the header of an array in a .npz file; usual headers have 128."""
 
 
 def read_arrays(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, Tensor]:
@@ -42,7 +42,7 @@ def read_arrays(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, T
     """
     readers = {NPZ: _npz, SAFETENSORS: _safetensors}
     if path.suffix not in readers:
-        raise WeightsError(f"{path} is no {NPZ} or {SAFETENSORS} file by its name; give one")
+        raise WeightsError(f"{path} must end in {NPZ} or {SAFETENSORS}")
     try:
         arrays = readers[path.suffix](path, names, max_bytes)
     except OSError as error:
@@ -50,7 +50,7 @@ def read_arrays(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, T
     except WeightsError:
         raise
     except Exception as error:  # a file may hold anything
-        raise WeightsError(f"{path} is no {path.suffix} file: {one_line(error)}") from error
+        raise WeightsError(f"{path} is not a {path.suffix} file: {one_line(error)}") from error
     if not arrays:
         raise WeightsError(f"{path} holds no arrays; it may hold {', '.join(names)}")
     return arrays
@@ -72,7 +72,7 @@ def _npz(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, Tensor]:
 
 
 def _npy(data: bytes) -> np.ndarray[Any, Any]:
-    """Read an .npy file; the header is checked before memory is allocated.
+    """Read an .npy file; the header is checked before an array is allocated.
 
     Raises:
         ValueError: If it is no .npy file, or contains Python objects.
@@ -132,7 +132,8 @@ def read_scales(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         like: The module's scales, by name.
 
     Raises:
-        WeightsError: If it is no such file, or a scale is not positive and finite.
+        WeightsError: If it is no such file, or if a scale is missing, has another shape or dtype,
+            or is not positive and finite.
     """
     arrays = read_arrays(path, NAMES, MAX_BYTES)
     return {name: _check_scale(path, name, arrays, like[name]) for name in NAMES}

@@ -4,7 +4,8 @@ The formats are GPTQ and AWQ ("gemm"), as written by AutoGPTQ, GPTQModel and Aut
 compressed-tensors ("pack-quantized", and "int-quantized" without activations); and bitsandbytes'
 int8.
 
-Legend: in and out, the sizes of a layer; groups, the number of blocks of inputs that share a scale.
+Legend: in and out, the `in_features` and `out_features` of a layer; groups, the number of blocks of
+inputs that share a scale.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 
 WORD: Final = 32
 LARGEST_INT8: Final = 127.0
-"""The integer of the largest weight of an output in bitsandbytes; SCB is that weight's size."""
+"""The integer of the largest weight of an output in bitsandbytes; SCB is its magnitude."""
 
 
 def read_gptq(
@@ -60,7 +61,7 @@ def read_gptq(
     """Return a weight that is stored as in GPTQ.
 
     Args:
-        parts: The tensors of the layer, by the last word of their names: `qweight [in * bits / 32,
+        parts: The tensors of the layer, by the last part of their names: `qweight [in * bits / 32,
             out]`, `qzeros [groups, out * bits / 32]`, `scales [groups, out]`, `g_idx [in]`.
         stated_bits: The bits of an integer in config.json; None if it does not state them.
         zeros_minus_one: Whether zero points are stored minus 1.
@@ -122,7 +123,7 @@ def _compressed(parts: Mapping[str, Tensor]) -> QuantisedWeight:
 
 
 def _int8(parts: Mapping[str, Tensor]) -> QuantisedWeight:
-    """Read bitsandbytes' int8 `weight [out, in]`, and `SCB [out]`, the largest sizes by output."""
+    """Read bitsandbytes' int8 `weight [out, in]`, and `SCB [out]`, its largest magnitudes."""
     if parts["weight"].dtype != torch.int8:
         raise ValueError(f"weight is {parts['weight'].dtype}, not int8")
     if "weight_format" in parts and parts["weight_format"].any():
@@ -212,8 +213,10 @@ def _order(g_idx: Tensor, groups: int) -> np.ndarray | None:
         ValueError: If groups have different sizes, or if there are more groups than scales.
     """
     numbers = g_idx.numpy().astype(np.int64)
-    if numbers.ndim != 1 or numbers.min() < 0 or numbers.max() >= groups:
-        raise ValueError(f"g_idx names groups beyond the {groups} that have scales")
+    if numbers.ndim != 1:
+        raise ValueError(f"g_idx has {numbers.ndim} axes, not 1")
+    if numbers.min() < 0 or numbers.max() >= groups:
+        raise ValueError(f"g_idx has groups outside 0 to {groups - 1}, which have scales")
     sizes = np.bincount(numbers, minlength=groups)
     if (sizes != sizes[0]).any():
         raise ValueError(f"groups have {sizes.min()} to {sizes.max()} inputs")

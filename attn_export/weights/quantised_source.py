@@ -104,8 +104,8 @@ class QuantisedSource(TensorSource):
     def _wrong(self, prefix: str, why: str) -> WeightsError:
         format_name = self.packed[prefix]
         return WeightsError(
-            f"{self.path}: {shown(prefix)} is no layer of {format_name}: {shown(why)}; download it "
-            "again, or give a checkpoint in float"
+            f"{self.path}: {shown(prefix)} is not a layer of {format_name}: {shown(why)}; download "
+            "it again, or give a checkpoint in float"
         )
 
     def _split_names(self, names: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -120,7 +120,9 @@ def open_source(path: Path) -> TensorSource:
     if path.suffix in PICKLES:
         raise WeightsError(f"{path} is a pickle by its name; {CONVERT}")
     if path.exists() and not path.is_file():  # opening a pipe would wait for ever
-        raise WeightsError(f"{path} is no file; give a .safetensors file, its index or its folder")
+        raise WeightsError(
+            f"{path} is not a file; give a .safetensors file, its index or its folder"
+        )
     if path.suffix == ".json":
         return TensorSource(path, _read_index(path))
     with _opened(path) as handle:
@@ -182,8 +184,8 @@ def _read_index(path: Path) -> dict[str, Path]:
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _stays_inside(shard):
             raise WeightsError(
-                f"{path} says that {shown(name)} is in {shown(str(shard))!r}, which is no file of "
-                "that folder; download the index again"
+                f"{path} says that {shown(name)} is in {shown(str(shard))!r}, which is not a file "
+                "of that folder; download the index again"
             )
     return {name: path.parent / shard for name, shard in weight_map.items()}
 
@@ -244,7 +246,9 @@ def _header_problem(file: Path, size: int, start: bytes) -> str | None:
         needed = f"its header alone takes {8 + length}" if size >= 8 else "its header takes more"
         return f"is truncated: it has {size} bytes, {needed}; {AGAIN}"
     if length > LONGEST_HEADER or start[8:9] != b"{":
-        return "is no safetensors file: it does not start with a header; give a .safetensors file"
+        return (
+            "is not a safetensors file: it does not start with a header; give a .safetensors file"
+        )
     try:
         first, entries = safetensors_entries(file)
         ends = (int(entry["data_offsets"][1]) for entry in entries.values())

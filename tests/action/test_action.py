@@ -127,7 +127,7 @@ def test_it_builds_and_compares_with_a_baseline(act: Act, workspace: Path, bundl
         ({}, 2, "give either the input `bundle` or the input `build`"),
         ({"bundle": "b", "build": "--variant\nmqa"}, 2, "give either the input `bundle`"),
         ({"build": "--variant=mqa", "baseline": "f"}, 2, "`baseline` is for a `bundle`"),
-        ({"bundle": "nothing"}, 7, "nothing is no bundle"),
+        ({"bundle": "nothing"}, 7, "nothing is not a bundle"),
         ({"build": "--variant=large"}, 2, "large"),
         ({"bundle": "b", "report_dir": "a file/in"}, 2, "a file"),
     ],

@@ -115,7 +115,7 @@ def test_a_key_that_is_not_the_signers_public_one_is_refused(name, signed, keys,
 
 
 KEY_ERRORS = {
-    "own.pub.pem": "is no private key in PEM",
+    "own.pub.pem": "is not a private key in PEM",
     "rsa.pem": "is a key of RSA",
     "ed25519.pem": "is a key of Ed25519",
     "missing.pem": "cannot read the key",

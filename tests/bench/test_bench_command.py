@@ -132,7 +132,7 @@ def test_a_graph_that_does_not_run_is_exit_code_5(bundle: Path, monkeypatch, cap
 
 def test_wrong_use_is_one_line_and_a_code(cli: Cli, bundle: Path, tmp_path: Path):
     for arguments, code, told in (
-        (("nowhere",), 7, "no bundle"),
+        (("nowhere",), 7, "not a bundle"),
         ((bundle, "--chart", "x.pdf"), 2, ".svg or .png"),
         ((bundle, "--chart", "no/x.svg"), 2, "no such folder"),
         ((bundle, "--json", "no/x.json"), 2, "no such folder"),

@@ -102,7 +102,7 @@ def test_other_outputs_are_told_and_shown(told, change: Change, says: str, tmp_p
 
 def test_a_graph_that_cannot_be_read_is_refused_as_verify_does(bundle: Path, tmp_path: Path):
     (tmp_path / "bad.onnx").write_bytes(b"no graph")
-    with pytest.raises(GraphError, match="is no ONNX model"):
+    with pytest.raises(GraphError, match="is not an ONNX model"):
         explain(bundle, "ort-cpu", graph=tmp_path / "bad.onnx")
 
 

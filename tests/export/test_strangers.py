@@ -141,8 +141,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no axes": ({"axes": None}, "axes is {'input': {0: 'batch'}}, by input; got None"),
     "axes as a list": ({"axes": {"x": ["batch"]}}, "got ['batch']"),
     "an axis by text": ({"axes": {"x": {"0": "batch"}}}, "got '0': 'batch'"),
-    "a sum of no axis": ({"relations": {"t": "query_len + past"}}, "'past' is no axis of an input"),
-    "a sum of text": ({"relations": {"t": "query_len + ²"}}, "'²' is no axis of an input"),
+    "a sum of no axis": (
+        {"relations": {"t": "query_len + past"}},
+        "'past' is not an axis of an input",
+    ),
+    "a sum of text": ({"relations": {"t": "query_len + ²"}}, "'²' is not an axis of an input"),
     "an example against its sum": (
         {"relations": {"batch": "query_len + 1"}},
         "is 6 in the example, where 'batch' is 2",

@@ -30,7 +30,7 @@ def refusal_of(path: Path) -> str:
 def test_a_truncated_graph_is_refused(part, data, tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(data[: int(len(data) * part)])
-    assert "is no ONNX model" in refusal_of(path)
+    assert "is not an ONNX model" in refusal_of(path)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_truncated_graph_is_refused(part, data, tmp_path):
 def test_a_file_of_another_kind_is_refused(name, content, tmp_path):
     path = tmp_path / name
     path.write_bytes(content)
-    assert "is no ONNX model" in refusal_of(path)
+    assert "is not an ONNX model" in refusal_of(path)
 
 
 def test_a_missing_file_is_refused_with_the_reason(tmp_path):

@@ -168,5 +168,5 @@ def test_an_input_of_another_type_must_be_one_of_integers(name: str, tmp_path: P
     graphs = read_manifest(bundle_of("append"))["graphs"]
     graphs["model.onnx"]["dtypes"] = {name: "int32"}
     bundle = rewritten(bundle_of("append"), tmp_path / "bundle", graphs=graphs)
-    with pytest.raises(BundleError, match="as int32, which is no input of int64"):
+    with pytest.raises(BundleError, match="as int32, which is not an input of int64"):
         write_kit("c", bundle, tmp_path / "kit", dialect="standard")

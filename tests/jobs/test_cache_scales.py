@@ -111,11 +111,11 @@ REFUSED: dict[str, tuple[object, str]] = {
     "one alone": ({"k_scale": ONE}, "has no v_scale"),
     "other names": ({**GOOD, "scale": ONE}, "1 array of another name: scale; it may hold"),
     "nothing": ({}, "holds no arrays"),
-    "objects": (npz(k_scale=npy(np.array([{}])), v_scale=npy(ONE)), "no .npz file"),
+    "objects": (npz(k_scale=npy(np.array([{}])), v_scale=npy(ONE)), "not a .npz file"),
     "a huge claim": (npz(k_scale=npy(ONE, "(9999999999,), }"), v_scale=npy(ONE)), "are no"),
     "a bomb": (npz(k_scale=bytes(2**27)), "takes 134217728 bytes, and 67108864 is the most"),
-    "no archive": (b"PK\3\4 and no more", "is no .npz file: BadZipFile"),
-    "empty": (b"", "is no .npz file"),
+    "no archive": (b"PK\3\4 and no more", "is not a .npz file: BadZipFile"),
+    "empty": (b"", "is not a .npz file"),
 }  # fmt: skip
 
 
@@ -134,7 +134,11 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(content, says: str, tmp
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("gone.npz", "No such file"), ("gone.safetensors", "does not exist"), ("s.pt", "by its name")],
+    [
+        ("gone.npz", "No such file"),
+        ("gone.safetensors", "does not exist"),
+        ("s.pt", "must end in .npz"),
+    ],
 )
 def test_a_file_of_another_kind_is_refused(name: str, says: str, tmp_path: Path):
     with pytest.raises(UsageError, match=says):
@@ -158,7 +162,7 @@ def test_a_safetensors_file_of_more_than_64_mib_is_refused(dtype: str, tmp_path:
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path):
     os.mkfifo(tmp_path / "scales.npz")
-    with pytest.raises(UsageError, match="no regular file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         Subject.from_spec(spec_of(), kv_scales=tmp_path / "scales.npz")
 
 
@@ -304,7 +308,7 @@ def test_a_function_that_raises_or_gives_something_else_is_refused(tmp_path: Pat
         Subject.from_spec(spec_of(), calibrate=wrong)
     with pytest.raises(UsageError, match="a function gives list; hidden states are query"):
         Subject.from_spec(spec_of(), calibrate=lambda: [[1.0]])
-    with pytest.raises(UsageError, match="what is no array"):
+    with pytest.raises(UsageError, match="what is not an array"):
         Subject.from_spec(spec_of(), calibrate=lambda: [{"query": "text"}])
     path = written(tmp_path, **GOOD)
     with pytest.raises(UsageError, match="both given; choose one"):

@@ -187,4 +187,4 @@ def test_a_file_that_is_no_graph_is_refused(cli: Cli, good: Path, tmp_path: Path
     for pair in ((good, tmp_path / "text.onnx"), (tmp_path / "text.onnx", good)):
         done = cli("compare", *map(str, pair))
         assert done.returncode == 4
-        assert "text.onnx is no ONNX model" in done.stderr
+        assert "text.onnx is not an ONNX model" in done.stderr

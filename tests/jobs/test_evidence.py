@@ -182,8 +182,8 @@ def test_other_sizes_than_the_golden_ones_are_tried(bundle: Path):
     [
         ("batch=0", "batch must be 1 or more; got '0'"), ("batch", "batch must be 1 or more"),
         ("batch=²", "batch must be 1 or more; got '²'"), ("batch=-1", "got '-1'"),
-        ("heads=3", "'heads' is no axis; choose from batch, query_len, past_len"),
-        ("total_len=3", "'total_len' is no axis"), ("", "'' is no axis"),
+        ("heads=3", "'heads' is not an axis; choose from batch, query_len, past_len"),
+        ("total_len=3", "'total_len' is not an axis"), ("", "'' is not an axis"),
         ("batch=2,batch=3", "batch is given twice"),
         ("query_len=99999999999", "elements"), ("past_len=-1", "past_len must be 0 or more"),
     ],

@@ -130,9 +130,9 @@ def test_a_folder_in_which_a_file_was_changed_is_refused(
         (".", "is the current folder, or holds it"),
         ("..", "is the current folder, or holds it"),
         ("here", "is the current folder, or holds it"),
-        ("../file", "exists and is no folder"),
-        ("../link to file", "exists and is no folder"),
-        ("../loop", "exists and is no folder"),
+        ("../file", "exists and is not a folder"),
+        ("../link to file", "exists and is not a folder"),
+        ("../loop", "exists and is not a folder"),
         ("../b\udcff", "is not UTF-8"),
     ],
 )

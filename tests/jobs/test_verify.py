@@ -222,7 +222,7 @@ def test_a_file_beside_the_bundles_own_is_no_damage(copy: Path):
 
 def test_a_folder_that_is_no_bundle_is_a_bundle_error(tmp_path: Path):
     for place in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(BundleError, match="no bundle"):
+        with pytest.raises(BundleError, match="not a bundle"):
             verify(place)
 
 

@@ -59,7 +59,7 @@ def test_a_damaged_bundle_is_refused(file: str, tmp_path: Path):
 
 
 def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path):
-    refused(BundleError, "is no bundle", DecodeSession, tmp_path / "nothing")
+    refused(BundleError, "is not a bundle", DecodeSession, tmp_path / "nothing")
 
 
 def test_without_onnx_runtime_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
@@ -107,7 +107,7 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     "list of integers": (
         changed(query=TOKEN["query"].astype(np.int64).tolist()), "query is int64; give float32",
     ),
-    "ragged": (changed(query=[[[1.0], [1.0, 2.0]]]), "an input is no array: ValueError"),
+    "ragged": (changed(query=[[[1.0], [1.0, 2.0]]]), "an input is not an array: ValueError"),
     "no mask": (changed(attn_mask=None), "attn_mask is missing; give query, attn_mask"),
     "another input": (
         changed(position_ids=np.zeros((2, 1), np.int64)), "position_ids is not wanted; give query",

@@ -17,11 +17,11 @@ from attn_export.runtimes.release import FOLDER, installed, release_of
 BAD = [
     ("c==1.0", "c has no releases"),
     ("ort-cuda==1.0", "ort-cuda has no releases"),
-    ("ort-cpu==", "is no version"),
-    ("ort-cpu==../../x", "is no version"),
-    ("ort-cpu==1.25.1.dev1", "is no version"),
-    ("ort-cpu==1.25.1 --index-url=x", "is no version"),
-    ("ort-cpu==" + "1" * 50, "is no version"),
+    ("ort-cpu==", "is not a version"),
+    ("ort-cpu==../../x", "is not a version"),
+    ("ort-cpu==1.25.1.dev1", "is not a version"),
+    ("ort-cpu==1.25.1 --index-url=x", "is not a version"),
+    ("ort-cpu==" + "1" * 50, "is not a version"),
     ("ort-cpu@haswell==1.25.1", "unknown CPU"),
     ("nothing==1.0", "unknown runtime"),
 ]
@@ -36,7 +36,7 @@ def test_a_name_that_is_no_release_is_refused_in_one_line(name: str, says: str):
 
 
 def test_only_a_release_is_installed():
-    with pytest.raises(UsageError, match="is no release"):
+    with pytest.raises(UsageError, match="is not a release"):
         install_release("ort-cpu", print)
     with pytest.raises(UsageError, match="has no releases"):
         published("c")

@@ -83,8 +83,8 @@ WRONG = [
         (f'dialects = ["fancy"]\n{BASE}[[spec]]\n', "unknown dialect 'fancy'"),
         (f'architectures = ["sm_1"]\n{BASE}[[spec]]\n', "sm_1"),
         (f"speed = 3\n{BASE}[[spec]]\n", "unknown field"),
-        ("runtimes = 3\n", "no plan of a sweep"),
-        ("= 3\n", "no plan of a sweep"),
+        ("runtimes = 3\n", "not a plan of a sweep"),
+        ("= 3\n", "not a plan of a sweep"),
         (BASE, "has no cells"),
         (f"{BASE}[[spec]]\nseed = 1\n", "a spec has no field 'seed'"),
         (f"{BASE}[[spec]]\nhead_dim = [{', '.join(map(str, range(1, 600)))}]\n"
@@ -130,7 +130,7 @@ def test_the_matrix_of_github_names_every_share(tmp_path: Path, capsys):
         (["--share", "a"], "must be I/N"),
         (["--scheduler", "tcp://10.0.0.7:8786"], "is not on this machine"),
         (["--scheduler", "tls://127.0.0.1:8786"], "takes --tls-ca"),
-        (["--scheduler", "example.org"], "is no address"),
+        (["--scheduler", "example.org"], "is not an address"),
         (["--tls-ca", "x.pem"], "--tls-cert is missing"),
     ],
 )

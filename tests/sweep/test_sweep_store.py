@@ -56,9 +56,9 @@ def test_a_store_with_results_is_continued_on_purpose_only(tmp_path: Path):
 
 def test_what_is_no_store_is_refused(tmp_path: Path):
     (tmp_path / FILE).write_text("hello")
-    with pytest.raises(UsageError, match="is no store of a sweep"), Store.open(tmp_path):
+    with pytest.raises(UsageError, match="is not a store of a sweep"), Store.open(tmp_path):
         pass
-    with pytest.raises(UsageError, match="is no store of a sweep"):
+    with pytest.raises(UsageError, match="is not a store of a sweep"):
         merge(tmp_path / "new", [tmp_path / "nothing"])
     with (
         pytest.raises(OutputError, match="cannot write /dev/null"),

@@ -235,10 +235,11 @@ BROKEN = {
          "q_proj.g_idx": torch.arange(64, dtype=torch.int32) // 22}, {}, "groups have 20 to 22",
     ),
     "another number of outputs": (
-        {"q_proj.scales": torch.ones(2, 56, dtype=torch.float16)}, {}, "q_proj is no layer of GPTQ",
+        {"q_proj.scales": torch.ones(2, 56, dtype=torch.float16)}, {},
+        "q_proj is not a layer of GPTQ",
     ),
     "groups beyond": (
-        {"q_proj.g_idx": torch.full((64,), 7, dtype=torch.int32)}, {}, "beyond the 2 that have",
+        {"q_proj.g_idx": torch.full((64,), 7, dtype=torch.int32)}, {}, "outside 0 to 1",
     ),
     "no integers": ({"q_proj.qweight": torch.ones(8, 64)}, {}, "packed integers are torch.float32"),
     "zero points too large": (

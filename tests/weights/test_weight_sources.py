@@ -113,7 +113,7 @@ def test_an_index_does_not_lead_out_of_its_folder(shard, tmp_path):
     index = save_sharded(inside, {"x.safetensors": STORED})
     (tmp_path / "x.safetensors").write_bytes((inside / "x.safetensors").read_bytes())
     index.write_text(json.dumps({"weight_map": dict.fromkeys(STORED, shard)}))
-    assert "which is no file of that folder" in refusal(index)
+    assert "which is not a file of that folder" in refusal(index)
 
 
 def test_an_index_that_names_a_tensor_the_shard_lacks(tmp_path):
@@ -227,7 +227,7 @@ def test_what_is_no_file(tmp_path):
 
 def test_a_pipe_is_refused_before_it_is_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe.safetensors")
-    assert "is no file" in refusal(tmp_path / "pipe.safetensors")
+    assert "is not a file" in refusal(tmp_path / "pipe.safetensors")
 
 
 # -- pickles -------------------------------------------------------------------------------------
