@@ -139,6 +139,34 @@ def test_docstrings_open_in_plain_english(
     assert not wrong, "\n".join(wrong)
 
 
+def help_texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of every option's help in a file."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.keyword) and node.arg == "help":
+            yield node.value.lineno, ast.unparse(node.value).lstrip("f'\"")
+
+
+def opens_badly(text: str) -> bool:
+    """Return whether a help text opens with a question word or a preposition."""
+    return bool(QUESTION.match(text) or PREPOSITION.match(text))
+
+
+def test_help_of_options_opens_with_a_noun_or_a_verb():
+    texts = [
+        (f"{path.name}:{line}", text)
+        for path in sources("attn_export/cli")
+        for line, text in help_texts(path.read_text(encoding="utf-8"))
+    ]
+    assert len(texts) > 50
+    assert not [(place, text) for place, text in texts if opens_badly(text)]
+
+
+@pytest.mark.parametrize("text", ["Which fails.", "Of the engine, as your program sets it."])
+def test_help_that_opens_badly_is_found(text: str):
+    ((_, found),) = help_texts(f"click.option('--x', help={text!r})")
+    assert opens_badly(found)
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -33,7 +33,7 @@ HELP = ("-h", "--help")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line and return the exit code. Errors are printed as one line on stderr."""
+    """Run the command line and return the exit code. Errors are one line on stderr."""
     try:
         _check_paths(arguments)
         code = cli.main(list(arguments), prog_name="attn-export", standalone_mode=False)
@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
 def _unexpected(error: Exception) -> tuple[str, int]:
     """Return the message and the exit code of an error that is not raised on purpose."""
     if isinstance(error, OSError):
-        return f"the system refused: {one_line(error)}", UsageError.exit_code
+        return f"the operating system reports: {one_line(error)}", UsageError.exit_code
     # This is the message of a shared library that does not fit in the address space.
     if isinstance(error, MemoryError) or "failed to map segment" in str(error):
         return "there is too little memory; raise the limit (ulimit -v)", AttnExportError.exit_code
@@ -138,8 +138,9 @@ class Commands(click.Group):
 def cli() -> None:
     """Export PyTorch attention to ONNX and prove that every runtime computes the same.
 
-    Exit codes: 0 passed; 2 wrong usage; 3 export failed; 4 graph refused; 5 a runtime failed
-    or is missing; 6 parity mismatch; 7 bundle damaged or not signed.
+    Exit codes: 0 passed; 1 too little memory or an internal error; 2 wrong usage; 3 export
+    failed; 4 graph refused; 5 a runtime failed or is missing; 6 parity mismatch; 7 bundle damaged
+    or not signed; 130 interrupted.
     """
 
 
@@ -150,7 +151,7 @@ def cli() -> None:
 @budget_option
 @click.option(
     "--baseline", type=PATH, metavar="FILE",
-    help="Also fail where an error is 4 times what it was in this file.",
+    help="Also fail where an error is more than 4 times what it was in this file.",
 )  # fmt: skip
 @click.option(
     "--recompute", is_flag=True,
@@ -172,7 +173,7 @@ def cli() -> None:
 @click.option("--oidc-issuer", metavar="URL", help="Issuer of the identity of --trust.")
 @output_options
 def verify_command(bundle: Path, graph: Path | None, destinations: Output, **options: Any) -> int:
-    """Replay a bundle's golden vectors; needs no torch."""
+    """Replay a bundle's golden vectors; needs no torch without --recompute, --sizes, --module."""
     from attn_export.jobs.verify import verify
     from attn_export.report.progress import progress
 

@@ -149,21 +149,19 @@ class BuildInput:
         """
         sources = [str(source) for source in (self.spec_file, self.variant, self.module) if source]
         if len(sources) > 1:
-            raise UsageError(f"{' and '.join(sources)} are sources; choose one")
+            raise UsageError(f"{' and '.join(sources)} both define the layer; choose one")
         files = [name for name in ("weights", "kv_scales", "calibrate") if getattr(self, name)]
         if self.module and (self.changes or files):
             names = [*self.changes, *files]
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
-            raise UsageError(
-                f"{flags} with --module {self.module}, which brings its own; leave it out"
-            )
+            raise UsageError(f"{flags} with --module {self.module}, which defines it; leave it out")
         for flag, value in (("--layer", self.layer), ("--pool-kv-heads", self.pool_kv_heads)):
             if value is not None and not self.weights:
                 raise UsageError(f"{flag} {value} without --weights; name the checkpoint")
         if not (sources or self.changes or self.weights):
             raise UsageError(
-                "nothing to build; give SPEC.toml, --variant mha|mqa|gqa, --weights FILE or "
-                "--module PATH.py:FUNCTION"
+                f"nothing to build; give SPEC.toml, --variant {'|'.join(VARIANTS)}, "
+                "--weights FILE or --module PATH.py:FUNCTION"
             )
 
     def read(self, progress: Progress) -> AttentionSpec | Subject:
@@ -195,7 +193,7 @@ class BuildInput:
     def _spec(self) -> AttentionSpec | None:
         """Return the spec if the options define one, or None.
 
-        Without SPEC.toml and --variant, dimensions define a spec only beside --weights.
+        `read` makes a spec of dimensions alone; without them, config.json gives that of --weights.
         """
         if self.spec_file:
             return AttentionSpec.from_toml(self.spec_file, **self.changes)
@@ -212,7 +210,11 @@ class BuildInput:
 
 @click.command("build", cls=BuildCommand)
 @click.argument("spec_file", metavar="[SPEC.toml]", required=False, type=PATH)
-@click.option("--variant", metavar="|".join(VARIANTS), help="A spec to start from: E 512, H 8.")
+@click.option(
+    "--variant",
+    metavar="|".join(VARIANTS),
+    help="A spec to start from: embed_dim 512, num_heads 8.",
+)
 @spec_options
 @module_option
 @click.option(
@@ -234,24 +236,27 @@ class BuildInput:
 )  # fmt: skip
 @click.option(
     "--calibrate", type=PATH, metavar="FILE",
-    help="A file of hidden states, query [B, L, E], to find these scales from.  [random tokens]",
+    help="A file of hidden states, query [B, L, E], from which these scales are "
+    "calibrated.  [default: random tokens]",
 )  # fmt: skip
 @click.option(
     "--dialect", "dialects", multiple=True, metavar="NAME",
-    help="standard, portable, ort, cuda, or all that fit.  [all]",
+    help="standard, portable, ort or cuda; all: each that can express the layer.  [default: all]",
 )  # fmt: skip
 @runtime_options
 @budget_option
 @click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seed of random weights."
 )
-@click.option("--output", type=PATH, help="The bundle's folder.  [models/<name>]")
+@click.option("--output", type=PATH, help="The bundle's folder.  [default: models/<name>]")
 @click.option(
-    "--tune", is_flag=True, help="Measure forms of the ort graphs here, and keep the fastest."
+    "--tune",
+    is_flag=True,
+    help="Measure forms of the ort graphs on this machine, and keep the fastest.",
 )
 @click.option(
     "--dry-run/--no-dry-run", default=None, envvar="ATTN_EXPORT_DRY_RUN", show_envvar=True,
-    help="Add the CUDA kernels of the graphs to the report.  [if its libraries are built]",
+    help="Add the CUDA kernels of the graphs to the report.  [default: if its libraries are built]",
 )  # fmt: skip
 @click.option(
     "--evidence", is_flag=True, help="Write an in-toto test result and a CycloneDX ML-BOM, too."
@@ -260,8 +265,8 @@ class BuildInput:
 def build_command(output: Path | None, tune: bool, destinations: Output, **options: Any) -> int:
     """Build a bundle: export, check, run everywhere, judge.
 
-    From SPEC.toml, --variant, dimensions alone (options change single fields), --weights, or
-    --module.
+    The layer comes from SPEC.toml, --variant or dimensions alone, from a checkpoint (--weights), or
+    from your file (--module). Options change single fields of the spec.
     """
     from attn_export.jobs.build import build
     from attn_export.report.progress import progress

@@ -31,8 +31,14 @@ if TYPE_CHECKING:
 @click.command("tune")
 @click.argument("bundle", type=PATH)
 @size_options("512, 2048")
-@click.option("--rounds", type=SIZE, default=5, show_default=True, help="Turns of each form.")
-@click.option("--threads", type=SIZE, help="For computing.  [default: all cores]")
+@click.option(
+    "--rounds",
+    type=SIZE,
+    default=5,
+    show_default=True,
+    help="The number of measurements of each form.",
+)
+@click.option("--threads", type=SIZE, help="Threads for computing.  [default: all cores]")
 @click.option(
     "--runtime", "runtimes", multiple=True, metavar="NAME",
     help="A runtime that verifies the result.  [default: those of the bundle's report]",
@@ -40,7 +46,7 @@ if TYPE_CHECKING:
 @json_option("Write every figure; - for stdout.")
 @quiet_option
 def tune_command(bundle: Path, json_file: str | None, quiet: bool, **options: Any) -> int:
-    """Measure the forms of a bundle's ort graphs here, and keep the fastest of each.
+    """Measure the forms of a bundle's ort graphs on this machine, and keep the fastest of each.
 
     The bundle is changed only if the new graphs pass. A signature is removed: sign it again.
     """
@@ -112,7 +118,11 @@ AXIS_SIZE = click.IntRange(min=1, max=1 << 24)
     help="sm_75, sm_80, sm_86, sm_89, sm_90, sm_100, or all.  [default: sm_80 and sm_90]",
 )  # fmt: skip
 @click.option(
-    "--dialect", "dialects", multiple=True, metavar="NAME", help="Which graphs of a bundle.  [all]"
+    "--dialect",
+    "dialects",
+    multiple=True,
+    metavar="NAME",
+    help="The graphs of a bundle to run.  [default: all]",
 )
 @click.option(
     "--batch", type=AXIS_SIZE, default=1, show_default=True, metavar="B", help="Batch size."
@@ -131,7 +141,7 @@ def dry_run_command(path: Path, json_file: str | None, quiet: bool, **options: A
 
     ONNX Runtime's own CUDA provider runs over stand-in libraries that record and compute nothing:
     where each node is placed and why, kernels, copies, waits, memory, refusals. It is no test:
-    nothing of it passes or fails. Exit code 5 if the stand-in libraries are not built here.
+    nothing passes or fails. Exit code 5 if the stand-in libraries are not built here.
     """
     from attn_export.jobs.dry_run import dry_run
     from attn_export.report.progress import progress
@@ -161,7 +171,7 @@ PASSPHRASE = "ATTN_EXPORT_PASSPHRASE"
 @click.argument("bundle", type=PATH)
 @click.option(
     "--key", type=PATH, metavar="PRIVATE.pem",
-    help=f"A private key on an elliptic curve; its passphrase is asked for, or in {PASSPHRASE}.",
+    help=f"A private key on an elliptic curve; its passphrase is in {PASSPHRASE}, or typed.",
 )  # fmt: skip
 @click.option(
     "--sigstore", is_flag=True, help="The identity of this CI job, or yours. Needs a network."
@@ -171,7 +181,7 @@ def sign_command(bundle: Path, key: Path | None, sigstore: bool, quiet: bool) ->
     """Sign every file of a bundle, in the format of OpenSSF Model Signing.
 
     The signature is BUNDLE/model.sig; `verify --trust` checks it. Exit code 7 if the bundle is
-    damaged, or holds what is not its own.
+    damaged, or has files that its manifest does not list.
     """
     from attn_export.bundle import SIGNATURE
     from attn_export.jobs.sign import sign

@@ -18,19 +18,25 @@ from attn_export.errors import PARAGRAPH, GraphError, RuntimeFailure, printable
 @click.command("bench")
 @click.argument("bundle", type=PATH)
 @size_options("512")
-@click.option("--rounds", type=SIZE, default=5, show_default=True, help="Turns of each candidate.")
-@click.option("--threads", type=SIZE, help="For computing, on all sides.  [default: all cores]")
+@click.option(
+    "--rounds",
+    type=SIZE,
+    default=5,
+    show_default=True,
+    help="The number of measurements of each candidate.",
+)
+@click.option("--threads", type=SIZE, help="Threads of each candidate.  [default: all cores]")
 @json_option("Write every figure; - for stdout.")
 @click.option("--chart", metavar="FILE.svg|.png", help="Draw the medians.")
 @quiet_option
 def bench_command(
     bundle: Path, json_file: str | None, chart: str | None, quiet: bool, **options: Any
 ) -> int:
-    """Measure a bundle's graphs against PyTorch, the bare exporter's graph and the machine.
+    """Measure a bundle's graphs against PyTorch, the bare exporter's graph and rooflines.
 
-    All take turns in one interleaved run, each in a process of its own, with everything bound.
-    What cannot run here is listed with the reason. Exit code 5 if a graph of the bundle is
-    among it.
+    Candidates run in turns, each in a process of its own, with bound inputs and outputs. Those
+    that cannot run are listed with the reason. Exit code 5 if a graph of the bundle is among
+    them.
     """  # fmt: skip
     from attn_export.jobs.bench import bench
     from attn_export.report.bench_chart import check_chart_file, write_chart
@@ -61,9 +67,10 @@ def bench_command(
 @click.command("check")
 @click.argument("model", metavar="MODEL.onnx", type=PATH)
 def check_command(model: Path) -> int:
-    """Check any ONNX file; beside a manifest.json, against its entry.
+    """Check any ONNX file; beside a manifest.json, also against its entry.
 
-    Of other files, what the ONNX standard allows is a warning, and the exit code is 0.
+    In other files, what the ONNX standard allows is only a warning. Exit code 4 if a file
+    violates the standard, or its entry.
     """
     from attn_export.graph.checks import CHECKS
     from attn_export.jobs.check import check, grouped
@@ -110,10 +117,12 @@ def lower_command(model: Path, dialect: str, output: Path) -> int:
 @click.argument("bundle", type=PATH)
 @click.option(
     "--output", required=True, type=PATH, metavar="DIR",
-    help="The folder to write: new, empty, or a kit as it was written.",
+    help="The folder to write: new, empty, or an unmodified kit.",
 )  # fmt: skip
 @click.option(
-    "--dialect", metavar="NAME", help="Which graph it runs.  [the fastest that its engine runs]"
+    "--dialect",
+    metavar="NAME",
+    help="The graph that it runs.  [default: the fastest that its engine runs]",
 )
 @click.option("--quiet", is_flag=True, help="No progress, and no output but errors.")
 def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, quiet: bool) -> int:
@@ -147,11 +156,11 @@ def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, 
 @json_option("Write it as JSON; - for stdout.")
 @quiet_option
 def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:
-    """Find the meaning of attention in a runtime, beside ONNX and PyTorch.
+    """Find how a runtime interprets attention, compared with ONNX and PyTorch.
 
-    Small cases, each of which tells several meanings apart: causal alignment, windows, shared
+    Runs small cases, each of which tells interpretations apart: causal alignment, windows, shared
     heads, masked rows, softcap, NaN, empty axes, precision, small numbers. A crash, a hang and a
-    refusal are answers too. Exit code 5 if the runtime cannot run here, or answers nothing.
+    refusal are results too. Exit code 5 if the runtime cannot run here, or no case gives an output.
     """
     from attn_export.jobs.probe import probe
     from attn_export.report.data import probe_to_json
@@ -176,7 +185,7 @@ def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:
 
 @click.command("runtimes")
 def runtimes_command() -> int:
-    """List the runtimes: version, device and dialects, or why one cannot run here.
+    """List the runtimes: version, device and dialects, or the reason why one cannot run here.
 
     Other releases of a runtime than the installed one are named as by pip: ort-cpu==1.27.0. Install
     them by scripts/setup_runtimes ort-cpu==1.27.0.
@@ -189,12 +198,12 @@ def runtimes_command() -> int:
     for runtime in all_runtimes():
         reason = runtime.unavailable()
         runs = " ".join(name for name in DIALECTS if name in runtime.dialects)
-        state = f"not here: {reason}" if reason else f"{runtime.device}: {runs}"
+        state = f"unavailable: {reason}" if reason else f"{runtime.device}: {runs}"
         click.echo(f"{runtime.name:<15} {runtime.version() or '-':<10} {state}")
     for name, cpu in cpus().items():
         emulated = EmulatedCpu(name)
         reason = emulated.unavailable()
-        state = f"not here: {reason}" if reason else f"{emulated.device}: {cpu.about}"
+        state = f"unavailable: {reason}" if reason else f"{emulated.device}: {cpu.about}"
         click.echo(f"{emulated.name:<23} {emulated.version() or '-':<10} {state}")
     for name in installed():
         click.echo(f"{name:<23} {name.partition('==')[2]:<10} another release")

@@ -24,7 +24,7 @@ from attn_export.errors import PARAGRAPH, ParityError, RuntimeFailure, UsageErro
 @module_option
 @click.option(
     "--graph", type=PATH, metavar="FILE.onnx",
-    help="The graph to judge by --module.",
+    help="The ONNX file to compare with --module.",
 )  # fmt: skip
 @click.option(
     "--name", "names", multiple=True, metavar="NAME=OTHER",
@@ -32,7 +32,7 @@ from attn_export.errors import PARAGRAPH, ParityError, RuntimeFailure, UsageErro
 )  # fmt: skip
 @click.option(
     "--range", "ranges", multiple=True, metavar="NAME=LOW:HIGH",
-    help="The values of an integer input of A.",
+    help="The least and the largest value of an integer input of A.",
 )  # fmt: skip
 @runtime_options
 @click.option(
@@ -50,7 +50,7 @@ def compare_command(
     destinations: Output,
     **options: Any,
 ) -> int:
-    """Judge a graph that anyone made: by a module, or by another graph.
+    """Compare any ONNX graph with a module, or with another graph.
 
     Either --module and --graph, or two files: the float64 run of the module, or of A.onnx, is the
     truth. Inputs and outputs are matched by name, else by position.
@@ -116,27 +116,28 @@ def _range(text: str) -> tuple[str, tuple[int, int]]:
 
 @click.command("explain")
 @click.argument("bundle", required=False, type=PATH)
-@click.option("--runtime", "runtime_name", required=True, metavar="NAME", help="Which fails.")
+@click.option("--runtime", "runtime_name", required=True, metavar="NAME", help="The runtime.")
 @click.option(
     "--module", metavar="PATH.py:FUNCTION",
-    help="In place of a bundle: your module, which --graph is compared with.",
+    help="The module that --graph is compared with, in place of a bundle.",
 )  # fmt: skip
-@click.option("--case", metavar="NAME", help="The only case to look at.  [all]")
+@click.option("--case", metavar="NAME", help="The only case to look at.  [default: all]")
 @click.option("--graph", type=PATH, help="Explain this ONNX file, not the bundle's.")
 @click.option(
     "--option", "options", multiple=True, metavar="KEY=VALUE",
-    help="Of the engine, as your program sets it; may be given again.",
+    help="An option of the runtime, as your program sets it. May be repeated.",
 )  # fmt: skip
 @click.option(
     "--output", type=PATH, metavar="DIR",
-    help="The folder that reproduces it.  [<bundle>.explained]",
+    help="The folder to write, which reproduces the fault.  [default: BUNDLE.explained, or "
+    "FILE.onnx.explained]",
 )  # fmt: skip
 @click.option(
     "--seconds", type=click.FloatRange(min=1), default=45.0, show_default=True,
-    help="After which no further experiment is begun.",
+    help="The time after which no further experiment starts.",
 )  # fmt: skip
-@json_option("Write it as JSON too; - for stdout, alone.")
-@click.option("--quiet", is_flag=True, help="No progress, and the sentence alone.")
+@json_option("Write the explanation as JSON; - for stdout, without other output.")
+@click.option("--quiet", is_flag=True, help="Print only the cause, in one sentence.")
 def explain_command(
     bundle: Path | None,
     runtime_name: str,
@@ -148,13 +149,13 @@ def explain_command(
     quiet: bool,
     **further: Any,
 ) -> int:
-    """Say why a runtime gives other numbers, and write a folder that reproduces it.
+    """Explain why a runtime's outputs differ, and write a folder that reproduces it.
 
-    Of a BUNDLE, or of --graph FILE.onnx against --module PATH.py:FUNCTION.
+    Takes a BUNDLE, or --graph FILE.onnx with --module PATH.py:FUNCTION.
 
     Runs the failing cases in other ways, evaluates the graph in float64, tries known mistakes, and
-    finds the first wrong node. Exit code 0 if nothing fails, 6 if something does, 5 if no numbers
-    came out.
+    finds the first wrong node. Exit code 0 if all cases pass, 6 if one fails, 5 if the
+    runtime could not run.
     """
     from rich.console import Console
 

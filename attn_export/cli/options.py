@@ -57,12 +57,12 @@ def runtime_options(command: Command) -> Command:
     add = with_options(
         click.option(
             "--runtime", "runtimes", multiple=True, metavar="NAME",
-            help="A runtime to run; all; -NAME leaves one out of all.  "
+            help="A runtime to run, or all; -NAME leaves one out of all.  "
             "[default: ort-cpu, and ort-cuda where there is a GPU]",
         ),
         click.option(
             "--cpu", "cpus", multiple=True, metavar="NAME",
-            help="An emulated CPU to run ort-cpu on: neoverse-n1, haswell, …; all.",
+            help="An emulated CPU to run ort-cpu on: neoverse-n1, haswell, … or all.",
         ),
         click.option(
             "--require", multiple=True, metavar="NAME", help="Fail if this runtime cannot run."
@@ -71,15 +71,17 @@ def runtime_options(command: Command) -> Command:
             "--atol", type=click.FloatRange(min=0),
             help="Also fail where |runtime - eager| > atol + rtol * |eager|.",
         ),
-        click.option("--rtol", type=click.FloatRange(min=0), help="Relative part of --atol."),
+        click.option(
+            "--rtol", type=click.FloatRange(min=0), help="Relative tolerance; see --atol."
+        ),
     )  # fmt: skip
     return add(merged)
 
 
 budget_option = click.option(
-    "--budget", "budgets", multiple=True, metavar="MEASURE>=N",
-    help="Fail where quantised weights leave less: sqnr>=30 (dB), cosine>=0.99, row<=0.1, "
-    "kl<=0.01 (nats), top1>=0.99.  [default: by weights-dtype]",
+    "--budget", "budgets", multiple=True, metavar="MEASURE>=N|MEASURE<=N",
+    help="Fail if the quantised layer misses this bound against float32: sqnr>=30 (dB), "
+    "cosine>=0.99, row<=0.1, kl<=0.01 (nats), top1>=0.99.  [default: by weights-dtype]",
 )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ class Output:
         json_file: The file for JSON, `STDOUT`, or None.
         junit_file: The file for JUnit XML, or None.
         html_file: The file for HTML, or None.
-        quiet: Whether to print errors only.
+        quiet: Whether to print nothing but errors and failed reports.
     """
 
     json_file: str | None
@@ -145,7 +145,9 @@ def output_options(command: Command) -> Command:
             "--junit", "junit_file", metavar="FILE",
             help="Write the report as JUnit XML, as CI systems read it.",
         ),
-        click.option("--html", "html_file", metavar="FILE", help="Write the report as a page."),
+        click.option(
+            "--html", "html_file", metavar="FILE", help="Write the report as an HTML page."
+        ),
         quiet_option,
     )  # fmt: skip
     return add(merged)

@@ -27,12 +27,12 @@ WRONG, BROKEN = {"failed"}, {"crashed", "error", "timed out"}
 tls_options = with_options(
     click.option(
         "--tls-ca", metavar="FILE", type=PATH,
-        help="The certificate of the authority that both sides trust, as PEM.",
+        help="The certificate of the authority that all processes trust, as PEM.",
     ),
     click.option(
-        "--tls-cert", metavar="FILE", type=PATH, help="The certificate of this side, as PEM."
+        "--tls-cert", metavar="FILE", type=PATH, help="The certificate of this process, as PEM."
     ),
-    click.option("--tls-key", metavar="FILE", type=PATH, help="The key of this side, as PEM."),
+    click.option("--tls-key", metavar="FILE", type=PATH, help="The key of this process, as PEM."),
 )  # fmt: skip
 
 
@@ -53,10 +53,12 @@ tls_options = with_options(
 )  # fmt: skip
 @click.option(
     "--install", is_flag=True,
-    help="Install the releases of runtimes that it names, ort-cpu==1.27.0, on this machine first.",
+    help="First install the releases of runtimes that the plan names, such as ort-cpu==1.27.0.",
 )  # fmt: skip
-@click.option("--allow-modules", is_flag=True, help="Let workers run the Python files it names.")
-@click.option("--share", metavar="I/N", help="Only every N-th layer, from the I-th.")
+@click.option(
+    "--allow-modules", is_flag=True, help="Let workers run the Python files that the plan names."
+)
+@click.option("--share", metavar="I/N", help="Run every N-th layer, from the I-th.")
 @click.option(
     "--matrix", metavar="github", type=click.Choice(["github"]),
     help="Print the plan as a matrix of GitHub Actions, and run nothing.",
@@ -92,8 +94,9 @@ def sweep_command(
 ) -> int:
     """Verify many layers in many dialects and runtimes, on this machine or a Dask cluster.
 
-    Every finished cell is kept in STORE, whatever is killed. Exit code 6 if numbers are wrong
-    somewhere, 5 if a cell crashed or could not be run to its end.
+    A cell is one layer in one dialect and runtime. Finished cells are stored at once, and survive
+    a killed process. Exit code 6 if numbers are wrong somewhere, 5 if a cell crashed or could not
+    be run to its end.
     """
     from attn_export.sweep.store import Store, merge
     from attn_export.sweep.sweep_plan import read_plan
@@ -216,13 +219,16 @@ def worker_command(
     "--output", metavar="DIR", required=True, type=PATH,
     help="The folder of the page.",
 )  # fmt: skip
-@click.option("--title", default="Can I use attention", show_default=True, help="Its title.")
+@click.option(
+    "--title", default="Can I use attention", show_default=True, help="The title of the page."
+)
 def site_command(folder: Path, output: Path, title: str) -> int:
     """Write the results of a sweep as a static page, with JSON and CSV beside it.
 
     STORE may also be a file that `sweep --json` wrote.
 
-    It shows which runtime computes which attention right, why not, and how to repeat each cell.
+    The page shows which runtime computes which layer right, the reason where it does not, and how
+    to repeat each cell.
     """
     from attn_export.sweep.site import write_site
     from attn_export.sweep.store import FILE, Store, read_json
@@ -251,7 +257,7 @@ def site_command(folder: Path, output: Path, title: str) -> int:
     "--runtime", "name", default="ort-cpu", show_default=True, metavar="NAME", help="The runtime."
 )
 @click.option(
-    "--dialect", default=STANDARD, show_default=True, metavar="NAME", help="Which graph it runs."
+    "--dialect", default=STANDARD, show_default=True, metavar="NAME", help="The graph that it runs."
 )
 @click.option("--good", metavar="VERSION", help="A release that passes.")
 @click.option("--bad", metavar="VERSION", help="A release that does not.")
@@ -271,8 +277,8 @@ def bisect_command(
 ) -> int:
     """Find the release of a runtime in which the verdict on a bundle's graph changed.
 
-    Without --good and --bad between the oldest and the newest release. Releases are installed by
-    scripts/setup_runtimes NAME==VERSION, or by --install.
+    By default all releases are searched, from the oldest to the newest. --good may be newer than
+    --bad. Releases are installed by scripts/setup_runtimes NAME==VERSION, or by --install.
     """
     from attn_export.report.progress import progress
     from attn_export.runtimes.catalogue import runtime

@@ -176,4 +176,4 @@ def test_the_stand_in_is_no_device(cli):
         capture_output=True, text=True, check=True, env=os.environ | {"LD_LIBRARY_PATH": place},
     )  # fmt: skip
     (line,) = (line for line in ran.stdout.splitlines() if line.startswith("ort-cuda"))
-    assert "not here: libcuda.so.1 is the stand-in of dry runs" in line
+    assert "unavailable: libcuda.so.1 is the stand-in of dry runs" in line

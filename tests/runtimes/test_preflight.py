@@ -108,4 +108,4 @@ def test_runtimes_are_listed_with_version_device_and_dialects_or_why_not(cli: Cl
     assert lines["ort-cpu"].endswith("cpu: standard portable ort cuda")
     for kind in all_runtimes():
         reason = kind.unavailable()
-        assert (f"not here: {reason}" if reason else f"{kind.device}: ") in lines[kind.name]
+        assert (f"unavailable: {reason}" if reason else f"{kind.device}: ") in lines[kind.name]
