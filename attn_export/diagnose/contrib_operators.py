@@ -21,12 +21,17 @@ from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
 from attn_export.tensorfile import Array
 
 GQA_INPUTS = (
-    "query", "key", "value", "past_key", "past_value", "seqlens_k", "total", "cos", "sin",
-    "position_ids", "bias", "sink", "k_scale", "v_scale",
+    "query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length",
+    "cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink", "k_scale", "v_scale",
 )  # fmt: skip
+"""The inputs of GroupQueryAttention, as ONNX Runtime names them."""
+
 NO_SINK = np.array(-1e30)
 """A score that adds nothing to the sum of a softmax."""
-MHA_INPUTS = ("query", "key", "value", "packed_bias", "padding", "bias")
+
+MHA_INPUTS = ("query", "key", "value", "bias", "key_padding_mask", "attention_bias")
+"""The inputs of MultiHeadAttention up to the last one that is implemented."""
+
 SUPPORTED_ATTRIBUTES = frozenset({
     "num_heads", "kv_num_heads", "scale", "softcap",
     "kv_cache_bit_width", "k_quant_type", "v_quant_type",  # of a cache of integers
@@ -42,15 +47,15 @@ class GroupQueryAttention(OpRun):
     op_domain = MICROSOFT
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        refused = {"cos", "sin", "position_ids"}
+        refused = {"cos_cache", "sin_cache", "position_ids"}
         operands = _optional_inputs(GQA_INPUTS, inputs, attributes, refused)
-        if (operands.get("sink", NO_SINK) > NO_SINK).any():
+        if (operands.get("head_sink", NO_SINK) > NO_SINK).any():
             raise NotImplementedError("head_sink of GroupQueryAttention")
         H, Hkv = attributes["num_heads"], attributes["kv_num_heads"]
         q, L = operands["query"], operands["query"].shape[1]
         k, v = (split_heads(operands[name], Hkv) for name in ("key", "value"))
         cache_length = operands["seqlens_k"].astype(np.int64).reshape(-1) + 1
-        total = int(np.asarray(operands["total"]).reshape(()))
+        total = int(np.asarray(operands["total_sequence_length"]).reshape(()))
         # The keys of a prompt begin at 0; later keys follow those in the cache.
         start = np.zeros_like(cache_length) if total == L else cache_length - L
         bits = attributes.get("kv_cache_bit_width") or 8
@@ -63,7 +68,7 @@ class GroupQueryAttention(OpRun):
             integers = (_unpack_cache(keys, bits), _unpack_cache(values, bits))
             read = (integers[0] * operands["k_scale"], integers[1] * operands["v_scale"])
         call = Call(
-            q, *read, operands.get("bias"), cache_length=start + L,
+            q, *read, operands.get("attention_bias"), cache_length=start + L,
             attributes={**_scale_and_softcap(attributes), "is_causal": 1, "q_num_heads": H},
         )  # fmt: skip
         return attention(call, self.changes)[0], keys, values
@@ -77,10 +82,10 @@ class MultiHeadAttention(OpRun):
     op_domain = MICROSOFT
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        operands = _optional_inputs(MHA_INPUTS, inputs, attributes, {"packed_bias", "padding"})
+        operands = _optional_inputs(MHA_INPUTS, inputs, attributes, {"bias", "key_padding_mask"})
         heads = dict.fromkeys(("q_num_heads", "kv_num_heads"), attributes["num_heads"])
         call = Call(
-            operands["query"], operands["key"], operands["value"], operands.get("bias"),
+            operands["query"], operands["key"], operands["value"], operands.get("attention_bias"),
             attributes={**_scale_and_softcap(attributes), **heads},
         )  # fmt: skip
         return attention(call, self.changes)[:1]
