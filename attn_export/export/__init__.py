@@ -1,1 +1,1 @@
-"""Subject → canonical graph, with the capture proven and refusals explained."""
+"""Export of a PyTorch module to one ONNX graph, with checks of the capture and of its limits."""

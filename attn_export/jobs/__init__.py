@@ -1,1 +1,1 @@
-"""The jobs, each of which reads from top to bottom as its steps: build, verify, check."""
+"""The functions behind the commands (build, verify, check …), each a list of its steps."""

@@ -1,1 +1,1 @@
-"""Truth, eager, and the rule by which a runtime passes."""
+"""Test cases, their float64 results, and the rule by which a runtime's outputs pass."""

@@ -1,1 +1,1 @@
-"""The engines that run graphs: one file each, one process each."""
+"""Runtimes that run ONNX graphs: one file and one process for each."""

@@ -1,4 +1,4 @@
-"""The forms of a graph: a rewrite of its `Attention` nodes for each dialect."""
+"""Rewrites of a graph's `Attention` nodes, one for each dialect."""
 
 from attn_export.graph.lower.dialects import DECODE, PREFILL, Lowered, NotInHalfError, lower
 from attn_export.graph.lower.form_choice import FORMS, KERNELS, Form
