@@ -46,7 +46,7 @@ FLOORS = {
     "parity/long_cases": 1, "parity/mask_contents": 1, "parity/measures": 0,
     "parity/plan": 1,
     "bundle": 2, "runtimes/dry_run_": 2, "runtimes/dry_run_results": -2,
-    "export/__init__": 2, "export/given_scales": 2, "export/input_function": 2,
+    "export/__init__": 2, "export/user_scales": 2, "export/input_function": 2,
     "export/module_state": 2,
     "export/subject": 2,
     "export/subject_checks": 2, "export/trees": 2, "user_module": 3,
@@ -185,12 +185,12 @@ def test_no_imports_go_in_circles():
             done.add(file)
 
     for file in FILES:
-        # The package's own names are for those outside; nobody inside uses them.
+        # The package's own names are for users; its files import from where they are defined.
         if file != "__init__":
             visit(file, ())
 
 
-def test_nobody_inside_imports_the_packages_own_names():
+def test_no_file_imports_the_packages_own_names():
     assert [file for file in FILES if "__init__" in own_imports(file)] == []
 
 
@@ -299,7 +299,7 @@ print(json.dumps([code, len(loaded), len(files)]))
 
 
 def test_a_plain_build_loads_and_runs_few_modules(tmp_path: Path):
-    """Features that a build does not use are imported where they are used."""
+    """Count modules: features that a build does not use are imported where they are used."""
     ran = subprocess.run(
         [sys.executable, "-c", PLAIN_BUILD], cwd=tmp_path, capture_output=True, text=True
     )

@@ -17,7 +17,7 @@ from attn_export.export.trees import to_torch
 from attn_export.graph.load import load_graph
 
 if TYPE_CHECKING:
-    from attn_export.export.given_scales import Calibration
+    from attn_export.export.user_scales import Calibration
     from attn_export.quantiser import QuantisedWeight
 
 # -- quantisation, where a spec says so ---------------------------------------------------------
@@ -48,10 +48,10 @@ def quantise_by_spec(
     if not quantises and not integers and kv_scales is None and calibrate is None:
         return ()
     from attn_export.attention.quantised import quantisation_notes, quantise_module
-    from attn_export.export.given_scales import set_given_scales
+    from attn_export.export.user_scales import set_user_scales
 
     quantise_module(module, integers)
-    notes = set_given_scales(module, kv_scales, calibrate)
+    notes = set_user_scales(module, kv_scales, calibrate)
     return (*notes, *quantisation_notes(module.spec))  # the spec has the origin of the scales now
 
 

@@ -35,8 +35,8 @@ from attn_export.parity.plan import Plan, plan_cases
 from attn_export.spec import AttentionSpec, Input, Shape
 
 if TYPE_CHECKING:
-    from attn_export.export.given_scales import Calibration
     from attn_export.export.input_function import InputFunction
+    from attn_export.export.user_scales import Calibration
     from attn_export.parity.draw import Sizes
 
 MOST_WORK = 2**30

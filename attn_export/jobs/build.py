@@ -286,7 +286,7 @@ class _Work:
         if subject.spec is not None:
             (folder / SPEC).write_text(subject.spec.to_toml(), encoding="utf-8")
             if subject.spec.kv_scales_from != SEED:
-                from attn_export.export.given_scales import write_module_scales
+                from attn_export.export.user_scales import write_module_scales
 
                 write_module_scales(folder, subject.module)
         (folder / REPORT).write_text(to_json(report), encoding="utf-8")

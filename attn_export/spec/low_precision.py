@@ -70,24 +70,24 @@ def quantised_activations(spec: AttentionFields) -> None:
     """
     if spec.activations == "none":
         return
-    given = f"activations = {spec.activations!r}"
+    field = f"activations = {spec.activations!r}"
     needed = "int4" if spec.activations == PER_BLOCK else "int8"
     if set(map(by_projection(spec.weights_dtype).get, PROJECTIONS)) != {needed}:
         raise SpecError(
-            f"{given} with weights_dtype = {spec.weights_dtype!r}: products of integers have "
+            f"{field} with weights_dtype = {spec.weights_dtype!r}: products of integers have "
             f'{needed} weights in all projections; set weights_dtype = "{needed}"'
         )
     if spec.activations == PER_BLOCK:
         if not spec.block_size:
             raise SpecError(
-                f"block_size = 0 with {given}: activations have the blocks of weights; set "
+                f"block_size = 0 with {field}: activations have the blocks of weights; set "
                 "block_size to 16, 32, 64 or 128"
             )
         return
     for name, required in (("block_size", 0), ("scheme", "symmetric")):
         if getattr(spec, name) != required:
             raise SpecError(
-                f"{name} = {getattr(spec, name)!r} with {given}, which takes {required!r} only; "
+                f"{name} = {getattr(spec, name)!r} with {field}, which takes {required!r} only; "
                 f"leave {name} out"
             )
 
@@ -214,30 +214,30 @@ def _columns(spec: AttentionFields, width: int) -> tuple[tuple[int, int, int], .
 
 def typed_cache(spec: AttentionFields) -> None:
     """Check that a cache with a type of its own is written in place, in a float32 layer."""
-    given = f"kv_dtype = {spec.kv_dtype!r}"
+    field = f"kv_dtype = {spec.kv_dtype!r}"
     if spec.kv_dtype not in KV_RANGES:
-        problem = f"with {given}; set kv_dtype to one of {', '.join(KV_RANGES)}"
+        problem = f"with {field}; set kv_dtype to one of {', '.join(KV_RANGES)}"
         require_fields(spec, NO_SCALES, problem)
     if spec.kv_dtype == "none":
         return
     if spec.cache != "in-place":
         raise SpecError(
-            f"{given} with cache = {spec.cache!r}: only a cache that is written in place has a "
+            f"{field} with cache = {spec.cache!r}: only a cache that is written in place has a "
             'type of its own; set cache = "in-place"'
         )
     if spec.dtype != "float32":
         raise SpecError(
-            f"{given} with dtype = {spec.dtype!r}: only a layer in float32 has a cache of another "
+            f"{field} with dtype = {spec.dtype!r}: only a layer in float32 has a cache of another "
             "type; leave dtype out"
         )
     if spec.kv_latent_dim:
         raise SpecError(
-            f"{given} with kv_latent_dim = {spec.kv_latent_dim}: a cache of latents has the type "
+            f"{field} with kv_latent_dim = {spec.kv_latent_dim}: a cache of latents has the type "
             "of the layer; leave kv_dtype out"
         )
     if spec.kv_dtype == FLOAT16 and spec.activations != "none":
         raise SpecError(
-            f"{given} with activations = {spec.activations!r}: which float16 number is right may "
+            f"{field} with activations = {spec.activations!r}: which float16 number is right may "
             "depend on rounding, so no integer of the output would be certain; set kv_dtype to "
             f"none, {' or '.join(KV_RANGES)}"
         )
@@ -245,7 +245,7 @@ def typed_cache(spec: AttentionFields) -> None:
         width = getattr(spec, name)
         if width % IN_A_BYTE.get(spec.kv_dtype, 1):
             raise SpecError(
-                f"{given} with {name} = {width}: a byte holds two channels; make {name} even"
+                f"{field} with {name} = {width}: a byte holds two channels; make {name} even"
             )
     _check_blocks(spec)
 
@@ -254,21 +254,21 @@ def _check_blocks(spec: AttentionFields) -> None:
     """Check that scales by block come with int4, with valid blocks, and without given scales."""
     if spec.kv_scale != BY_BLOCK:
         return
-    given = f"kv_scale = {BY_BLOCK!r}"
+    field = f"kv_scale = {BY_BLOCK!r}"
     for name in ("head_dim", "v_head_dim"):
         width = getattr(spec, name)
         if block_width(width) < min(width, LEAST_BLOCK):
             raise SpecError(
-                f"{given} with {name} = {width}, which no block of {LEAST_BLOCK} to {BLOCK} "
+                f"{field} with {name} = {width}, which no block of {LEAST_BLOCK} to {BLOCK} "
                 "channels divides; choose another kv_scale"
             )
     if spec.kv_dtype != "int4":
         raise SpecError(
-            f"{given} with kv_dtype = {spec.kv_dtype!r}: blocks hold 4 bits; set kv_dtype = "
+            f"{field} with kv_dtype = {spec.kv_dtype!r}: blocks hold 4 bits; set kv_dtype = "
             '"int4", or choose another kv_scale'
         )
     if spec.kv_scales_from != SEED:
         raise SpecError(
-            f"kv_scales_from = {spec.kv_scales_from!r} with {given}: each token has scales of its "
+            f"kv_scales_from = {spec.kv_scales_from!r} with {field}: each token has scales of its "
             "own; leave kv_scales_from out"
         )

@@ -236,21 +236,21 @@ def latent(spec: AttentionFields) -> None:
                 f"q_latent_dim {spec.q_latent_dim} with kv_latent_dim = 0; set kv_latent_dim too"
             )
         return
-    given = f"kv_latent_dim = {spec.kv_latent_dim}"
-    require_fields(spec, LATENT_EXCLUDES, f"with {given}, which excludes it; leave it out")
+    field = f"kv_latent_dim = {spec.kv_latent_dim}"
+    require_fields(spec, LATENT_EXCLUDES, f"with {field}, which excludes it; leave it out")
     if spec.rotary == "none" or spec.rotary_dim >= spec.head_dim:
         raise SpecError(
-            f"rotary = {spec.rotary!r} and rotary_dim {spec.rotary_dim} with {given}: some of the "
+            f"rotary = {spec.rotary!r} and rotary_dim {spec.rotary_dim} with {field}: some of the "
             f"head_dim {spec.head_dim} elements of a query are rotated, and some are not; set both"
         )
     if spec.num_kv_heads != 1:
         raise SpecError(
-            f"num_kv_heads {spec.num_kv_heads} with {given}: all heads share the latent; leave "
+            f"num_kv_heads {spec.num_kv_heads} with {field}: all heads share the latent; leave "
             "num_kv_heads out"
         )
     if spec.bias not in ("none", "all") or (spec.bias == "all" and not spec.q_latent_dim):
         raise SpecError(
-            f"bias = {spec.bias!r} with {given}: the projections to both latents and the output "
+            f"bias = {spec.bias!r} with {field}: the projections to both latents and the output "
             'have a bias, or none has; set bias = "none", or q_latent_dim and bias = "all"'
         )
 

@@ -27,7 +27,7 @@ MOST_BYTES = 2**30
 """The largest size of a file of hidden states in bytes."""
 
 
-def set_given_scales(
+def set_user_scales(
     module: Attention, kv_scales: Path | str | None = None, calibrate: Calibration | None = None
 ) -> tuple[str, ...]:
     """Set the scales of a module's cache to those of the user.
