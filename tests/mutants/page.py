@@ -44,7 +44,7 @@ def summary(results: Sequence[Tried]) -> tuple[str, bool]:
         for tried in of_row:
             kinds[tried.kind].append(tried)
         lines += [_line("", kind, kinds[kind]) for kind in sorted(kinds)] if len(kinds) > 1 else []
-    lines.append(_line("", "**all**", [t for t in results if GOALS.get(t.row, 1)]))
+    lines.append(_line("", "**all with a goal**", [t for t in results if GOALS.get(t.row, 1)]))
     return "\n".join(lines), met
 
 
@@ -58,6 +58,11 @@ def _line(row: str, kind: str, results: Sequence[Tried]) -> str:
         f"| {row} | {kind} | {len(results)} | {refused} | {len(faults)} | {caught} | {share} "
         f"| {beside} |"
     )
+
+
+def _caught(results: Sequence[Tried]) -> str:
+    faults = [tried for tried in results if tried.is_fault]
+    return f"{sum(1 for tried in faults if tried.fate == 'caught'):,} of {len(faults):,}"
 
 
 def _share(results: Sequence[Tried]) -> float:
@@ -88,6 +93,9 @@ def page(results: Sequence[Tried], seed: int) -> str:
         f"{len(results)} mutants, seed {seed}.",
         "",
         table,
+        "",
+        f"{_caught(results)} faults are caught. The last row leaves out c2 and c3, which have no "
+        "goal: their sizes may be larger than those of any golden vector, or a single size.",
         "",
         f"## Missed: {len(missed)}",
         "",
