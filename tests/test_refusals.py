@@ -147,7 +147,7 @@ TABLE = {
     flexible: "flex_attention has no ONNX form; call F.scaled_dot_product_attention",
     causal_bias: "a mask of torch.nn.attention.bias, which cannot be captured; pass is_causal=True",
     cast_within: "computes in bfloat16 by torch.autocast within forward",
-    kept_by_size: "a dict or set that is asked for a size; compute what it holds",
+    kept_by_size: "a dict or set with a size as a key; compute what it holds",
     raises: "ValueError: mine",
     random: "gives another y for the same inputs; take out what is random",
     in_place: "changes its input x in place; work on a copy",

@@ -171,7 +171,7 @@ PASSPHRASE = "ATTN_EXPORT_PASSPHRASE"
 @click.argument("bundle", type=PATH)
 @click.option(
     "--key", type=PATH, metavar="PRIVATE.pem",
-    help=f"A private key on an elliptic curve; its passphrase is in {PASSPHRASE}, or typed.",
+    help=f"A private key on an elliptic curve. Its passphrase is in {PASSPHRASE}, or prompted for.",
 )  # fmt: skip
 @click.option(
     "--sigstore", is_flag=True, help="The identity of this CI job, or yours. Needs a network."

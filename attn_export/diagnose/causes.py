@@ -105,16 +105,16 @@ def causes(
     """
     if observations.fault == "graph":
         return _graph_causes(observations, lines) or [Cause(UNKNOWN, IN_GRAPH + observations.shown)]
-    mending = [
+    passing = [
         (result.kind, result.experiment.name)
         for result in results
-        if result.kind and result.experiment.mended
+        if result.kind and result.experiment.passed
     ]
     verdict = f"the graph is right, {observations.runtime} is wrong"
     if observations.fault == "unknown":
         verdict = f"the graph or {observations.runtime} is wrong, and float64 cannot tell which"
     unknown = f"{verdict}: no known mistake reproduces its outputs{observations.shown}"
-    return _runtime_causes(verdict, observations, mending, lines) or [Cause(UNKNOWN, unknown)]
+    return _runtime_causes(verdict, observations, passing, lines) or [Cause(UNKNOWN, unknown)]
 
 
 def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
@@ -157,20 +157,20 @@ def _uncomputed_causes(observations: Observations, lines: Lines) -> Iterator[Cau
 
 
 def _runtime_causes(
-    verdict: str, observations: Observations, mending: Sequence[tuple[str, str]], lines: Lines
+    verdict: str, observations: Observations, passing: Sequence[tuple[str, str]], lines: Lines
 ) -> list[Cause]:
     """Return the causes in a wrong runtime: known mistakes, remedies, the first deviation.
 
     Args:
         verdict: The clause that says which part is wrong.
         observations: The observations.
-        mending: For each experiment that passes, the cause that it implies, and its name.
+        passing: For each experiment that passes, the cause that it implies, and its name.
         lines: The source line of the module for each node, by its name.
     """
-    remedies = ", or ".join(name for _, name in mending)
+    remedies = ", or ".join(name for _, name in passing)
     passes_with = f"; it passes with {remedies}" if remedies else ""
     causes = [_cause(match, lines, verdict, passes_with) for match in observations.known.matches]
-    causes += [Cause(kind, f"{verdict}: it passes with {name}") for kind, name in mending]
+    causes += [Cause(kind, f"{verdict}: it passes with {name}") for kind, name in passing]
     first = observations.first
     if first is not None:
         says = f"{verdict}: it first differs from the float64 run at {first.location}"

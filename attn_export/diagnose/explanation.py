@@ -65,12 +65,12 @@ class Experiment:
 
     Attributes:
         name: The change.
-        mended: Whether all cases passed; None if it could not be run.
+        passed: Whether all cases passed; None if it could not be run.
         result: The result, in a few words.
     """
 
     name: str
-    mended: bool | None
+    passed: bool | None
     result: str
 
 

@@ -51,7 +51,7 @@ ADVICE = (
     ),
     (
         r"unhashable type: non-nested SymInt",
-        "a dict or set that is asked for a size",
+        "a dict or set with a size as a key",
         "compute what it holds from the size in each call",
     ),
 )

@@ -269,9 +269,9 @@ def onnx_checker(graph: CheckedGraph) -> Iterator[str]:
         # By path: only so are external data, and models over 2 GiB, checked.
         onnx.checker.check_model(str(graph.path), full_check=True)
     except onnx.shape_inference.InferenceError as error:
-        yield f"shapes do not fit: {one_line(error)}; mend the node or the declared shape"
+        yield f"shapes do not fit: {one_line(error)}; correct the node or the declared shape"
     except Exception as error:  # its own, and what damaged files make of it
-        yield f"{one_line(error)}; export it again or mend the node"
+        yield f"{one_line(error)}; export it again or correct the node"
 
 
 def strict_shape_inference(graph: CheckedGraph) -> Iterator[str]:
@@ -281,7 +281,7 @@ def strict_shape_inference(graph: CheckedGraph) -> Iterator[str]:
             graph.proto, check_type=True, strict_mode=True, data_prop=True
         )
     except Exception as error:  # its own, and what damaged files make of it
-        yield f"{one_line(error)}; mend the node's inputs or attributes"
+        yield f"{one_line(error)}; correct the node's inputs or attributes"
 
 
 def declared_shapes(graph: CheckedGraph) -> Iterator[str]:

@@ -53,7 +53,7 @@ def judge(
     for name in outputs:
         if name not in golden.expected:
             verdict = Verdict(runtime, graph, golden.case.name, name, "failed")
-            verdicts.append(_failed(verdict, f"an output {name} that nobody asked for"))
+            verdicts.append(_failed(verdict, f"unexpected output {name}"))
     return verdicts
 
 

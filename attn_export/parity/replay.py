@@ -277,7 +277,7 @@ def _judge_worker(
     if worker.outcome == "ran" and not expected_count:
         worker.outcome, worker.reason = "not run", "no case has the sizes that it is for"
     if worker.outcome == "refused":
-        # It ran, but not on the device that was asked for: none of its outputs count.
+        # It ran, but not on the device that was named: none of its outputs count.
         reason = worker.reason
         verdicts = [dataclasses.replace(v, status="error", message=reason) for v in verdicts]
     return verdicts, worst, seconds

@@ -78,7 +78,7 @@ LONGEST = 320
 """Largest number of characters of a note. The JSON file has all."""
 
 LEGEND = (
-    "* not as ONNX; + not as PyTorch, which is asked for scaled_dot_product_attention. "
+    "* not as ONNX; + not as PyTorch, which runs scaled_dot_product_attention. "
     "(In brackets) ONNX says nothing, and its evaluator does this."
 )
 IN_PORTABLE = "portable: in operators of opset 18, where Attention does not run or is not as ONNX."
@@ -185,7 +185,7 @@ def _evidence(explanation: Explanation) -> Iterator[str]:
     for pattern in explanation.pattern:
         yield f"pattern: {pattern}"
     for experiment in explanation.experiments:
-        failure = "could not be run: " if experiment.mended is None else ""
+        failure = "could not be run: " if experiment.passed is None else ""
         yield f"tried: {experiment.name}: {failure}{experiment.result}"
     if explanation.smallest:
         sizes = ", ".join(f"{axis} {size}" for axis, size in explanation.smallest.items())

@@ -156,7 +156,7 @@ def _check_shapes(
         if len(named) != array.ndim or list(array.shape) != expected:
             raise ValueError(
                 f"{name} is {list(array.shape)} where its axes are {list(named)}, after "
-                f"{cache_length} tokens, with {sizes[QUERY_LEN]} new ones and room for "
+                f"{cache_length} tokens, with {sizes[QUERY_LEN]} new ones and a capacity of "
                 f"{sizes[CAPACITY]}"
             )
 
@@ -235,7 +235,7 @@ def _store(outputs: ArrayDict, folder: Path) -> None:
     except OSError as error:
         raise RuntimeError(
             f"its outputs cannot be stored in the temporary folder: {error.strerror}; "
-            "make room there, or name another by TMPDIR"
+            "free space there, or name another by TMPDIR"
         ) from error
 
 

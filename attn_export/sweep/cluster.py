@@ -120,7 +120,7 @@ def check_address(address: str, tls: Security | None) -> None:
         )
     if tls is None and not _is_loopback(host):
         raise UsageError(
-            f"the scheduler {address} is not on this machine, and Dask runs code of whoever "
+            f"the scheduler {address} is not on this machine, and Dask runs code of anybody who "
             "reaches it; give --tls-ca, --tls-cert, --tls-key and a tls:// address"
         )
 

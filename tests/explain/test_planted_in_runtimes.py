@@ -30,7 +30,7 @@ def computes_in(hint: str) -> str:
 
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.every(3)
-def test_low_precision_is_named_with_what_mends_it(name: str, bundle: Path, need):
+def test_low_precision_is_named_with_its_remedy(name: str, bundle: Path, need):
     need("openvino")
     precision = computes_in(name)
     found = explain(bundle, "openvino", options={LOW: name})
@@ -45,25 +45,25 @@ def test_low_precision_is_named_with_what_mends_it(name: str, bundle: Path, need
     assert f"it passes with precision pinned to f32 ({LOW}=f32)" in found.sentence
     assert found.first is not None
     assert found.first.operator == "MatMul"
-    tried = {experiment.name: experiment.mended for experiment in found.experiments}
+    tried = {experiment.name: experiment.passed for experiment in found.experiments}
     assert tried["one thread"] is False
     assert tried["the same graph in ort-cpu"] is True
 
 
 @pytest.mark.extended
-def test_a_kernel_that_remembers_an_earlier_shape_is_told_from_the_graph(tmp_path: Path, need):
-    """OpenVINO's kernel for one query is used again for 16 and more."""
+def test_a_kernel_that_keeps_an_earlier_shape_is_no_fault_of_the_graph(tmp_path: Path, need):
+    """Run OpenVINO's kernel for one query first, which is then used for 16 and more."""
     need("openvino")
     spec = AttentionSpec.from_dict({"embed_dim": 64, "num_heads": 4})
     build(spec, tmp_path / "mha", runtimes=["ort-cpu"], dialects=["standard"])
     found = explain(tmp_path / "mha", "openvino", options={"SNIPPETS_MODE": "ENABLE"})
     assert found.fault == "runtime"
-    mended = {e.name for e in found.experiments if e.mended}
-    assert "generated kernels off (SNIPPETS_MODE=DISABLE)" in mended
+    passing = {e.name for e in found.experiments if e.passed}
+    assert "generated kernels off (SNIPPETS_MODE=DISABLE)" in passing
     assert found.causes[0].kind == "generated kernels off", found.sentence
 
 
-def test_options_that_an_engine_does_not_have_are_told(bundle: Path):
+def test_options_that_an_engine_does_not_have_are_named(bundle: Path):
     found = explain(bundle, "ort-cpu", options={"graph_optimization_level": "fast"})
     assert found.fault == "did not run"
     assert "choose from disable_all" in found.sentence
@@ -82,11 +82,11 @@ def test_a_runtime_that_is_not_here_is_one_line(bundle: Path, monkeypatch: pytes
         explain(bundle, "ort-cuda")
 
 
-def test_an_unknown_case_is_told(bundle: Path):
+def test_an_unknown_case_is_refused(bundle: Path):
     with pytest.raises(UsageError, match="there is no case 'x'; choose from shape_B1_P0_L1"):
         explain(bundle, "ort-cpu", case="x")
 
 
-def test_time_that_is_no_number_is_told(bundle: Path):
-    with pytest.raises(UsageError, match="seconds must be a number; got nan"):
+def test_a_time_that_is_no_number_is_refused(bundle: Path):
+    with pytest.raises(UsageError, match="seconds has to be a number; got nan"):
         explain(bundle, "ort-cpu", seconds=float("nan"))

@@ -14,16 +14,16 @@ class Fault:
     """An edit, and the check that must find it.
 
     Attributes:
-        told: What its message says: the thing, and what to do.
+        message: Texts of its message: the thing, and what to do.
         also: Checks that cannot help noticing it too.
-        known: Whether the check is told what was asked for, as for a spec or a bundle.
+        known: Whether the check knows the expected properties, as of a spec or a bundle.
         beside: Bytes of a `weights.bin` beside the graph.
     """
 
     name: str
     check: str
     edit: Edit
-    told: tuple[str, ...]
+    message: tuple[str, ...]
     also: tuple[str, ...] = ()
     known: bool = True
     beside: int | None = None
@@ -34,16 +34,16 @@ WEIGHT_BYTES = 32 * 32 * 4
 CHECKER = ("onnx_checker",)
 
 FAULTS: tuple[Fault, ...] = (
-    # Is it ONNX, and are the declared shapes those that come out?
+    # Invalid ONNX, and declared shapes other than the computed ones.
     Fault("a node after its reader", "onnx_checker", edit.node_after_its_reader,
-          ("topologically sorted", "Concat", "mend the node")),
+          ("topologically sorted", "Concat", "correct the node")),
     Fault("an attribute that does not exist", "onnx_checker", edit.unknown_attribute,
-          ("nonsense", "Transpose", "mend the node")),
+          ("nonsense", "Transpose", "correct the node")),
     Fault("a weight of another shape", "strict_shape_inference", edit.narrow_weight,
-          ("q_proj/MatMul", "Incompatible dimensions", "mend the node's inputs"),
+          ("q_proj/MatMul", "Incompatible dimensions", "correct the node's inputs"),
           also=("onnx_checker",)),
     Fault("a computed shape that only data propagation knows", "strict_shape_inference",
-          edit.axis("Expand.out", 1, 5), ("Expand", "(1) vs (5)", "mend the node's inputs"),
+          edit.axis("Expand.out", 1, 5), ("Expand", "(1) vs (5)", "correct the node's inputs"),
           also=("declared_shapes",)),
     Fault("an axis of a value declared 0", "declared_shapes", edit.axis("Attention.out", 2, 0),
           ("Attention.out", "[batch, 4, 0, 8]", "no tensor has an axis of 0", "name it")),
@@ -55,7 +55,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("another width of an output declared", "declared_shapes", edit.axis("output", 2, 64),
           ("output", "[batch, query_len, 64]", "[batch, query_len, 32]", "declare that"),
           also=("onnx_checker", "strict_shape_inference", "dynamic_axes")),
-    # Are the axes that were asked for there, under their names?
+    # Axes that are missing, or have other names.
     Fault("an input missing", "signature", edit.without_mask,
           ("inputs are query, past_key", "expected query, attn_mask", "export it again")),
     Fault("an output missing", "signature", lambda model: model.graph.output.pop(),
@@ -141,8 +141,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     *(
         Fault(f"external data {where}", "external_data", edit.external(**entries),
-              ("q_proj.weight", *told), also=also, beside=beside)
-        for also, where, entries, beside, told in (
+              ("q_proj.weight", *message), also=also, beside=beside)
+        for also, where, entries, beside, message in (
             (CHECKER, "at an absolute path", {"location": "/etc/weights.bin"}, WEIGHT_BYTES,
              ("'/etc/weights.bin'", "outside the folder", "move it inside")),
             (CHECKER, "above the folder", {"location": "../weights.bin"}, WEIGHT_BYTES,

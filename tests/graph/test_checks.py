@@ -76,7 +76,7 @@ def test_a_fault_is_found_by_its_check_and_by_no_unrelated_one(fault, healthy, t
 def test_a_message_names_the_thing_and_what_to_do_in_one_line(fault, healthy, tmp_path):
     findings = findings_of_fault(fault, healthy, tmp_path)
     messages = [finding.message for finding in findings if finding.check == fault.check]
-    assert any(all(words in message for words in fault.told) for message in messages), messages
+    assert any(all(words in message for words in fault.message) for message in messages), messages
     assert all("\n" not in finding.message for finding in findings)
     assert all(len(finding.message) < 450 for finding in findings)
 

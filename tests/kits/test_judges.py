@@ -44,13 +44,13 @@ class Judged:
         unusable = {} if self.unusable is None else {"y": self.unusable}
         return Golden(case, truth, truth, {"y": self.allowed}, unusable)
 
-    def told(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         allowed = self.allowed and {
             part: error if math.isfinite(error) else str(error)  # JSON has no others
             for part, error in dataclasses.asdict(self.allowed).items()
         }
         return {
-            "expected": {"y": told(self.truth)}, "outputs": {"y": told(self.got)},
+            "expected": {"y": to_json(self.truth)}, "outputs": {"y": to_json(self.got)},
             "allowed": {"y": allowed}, "unusable": self.golden().unusable,
             "ignored_rows": self.ignored_rows,
         }  # fmt: skip
@@ -70,7 +70,7 @@ class Judged:
         return "\t".join(["judge", *files, *(str(field) or "-" for field in fields), rows or "-"])
 
 
-def told(array: np.ndarray) -> dict[str, object]:
+def to_json(array: np.ndarray) -> dict[str, object]:
     return {
         "type": array.dtype.name, "dims": list(array.shape),
         "hex": np.ascontiguousarray(array).tobytes().hex(),
@@ -198,7 +198,7 @@ CASES = [
 def said() -> list[dict[str, object]]:
     """Return the JavaScript judge's results on every case, and on cases with other outputs."""
     need_tool("node")
-    cases = [case.told() for case in CASES]
+    cases = [case.to_json() for case in CASES]
     cases.append({**cases[0], "outputs": {}})
     cases.append({**cases[0], "outputs": {**cases[0]["outputs"], "z": cases[0]["outputs"]["y"]}})
     js = HERE / "js"
@@ -222,10 +222,10 @@ def test_javascript_says_what_the_judge_says(number: int, said):
         assert theirs["share"] == pytest.approx(verdict.worst, rel=1e-9)
 
 
-def test_what_is_missing_extra_or_without_a_limit_is_said(said):
+def test_missing_and_unexpected_outputs_and_limits_are_problems(said):
     missing, extra = said[len(CASES) :]
     assert missing["problems"] == ["y: is missing"]
-    assert extra["problems"] == ["z: nobody asked for this output"]
+    assert extra["problems"] == ["unexpected output z"]
     by_name = {case.name: theirs for case, theirs in zip(CASES, said, strict=False)}
     assert by_name["unusable"]["unusable"] == ["y: eager is NaN"]
     assert by_name["no error allowed"]["problems"] == [

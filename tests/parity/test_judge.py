@@ -106,7 +106,7 @@ def test_a_missing_and_an_unasked_output_fail_by_name_and_the_rest_is_judged():
     assert [(v.output, v.status, v.message) for v in verdicts] == [
         ("y", "failed", "the output y is missing"),
         ("z", "passed", ""),
-        ("x", "failed", "an output x that nobody asked for"),
+        ("x", "failed", "unexpected output x"),
     ]
 
 
@@ -156,7 +156,7 @@ def test_the_message_of_integers_says_where_and_what():
 
 @pytest.mark.parametrize(("got", "status"), [(F32, "unusable"), (F64, "failed")])
 def test_no_evidence_is_never_a_pass_and_hides_no_wrong_type(got, status):
-    """No figure could be right if eager is NaN and the truth is not."""
+    """Judge a case whose eager is NaN and whose truth is not, so that no figure is right."""
     golden = made_golden(
         {"y": np.ones((1, 2), F32)},
         {"y": np.array([[1, NAN]], F32)},
@@ -196,7 +196,7 @@ def test_a_gate_compares_with_eager_and_says_so():
         assert part in verdict.message
 
 
-def test_what_fails_the_rule_says_so_beside_a_gate_too():
+def test_a_failed_rule_is_named_beside_a_gate_too():
     verdict = judge_values([[1, 2]], [[1, 3]], gate=Gate(atol=0))
     assert verdict.message == judge_values([[1, 2]], [[1, 3]]).message
 
@@ -223,7 +223,7 @@ def test_differences_are_from_eager_and_measures_from_the_truth():
         ([[0, 0]], [[0, 1e-9]], INF),
     ],
 )
-def test_what_is_wrong_in_kind_has_no_finite_figure(truth, got, figure):
+def test_a_wrong_kind_has_no_finite_figure(truth, got, figure):
     verdict = judge_values(truth, got)
     assert verdict.status == "failed"
     assert verdict.worst == pytest.approx(figure, nan_ok=True)
@@ -250,7 +250,7 @@ def test_integers_that_differ_have_no_figure():
     row=st.floats(1e-6, 0.12),
 )
 def test_an_output_passes_exactly_when_both_measures_are_within(size, error, whole, row):
-    """Every element off by the same factor: both measures are that factor."""
+    """Change every element by the same factor, which both measures are then."""
     assume(min(abs(error - whole), abs(error - row)) > 1e-9)
     golden = made_golden({"y": np.full((2, 3), size, F64)}, allowed=Allowed(whole, row))
     verdict = judge_one(golden, golden.expected["y"] * (1 + error))

@@ -146,7 +146,7 @@ def test_an_engine_that_prints_garbage_or_ends_is_a_crash_with_its_last_words(
     assert "\n" not in worker.reason
 
 
-def test_what_an_engine_prints_to_stdout_does_not_disturb_the_conversation(
+def test_prints_of_an_engine_do_not_disturb_the_protocol(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     noisy = (
@@ -195,18 +195,18 @@ def test_every_runtime_says_its_version_and_why_it_cannot_run(kind):
 def test_a_full_temporary_folder_is_one_line_and_leaves_nothing(
     bundle: Path, name: str, tmp_path: Path
 ):
-    def no_room() -> None:
+    def limit_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
     done = subprocess.run(
         [sys.executable, "-m", "attn_export", "verify", str(bundle), "--runtime", name],
         env={**os.environ, "TMPDIR": str(tmp_path)},
-        preexec_fn=no_room,
+        preexec_fn=limit_files,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 5
     lines = [line for line in done.stdout.splitlines() if "temporary folder" in line]
     assert len(lines) == 1
-    assert "File too large; make room there, or name another by TMPDIR" in lines[0]
+    assert "File too large; free space there, or name another by TMPDIR" in lines[0]
     assert list(tmp_path.iterdir()) == []

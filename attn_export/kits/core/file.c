@@ -50,8 +50,8 @@ bool file_read(const char *path, size_t most, unsigned char **bytes, size_t *siz
     }
     close(file);
     if (*bytes != NULL && held == *size) return true;
-    bool room = *bytes != NULL;
+    bool allocated = *bytes != NULL;
     free(*bytes);
     *bytes = NULL;
-    return fail(error, room ? "%s cannot be read" : "out of memory for %s", path_end(path));
+    return fail(error, allocated ? "%s cannot be read" : "out of memory for %s", path_end(path));
 }

@@ -179,17 +179,17 @@ static bool judge_numbers(const Tensor *got, const Tensor *truth, const Toleranc
     if (truth->rank > 0) both.row_length = (size_t)truth->dims[truth->rank - 1];
     both.r = malloc(both.count * sizeof *both.r);
     both.t = malloc(both.count * sizeof *both.t);
-    bool room = both.r != NULL && both.t != NULL;
-    for (size_t i = 0; room && i < both.count; i++) {
+    bool allocated = both.r != NULL && both.t != NULL;
+    for (size_t i = 0; allocated && i < both.count; i++) {
         both.r[i] = tensor_get(got, i);
         both.t[i] = tensor_get(truth, i);
     }
-    if (room) judge_kinds(&both, got, verdict);
-    if (room && verdict->status == PASSED) judge_zero_rows(&both, got, verdict);
-    if (room && verdict->status == PASSED) judge_limits(&both, tolerance, verdict);
+    if (allocated) judge_kinds(&both, got, verdict);
+    if (allocated && verdict->status == PASSED) judge_zero_rows(&both, got, verdict);
+    if (allocated && verdict->status == PASSED) judge_limits(&both, tolerance, verdict);
     free(both.r);
     free(both.t);
-    return room || fail(error, "out of memory");
+    return allocated || fail(error, "out of memory");
 }
 
 bool judge(Tensor *got, const Tensor *truth, const Tolerance *tolerance, IgnoredRows ignored,

@@ -10,7 +10,7 @@
 #include "tensor.h"
 
 typedef struct {
-    bool given; /* whether the limits are set, as for outputs of floating point */
+    bool is_set; /* whether the limits are set, as for outputs of floating point */
     double whole, row;
     const char *unusable; /* why the output is no evidence, or NULL */
     /* Why the limits are no evidence, or NULL. NaN, infinities and rows of 0 are still judged. */

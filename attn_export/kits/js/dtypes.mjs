@@ -52,7 +52,7 @@ export function codeOf(/** @type {string} */ type) {
   return code;
 }
 
-/** Whether a type is floating point. */
+/** Returns whether a type is floating point. */
 export const isFloating = (/** @type {string} */ type) => EPS.has(type);
 
 /** The distance from 1 to the next number of a floating point type. */

@@ -46,13 +46,13 @@ export function judge(expected, outputs, { allowed, unusable, ignored_rows: igno
     else judgeValues(verdict, name, withoutRows(got, truth, ignored), truth, allowed[name]);
   }
   for (const name of Object.keys(outputs)) {
-    if (!Object.hasOwn(expected, name)) verdict.problems.push(`${name}: nobody asked for this output`);
+    if (!Object.hasOwn(expected, name)) verdict.problems.push(`unexpected output ${name}`);
   }
   const { problems, unusable: none } = verdict;
   return { ...verdict, status: problems.length ? 'failed' : none.length ? 'unusable' : 'passed' };
 }
 
-/** Why an allowed error is too large for evidence, or "". */
+/** Returns the reason that an allowed error is too large for evidence, or "". */
 export function beyondLimit(/** @type {Measures} */ allowed, /** @type {string} */ type) {
   const step = Math.max(epsOf(type), epsOf('float32'));
   for (const [part, steps, share] of LIMITS) {
@@ -163,7 +163,7 @@ function zeroRowProblem(r, t, width, dims) {
   const inZeroRow = new Uint8Array(t.length);
   for (let start = 0; start < t.length; start += width) {
     const row = t.subarray(start, start + width);
-    // Where t is infinite, so is r by now: such elements count as 0 here.
+    // Both are infinite at the same elements by now: these count as 0 here.
     if (row.every((x) => x === 0 || !Number.isFinite(x))) inZeroRow.fill(1, start, start + width);
   }
   const wrong = places(r, t, (a, b, i) => inZeroRow[i] === 1 && Number.isFinite(b) && a !== 0);

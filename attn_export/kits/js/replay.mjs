@@ -60,9 +60,9 @@ function startingPasts(bundle, inputs) {
   return Object.fromEntries(
     bundle.pasts.map((past) => {
       const { shape } = bundle.inputs[past];
-      const given = inputs[past];
-      if (bundle.cache === 'append') return [past, cut(given, shape.indexOf('past_len'), 0, 0)];
-      return [past, { ...given, data: given.data.slice() }];
+      const cache = inputs[past];
+      if (bundle.cache === 'append') return [past, cut(cache, shape.indexOf('past_len'), 0, 0)];
+      return [past, { ...cache, data: cache.data.slice() }];
     }),
   );
 }

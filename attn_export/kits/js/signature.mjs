@@ -52,10 +52,10 @@ export function sizesOf(tensors) {
 }
 
 /**
- * Check that a cache has room for the new tokens, which are written from `past_length` on.
+ * Check that the new tokens fit into a cache, into which they are written from `past_length` on.
  * @param {Tensors} inputs
  * @param {Record<string, number>} sizes
- * @throws {Error} If it has no room.
+ * @throws {Error} If they do not fit.
  */
 export function checkLengths(inputs, { capacity, query_len: tokens }) {
   for (const length of inputs.past_length?.data ?? []) {

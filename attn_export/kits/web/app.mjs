@@ -6,7 +6,7 @@ import { decodeTokens } from './lib/decode_example.mjs';
 import { oneLine } from './lib/text.mjs';
 import { load, unavailable } from './engine.mjs';
 import { addWeights, clearWeights } from './heat_map.mjs';
-import { chosenFiles, droppedFiles, given, served } from './sources.mjs';
+import { chosenFiles, droppedFiles, filesSource, served } from './sources.mjs';
 import { clear, showFacts, showProgress, showResult, showState } from './view.mjs';
 
 /** Dialects, the preferred one first: WebGPU computes contrib operators wrong and lacks Attention. */
@@ -83,7 +83,7 @@ async function kitSettings() {
 
 function open(files) {
   if (files.size === 0) return;
-  source = { read: given(files), settings: () => ({}) };
+  source = { read: filesSource(files), settings: () => ({}) };
   run();
 }
 
@@ -101,6 +101,6 @@ document.addEventListener('drop', async (event) => {
 });
 
 // The address of the page can choose the engine: ?engine=webgpu
-const asked = new URLSearchParams(location.search).get('engine');
-if (asked in NAMES) controls.elements.engine.value = asked;
+const chosen = new URLSearchParams(location.search).get('engine');
+if (chosen in NAMES) controls.elements.engine.value = chosen;
 run();

@@ -19,7 +19,7 @@ export const served = (folder) => async (path) => {
  * @param {Map<string, File>} files  By path.
  * @returns {Read}
  */
-export function given(files) {
+export function filesSource(files) {
   const manifests = [...files.keys()].filter((path) => /(^|\/)manifest\.json$/.test(path));
   manifests.sort((a, b) => a.length - b.length);
   const root = (manifests[0] ?? '').slice(0, -'manifest.json'.length);

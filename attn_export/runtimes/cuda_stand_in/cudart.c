@@ -48,7 +48,7 @@ void stand_in_record(const char *kind, size_t bytes, const char *name) {
   while (now() < at + 2000) {}
 }
 
-/* Whether any kernel of the provider has code for an architecture: bit 0 machine code, 1 PTX. */
+/* Return the code that kernels of the provider have for an architecture: bit 0 machine code, 1 PTX. */
 int stand_in_has_code(int sm) { return has_machine_code[sm & 1023] | has_ptx[sm & 1023] << 1; }
 
 /* -- kernels ----------------------------------------------------------------------------------- */
@@ -61,9 +61,9 @@ struct part {
   uint32_t packed, options; uint16_t minor, major; uint32_t sm;
 };
 
-void **__cudaRegisterFatBinary(void *given) {
+void **__cudaRegisterFatBinary(void *binary) {
   static void *handle[4];
-  const struct wrapper *w = given;
+  const struct wrapper *w = binary;
   if (w->magic != 0x466243b1) return handle;
   const struct fat *f = (const struct fat *)w->data;
   if (f->magic != 0xba55ed50) return handle;

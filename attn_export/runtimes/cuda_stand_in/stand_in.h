@@ -1,4 +1,4 @@
-/* What the stand-in libraries share: the record of what is asked of them. */
+/* Record of the calls of the stand-in libraries, which they share. */
 #ifndef STAND_IN_H
 #define STAND_IN_H
 #include <stddef.h>

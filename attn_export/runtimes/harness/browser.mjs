@@ -1,8 +1,8 @@
 /**
  * Runs headless Chromium until stdin ends: `node browser.mjs FOLDER CHROMIUM KIND URL`.
  *
- * Then it ends Chromium with all its processes and removes the folder that they wrote to: whoever
- * started this program may be killed at any time and need not care.
+ * Then it ends Chromium with all its processes and removes the folder that they wrote to, even if the
+ * process that started this program was killed.
  */
 
 import { spawn } from 'node:child_process';
@@ -31,14 +31,14 @@ const ADAPTER = GPU ? '--enable-features=Vulkan' : '--use-webgpu-adapter=swiftsh
 const FOR_WEBGPU = ['--enable-unsafe-webgpu', ADAPTER];
 
 function main(folder, chromium, kind, url) {
-  const asked = kind === 'webgpu' ? FOR_WEBGPU : ['--disable-gpu'];
+  const extra = kind === 'webgpu' ? FOR_WEBGPU : ['--disable-gpu'];
   // In a container one is root, whom Chromium's sandbox refuses.
   const sandbox = process.getuid?.() === 0 ? ['--no-sandbox'] : [];
   const browser = spawn(
     chromium,
-    [...QUIET, ...asked, ...sandbox, `--user-data-dir=${folder}`, url],
+    [...QUIET, ...extra, ...sandbox, `--user-data-dir=${folder}`, url],
     // Its own group, so that it can be ended as a whole.
-    { stdio: [...STDIO, 'pipe', 'pipe'], detached: true, env: atHomeIn(folder) },
+    { stdio: [...STDIO, 'pipe', 'pipe'], detached: true, env: environmentIn(folder) },
   );
   let said = '';
   browser.stderr.on('data', (data) => (said = (said + data).slice(-2000)));
@@ -57,8 +57,8 @@ function main(folder, chromium, kind, url) {
   }
 }
 
-/** What it keeps at home and for a while lies in its folder, too. */
-const atHomeIn = (folder) => ({ ...process.env, HOME: folder, TMPDIR: folder });
+/** The environment of Chromium, whose home and temporary files are in its folder, too. */
+const environmentIn = (folder) => ({ ...process.env, HOME: folder, TMPDIR: folder });
 
 const lastLine = (text) => text.trim().split('\n').at(-1);
 

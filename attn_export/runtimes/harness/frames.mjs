@@ -1,5 +1,5 @@
 /**
- * What is said over the pipes: see the docstring of attn_export/runtimes/program.py.
+ * Messages over the pipes, as the docstring of attn_export/runtimes/program.py defines them.
  *
  * Lies beside the kit's modules where it is installed.
  *
@@ -98,7 +98,7 @@ async function readTensor(reader) {
   return { name: rest.slice(Number(rank)).join(' '), tensor: fromBytes(type, dims, bytes) };
 }
 
-/** What is said once the graph is loaded. */
+/** The message that the graph is loaded. */
 export const loaded = (/** @type {object} */ facts) => `loaded ${JSON.stringify(facts)}\n`;
 
 /** The answer to a request that failed. */

@@ -3,8 +3,8 @@
  *
  *     serve GRAPH THREADS
  *
- * What it hears on stdin and says on stdout is written down in runtimes/program.py. It ends with
- * its input, or with exit code 1 where that makes no sense.
+ * runtimes/program.py defines its messages on stdin and stdout. It ends with its input, or with exit
+ * code 1 if a message is invalid.
  */
 #include <inttypes.h>
 #include <stdio.h>

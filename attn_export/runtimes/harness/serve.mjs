@@ -29,7 +29,7 @@ async function main(graph, threads) {
 function speaker() {
   const write = process.stdout.write.bind(process.stdout);
   console.log = console.info = console.error;
-  process.stdout.on('error', () => process.exit(0)); // nobody listens any more
+  process.stdout.on('error', () => process.exit(0)); // the reader has ended
   return write;
 }
 

@@ -21,7 +21,7 @@ const HERE = fileURLToPath(new URL('.', import.meta.url));
 
 /** Hands requests to the page when it asks, and its answers to stdout. */
 class Page {
-  /** Nobody else on this machine can guess where the graph is served. */
+  /** A random path, so that no other process of this machine can guess where the graph is served. */
   root = `/${randomUUID()}/`;
   #graph;
   #reader = new Reader(process.stdin);
@@ -74,7 +74,7 @@ function giveUp(why) {
 const place = () => (tmpdir().length <= 40 ? tmpdir() : '/tmp');
 
 function main(chromium, kind, graph, threads) {
-  process.stdout.on('error', () => process.exit(0)); // nobody listens any more
+  process.stdout.on('error', () => process.exit(0)); // the reader has ended
   const page = new Page(graph);
   const server = createServer((request, response) => {
     page.handle(request, response).catch((error) => giveUp(error.message));

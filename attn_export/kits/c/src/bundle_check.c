@@ -78,17 +78,17 @@ static bool sizes_fit(const Tensors *all, size_t at, Error *error) {
                  dims_text(sizes, end->rank, wanted, sizeof wanted), error);
 }
 
-/* Checks that the cache has room for the new tokens, which are written from past_length on. */
+/* Checks that the new tokens fit into the cache, into which they are written from past_length on. */
 static bool lengths_fit(const Tensors *all, size_t at, Error *error) {
     const Tensor *lengths = tensor_at(all, at);
-    int64_t room = wanted_size(all, &(Axis){"capacity", -1});
+    int64_t capacity = wanted_size(all, &(Axis){"capacity", -1});
     int64_t tokens = wanted_size(all, &(Axis){"query_len", 1});
-    if (strcmp(end_at(at)->name, "past_length") != 0 || room < 0) return true;
+    if (strcmp(end_at(at)->name, "past_length") != 0 || capacity < 0) return true;
     for (size_t i = 0; i < tensor_count(lengths); i++) {
         double length = tensor_get(lengths, i);
-        if (length >= 0 && length <= (double)(room - tokens)) continue;
+        if (length >= 0 && length <= (double)(capacity - tokens)) continue;
         return fail(error, "%s/input_%zu.pb: past_length holds %.0f, expected 0 to %lld",
-                    path_end(all->folder), at, length, (long long)(room - tokens));
+                    path_end(all->folder), at, length, (long long)(capacity - tokens));
     }
     return true;
 }

@@ -26,7 +26,7 @@ size_t model_output_count(const Model *model);
 const char *model_output_name(const Model *model, size_t at);
 
 /*
- * Runs once. `outputs` must have room for `model_output_count` tensors, in the graph's order. The
+ * Runs once. `outputs` must hold `model_output_count` tensors, in the graph's order. The
  * caller must free them; they stay valid after the next run. Bound outputs own no memory: they
  * point to the elements of their input, into which they were written.
  */

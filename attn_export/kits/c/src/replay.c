@@ -30,12 +30,12 @@ static int64_t token_count(const Tensor *inputs, Error *error) {
     if (tokens == 0) fail(error, "the case has no tokens to feed one by one");
     for (size_t i = 0; i < BUNDLE.input_count && tokens > 0; i++) {
         const End *end = &BUNDLE.inputs[i];
-        size_t keys = axis_of(end, "total_len"), room = axis_of(end, "capacity");
+        size_t keys = axis_of(end, "total_len"), capacity = axis_of(end, "capacity");
         bool fits = (keys == end->rank || inputs[i].dims[keys] == tokens) &&
-                    (room == end->rank || inputs[i].dims[room] >= tokens);
+                    (capacity == end->rank || inputs[i].dims[capacity] >= tokens);
         if (fits) continue;
         fail(error, "%.60s has %lld keys, expected those of %lld tokens", end->name,
-             (long long)inputs[i].dims[keys < end->rank ? keys : room], (long long)tokens);
+             (long long)inputs[i].dims[keys < end->rank ? keys : capacity], (long long)tokens);
         tokens = 0;
     }
     return tokens;

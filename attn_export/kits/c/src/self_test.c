@@ -32,11 +32,11 @@ static void unload(Loaded *loaded) {
 
 static bool load(const char *bundle, const Case *one, size_t output_count, Loaded *loaded,
                  Error *error) {
-    size_t room = output_count > BUNDLE.output_count ? output_count : BUNDLE.output_count;
+    size_t most = output_count > BUNDLE.output_count ? output_count : BUNDLE.output_count;
     *loaded = (Loaded){
         calloc(BUNDLE.input_count + 1, sizeof(Tensor)),
         calloc(BUNDLE.output_count + 1, sizeof(Tensor)),
-        calloc(room + 1, sizeof(Tensor)),
+        calloc(most + 1, sizeof(Tensor)),
         output_count,
     };
     char folder[3072];
@@ -70,7 +70,7 @@ static bool named_right(const Tensor *outputs, size_t count, const char *name, c
             known++;
         }
         if (known == BUNDLE.output_count) {
-            return say_failed(name, how, outputs[i].name, "nobody asked for it");
+            return say_failed(name, how, outputs[i].name, "unexpected output");
         }
     }
     return true;

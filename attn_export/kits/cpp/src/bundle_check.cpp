@@ -37,11 +37,11 @@ void check_sizes(const std::string& file, const End& end, const Tensor& tensor, 
     if (wanted != tensor.dims()) throw unfit(file, "shape", to_text(tensor.dims()), to_text(wanted));
 }
 
-// Checks that the cache has room for the new tokens, which are written from past_length on.
+// Checks that the new tokens fit into the cache, into which they are written from past_length on.
 void check_lengths(const std::string& file, const Tensor& lengths, const Sizes& sizes) {
-    const auto room = sizes.find("capacity"), tokens = sizes.find("query_len");
-    if (room == sizes.end() || tokens == sizes.end()) return;
-    const std::int64_t most = room->second - tokens->second;
+    const auto capacity = sizes.find("capacity"), tokens = sizes.find("query_len");
+    if (capacity == sizes.end() || tokens == sizes.end()) return;
+    const std::int64_t most = capacity->second - tokens->second;
     for (std::size_t i = 0; i < lengths.count(); i++) {
         const double length = lengths.get(i);
         if (length >= 0 && length <= static_cast<double>(most)) continue;

@@ -15,11 +15,11 @@ Verdict judge(const Tensor& got, const Tensor& truth, const Tolerance& tolerance
     const ::Tolerance allowed = {tolerance.limits.has_value(), limits.whole, limits.row,
                                  unusable.empty() ? nullptr : unusable.c_str(),
                                  beyond_limit.empty() ? nullptr : beyond_limit.c_str()};
-    ::Tensor given = in_c(compared);
+    ::Tensor actual = in_c(compared);
     const ::Tensor wanted = in_c(truth);
     ::Verdict found;
     ::Error error;
-    if (!::judge(&given, &wanted, &allowed, {ignored_rows.begin(), ignored_rows.size()}, &found,
+    if (!::judge(&actual, &wanted, &allowed, {ignored_rows.begin(), ignored_rows.size()}, &found,
                  &error)) {
         throw std::out_of_range(error.text);
     }

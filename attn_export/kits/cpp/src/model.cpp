@@ -120,17 +120,17 @@ std::vector<Tensor> Model::run(const std::vector<Tensor>& inputs, const Bindings
     const auto& names = loaded_->output_names;
     const auto sources = sources_of(names, inputs, bound);
     std::vector<const char*> input_names, output_names;
-    std::vector<Ort::Value> given, made;
+    std::vector<Ort::Value> passed, made;
     for (const Tensor& input : inputs) {
         input_names.push_back(input.name().c_str());
-        given.push_back(value_of(loaded_->memory, input));
+        passed.push_back(value_of(loaded_->memory, input));
     }
     for (std::size_t i = 0; i < names.size(); i++) {
         output_names.push_back(names[i].c_str());
         // ONNX Runtime writes an output into the value that it is given.
         made.push_back(sources[i] ? value_of(loaded_->memory, *sources[i]) : Ort::Value{nullptr});
     }
-    loaded_->session.Run(Ort::RunOptions{nullptr}, input_names.data(), given.data(), given.size(),
+    loaded_->session.Run(Ort::RunOptions{nullptr}, input_names.data(), passed.data(), passed.size(),
                  output_names.data(), made.data(), made.size());
     std::vector<Tensor> outputs;
     for (std::size_t i = 0; i < made.size(); i++) {

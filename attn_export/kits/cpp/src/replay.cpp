@@ -10,7 +10,7 @@ namespace attention {
 
 namespace {
 
-constexpr std::string_view NEW = "query_len", KEYS = "total_len", ROOM = "capacity",
+constexpr std::string_view NEW = "query_len", KEYS = "total_len", CAPACITY = "capacity",
                            LENGTHS = "past_length";
 
 // Returns the index of an axis of an input or output, if it has the axis.
@@ -30,8 +30,8 @@ std::int64_t token_count(const std::vector<Tensor>& inputs) {
     if (tokens == 0) throw std::runtime_error("the case has no tokens to feed one by one");
     for (std::size_t i = 0; i < inputs.size(); i++) {
         const Dims& dims = inputs[i].dims();
-        const auto keys = axis_of(bundle().inputs[i], KEYS), room = axis_of(bundle().inputs[i], ROOM);
-        if ((!keys || dims[*keys] == tokens) && (!room || dims[*room] >= tokens)) continue;
+        const auto keys = axis_of(bundle().inputs[i], KEYS), capacity = axis_of(bundle().inputs[i], CAPACITY);
+        if ((!keys || dims[*keys] == tokens) && (!capacity || dims[*capacity] >= tokens)) continue;
         throw std::runtime_error(inputs[i].name() + " has the shape " + to_text(dims) +
                                  ", expected the keys of " + std::to_string(tokens) + " tokens");
     }

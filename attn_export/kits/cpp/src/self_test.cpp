@@ -27,7 +27,7 @@ Verdict judge_all(const Case& one, const std::vector<Tensor>& outputs,
                   const std::vector<Tensor>& truths) {
     for (const Tensor& output : outputs) {
         if (find(truths, output.name()) == nullptr) {
-            return {Status::failed, output.name() + ": nobody asked for it"};
+            return {Status::failed, "unexpected output " + output.name()};
         }
     }
     Verdict all;

@@ -110,7 +110,7 @@ def _check_sizes(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Check that shapes match the signature, in which a named axis has one size in all tensors.
 
     Raises:
-        ValueError: If a shape differs, or `past_length` leaves no room in the cache.
+        ValueError: If a shape differs, or the new tokens do not fit after `past_length`.
     """
     sizes: dict[str, int] = {}
     for name, array in arrays.items():
@@ -123,11 +123,11 @@ def _check_sizes(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
                 f"{shown(folder)}: {name[:60]} has the shape {list(array.shape)}, "
                 f"expected {expected}"
             )
-    lengths, room = arrays.get("past_length"), sizes.get("capacity", 0) - sizes.get("query_len", 0)
-    if lengths is not None and np.any((lengths < 0) | (lengths > room)):
+    lengths, most = arrays.get("past_length"), sizes.get("capacity", 0) - sizes.get("query_len", 0)
+    if lengths is not None and np.any((lengths < 0) | (lengths > most)):
         raise ValueError(
             f"{shown(folder)}: past_length holds {lengths.min()} to {lengths.max()}, expected 0 to "
-            f"{room}: a step is written into the cache from there on"
+            f"{most}: a step is written into the cache from there on"
         )
 
 

@@ -66,7 +66,7 @@ def passes(name: str, case: Case, outputs: Mapping[str, np.ndarray], *, whole: b
     messages: dict[str, list[str]] = {FAILED: [], UNUSABLE: [], PASSED: []}
     share = 0.0
     for output in set(outputs) - set(case.expected):
-        messages[FAILED].append(f"{output}: nobody asked for it")
+        messages[FAILED].append(f"unexpected output {output}")
     for output, truth in case.expected.items():
         if output in outputs:
             verdict = judge(
