@@ -167,16 +167,16 @@ def test_a_broken_checkpoint_is_one_line_and_writes_nothing(
     damage, llama: Path, capsys: pytest.CaptureFixture[str]
 ):
     damage(llama)
-    suffix, told = BROKEN[damage]
+    suffix, message = BROKEN[damage]
     assert build("--weights", f"{llama}{suffix}", "--output", "b") == 2
     said = capsys.readouterr().err
-    assert told in said
+    assert message in said
     assert said.count("\n") == 1
     assert not list(Path().glob("b*"))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--layer", "1", "--variant", "mha"], "--layer 1 without --weights"),
         (["--pool-kv-heads", "1", "--variant", "mha"], "--pool-kv-heads 1 without --weights"),
@@ -188,7 +188,7 @@ def test_a_broken_checkpoint_is_one_line_and_writes_nothing(
     ],
 )
 def test_options_that_do_not_fit_are_named(
-    arguments: list[str], told: str, llama: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, llama: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert build(*arguments) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

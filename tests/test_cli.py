@@ -67,9 +67,9 @@ def workplace(tmp_path: Path, bundle: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("arguments", "code", "told"), WRONG_USE, ids=lambda x: str(x)[:60])
+@pytest.mark.parametrize(("arguments", "code", "message"), WRONG_USE, ids=lambda x: str(x)[:60])
 def test_wrong_use_is_one_line_and_a_code_and_nothing_is_written(
-    arguments, code: int, told: str, workplace: Path, capsys, monkeypatch: pytest.MonkeyPatch
+    arguments, code: int, message: str, workplace: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(workplace)
     before = sorted(workplace.rglob("*"))
@@ -78,7 +78,7 @@ def test_wrong_use_is_one_line_and_a_code_and_nothing_is_written(
     assert said.out == ""
     assert said.err.count("\n") == 1
     assert said.err.startswith("attn-export: ")
-    assert told in said.err
+    assert message in said.err
     assert sorted(workplace.rglob("*")) == before
 
 
@@ -137,7 +137,7 @@ def subject():
     [(("verify", "."), 7), (("build", "--module", "mine.py:subject", "--output", "out"), 3)],
     ids=["bundle", "module"],
 )
-def test_a_refusal_writes_the_reports_that_were_asked_for_and_nothing_else(
+def test_a_refusal_writes_the_named_reports_and_nothing_else(
     words, code: int, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)

@@ -51,7 +51,7 @@ def test_a_text_is_one_literal_of_each_language(text: str):
 def test_a_text_is_nothing_but_text_in_markdown(text: str, where: str):
     html = MarkdownIt("commonmark").enable("table").render
     for write, plain in ((markdown, "plain"), (markdown_code, "`plain`")):
-        # What a plain word leaves of the page is what the text leaves of it.
+        # A plain word leaves the same of the page as the text.
         wanted = re.sub(r"<code>|</code>", "", html(where.format(plain))).split("plain")
         found = re.sub(r"</?code>", "", html(where.format(write(text))))
         assert found.startswith(wanted[0].rstrip())
@@ -82,7 +82,7 @@ def test_a_value_of_python_is_read_as_it_was(value: object):
     assert ast.literal_eval(python(value)) == value
 
 
-def test_what_has_no_literal_is_refused():
+def test_a_value_without_a_literal_is_refused():
     assert python(float("inf")) == 'float("inf")'
     for value in (object(), {1, 2}, b"bytes", Path("x")):
         with pytest.raises(ValueError, match="has no literal in Python"):

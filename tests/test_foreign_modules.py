@@ -292,7 +292,7 @@ def test_a_cache_with_the_length_in_front_of_the_heads_stays_a_concat(tmp_path):
     assert (len(attentions(nodes)), with_past(nodes)) == (1, [])
 
 
-def test_a_cache_whose_present_nobody_wants_passes(tmp_path):
+def test_a_cache_without_a_present_output_passes(tmp_path):
     class Forgetful(Cached):
         def forward(self, x, past_key, past_value, attn_mask):
             return super().forward(x, past_key, past_value, attn_mask)[0]

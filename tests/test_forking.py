@@ -74,7 +74,7 @@ def test_it_ends_by_a_signal_as_a_new_one():
     assert ends == ["ended with signal SIGTERM"] * 2
 
 
-def test_what_is_locked_is_locked_until_the_process_ends(tmp_path: Path):
+def test_a_lock_is_held_until_the_process_ends(tmp_path: Path):
     with locked(tmp_path):
         child = Child(module_command(LIMITED, 0))
     number = os.open(tmp_path, os.O_RDONLY)

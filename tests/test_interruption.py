@@ -92,7 +92,7 @@ with undo_at_end(slowly):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_undone_does_not_keep_the_rest_from_it(tmp_path: Path):
+def test_a_failed_undo_does_not_prevent_the_others(tmp_path: Path):
     two = """
 (here / "left").touch()
 with undo_at_end((here / "left").unlink), undo_at_end(lambda: 1 / 0):
@@ -125,7 +125,7 @@ ready(); wait()
         time.sleep(0.01)
 
 
-def test_told_between_the_two_renames_the_old_folder_is_back(tmp_path: Path):
+def test_a_signal_between_the_two_renames_restores_the_old_folder(tmp_path: Path):
     between = """
 from attn_export import output_folder
 output_folder.exchange = lambda *_: False  # as on file systems that cannot

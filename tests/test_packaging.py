@@ -63,7 +63,7 @@ def test_the_wheel_has_every_file_of_the_package(site: Path, bundle: Path, tmp_p
     assert (tmp_path / "kit" / "attn_kit" / "model.py").is_file()
 
 
-def test_what_exports_and_runs_comes_with_extras_alone():
+def test_exporters_and_engines_are_installed_by_extras_alone():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[><=;]", line)[0] for line in project["dependencies"]}
     assert not names & {"torch", "onnxscript", "matplotlib", "onnxruntime", "onnxruntime-gpu"}

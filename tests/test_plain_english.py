@@ -126,8 +126,8 @@ def is_fragment(node: Node, line: str) -> bool:
     [
         (asks, ("attn_export", "scripts", "tests")),
         (is_fragment, ("attn_export", "scripts")),
-        (is_no_command, ("attn_export", "scripts")),
-        (is_sentence, ("attn_export", "scripts")),
+        (is_no_command, ("attn_export", "scripts", "tests")),
+        (is_sentence, ("attn_export", "scripts", "tests")),
     ],
 )
 def test_docstrings_open_in_plain_english(

@@ -130,7 +130,7 @@ def project(bundle: Path, tmp_path: Path) -> Path:
 
 
 def run(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    # The plugin by its name: whether the installed package declares it is asked below.
+    # The plugin by its name: a test below checks that the installed package declares it.
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *words]
     return subprocess.run(command, cwd=project, capture_output=True, text=True)
 
@@ -159,11 +159,11 @@ def test_modules_specs_and_bundles_pass_and_a_failure_is_explained(project: Path
 
 
 @pytest.mark.extended
-def test_what_is_wrong_is_said_once_without_our_source_or_arrays(project: Path):
+def test_a_failure_is_printed_once_without_our_source_or_arrays(project: Path):
     (project / "test_wrong.py").write_text(WRONG)
     counts, said = outcomes(project, "test_wrong.py", "-k", "not test_marker or B1_P0_L1]")
     assert counts == {"failed": 5, "error": 1, "deselected": counts["deselected"]}
-    told = said.partition("short test summary info")[0]
+    printed = said.partition("short test summary info")[0]
     for text, times in (
         ("axis 'query_len' (input.shape[1]) was narrowed", 2),
         ("no parity: ort-cpu: ", 1),
@@ -171,9 +171,9 @@ def test_what_is_wrong_is_said_once_without_our_source_or_arrays(project: Path):
         ("nothing is not a bundle", 1),
         ("unknown runtime 'tensorrt'", 1),
     ):
-        assert told.count(text) == times, text
+        assert printed.count(text) == times, text
     for text in ("another exception", "tensor(", "array(", "torch.__trace", "def ", "attn_export/"):
-        assert text not in told.replace("def test_", "").replace("def inputs", ""), text
+        assert text not in printed.replace("def test_", "").replace("def inputs", ""), text
 
 
 def test_each_case_of_a_bundle_is_a_test_also_with_xdist(project: Path):

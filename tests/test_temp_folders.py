@@ -103,7 +103,7 @@ def test_killed_between_two_renames_the_old_folder_is_back(tmp_path: Path):
     with running(HIDES.format(then="ready()"), tmp_path):
         before = names(tmp_path)
         assert "out" not in before
-        sweep(tmp_path)  # it lives: nobody may come between
+        sweep(tmp_path)  # it lives, so it is not removed
         assert names(tmp_path) == before
     sweep(tmp_path)
     assert names(tmp_path) == ["out", "out/old"]
@@ -145,9 +145,7 @@ def test_links_and_files_are_left_alone(tmp_path: Path):
     assert names(tmp_path) == before
 
 
-def test_where_locks_are_not_supported_nothing_is_swept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_support_of_locks_nothing_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def unsupported(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 

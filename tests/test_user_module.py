@@ -66,9 +66,11 @@ def test_a_module_of_the_users_is_built_under_the_functions_name(
     assert (tmp_path / "models" / "subject" / "manifest.json").is_file()
 
 
-@pytest.mark.parametrize(("reference", "content", "code", "told"), WRONG, ids=lambda x: str(x)[:40])
-def test_what_is_wrong_with_the_file_is_one_line(
-    reference: str, content: str, code: int, told: str, tmp_path: Path,
+@pytest.mark.parametrize(
+    ("reference", "content", "code", "message"), WRONG, ids=lambda x: str(x)[:40]
+)
+def test_a_wrong_file_is_one_line(
+    reference: str, content: str, code: int, message: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ):  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -76,7 +78,7 @@ def test_what_is_wrong_with_the_file_is_one_line(
     before = {path for path in tmp_path.iterdir() if path.name != "__pycache__"}
     assert run(["build", "--module", reference]) == code
     said = capsys.readouterr().err
-    assert told in said
+    assert message in said
     assert said.count("\n") == 1
     assert {path for path in tmp_path.iterdir() if path.name != "__pycache__"} == before
 

@@ -19,20 +19,20 @@ from attn_export.output_folder import write_whole
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}
 
 
-def no_room() -> None:
+def limit_files() -> None:
     """Limit files to 100 bytes for `preexec_fn`, as on a disk that is almost full."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
 
-def test_without_room_the_file_before_stays(tmp_path: Path):
+def test_on_a_full_disk_the_earlier_file_stays(tmp_path: Path):
     file = tmp_path / "r.json"
     file.write_text("before")
     code = (
         "from attn_export.cli.output import write_file\n"
         f"write_file({str(file)!r}, 'x' * 1000)"
     )  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, preexec_fn=no_room)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, preexec_fn=limit_files)
     assert b"OutputError: cannot write" in done.stderr
     assert file.read_text() == "before"
     assert list(tmp_path.iterdir()) == [file]
@@ -59,7 +59,7 @@ def test_a_link_is_followed_and_stays(tmp_path: Path):
     assert (tmp_path / "a" / "r.json").read_text() == "after"
 
 
-def test_what_is_no_file_is_written_to(tmp_path: Path):
+def test_a_pipe_or_device_is_written_to(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     write_whole(tmp_path / "pipe", "through")
@@ -95,7 +95,7 @@ def test_in_a_folder_that_takes_no_other_file_it_is_written_in_place(
 
 
 @pytest.mark.parametrize("arguments", [["runtimes"], ["--help"], ["verify", "{bundle}"]])
-def test_where_nobody_reads_it_ends_as_other_tools_do(arguments: list[str], bundle: Path):
+def test_a_closed_pipe_ends_it_as_other_tools(arguments: list[str], bundle: Path):
     given = command([word.format(bundle=bundle) for word in arguments])
     reader, writer = os.pipe()
     os.close(reader)

@@ -84,20 +84,20 @@ class Composite:
         environment: Mapping[str, str],
     ) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:  # fmt: skip
         assert step["shell"] == "bash"
-        script, told = temporary / "step.sh", temporary / "outputs"
+        script, outputs = temporary / "step.sh", temporary / "outputs"
         script.write_text(text(step["run"], inputs, steps))
-        told.write_text("")
+        outputs.write_text("")
         own = {name: text(value, inputs, steps) for name, value in step.get("env", {}).items()}
         done = subprocess.run(
             [*BASH, str(script)], cwd=workspace, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={
                 **os.environ, "GITHUB_ACTIONS": "true", "GITHUB_ACTION_PATH": str(self.folder),
-                "GITHUB_OUTPUT": str(told), "GITHUB_STEP_SUMMARY": str(temporary / "summary.md"),
+                "GITHUB_OUTPUT": str(outputs), "GITHUB_STEP_SUMMARY": str(temporary / "summary.md"),
                 "RUNNER_TEMP": str(temporary), **environment, **own,
             },
         )  # fmt: skip
-        return done, outputs_in(told.read_text())
+        return done, outputs_in(outputs.read_text())
 
 
 def text(

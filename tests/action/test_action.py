@@ -23,7 +23,7 @@ from attn_export.output_folder import sha256
 ACTION = ROOT / "action"
 UPLOAD = "actions/upload-artifact"
 REPORTS = {"report.json", "junit.xml", "report.html"}
-# What would be seen if a shell read it: a file `seen`, or other words.
+# A shell that reads this makes a file `seen`, or changes words of it.
 HOSTILE = 'it\'s "a" $(touch seen) `touch seen`; touch seen & ${HOME} \\ %0A * é'
 
 Act = Callable[..., ActionResult]
@@ -179,19 +179,19 @@ def test_no_input_is_read_by_a_shell_or_becomes_an_option(
         assert act(**inputs).code in (2, 5, 7)
 
 
-def test_pip_is_given_what_is_named_and_no_options(act: Act, tmp_path: Path, workspace: Path):
-    def asked() -> list[str]:
+def test_pip_gets_the_named_packages_and_no_options(act: Act, tmp_path: Path, workspace: Path):
+    def installed() -> list[str]:
         words: list[str] = json.loads((tmp_path / "pip.json").read_text())
         return words[words.index("--") + 1 :]
 
     act(bundle="nothing")
-    assert asked() == [f"{ROOT}[build,gpu]"]
+    assert installed() == [f"{ROOT}[build,gpu]"]
     act(bundle="nothing", install=f"attn-export==0.1.0\n\n--index-url=x\n{HOSTILE}\n")
-    assert asked() == ["attn-export==0.1.0", "--index-url=x", HOSTILE]
+    assert installed() == ["attn-export==0.1.0", "--index-url=x", HOSTILE]
     assert not (workspace / "seen").exists()
 
 
-def test_where_nothing_can_be_installed_nothing_is_run(
+def test_nothing_runs_if_nothing_can_be_installed(
     act: Act, tmp_path: Path, workspace: Path, bundle: Path
 ):
     (tmp_path / "path" / "pip" / "__main__.py").write_text("raise SystemExit(3)")

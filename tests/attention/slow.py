@@ -200,7 +200,7 @@ def draw_inputs(
 ) -> Inputs:
     """Draw seeded float64 inputs of a spec; a mask forbids about a third of its possible keys.
 
-    A buffer has room for P + L keys, and each of its rows holds 0 to P.
+    A buffer holds up to P + L keys, and each of its rows holds 0 to P.
     """
     random = torch.Generator().manual_seed(seed)
     sizes: dict[str, int] = {

@@ -49,7 +49,7 @@ def test_bias_is_symmetric_and_0_at_the_query() -> None:
 
 
 def test_each_head_has_a_slope_of_its_own() -> None:
-    """With queries of 0 the weights are those of the bias alone."""
+    """Compare weights for queries of 0, which are those of the bias alone."""
     spec = feature_spec({"alibi": True}, attn_mask="none")
     module = exact_module(spec)
     torch.nn.init.zeros_(module.q_proj.weight)

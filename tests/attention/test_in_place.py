@@ -79,7 +79,7 @@ def test_a_sequence_in_pieces_is_that_of_an_appending_cache_at_every_step(
     past = rubbish(module, 3)
     for start, stop in pairwise((0, 4, 5, 6, 9)):  # prefill, tokens, several
         piece = piece_of(whole, past, start, stop)
-        mask = torch.rand(3, 1, 1, CAPACITY) > 0.5  # of the rest nobody asks
+        mask = torch.rand(3, 1, 1, CAPACITY) > 0.5  # the rest does not count
         mask[..., :stop] = piece["attn_mask"]
         piece |= {"attn_mask": mask, "past_length": torch.full((3,), start)}
         got = outputs_of(module, piece)
@@ -127,7 +127,7 @@ def rubbish(module: Attention, B: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("feature", EVERYWHERE.values(), ids=EVERYWHERE)
-def test_what_a_row_does_not_hold_changes_nothing_and_stays(feature: dict) -> None:
+def test_elements_beyond_a_row_change_nothing_and_stay(feature: dict) -> None:
     module = in_place(feature)
     inputs = draw_inputs(module.spec, 3, 2, 6)
     inputs["past_length"] = torch.tensor([0, 5, 3])
@@ -161,7 +161,7 @@ def test_a_row_without_a_key_to_see_gives_0() -> None:
 
 
 @pytest.mark.parametrize("held", [5, -1])
-def test_a_row_without_room_is_an_error(held: int) -> None:
+def test_a_full_row_is_an_error(held: int) -> None:
     module = in_place({})
     inputs = draw_inputs(module.spec, 2, 2, 4)
     inputs["past_length"][1] = held

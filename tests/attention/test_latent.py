@@ -83,9 +83,9 @@ def test_a_cache_in_place_gives_what_an_appending_one_gives() -> None:
     in_place = make_module(spec_of(attn_mask="none", cache="in-place"))
     x = torch.randn(1, 5, 24, dtype=torch.float64)
     past = [torch.randn(1, 1, 3, width, dtype=torch.float64) for width in (4, 7)]
-    room = [torch.cat([p, torch.zeros(1, 1, 6, p.shape[-1], dtype=p.dtype)], 2) for p in past]
+    padded = [torch.cat([p, torch.zeros(1, 1, 6, p.shape[-1], dtype=p.dtype)], 2) for p in past]
     wanted = appending(x, None, None, None, *past)
-    found = in_place(x, None, None, None, *room, torch.tensor([3]))
+    found = in_place(x, None, None, None, *padded, torch.tensor([3]))
     torch.testing.assert_close(found[0], wanted[0], rtol=1e-12, atol=1e-12)
     for ours, theirs in zip(found[1:], wanted[1:], strict=True):
         torch.testing.assert_close(ours[:, :, :8], theirs)

@@ -17,7 +17,7 @@ MASKS = (
     "float[B,1,1,S]", "float[B,H,L,S]", "float[1,S]",
 )  # fmt: skip
 SIZES = tuple(product((1, 3), (1, 4), (0, 3)))  # B, L, P
-# What rounding alone can do at these sizes; a wrong head, key or scale is 1e-2 off at least.
+# The effect of rounding alone at these sizes; a wrong head, key or scale is 1e-2 off at least.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 3e-6}
 
 

@@ -210,7 +210,7 @@ def test_core_aligns_causal_attention_to_the_last_key(L: int, S: int, need_weigh
 
 
 @pytest.mark.parametrize(
-    ("mask", "given", "told"),
+    ("mask", "given", "message"),
     [
         ("bool[B,1,1,S]", torch.ones(1, 1, 1, 3, dtype=torch.int64), "int64, the spec has bool"),
         ("bool[B,1,1,S]", torch.ones(1, 1, 1, 3), "float32, the spec has bool"),
@@ -219,7 +219,7 @@ def test_core_aligns_causal_attention_to_the_last_key(L: int, S: int, need_weigh
         ("bool[B,1,1,S]", torch.ones(1, 2, 1, 3, dtype=torch.bool), "is [1, 2, 1, 3], the spec"),
     ],
 )
-def test_a_mask_of_another_kind_or_shape_is_refused_not_added(mask, given, told: str) -> None:
+def test_a_mask_of_another_kind_or_shape_is_refused_not_added(mask, given, message: str) -> None:
     module = MultiHeadAttention(8, 2, attn_mask=mask)
-    with pytest.raises(ValueError, match=re.escape(told)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         module(torch.ones(1, 3, 8), attn_mask=given)

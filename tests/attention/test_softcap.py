@@ -76,7 +76,7 @@ def test_high_cap_is_no_cap() -> None:
 
 
 def test_float_mask_is_added_after_the_cap() -> None:
-    """A mask of -50 all but hides a key even though the cap is 1."""
+    """Check that a mask of -50 nearly hides a key even though the cap is 1."""
     q, k, v = draw(1, 1, 0), draw(2, 1, 1), draw(2, 1, 2)
     mask = torch.tensor([[0.0, -50.0]], dtype=torch.float64)
     _, weights = scaled_dot_product_attention(

@@ -59,7 +59,7 @@ def test_keys_outside_the_window_have_no_weight(
 
 
 def test_window_of_mistral_is_one_less_than_sliding_window() -> None:
-    """Mistral's code hides key j from query i where i - j >= sliding_window."""
+    """Compare with Mistral's code, which hides key j from query i where i - j >= sliding_window."""
     sliding_window = 3
     weights = outputs_of(
         exact_module(small_spec(window_left=2, attn_weights=True, attn_mask="none")),

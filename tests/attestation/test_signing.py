@@ -74,7 +74,7 @@ def test_verify_states_the_signature_in_every_output(bundle, keys, cli: Cli, tmp
         assert signature["state"] == state
 
 
-def test_what_runs_is_what_was_signed(signed, keys):
+def test_the_signed_files_run(signed, keys):
     trust = Trust(str(keys / "own.pub.pem"))
     with signed_files(signed, trust) as (folder, _):
         before = (folder / "model.onnx").read_bytes()

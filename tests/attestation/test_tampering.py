@@ -66,23 +66,23 @@ def test_a_changed_byte_is_refused(signed: Path, keys: Path):
 
 @pytest.mark.extended
 def test_every_changed_byte_of_every_file_is_refused(signed: Path, keys: Path, tmp_path: Path):
-    """Each file lies alone in a folder, with a signature of its own: that is 100 times as fast."""
+    """Sign each file alone in a folder of its own, which is 100 times as fast as the bundle."""
     chosen = random.Random(0)
     paths = [path for path in files_of(signed) if path.name != SIGNATURE]
     for number, path in enumerate(paths):
-        room = tmp_path / str(number)
-        room.mkdir()
-        alone = Path(shutil.copyfile(path, room / path.name))
-        signature = sign_with_key(room, {alone.name: sha256(alone)}, keys / "own.pem", bytes)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        alone = Path(shutil.copyfile(path, folder / path.name))
+        signature = sign_with_key(folder, {alone.name: sha256(alone)}, keys / "own.pem", bytes)
         good = alone.read_bytes()
         small = len(good) <= SMALL
         places = range(len(good)) if small else chosen.sample(range(len(good)), LARGE_BYTES)
         for place in places:
             flipped(alone, place, chosen)
             with pytest.raises(BundleError):
-                check_covers(room, signature)
+                check_covers(folder, signature)
             alone.write_bytes(good)
-        check_covers(room, signature)
+        check_covers(folder, signature)
 
 
 @pytest.mark.extended

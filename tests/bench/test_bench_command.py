@@ -131,7 +131,7 @@ def test_a_graph_that_does_not_run_is_exit_code_5(bundle: Path, monkeypatch, cap
 
 
 def test_wrong_use_is_one_line_and_a_code(cli: Cli, bundle: Path, tmp_path: Path):
-    for arguments, code, told in (
+    for arguments, code, message in (
         (("nowhere",), 7, "not a bundle"),
         ((bundle, "--chart", "x.pdf"), 2, ".svg or .png"),
         ((bundle, "--chart", "no/x.svg"), 2, "no such folder"),
@@ -142,7 +142,7 @@ def test_wrong_use_is_one_line_and_a_code(cli: Cli, bundle: Path, tmp_path: Path
         done = cli("bench", *arguments)
         assert (done.returncode, done.stdout) == (code, "")
         assert done.stderr.count("\n") == 1
-        assert told in done.stderr
+        assert message in done.stderr
     copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
     (copy / "model.onnx").write_bytes((copy / "model.onnx").read_bytes()[:-1])
     assert cli("bench", copy).returncode == 7

@@ -64,7 +64,7 @@ def test_the_fraction_is_of_the_roof_that_limits():
     )
 
 
-def test_what_did_not_run_is_null_with_its_reason():
+def test_a_candidate_that_did_not_run_is_null_with_its_reason():
     report = BenchReport("r", (RESULT,), 2, 5, {})
     found = bench_to_dict(report)
     assert found["format"] == "attn-export-bench/1"

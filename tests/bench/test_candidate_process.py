@@ -32,17 +32,17 @@ def gemm(tmp_path: Path) -> Candidate:
 
 
 def test_candidates_take_turns_and_give_the_times_of_every_run(tmp_path: Path):
-    told: list[str] = []
+    reported: list[str] = []
     candidates = [*gemm_rooflines(tmp_path, (256, 256, 256)), *read_rooflines(tmp_path, mib=8)]
     found = measure(
-        candidates, rounds=2, turn_seconds=TURN, limits=LIMITS, advance=told.append
+        candidates, rounds=2, turn_seconds=TURN, limits=LIMITS, advance=reported.append
     )  # fmt: skip
     assert [m.name for m in found] == [c.name for c in candidates]
     assert {m.outcome for m in found} == {"ran"}
     assert all(len(m.seconds) >= 2 and min(m.seconds) > 0 for m in found)
-    assert len(told) == progress_steps(candidates, 2)
+    assert len(reported) == progress_steps(candidates, 2)
     # Every round has all of them in the same order.
-    turns = [line.split(":")[0] for line in told if "round" in line]
+    turns = [line.split(":")[0] for line in reported if "round" in line]
     assert turns == [c.name for c in candidates] * 2
     # No machine computes slower or faster than that.
     assert all(1e8 < m.flops_per_second < 1e14 for m in found[:2])
@@ -101,7 +101,7 @@ def test_killed_between_its_turns_it_has_no_times(gemm: Candidate):
     assert "SIGKILL" in found.reason
 
 
-def test_what_cannot_be_tried_has_no_process_and_the_reason_given():
+def test_an_impossible_candidate_has_no_process_and_a_reason():
     process = CandidateProcess(
         Candidate("x", "peer", "plain", {}, Work(), reason="no torch"), LIMITS
     )

@@ -72,7 +72,7 @@ def test_a_goal_that_is_not_met_keeps_its_row_and_its_number():
     assert unmet(report(slow), [workload], TIMES) == [f"{workload.name}, {STATIC}: 0.5, ≤ 0.35"]
 
 
-def test_what_was_not_measured_is_not_met_and_says_why():
+def test_an_unmeasured_goal_is_not_met_and_has_a_reason():
     workload = BY_NAME["decode MHA, B 8, S 4096"]
     ran = result(workload, **{OURS: 0.003, STATIC: 0.006})
     absent = Measured(

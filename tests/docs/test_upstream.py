@@ -120,7 +120,7 @@ def test_every_file_is_about_some_cell(name: str, rows: list[Row]):
 
 
 def test_masked_rows_of_onnx_runtime_are_found_blind(rows: list[Row]):
-    """Releases 1.23 to 1.27 compute fully masked rows wrong, 1.28 and newer ones right."""
+    """Find that releases up to 1.27 compute fully masked rows wrong, and newer ones right."""
     masked = [
         row for row in rows
         if row.runtime.startswith("ort-cpu==") and row.dialect == "standard" and "mask" in row.spec

@@ -132,7 +132,7 @@ def test_a_dry_run_that_takes_too_long_is_ended(need_dry_run, tmp_path):
         seen(standard(tmp_path / "model.onnx"), limits=limits)
 
 
-def test_a_launch_is_told_with_the_node_that_asks_for_it(need_dry_run):
+def test_a_launch_is_reported_with_its_node(need_dry_run):
     folder = shared.bundle_of("float16")
     (one,) = dry_run(folder, architectures=["sm_80"], dialects=["standard"])
     prefill, decode = one.steps
@@ -159,7 +159,7 @@ def test_a_wrong_option_is_answered_with_the_right_ones(tmp_path, options, says)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", b"\x08\x0a\x3a\xff\xff\xff\x7f"])
-def test_what_is_no_model_is_refused(need_dry_run, tmp_path, content):
+def test_a_file_that_is_no_model_is_refused(need_dry_run, tmp_path, content):
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     with pytest.raises(GraphError, match=r"model\.onnx"):
@@ -216,7 +216,7 @@ def test_kernels_have_readable_names(symbol, name):
         (["Add"], (), {}),
     ],
 )
-def test_kernels_of_attention_and_copies_of_the_cache_are_told_apart(names, kinds, copies):
+def test_kernels_of_attention_and_copies_of_the_cache_are_distinguished(names, kinds, copies):
     assert kinds_of_attention(names) == kinds
     assert copies_of_cache(names) == copies
 

@@ -99,7 +99,7 @@ def test_a_cache_bound_in_place_is_neither_copied_nor_computed_on_the_host(tmp_p
     assert [e[2] for e in unbound if e[0] == "launch"] != [e[2] for e in events if e[0] == "launch"]
 
 
-def test_a_refusal_is_told_in_the_provider_s_words(tmp_path):
+def test_a_refusal_is_the_text_of_the_provider(tmp_path):
     path = grouped(tmp_path / "model.onnx")
     code = RUN.replace("2, 1,", "2, 3,").replace("BOUND", "{}").replace("engine.run", "attempt")
     attempt = """

@@ -216,7 +216,7 @@ def hidden_score(value: float) -> Callable[[Graph], None]:
         assert names
         for name in names:
             graph.set_initializer(name, lambda a: np.full_like(a, value))
-        for node in graph.all("Where"):  # rows that see nothing are not mended
+        for node in graph.all("Where"):  # rows that see nothing stay as they are
             if node.name.endswith("Where_2"):
                 node.input[2] = node.input[1]
 

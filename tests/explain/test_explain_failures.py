@@ -62,7 +62,7 @@ def test_an_explanation_ends_when_its_time_is_over(bundle: Path, wrong: Path):
     assert explain_failures.explain_failures(report, bundle, wrong, seconds=0.0).explanations == ()
 
 
-def test_who_interrupts_an_explanation_has_the_report(
+def test_the_report_is_there_after_an_interrupted_explanation(
     bundle: Path, wrong: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def interrupted(*_: object, **__: object) -> None:
@@ -75,7 +75,7 @@ def test_who_interrupts_an_explanation_has_the_report(
     assert said.verdicts == report.verdicts
 
 
-def test_what_an_assertion_says_begins_with_the_cause(bundle: Path, wrong: Path):
+def test_an_assertion_message_begins_with_the_cause(bundle: Path, wrong: Path):
     report = verify(bundle, graph=wrong, runtimes=["ort-cpu"])
     said = failure(explain_failures.explain_failures(report, bundle, wrong))
     assert said.startswith(f"no parity: ort-cpu, wrong.onnx: {CAUSE}")

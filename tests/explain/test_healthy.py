@@ -64,7 +64,7 @@ def healthy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.every(4)
-def test_a_healthy_bundle_is_not_blamed(healthy: Path, need, request: pytest.FixtureRequest):
+def test_a_right_bundle_has_no_cause(healthy: Path, need, request: pytest.FixtureRequest):
     alone = list(HEALTHY).index(healthy.name) % len(RUNTIMES)
     in_all = healthy.name == "gqa" or request.config.getoption("--all")
     for name in RUNTIMES if in_all else RUNTIMES[alone : alone + 1]:
@@ -78,7 +78,7 @@ def test_a_healthy_bundle_is_not_blamed(healthy: Path, need, request: pytest.Fix
 
 
 def test_in_float64_every_graph_gives_the_truth_in_every_case(healthy: Path):
-    """The evaluation gives the truth for contrib operators of the `ort` dialect, too."""
+    """Check that contrib operators of the `ort` dialect give the truth, too."""
     cases = known_cases(healthy, None)
     for form in graph_files_to_examine(read_manifest(healthy), None):
         runner = GraphRunner(healthy / form.name, form, runtime("ort-cpu"), {}, Limits.default())

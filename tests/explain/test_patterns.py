@@ -27,7 +27,7 @@ def cases(axis: str, sizes: list[int]) -> list[dict[str, int]]:
         ([1, 2], [], []),
     ],
 )
-def test_what_is_said_of_an_axis(failed: list[int], passed: list[int], says: list[str]):
+def test_the_pattern_of_an_axis(failed: list[int], passed: list[int], says: list[str]):
     assert list(separating_conditions(cases("batch", failed), cases("batch", passed))) == says
 
 

@@ -60,7 +60,7 @@ def test_a_fault_in_a_graph_is_named_first(fault: Planted, tmp_path: Path):
     assert found.seconds < 60
 
 
-def test_the_folder_shows_the_fault_and_no_fault_once_it_is_mended(tmp_path: Path):
+def test_the_folder_shows_the_fault_and_none_after_its_correction(tmp_path: Path):
     bundle = bundle_of("gqa")
     fault = next(fault for fault in FAULTS if fault.name == "scale_3_percent_less")
     folder = tmp_path / "explained"

@@ -87,7 +87,7 @@ def right() -> Path:
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.every(3)
-def test_what_is_wrong_in_a_module_is_named_first(wrong: str, right: Path, tmp_path: Path):
+def test_the_fault_of_a_module_is_named_first(wrong: str, right: Path, tmp_path: Path):
     found = explain(right, "ort-cpu", graph=exported(Layer(wrong), tmp_path), seconds=20)
     assert found.fault == "graph"
     assert found.causes[0].kind == wrong, found.sentence

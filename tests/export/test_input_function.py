@@ -134,7 +134,7 @@ def test_a_graph_with_a_fixed_axis_is_compared_at_its_size(tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_on_one_line(function, axes, kind, says, tmp_path):
+def test_a_wrong_function_is_one_line(function, axes, kind, says, tmp_path):
     with pytest.raises(AttnExportError, match=re.escape(says)) as raised:
         build(Subject(Packed().eval(), function, axes, ["y"]), tmp_path / "b")
     assert isinstance(raised.value, kind)

@@ -91,7 +91,7 @@ class MaskCounted(nn.Module):
         return scores.softmax(-1) @ x
 
 
-def test_a_module_that_needs_what_it_keeps_is_told_what_to_write(tmp_path: Path):
+def test_a_module_that_needs_kept_state_is_refused_with_the_remedy(tmp_path: Path):
     module = MaskCounted()
     module(torch.randn(1, 5, 16))
     mask = module.mask
@@ -136,7 +136,7 @@ UNCOPIED = {
 
 
 @pytest.mark.parametrize("name", UNCOPIED)
-def test_what_cannot_be_copied_is_shared_by_the_copy(name: str):
+def test_an_object_that_cannot_be_copied_is_shared_by_the_copy(name: str):
     module = nn.Sequential(nn.Linear(2, 2))
     module[0].held = UNCOPIED[name]()
     copy = copy_module(module).double()

@@ -76,7 +76,7 @@ def test_a_module_that_looks_at_its_dtype_is_refused(dtype, factor: float, tmp_p
         built(lambda f, x: f(x) * factor if x.dtype == dtype else f(x), tmp_path, x=X.to(dtype))
 
 
-def test_a_module_whose_types_are_fixed_is_told_so(tmp_path: Path):
+def test_a_module_of_fixed_types_is_refused_with_the_reason(tmp_path: Path):
     def fixed(f: nn.Linear, x: Tensor) -> Tensor:
         return f(x.float().to(torch.bfloat16))
 
@@ -116,7 +116,7 @@ def test_a_window_of_one_key_has_a_mask_that_matters(mask: str, tmp_path: Path):
     assert build(spec, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
 
 
-def test_what_few_bits_drown_fails_nothing(tmp_path: Path):
+def test_differences_below_half_precision_fail_nothing(tmp_path: Path):
     spec = AttentionSpec(
         embed_dim=16, num_heads=4, head_dim=6, bias="q,v", add_bias_kv=True, cache="append",
         dtype="bfloat16",
@@ -156,11 +156,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_mistake_in_a_subject_is_named(name: str):
-    changes, told = WRONG[name]
+    changes, message = WRONG[name]
     given = {"inputs": {"x": X}, "axes": {"x": TOKENS}, "outputs": ["y"]} | changes
     with pytest.raises(UsageError) as caught:
         Subject(Does(lambda f, x: f(x)).eval(), **given)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 GOOD = """

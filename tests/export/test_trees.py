@@ -19,7 +19,7 @@ BATCH = {0: "batch", 1: "query_len"}
 
 
 class Nested(nn.Module):
-    """Takes a pair within a dict and a constant, gives a dict with a tuple."""
+    """Module that takes a pair within a dict and a constant, and returns a dict with a tuple."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def test_arguments_are_rebuilt_as_they_were():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"inputs": {"tokens": object(), "state": None}}, "tokens is object; inputs are tensors"),
         ({"axes": {"state": BATCH}}, "axes names the input 'state', which is not one of: tokens"),
@@ -78,8 +78,8 @@ def test_arguments_are_rebuilt_as_they_were():
     ],
     ids=["an object", "axes of a tuple", "float64"],
 )
-def test_what_does_not_fit_is_named(changes: dict[str, Any], told: str):
-    with pytest.raises(UsageError, match=told):
+def test_an_unfit_structure_is_named(changes: dict[str, Any], message: str):
+    with pytest.raises(UsageError, match=message):
         nested(**changes)
 
 

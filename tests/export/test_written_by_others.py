@@ -183,7 +183,7 @@ def test_cases_keep_within_the_bounds_of_an_axis_and_reach_them(
     [(Positions(30), r"Axis\('query_len', max=30\)"), (Spread(), r"Axis\('query_len', min=2\)")],
     ids=["the end of a table", "too few tokens"],
 )
-def test_a_module_that_raises_at_some_sizes_is_told_the_bound(
+def test_a_module_that_raises_at_some_sizes_is_refused_with_the_bound(
     module: nn.Module, proposed: str, tmp_path: Path
 ):
     with pytest.raises(ExportError, match=proposed):
@@ -194,7 +194,7 @@ def test_a_module_that_raises_at_some_sizes_is_told_the_bound(
     "bounds", [{"min": 2}, {"min": 5, "max": 20}, {"min": 7}], ids=["2 up", "5 to 20", "7 up"]
 )
 def test_a_branch_within_the_bounds_is_found(bounds: dict[str, int], tmp_path: Path):
-    """The smallest size on the other side of a branch may lie outside the bounds."""
+    """Check bounds that exclude the smallest size on the other side of a branch."""
     with pytest.raises(ExportError, match="branch"):
         build(of_x(Branching(), Axis("query_len", **bounds), 12), tmp_path / "b")
 

@@ -36,7 +36,7 @@ def changed(monkeypatch: pytest.MonkeyPatch):
 
     def change(code: str) -> None:
         monkeypatch.setattr(process, "worker_command", worker_after(code))
-        monkeypatch.setattr(PyTorch, "unavailable", lambda _: "not asked here")
+        monkeypatch.setattr(PyTorch, "unavailable", lambda _: "not run here")
 
     return change
 
@@ -85,7 +85,7 @@ def test_the_json_has_every_probe_and_names_no_folder(printed: tuple[str, str]):
 
 
 def test_json_to_a_file_and_quiet(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(PyTorch, "unavailable", lambda _: "not asked here")
+    monkeypatch.setattr(PyTorch, "unavailable", lambda _: "not run here")
     file = tmp_path / "f.json"
     assert run(["probe", "onnx-reference", "--quiet", "--json", str(file)]) == 0
     assert (capsys.readouterr()) == ("", "")
@@ -93,7 +93,7 @@ def test_json_to_a_file_and_quiet(capsys, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["onnx-reference"], 5, "onnx-reference cannot run here: it is away; pip install it"),
         (["ort_cpu"], 2, "unknown runtime 'ort_cpu'; choose from ort-cpu, "),
@@ -102,8 +102,8 @@ def test_json_to_a_file_and_quiet(capsys, tmp_path: Path, monkeypatch: pytest.Mo
         ([], 2, "RUNTIME"),
     ],
 )
-def test_what_cannot_be_asked_is_one_line_and_a_code(
-    arguments, code, told, capsys, monkeypatch: pytest.MonkeyPatch
+def test_an_impossible_probe_is_one_line_and_a_code(
+    arguments, code, message, capsys, monkeypatch: pytest.MonkeyPatch
 ):
     away = "it is away; pip install it"
     monkeypatch.setattr(OnnxReference, "unavailable", lambda _: away)
@@ -111,7 +111,7 @@ def test_what_cannot_be_asked_is_one_line_and_a_code(
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1
-    assert told in said.err
+    assert message in said.err
 
 
 # -- a runtime that dies -----------------------------------------------------------------------
@@ -149,9 +149,9 @@ def test_a_runtime_that_loads_nothing_is_a_table_of_that_and_code_5(changed, cap
     )
     assert run(["probe", "onnx-reference", "--json", "-"]) == 5
     found = rows(capsys)
-    asked = [found[name][0] for name in NAMES if name != "local_window_size 3"]
-    assert {each["outcome"] for each in asked} == {"refused"}
-    assert asked[0]["detail"] == "ValueError: no licence for causal.standard.onnx"
+    others = [found[name][0] for name in NAMES if name != "local_window_size 3"]
+    assert {each["outcome"] for each in others} == {"refused"}
+    assert others[0]["detail"] == "ValueError: no licence for causal.standard.onnx"
 
 
 ENDS = {
@@ -183,7 +183,7 @@ def scripted(cases: Sequence[CaseFiles], serves: int, outcome: Outcome, *, loade
         return Worker(runtime("ort-cpu"), limits)
 
 
-def asked(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list[Outcome], int]:
+def run_script(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list[Outcome], int]:
     """Return the outcomes of four cases, and the number of processes they took."""
     cases = [(str(i), tmp_path, tmp_path / str(i)) for i in range(4)]
     steps, started = iter(script), []
@@ -193,10 +193,10 @@ def asked(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list[Outc
         started.append(scripted(left, serves, outcome, loaded=loaded))
         return started[-1]
 
-    told: list[str] = []
-    answers = run_batches([ProbeBatch(start, cases)], told.append)
+    reported: list[str] = []
+    answers = run_batches([ProbeBatch(start, cases)], reported.append)
     assert all(gone(each.pid) for each in started)
-    assert told == ["0", "1", "2", "3"]
+    assert reported == ["0", "1", "2", "3"]
     return [answers[folder].outcome for _, _, folder in cases], len(started)
 
 
@@ -215,7 +215,7 @@ def asked(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list[Outc
     ],
 )  # fmt: skip
 def test_each_case_has_one_answer_however_processes_end(script, outcomes, tmp_path: Path):
-    assert asked(tmp_path, *script) == (outcomes, len(script))
+    assert run_script(tmp_path, *script) == (outcomes, len(script))
 
 
 # -- PyTorch ----------------------------------------------------------------------------------
@@ -226,13 +226,13 @@ def test_without_torch_it_says_so_and_starts_nothing(capsys, monkeypatch: pytest
     monkeypatch.setattr(PyTorch, "load", None)
     assert run(["probe", "onnx-reference", "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
-    told = {row["name"]: row["pytorch"] for row in report["probes"]}
-    assert told["causal, past"]["reading"] == "torch is not installed"
-    assert told["softcap"]["reading"] == "has no softcap"
+    of_pytorch = {row["name"]: row["pytorch"] for row in report["probes"]}
+    assert of_pytorch["causal, past"]["reading"] == "torch is not installed"
+    assert of_pytorch["softcap"]["reading"] == "has no softcap"
     assert not any("pytorch" in row["differs_from"] for row in report["probes"])
 
 
-def test_where_torch_cannot_be_imported_the_rest_is_there(tmp_path: Path):
+def test_probes_run_without_torch(tmp_path: Path):
     stub = tmp_path / "torch"
     stub.mkdir()
     (stub / "__init__.py").write_text("raise ImportError('no torch here')\n")

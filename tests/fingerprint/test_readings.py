@@ -51,7 +51,7 @@ def test_any_two_readings_of_a_probe_are_far_apart(probe, one, other):
 @pytest.mark.parametrize(
     ("probe", "reading"), [(p, r) for p, outputs in TOLD_APART.items() for r in outputs]
 )
-def test_what_a_reading_leads_to_is_read_as_that_even_with_8_bits(probe, reading):
+def test_outputs_of_a_reading_are_recognised_even_with_8_bits(probe, reading):
     wanted, dtype = TOLD_APART[probe][reading], PROBES[probe].inputs["query"].dtype
     assert PROBES[probe].read(wanted.astype(dtype)).reading == reading
     rounded = wanted * (1 + 2.0**-8 * np.random.default_rng(0).uniform(-1, 1, wanted.shape))
@@ -59,7 +59,7 @@ def test_what_a_reading_leads_to_is_read_as_that_even_with_8_bits(probe, reading
 
 
 @pytest.mark.parametrize("probe", PROBES.values(), ids=lambda p: p.name)
-def test_what_onnx_says_is_a_reading(probe):
+def test_the_rule_of_onnx_is_a_reading(probe):
     if probe.says and probe.name in TOLD_APART:
         assert probe.says in TOLD_APART[probe.name]
 

@@ -122,18 +122,18 @@ OF_THE_PROCESSOR = {"small values", "small weights"}
 """Probes of subnormal numbers: some processors keep them, others flush them to 0."""
 
 
-def told(row: ProbeRow) -> str:
+def shown(row: ProbeRow) -> str:
     """Return the readings as text, with the dialect in front of all but the first."""
     first, *others = row.here
     return "; ".join([first.reading, *(f"{each.dialect}: {each.reading}" for each in others)])
 
 
 def check(name: str, wanted: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PyTorch, "unavailable", lambda _: "not asked here")
+    monkeypatch.setattr(PyTorch, "unavailable", lambda _: "not run here")
     monkeypatch.setattr(
         run_probes, "REFERENCE", name
     )  # nor is the evaluator, but where it is meant
-    found = {row.probe: told(row) for row in probe(name).rows}
+    found = {row.probe: shown(row) for row in probe(name).rows}
     assert found.keys() == wanted.keys() == {each.name for each in probes()}
     for small in OF_THE_PROCESSOR:
         assert found.pop(small) in ("kept", "flushed to 0")
@@ -154,7 +154,7 @@ def test_a_further_runtime_means_what_was_measured(name: str, need: Need, monkey
     check(name, MORE[name], monkeypatch)
 
 
-def test_all_sides_are_asked_and_differences_are_named():
+def test_all_sides_run_and_differences_are_named():
     rows = {row.probe: row for row in probe(OrtCpu.name).rows}
     for row in rows.values():
         if row.says and row.evaluator is not None:

@@ -30,7 +30,7 @@ def attention(*wanted: int) -> ir.Model:
         ((3,), ["", "", "", "out_3"], True),
     ],
 )
-def test_optional_outputs_that_nobody_reads_are_left_out(wanted, names, mode):
+def test_optional_outputs_that_are_not_read_are_left_out(wanted, names, mode):
     model = attention(*wanted)
     canonical.drop_unused_outputs(model)
     node = node_of(model, "Attention")

@@ -79,7 +79,7 @@ def test_a_mask_is_known_by_its_values(name: str):
 
 
 @pytest.mark.parametrize("name", [n for n, (wanted, *_) in TEXTS.items() if wanted == CAUSAL])
-def test_what_is_causal_gets_the_causal_kernel(name: str):
+def test_a_causal_mask_gets_the_causal_kernel(name: str):
     _, body, options = TEXTS[name]
     forms = lower(ir.from_proto(parsed(body, **options)), "ort")
     inner = [n.op_type for n in ir.traversal.RecursiveGraphIterator(forms[""].model.graph)]
@@ -132,7 +132,7 @@ def test_a_mask_of_the_length_of_a_cache_in_place(mask: str, wanted: str):
     assert ("GroupQueryAttention" in decode) == (wanted != STAYS)
 
 
-def test_what_is_odd_is_left_alone():
+def test_an_unknown_mask_is_left_alone():
     for body in ("mask = Relu (V)", "mask = Sub (before, before)", "mask = Identity (table)"):
         assert verdicts(ir.from_proto(parsed(body))) == [STAYS]
 

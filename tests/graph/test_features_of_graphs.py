@@ -60,7 +60,7 @@ PAST = [value("past_key", 1, 4, 3, 8), value("past_value", 1, 4, 3, 6)]
         ((), {"outputs": 3}, set()),
     ],
 )
-def test_what_an_attention_is_asked_for_is_named(given, attributes, named):
+def test_the_features_of_an_attention_are_named(given, attributes, named):
     assert of(*given, **attributes) == {f"Attention({name})" for name in named}
 
 
@@ -94,7 +94,7 @@ def compared(*, moved: bool) -> set[str]:
     return set(features(model_of(inputs, nodes[-1].outputs, nodes)))
 
 
-def test_a_mask_that_is_a_matter_of_sizes_is_not_given():
+def test_a_mask_that_depends_on_sizes_is_no_given_mask():
     found = compared(moved=False)
     assert "Attention(mask: BOOL)" in found
     assert "Attention(given mask: BOOL)" not in found

@@ -130,7 +130,7 @@ def test_rotary_embedding(rank: int, interleaved: int, rotated: int, positions: 
     ],
     ids=lambda node: f"{node.op_type} {[a.name for a in node.attribute]}",
 )
-def test_what_stands_around_attention(node: onnx.NodeProto, kind: int):
+def test_attention_between_other_nodes(node: onnx.NodeProto, kind: int):
     inputs = {"x": (kind, ["B", "L", 8]), "weight": (kind, [8])}
     assert_portable(node_model(node, {name: inputs[name] for name in node.input}))
 
@@ -166,14 +166,14 @@ def rotary(*shape: str | int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("shape", "told"),
+    ("shape", "message"),
     [
         (("B", 2, "L", "W"), "turn: the width of its heads is not known; declare it"),
         (("B", "L", 16), "turn: 16 is not 0 heads; give num_heads"),
     ],
 )
 def test_a_rotary_embedding_of_unknown_widths_is_refused_by_name(
-    shape: tuple[str | int, ...], told: str
+    shape: tuple[str | int, ...], message: str
 ):
-    with pytest.raises(GraphError, match=told):
+    with pytest.raises(GraphError, match=message):
         lower(ir.from_proto(rotary(*shape)), "portable")

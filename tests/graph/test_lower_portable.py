@@ -139,7 +139,7 @@ def newer_operator(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (unknown_heads, "axis 1 of Q, heads or their width, is 'heads'; give it a size"),
         (foreign_operator, "FusedMatMul of com.microsoft is not in the portable dialect"),
@@ -147,6 +147,6 @@ def newer_operator(model: onnx.ModelProto) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_the_dialect_cannot_say_is_refused_by_name(change: Any, told: str):
-    with pytest.raises(GraphError, match=told):
+def test_an_inexpressible_feature_is_refused_by_name(change: Any, message: str):
+    with pytest.raises(GraphError, match=message):
         lower(ir.from_proto(refused(change)), "portable")

@@ -58,7 +58,7 @@ def test_a_mask_is_written_out_with_few_nodes_and_means_what_pytorch_means(shape
 
 
 @pytest.mark.parametrize("shape", [shape for shape, nodes in MASKS if "Expand" in nodes])
-def test_onnxruntime_still_refuses_what_is_mended(shape):
+def test_onnxruntime_still_refuses_the_source(shape):
     model = mask_model(shape)
     with pytest.raises(Exception, match="inconsistent"):
         run_ort(model, draw(model, named(2, 3, 5)))
@@ -125,7 +125,7 @@ def test_attention_of_rank_3_gets_its_rows_from_the_right_axis():
     x = value("q", B, L, H * D)
     inputs = [x, value("k", B, S, H * D), value("v", B, S, H * DV), value("m", B, 1, 1, S)]
     inputs[3].dtype = BOOL
-    # Its length has a name that no input has, so that it is asked for its own.
+    # Its length has a name that no input has, so that its own is read.
     q, y = value("between", B, "length", H * D), value("y", B, L, H * DV)
     heads = {"q_num_heads": H, "kv_num_heads": H}
     nodes = [
@@ -270,7 +270,7 @@ def test_a_float_that_only_chooses_does_not_count():
 
 
 @pytest.mark.parametrize("dtype", [BOOL, FLOAT])
-def test_what_is_mended_is_mended_once(dtype):
+def test_a_corrected_graph_is_not_changed_again(dtype):
     model = mask_model([B, 1, 1, S], dtype)
     ort_compat.make_ort_compatible(model)
     once = operators(model)

@@ -1,4 +1,4 @@
-"""Mending batches, scales and rotary caches that ONNX Runtime refuses."""
+"""Corrections of batches, scales and rotary caches that ONNX Runtime refuses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ B, L = "batch", "query_len"
 
 
 @pytest.mark.parametrize("single", ["q", "k", "v", "kv"])
-def test_what_has_a_batch_of_1_is_repeated_for_the_others(single):
+def test_a_batch_of_1_is_repeated_for_the_others(single):
     inputs = [value(v.name, 1 if v.name in single else B, *v.shape[1:]) for v in qkv()]
     model = attention_model(inputs=inputs)
     with pytest.raises(Exception, match=r"inconsistent batch_size|dimension|batch"):

@@ -60,7 +60,7 @@ def assert_same(original: onnx.ModelProto, model: ir.Model, **inputs: np.ndarray
         np.testing.assert_array_equal(one, other)
 
 
-def test_what_one_branch_reads_moves_into_it_and_nothing_else():
+def test_values_that_one_branch_reads_move_into_it_and_no_others():
     original, model = tidied(BRANCHES)
     assert {node.op_type for node in model.graph} == {"Cos", "Tan", "If"}
     x = np.ones((2, 4), np.float32)
@@ -74,7 +74,7 @@ def test_nothing_moves_into_a_loop():
     assert_same(original, model, x=np.ones(4, np.float32), times=np.array(3), go=np.array(True))
 
 
-def test_sizes_are_asked_of_inputs_once_and_outputs_stay_apart():
+def test_sizes_are_read_from_inputs_once_and_outputs_stay_apart():
     original, model = tidied(SIZES)
     assert [node.op_type for node in model.graph] == ["Shape", "Add", "Add", "Transpose"]
     inputs = {"x": np.ones((3, 4), np.float32), "z": np.ones((2, 3), np.float32)}

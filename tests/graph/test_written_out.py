@@ -169,9 +169,7 @@ def test_a_node_that_computes_something_else_is_taken_back(
     assert not (tmp_path / "alone.onnx").exists()
 
 
-def test_a_dialect_that_is_asked_for_stays_and_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_named_dialect_stays_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(written_out, "read_scores", scores_with_another_scale)
     report = build(subject_of(plain), tmp_path / "b", runtimes=["ort-cpu"], dialects=["ort"])
     assert not report.passed
@@ -230,7 +228,7 @@ def test_something_else_is_left_alone(attend: Attend, tmp_path: Path):
 
 
 def test_a_chain_of_sums_ends_the_search_at_once():
-    """Both sides of a sum are searched: forty of one value with itself would be 2^40 ways."""
+    """Search both sides of forty sums of a value with itself, which have 2^40 ways."""
     x = ir.val("x", ir.DataType.FLOAT, [2, 4, 5, 8])
     nodes, value = [], x
     for _ in range(40):

@@ -226,7 +226,7 @@ def damaged(content: bytes, random: Random) -> bytes:
     data = bytearray(content)
     for _ in range(int(random.integers(1, 4))):
         at = int(random.integers(max(len(data), 1)))
-        # What says something about the rest lies at the start.
+        # The bytes that describe the rest are at the start.
         at = at if random.random() < 0.5 else at % 64
         kind = random.integers(5)
         if kind == 0 and data:

@@ -34,7 +34,7 @@ FILE = "{{7+7}} größe .. %s%n;process.exit(7); #) ran(.onnx"
 
 
 def hostile_bundle() -> Path:
-    """A bundle of three cases, in which texts that may be any text are code."""
+    """Return a bundle of three cases, in which texts that may be any text are code."""
 
     def rename(index: dict) -> None:
         del index["cases"][3:]
@@ -142,7 +142,7 @@ def _input(name: str, shape: object) -> Ends:
         ({"outputs": {}}, r"manifest\.json was changed: .*puts"),
     ],
 )
-def test_what_no_kit_can_hold_is_refused_in_one_line(
+def test_a_bundle_that_no_kit_can_hold_is_refused_in_one_line(
     manifest: dict[str, object], says: str, tmp_path: Path
 ):
     bundle = rewritten(bundle_of("append"), tmp_path / "bundle", **manifest)

@@ -88,7 +88,7 @@ def test_a_function_that_calls_itself_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "told"),
+    ("function", "arguments", "message"),
     [
         ("subprocess:check_call", {"args": ["sleep", "60"]}, "f takes longer than 1 s to read"),
         ("os:abort", {}, "f cannot be read: a process that tried it ended with signal SIGABRT"),
@@ -96,9 +96,9 @@ def test_a_function_that_calls_itself_is_refused(tmp_path: Path):
         ("attn_export.jobs.check:check_here", {"path": "none"}, "cannot read none: No such file"),
     ],
 )
-def test_a_call_in_a_process_of_its_own_ends_in_one_line(function: str, arguments, told: str):
+def test_a_call_in_a_process_of_its_own_ends_in_one_line(function: str, arguments, message: str):
     limits = Limits(1, 1.0 if "args" in arguments else 60.0, 2000)
-    with pytest.raises(GraphError, match=re.escape(told)):
+    with pytest.raises(GraphError, match=re.escape(message)):
         limited(function, "f", limits, **arguments)
 
 
@@ -122,7 +122,7 @@ def external(tmp_path: Path, location: str, length: int = 16) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("location", "length", "told"),
+    ("location", "length", "message"),
     [
         ("../secret", 16, "outside the folder"), ("/etc/passwd", 16, "outside the folder"),
         ("", 16, "outside the folder"), ("link", 16, "a link out of the folder"),
@@ -130,10 +130,12 @@ def external(tmp_path: Path, location: str, length: int = 16) -> Path:
         ("inside", 99, "takes 99 bytes, not 16"), ("none", 16, "which is missing"),
     ],
 )  # fmt: skip
-def test_external_data_lies_in_the_folder_and_is_all_there(location, length, told, tmp_path: Path):
+def test_external_data_lies_in_the_folder_and_is_all_there(
+    location, length, message, tmp_path: Path
+):
     path = external(tmp_path, location, length)
     for load in (load_graph, load_model):
-        with pytest.raises(GraphError, match=told):
+        with pytest.raises(GraphError, match=message):
             load(path)
 
 
@@ -165,7 +167,7 @@ def test_a_file_is_not_read_beyond_its_limit(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "{" * 10, "", "9" * 5000, "nul"])
-def test_what_is_no_json_is_a_value_error(text: str):
+def test_invalid_json_is_a_value_error(text: str):
     with pytest.raises(ValueError, match=r"\S"):
         parse_json(text)
 

@@ -61,7 +61,7 @@ def test_a_value_alone_is_named(value: object, schema: type[Any], says: str):
 
 
 def test_an_axis_of_an_output_may_have_no_name():
-    """Those of users' modules have none where two runs do not show it."""
+    """Read an axis without a name, as those of users' modules that two runs do not show."""
     manifest = json.loads((bundle_of("append") / "manifest.json").read_text())
     manifest["outputs"]["output"]["shape"][1] = ""
     assert checked(manifest, Manifest).outputs["output"].shape[1] == ""

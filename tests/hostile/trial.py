@@ -102,22 +102,22 @@ def tried(bundle: Path, folder: Path, numbers: Sequence[int], kinds: list[str]) 
     """
     with contextlib.closing(Runner()) as runner:
         for number in numbers:
-            room = folder / str(number)
-            room.mkdir()
-            kind, words = made(bundle, room / "in", number, kinds)
-            before = state_of(room)
+            trial_folder = folder / str(number)
+            trial_folder.mkdir()
+            kind, words = made(bundle, trial_folder / "in", number, kinds)
+            before = state_of(trial_folder)
             answer = runner.answer(words)
             fate, shown = judged(words, answer)
-            if fate == "clean" and not (before <= state_of(room)):
+            if fate == "clean" and not (before <= state_of(trial_folder)):
                 fate = "escaped"
             yield Tried(kind, number, tuple(words), fate, shown)
-            shutil.rmtree(room)
+            shutil.rmtree(trial_folder)
 
 
-def state_of(room: Path) -> set[tuple[str, int, int]]:
+def state_of(trial_folder: Path) -> set[tuple[str, int, int]]:
     """Return the files below a folder, and when they were changed: none of them may be."""
     found = set()
-    for path in room.rglob("*"):
+    for path in trial_folder.rglob("*"):
         state = path.lstat()
         if not stat.S_ISDIR(state.st_mode):
             found.add((str(path), state.st_ino, state.st_mtime_ns))
@@ -130,7 +130,7 @@ def judged(words: Sequence[str], answer: dict[str, Any] | Fate) -> tuple[Fate, s
         return answer, ""
     shown = answer["err"] + answer["out"]
     lines = answer["err"].splitlines()
-    told = [line for line in lines if line.startswith("attn-export: ")]
+    messages = [line for line in lines if line.startswith("attn-export: ")]
     if "Traceback" in shown or "internal error" in shown:
         return "traceback", shown
     if answer["code"] not in CODES:
@@ -139,9 +139,9 @@ def judged(words: Sequence[str], answer: dict[str, Any] | Fate) -> tuple[Fate, s
         return "wrong line", shown
     # Checks and verdicts have lines of their own; what refused the file has one.
     refused = answer["code"] in (2, 7)
-    if refused and (len(told) != 1 or len(lines) != 1):
+    if refused and (len(messages) != 1 or len(lines) != 1):
         return "wrong line", shown
-    if any(len(line) > LINE for line in told):
+    if any(len(line) > LINE for line in messages):
         return "wrong line", shown
     return "clean", shown
 

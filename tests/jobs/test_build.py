@@ -243,15 +243,15 @@ def test_an_output_that_is_not_ours_to_replace_is_left_alone(kind: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"runtimes": ["ort-cppu"]}, "unknown runtime 'ort-cppu'"),
         ({"require": ["tensorrt"]}, "unknown runtime 'tensorrt'"),
         ({"dialects": ["portble"]}, "unknown dialect 'portble'"),
     ],
 )
-def test_unknown_names_are_told_before_anything_is_made(options, told: str, tmp_path: Path):
-    with pytest.raises(UsageError, match=told):
+def test_unknown_names_are_refused_before_anything_is_made(options, message: str, tmp_path: Path):
+    with pytest.raises(UsageError, match=message):
         build(small_spec(), tmp_path / "b", **options)
     assert list(tmp_path.iterdir()) == []
 

@@ -44,7 +44,7 @@ def test_a_plain_export_passes_with_one_line_for_each_kind_of_warning(cli: Cli, 
     assert lines[-1].endswith(": 14 checks passed")
 
 
-def test_what_the_standard_does_not_allow_fails_beside_warnings(cli: Cli, plain: Path):
+def test_a_violation_of_the_standard_fails_beside_warnings(cli: Cli, plain: Path):
     model = onnx.load(plain)
     model.graph.node[0].op_type = "Nothing"
     onnx.save(model, plain.with_name("broken.onnx"))

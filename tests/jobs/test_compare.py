@@ -192,7 +192,7 @@ def test_a_graph_that_computes_in_float16_is_judged_by_its_precision(tmp_path: P
 def test_the_bundle_of_a_comparison_verifies_and_that_of_a_failure_fails(good, scaled, tmp_path):
     assert compare(subject(), good, output=tmp_path / "b", runtimes=["ort-cpu"]).passed
     assert verify(tmp_path / "b", runtimes=["ort-cpu"]).passed
-    # Of a graph that others made only the ONNX standard is asked for.
+    # A graph of others must only meet the ONNX standard.
     assert all(finding.is_warning for finding in check(tmp_path / "b" / "good.onnx"))
     assert not compare(good, scaled, output=tmp_path / "c", runtimes=["ort-cpu"]).passed
     report = verify(tmp_path / "c.failed", runtimes=["ort-cpu"])

@@ -152,7 +152,7 @@ def test_only_what_is_named_is_built(dialects: list[str], files: set[str], tmp_p
 
 
 class Swish(nn.Module):
-    """Has an operator of opset 24, for which nobody wrote a form in opset 18."""
+    """Module with an operator of opset 24 that has no form in opset 18."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def test_an_unknown_dialect_is_refused_before_any_work(tmp_path: Path, capsys):
 def test_outputs_in_another_order_of_axes_would_be_seen(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The judge runs a graph as its manifest says: without `layouts` it fails."""
+    """Remove `layouts` from the manifest, without which the graph fails."""
     from attn_export.jobs import verify as job
 
     plain = [pool.GraphFile(name) for name in ("model.ort.onnx",)]

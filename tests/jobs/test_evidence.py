@@ -54,18 +54,18 @@ def allow(error: object) -> Callable[[Index], None]:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (1e9, "is the most for float32"), (math.inf, "is the most for float32"),
         (0.02, "is the most for float32"), (None, "do not say what error is allowed"),
     ],
 )  # fmt: skip
-def test_an_allowed_error_that_hides_faults_never_passes(error, told: str, copy: Path):
+def test_an_allowed_error_that_hides_faults_never_passes(error, message: str, copy: Path):
     change_index(copy, allow(error))
     report = verify(copy, runtimes=["ort-cpu"])
     assert report.exit_code == 6
     assert not any(verdict.status == "passed" for verdict in report.verdicts)
-    assert told in report.verdicts[0].message
+    assert message in report.verdicts[0].message
 
 
 @pytest.mark.parametrize("error", [0, -1.0, math.nan, "1e9", True, [1]])
@@ -89,7 +89,7 @@ LACKS: dict[str, tuple[Callable[[Index], bool], str]] = {
 
 @pytest.mark.parametrize("name", LACKS)
 def test_fewer_cases_than_the_rule_asks_for_are_no_evidence(name: str, copy: Path):
-    keeps, told = LACKS[name]
+    keeps, message = LACKS[name]
 
     def change(index: Index) -> None:
         index["cases"] = [case for case in index["cases"] if keeps(case)]
@@ -97,7 +97,7 @@ def test_fewer_cases_than_the_rule_asks_for_are_no_evidence(name: str, copy: Pat
     change_index(copy, change)
     with pytest.raises(BundleError, match="are no evidence") as caught:
         verify(copy, runtimes=["ort-cpu"])
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_module_without_dynamic_axes_needs_no_other_sizes(tmp_path: Path):
@@ -178,7 +178,7 @@ def test_other_sizes_than_the_golden_ones_are_tried(bundle: Path):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told"),
+    ("sizes", "message"),
     [
         ("batch=0", "batch must be 1 or more; got '0'"), ("batch", "batch must be 1 or more"),
         ("batch=²", "batch must be 1 or more; got '²'"), ("batch=-1", "got '-1'"),
@@ -188,11 +188,11 @@ def test_other_sizes_than_the_golden_ones_are_tried(bundle: Path):
         ("query_len=99999999999", "elements"), ("past_len=-1", "past_len must be 0 or more"),
     ],
 )  # fmt: skip
-def test_sizes_that_make_no_sense_are_refused_in_one_line(sizes: str, told: str, bundle: Path):
+def test_sizes_that_make_no_sense_are_refused_in_one_line(sizes: str, message: str, bundle: Path):
     with pytest.raises(UsageError) as caught:
         verify(bundle, runtimes=["ort-cpu"], sizes=[sizes])
     assert f"--sizes {sizes}: " in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_options_that_contradict_each_other_are_refused(bundle: Path, cli: Cli):

@@ -139,7 +139,7 @@ def test_in_few_bits_the_bound_is_wider_and_holds(dtype, L, folder):
 
 
 @lengths
-def test_what_few_bits_give_is_outside_the_bound_of_float32(L, folder):
+def test_half_precision_is_outside_the_bound_of_float32(L, folder):
     made = built("rotary_with_a_mask", folder)
     golden, _ = made.judged(sharp_case(made.subject, L))
     few = built("rotary_with_a_mask", folder, "float16")

@@ -130,7 +130,7 @@ EXISTING = {
 
 
 @pytest.mark.parametrize("existing", EXISTING)
-def test_what_is_no_graph_is_not_replaced(
+def test_a_file_that_is_no_graph_is_not_replaced(
     existing: str, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     model, output = tmp_path / "m.onnx", tmp_path / "o.onnx"
@@ -170,7 +170,7 @@ def test_large_weights_have_the_name_of_their_content_and_old_ones_go(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["{m}", "--dialect", "nowhere", "--output", "o.onnx"], 2, "unknown dialect 'nowhere'"),
         (["{m}", "--dialect", "portable", "--output", "{m}"], 2, "is the file to lower"),
@@ -179,14 +179,14 @@ def test_large_weights_have_the_name_of_their_content_and_old_ones_go(
         (["{m}", "--dialect", "portable"], 2, "--output"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
-    arguments: list[str], code: int, told: str, bundle: Path, tmp_path: Path,
+def test_an_impossible_lowering_is_one_line(
+    arguments: list[str], code: int, message: str, bundle: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ):  # fmt: skip
     monkeypatch.chdir(tmp_path)
     given = [word.format(m=bundle / "model.onnx") for word in arguments]
     assert run(["lower", *given]) == code
     said = capsys.readouterr().err
-    assert told in said
+    assert message in said
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())

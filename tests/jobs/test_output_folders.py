@@ -83,7 +83,7 @@ def test_a_gate_that_lets_everything_through_is_refused(gate: float, bundle: Pat
 
 
 @pytest.mark.parametrize(
-    ("forward", "told"),
+    ("forward", "message"),
     [
         (lambda x: x.unflatten(1, (-1, 2)).sum(2), "the module raised at|narrowed|capture"),
         (lambda x: {"y": x, "about": "me"}, "returns str in dict; it must return a tensor"),
@@ -92,7 +92,7 @@ def test_a_gate_that_lets_everything_through_is_refused(gate: float, bundle: Pat
     ],
     ids=["even lengths only", "a text", "a number", "too many"],
 )
-def test_what_a_users_module_does_wrong_is_told_in_one_line(forward, told: str, tmp_path: Path):
+def test_a_fault_of_a_users_module_is_one_line(forward, message: str, tmp_path: Path):
     class Theirs(nn.Module):
         def forward(self, x):
             return forward(x)
@@ -100,7 +100,7 @@ def test_what_a_users_module_does_wrong_is_told_in_one_line(forward, told: str, 
     subject = Subject(
         Theirs().eval(), {"x": torch.randn(2, 6, 8)}, {"x": {0: "batch", 1: "query_len"}}, ["y"]
     )
-    with pytest.raises((ExportError, UsageError), match=told) as caught:
+    with pytest.raises((ExportError, UsageError), match=message) as caught:
         build(subject, tmp_path / "b")
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []

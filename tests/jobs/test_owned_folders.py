@@ -103,10 +103,10 @@ def test_a_folder_in_which_something_is_not_its_own_is_refused(
     kind: str, change: str, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     written(kind, bundle, tmp_path / "out")
-    alter, told = CHANGES[change]
+    alter, message = CHANGES[change]
     alter(tmp_path / "out")
     before = tree(tmp_path)
-    assert told in refused(kind, tmp_path / "out", bundle, capsys)
+    assert message in refused(kind, tmp_path / "out", bundle, capsys)
     assert tree(tmp_path) == before
 
 
@@ -124,7 +124,7 @@ def test_a_folder_in_which_a_file_was_changed_is_refused(
 
 @pytest.mark.parametrize("kind", COMMANDS)
 @pytest.mark.parametrize(
-    ("output", "told"),
+    ("output", "message"),
     [
         ("/", "/ is the current folder, or holds it"),
         (".", "is the current folder, or holds it"),
@@ -137,7 +137,7 @@ def test_a_folder_in_which_a_file_was_changed_is_refused(
     ],
 )
 def test_a_place_that_no_folder_can_take_is_refused_before_the_work(
-    kind: str, output: str, told: str, bundle: Path, tmp_path: Path,
+    kind: str, output: str, message: str, bundle: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ):  # fmt: skip
     (tmp_path / "file").write_text("mine")
@@ -147,7 +147,7 @@ def test_a_place_that_no_folder_can_take_is_refused_before_the_work(
     (tmp_path / "cwd" / "here").symlink_to(".")
     monkeypatch.chdir(tmp_path / "cwd")
     before = tree(tmp_path)
-    assert told in refused(kind, output, bundle, capsys)
+    assert message in refused(kind, output, bundle, capsys)
     assert tree(tmp_path) == before
 
 

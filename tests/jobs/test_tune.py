@@ -159,7 +159,7 @@ def test_no_form_that_runs_is_an_error_with_the_reason():
 
 
 def test_graphs_without_other_forms_are_not_changed(tmp_path: Path):
-    """Scores that are an output are of all queries at once."""
+    """Tune graphs with scores as an output, which are of all queries at once."""
     folder = shutil.copytree(shared.bundle_of("no-cache"), tmp_path / "copy")
     tuned = tune(folder, prefill=[5], rounds=1, threads=1, turn_seconds=0.001)
     assert tuned.forms == {PREFILL: "kernels"}

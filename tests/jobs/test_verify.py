@@ -114,7 +114,7 @@ def test_another_graph_with_a_planted_fault_is_a_mismatch(change, bundle: Path, 
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (one_output_less, "has the outputs output, present_key; those of the bundle are output, "),
         (one_input_more, "has the inputs query, attn_mask, past_key, past_value, more; those"),
@@ -126,13 +126,13 @@ def test_another_graph_with_a_planted_fault_is_a_mismatch(change, bundle: Path, 
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_a_graph_with_other_inputs_or_outputs_is_one_line_up_front(
-    change, told: str, bundle: Path, tmp_path: Path, cli: Cli
+    change, message: str, bundle: Path, tmp_path: Path, cli: Cli
 ):
     graph = changed_graph(bundle, tmp_path / "other.onnx", change)
     got = cli("verify", bundle, "--graph", graph)
     assert got.returncode == 4
     assert got.stdout == ""
-    assert told in got.stderr
+    assert message in got.stderr
     assert got.stderr.count("\n") == 1
 
 

@@ -145,7 +145,7 @@ def test_a_row_that_is_ignored_is_not_compared_and_others_are(
 
 
 @pytest.mark.every(3)
-def test_what_is_no_evidence_does_not_pass_and_it_says_why(language: str):
+def test_no_evidence_does_not_pass_and_has_a_reason(language: str):
     kit = kit_without_evidence(language)
     done = run(kit, "self_test")
     assert done.returncode == 1, done.stderr
@@ -162,9 +162,7 @@ def test_what_is_no_evidence_does_not_pass_and_it_says_why(language: str):
 
 
 @pytest.mark.every(3)
-def test_what_is_no_evidence_still_has_the_shape_of_the_truth(
-    language: str, bundle: Path, tmp_path: Path
-):
+def test_no_evidence_still_has_the_shape_of_the_truth(language: str, bundle: Path, tmp_path: Path):
     kit = kit_without_evidence(language)
     done = run(kit, "self_test", changed(bundle, tmp_path, WRONG_FORMS["its shape is ["]))
     assert lines_of(done.stdout)["base"].startswith("FAIL base  output: its shape is [")

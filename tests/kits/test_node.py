@@ -100,7 +100,7 @@ def test_a_row_that_is_ignored_is_not_compared_and_others_are(what: str, tmp_pat
         assert line.startswith(f"FAIL {ONE_ROW}  output: NaN in other places"), line
 
 
-def test_what_is_no_evidence_does_not_pass_and_it_says_why(tmp_path: Path):
+def test_no_evidence_does_not_pass_and_has_a_reason(tmp_path: Path):
     bundle = without_evidence(bundle_of("append"), tmp_path / "bundle")
     done = run(kit_of("node", bundle, tmp_path, "node"), "node", "src/self_test.mjs")
     assert done.returncode == 1, done.stderr
@@ -144,7 +144,7 @@ def cut(path: Path) -> None:
         ("model.ort.onnx", "refuses model.ort.onnx"),
     ],
 )
-def test_what_cannot_be_read_is_one_line_and_exit_code_2(file: str, says: str, tmp_path: Path):
+def test_an_unreadable_bundle_is_one_line_and_exit_code_2(file: str, says: str, tmp_path: Path):
     kit = kit_of("node", bundle_of("append"), tmp_path, "node")
     cut(kit / "bundle" / file)
     done = run(kit, "node", "src/self_test.mjs")

@@ -105,7 +105,7 @@ def test_a_row_that_is_ignored_is_not_compared_and_others_are(what: str, tmp_pat
         )  # fmt: skip
 
 
-def test_what_is_no_evidence_does_not_pass_and_verify_says_the_same(tmp_path: Path):
+def test_no_evidence_does_not_pass_as_in_verify(tmp_path: Path):
     bundle = without_evidence(bundle_of("append"), tmp_path / "bundle")
     kit = write_kit("python", bundle, tmp_path / "kit", dialect="standard")
     assert tomllib.loads((kit / "pyproject.toml").read_text())["project"]["name"] == "attn-kit"
@@ -187,7 +187,7 @@ def test_the_graphs_are_the_fastest_also_where_the_cache_has_another_order(tmp_p
     assert run(kit, "decode", "--tokens", "4").returncode == 0
 
 
-def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path: Path):
+def test_an_unwritable_kit_is_refused_and_leaves_nothing(tmp_path: Path):
     with pytest.raises(UsageError, match="unknown language 'fortran'; choose from c, cpp"):
         write_kit("fortran", bundle_of("append"), tmp_path / "kit")
     with pytest.raises(UsageError, match="runs portable, not ort"):

@@ -164,7 +164,7 @@ def test_a_row_that_is_ignored_is_not_compared_and_others_are(
     assert ("output: NaN in other places" in shown) != passes
 
 
-def test_what_is_no_evidence_does_not_pass_and_it_says_why(tmp_path: Path, page: Page):
+def test_no_evidence_does_not_pass_and_has_a_reason(tmp_path: Path, page: Page):
     bundle = without_evidence(bundle_of("append"), tmp_path / "bundle")
     with served(kit_of("web", bundle, tmp_path, "web")) as address:
         page.open(address)
@@ -197,7 +197,7 @@ def test_a_failure_can_be_read_too(dark: bool, failing: str, page: Page):
         ("golden/test_data_set_3/output_0.pb", "test_data_set_3/output_0.pb cannot be read: 404"),
     ],
 )
-def test_what_is_missing_is_said(file: str, says: str, tmp_path: Path, page: Page):
+def test_missing_files_are_named(file: str, says: str, tmp_path: Path, page: Page):
     kit = kit_of("web", bundle_of("append"), tmp_path, "web")
     (kit / "bundle" / file).unlink()
     with served(kit) as address:
@@ -278,7 +278,7 @@ def test_the_weights_are_drawn_and_another_head_looks_otherwise(passing: str, pa
     )
     assert page.evaluate(f"({CHOOSE})('weights-head', '1')") == "1"
     assert page.evaluate(picture) != first
-    # What a causal mask hides is 0: the first query does not see the last key.
+    # Weights that a causal mask hides are 0: the first query does not see the last key.
     page.evaluate(f"({CHOOSE})('weights-key', '{keys - 1}')")
     assert float(page.evaluate(VALUE)) == 0
     page.evaluate(f"({CHOOSE})('weights-key', '{visible}')")
@@ -311,7 +311,7 @@ def test_it_fits_and_can_be_read(width: int, dark: bool, shown: str, page: Page,
     page.look(800)
 
 
-def test_a_screen_reader_is_told_what_it_needs(shown: str, page: Page):
+def test_a_page_has_the_texts_for_screen_readers(shown: str, page: Page):
     found = page.accessible()
     assert ("heading", "Attention check") in found
     assert ("radio", "WebAssembly") in found, [pair for pair in found if "Web" in pair[1]]

@@ -35,7 +35,7 @@ class Job:
 
 
 class _Child:
-    """A process that is asked for one mutant at a time."""
+    """A process that tries one mutant at a time."""
 
     def __init__(self, bundles: Path) -> None:
         self._pipe, theirs = SPAWN.Pipe()

@@ -35,7 +35,7 @@ def softmax_by_parts(*, maximum: bool = True, more: float = 0.0, axis: int = -1)
         along = np.array([axis])
         if maximum:
             top = p("ReduceMax", x, along)
-            # A row of nothing but -inf is NaN in a softmax; the graph mends that.
+            # A row of nothing but -inf is NaN in a softmax; the graph replaces it.
             x = p("Sub", x, top)
         raised = p("Exp", x)
         total = p("ReduceSum", raised, along)

@@ -93,7 +93,7 @@ NORM = (
           {"normed_q": norm_of("q", kind="layer")}, norm_is("rms")),
     Fault("rms_for_layer", "the mean left in",
           {"normed_q": norm_of("q", kind="rms")}, norm_is("layer")),
-    # What is rotated has the same square as before, and only its weights tell the order.
+    # A rotated vector has the same square as before, and only its weights show the order.
     Fault("norm_after_rotary", "of queries",
           {"rotated_q": norm_after_rotary}, both(has_norm, has_rotary)),
     *(Fault(f"norm_of_{name}_without_weight", "weight 1",

@@ -41,7 +41,7 @@ def test_more_than_4_times_worse_fails(before, now, passes, tmp_path: Path):
     assert found.exit_code == (0 if passes else 6)
 
 
-def test_the_change_of_versions_is_told_with_it(tmp_path: Path):
+def test_the_change_of_versions_is_reported(tmp_path: Path):
     write_baseline(tmp_path / "b.json", report(0.1))
     baseline = read_baseline(tmp_path / "b.json")
     (verdict,) = apply_baseline(report(0.5, "1.1"), baseline).verdicts
@@ -53,7 +53,7 @@ def test_the_change_of_versions_is_told_with_it(tmp_path: Path):
     assert verdict.message.endswith(f"1.0 on {processor()} as before")
 
 
-def test_another_processor_is_told_and_an_emulated_one_is_the_same_everywhere(tmp_path: Path):
+def test_another_processor_is_reported_and_an_emulated_one_is_the_same(tmp_path: Path):
     for name, says in {
         "some": f"some 1.0 on another CPU before, 1.0 on {processor()} now",
         "ort-cpu@haswell": "; 1.0 as before",
@@ -65,7 +65,7 @@ def test_another_processor_is_told_and_an_emulated_one_is_the_same_everywhere(tm
         assert verdict.message.endswith(says)
 
 
-def test_what_failed_anyway_keeps_its_own_message(tmp_path: Path):
+def test_a_failed_output_keeps_its_own_message(tmp_path: Path):
     write_baseline(tmp_path / "b.json", report(0.1))
     wrong = report(20.0)
     failed = dataclasses.replace(wrong.verdicts[0], status="failed", message="off")

@@ -116,7 +116,7 @@ def test_hundreds_of_clean_runs_raise_no_false_alarm(clean_runs, runtime):
 
 
 def test_clean_runs_are_measured_and_not_waved_through(clean_runs):
-    """A rule that passes everything would pass these as well: errors are there, and small."""
+    """Check that errors are there, and small: a rule that passes everything also passes these."""
     worst = [v.worst for run in clean_runs for v in run.verdicts]
     assert None not in worst
     assert 0 < np.median(worst) < 0.5

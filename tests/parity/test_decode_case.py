@@ -76,7 +76,7 @@ def test_it_takes_a_quarter_of_the_golden_vectors_at_most():
         assert LONG_BYTES // 2 < taken <= LONG_BYTES
 
 
-def test_where_there_is_no_room_for_it_a_note_says_so():
+def test_a_decode_that_is_too_large_is_a_note():
     plan = plan_of(wide(8192, num_heads=16, num_kv_heads=2, head_dim=8))
     assert decodes_of(plan) == []
     (note,) = (note for note in plan.notes if "decodes" in note)

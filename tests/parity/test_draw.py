@@ -62,7 +62,7 @@ def test_an_input_does_not_depend_on_the_others():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
-def test_floats_are_standard_normal_in_the_type_asked_for(dtype):
+def test_floats_are_standard_normal_in_their_type(dtype):
     drawn = draw_inputs({"x": Input((200, 50), dtype)}, {}, seed_words=())["x"]
     assert drawn.dtype.name == dtype
     assert drawn.shape == (200, 50)

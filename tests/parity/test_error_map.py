@@ -148,7 +148,7 @@ def test_a_failure_is_worse_than_any_error_that_passed_and_the_largest_of_each_w
     assert found.case == "nan"
 
 
-def test_what_cannot_be_laid_over_the_truth_has_no_map():
+def test_an_output_of_another_shape_has_no_map():
     worst = Worst()
     assert worst.error_map({}) is None
     truth = np.ones((2, 2), np.float32)

@@ -55,7 +55,7 @@ def in_float64(x: np.ndarray) -> np.ndarray:
     return weight * x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * 0.5 + table
 
 
-def test_what_asks_for_float32_is_computed_in_float64():
+def test_explicit_float32_is_computed_in_float64():
     found = Oracle(subject()).truth({"x": X.numpy()})["y"]
     np.testing.assert_allclose(found, in_float64(X.numpy()), rtol=1e-14, atol=1e-15)
 
@@ -84,7 +84,7 @@ def test_a_module_that_asks_for_nothing_has_no_note():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_what_asks_for_few_bits_is_no_truth_of_few_bits(dtype: torch.dtype):
+def test_explicit_half_precision_is_computed_in_float64(dtype: torch.dtype):
     class Rounding(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.to(dtype).to(x.dtype) * 3

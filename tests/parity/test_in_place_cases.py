@@ -35,7 +35,7 @@ def lengths_of(case: Case) -> np.ndarray:
 
 
 @pytest.mark.parametrize("changes", [{}, {"rotary": "half"}, {"window_left": 40}], ids=str)
-def test_every_row_has_room_for_its_new_keys(changes):
+def test_new_keys_fit_into_every_row(changes):
     for case in cases_of(**changes).values():
         lengths = lengths_of(case)
         assert lengths.dtype == np.int64
@@ -97,7 +97,7 @@ def test_the_changed_key_of_the_mask_is_one_that_row_0_holds(mask):
     assert key == cases[BASE].inputs["past_length"][0] + 1
 
 
-def test_what_lies_behind_the_keys_of_a_row_is_loud():
+def test_elements_beyond_the_keys_of_a_row_are_large():
     for case in cases_with("beyond_length"):
         lengths = case.inputs["past_length"]
         assert len(set(lengths.tolist())) > 1 or case.sizes["batch"] == 1
@@ -130,7 +130,7 @@ def test_the_far_case_has_all_of_the_past():
     assert plan.notes == ()
 
 
-def test_a_subject_has_room_for_its_past_at_every_size_that_it_draws():
+def test_the_past_of_a_subject_fits_at_every_size_that_it_draws():
     subject = Subject.from_spec(small_spec(cache="in-place"))
     assert subject.relations == {}
     example = {"batch": 2, "query_len": 5, "past_len": 7, "capacity": 12}
@@ -138,14 +138,14 @@ def test_a_subject_has_room_for_its_past_at_every_size_that_it_draws():
     for changed in ({}, {"query_len": 13}, {"past_len": 0}, {"batch": 7}):
         sizes = subject.sizes_with(changed)
         assert sizes["capacity"] == sizes["past_len"] + sizes["query_len"]
-        drawn = subject.draw(sizes, "room")
+        drawn = subject.draw(sizes, "capacity")
         assert int(drawn["past_length"].max()) <= sizes["past_len"]
         subject.call(subject.module, drawn)
 
 
 @pytest.mark.parametrize("one_query", [True, False])
 def test_a_row_without_a_past_sees_its_own_key_alone_with_a_score_far_below_zero(one_query):
-    """No finite number in place of -inf hides the other keys of such a row."""
+    """Check that no finite number in place of -inf hides the other keys of such a row."""
     spec = AttentionSpec(embed_dim=32, num_heads=4, head_dim=8, cache="in-place")
     subject = Subject.from_spec(spec)
     cases = [

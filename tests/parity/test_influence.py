@@ -47,7 +47,7 @@ def test_inputs_that_matter_pass(a, b, dtype):
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "dtype", "blamed"),
+    ("a", "b", "dtype", "named"),
     [
         pytest.param({"y": 1}, {"y": 2}, float, "the input a changes no output", id="a"),
         pytest.param({"y": 2}, {"y": 1}, float, "the input b changes no output", id="b"),
@@ -61,8 +61,8 @@ def test_inputs_that_matter_pass(a, b, dtype):
         ),
     ],
 )  # fmt: skip
-def test_an_idle_input_or_output_is_refused_by_name(a, b, dtype, blamed):
-    with pytest.raises(ExportError, match=blamed):
+def test_an_idle_input_or_output_is_refused_by_name(a, b, dtype, named):
+    with pytest.raises(ExportError, match=named):
         check_influence(goldens(a=a, b=b, dtype=dtype))
 
 
@@ -88,7 +88,7 @@ def test_every_input_of_a_specs_module_matters(changes):
 
 
 class Idle(nn.Module):
-    """Takes a scale that it does not use, or returns what it was not asked about."""
+    """Module that takes a scale without a use, or returns a constant."""
 
     def __init__(self, uses_bias: bool, returns_constant: bool) -> None:
         super().__init__()
@@ -101,20 +101,20 @@ class Idle(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("uses_bias", "returns_constant", "blamed"),
+    ("uses_bias", "returns_constant", "named"),
     [
         (True, False, None),
         (False, False, "the input bias changes no output"),
         (True, True, "the output constant reacts to no input"),
     ],
 )
-def test_a_users_module_with_something_idle_is_refused(uses_bias, returns_constant, blamed):
+def test_a_users_module_with_something_idle_is_refused(uses_bias, returns_constant, named):
     example = {"x": torch.zeros(2, 8), "bias": torch.zeros(2, 8)}
     axes = {name: {0: "batch"} for name in example}
     outputs = ["y", "constant"] if returns_constant else ["y"]
     found = goldens_of(Subject(Idle(uses_bias, returns_constant).eval(), example, axes, outputs))
-    if blamed is None:
+    if named is None:
         check_influence(found)
         return
-    with pytest.raises(ExportError, match=blamed):
+    with pytest.raises(ExportError, match=named):
         check_influence(found)

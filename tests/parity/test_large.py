@@ -73,7 +73,7 @@ class Joined(nn.Module):
 
 @pytest.fixture
 def in_blocks(monkeypatch) -> Callable[[Callable[[], Any]], tuple[Any, Any]]:
-    """Calls a function twice: with a float64 copy, and with products of 3 to 6 columns."""
+    """Call a function twice: with a float64 copy, and with products of 3 to 6 columns."""
 
     def call(function: Callable[[], Any]) -> tuple[Any, Any]:
         monkeypatch.setattr(float64_mode, "LARGE", WHOLE_COPY)

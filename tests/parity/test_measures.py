@@ -96,7 +96,7 @@ def test_the_order_of_rows_does_not_matter(pair, random):
 
 @settings(deadline=None, max_examples=60)
 @given(pairs, st.data())
-def test_what_is_not_finite_is_measured_as_if_it_were_0_in_both(pair, data):
+def test_infinities_and_nan_are_measured_as_0_in_both(pair, data):
     x, truth = pair
     index = data.draw(st.tuples(*(st.integers(0, size - 1) for size in x.shape)))
     zeroed = [array.copy() for array in pair]

@@ -88,7 +88,7 @@ def slow_truth(spec: AttentionSpec, parameters: Arrays, inputs: Arrays) -> dict[
 
 @pytest.mark.parametrize("spec_name", SPECS)
 def test_the_truth_is_attention_in_float64(spec_name):
-    """Float32 anywhere on the way would show as 1e-7."""
+    """Compare to less than 1e-7, which float32 anywhere on the way exceeds."""
     spec, subject = SPECS[spec_name], Subject.from_spec(SPECS[spec_name])
     case = case_of(subject)
     parameters = {name: tensor.numpy() for name, tensor in subject.module.state_dict().items()}
@@ -223,7 +223,7 @@ def test_runs_in_one_batch_give_what_they_give_one_by_one(spec_name, sizes):
         pytest.param(lambda x: (100 * x).exp() * (-100 * x).exp(), id="infinity"),
     ],
 )
-def test_where_eager_alone_is_not_finite_the_case_is_no_evidence(function):
+def test_a_case_with_only_eager_not_finite_is_no_evidence(function):
     golden = golden_of(function, X)
     assert np.isfinite(golden.expected["y"]).all()
     assert "no evidence" in golden.unusable["y"]

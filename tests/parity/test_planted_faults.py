@@ -88,7 +88,7 @@ def test_the_biases_are_not_zero_so_that_a_missing_one_can_show(spec_name):
 )
 @pytest.mark.every(8)
 def test_a_planted_fault_is_caught(spec_name, fault):
-    assert is_caught(verdicts_of(spec_name, fault)), f"nobody noticed: {fault.about}"
+    assert is_caught(verdicts_of(spec_name, fault)), f"not caught: {fault.about}"
 
 
 def test_there_are_many_kinds_of_faults_and_each_applies_somewhere():
@@ -155,7 +155,7 @@ BLIND_ELSEWHERE = [
 )
 @with_its_truth(ANY_SPEC)
 def test_some_shapes_alone_are_blind_to_a_fault(shapes, fault_name, why):
-    """Cases need many sizes, and contents besides."""
+    """Check that cases need many sizes, and contents besides."""
     assert_blind(ANY_SPEC, shapes, fault_name, why)
 
 

@@ -169,12 +169,12 @@ def test_each_fault_is_planted_somewhere():
 @pytest.mark.parametrize(("spec_name", "name"), PLANTED)
 def test_heads_pooled_in_another_way_are_caught(spec_name, name, folder):
     verdicts = verdicts_of(spec_name, folder, *FAULTS[name])
-    assert any(v.status == "failed" for v in verdicts), "nobody noticed"
+    assert any(v.status == "failed" for v in verdicts), "not caught"
 
 
 @pytest.mark.parametrize("spec_name", SPECS)
 def test_heads_that_are_not_pooled_are_caught(spec_name, folder):
-    """Their means are no approximation within what is allowed."""
+    """Check that means of such heads are no approximation within the allowed error."""
     spec = SPECS[spec_name]
     oracle = Oracle(subject_of(spec, checkpoint(spec_name)))
     _, goldens = truth(spec_name, folder)
@@ -188,4 +188,4 @@ def test_heads_that_are_not_pooled_are_caught(spec_name, folder):
         seen |= {v.status for v in judge("all", "none", golden, output) if v.output == "output"}
         if "failed" in seen:
             return
-    pytest.fail(f"nobody noticed: {seen}")
+    pytest.fail(f"not caught: {seen}")

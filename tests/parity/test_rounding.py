@@ -71,7 +71,7 @@ def one_pass_layer_norm(x: np.ndarray, bias: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("bias", [0, -1])
 @pytest.mark.parametrize("groups", [False, True])
 def test_a_norm_rounds_as_runtimes_do(mean, bias, groups):
-    """Of rows of two, which are 1 and -1 before a bias is added."""
+    """Check rows of two, which are 1 and -1 before a bias is added."""
     x = (1 + np.abs(drawn(256, 1))) * np.array([1, -1], F32) + F32(mean)
     biases = np.full(2, bias, F32)
 
@@ -145,7 +145,7 @@ def test_runs_in_one_batch_round_differently():
 
 
 def test_a_module_of_mixed_types_rounds_in_each_of_them():
-    """A norm in float32 between products in float16."""
+    """Check a norm in float32 between products in float16."""
 
     def mixed(x: Tensor) -> Tensor:
         wide = (x * 2).float() if x.dtype == torch.half else x * 2

@@ -10,7 +10,7 @@ from attn_export.spec import Input
 SUMS = {"total_len": "past_len + query_len"}
 
 
-def test_what_bounds_an_integer_is_a_size():
+def test_the_bound_of_an_integer_is_a_size():
     inputs = {"x": Input(("frames",), "int64", 0, "steps"), "y": Input(("batch",), "int64", 0, 5)}
     assert bounds(inputs) == {"steps"}
     assert axis_names(inputs, {}) == ["batch", "frames", "steps"]

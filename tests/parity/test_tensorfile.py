@@ -76,7 +76,7 @@ def test_the_bytes_are_those_that_onnx_writes(path, array):
 
 @quick
 @given(arrays())
-def test_what_onnx_writes_is_read(path, array):
+def test_files_of_onnx_are_read(path, array):
     path.write_bytes(numpy_helper.from_array(array, "query").SerializeToString())
     name, back = read_tensor(path)
     assert name == "query"

@@ -53,7 +53,7 @@ def ranked_oracle(how: str, x: np.ndarray) -> tuple[Oracle, Case]:
     ("largest", "orders"),
     [(True, ([0, 2, 4], [4, 2, 0])), (False, ([3, 1, 0], [3, 1, 4]))],
 )
-def test_equal_values_are_ranked_in_the_order_that_is_asked_for(largest, orders):
+def test_equal_values_are_ranked_in_the_chosen_order(largest, orders):
     for order, wanted in zip(ORDERS, orders, strict=False):
         with TieOrder(order):
             values, places = torch.topk(RANKED[0], 3, largest=largest)
@@ -78,7 +78,7 @@ X = np.random.default_rng(0).standard_normal((1, 4, 8))
         ("scaled topk", 1e-4, False, False),
     ],
 )
-def test_what_ties_decide_is_known(how: str, gap: float, tied: bool, unusable: bool):
+def test_elements_that_ties_decide_are_known(how: str, gap: float, tied: bool, unusable: bool):
     x = X.copy()
     x[..., 2:7] = 4 + gap * np.arange(5)
     oracle, case = ranked_oracle(how, x)

@@ -1,4 +1,4 @@
-"""The truth of cases, computed when it is asked for: most faults show in one of the first."""
+"""The truth of cases, computed when it is needed: most faults show in one of the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// What is hard to read or to reach on a page, each as one line of text.
+// Problems of a page that make it hard to read or to use, each as one line of text.
 (() => {
   const found = [];
   const say = (what, element) =>
@@ -26,7 +26,7 @@
   const ids = all('[id]').map((element) => element.id);
   if (new Set(ids).size !== ids.length) found.push(`an id twice: ${ids.filter((id, at) => ids.indexOf(id) !== at)}`);
 
-  // What is wider than its place scrolls, and is reached by keys and has a name.
+  // Content that is wider than its place scrolls, can be focused and has a name.
   for (const element of all('body *')) {
     if (!seen(element) || element.scrollWidth <= element.clientWidth + 1 || element.clientWidth <= 1) continue;
     if (getComputedStyle(element).overflowX !== 'auto') continue;

@@ -82,7 +82,7 @@ def test_every_column_leads_to_the_node_and_from_it_without_a_gap(found: Neighbo
         assert (end + 1, column) not in covered
 
 
-def test_what_columns_have_in_common_is_one_wide_box():
+def test_a_step_that_columns_share_is_one_wide_box():
     drawing = draw_attention(SHARED)
     assert named(drawing)["query"].columns == named(drawing)["qkv"].columns == 3
     assert drawing.inputs == (1, 2, 3)

@@ -134,7 +134,7 @@ def test_a_picture_says_in_words_what_its_colours_say():
         "0": "M0 0h1v1h-1zM1 0h1v1h-1z", "1": "M0 1h1v1h-1zM1 1h1v1h-1z", "4": "M2 1h1v1h-1z",
         "wrong": "M2 0h1v1h-1z",
     }  # fmt: skip
-    # Where there are many cells, equal ones that follow each other are one rectangle.
+    # In a map of many cells, equal ones that follow each other are one rectangle.
     assert dict(detail.paths)["4"] == "M0 2h34v1h-34z"
 
 

@@ -57,7 +57,7 @@ WRONG: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_refused(name: str):
+def test_an_invalid_report_is_refused(name: str):
     content = copy.deepcopy(json.loads(to_json(clean())))
     WRONG[name](content)
     assert not VALIDATOR.is_valid(content)

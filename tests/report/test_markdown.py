@@ -29,7 +29,7 @@ def test_verdict_first_then_figures_then_what_is_wrong():
     assert "- a note with \\`code\\`" in text
 
 
-def test_where_all_passed_there_is_nothing_but_the_table():
+def test_a_report_that_passed_is_the_table_alone():
     text = to_markdown(clean())
     assert text.startswith("## clean: passed\n")
     assert "###" not in text

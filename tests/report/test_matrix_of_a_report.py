@@ -11,7 +11,7 @@ from attn_export.report.tables import UNMEASURED, graph_label, matrix
 from attn_export.report.terminal import print_report
 
 
-def test_passed_failed_crashed_missing_and_unsupported_are_told_apart():
+def test_passed_failed_crashed_missing_and_unsupported_are_distinguished():
     found = matrix(mixed())
     assert found.graphs == ("standard", "ort.decode")
     cells = {key: (cell.colour, cell.text) for key, cell in found.cells.items()}

@@ -94,8 +94,8 @@ def test_it_fits_is_readable_and_asks_for_nothing(
 
 @pages
 @looks
-def test_colours_that_say_something_are_told_apart(name, dark, files, page: Page):
-    """Steps of the scale go one way in lightness; the mark of the worst is seen on its halo."""
+def test_colours_that_mean_something_are_distinguishable(name, dark, files, page: Page):
+    """Check that the scale is monotonic in lightness, and that the worst mark shows on its halo."""
     shown(page, files[name], 768, dark=dark)
     luminances = page.evaluate(f"({LUMINANCES})(['e0', 'e1', 'e2', 'e3', 'e4'])")
     assert luminances in (sorted(luminances), sorted(luminances, reverse=True))
@@ -120,7 +120,7 @@ LUMINANCES = """(names) => names.map((name) => {
 
 
 @pages
-def test_a_screen_reader_is_told_what_it_needs(name: str, files: dict[str, Path], page: Page):
+def test_a_page_has_the_texts_for_screen_readers(name: str, files: dict[str, Path], page: Page):
     shown(page, files[name], 768)
     found = page.accessible()
     headings = [text for role, text in found if role == "heading"]

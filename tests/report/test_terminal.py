@@ -71,7 +71,7 @@ def test_a_file_name_is_never_broken_across_lines():
 
 
 @pytest.mark.parametrize("report", WIDE.values(), ids=WIDE)
-def test_where_it_is_piped_each_message_is_one_plain_line(report: Report):
+def test_in_a_pipe_each_message_is_one_plain_line(report: Report):
     said = printed(report, terminal=False)
     assert "\x1b" not in said
     for of in [v for v in report.verdicts if v.status != "passed"][:8]:

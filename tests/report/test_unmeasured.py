@@ -40,7 +40,7 @@ SETS: dict[str, tuple[tuple[Verdict, ...], str, str]] = {
 
 
 @pytest.fixture(params=SETS)
-def told(request: pytest.FixtureRequest) -> tuple[Report, str, str]:
+def unmeasured(request: pytest.FixtureRequest) -> tuple[Report, str, str]:
     verdicts, worst, max_abs = SETS[request.param]
     return Report("one", (run("ort-cpu"),), verdicts, ENVIRONMENT, ()), worst, max_abs
 
@@ -51,20 +51,20 @@ def printed(report: Report) -> str:
     return out.getvalue()
 
 
-def test_the_largest_is_that_of_what_was_measured(told: tuple[Report, str, str]):
-    report, worst, max_abs = told
+def test_the_largest_is_that_of_what_was_measured(unmeasured: tuple[Report, str, str]):
+    report, worst, max_abs = unmeasured
     assert shown_share(largest(report.verdicts, "worst")) == worst
     assert shown(largest(report.verdicts, "max_abs"), ".1e") == max_abs
 
 
-def test_the_terminal_shows_it(told: tuple[Report, str, str]):
-    report, worst, max_abs = told
+def test_the_terminal_shows_it(unmeasured: tuple[Report, str, str]):
+    report, worst, max_abs = unmeasured
     (row,) = (line for line in printed(report).splitlines() if "model.onnx" in line)
     assert row.split()[3:5] == [worst, max_abs]
 
 
-def test_markdown_and_the_page_show_it(told: tuple[Report, str, str]):
-    report, worst, max_abs = told
+def test_markdown_and_the_page_show_it(unmeasured: tuple[Report, str, str]):
+    report, worst, max_abs = unmeasured
     assert f"| {worst} | {max_abs} |" in to_markdown(report)
     worst = shown(largest(report.verdicts, "worst"), ".3g")
     page = to_html(report)
@@ -73,8 +73,8 @@ def test_markdown_and_the_page_show_it(told: tuple[Report, str, str]):
     assert f'title="B2_L3: {status}, {worst}"' in page
 
 
-def test_the_matrices_show_it(told: tuple[Report, str, str]):
-    report, worst, _ = told
+def test_the_matrices_show_it(unmeasured: tuple[Report, str, str]):
+    report, worst, _ = unmeasured
     (cell,) = matrix(report).cells.values()
     assert cell.text == (worst if report.passed else f"FAILED {worst}")
     short = worst if worst == UNMEASURED else worst[:-1]

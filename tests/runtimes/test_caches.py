@@ -75,7 +75,7 @@ def test_a_graph_that_gives_new_buffers_has_them_copied():
 
 
 @pytest.mark.parametrize("name", [GQA, "mha, weights, float mask"])
-def test_what_a_step_gave_stays_as_it_was_and_what_was_given_is_the_callers(name: str):
+def test_returned_arrays_and_inputs_of_a_step_are_not_changed(name: str):
     sequence = Sequence.random(name, 2, 12)
     session = open_session(name)
     session.prefill(**sequence.piece(0, 5))

@@ -69,9 +69,7 @@ def test_without_a_gpu_ort_cuda_is_not_run_and_says_why(bundle: Path):
 
 @without_gpu
 @pytest.mark.parametrize("how", [{"runtimes": ["ort-cuda"]}, {"require": ["ort-cuda"]}])
-def test_asked_for_by_name_a_missing_runtime_is_exit_code_5(
-    bundle: Path, how: dict[str, list[str]]
-):
+def test_a_missing_runtime_that_is_named_is_exit_code_5(bundle: Path, how: dict[str, list[str]]):
     assert verify(bundle, **how).exit_code == 5
 
 

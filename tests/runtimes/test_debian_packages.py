@@ -124,7 +124,7 @@ def test_a_missing_compiler_is_said_with_what_to_install(
         ort_native.install(lambda _: None)
 
 
-def test_what_the_compiler_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_error_of_the_compiler_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "home"))
     headers = tmp_path / "home" / "onnxruntime" / "include"
     headers.mkdir(parents=True)

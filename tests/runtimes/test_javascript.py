@@ -133,7 +133,7 @@ VICTIMS = {
 
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.every(3)
-def test_what_is_killed_has_crashed_and_leaves_nothing(victim: str, running, own_tmp: Path):
+def test_a_killed_process_has_crashed_and_leaves_nothing(victim: str, running, own_tmp: Path):
     worker = running("node" if victim == "node" else "wasm")
     results = worker.results()
     next(results)
@@ -153,7 +153,7 @@ def test_what_is_killed_has_crashed_and_leaves_nothing(victim: str, running, own
 @pytest.mark.parametrize("how", ["worker is killed", "worker is closed", "job is killed"])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.every(3)
-def test_nothing_is_left_when_who_asked_is_gone(name: str, how: str, running, own_tmp: Path):
+def test_nothing_is_left_when_the_caller_is_gone(name: str, how: str, running, own_tmp: Path):
     worker = running(name)
     next(worker.results())
     if how == "worker is killed":
@@ -226,15 +226,15 @@ def test_packages_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatc
     assert list((tmp_path / "home").iterdir()) == []
 
 
-def test_what_is_installed_is_left_alone_and_what_is_stale_is_made_anew(
+def test_installed_packages_stay_and_stale_ones_are_made_anew(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     from attn_export.runtimes.install_folder import home
 
-    told: list[str] = []
+    reported: list[str] = []
     before = (home() / "node" / "serve.mjs").stat()
     started = time.perf_counter()
-    install_javascript.install(["node", "wasm", "webgpu"], told.append)
+    install_javascript.install(["node", "wasm", "webgpu"], reported.append)
     assert time.perf_counter() - started < 0.3
     assert (home() / "node" / "serve.mjs").stat() == before
     copy = tmp_path / "home"
@@ -244,13 +244,13 @@ def test_what_is_installed_is_left_alone_and_what_is_stale_is_made_anew(
     (tmp_path / "runtimes" / "node" / "made-from").write_text("other sources")
     monkeypatch.setenv("ATTN_EXPORT_RUNTIMES", str(tmp_path / "runtimes"))
     assert "built from other sources; run scripts/setup_runtimes" in runtime("node").unavailable()
-    install_javascript.install(["node"], told.append)
+    install_javascript.install(["node"], reported.append)
     assert runtime("node").unavailable() == ""
-    assert told == []  # the packages are those that were there
+    assert reported == []  # the packages are those that were there
 
 
 def test_requests_and_answers_are_those_of_the_protocol(tmp_path: Path):
-    """Names with spaces, empty tensors, every type, a file cut off."""
+    """Send names with spaces, empty tensors, every type, and a file that is cut off."""
     from attn_export.runtimes.install_folder import HARNESS, KITS
 
     for path in (*(KITS / "js").glob("*.mjs"), HARNESS / "frames.mjs"):
@@ -270,9 +270,9 @@ def test_requests_and_answers_are_those_of_the_protocol(tmp_path: Path):
         b"1 2 1 2 a name\n" + b"\1\2\3\4\5\6\7\10" + b"7 0 scalar\n" + b"12345678"
         b"9 1 0 empty\n" + b"16 1 1 \xc3\xa4\n" + b"ab" + b"2 1 1048576 big\n" + big
     )
-    asked = b"run 5 1\n" + tensors + b"out put\tin put\n"
+    requests = b"run 5 1\n" + tensors + b"out put\tin put\n"
     done = subprocess.run(
-        ["node", tmp_path / "echo.mjs"], input=asked * 2 + b"run 1 0\n7 1 4 x\n123",
+        ["node", tmp_path / "echo.mjs"], input=requests * 2 + b"run 1 0\n7 1 4 x\n123",
         capture_output=True, check=True,
     )  # fmt: skip
     assert done.stdout == (b"outputs 5\n" + tensors) * 2 + b"error the input ended\n"

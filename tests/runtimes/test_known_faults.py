@@ -1,6 +1,6 @@
 """Wrong outputs of runtimes without an error, each with and without the option that avoids it.
 
-That a fault is still there is shown by a test that is expected to fail: when a runtime mends it,
+That a fault is still there is shown by a test that is expected to fail: when a runtime corrects it,
 that test passes, which pytest reports, and what avoids the fault can go.
 """
 
@@ -115,7 +115,7 @@ def test_openvino_is_right_in_the_form_for_onnx_runtime(measured):
     assert measured("openvino", "cache, causal", "ort") == ""
 
 
-def test_openvino_is_right_in_the_forms_that_it_is_given(measured, shared):
+def test_openvino_is_right_in_the_graphs_that_it_runs(measured, shared):
     forms = stored("cache, causal", shared).forms
     given = {form.dialect for form in forms if not known_limit(runtime("openvino"), form)}
     assert given == {"standard", "portable"}
@@ -156,7 +156,7 @@ def test_tract_aligns_causal_queries_as_onnx_does(need, tmp_path):
 
 @pytest.mark.parametrize("subject", ["causal", "cache, causal"])
 def test_tract_is_right_where_a_spec_is_causal(measured, subject):
-    """A spec has as many new keys as queries: causal with cross-attention is refused."""
+    """Run specs, which have as many new keys as queries: causal with cross-attention is refused."""
     assert measured("tract", subject, "standard") == ""
 
 

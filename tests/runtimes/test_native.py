@@ -80,7 +80,7 @@ def test_a_bound_output_is_what_an_unbound_one_is(name: str):
 
 @pytest.mark.parametrize("name", [*NAMES, "ort-cpu"])
 def test_a_bound_output_lies_in_the_memory_of_its_input(name: str, tmp_path: Path):
-    """A node that comes later and reads the input finds the output there."""
+    """Check that a later node that reads the input finds the output there."""
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     ends = {n: helper.make_tensor_value_info(n, kind, ["n"]) for n in ("past", "present", "later")}
     nodes = [
@@ -111,7 +111,7 @@ def test_a_wrong_scale_is_seen(bundle: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_it_refuses_is_said_in_its_words_and_on_one_line(name: str, tmp_path: Path):
+def test_a_refusal_is_the_text_of_the_engine_on_one_line(name: str, tmp_path: Path):
     (tmp_path / "m.onnx").write_bytes(b"no graph")
     with Worker(runtime(name), LIMITS) as worker:
         worker.send_job(tmp_path / "m.onnx", ["x"], [])

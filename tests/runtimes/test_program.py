@@ -18,8 +18,8 @@ stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
 def say(data):
     stdout.write(data)
     stdout.flush()
-told = tuple(word.encode() for word in sys.argv[-2:])
-say(b'loaded {"version": "1", "graph": "%s", "threads": "%s"}\\n' % told)
+facts = tuple(word.encode() for word in sys.argv[-2:])
+say(b'loaded {"version": "1", "graph": "%s", "threads": "%s"}\\n' % facts)
 SIZES = {1: 4, 7: 8, 9: 1, 10: 2, 16: 2}
 while line := stdin.readline():
     word, inputs, bound = line.split()
@@ -87,7 +87,7 @@ def test_a_program_that_dies_or_talks_nonsense_is_one_line(source: str, says: st
     assert "\n" not in str(caught.value)
 
 
-def test_what_a_program_refuses_is_its_own_text_and_it_lives_on(tmp_path: Path):
+def test_a_refusal_is_the_text_of_the_program_which_goes_on(tmp_path: Path):
     source = (
         "print('loaded {}', flush=True)\n"
         "for line in iter(input, ''):\n"

@@ -175,7 +175,7 @@ def test_rows_that_are_not_there_are_refused(rows: object, said: str):
     close(GQA, session.step(**TOKEN)["output"], SEQUENCE.truth()["output"][:, 5:6])
 
 
-def test_what_onnx_runtime_says_is_one_line(monkeypatch: pytest.MonkeyPatch):
+def test_an_error_of_onnx_runtime_is_one_line(monkeypatch: pytest.MonkeyPatch):
     session = session_with(5)
 
     def fail(_: object) -> None:

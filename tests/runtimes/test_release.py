@@ -75,7 +75,7 @@ def test_a_release_has_the_dialects_of_its_runtime_and_no_known_limits():
     ("version", "right"), [("1.27.0", False), ("1.28.0", True)], ids=["1.27", "1.28"]
 )
 def test_each_release_computes_by_its_own_kernels(version: str, right: bool, need, bundle: Path):
-    """ONNX Runtime computes rows of which all keys are masked wrong before 1.28."""
+    """Compare rows of which all keys are masked, which are wrong before 1.28."""
     name = f"ort-cpu=={version}"
     need(name)
     report = verify(bundle, runtimes=[name])

@@ -95,14 +95,14 @@ def test_the_buffers_grow_by_a_block_when_they_are_full_and_keep_what_they_hold(
     grown_over, grown_full = 0, 0
     capacity = 0
     for step in steps.seen:
-        room, count = step["past_key"].shape[2], step["query"].shape[1]
+        allocated, count = step["past_key"].shape[2], step["query"].shape[1]
         assert (step["past_length"] == held).all()
-        assert room == -(-(held + count) // BLOCK) * BLOCK
+        assert allocated == -(-(held + count) // BLOCK) * BLOCK
         np.testing.assert_array_equal(step["past_key"][:, 0, :held], inputs["query"][:, :held])
         assert (step["past_key"][:, 0, held:] == 0).all()
-        grown_over += room > capacity > held
-        grown_full += room > capacity == held > 0
-        held, capacity = held + count, room
+        grown_over += allocated > capacity > held
+        grown_full += allocated > capacity == held > 0
+        held, capacity = held + count, allocated
     assert capacity == 320
     assert (grown_over, grown_full) == (1, 3), "a chunk over the edge, and full buffers"
 

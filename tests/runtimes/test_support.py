@@ -82,6 +82,6 @@ def test_every_row_is_the_only_reason_for_some_graph(kind: Runtime, shared: Path
 
 
 @pytest.mark.parametrize("kind", MEASURED, ids=lambda kind: kind.name)
-def test_what_is_installed_is_what_was_measured(kind: Runtime, need: Need):
+def test_the_installed_release_was_measured(kind: Runtime, need: Need):
     need(kind.name)
     assert kind.version() == kind.measured

@@ -92,8 +92,8 @@ def written_one_far(run: Run) -> Run:
     """Write one position too far from 100 keys on, if there is space."""
 
     def wrong(inputs: Arrays) -> Arrays:
-        held, room = int(inputs["past_length"][0]), inputs["past_key"].shape[2]
-        late = held > 100 and held + inputs["query"].shape[1] < room
+        held, capacity = int(inputs["past_length"][0]), inputs["past_key"].shape[2]
+        late = held > 100 and held + inputs["query"].shape[1] < capacity
         return run(inputs | {"past_length": inputs["past_length"] + late})
 
     return wrong

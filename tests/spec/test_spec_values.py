@@ -72,7 +72,7 @@ DERIVED = {
 
 
 @pytest.mark.parametrize(("changes", "derived"), DERIVED.values(), ids=DERIVED)
-def test_derives_what_is_not_given(changes: dict, derived: dict) -> None:
+def test_derives_missing_fields(changes: dict, derived: dict) -> None:
     spec = make(**changes)
     assert {name: getattr(spec, name) for name in derived} == derived
 

@@ -1,4 +1,4 @@
-"""Modules of others pass, and those that do not are told why. `scripts/strangers` counts them."""
+"""Modules of others, which pass or are refused with the reason. `scripts/strangers` counts them."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Tried:
         said: The reason, on one line.
         softmax: Whether its graph holds attention or a softmax; None where there is no graph.
         ort: Whether there is a graph in the ort dialect.
-        exporter: Whether the bare exporter's graph agrees; None if it was not asked for.
+        exporter: Whether the bare exporter's graph agrees; None if it was not run.
         seconds: The time of the build.
     """
 

@@ -124,7 +124,7 @@ def test_two_releases_of_one_verdict_are_refused(need, tmp_path: Path):
         (["--good", "0.1.0", "--bad", "0.2.0"], "not installed"),
     ],
 )
-def test_what_cannot_be_halved_is_refused_in_one_line(arguments, says: str, bundle: Path, capsys):
+def test_an_impossible_bisection_is_refused_in_one_line(arguments, says: str, bundle: Path, capsys):
     assert run(["bisect", str(bundle), *arguments]) in (2, 5)
     said = capsys.readouterr().err
     assert says in said

@@ -93,7 +93,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_what_is_wrong_is_one_line(text: str, message: str, tmp_path: Path):
+def test_a_wrong_plan_is_one_line(text: str, message: str, tmp_path: Path):
     with pytest.raises(UsageError, match=message) as error:
         plan_of(tmp_path, text)
     assert "\n" not in str(error.value)

@@ -54,7 +54,7 @@ def test_a_store_with_results_is_continued_on_purpose_only(tmp_path: Path):
         assert [each.verdict for each in store.rows()] == ["failed"]
 
 
-def test_what_is_no_store_is_refused(tmp_path: Path):
+def test_a_folder_that_is_no_store_is_refused(tmp_path: Path):
     (tmp_path / FILE).write_text("hello")
     with pytest.raises(UsageError, match="is not a store of a sweep"), Store.open(tmp_path):
         pass

@@ -184,12 +184,12 @@ def test_a_kill_loses_no_finished_cell(victim: str, scheduler, tmp_path: Path):
 
 @pytest.mark.parametrize("case", extended(DEFECTS, lambda _: False))
 def test_a_worker_with_a_defect_does_not_hold_up_the_others(case: str, scheduler, tmp_path: Path):
-    def little_room() -> None:
+    def limit_files() -> None:
         limits.setrlimit(limits.RLIMIT_FSIZE, (2000, 2000))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     options = {
-        "full disk": {"preexec_fn": little_room},
+        "full disk": {"preexec_fn": limit_files},
         "no runtime": {"env": {**os.environ, "PYTHONPATH": str(tmp_path)}},
         "slow": {"preexec_fn": lambda: os.nice(19)},
     }[case]

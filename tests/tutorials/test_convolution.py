@@ -146,7 +146,7 @@ def test_soft_heads_weigh_every_pixel_by_its_distance_from_the_centre():
 
 
 def test_a_head_learns_where_to_look_and_what_it_learned_passes(tmp_path: Path):
-    """Told to give the token two places before its own, it moves its centre there."""
+    """Check that a target two places before moves the centre of the attention there."""
     torch.manual_seed(4)
     module = SequenceAttention(C, C, 1)
     nn.init.constant_(module.centre, -0.8)

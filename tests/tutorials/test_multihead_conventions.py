@@ -184,7 +184,7 @@ def test_in_onnx_runtime_it_is_pytorchs_module(how: tuple[str, bool, str], tmp_p
             close(actual, expected)
 
 
-def test_what_from_torch_gives_passes_with_its_spec(tmp_path: Path):
+def test_the_result_of_from_torch_passes_with_its_spec(tmp_path: Path):
     ours = Attention.from_torch(pytorchs(True), attn_mask="float[B,H,L,S]", attn_weights=True)
     like = Subject.from_spec(ours.spec)
     subject = Subject(ours, like.inputs, like.axes, like.outputs, spec=ours.spec)
@@ -193,7 +193,7 @@ def test_what_from_torch_gives_passes_with_its_spec(tmp_path: Path):
 
 @torch.no_grad()
 def test_a_row_of_hidden_keys_is_nan_there_and_0_here():
-    """The one difference: softmax over nothing. Here what is left is the output's bias."""
+    """Check the one difference, softmax over no keys: here the output is its bias."""
     masks, theirs = MASKS["padding"], pytorchs(True)
     ours = InItsConventions(theirs, masks, "per head")
     inputs = drawn(masks, True, 2, 3, 4)

@@ -119,7 +119,7 @@ def test_each_parameter_is_stored_once(stacks: Stacks, make: str):
     assert set(found.values()) == {1}, found
 
 
-def test_shared_layers_take_the_room_of_one_layer(stacks: Stacks):
+def test_shared_layers_take_the_space_of_one_layer(stacks: Stacks):
     size = {make: graph.file.stat().st_size for make, graph in stacks.graphs.items()}
     layer = sum(4 * p.numel() for p in stacks.modules["shared"].parameters())
     nodes = size["shared"] - layer
@@ -154,7 +154,7 @@ def test_each_graph_is_its_stack(stacks: Stacks):
 
 
 def test_layers_attend_to_the_past_alone(stacks: Stacks):
-    """A stack of causal layers is causal: later tokens do not reach earlier outputs."""
+    """Check that later tokens do not reach earlier outputs."""
     tokens = torch.randn(2, 9, E, generator=torch.Generator().manual_seed(1))
     changed = tokens.clone()
     changed[:, 6:] += torch.randn(2, 3, E, generator=torch.Generator().manual_seed(2))

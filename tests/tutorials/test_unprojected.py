@@ -169,7 +169,7 @@ def test_it_is_pytorchs_own_attention_in_eager_and_in_onnx_runtime(system, size)
 
 @pytest.mark.parametrize("system", ["softmax(XX^T)X", "ours of itself"], indirect=True)
 def test_without_positions_the_order_of_tokens_means_nothing(system):
-    """Other tokens first: the same outputs, in that other order."""
+    """Permute tokens, which gives the same outputs in that other order."""
     _, graph = system
     tokens = drawn(("tokens",), 2, 8, 8)["tokens"]
     order = torch.randperm(8, generator=torch.Generator().manual_seed(3))

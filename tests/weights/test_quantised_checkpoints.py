@@ -267,7 +267,7 @@ def test_a_broken_one_is_one_line(tensors: dict, stated: dict, message: str, tmp
     assert len(str(error.value)) < 500
 
 
-def test_what_a_layer_of_integers_lacks_is_named(tmp_path: Path):
+def test_a_missing_tensor_of_a_layer_of_integers_is_named(tmp_path: Path):
     saved(tmp_path, "AWQ")
     with pytest.raises(WeightsError, match="holds integers, and weights_dtype is 'int8'"):
         Subject.from_checkpoint(tmp_path, weights_dtype="int8")

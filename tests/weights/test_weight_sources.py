@@ -215,7 +215,7 @@ def test_a_header_of_640_bytes_is_not_taken_for_a_pickle(tmp_path):
     assert "is truncated" in refusal(path)
 
 
-def test_what_is_no_file(tmp_path):
+def test_a_path_that_is_no_file(tmp_path):
     assert "does not exist" in refusal(tmp_path / "missing.safetensors")
     assert "does not exist" in refusal(tmp_path / "no" / "such" / "folder")
     assert "holds no model.safetensors" in refusal(tmp_path)

@@ -99,11 +99,11 @@ def test_a_spec_of_another_attention_is_an_error(changes, message, tmp_path):
 @pytest.mark.parametrize(
     "name", ["q_norm.weight", "sinks", "q_proj.weight_scale_inv", "bias_k", "lora.weight"]
 )
-def test_what_the_spec_does_not_use_is_left_over(name, tmp_path):
+def test_tensors_that_the_spec_does_not_use_are_left_over(name, tmp_path):
     assert f"{name} is left over" in refusal(tmp_path, STORED | {name: torch.ones(5)})
 
 
-def test_what_lies_beside_the_attention_is_not_left_over(tmp_path):
+def test_tensors_beside_the_attention_are_not_left_over(tmp_path):
     beside = {
         "model.layers.0.mlp.up.weight": torch.ones(3),
         "model.layers.0.self_attn2": torch.ones(1),
@@ -197,7 +197,7 @@ def test_weights_come_in_the_type_of_the_spec(stored, target, tmp_path):
     assert list(loaded.notes[1:]) == notes
 
 
-def test_what_overflows_float16_is_named(tmp_path):
+def test_weights_that_overflow_float16_are_named(tmp_path):
     stored = {**STORED, "q_proj.bias": torch.full((30,), 1e5)}
     assert "q_proj.bias has 30 of 30 values that are NaN or infinite in float16" in refusal(
         tmp_path, stored, spec_of(bias="q,k,v", dtype="float16")

@@ -60,7 +60,7 @@ def refused() -> Report:
     return Report("one", (), (), {"versions": {}}, (), error=error)
 
 
-def test_what_ended_the_job_is_in_every_form_of_a_report():
+def test_the_error_that_ended_the_job_is_in_every_form_of_a_report():
     report = refused()
     assert report.exit_code == GraphError.exit_code
     root = ElementTree.fromstring(to_junit(report))
@@ -78,7 +78,7 @@ def test_a_notebook_shows_the_text_escaped():
     assert "&lt;more&gt;" in mixed()._repr_html_()
 
 
-def test_what_nobody_asked_for_is_named_once_at_the_end():
+def test_runtimes_that_were_not_named_are_listed_once_at_the_end():
     absent = [run("ort-cuda", "not run", "no GPU", graph=g, required=False) for g in "ab"]
     report = dataclasses.replace(clean(), runs=(*absent, *clean().runs), notes=("a note",))
     lines = to_text(report, "--json FILE").splitlines()
@@ -135,5 +135,5 @@ def test_values_that_differ_are_shown_with_digits_that_differ():
 
 
 @pytest.mark.parametrize(("number", "says"), [(0, "0 cases"), (1, "1 case"), (2, "2 cases")])
-def test_a_number_of_things_agrees_with_its_noun(number, says):
+def test_a_count_agrees_with_its_word(number, says):
     assert counted(number, "case") == says

@@ -54,7 +54,7 @@ REFUSED: dict[Callable[[], Subject], str] = {
 
 
 @pytest.mark.parametrize("subject", REFUSED, ids=lambda function: function.__name__)
-def test_what_cannot_be_exported_is_named_with_what_to_write(subject, tmp_path):
+def test_an_unexportable_construct_is_named_with_the_remedy(subject, tmp_path):
     with pytest.raises(AttnExportError) as caught:
         build(subject(), tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"])
     assert re.search(REFUSED[subject], str(caught.value)), str(caught.value)

@@ -21,7 +21,7 @@ Change = Callable[[Graph], None]
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Callable[[Change], Explanation]:
+def explained(tmp_path: Path) -> Callable[[Change], Explanation]:
     """Return a function that explains a changed graph of `gqa`, into the folder `explained`."""
 
     def of(change: Change) -> Explanation:
@@ -46,16 +46,16 @@ def not_causal_and_other_bias(graph: Graph) -> None:
     graph.set_initializer("out_proj.bias", lambda bias: bias * 1.01)
 
 
-def test_of_two_faults_in_a_node_both_are_told(told):
-    found = told(not_causal_and_half_scale)
+def test_of_two_faults_in_a_node_both_are_named(explained):
+    found = explained(not_causal_and_half_scale)
     assert found.first.operator == "Attention"
     assert "its is_causal is 0, and should be 1" in found.first.says
     assert "its scale is 0.125, and should be 0.3535534" in found.first.says
 
 
-def test_of_two_faults_the_first_is_found_although_the_smallest_case_hides_it(told):
-    """A causal mask cannot show where there is one query."""
-    found = told(not_causal_and_other_bias)
+def test_of_two_faults_the_first_is_found_although_the_smallest_case_hides_it(explained):
+    """Find a causal mask, which the smallest case with one query does not show."""
+    found = explained(not_causal_and_other_bias)
     assert found.smallest["query_len"] == 1
     assert found.first.operator == "Attention"
     assert not any("same numbers" in cause.sentence for cause in found.causes)
@@ -91,8 +91,8 @@ def another_shape(graph: Graph) -> None:
         (another_shape, "the shape of output is [1, 1, 1, 32], and should be [1, 1, 32]"),
     ],
 )
-def test_other_outputs_are_told_and_shown(told, change: Change, says: str, tmp_path: Path):
-    found = told(change)
+def test_other_outputs_are_named_and_shown(explained, change: Change, says: str, tmp_path: Path):
+    found = explained(change)
     assert found.causes[0].kind == WRONG_SIGNATURE
     assert says in found.sentence
     script = tmp_path / "explained" / "reproduce.py"
@@ -111,5 +111,5 @@ def test_one_runtime_is_explained_at_a_time(bundle: Path):
         explain(bundle, "all")
 
 
-def test_what_is_not_looked_at_is_noted(bundle: Path):
+def test_options_that_explain_ignores_are_noted(bundle: Path):
     assert "--atol" in explain(bundle, "ort-cpu").notes[0]
