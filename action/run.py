@@ -23,7 +23,7 @@ REPORTS = {"--json": JSON, "--junit": "junit.xml", "--html": "report.html"}
 
 def main() -> int:
     """Run the command and report how it ended."""
-    folder = Path(given("REPORT_DIR") or "attn-export-report")
+    folder = Path(input_of("REPORT_DIR") or "attn-export-report")
     attested, checksums = None, ""
     try:
         command = arguments(folder)
@@ -51,7 +51,7 @@ def arguments(folder: Path) -> list[str]:
     Raises:
         ValueError: If they ask for none, or for two.
     """
-    bundle, build, baseline = given("BUNDLE"), lines("BUILD"), given("BASELINE")
+    bundle, build, baseline = input_of("BUNDLE"), lines("BUILD"), input_of("BASELINE")
     if bool(bundle) == bool(build):
         raise ValueError("give either the input `bundle` or the input `build`")
     if build and baseline:
@@ -70,7 +70,7 @@ def attested_bundle() -> Path | None:
     Raises:
         ValueError: If `provenance` is something else, or cannot be had here.
     """
-    wanted, build = given("PROVENANCE"), lines("BUILD")
+    wanted, build = input_of("PROVENANCE"), lines("BUILD")
     if wanted in ("", "false"):
         return None
     if wanted != "true":
@@ -130,19 +130,19 @@ def copied(folder: Path) -> str:
     return place
 
 
-def given(name: str) -> str:
+def input_of(name: str) -> str:
     """Return an input as it is."""
     return os.environ.get(f"ACTION_{name}", "")
 
 
 def lines(name: str) -> list[str]:
     """Return the lines of an input as they are, without those that are empty."""
-    return [line for line in given(name).splitlines() if line.strip()]
+    return [line for line in input_of(name).splitlines() if line.strip()]
 
 
 def tell(name: str, value: str) -> None:
     """Set an output of the step; the value may have several lines."""
-    end = uuid.uuid4().hex  # nobody can guess it: no value ends early and sets another output
+    end = uuid.uuid4().hex  # random, so that no value ends early and sets another output
     with Path(os.environ["GITHUB_OUTPUT"]).open("a", encoding="utf-8") as file:
         file.write(f"{name}<<{end}\n{value}\n{end}\n")
 

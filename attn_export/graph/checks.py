@@ -91,10 +91,10 @@ def no_dead_nodes(graph: CheckedGraph) -> Iterator[str]:
     read = {name for node in model.node for name in _reads(node)} | {o.name for o in model.output}
     for node in model.node:
         if not read.intersection(filter(None, node.output)):
-            yield f"nobody reads {_name(node)}; remove it"
+            yield f"the outputs of {_name(node)} are not used; remove it"
     for tensor in model.initializer:
         if tensor.name not in read:
-            yield f"nobody reads the initializer {tensor.name}; remove it"
+            yield f"the initializer {tensor.name} is not used; remove it"
 
 
 def no_duplicate_initializers(graph: CheckedGraph) -> Iterator[str]:

@@ -21,10 +21,10 @@ from attn_export.parity.measures import measure_strictly
 from attn_export.spec import AttentionSpec
 
 PROBES = {probe.name: probe for probe in probes()}
-TOLD_APART = {name: p.read.outputs for name, p in PROBES.items() if isinstance(p.read, Readings)}
+OUTPUTS = {name: p.read.outputs for name, p in PROBES.items() if isinstance(p.read, Readings)}
 PAIRS = [
     (name, one, other)
-    for name, outputs in TOLD_APART.items()
+    for name, outputs in OUTPUTS.items()
     for one in outputs
     for other in outputs
     if one != other
@@ -39,20 +39,20 @@ Rounding = Callable[[np.ndarray], np.ndarray]
 def test_names_are_unique_and_short_enough_for_the_table():
     assert len(PROBES) == len(probes())
     assert all(len(name) <= 19 for name in PROBES)
-    assert {"precision"} == set(PROBES) - set(TOLD_APART)
+    assert {"precision"} == set(PROBES) - set(OUTPUTS)
 
 
 @pytest.mark.parametrize(("probe", "one", "other"), PAIRS, ids=lambda x: x)
 def test_any_two_readings_of_a_probe_are_far_apart(probe, one, other):
-    outputs = TOLD_APART[probe]
+    outputs = OUTPUTS[probe]
     assert measure_strictly(outputs[one], outputs[other]).row >= APART > CLOSE
 
 
 @pytest.mark.parametrize(
-    ("probe", "reading"), [(p, r) for p, outputs in TOLD_APART.items() for r in outputs]
+    ("probe", "reading"), [(p, r) for p, outputs in OUTPUTS.items() for r in outputs]
 )
 def test_outputs_of_a_reading_are_recognised_even_with_8_bits(probe, reading):
-    wanted, dtype = TOLD_APART[probe][reading], PROBES[probe].inputs["query"].dtype
+    wanted, dtype = OUTPUTS[probe][reading], PROBES[probe].inputs["query"].dtype
     assert PROBES[probe].read(wanted.astype(dtype)).reading == reading
     rounded = wanted * (1 + 2.0**-8 * np.random.default_rng(0).uniform(-1, 1, wanted.shape))
     assert PROBES[probe].read(rounded).reading == reading
@@ -60,13 +60,13 @@ def test_outputs_of_a_reading_are_recognised_even_with_8_bits(probe, reading):
 
 @pytest.mark.parametrize("probe", PROBES.values(), ids=lambda p: p.name)
 def test_the_rule_of_onnx_is_a_reading(probe):
-    if probe.says and probe.name in TOLD_APART:
-        assert probe.says in TOLD_APART[probe.name]
+    if probe.says and probe.name in OUTPUTS:
+        assert probe.says in OUTPUTS[probe.name]
 
 
-@given(st.sampled_from(sorted(TOLD_APART)), st.integers(0, 10**6))
+@given(st.sampled_from(sorted(OUTPUTS)), st.integers(0, 10**6))
 def test_other_numbers_are_something_else_with_a_place_and_numbers(probe, seed):
-    wanted = next(iter(TOLD_APART[probe].values()))
+    wanted = next(iter(OUTPUTS[probe].values()))
     if wanted.size == 0:
         return
     strange = np.random.default_rng(seed).normal(50, 1, wanted.shape)

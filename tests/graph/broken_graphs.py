@@ -119,9 +119,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault("a scale of 0", "quantisation_scales", edit.scale(0.0),
           ("1 of 32 scales in scales are not positive", "quantise the weight again")),
     Fault("a dead node", "no_dead_nodes", edit.dead_node,
-          ("nobody reads Shape 'dead'", "remove it")),
+          ("the outputs of Shape 'dead' are not used", "remove it")),
     Fault("an unused initializer", "no_dead_nodes", edit.constant("spare", np.full(1, 7, np.int64)),
-          ("nobody reads the initializer spare", "remove it")),
+          ("the initializer spare is not used", "remove it")),
     Fault("a constant twice", "no_duplicate_initializers", edit.constant_twice,
           ("another_one and int64[1]_1", "keep one of them")),
     *(

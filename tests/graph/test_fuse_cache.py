@@ -201,11 +201,11 @@ def three_parts(graph: Cached) -> None:
         join.replace_input_with(2, join.inputs[1])
 
 
-def nobody_wants_the_present(graph: Cached) -> None:
+def without_the_present(graph: Cached) -> None:
     graph.outputs = [graph.y]
 
 
-def nobody_wants_the_present_value(graph: Cached) -> None:
+def without_the_present_value(graph: Cached) -> None:
     graph.outputs.pop()
 
 
@@ -263,8 +263,8 @@ def a_query_that_is_the_keys(graph: Cached) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        prefix_of_weights, past_that_is_computed, three_parts, nobody_wants_the_present,
-        nobody_wants_the_present_value, pasts_of_two_lengths, pasts_of_unknown_lengths,
+        prefix_of_weights, past_that_is_computed, three_parts, without_the_present,
+        without_the_present_value, pasts_of_two_lengths, pasts_of_unknown_lengths,
         a_past_of_unknown_shape, only_keys_are_joined, one_concat_for_both, another_axis,
         a_mask_made_of_the_keys, a_mask_made_of_the_keys_in_a_branch, a_query_that_is_the_keys,
     ],

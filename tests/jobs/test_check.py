@@ -54,7 +54,7 @@ def test_a_violation_of_the_standard_fails_beside_warnings(cli: Cli, plain: Path
     assert "checks passed" not in done.stdout
 
 
-def test_in_a_bundle_a_broken_house_rule_is_an_error(bundle: Path, tmp_path: Path):
+def test_in_a_bundle_a_broken_project_rule_is_an_error(bundle: Path, tmp_path: Path):
     for name in ("model.onnx", "manifest.json"):
         (tmp_path / name).write_bytes((bundle / name).read_bytes())
     model = onnx.load(tmp_path / "model.onnx")

@@ -45,7 +45,7 @@ def test_new_keys_fit_into_every_row(changes):
         assert case.inputs["past_key"].shape[2] == case.sizes["capacity"]
 
 
-def test_shapes_hold_rows_that_differ_buffers_that_are_full_and_rooms_that_are_left():
+def test_rows_differ_and_buffers_are_full_or_not():
     shapes = [case for case in cases_of().values() if case.name != "beyond_length"]
     differ = [case for case in shapes if len(set(lengths_of(case).tolist())) > 1]
     full = [case for case in shapes if lengths_of(case).max() == case.sizes["capacity"]]

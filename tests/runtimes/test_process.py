@@ -95,7 +95,7 @@ def test_a_process_over_its_memory_is_out_of_memory_not_crashed(name: str, tmp_p
 
 @pytest.mark.parametrize("name", ["ort-cpu", "onnx-reference"])
 def test_a_graph_that_the_engine_does_not_know_is_refused_in_its_words(name: str, tmp_path: Path):
-    graph = model(tmp_path / "m.onnx", "NoSuchOperator", domain="com.nobody")
+    graph = model(tmp_path / "m.onnx", "NoSuchOperator", domain="com.example")
     with Worker(runtime(name), LIMITS) as worker:
         worker.send_job(graph, ["x"], [one_case(tmp_path, np.zeros(3, np.float32))])
         results = list(worker.results())
