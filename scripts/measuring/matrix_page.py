@@ -75,10 +75,10 @@ def matrix_page(
     out = sorted(left_out)
     return "\n".join(
         [
-            "# Every runtime with every form",
+            "# Every runtime with every graph",
             "",
             "The worst error of any output in any case, as a share of what is allowed, and in how",
-            "many of the models that have the form. Written by `scripts/matrix`.",
+            "many of the models that have the graph. Written by `scripts/matrix`.",
             "",
             made_on(machine) + ".",
             "",
@@ -87,7 +87,7 @@ def matrix_page(
             *([f"Left out of this run: {', '.join(out)}.", ""] if out else []),
             "## What is not run, and why",
             "",
-            *markdown_table(("runtime", "form", "reason", "models"), rows),
+            *markdown_table(("runtime", "graph", "reason", "models"), rows),
             "",
         ]
     )
