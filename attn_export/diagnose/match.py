@@ -30,7 +30,7 @@ from attn_export.diagnose.in_integer_cache import cache_mistakes, fitted_cache_s
 from attn_export.diagnose.in_integer_products import product_mistakes, wrong_input_scales
 from attn_export.diagnose.in_integers import fitted_weight_mistakes, weight_mistakes
 from attn_export.diagnose.mistake import Mistake
-from attn_export.parity.measures import eps
+from attn_export.parity.measures import element_errors, eps
 from attn_export.tensorfile import Array, is_floating
 
 KEPT = 12
@@ -171,14 +171,10 @@ def _distance(x: Array, actual: Array, right: Array) -> float:
         return FAR * FAR
     if not x.size:
         return 0.0
-    x, y = (a.astype(np.float64) for a in (x, actual))
     finite = right[np.isfinite(right)].astype(np.float64)
     scale = math.sqrt(float(np.square(finite).mean())) if finite.size else 0.0
-    scale = scale or 1.0
-    usable = np.isfinite(x) & np.isfinite(y)
-    same = (x == y) | (np.isnan(x) & np.isnan(y))
-    differences = np.where(usable, (np.where(usable, x, 0) - np.where(usable, y, 0)) / scale, FAR)
-    return float(np.square(np.where(same, 0.0, differences)).mean())
+    errors = element_errors(x.astype(np.float64), actual.astype(np.float64)) / (scale or 1.0)
+    return float(np.square(np.where(np.isfinite(errors), errors, FAR)).mean())
 
 
 def _fitted_mistakes(
