@@ -17,7 +17,7 @@ from attn_export.errors import ParityError, RuntimeFailure, UsageError, printabl
 
 if TYPE_CHECKING:
     from attn_export.sweep.store import Store
-    from attn_export.sweep.sweep_plan import Plan
+    from attn_export.sweep.sweep_plan import SweepPlan
 
 
 WRONG, BROKEN = {"failed"}, {"crashed", "error", "timed out"}
@@ -135,7 +135,7 @@ def sweep_command(
         return _finish(store, json_file, quiet=quiet)
 
 
-def _print_matrix(plan: Plan, jobs: int) -> int:
+def _print_matrix(plan: SweepPlan, jobs: int) -> int:
     """Print the plan as a matrix of GitHub Actions, and return the exit code."""
     count = min(jobs, len(plan.sources))
     shares = [{"share": f"{number}/{count}"} for number in range(1, count + 1)]
