@@ -96,7 +96,7 @@ def verify(
 
 @dataclasses.dataclass(frozen=True)
 class _Recomputation:
-    """What `verify` computes with torch: the truth of the stored cases, or other cases.
+    """Options of what `verify` computes with torch: the truth of stored cases, or other cases.
 
     Raises:
         UsageError: If the options contradict each other.

@@ -147,7 +147,7 @@ def test_a_file_of_another_kind_is_refused(name: str, says: str, tmp_path: Path)
 
 @pytest.mark.parametrize("dtype", ["F32", "F64"])
 def test_a_safetensors_file_of_more_than_64_mib_is_refused(dtype: str, tmp_path: Path):
-    """The arrays are holes in the file, so that the test writes little."""
+    """Check the limit on a sparse file, which takes no space on disk."""
     width = int(dtype[1:]) // 8
     count = 2**26 // width
     entry = {"dtype": dtype, "shape": [count], "data_offsets": [0, width * count]}

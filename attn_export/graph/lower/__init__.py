@@ -1,4 +1,4 @@
-"""Rewrites of a graph's `Attention` nodes, one for each dialect."""
+"""Lowering of a graph's `Attention` nodes to each dialect."""
 
 from attn_export.graph.lower.dialects import DECODE, PREFILL, Lowered, NotInHalfError, lower
 from attn_export.graph.lower.form_choice import FORMS, KERNELS, Form

@@ -129,7 +129,7 @@ static void judge_sizes(const Widened *both, const Tolerance *allowed, Verdict *
 static void judge_limits(const Widened *both, const Tolerance *allowed, Verdict *verdict) {
     if (allowed->beyond_limit != NULL) {
         set_unusable(verdict, allowed->beyond_limit);
-    } else if (!allowed->given) {
+    } else if (!allowed->is_set) {
         verdict->status = FAILED;
         snprintf(verdict->why, sizeof verdict->why,
                  "the golden vectors do not say what error is allowed");

@@ -13,7 +13,7 @@ typedef struct {
     bool is_set; /* whether the limits are set, as for outputs of floating point */
     double whole, row;
     const char *unusable; /* why the output is no evidence, or NULL */
-    /* Why the limits are no evidence, or NULL. NaN, infinities and rows of 0 are still judged. */
+    /* The reason that the limits are no evidence, or NULL. Other errors are still judged. */
     const char *beyond_limit;
 } Tolerance;
 

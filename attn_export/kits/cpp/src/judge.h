@@ -38,7 +38,7 @@ struct Limits {
 struct Tolerance {
     std::optional<Limits> limits;  // only for outputs of floating point
     std::string_view unusable;     // why the output is no evidence, or empty
-    // Why the limits are no evidence, or empty. NaN, infinities and rows of 0 are still judged.
+    // The reason that the limits are no evidence, or empty. Other errors are still judged.
     std::string_view beyond_limit;
 };
 
