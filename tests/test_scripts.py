@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 from conftest import ROOT
 from measuring.cuda_page import cuda_page
+from measuring.timing import command, interleaved
 
 from attn_export.runtimes.ort_cuda import no_cuda_device
 
@@ -89,6 +90,26 @@ def test_the_bare_script_of_the_benchmark_exports_the_module_that_the_job_builds
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "bare.onnx").is_file()
+
+
+def test_a_first_round_and_unused_runs_are_not_counted():
+    calls: list[str] = []
+    times = interleaved(
+        {"own": lambda: calls.append("own") or 3.0, "measured": lambda: calls.append("measured")},
+        2, runs=2, unused=1, clean=lambda: calls.append("clean"),
+    )  # fmt: skip
+    assert times["own"] == [3.0] * 4
+    assert len(times["measured"]) == 4
+    assert all(0 < seconds < 1 for seconds in times["measured"])
+    assert calls == [*["own", "clean"] * 3, *["measured", "clean"] * 3] * 3
+
+
+def test_a_command_that_prints_its_time_is_counted_by_it(tmp_path):
+    words = [sys.executable, "-c", "print(0.25)"]
+    assert command(words, tmp_path, prints_time=True)() == 0.25
+    assert command(words, tmp_path)() is None
+    with pytest.raises(subprocess.CalledProcessError):
+        command([sys.executable, "-c", "1 / 0"], tmp_path)()
 
 
 def test_bench_large_counts_the_memory_of_processes_that_a_command_starts():

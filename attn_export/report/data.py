@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attn_export.quality import Quality
@@ -126,19 +125,6 @@ def _candidate(workload: WorkloadResult, measured: Measured) -> dict[str, Any]:
         "ratio_to_best_peer": None if measured.role == "roof" else finite(workload.ratio(measured)),
         "fraction_of_roof": finite(workload.fraction(measured)),
     }
-
-
-def made_on(machine: Mapping[str, Any]) -> str:
-    """Describe the machine and the versions of a measurement in one line.
-
-    Args:
-        machine: The environment of a `BenchReport`.
-    """
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    return (
-        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}, "
-        f"Python {machine['python']}; {versions}"
-    )
 
 
 def finite(value: float) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from attn_export.runtimes.ort_cpu import CPU_PROVIDER, dtype_name, sdk, value_on
 from attn_export.runtimes.ort_cuda import CUDA_PROVIDER, TF32
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, numpy_dtype
+from measuring.timing import interleaved
 
 OF_LIBRARIES = re.compile(
     r"Mem(cpy|set)|gemm|gemv|nvjet|split[kK]|cublas|xmma|^Kernel2?$|dot_kernel|reduce_1Block"
@@ -161,15 +161,8 @@ def times(candidates: Mapping[str, Run], rounds: int, runs: int) -> dict[str, fl
         rounds: The number of rounds.
         runs: The number of runs of a candidate in a round, after two that are not counted.
     """
-    measured: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(rounds):
-        for name, run in candidates.items():
-            for number in range(runs + 2):
-                started = time.perf_counter()
-                run()
-                if number >= 2:
-                    measured[name].append((time.perf_counter() - started) * 1000)
-    return {name: statistics.median(values) for name, values in measured.items()}
+    seconds = interleaved(candidates, rounds, runs=runs, unused=2)
+    return {name: statistics.median(values) * 1000 for name, values in seconds.items()}
 
 
 def best_of(medians: Mapping[str, float], names: Sequence[str]) -> float | None:

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attn_export.report.data import finite, made_on
+from attn_export.report.data import finite
 from attn_export.report.tables import UNMEASURED, MatrixCell, markdown_table, matrix, shown
 from attn_export.results import Report
 from attn_export.runtimes.catalogue import CLASSES
+from measuring.environment import made_on
 
 
 @dataclasses.dataclass

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from attn_export.bench.bundle_candidates import BARE, STATIC
 from attn_export.bench.measurements import BenchReport, WorkloadResult
-from attn_export.report.data import made_on
 from attn_export.report.tables import UNMEASURED, in_mib, in_ms, markdown_table, three_digits
+from measuring.environment import made_on
 from measuring.goals import MEMORY, ROOF, Goal, Workload
 
 PEERS = ("torch SDPA", STATIC, "torch.compile", BARE, "OpenVINO f32")
