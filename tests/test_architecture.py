@@ -50,7 +50,7 @@ FLOORS = {
     "export/module_state": 2,
     "export/subject": 2,
     "export/subject_checks": 2, "export/trees": 2, "user_module": 3,
-    "bench/": 3, "bench/peers_export": 4, "runtimes/decode_": 3,
+    "bench/": 3, "runtimes/decode_": 3,
     "export/": 3, "parity/": 3, "source_location": 1,
     "diagnose/": 4, "diagnose/explanation": 2, "diagnose/eager_values": 2,
     "diagnose/attention_steps": 1, "diagnose/contrib_operators": 1, "diagnose/evaluate": 1,

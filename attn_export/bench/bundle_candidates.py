@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.bench.dims import work_of
 from attn_export.bench.feeds import feeds_of, known_feeds
 from attn_export.bench.measurements import Candidate, Work
 from attn_export.bench.own_graphs import as_candidate, graph_options
 from attn_export.bench.roofline import gemm_rooflines, not_installed, read_rooflines
+from attn_export.bench.work import work_of
 from attn_export.bundle import graph_files
 from attn_export.dialect_names import phase_of
 from attn_export.parity.draw import Sizes
@@ -37,7 +37,7 @@ def torch_peers(
     """Return the PyTorch candidates: eager, with a static cache, and with torch.compile.
 
     Args:
-        kind: The key of `KINDS` in `candidate_worker` whose function makes the module.
+        kind: The kind of the candidates, whose function makes the module.
         options: The options of that function, without ``static`` and ``compile``.
         work: The work of one run.
         static: Whether to add a candidate with a static cache, and to compile that one.
@@ -135,7 +135,8 @@ class BundleCandidates:
         return [*in_torch, bare]
 
     def _bare(self, spec: AttentionSpec, sizes: Sizes) -> dict[str, Any]:
-        job = {"what": "bare spec", "spec": spec.to_dict()}
+        function = "attn_export.bench.peers_export:bare_spec"
+        job = {"function": function, "spec": spec.to_dict()}
         feeds = feeds_of(spec.inputs(), sizes), known_feeds(spec.output_shapes(), sizes)
         return graph_options(self.scratch / "bare.onnx", *feeds, export=job)
 

@@ -117,7 +117,7 @@ def worker_command(kind: str, memory_mib: int, threads: int) -> list[str]:
     """Return the command that starts a candidate's process.
 
     Args:
-        kind: The kind of candidate, a key of `KINDS` in `candidate_worker`.
+        kind: The kind of candidate; see `Candidate`.
         memory_mib: The memory limit of the process in MiB.
         threads: Threads for computing.
     """

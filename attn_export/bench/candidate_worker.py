@@ -27,13 +27,11 @@ RESET_PEAK = "5"
 """The value that, written to `CLEAR`, sets VmHWM to the present VmRSS; see proc(5)."""
 
 KINDS = {
-    "graph": ("own_graphs", "make_in_ort"),
-    "openvino": ("own_graphs", "make_in_openvino"),
-    "plain": ("peers_plain", "make_plain"),
-    "spec": ("peers_spec", "make_layer"),
-    "roof": ("peers_plain", "make_roofline"),
+    "graph": "attn_export.bench.own_graphs:make_in_ort",
+    "spec": "attn_export.bench.peers_spec:make_layer",
+    "roof": "attn_export.bench.peers_plain:make_roofline",
 }
-"""Module and function (options, threads) -> Prepared that make each kind of candidate."""
+"""The function (options, threads) -> Prepared that makes each kind of candidate."""
 
 Make = Callable[[Mapping[str, Any], int], Prepared]
 
@@ -43,9 +41,8 @@ def main() -> None:
     kind, memory_mib, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     send, jobs = connect(memory_mib)
     try:
-        module_name, function = KINDS[kind]
-        module = importlib.import_module(f"attn_export.bench.{module_name}")
-        _serve(getattr(module, function), threads, jobs, send)
+        module, _, function = KINDS.get(kind, kind).partition(":")
+        _serve(getattr(importlib.import_module(module), function), threads, jobs, send)
     except Exception as error:
         send("failed", outcome=outcome_of(error), reason=one_line(error))
 

@@ -38,7 +38,8 @@ class Candidate:
     Attributes:
         name: A name that is unique within a workload.
         role: The role: one of our graphs, a peer, or a roofline.
-        kind: A key of `KINDS` in `candidate_worker`, whose function makes the candidate.
+        kind: A key of `KINDS` in `candidate_worker`, or the "MODULE:FUNCTION" that makes the
+            candidate.
         options: The options of that function, as JSON values.
         work: The minimal work of one run.
         alone: Whether its process ends after each of its turns, because it needs much memory.

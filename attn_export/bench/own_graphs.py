@@ -1,4 +1,4 @@
-"""Candidates that run an ONNX graph in ONNX Runtime or OpenVINO.
+"""Candidates that run an ONNX graph in ONNX Runtime.
 
 Graphs whose export needs torch are written by a separate process.
 """
@@ -43,7 +43,8 @@ def make_graph(job: Mapping[str, Any], file: Path) -> None:
     """Run one job of `peers_export` in a process of its own.
 
     Args:
-        job: The job, as JSON values.
+        job: The job, as JSON values: ``function``, the "MODULE:FUNCTION" to call with the job and
+            the file, and what it reads.
         file: The file to write.
 
     Raises:
@@ -185,44 +186,3 @@ def ort_value(array: np.ndarray) -> Any:
     if array.size and value.data_ptr() != array.ctypes.data:
         raise RuntimeError("this ONNX Runtime copies arrays instead of sharing their memory")
     return value
-
-
-# -- a graph in OpenVINO on the CPU, in float32 -------------------------------------------------
-
-
-def make_in_openvino(options: Mapping[str, Any], threads: int) -> Prepared:
-    """Load a graph. Its inputs share memory with numpy arrays; OpenVINO allocates its outputs.
-
-    Args:
-        options: ``file``, the graph; ``inputs``, feeds by name; ``export``, see
-            `ensure_graph_file`.
-        threads: Threads for computing.
-
-    Returns:
-        The graph, ready to run.
-
-    Raises:
-        Exception: Any error of OpenVINO.
-    """
-    from attn_export.runtimes import openvino as openvino_runtime
-
-    openvino = openvino_runtime.sdk()  # only candidates of this kind need the package
-    core = openvino.Core()
-    model = core.read_model(ensure_graph_file(options))
-    config = {
-        # The default precision is bfloat16 on processors that have it.
-        "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1,
-    }  # fmt: skip
-    request = core.compile_model(model, "CPU", config).create_infer_request()
-    arrays = []
-    for number, port in enumerate(model.inputs):
-        array = filled(Feed.from_json(options["inputs"][port.get_any_name()]), seed=number)
-        request.set_tensor(port.get_any_name(), openvino.Tensor(array, shared_memory=True))
-        arrays.append(array)
-
-    def run() -> object:
-        request.infer()
-        return arrays
-
-    return Prepared(run, {"device": "CPU", "precision": "f32"})

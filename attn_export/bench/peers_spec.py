@@ -1,29 +1,19 @@
-"""The layer of a spec in PyTorch: eager, with a static cache, compiled, quantised by torchao."""
+"""The layer of a spec in PyTorch: eager, with a static cache, compiled."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attn_export.attention import Attention
 from attn_export.attention.quantised_cache import Past
 from attn_export.bench.feeds import Feed, Prepared, feeds_of
 from attn_export.bench.peers_plain import prepare_torch, ready, tensor, tensors
 from attn_export.spec import AttentionSpec
-
-TORCHAO: Mapping[str, tuple[str, str, Mapping[str, object]]] = {
-    "int8 weights": ("torchao.quantization", "Int8WeightOnlyConfig", {}),
-    "dynamic int8": ("torchao.quantization", "Int8DynamicActivationInt8WeightConfig", {}),
-    "int4 weights": (
-        "torchao.prototype.quantization.int4", "PrototypeInt4WeightOnlyConfig", {"group_size": 32},
-    ),
-}  # fmt: skip
-"""Module, class and options of each torchao configuration. On CPUs int4 is only a prototype."""
 
 
 class StaticCache(Attention):
@@ -54,9 +44,8 @@ def make_layer(options: Mapping[str, Any], threads: int) -> Prepared:
     """Return a spec's module that is ready to run.
 
     Args:
-        options: ``spec``, the fields of the spec; ``sizes`` of its axes; ``static``, whether to use
-            `StaticCache`; ``compile``, whether to use torch.compile; optionally ``torchao``, the
-            key of `TORCHAO` by which to quantise the linear layers.
+        options: ``spec``, its fields; ``sizes`` of its axes; ``static``, whether to use
+            `StaticCache`; ``compile``, whether to use torch.compile.
         threads: Threads for computing.
 
     Raises:
@@ -65,8 +54,6 @@ def make_layer(options: Mapping[str, Any], threads: int) -> Prepared:
     prepare_torch(threads)
     spec = AttentionSpec.from_dict(options["spec"])
     module, inputs = layer(spec, options["sizes"], static=options["static"])
-    if "torchao" in options:
-        quantise(module, options["torchao"])
     return ready(module, inputs, compiled=options["compile"])
 
 
@@ -96,19 +83,6 @@ def layer(
             buffer[:, :, : sizes["past_len"]] for buffer in (keys, values)
         )
     return module, inputs
-
-
-def quantise(module: nn.Module, name: str) -> None:
-    """Quantise the linear layers of a module by torchao, in place.
-
-    Args:
-        module: The module.
-        name: A key of `TORCHAO`.
-    """
-    module_name, class_name, options = TORCHAO[name]
-    # Imported here, because only candidates of this kind need the package.
-    config = getattr(importlib.import_module(module_name), class_name)(**options)
-    importlib.import_module("torchao.quantization").quantize_(module, config)
 
 
 def _extended_cache(past: Tensor) -> Feed:

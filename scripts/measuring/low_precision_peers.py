@@ -10,12 +10,11 @@ from attn_export import AttentionSpec, Subject
 from attn_export.bench.feeds import feeds_of
 from attn_export.bench.measurements import Candidate, Work
 from attn_export.bench.own_graphs import graph_options
-from attn_export.bench.peers_spec import TORCHAO
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.export.export import export
 from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graphs
-from measuring import genai_peer
+from measuring import genai_peer, openvino_peer, torchao_peer
 
 OPENVINO: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "OpenVINO int8": (PORTABLE, {"weights_dtype": "int8"}),
@@ -23,7 +22,7 @@ OPENVINO: Mapping[str, tuple[str, Mapping[str, object]]] = {
 }
 """Dialect and fields of the spec for each. OpenVINO rounds the inputs of products by default."""
 
-NAMES = (*(f"torchao {name}" for name in TORCHAO), *OPENVINO, genai_peer.NAME)
+NAMES = (*(f"torchao {name}" for name in torchao_peer.TORCHAO), *OPENVINO, genai_peer.NAME)
 
 SLOW = "int4 weights"
 MANY_TOKENS = 64
@@ -41,18 +40,16 @@ def peers(layer: Mapping[str, Any], sizes: Mapping[str, int], folder: Path) -> I
     work = Work(tokens=sizes["batch"] * sizes["query_len"])
     decodes = sizes["past_len"] > 0
     plain = dict(layer) | {"cache": "append" if decodes else "none"}
-    for name in TORCHAO:
-        options = {
-            "spec": plain, "sizes": dict(sizes), "static": decodes, "compile": True,
-            "torchao": name,
-        }  # fmt: skip
+    for name in torchao_peer.TORCHAO:
+        options = {"spec": plain, "sizes": dict(sizes), "static": decodes, "torchao": name}
         slow = "takes 20 s" if name == SLOW and work.tokens > MANY_TOKENS else ""
-        yield Candidate(f"torchao {name}", "peer", "spec", options, work, reason=slow)
+        kind = torchao_peer.KIND
+        yield Candidate(f"torchao {name}", "peer", kind, options, work, reason=slow)
     for name, (dialect, fields) in OPENVINO.items():
         spec = AttentionSpec.from_dict({**layer, "cache": "append", **fields})
         file = graph_of(spec, dialect, folder / name.replace(" ", "-"))
         options = graph_options(file, feeds_of(spec.inputs(), sizes), {})
-        yield Candidate(name, "peer", "openvino", options, work)
+        yield Candidate(name, "peer", openvino_peer.KIND, options, work)
     genai_folder = folder / "genai"
     genai_folder.mkdir(exist_ok=True)
     yield genai_peer.genai(layer, sizes, genai_folder, work)

@@ -11,7 +11,6 @@ import onnx
 import onnx.parser
 
 from attn_export.bench.bundle_candidates import ALONE_FROM, BARE, torch_peers
-from attn_export.bench.dims import Dims
 from attn_export.bench.measurements import Candidate
 from attn_export.bench.own_graphs import as_candidate, graph_options, make_graph
 from attn_export.bench.roofline import gemm_rooflines, not_installed, read_rooflines
@@ -20,6 +19,8 @@ from attn_export.graph.load import load_graph
 from attn_export.graph.lower import DECODE, KERNELS, Form, lower
 from attn_export.graph.save import save_graph
 from attn_export.results import GraphFile
+from measuring import openvino_peer
+from measuring.dims import Dims
 from measuring.goals import OURS, ROOF, Workload
 
 # -- our graph in a dialect ---------------------------------------------------------------------
@@ -126,6 +127,8 @@ def save_core(dims: Dims, path: Path) -> Path:
 
 
 DIALECT = "ort"
+PLAIN = "measuring.plain_attention:make_plain"
+"""The kind of candidates in plain PyTorch."""
 
 
 def workload_candidates(
@@ -154,7 +157,7 @@ def _ours(dims: Dims, folder: Path, choice: Form) -> Candidate:
 def _lowered(dims: Dims, folder: Path, choice: Form) -> Candidate:
     canonical = folder / "ours.onnx"
     if dims.embed_dim:
-        make_graph({"what": "canonical", "spec": layer_spec(dims)}, canonical)
+        make_graph({"function": "measuring.exports:canonical", "spec": layer_spec(dims)}, canonical)
     else:
         save_core(dims, canonical)
     form = form_for(lowered_forms(canonical, DIALECT, folder, choice), dims.sizes)
@@ -176,14 +179,16 @@ def layer_spec(dims: Dims) -> dict[str, Any]:
 def _torch(dims: Dims) -> list[Candidate]:
     options = {"dims": dataclasses.asdict(dims)}
     return torch_peers(
-        "plain", options, dims.work, static=bool(dims.past_len), reason=not_installed("torch")
+        PLAIN, options, dims.work, static=bool(dims.past_len), reason=not_installed("torch")
     )
 
 
 def _exported(dims: Dims, folder: Path) -> list[Candidate]:
     """Return the bare exporter's graph as candidates in ONNX Runtime and OpenVINO."""
     alone = dims.score_bytes >= ALONE_FROM
-    job = {"what": "bare", "dims": dataclasses.asdict(dims)}
+    job = {
+        "function": "measuring.plain_attention:bare_plain", "dims": dataclasses.asdict(dims),
+    }  # fmt: skip
     feeds = dims.inputs(in_place=False), dims.outputs()
     bare = graph_options(folder / "bare.onnx", *feeds, export=job)
     candidates = [
@@ -194,7 +199,7 @@ def _exported(dims: Dims, folder: Path) -> list[Candidate]:
     if not dims.past_len:
         reason = not_installed("openvino") or not_installed("torch")
         openvino = Candidate(
-            "OpenVINO f32", "peer", "openvino", bare, dims.work, alone=alone, reason=reason
+            "OpenVINO f32", "peer", openvino_peer.KIND, bare, dims.work, alone=alone, reason=reason
         )
         candidates.append(openvino)
     return candidates

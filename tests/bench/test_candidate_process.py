@@ -103,7 +103,7 @@ def test_killed_between_its_turns_it_has_no_times(gemm: Candidate):
 
 def test_an_impossible_candidate_has_no_process_and_a_reason():
     process = CandidateProcess(
-        Candidate("x", "peer", "plain", {}, Work(), reason="no torch"), LIMITS
+        Candidate("x", "peer", "spec", {}, Work(), reason="no torch"), LIMITS
     )
     process.prepare()
     process.turn(TURN)

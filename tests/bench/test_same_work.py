@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from measuring.dims import Dims
+from measuring.plain_attention import PlainAttention, StaticAttention, bare_plain
 from measuring.workload_candidates import DIALECT, form_for, lowered_forms, save_core
 
 from attn_export.bench import own_graphs, peers_spec
-from attn_export.bench.dims import Dims
 from attn_export.bench.feeds import ALIGNMENT, Feed, empty, filled
-from attn_export.bench.peers_export import bare_plain
-from attn_export.bench.peers_plain import PlainAttention, StaticAttention, tensor
+from attn_export.bench.peers_plain import tensor
 
 SIZES = {
     f"{name}{' causal' if causal else ''}, Hkv {heads}": Dims(
@@ -75,7 +76,7 @@ def test_a_static_cache_gives_what_a_growing_one_gives(dims: Dims):
 
 @pytest.mark.parametrize("dims", [SIZES["decode causal, Hkv 2"], SIZES["prefill causal, Hkv 1"]])
 def test_the_bare_graph_takes_other_sizes_than_its_example(dims: Dims, tmp_path: Path):
-    bare_plain(dims, tmp_path / "bare.onnx")
+    bare_plain({"dims": dataclasses.asdict(dims)}, tmp_path / "bare.onnx")
     feeds = dims.inputs(in_place=False)
     got = graph_output(tmp_path / "bare.onnx", feeds)
     inputs = {name: tensor(feed, seed) for seed, (name, feed) in enumerate(feeds.items())}
