@@ -30,14 +30,14 @@ from attn_export.spec.low_precision import BY_BLOCK, FLOAT16, block_width
 if TYPE_CHECKING:
     from attn_export.attention.float16_cache import Float16Cache
 
-PER_OCTAVE, OCTAVES = 8, 32
+SCALES_PER_OCTAVE, OCTAVES = 8, 32
 """The number of scales in an octave, i.e. from a scale to twice that scale, and the number of
 octaves. A byte holds the index of a scale."""
 
 LEAST_EXPONENT = -24
 """The base-2 logarithm of the least scale."""
 
-WIDTH = 15.5
+LARGEST_RANGE = 15.5
 """The largest range of a block, as a multiple of its scale. Integers are 0 to 15: clipping some
 values by half a step loses less than a larger step."""
 
@@ -48,16 +48,16 @@ point fits into a byte."""
 LEAST_ZERO, LARGEST_ZERO = -128, 127
 """The least and the largest zero point, an integer. A byte holds a zero point minus the least."""
 
-LARGEST = 15
+LARGEST_NIBBLE = 15
 """The largest integer of 4 bits."""
 
-WHOLE_LIMITS = (LEAST_ZERO, LARGEST_ZERO + LARGEST)
+WHOLE_LIMITS = (LEAST_ZERO, LARGEST_ZERO + LARGEST_NIBBLE)
 """The least and the largest integer before the zero point is subtracted."""
 
 
 def byte_scales() -> Tensor:
     """Return the scale of each byte, float32 `[256]`."""
-    exponents = torch.arange(PER_OCTAVE * OCTAVES, dtype=torch.float64) / PER_OCTAVE
+    exponents = torch.arange(SCALES_PER_OCTAVE * OCTAVES, dtype=torch.float64) / SCALES_PER_OCTAVE
     return torch.exp2(exponents + LEAST_EXPONENT).float()
 
 
@@ -102,7 +102,9 @@ class BlockScales(nn.Module):
         super().__init__()
         self._widths = spec.cache_widths
         scales = byte_scales()
-        edges = (scales * WIDTH).reshape(OCTAVES, PER_OCTAVE)  # the largest range of each scale
+        edges = (scales * LARGEST_RANGE).reshape(
+            OCTAVES, SCALES_PER_OCTAVE
+        )  # the largest range of each scale
         tables = {
             "hadamard": hadamard(spec.head_dim), "steps": scales[:, None],
             "octaves": edges[:-1, -1].clone(), "eighths": edges[:, :-1].clone(),
@@ -111,7 +113,7 @@ class BlockScales(nn.Module):
         for name, table in tables.items():
             self.register_buffer(name, table, persistent=False)
 
-    def mix(self, x: Tensor) -> Tensor:
+    def change_basis(self, x: Tensor) -> Tensor:
         """Multiply queries or keys, `[B, H, L, D]`, by the matrix, which is its own inverse."""
         return x @ self.hadamard
 
@@ -119,7 +121,7 @@ class BlockScales(nn.Module):
         """Return new keys and values as bytes.
 
         Args:
-            key: The keys after `mix`, `[B, Hkv, L, D]`.
+            key: The keys after `change_basis`, `[B, Hkv, L, D]`.
             value: The values, `[B, Hkv, L, Dv]`.
 
         Returns:
@@ -134,7 +136,7 @@ class BlockScales(nn.Module):
         # Integers, so that the following steps are exact.
         whole = (blocks / self._scale(index)).round().clamp(*WHOLE_LIMITS).int()
         zero = whole.amin(-1, keepdim=True).clamp(max=LARGEST_ZERO)
-        halves = (whole - zero).clamp(max=LARGEST).flatten(-2)
+        halves = (whole - zero).clamp(max=LARGEST_NIBBLE).flatten(-2)
         parts = [join_halves(halves), index, zero.squeeze(-1) - LEAST_ZERO]
         return torch.cat(parts, dim=-1).to(torch.uint8)
 
@@ -146,7 +148,7 @@ class BlockScales(nn.Module):
         wide = ranges.unsqueeze(-1)
         octave = (self.octaves < wide).sum(-1, dtype=torch.int32)
         edges = F.embedding(octave, self.eighths)
-        return octave * PER_OCTAVE + (edges < wide).sum(-1, dtype=torch.int32)
+        return octave * SCALES_PER_OCTAVE + (edges < wide).sum(-1, dtype=torch.int32)
 
     def _scale(self, index: Tensor) -> Tensor:
         """Return the scales of indices, `[..., 1]`."""
@@ -161,7 +163,7 @@ class BlockScales(nn.Module):
             dtype: The type of the result.
 
         Returns:
-            Keys as after `mix`, `[B, Hkv, S, D]`, and values `[B, Hkv, S, Dv]`.
+            Keys as after `change_basis`, `[B, Hkv, S, D]`, and values `[B, Hkv, S, Dv]`.
         """
         key_width, value_width = self._widths
         return self._from_bytes(key, key_width, dtype), self._from_bytes(value, value_width, dtype)
@@ -179,7 +181,7 @@ class BlockScales(nn.Module):
         """Return the difference between neighbouring integers at each channel.
 
         Args:
-            key: The keys after `mix`, `[B, Hkv, L, D]`.
+            key: The keys after `change_basis`, `[B, Hkv, L, D]`.
             value: The values, `[B, Hkv, L, Dv]`.
         """
         return self._step_size(key), self._step_size(value)
@@ -192,7 +194,7 @@ class BlockScales(nn.Module):
         """Return the numbers that are rounded to integers: channels over scales, and scale indices.
 
         Args:
-            key: The keys after `mix`, `[B, Hkv, L, D]`.
+            key: The keys after `change_basis`, `[B, Hkv, L, D]`.
             value: The values, `[B, Hkv, L, Dv]`.
         """
         quotients = []
@@ -201,9 +203,9 @@ class BlockScales(nn.Module):
             channels = blocks / self._scale(self._index(ranges))
             quotients.append(Quotients(channels.flatten(-2), *WHOLE_LIMITS))
             # A range at which the next scale begins gives a whole number and a half, i.e. a tie.
-            exact = (ranges / WIDTH).clamp_min(torch.finfo(ranges.dtype).tiny).log2()
-            last = PER_OCTAVE * OCTAVES - 1
-            quotients.append(Quotients((exact - LEAST_EXPONENT) * PER_OCTAVE + 0.5, 0, last))
+            exact = (ranges / LARGEST_RANGE).clamp_min(torch.finfo(ranges.dtype).tiny).log2()
+            last = SCALES_PER_OCTAVE * OCTAVES - 1
+            quotients.append(Quotients((exact - LEAST_EXPONENT) * SCALES_PER_OCTAVE + 0.5, 0, last))
         return quotients
 
 

@@ -22,7 +22,7 @@ seed."""
 CLIPPED = frozenset({"int4"})
 """Types whose scales clip the largest values: with few steps, smaller steps reduce the error."""
 
-STEPS, PER_OCTAVE = 31, 6
+CANDIDATES, CANDIDATES_PER_HALVING = 31, 6
 """The number of candidate scales, and the number of them in a halving: the last is 1/32 of the
 first."""
 
@@ -143,8 +143,8 @@ def _least_error_scale(
         limits: The least and the largest integer.
     """
     best, least = unclipped, torch.full_like(unclipped, torch.inf)
-    for step in range(STEPS):
-        scale = unclipped * 2 ** (-step / PER_OCTAVE)
+    for step in range(CANDIDATES):
+        scale = unclipped * 2 ** (-step / CANDIDATES_PER_HALVING)
         error = ((x / scale).round().clamp(*limits) * scale - x).square().sum(axes)
         best, least = torch.where(error < least, scale, best), error.minimum(least)
     return best

@@ -73,8 +73,8 @@ class Float16Cache(nn.Module):
         """
         return key.to(dtype), value.to(dtype)
 
-    def mix(self, x: Tensor) -> Tensor:
-        """Return queries or keys, `[B, heads, L, D]`, as they are."""
+    def change_basis(self, x: Tensor) -> Tensor:
+        """Return queries or keys, `[B, heads, L, D]`, unchanged: only `BlockScales` has a matrix."""
         return x
 
     def step_sizes(self, key: Tensor, value: Tensor) -> Pair:

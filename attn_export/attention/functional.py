@@ -115,7 +115,7 @@ class AddedKeys(nn.Module):
         L: int,
         *,
         causal: bool,
-        mix: Callable[[Tensor], Tensor],
+        change_basis: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return keys, values and mask with the added keys, A of them, appended.
 
@@ -125,7 +125,8 @@ class AddedKeys(nn.Module):
             mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
             L: The number of queries.
             causal: Whether query i sees keys up to S - L + i only.
-            mix: The function that a quantised cache applies to keys, see `BlockScales.mix`.
+            change_basis: The function that a quantised cache applies to keys, see
+                `BlockScales.change_basis`.
 
         Returns:
             `[B, Hkv, S + A, D]`, `[B, Hkv, S + A, Dv]`, and the mask that includes the causal one;
@@ -138,7 +139,7 @@ class AddedKeys(nn.Module):
             visible: bool | float = True if mask.dtype == torch.bool else 0.0
             mask = torch.cat([mask, mask.new_full((*mask.shape[:-1], count), visible)], dim=-1)
         if self.spec.add_bias_kv:
-            key = torch.cat([key, _expand_to_batch(mix(self.bias_k), key)], dim=2)
+            key = torch.cat([key, _expand_to_batch(change_basis(self.bias_k), key)], dim=2)
             value = torch.cat([value, _expand_to_batch(self.bias_v, value)], dim=2)
         if self.spec.add_zero_attn:
             key, value = (torch.cat([x, torch.zeros_like(x[:, :, :1])], 2) for x in (key, value))

@@ -161,7 +161,7 @@ class Attention(nn.Module):
             turns = self.rotary.turns(queries if position_ids is None else position_ids)
             q, k = self.rotary(q, turns), self.rotary(k, turns)
         attn_mask = self.score_bias(functional.clamp_mask(attn_mask), queries, S, q)
-        q, k = self._mix(q), self._mix(k)
+        q, k = self._change_basis(q), self._change_basis(k)
         attend = self._attend_in_graph if onnx_attention.emitting() else self._attend
         attended, *others = attend(q, k, v, attn_mask, (past_key, past_value), past_length)
         if self.latent is not None:
@@ -169,9 +169,9 @@ class Attention(nn.Module):
         output = self.out_proj(self.activations(attended.transpose(1, 2).flatten(2)))  # [B, L, E]
         return (output, *others) if others else output
 
-    def _mix(self, x: Tensor) -> Tensor:
+    def _change_basis(self, x: Tensor) -> Tensor:
         """Multiply queries or keys by the Hadamard matrix of a cache with block scales."""
-        return x if self.kv_scales is None else self.kv_scales.mix(x)
+        return x if self.kv_scales is None else self.kv_scales.change_basis(x)
 
     def _project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
@@ -241,7 +241,9 @@ class Attention(nn.Module):
             shown = functional.visible_keys(past_length, L, k.shape[2], causal=causal)
             mask, causal = functional.restrict(mask, shown), False
         if self.added_keys is not None:
-            k, v, mask = self.added_keys(k, v, mask, L, causal=causal, mix=self._mix)
+            k, v, mask = self.added_keys(
+                k, v, mask, L, causal=causal, change_basis=self._change_basis
+            )
             causal = False
         if self.latent is not None:
             k = torch.cat([k, v], dim=-1)  # [B, 1, S, R + C]

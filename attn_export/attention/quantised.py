@@ -94,5 +94,5 @@ def read_cache(module: Attention, inputs: Mapping[str, torch.Tensor]) -> dict[st
         return dict(inputs)
     past = (inputs["past_key"], inputs["past_value"])
     key, value = module.kv_scales.read(*past, torch.float32)
-    # `mix` is its own inverse, and the keys of the cache are mixed.
-    return {**inputs, "past_key": module.kv_scales.mix(key), "past_value": value}
+    # The cache has keys after `change_basis`, which is its own inverse.
+    return {**inputs, "past_key": module.kv_scales.change_basis(key), "past_value": value}

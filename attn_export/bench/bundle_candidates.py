@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.bench.feeds import feeds_of, known_feeds
+from attn_export.bench.feeds import feeds_of, output_feeds
 from attn_export.bench.measurements import Candidate, Work
 from attn_export.bench.own_graphs import as_candidate, graph_options
 from attn_export.bench.roofline import gemm_rooflines, not_installed, read_rooflines
@@ -23,7 +23,7 @@ from attn_export.spec.low_precision import FLOAT_CACHE
 
 RUNTIME = "ort-cpu"
 NO_SPEC = "the bundle has no spec.toml, so its PyTorch module is not known"
-ALONE_FROM = 1 << 30
+FRESH_PROCESS_FROM = 1 << 30
 """Size of the attention scores, in bytes, from which a candidate's process is started anew for
 each of its turns, because a graph that stores its scores would fill the memory."""
 
@@ -99,7 +99,7 @@ class BundleCandidates:
             for name, entry in self.manifest["inputs"].items()
         }
         outputs = {name: entry["shape"] for name, entry in self.manifest["outputs"].items()}
-        feeds = feeds_of(inputs, sizes), known_feeds(outputs, sizes)
+        feeds = feeds_of(inputs, sizes), output_feeds(outputs, sizes)
         candidate = as_candidate(name, folder, graph, *feeds, self._work(sizes))
         return dataclasses.replace(candidate, alone=self._is_large(sizes))
 
@@ -137,13 +137,13 @@ class BundleCandidates:
     def _bare(self, spec: AttentionSpec, sizes: Sizes) -> dict[str, Any]:
         function = "attn_export.bench.peers_export:bare_spec"
         job = {"function": function, "spec": spec.to_dict()}
-        feeds = feeds_of(spec.inputs(), sizes), known_feeds(spec.output_shapes(), sizes)
+        feeds = feeds_of(spec.inputs(), sizes), output_feeds(spec.output_shapes(), sizes)
         return graph_options(self.scratch / "bare.onnx", *feeds, export=job)
 
     def _is_large(self, sizes: Sizes) -> bool:
         heads = self.spec.num_heads if self.spec else 1
         keys = max(sizes["total_len"], sizes["key_len"])
-        return 4 * sizes["batch"] * heads * sizes["query_len"] * keys >= ALONE_FROM
+        return 4 * sizes["batch"] * heads * sizes["query_len"] * keys >= FRESH_PROCESS_FROM
 
 
 def _peer_spec(spec: AttentionSpec) -> AttentionSpec:

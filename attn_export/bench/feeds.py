@@ -103,7 +103,7 @@ def feeds_of(inputs: Mapping[str, Input], sizes: Sizes) -> dict[str, Feed]:
     }
 
 
-def known_feeds(outputs: Mapping[str, Shape], sizes: Sizes) -> dict[str, Feed]:
+def output_feeds(outputs: Mapping[str, Shape], sizes: Sizes) -> dict[str, Feed]:
     """Return the feeds of the outputs whose axes all have a size, as float32.
 
     The worker replaces the type by that of the graph's output.

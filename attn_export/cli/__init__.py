@@ -180,7 +180,7 @@ def verify_command(bundle: Path, graph: Path | None, destinations: Output, **opt
     if options["update"] and options["baseline"] is None:
         raise UsageError("--update needs --baseline FILE")
     limit_own_memory()
-    with destinations.refusals(bundle.name), progress(quiet=destinations.quiet) as bar:
+    with destinations.reporting_errors(bundle.name), progress(quiet=destinations.quiet) as bar:
         report = verify(bundle, graph=graph, progress=bar, **options)
         if any(verdict.status != "passed" for verdict in report.verdicts):
             from attn_export.jobs.explain_failures import explain_failures

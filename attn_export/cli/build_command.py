@@ -275,7 +275,7 @@ def build_command(output: Path | None, tune: bool, destinations: Output, **optio
     source.check()
     output = output or Path("models") / source.name
     options["dialects"] = options["dialects"] or ("all",)
-    with destinations.refusals(source.name), progress(quiet=destinations.quiet) as bar:
+    with destinations.reporting_errors(source.name), progress(quiet=destinations.quiet) as bar:
         subject = source.read(bar)
         report = build(subject, output, name=source.name, seed=source.seed, progress=bar, **options)
         bundle = output if report.passed else failed_folder(output)

@@ -63,7 +63,10 @@ def compare_command(
     limits = dict(_range(text) for text in ranges)
     limit_own_memory()
     judged_graph = graph or graphs[1]
-    with destinations.refusals(judged_graph.stem), progress(quiet=destinations.quiet) as bar:
+    with (
+        destinations.reporting_errors(judged_graph.stem),
+        progress(quiet=destinations.quiet) as bar,
+    ):
         reference: Any = graphs[0] if graphs else None
         if module is not None:
             bar.phase("importing torch")

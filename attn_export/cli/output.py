@@ -50,7 +50,7 @@ class Output:
     quiet: bool
 
     @contextlib.contextmanager
-    def refusals(self, name: str) -> Iterator[None]:
+    def reporting_errors(self, name: str) -> Iterator[None]:
         """Write a report with the error if the block raises an `AttnExportError`; raise it again.
 
         After a `UsageError` nothing is written, because the job did not start.

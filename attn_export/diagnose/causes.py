@@ -11,7 +11,7 @@ from attn_export.diagnose.evaluate import NotComputedError
 from attn_export.diagnose.experiments import ExperimentResult
 from attn_export.diagnose.explanation import Cause, Deviation, Fault, Lines, line_suffix
 from attn_export.diagnose.fault_attribution import KnownMistakes
-from attn_export.diagnose.graph_run import GraphRun, KnownCase
+from attn_export.diagnose.graph_run import GoldenCase, GraphRun
 from attn_export.diagnose.match import Match
 from attn_export.diagnose.pattern import Pattern
 from attn_export.results import Arrays
@@ -32,7 +32,7 @@ def wrong_signature(trial: GraphRun) -> list[Cause]:
     return []
 
 
-def _signature_difference(case: KnownCase, outputs: Arrays) -> str:
+def _signature_difference(case: GoldenCase, outputs: Arrays) -> str:
     """Describe the first difference in names, types or shapes of outputs; "" if there is none."""
     expected = case.golden.expected
     if set(outputs) != set(expected):
@@ -72,7 +72,7 @@ class Observations:
         known: The known mistakes that explain the outputs.
         first: The first wrong node; None if none was found.
         pattern: Common properties of the failing cases.
-        stuck: The error of each case that neither float64 nor the runtime can compute.
+        not_computed: The error of each case that neither float64 nor the runtime can compute.
         witness: The name of the reference for the values of a wrong graph.
         lossy: Whether the graph gives the truth in float64, but not in its own type.
     """
@@ -82,7 +82,7 @@ class Observations:
     known: KnownMistakes
     first: Deviation | None
     pattern: Pattern
-    stuck: Mapping[str, NotComputedError]
+    not_computed: Mapping[str, NotComputedError]
     witness: str
     lossy: bool = False
 
@@ -119,12 +119,14 @@ def causes(
 
 def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     """Return the causes in a wrong graph: known mistakes, then the first difference."""
-    stuck = list(_uncomputed_causes(observations, lines))
+    not_computed = list(_uncomputed_causes(observations, lines))
     known, first = observations.known, observations.first
-    clause = "the graph is wrong" + ("" if known.in_right else "; its outputs become right if")
+    clause = "the graph is wrong" + (
+        "" if known.from_right_graph else "; its outputs become right if"
+    )
     causes = [_cause(match, lines, clause) for match in known.matches]
     if first is None:
-        return [*stuck, *causes]
+        return [*not_computed, *causes]
     location = first.location
     says = f": {first.says}" if first.says else ""
     if observations.lossy:
@@ -139,18 +141,18 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     # An observed difference comes before a mistake that only gives similar numbers.
     best = known.matches[0] if known.matches else None
     # A mistake at another node may only cancel the fault.
-    located = best is not None and (known.in_right or best.mistake.node == first.node)
+    located = best is not None and (known.from_right_graph or best.mistake.node == first.node)
     if best is None or not located or best.unexplained >= SURE or observations.lossy:
-        return [*stuck, changed, *causes]
+        return [*not_computed, changed, *causes]
     if first.node not in causes[0].sentence:
         both = f"{causes[0].sentence}; it differs from {observations.witness} first at {location}"
         causes[0] = dataclasses.replace(causes[0], sentence=both)
-    return [*stuck, *causes, changed]
+    return [*not_computed, *causes, changed]
 
 
 def _uncomputed_causes(observations: Observations, lines: Lines) -> Iterator[Cause]:
     """Yield a cause for the first case with a node that cannot be computed."""
-    for case, error in itertools.islice(observations.stuck.items(), 1):
+    for case, error in itertools.islice(observations.not_computed.items(), 1):
         line = lines.get(error.node, "")
         sentence = f"the graph is wrong: in {case}, {error}{line_suffix(line)}{observations.shown}"
         yield Cause("cannot be computed", sentence, error.node, line)

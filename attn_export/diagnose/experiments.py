@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from attn_export.diagnose.evaluate import NotComputedError
-from attn_export.diagnose.explanation import Experiment, Late
+from attn_export.diagnose.explanation import Experiment, OutOfTime
 from attn_export.diagnose.graph_evaluation import EvaluatedGraph, dtype_of
-from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
+from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner
 from attn_export.diagnose.reproduce import Smallest
 from attn_export.parity.draw import Sizes
 from attn_export.parity.measures import eps, measure
@@ -114,10 +114,10 @@ def _cut(array: Array, axes: Sequence[object], keep: Mapping[str, Array]) -> Arr
 
 def shrink_case(
     runner: GraphRunner,
-    case: KnownCase,
+    case: GoldenCase,
     right: EvaluatedGraph | None,
     axes: Mapping[str, Sequence[object]],
-    late: Late,
+    out_of_time: OutOfTime,
 ) -> Smallest:
     """Return the smallest part of a case that still fails, or the case itself.
 
@@ -126,9 +126,9 @@ def shrink_case(
         case: A case that fails.
         right: A graph that computes the truth of the parts; None to return the case itself.
         axes: The names of the axes of each input.
-        late: Returns whether the time limit has passed.
+        out_of_time: Returns whether the time limit has passed.
     """
-    if right is None or late():
+    if right is None or out_of_time():
         return _smallest(case.sizes, case.inputs, case.golden, case)
     smaller = {}
     for number, (sizes, inputs) in enumerate(smaller_cases(case.inputs, axes, case.sizes)):
@@ -147,7 +147,7 @@ def shrink_case(
     return _smallest(case.sizes, case.inputs, case.golden, case)
 
 
-def _smallest(sizes: Sizes, inputs: Arrays, golden: Golden, case: KnownCase) -> Smallest:
+def _smallest(sizes: Sizes, inputs: Arrays, golden: Golden, case: GoldenCase) -> Smallest:
     """Return the smallest failing part of a case, with the outputs that have an allowed error."""
     allowed = {name: limits for name, limits in golden.allowed.items() if limits is not None}
     right = {name: array for name, array in golden.expected.items() if name in allowed}
@@ -155,7 +155,7 @@ def _smallest(sizes: Sizes, inputs: Arrays, golden: Golden, case: KnownCase) -> 
     return Smallest(sizes, inputs, right, allowed, dtypes)
 
 
-def make_golden(right: EvaluatedGraph, case: KnownCase, inputs: Mapping[str, Array]) -> Golden:
+def make_golden(right: EvaluatedGraph, case: GoldenCase, inputs: Mapping[str, Array]) -> Golden:
     """Return a case of changed inputs with its truth and an allowed error.
 
     The allowed error is the largest of 8 times the error of a run that rounds each value to the
@@ -211,7 +211,7 @@ class ExperimentResult:
 
 
 def rerun_in_runtime(
-    runner: GraphRunner, original: GraphRun, cases: Sequence[KnownCase], late: Late
+    runner: GraphRunner, original: GraphRun, cases: Sequence[GoldenCase], out_of_time: OutOfTime
 ) -> Iterator[ExperimentResult]:
     """Yield results of the graph in the same runtime with other options, order, process or threads.
 
@@ -221,20 +221,20 @@ def rerun_in_runtime(
         runner: The graph in its runtime.
         original: The result without changes.
         cases: All cases.
-        late: Returns whether the time limit has passed.
+        out_of_time: Returns whether the time limit has passed.
     """
     if isinstance(runner.runtime, Tunable):
         for name, options in runner.runtime.counter_options.items():
-            if not late():
+            if not out_of_time():
                 shown = ", ".join(f"{key}={value}" for key, value in options.items())
                 yield _result(f"{name} ({shown})", runner.trial(cases, options), name)
-    if not late():
+    if not out_of_time():
         fresh = runner.trial(original.failed[:1])
         yield _result("a fresh process for the one case", fresh, "what was run before")
-    if not late():
+    if not out_of_time():
         reverse = runner.trial(list(reversed(cases)))
         yield _result("the cases in the reverse order", reverse, "what was run before")
-    if not late() and runner.limits.threads > 1:
+    if not out_of_time() and runner.limits.threads > 1:
         single_threaded = dataclasses.replace(
             runner, limits=dataclasses.replace(runner.limits, threads=1)
         )
@@ -261,7 +261,7 @@ def run_smaller_inputs(
     return _result(name, GraphRun(ran, failed, tuple(passed)), "large numbers")
 
 
-def _scale_down(case: KnownCase) -> dict[str, np.ndarray]:
+def _scale_down(case: GoldenCase) -> dict[str, np.ndarray]:
     """Divide the floating inputs; not masks, whose 0 and -inf must stay as they are."""
     inputs = dict(case.inputs)
     for name, array in inputs.items():
@@ -275,7 +275,7 @@ def run_elsewhere(
     original: GraphRun,
     others: Sequence[GraphRunner],
     runtimes: Sequence[Runtime],
-    late: Late,
+    out_of_time: OutOfTime,
 ) -> Iterator[ExperimentResult]:
     """Yield results of other graphs in the same runtime, and of the same graph in other runtimes.
 
@@ -284,16 +284,16 @@ def run_elsewhere(
         original: The result without changes.
         others: The bundle's graphs in the same runtime.
         runtimes: Runtimes for the same graph.
-        late: Returns whether the time limit has passed.
+        out_of_time: Returns whether the time limit has passed.
     """
     few = original.failed[:MOST_CASES]
     for other in others:
-        if not late() and other.graph_file.name != runner.graph_file.name:
+        if not out_of_time() and other.graph_file.name != runner.graph_file.name:
             trial = other.trial(few)
             if trial.failed or trial.passed:
                 yield _result(f"{other.graph_file.name} in {runner.runtime.name}", trial, "")
     for runtime in runtimes:
-        if late() or runtime.name == runner.runtime.name or runtime.unavailable():
+        if out_of_time() or runtime.name == runner.runtime.name or runtime.unavailable():
             continue
         if known_limit(runtime, runner.graph_file, [runner.graph_file]):
             continue

@@ -12,7 +12,7 @@ from attn_export.errors import counted
 if TYPE_CHECKING:
     from attn_export.tensorfile import Array
 
-Late = Callable[[], bool]
+OutOfTime = Callable[[], bool]
 """Function that returns whether the time limit has passed; nothing further may be started then."""
 
 Lines = Mapping[str, str]

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from attn_export.diagnose.eager_values import Witness, first_unmatched_node
-from attn_export.diagnose.explanation import Deviation, Fault, Late, Lines
+from attn_export.diagnose.explanation import Deviation, Fault, Lines, OutOfTime
 from attn_export.diagnose.graph_evaluation import (
     EvaluatedGraph,
     evaluate_if_right,
     is_right_when_rounded,
     sample_cases,
 )
-from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
+from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner
 from attn_export.diagnose.localise import (
     NO_SUCH_NODE,
     first_difference,
@@ -44,7 +44,7 @@ def fault_of(
         lossy: Whether the graph gives the truth in float64, but not in its own type.
     """
     if suspect is not None:
-        return "runtime" if suspect.right and not suspect.stuck and not lossy else "graph"
+        return "runtime" if suspect.right and not suspect.not_computed and not lossy else "graph"
     if trial_elsewhere is None or trial_elsewhere.ran.outcome != "ran":
         return "unknown"
     return "graph" if trial_elsewhere.failed else "runtime"
@@ -56,20 +56,20 @@ class KnownMistakes:
 
     Attributes:
         matches: The mistakes, the best first.
-        in_right: Whether they were made in a right graph and give the wrong outputs. Otherwise they
-            were made in the wrong graph and give the right outputs.
+        from_right_graph: Whether they were made in a right graph and give the wrong outputs.
+            Otherwise they were made in the wrong graph and give the right outputs.
     """
 
     matches: Sequence[Match]
-    in_right: bool
+    from_right_graph: bool
 
 
 def known_mistakes(
     suspect: EvaluatedGraph | None,
     right: EvaluatedGraph | None,
     trial: GraphRun,
-    cases: Sequence[KnownCase],
-    late: Late,
+    cases: Sequence[GoldenCase],
+    out_of_time: OutOfTime,
 ) -> KnownMistakes:
     """Return the known mistakes that explain the outputs of a graph.
 
@@ -78,12 +78,12 @@ def known_mistakes(
         right: A graph that gives the truth; None if there is none.
         trial: The runtime's result.
         cases: The cases to evaluate.
-        late: Returns whether the time limit has passed.
+        out_of_time: Returns whether the time limit has passed.
     """
-    in_right = right is not None
+    from_right_graph = right is not None
     base = right or suspect
     if base is None:
-        return KnownMistakes([], in_right)
+        return KnownMistakes([], from_right_graph)
     evidence = []
     for case in cases:
         actual = trial.ran.outputs.get(case.name)
@@ -91,19 +91,19 @@ def known_mistakes(
         if actual is None or values is None or set(actual) != set(base.evaluation.outputs):
             continue
         inputs = base.runner.to_graph_layout(case.inputs)
-        target = base.runner.to_graph_layout(actual if in_right else case.golden.expected)
+        target = base.runner.to_graph_layout(actual if from_right_graph else case.golden.expected)
         evidence.append(Evidence(inputs, values, base.evaluation.outputs_of(values), target))
-    matching = matches(base.evaluation, evidence, late) if evidence else []
+    matching = matches(base.evaluation, evidence, out_of_time) if evidence else []
     if not matching and right is not None and suspect is not None and not suspect.right:
         # The graphs may differ in structure: search for a mistake that corrects the wrong one.
-        return known_mistakes(suspect, None, trial, cases, late)
-    return KnownMistakes(matching, in_right)
+        return known_mistakes(suspect, None, trial, cases, out_of_time)
+    return KnownMistakes(matching, from_right_graph)
 
 
 def first_deviation(
     fault: Fault,
     suspect: EvaluatedGraph | None,
-    twins: Sequence[GraphRunner],
+    counterparts: Sequence[GraphRunner],
     trial: GraphRun,
     lines: Lines,
     witness: Witness,
@@ -117,22 +117,22 @@ def first_deviation(
     Args:
         fault: The part that is at fault.
         suspect: The graph in question; None if it cannot be evaluated in float64.
-        twins: Graphs of the bundle to compare with.
+        counterparts: Graphs of the bundle to compare with.
         trial: The runtime's result.
         lines: The source line of the module for each node, by its name.
         witness: The reference for values if no graph of the bundle is right.
     """
-    if suspect is None or suspect.stuck or not trial.failed:
+    if suspect is None or suspect.not_computed or not trial.failed:
         return None
     if fault == "graph":
-        deviation = _first_over_cases(suspect, twins, trial, lines)
+        deviation = _first_over_cases(suspect, counterparts, trial, lines)
         if deviation is None or NO_SUCH_NODE in deviation.says:
             return _first_unmatched_over_cases(suspect, trial, lines, witness) or deviation
         return deviation
     return _first_in_runtime(suspect, trial.failed[0], lines)
 
 
-def _first_in_runtime(suspect: EvaluatedGraph, case: KnownCase, lines: Lines) -> Deviation | None:
+def _first_in_runtime(suspect: EvaluatedGraph, case: GoldenCase, lines: Lines) -> Deviation | None:
     """Return the first node whose output in the runtime is wrong; a copy outputs every value."""
     values, rounded = suspect.values(case), suspect.rounded_values(case)
     if values is None or rounded is None:
@@ -149,7 +149,7 @@ def _first_in_runtime(suspect: EvaluatedGraph, case: KnownCase, lines: Lines) ->
 
 
 def first_lossy(
-    suspect: EvaluatedGraph, cases: Sequence[KnownCase], lines: Lines
+    suspect: EvaluatedGraph, cases: Sequence[GoldenCase], lines: Lines
 ) -> Deviation | None:
     """Return the first node that loses precision, in a graph that is right in float64.
 
@@ -171,25 +171,25 @@ def first_lossy(
 
 
 def _first_over_cases(
-    suspect: EvaluatedGraph, twins: Sequence[GraphRunner], trial: GraphRun, lines: Lines
+    suspect: EvaluatedGraph, counterparts: Sequence[GraphRunner], trial: GraphRun, lines: Lines
 ) -> Deviation | None:
     cases = sample_cases(trial.failed, LOCALISED)
-    twin = _twin(suspect, twins, cases[:1])
-    if twin is None:
+    counterpart = _counterpart(suspect, counterparts, cases[:1])
+    if counterpart is None:
         return None
     order = {node.name: number for number, node in enumerate(suspect.evaluation.nodes)}
     deviations = []
     for case in cases:
-        suspect_values, twin_values = suspect.values(case), twin.values(case)
-        if suspect_values is None or twin_values is None:
+        suspect_values, right_values = suspect.values(case), counterpart.values(case)
+        if suspect_values is None or right_values is None:
             continue
         deviation = first_difference(
-            suspect.evaluation, suspect_values, twin.evaluation, twin_values, lines
+            suspect.evaluation, suspect_values, counterpart.evaluation, right_values, lines
         )
         if deviation is not None:
             deviations.append(deviation)
     if not deviations:
-        return _first_by_values(suspect, twins, cases, lines)
+        return _first_by_values(suspect, counterparts, cases, lines)
     return min(deviations, key=lambda deviation: (order[deviation.node], -deviation.error))
 
 
@@ -211,7 +211,10 @@ def _first_unmatched_over_cases(
 
 
 def _first_by_values(
-    suspect: EvaluatedGraph, others: Sequence[GraphRunner], cases: Sequence[KnownCase], lines: Lines
+    suspect: EvaluatedGraph,
+    others: Sequence[GraphRunner],
+    cases: Sequence[GoldenCase],
+    lines: Lines,
 ) -> Deviation | None:
     """Return the first node with a value in no right graph, for a graph with other value names."""
     right_graphs = [
@@ -230,8 +233,8 @@ def _first_by_values(
     return first_value_in_no_right_graph(suspect.evaluation, compared, lines) if compared else None
 
 
-def _twin(
-    suspect: EvaluatedGraph, others: Sequence[GraphRunner], cases: Sequence[KnownCase]
+def _counterpart(
+    suspect: EvaluatedGraph, others: Sequence[GraphRunner], cases: Sequence[GoldenCase]
 ) -> EvaluatedGraph | None:
     """Return the right graph that shares most value names with the one in question."""
     names = set(suspect.evaluation.producer)

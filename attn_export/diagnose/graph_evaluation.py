@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values
-from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase, is_right
+from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner, is_right
 from attn_export.errors import GraphError
 from attn_export.results import Golden
 from attn_export.tensorfile import is_floating
@@ -29,26 +29,26 @@ class EvaluatedGraph:
         runner: The graph in its runtime.
         evaluation: The graph in float64.
         right: Whether it gives the truth in all examined cases that could be evaluated.
-        stuck: The error of each case that could not be evaluated, by the name of the case.
+        not_computed: The error of each case that could not be evaluated, by the name of the case.
     """
 
     runner: GraphRunner
     evaluation: Evaluation
     right: bool
-    stuck: Mapping[str, NotComputedError] = dataclasses.field(default_factory=dict)
+    not_computed: Mapping[str, NotComputedError] = dataclasses.field(default_factory=dict)
 
     def bundle_outputs(self, values: Values) -> Mapping[str, np.ndarray]:
         """Return the graph outputs among its values, in the bundle's axis order."""
         return self.runner.to_case_layout(self.evaluation.outputs_of(values))
 
-    def values(self, case: KnownCase) -> Values | None:
+    def values(self, case: GoldenCase) -> Values | None:
         """Compute every value of the graph for a case; None if a node cannot be computed."""
         try:
             return self.evaluation.values(self.runner.to_graph_layout(case.inputs))
         except NotComputedError:
             return None
 
-    def rounded_values(self, case: KnownCase) -> Values | None:
+    def rounded_values(self, case: GoldenCase) -> Values | None:
         """Compute the values as `values` does, each rounded to the module's own type."""
         inputs = self.runner.to_graph_layout(case.inputs)
         try:
@@ -57,7 +57,7 @@ class EvaluatedGraph:
             return None
 
 
-def sample_cases(cases: Sequence[KnownCase], count: int) -> list[KnownCase]:
+def sample_cases(cases: Sequence[GoldenCase], count: int) -> list[GoldenCase]:
     """Return cases chosen evenly from the smallest to the largest that may be evaluated.
 
     The smallest cases alone would hide mistakes that need several queries or a past.
@@ -74,7 +74,7 @@ def sample_cases(cases: Sequence[KnownCase], count: int) -> list[KnownCase]:
     return [small[round(i * (len(small) - 1) / (count - 1))] for i in range(count)]
 
 
-def choose_cases(trial: GraphRun) -> list[KnownCase]:
+def choose_cases(trial: GraphRun) -> list[GoldenCase]:
     """Choose failed and passed cases to evaluate; the first one failed, and is of medium size."""
     failed = sample_cases(trial.failed, FAILED)
     failed.insert(0, failed.pop(len(failed) // 2))
@@ -82,7 +82,7 @@ def choose_cases(trial: GraphRun) -> list[KnownCase]:
     return [*failed, *sample_cases(passed, PASSED)]
 
 
-def evaluate_graph(runner: GraphRunner, cases: Sequence[KnownCase]) -> EvaluatedGraph:
+def evaluate_graph(runner: GraphRunner, cases: Sequence[GoldenCase]) -> EvaluatedGraph:
     """Return a graph evaluated in float64, and whether it gives the truth.
 
     Args:
@@ -93,7 +93,7 @@ def evaluate_graph(runner: GraphRunner, cases: Sequence[KnownCase]) -> Evaluated
         GraphError: If the graph cannot be evaluated in float64 at all.
     """
     evaluated = EvaluatedGraph(runner, Evaluation.load(runner.path), right=True)
-    stuck: dict[str, NotComputedError] = {}
+    not_computed: dict[str, NotComputedError] = {}
     right = True
     for case in cases:
         if runner.graph_file.takes(case.sizes):
@@ -101,12 +101,12 @@ def evaluate_graph(runner: GraphRunner, cases: Sequence[KnownCase]) -> Evaluated
                 values = evaluated.evaluation.values(runner.to_graph_layout(case.inputs))
                 right &= is_right(case.golden, evaluated.bundle_outputs(values))
             except NotComputedError as error:
-                stuck[case.name] = error
-    return dataclasses.replace(evaluated, right=right, stuck=stuck)
+                not_computed[case.name] = error
+    return dataclasses.replace(evaluated, right=right, not_computed=not_computed)
 
 
 def evaluate_if_possible(
-    runner: GraphRunner, cases: Sequence[KnownCase], trial: GraphRun
+    runner: GraphRunner, cases: Sequence[GoldenCase], trial: GraphRun
 ) -> tuple[EvaluatedGraph | None, str]:
     """Return a graph evaluated in float64 and "", or None and the reason that it cannot be.
 
@@ -120,14 +120,14 @@ def evaluate_if_possible(
         evaluated = evaluate_graph(runner, cases)
     except GraphError as error:
         return None, str(error)
-    if any(name in trial.ran.outputs for name in evaluated.stuck):
+    if any(name in trial.ran.outputs for name in evaluated.not_computed):
         # The runtime computes a case that the evaluation cannot.
-        return None, str(next(iter(evaluated.stuck.values())))
+        return None, str(next(iter(evaluated.not_computed.values())))
     return evaluated, ""
 
 
 def first_right_graph(
-    runners: Sequence[GraphRunner], cases: Sequence[KnownCase]
+    runners: Sequence[GraphRunner], cases: Sequence[GoldenCase]
 ) -> EvaluatedGraph | None:
     """Return the first graph of a bundle that gives the truth, if there is one.
 
@@ -145,7 +145,7 @@ def first_right_graph(
     return None
 
 
-def evaluate_if_right(runner: GraphRunner, cases: Sequence[KnownCase]) -> EvaluatedGraph | None:
+def evaluate_if_right(runner: GraphRunner, cases: Sequence[GoldenCase]) -> EvaluatedGraph | None:
     """Return a graph evaluated in float64; None unless it gives the truth in every case.
 
     Args:
@@ -156,11 +156,11 @@ def evaluate_if_right(runner: GraphRunner, cases: Sequence[KnownCase]) -> Evalua
         evaluated = evaluate_graph(runner, cases)
     except GraphError:
         return None
-    return evaluated if evaluated.right and not evaluated.stuck else None
+    return evaluated if evaluated.right and not evaluated.not_computed else None
 
 
 def loses_precision(
-    suspect: EvaluatedGraph | None, right: EvaluatedGraph | None, cases: Sequence[KnownCase]
+    suspect: EvaluatedGraph | None, right: EvaluatedGraph | None, cases: Sequence[GoldenCase]
 ) -> bool:
     """Return whether a graph gives the truth in float64, but not in the module's own type.
 
@@ -181,7 +181,7 @@ def loses_precision(
     )
 
 
-def is_right_when_rounded(evaluated: EvaluatedGraph, case: KnownCase) -> bool:
+def is_right_when_rounded(evaluated: EvaluatedGraph, case: GoldenCase) -> bool:
     """Return whether a graph gives the truth if each node is rounded to the module's own type.
 
     It counts as right in a case whose sizes it does not accept.

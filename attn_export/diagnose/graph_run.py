@@ -20,7 +20,7 @@ from attn_export.runtimes.protocol import Limits, Options, Runtime
 
 
 @dataclasses.dataclass(frozen=True)
-class KnownCase:
+class GoldenCase:
     """A case of the bundle with its inputs and its expected outputs.
 
     Attributes:
@@ -69,7 +69,7 @@ class GraphRunner:
         merged = {**self.options, **(options or {})}
         return run_once(self.runtime, self.path, cases, self.limits, self.graph_file, merged)
 
-    def trial(self, cases: Iterable[KnownCase], options: Options | None = None) -> GraphRun:
+    def trial(self, cases: Iterable[GoldenCase], options: Options | None = None) -> GraphRun:
         """Run the cases that the graph accepts, and judge the outputs.
 
         Args:
@@ -118,8 +118,8 @@ class GraphRun:
     """
 
     ran: RunResult
-    failed: tuple[KnownCase, ...]
-    passed: tuple[KnownCase, ...]
+    failed: tuple[GoldenCase, ...]
+    passed: tuple[GoldenCase, ...]
 
     @property
     def all_passed(self) -> bool:
@@ -146,7 +146,7 @@ def _passes(golden: Golden, outputs: Arrays) -> bool:
     return all(verdict.status in ("passed", "unusable") for verdict in verdicts)
 
 
-def known_cases(folder: Path, only: str | None) -> list[KnownCase]:
+def golden_cases(folder: Path, only: str | None) -> list[GoldenCase]:
     """Return the cases of a bundle, without whole decodes.
 
     Args:
@@ -165,7 +165,7 @@ def known_cases(folder: Path, only: str | None) -> list[KnownCase]:
         if stored[0].kind == WHOLE_DECODE:
             raise UsageError(f"{only} is a whole decode, which explain cannot take apart")
     return [
-        KnownCase(case.name, case.sizes, read_inputs(case, names), goldens[case.name])
+        GoldenCase(case.name, case.sizes, read_inputs(case, names), goldens[case.name])
         for case in stored
         if case.kind != WHOLE_DECODE
     ]

@@ -134,12 +134,12 @@ def _deviation(
     right_nodes = {(n.op_type, n.name) for n in right.nodes}
     unknown_nodes = (n for n in wrong.nodes if (n.op_type, n.name) not in right_nodes)
     first = next((n for n in unknown_nodes if not unmatched.isdisjoint(n.output)), node)
-    twin = right.producer.get(name)
+    counterpart = right.producer.get(name)
     if first is not node and len(unmatched) <= MAX_UNMATCHED:
         differences = [f"{NO_SUCH_NODE} before {node.op_type} {node.name}"]
-        differences += [f"there {change}" for change in _attribute_differences(node, twin)]
+        differences += [f"there {change}" for change in _attribute_differences(node, counterpart)]
     else:
-        differences = _differences(node, wrong, right, twin, agreeing)
+        differences = _differences(node, wrong, right, counterpart, agreeing)
         if first is not node:
             differences.append(f"{len(unmatched)} values before it are not in the right graph")
             first = node
@@ -232,7 +232,7 @@ def _differences(
     node: onnx.NodeProto,
     wrong: Evaluation,
     right: Evaluation,
-    twin: onnx.NodeProto | None,
+    counterpart: onnx.NodeProto | None,
     agreeing: set[str],
 ) -> list[str]:
     """Describe all differences between a node and its counterpart in the right graph."""
@@ -241,50 +241,57 @@ def _differences(
         for name in node.input
         if name in wrong.initializers and name in right.initializers and name not in agreeing
     ]
-    if twin is not None and twin.op_type == node.op_type:
-        return [*initializers, *_input_differences(node, twin), *_attribute_differences(node, twin)]
-    if initializers or twin is None:
+    if counterpart is not None and counterpart.op_type == node.op_type:
+        return [
+            *initializers,
+            *_input_differences(node, counterpart),
+            *_attribute_differences(node, counterpart),
+        ]
+    if initializers or counterpart is None:
         return initializers
-    is_elsewhere = twin.name in {n.name for n in wrong.nodes}
-    return [NO_SUCH_NODE if is_elsewhere else f"it should be {twin.op_type}"]
+    is_elsewhere = counterpart.name in {n.name for n in wrong.nodes}
+    return [NO_SUCH_NODE if is_elsewhere else f"it should be {counterpart.op_type}"]
 
 
-def _input_differences(node: onnx.NodeProto, twin: onnx.NodeProto) -> list[str]:
-    pairs = itertools.zip_longest(node.input, twin.input, fillvalue="")
+def _input_differences(node: onnx.NodeProto, counterpart: onnx.NodeProto) -> list[str]:
+    pairs = itertools.zip_longest(node.input, counterpart.input, fillvalue="")
     return [
-        f"its input {name or 'nothing'} should be {twin_name or 'nothing'}"
-        for name, twin_name in pairs
-        if name != twin_name
+        f"its input {name or 'nothing'} should be {right_name or 'nothing'}"
+        for name, right_name in pairs
+        if name != right_name
     ]
 
 
-def _attribute_differences(node: onnx.NodeProto, twin: onnx.NodeProto | None) -> list[str]:
-    """Describe the attributes of a node that differ from its twin's, subgraphs included."""
-    if twin is None or twin.op_type != node.op_type:
+def _attribute_differences(node: onnx.NodeProto, counterpart: onnx.NodeProto | None) -> list[str]:
+    """Describe the attributes of a node that differ from its counterpart's, subgraphs included."""
+    if counterpart is None or counterpart.op_type != node.op_type:
         return []
     differences = []
-    attributes, twin_attributes = (
-        {a.name: helper.get_attribute_value(a) for a in n.attribute} for n in (node, twin)
+    attributes, right_attributes = (
+        {a.name: helper.get_attribute_value(a) for a in n.attribute} for n in (node, counterpart)
     )
-    for name in sorted(attributes.keys() | twin_attributes.keys()):
-        value, twin_value = attributes.get(name), twin_attributes.get(name)
-        if value == twin_value:
+    for name in sorted(attributes.keys() | right_attributes.keys()):
+        value, right_value = attributes.get(name), right_attributes.get(name)
+        if value == right_value:
             continue
-        if isinstance(value, onnx.GraphProto) and isinstance(twin_value, onnx.GraphProto):
-            differences.append(f"its {name} differs{_branch_difference(value, twin_value)}")
+        if isinstance(value, onnx.GraphProto) and isinstance(right_value, onnx.GraphProto):
+            differences.append(f"its {name} differs{_branch_difference(value, right_value)}")
         else:
             differences.append(
-                f"its {name} is {_format(value)}, and should be {_format(twin_value)}"
+                f"its {name} is {_format(value)}, and should be {_format(right_value)}"
             )
     return differences
 
 
 def _branch_difference(branch: onnx.GraphProto, right: onnx.GraphProto) -> str:
     """Describe the first difference between a subgraph and the right one."""
-    for node, twin in zip(branch.node, right.node, strict=False):
-        if node.op_type != twin.op_type:
-            return f": {node.op_type} {node.name} should be {twin.op_type}"
-        changed = [*_input_differences(node, twin), *_attribute_differences(node, twin)]
+    for node, counterpart in zip(branch.node, right.node, strict=False):
+        if node.op_type != counterpart.op_type:
+            return f": {node.op_type} {node.name} should be {counterpart.op_type}"
+        changed = [
+            *_input_differences(node, counterpart),
+            *_attribute_differences(node, counterpart),
+        ]
         if changed:
             return f": in {node.op_type} {node.name}, {'; '.join(changed)}"
     return ""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values
-from attn_export.diagnose.explanation import Late
+from attn_export.diagnose.explanation import OutOfTime
 from attn_export.diagnose.in_activations import activation_mistakes
 from attn_export.diagnose.in_attention import (
     attention_mistakes,
@@ -85,28 +85,28 @@ class Match:
 
 
 def matches(
-    evaluation: Evaluation, evidence: Sequence[Evidence], late: Late = lambda: False
+    evaluation: Evaluation, evidence: Sequence[Evidence], out_of_time: OutOfTime = lambda: False
 ) -> list[Match]:
     """Return the mistakes that explain the actual outputs, the best first.
 
     Args:
         evaluation: The graph to make mistakes in.
         evidence: Failed cases, then some that passed. Mistakes are selected on the first.
-        late: Returns whether the time limit has passed.
+        out_of_time: Returns whether the time limit has passed.
     """
     first = evidence[:1]
-    screened = list(_try(_all_mistakes(evaluation, evidence[0]), evaluation, first, late))
+    screened = list(_try(_all_mistakes(evaluation, evidence[0]), evaluation, first, out_of_time))
     screened.sort(key=_order)
     if not screened or screened[0].unexplained > CONVINCING:
         further = itertools.chain(
             head_swaps(evaluation),
             fitted_weight_mistakes(evaluation),
-            _fitted_mistakes(evaluation, first, late),
+            _fitted_mistakes(evaluation, first, out_of_time),
         )
-        screened += _try(further, evaluation, first, late)
+        screened += _try(further, evaluation, first, out_of_time)
         screened.sort(key=_order)
     best = (match.mistake for match in screened[:KEPT])
-    refined = sorted(_try(best, evaluation, evidence, late), key=_order)
+    refined = sorted(_try(best, evaluation, evidence, out_of_time), key=_order)
     return [match for match in refined if match.unexplained <= 1 - match.mistake.share]
 
 
@@ -151,10 +151,13 @@ def _all_mistakes(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
 
 
 def _try(
-    mistakes: Iterable[Mistake], evaluation: Evaluation, evidence: Sequence[Evidence], late: Late
+    mistakes: Iterable[Mistake],
+    evaluation: Evaluation,
+    evidence: Sequence[Evidence],
+    out_of_time: OutOfTime,
 ) -> Iterator[Match]:
     for mistake in mistakes:
-        if late():
+        if out_of_time():
             return
         try:
             with np.errstate(all="ignore"):
@@ -178,7 +181,7 @@ def _distance(x: Array, actual: Array, right: Array) -> float:
 
 
 def _fitted_mistakes(
-    evaluation: Evaluation, cases: Sequence[Evidence], late: Late
+    evaluation: Evaluation, cases: Sequence[Evidence], out_of_time: OutOfTime
 ) -> Iterator[Mistake]:
     """Yield mistakes in scales and softcaps that are wrong by a factor, each with its best one."""
     for make in (
@@ -186,7 +189,7 @@ def _fitted_mistakes(
         *fitted_cache_scales(evaluation),
         *wrong_input_scales(evaluation),
     ):
-        if late():
+        if out_of_time():
             return
 
         def unexplained(log: float, make: Callable[[float], Mistake] = make) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from attn_export.diagnose.graph_run import GraphRun, KnownCase
+from attn_export.diagnose.graph_run import GoldenCase, GraphRun
 from attn_export.errors import counted
 from attn_export.parity.draw import Sizes
 from attn_export.parity.judge import judge
@@ -193,7 +193,7 @@ def _wrong_indices(wrong: Array, axis: int) -> Array:
     return np.flatnonzero(wrong.any(axis=others))
 
 
-def _distance(case: KnownCase, outputs: Mapping[str, Array], name: str) -> Array | None:
+def _distance(case: GoldenCase, outputs: Mapping[str, Array], name: str) -> Array | None:
     """Return the error of each element of an output; None if it is undefined."""
     expected, output = case.golden.expected.get(name), outputs.get(name)
     if expected is None or output is None or output.shape != expected.shape or not expected.size:
@@ -205,7 +205,7 @@ def _distance(case: KnownCase, outputs: Mapping[str, Array], name: str) -> Array
 
 
 def error_locations(
-    case: KnownCase,
+    case: GoldenCase,
     actual: Mapping[str, Array],
     axes: Mapping[str, Sequence[object]],
     wrong: Collection[str],

@@ -222,9 +222,9 @@ def merge_equal_constants(model: ir.Model) -> None:
         tensor = value.const_value
         if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.size > LARGE:
             continue
-        twin = kept.setdefault((tensor.dtype, tuple(tensor.shape), tensor.tobytes()), value)
-        if twin is not value and value not in outputs:
-            value.replace_all_uses_with(twin)
+        duplicate = kept.setdefault((tensor.dtype, tuple(tensor.shape), tensor.tobytes()), value)
+        if duplicate is not value and value not in outputs:
+            value.replace_all_uses_with(duplicate)
             del model.graph.initializers[name]
 
 
@@ -238,11 +238,13 @@ def merge_equal_weights(model: ir.Model) -> None:
         if tensor is None or tensor.size <= LARGE or value in outputs:
             continue
         candidates = kept.setdefault((tensor.dtype, tuple(tensor.shape)), [])
-        twin = next((other for other in candidates if same_bytes(other.const_value, tensor)), None)
-        if twin is None:
+        duplicate = next(
+            (other for other in candidates if same_bytes(other.const_value, tensor)), None
+        )
+        if duplicate is None:
             candidates.append(value)
             continue
-        value.replace_all_uses_with(twin)
+        value.replace_all_uses_with(duplicate)
         del model.graph.initializers[name]
 
 

@@ -24,7 +24,7 @@ from attn_export.runtimes.protocol import Limits, Options, Runtime, Tunable, kno
 if TYPE_CHECKING:
     from attn_export.diagnose.experiments import ExperimentResult
     from attn_export.diagnose.graph_evaluation import EvaluatedGraph
-    from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
+    from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner
     from attn_export.diagnose.pattern import Pattern
 
 SECONDS = 45.0
@@ -72,7 +72,7 @@ def explain(
         GraphError: If `graph` cannot be read.
         BundleError: If a file of the bundle is missing or was changed.
     """
-    from attn_export.diagnose.graph_run import known_cases
+    from attn_export.diagnose.graph_run import golden_cases
     from attn_export.diagnose.quality_lines import quality_lines
     from attn_export.diagnose.reproduce import check_folder
 
@@ -84,7 +84,7 @@ def explain(
     if output is not None:
         check_folder(Path(output))
     manifest = read_bundle(folder)
-    cases = known_cases(folder, case)
+    cases = golden_cases(folder, case)
     make_runners = functools.partial(_runners, folder, manifest, target, options or {}, limits)
     runners, bundled = list(make_runners(replacement)), list(make_runners(None))
     progress.phase(f"running {counted(len(cases), 'case')} in {runtime_name}")
@@ -144,7 +144,7 @@ class _ExplainJob:
     """
 
     manifest: Mapping[str, Any]
-    cases: Sequence[KnownCase]
+    cases: Sequence[GoldenCase]
     bundled: Sequence[GraphRunner]
     has_decodes: bool
     seconds: float
@@ -157,7 +157,7 @@ class _ExplainJob:
         """Return the seconds since the start of the job."""
         return time.monotonic() - self.started
 
-    def late(self) -> bool:
+    def out_of_time(self) -> bool:
         """Return whether the time limit for starting experiments has passed."""
         return self.elapsed() > self.seconds
 
@@ -225,7 +225,9 @@ class _ExplainJob:
         fault = fault_attribution.fault_of(evaluated, other, lossy=lossy)
         self.progress.phase("trying known mistakes")
         lines = self._lines(runner.graph_file.name)
-        mistakes = fault_attribution.known_mistakes(evaluated, right, trial, cases, self.late)
+        mistakes = fault_attribution.known_mistakes(
+            evaluated, right, trial, cases, self.out_of_time
+        )
         if evaluated is not None and lossy:
             first = fault_attribution.first_lossy(evaluated, cases, lines)
         else:
@@ -235,9 +237,9 @@ class _ExplainJob:
         self.progress.phase("running it in other ways")
         results = list(self._experiments(runner, trial, right, within=fault != "graph"))
         pattern = self._pattern(trial)
-        stuck = {} if evaluated is None else evaluated.stuck
+        not_computed = {} if evaluated is None else evaluated.not_computed
         seen = Observations(
-            fault, runner.runtime.name, mistakes, first, pattern, stuck, self.witness.name,
+            fault, runner.runtime.name, mistakes, first, pattern, not_computed, self.witness.name,
             lossy=lossy,
         )  # fmt: skip
         explained = dataclasses.replace(
@@ -275,14 +277,14 @@ class _ExplainJob:
         )
 
         if within:
-            yield from rerun_in_runtime(runner, trial, self.cases, self.late)
-            if right is not None and not self.late():
+            yield from rerun_in_runtime(runner, trial, self.cases, self.out_of_time)
+            if right is not None and not self.out_of_time():
                 yield run_smaller_inputs(runner, trial, right)
         others = [
             other for other in self.bundled if not known_limit(other.runtime, other.graph_file)
         ]
         yield from run_elsewhere(
-            runner, trial, others, [runtime(name) for name in ELSEWHERE], self.late
+            runner, trial, others, [runtime(name) for name in ELSEWHERE], self.out_of_time
         )
 
     def _pattern(self, trial: GraphRun) -> Pattern:
@@ -305,7 +307,7 @@ class _ExplainJob:
         self.progress.phase("looking for the smallest case")
         axes = shapes_of(self.manifest["inputs"])
         right = evaluated if evaluated is not None and evaluated.right else None
-        smallest = shrink_case(runner, trial.failed[0], right, axes, late=self.late)
+        smallest = shrink_case(runner, trial.failed[0], right, axes, out_of_time=self.out_of_time)
         explained = dataclasses.replace(
             explained, smallest=smallest.sizes, folder=output, seconds=self.elapsed()
         )

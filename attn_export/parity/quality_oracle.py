@@ -170,9 +170,9 @@ class PartlyRounded(nn.Module):
         super().__init__()
         self.scales, self.part, self.error, self.record = scales, part, error, record
 
-    def mix(self, x: Tensor) -> Tensor:
+    def change_basis(self, x: Tensor) -> Tensor:
         """Return queries or keys, `[B, heads, L, D]`, as the cache takes them."""
-        return self.scales.mix(x)
+        return self.scales.change_basis(x)
 
     def forward(self, key: Tensor, value: Tensor) -> Pair:
         """Return new keys and values with the errors, in floating point.

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import onnx.parser
 
-from attn_export.bench.bundle_candidates import ALONE_FROM, BARE, torch_peers
+from attn_export.bench.bundle_candidates import BARE, FRESH_PROCESS_FROM, torch_peers
 from attn_export.bench.measurements import Candidate
 from attn_export.bench.own_graphs import as_candidate, graph_options, make_graph
 from attn_export.bench.roofline import gemm_rooflines, not_installed, read_rooflines
@@ -185,7 +185,7 @@ def _torch(dims: Dims) -> list[Candidate]:
 
 def _exported(dims: Dims, folder: Path) -> list[Candidate]:
     """Return the bare exporter's graph as candidates in ONNX Runtime and OpenVINO."""
-    alone = dims.score_bytes >= ALONE_FROM
+    alone = dims.score_bytes >= FRESH_PROCESS_FROM
     job = {
         "function": "measuring.plain_attention:bare_plain", "dims": dataclasses.asdict(dims),
     }  # fmt: skip

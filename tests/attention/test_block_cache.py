@@ -141,9 +141,9 @@ def test_a_channel_of_outliers_takes_digits_without_the_matrix():
         1, 1, 500, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
     key[..., [5, 40]] *= 8
-    mixed = scales.mix(key)
+    mixed = scales.change_basis(key)
     plain, better = (
         signal_over_noise(x, scales.read(*scales(x, x), torch.float64)[0]) for x in (key, mixed)
     )
     assert plain < 20 < 22 < better
-    assert torch.allclose(scales.mix(mixed), key)
+    assert torch.allclose(scales.change_basis(mixed), key)

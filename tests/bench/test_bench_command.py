@@ -15,7 +15,7 @@ from conftest import Cli, small_spec
 
 from attn_export import build
 from attn_export.bench import bundle_candidates, candidate_process, roofline
-from attn_export.bench.feeds import Feed, feeds_of, known_feeds
+from attn_export.bench.feeds import Feed, feeds_of, output_feeds
 from attn_export.bench.work import work_of
 from attn_export.cli import run
 from attn_export.errors import UsageError
@@ -125,7 +125,7 @@ def test_without_a_spec_or_torch_the_peers_are_not_run_with_the_reason(
 
 @pytest.mark.usefixtures("quick", "no_torch")
 def test_a_graph_that_does_not_run_is_exit_code_5(bundle: Path, monkeypatch, capsys):
-    monkeypatch.setattr(bundle_candidates, "known_feeds", lambda *_: {"output": Feed((1, 1, 1))})
+    monkeypatch.setattr(bundle_candidates, "output_feeds", lambda *_: {"output": Feed((1, 1, 1))})
     assert run(["bench", str(bundle), "--quiet", *SMALL]) == 5
     assert "refused" in capsys.readouterr().err
 
@@ -187,7 +187,7 @@ def test_feeds_hide_nothing_and_fill_the_past():
     assert found["query"] == Feed((2, 1, 8))
     assert (found["attn_mask"].shape, found["attn_mask"].fill) == ((2, 1, 1, 7), 1)
     assert (found["past_length"].fill, found["ids"].fill) == (6, 0)
-    assert list(known_feeds({"a": ("batch", 3), "b": ("other",)}, sizes)) == ["a"]
+    assert list(output_feeds({"a": ("batch", 3), "b": ("other",)}, sizes)) == ["a"]
     with pytest.raises(UsageError, match="'height'"):
         feeds_of({"image": Input(("batch", "height"))}, sizes)
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from attn_export.diagnose.evaluate import Evaluation, NotComputedError
 from attn_export.diagnose.fault_attribution import first_lossy, known_mistakes
 from attn_export.diagnose.graph_evaluation import EvaluatedGraph, is_right_when_rounded
-from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
+from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner
 from attn_export.results import Allowed, Case, Golden, GraphFile
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
@@ -40,11 +40,11 @@ def suspect() -> EvaluatedGraph:
     return EvaluatedGraph(runner, Evaluation(biased_and_transposed()), right=False)
 
 
-def case_without_bias() -> KnownCase:
+def case_without_bias() -> GoldenCase:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     case = Case("one", "shape", {}, {"x": x}, "")
     golden = Golden(case, {"y": x}, {"y": x}, {"y": Allowed(1e-6, 1e-6)}, {})
-    return KnownCase("one", {}, {"x": x}, golden)
+    return GoldenCase("one", {}, {"x": x}, golden)
 
 
 def test_a_mistake_is_found_although_the_outputs_are_transposed(suspect: EvaluatedGraph):

@@ -14,10 +14,10 @@ from attn_export.bundle import read_manifest
 from attn_export.diagnose.evaluate import Evaluation
 from attn_export.diagnose.graph_evaluation import evaluate_graph
 from attn_export.diagnose.graph_run import (
+    GoldenCase,
     GraphRunner,
-    KnownCase,
+    golden_cases,
     graph_files_to_examine,
-    known_cases,
 )
 from attn_export.diagnose.match import Evidence, matches
 from attn_export.jobs.explain import explain
@@ -79,22 +79,22 @@ def test_a_right_bundle_has_no_cause(healthy: Path, need, request: pytest.Fixtur
 
 def test_in_float64_every_graph_gives_the_truth_in_every_case(healthy: Path):
     """Check that contrib operators of the `ort` dialect give the truth, too."""
-    cases = known_cases(healthy, None)
+    cases = golden_cases(healthy, None)
     for form in graph_files_to_examine(read_manifest(healthy), None):
         runner = GraphRunner(healthy / form.name, form, runtime("ort-cpu"), {}, Limits.default())
         found = evaluate_graph(runner, cases)
         assert found.right, form.name
-        assert not found.stuck, form.name
+        assert not found.not_computed, form.name
 
 
 def test_noise_is_no_known_mistake(healthy: Path):
     evaluation = Evaluation.load(healthy / "model.onnx")
     random = np.random.default_rng(7)
-    evidence = [evidence_of(evaluation, case, random) for case in known_cases(healthy, None)[:8]]
+    evidence = [evidence_of(evaluation, case, random) for case in golden_cases(healthy, None)[:8]]
     assert matches(evaluation, evidence) == []
 
 
-def evidence_of(evaluation: Evaluation, case: KnownCase, random: np.random.Generator) -> Evidence:
+def evidence_of(evaluation: Evaluation, case: GoldenCase, random: np.random.Generator) -> Evidence:
     """Return a case whose outputs have noise without a cause."""
     values = evaluation.values(case.inputs)
     right = evaluation.outputs_of(values)
