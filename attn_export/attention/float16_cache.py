@@ -74,7 +74,7 @@ class Float16Cache(nn.Module):
         return key.to(dtype), value.to(dtype)
 
     def change_basis(self, x: Tensor) -> Tensor:
-        """Return queries or keys, `[B, heads, L, D]`, unchanged: only `BlockScales` has a matrix."""
+        """Return queries or keys, `[B, heads, L, D]`, unchanged: only block scales have a basis."""
         return x
 
     def step_sizes(self, key: Tensor, value: Tensor) -> Pair:

@@ -141,7 +141,7 @@ class CacheScales(nn.Module):
         return key.to(dtype) * self.k_scale, value.to(dtype) * self.v_scale
 
     def change_basis(self, x: Tensor) -> Tensor:
-        """Return queries or keys, `[B, heads, L, D]`, unchanged: only `BlockScales` has a matrix."""
+        """Return queries or keys, `[B, heads, L, D]`, unchanged: only block scales have a basis."""
         return x
 
     def step_sizes(self, key: Tensor, value: Tensor) -> Pair:  # noqa: ARG002 (one for all)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from shared import once
 
-from attn_export.kits.project import HERE
+from attn_export.kits.project import HERE, LANGUAGES, copy_sources
 
 SOURCES = Path(__file__).parent
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
@@ -36,6 +38,18 @@ def need_tool(name: str) -> None:
     if "CI" in os.environ:
         pytest.fail(f"there is no {name}")
     pytest.skip(f"there is no {name}")
+
+
+@contextlib.contextmanager
+def python_kit(folder: Path) -> Iterator[None]:
+    """Let this process import the kit in Python, of no bundle, from a folder."""
+    copy_sources(LANGUAGES["python"], folder)
+    (folder / "attn_kit" / "settings.py").write_text("AXES = INPUTS = OUTPUTS = {}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "attn_kit"]:
+        del sys.modules[name]  # other tests have the kit in another folder
 
 
 def compile_programs(folder: Path) -> None:

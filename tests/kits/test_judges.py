@@ -13,9 +13,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from conformance import answers, need_tool
+from conformance import answers, need_tool, python_kit
 
-from attn_export.kits.project import HERE, LANGUAGES, copy_sources, tolerance
+from attn_export.kits.project import HERE, tolerance
 from attn_export.parity.judge import judge
 from attn_export.parity.measures import largest_allowed
 from attn_export.results import Allowed, Case, Golden
@@ -263,10 +263,7 @@ HELD = [case for case in CASES if "bfloat16" not in (case.truth.dtype.name, case
 @pytest.fixture(scope="module")
 def python_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable]:
     """Yield the judge of the kit in Python, with the files that the kit has."""
-    folder = tmp_path_factory.mktemp("kit")
-    copy_sources(LANGUAGES["python"], folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
+    with python_kit(tmp_path_factory.mktemp("kit")):
         yield importlib.import_module("attn_kit.judge").judge
 
 

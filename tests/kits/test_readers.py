@@ -9,10 +9,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from conformance import answers
+from conformance import answers, python_kit
 from onnx import TensorProto, helper, numpy_helper
 
-from attn_export.kits.project import LANGUAGES, copy_sources
 from attn_export.tensorfile import numpy_dtype, read_tensor
 from attn_export.tensorproto import CODES, DTYPES
 
@@ -147,13 +146,9 @@ def test_other_languages_read_and_refuse_what_python_does(language: str, paths: 
     assert not wrong
 
 
-def test_the_kit_in_python_reads_and_refuses_the_same(
-    paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    copy_sources(LANGUAGES["python"], tmp_path)
-    (tmp_path / "attn_kit" / "settings.py").write_text("AXES = INPUTS = OUTPUTS = {}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    read = importlib.import_module("attn_kit.golden").read_tensor
+def test_the_kit_in_python_reads_and_refuses_the_same(paths: dict[str, Path], tmp_path: Path):
+    with python_kit(tmp_path):
+        read = importlib.import_module("attn_kit.golden").read_tensor
     for name, path in paths.items():
         found, expected = by_python(path, read), by_python(path)
         if name.startswith("bfloat16"):
