@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import shared
 from mutants.mutant import Mutant
+from mutants.mutated_bundles import built, spec_of
 from mutants.trial import Trials
-from mutants.zoo import built, spec_of
 
-ZOO = ("mqa", "mha", "in-place")
+OWN_BUNDLES = ("mqa", "mha", "in-place")
 DECODE = "model.ort.decode.onnx"
 FILES = {
     "mqa": ("model.onnx", "model.portable.onnx", "model.ort.onnx", "model.ort.decode.onnx"),
@@ -132,7 +132,7 @@ TABLE = (
 @functools.cache
 def trials_of(bundle: str) -> Trials:
     """Return the graphs of a bundle, which is built once."""
-    if bundle in shared.BUNDLES and bundle not in ZOO:
+    if bundle in shared.BUNDLES and bundle not in OWN_BUNDLES:
         return Trials(bundle, shared.bundle_of(bundle), shared.spec_of(bundle))
     folder = shared.once("mutants", lambda place: place.mkdir())
     made = shared.once(f"mutants/{bundle}.made", lambda place: _build(bundle, folder, place))

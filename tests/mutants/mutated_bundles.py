@@ -14,7 +14,7 @@ PACKAGE = Path(attn_export.__file__).parent
 _CACHE = {"causal": True, "cache": "append"}
 _MQA = {"num_kv_heads": 1, **_CACHE, "attn_mask": "bool[B,1,1,S]"}
 
-ZOO: Mapping[str, Mapping[str, object]] = {
+SPECS: Mapping[str, Mapping[str, object]] = {
     "mqa": _MQA,
     "mha": {"attn_mask": "float[B,H,L,S]", "attn_weights": True},
     "gqa": {
@@ -39,7 +39,7 @@ ZOO: Mapping[str, Mapping[str, object]] = {
 
 def spec_of(name: str) -> AttentionSpec:
     """Return the spec of a bundle."""
-    return AttentionSpec.from_dict({"embed_dim": 32, "num_heads": 4, **ZOO[name]})
+    return AttentionSpec.from_dict({"embed_dim": 32, "num_heads": 4, **SPECS[name]})
 
 
 def built(name: str, folder: Path) -> Path:

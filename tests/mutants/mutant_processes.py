@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from mutants.mutant import Mutant
+from mutants.mutated_bundles import spec_of
 from mutants.trial import Trials, Tried
-from mutants.zoo import spec_of
 
 from attn_export.temp_folders import scratch
 
