@@ -214,7 +214,7 @@ def test_a_cache_becomes_the_past_of_one_attention(mask, tmp_path):
 @pytest.mark.parametrize(
     ("kv_heads", "how"), [(2, gqa), (1, gqa), (2, interleaved), (2, hugging_face), (1, expanded)]
 )
-@pytest.mark.every(4)
+@pytest.mark.every(5)
 def test_a_cache_of_shared_heads_too_however_they_are_shared(kv_heads, how, tmp_path):
     _, nodes = built(cached(Cached(kv_heads, how), kv_heads), tmp_path)
     assert len(with_past(nodes)) == 1

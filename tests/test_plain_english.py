@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("plain_english")  # files are parsed once
+
 ROOT = Path(__file__).parents[1]
 QUESTION = re.compile(r"(What|Which|Whether|Why|How|Where|When|Who)\b")
 PREPOSITION = re.compile(r"(Of|In|For|As|By|With|Under|Between|Beside|Below|At|On|From|To)\b")

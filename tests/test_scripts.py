@@ -68,6 +68,7 @@ def test_gpu_check_compares_a_runtime_with_torch_on_a_device():
 
 
 @pytest.mark.usefixtures("need_dry_run")
+@pytest.mark.extended
 def test_gpu_check_runs_over_the_stand_in_and_finds_the_kernels_of_the_dry_run():
     before = sorted((ROOT / "docs" / "results").iterdir())
     done = subprocess.run(

@@ -218,6 +218,7 @@ def test_a_bundle_that_it_built_is_attested_by_its_digests(
     assert digests == {name: sha256(workspace / "out" / name) for name in digests}
 
 
+@pytest.mark.extended
 def test_a_build_that_failed_is_not_attested(
     act: Act, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -88,5 +88,5 @@ def test_an_unknown_case_is_refused(bundle: Path):
 
 
 def test_a_time_that_is_no_number_is_refused(bundle: Path):
-    with pytest.raises(UsageError, match="seconds has to be a number; got nan"):
+    with pytest.raises(UsageError, match="seconds must be a number; got nan"):
         explain(bundle, "ort-cpu", seconds=float("nan"))

@@ -141,6 +141,7 @@ def test_a_runtime_that_crashes_in_the_middle_still_has_a_full_table(changed, ca
     assert [n for n in NAMES if found[n][0]["outcome"] == "crashed"] == WITH_NAN
 
 
+@pytest.mark.extended
 def test_a_runtime_that_loads_nothing_is_a_table_of_that_and_code_5(changed, capsys):
     changed(
         "from attn_export.runtimes.onnx_reference import OnnxReference as R\n"

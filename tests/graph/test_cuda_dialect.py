@@ -178,18 +178,25 @@ def test_a_window_is_known_by_its_values(fields: dict[str, Any], window: int | N
     assert window_of(model, read_attention(node)) == window
 
 
-def test_the_judge_takes_it_and_one_without_a_kernel_here_is_not_run(tmp_path: Path):
-    fields = IN_PLACE | {"rotary": "half", "window_left": 4}
-    for name, more in (("judged", {}), ("norms", {"qk_norm": "rms"})):
-        report = build(
-            small_spec(**fields, **more), tmp_path / name, runtimes=["ort-cpu"], dialects=[CUDA]
-        )
-        assert report.passed
-        ran = {run.graph: run for run in report.runs}["model.cuda.decode.onnx"]
-        assert ran.outcome == ("ran" if not more else "not run")
-        assert "only the placement in a dry run is known" in ran.reason or not more
-    kept = json.loads((tmp_path / "judged" / "manifest.json").read_text())["graphs"]
+JUDGED = IN_PLACE | {"rotary": "half", "window_left": 4}
+
+
+def test_the_judge_takes_it(tmp_path: Path):
+    report = build(small_spec(**JUDGED), tmp_path / "b", runtimes=["ort-cpu"], dialects=[CUDA])
+    assert report.passed
+    assert {run.graph: run.outcome for run in report.runs}["model.cuda.decode.onnx"] == "ran"
+    kept = json.loads((tmp_path / "b" / "manifest.json").read_text())["graphs"]
     assert set(kept) == set(GRAPHS)
+
+
+@pytest.mark.extended
+def test_a_graph_without_a_kernel_here_is_not_run(tmp_path: Path):
+    spec = small_spec(**JUDGED, qk_norm="rms")
+    report = build(spec, tmp_path / "b", runtimes=["ort-cpu"], dialects=[CUDA])
+    assert report.passed
+    ran = {run.graph: run for run in report.runs}["model.cuda.decode.onnx"]
+    assert ran.outcome == "not run"
+    assert "only the placement in a dry run is known" in ran.reason
 
 
 def test_of_bfloat16_only_the_placement_is_known(tmp_path: Path):

@@ -48,7 +48,7 @@ def test_a_file_of_another_kind_is_refused(name, content, tmp_path):
 
 
 def test_a_missing_file_is_refused_with_the_reason(tmp_path):
-    assert "No such file" in refusal_of(tmp_path / "model.onnx")
+    assert "no such file" in refusal_of(tmp_path / "model.onnx")
 
 
 def test_a_folder_is_refused_with_the_reason(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hostile.bundles import MAKERS
 from hostile.trial import tried
 
-COUNTS = {"manifest": 30, "index": 14, "json_text": 14, "no_file": 15, "graph": 20, "tensors": 6}
+COUNTS = {"manifest": 20, "index": 10, "json_text": 10, "no_file": 10, "graph": 14, "tensors": 5}
 
 
 @pytest.mark.parametrize("kind", MAKERS)

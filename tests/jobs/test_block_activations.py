@@ -53,6 +53,7 @@ def test_every_form_computes_what_its_integers_say(name: str):
 
 
 @pytest.mark.parametrize("name", KEPT)
+@pytest.mark.every(2)
 def test_the_graph_rounds_each_input_once_and_ort_leaves_it_to_the_operator(name: str):
     folder, spec = bundle_of(name), spec_of(name)
     products = len(spec.quantised_weights)

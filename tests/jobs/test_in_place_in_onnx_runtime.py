@@ -34,6 +34,7 @@ FEATURES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize(
     ("feature", "heads"), [(f, h) for f, h in zip(FEATURES, HEADS, strict=True)]
 )
+@pytest.mark.every(3)
 def test_each_row_is_its_own_sequence_at_every_step(feature: str, heads: str, tmp_path: Path):
     spec = small_spec(**{"cache": "in-place", **FEATURES[feature]}, num_kv_heads=HEADS[heads])
     subject = Subject.from_spec(spec)

@@ -57,6 +57,7 @@ def test_weights_are_rounded_and_not_clipped(bundle: Path, report: Report):
 
 
 @pytest.mark.parametrize(("v_scale", "clips"), [(0.001, True), (0.05, False)])
+@pytest.mark.every(2)
 def test_scales_that_are_too_small_clip_values_of_the_cache(
     v_scale: float, clips: bool, tmp_path: Path, capsys
 ):

@@ -44,6 +44,7 @@ def operators(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("blocks", [BLOCKS, KERNEL_BLOCKS])
+@pytest.mark.every(2)
 def test_the_chosen_forms_are_in_the_bundle_which_passes(copy: Path, monkeypatch, blocks: str):
     (copy / SIGNATURE).write_text("of the graphs as they were")
     choose(monkeypatch, **{PREFILL: blocks, DECODE: "products"})

@@ -79,6 +79,7 @@ def test_other_caches_and_types_pass_too(kit: tuple[str, str], need):
     assert says.get(name, "5 tokens: ") in decoded.stdout
 
 
+@pytest.mark.every(2)
 def test_single_tokens_run_the_graph_for_them(language: str, tmp_path: Path):
     kit = kit_of(language, "in-place")
     assert DECODE_GRAPH in run(kit, "decode", "2").stdout
@@ -86,6 +87,7 @@ def test_single_tokens_run_the_graph_for_them(language: str, tmp_path: Path):
     check_decode_graph(judged(done))
 
 
+@pytest.mark.every(2)
 def test_it_decodes(kit: Path):
     done = run(kit, "decode", "5")
     assert done.returncode == 0, done.stderr

@@ -47,6 +47,7 @@ def test_it_is_set_up_tested_and_decodes_as_its_readme_says(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.every(3)
 def test_every_case_passes_and_the_replay_with_them(name: str, tmp_path: Path):
     done = run(kit_of("node", bundle_of(name), tmp_path, "node"), "node", "src/self_test.mjs")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -66,7 +67,7 @@ def test_single_tokens_run_the_graph_for_them(tmp_path: Path):
 
 @pytest.mark.parametrize("dialect", ["standard", "portable", "ort"])
 @pytest.mark.parametrize("name", ["append", "in-place"])
-@pytest.mark.every(4)
+@pytest.mark.every(6)
 def test_a_wrong_scale_fails_in_every_dialect(name: str, dialect: str, tmp_path: Path):
     kit = write_kit("node", bundle_of(name), tmp_path / "kit", dialect=dialect)
     done = run(_ready(kit), "node", "src/self_test.mjs")

@@ -131,6 +131,7 @@ def chosen(cases: Sequence[StoredCase]) -> list[StoredCase]:
 
 
 @pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.every(2)
 def test_a_float16_cache_that_is_kept_rightly_passes(kind: str):
     assert wrong_outputs(bundle_of(kind), None, chosen) == 0
 

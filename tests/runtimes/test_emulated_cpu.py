@@ -207,6 +207,7 @@ def test_the_table_says_which_processors_add_in_half_precision(cpu: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", [X86, SOME_HALF])
+@pytest.mark.every(2)
 def test_products_of_8_bits_have_one_scale_and_whole_sums(name: str, tmp_path: Path, need):
     need(name)
     weights = numpy_helper.from_array(np.full((64, 8), 127, np.int8), "w")
@@ -234,6 +235,7 @@ def test_products_of_8_bits_have_one_scale_and_whole_sums(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", [X86, SOME_HALF])
+@pytest.mark.every(2)
 def test_products_with_4_bits_have_a_scale_for_each_block(name: str, tmp_path: Path, need):
     need(name)
     ones = numpy_helper.from_array(np.full((8, 2, 16), 0x99, np.uint8), "w")  # 9 - 8, twice a byte

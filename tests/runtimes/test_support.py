@@ -59,7 +59,7 @@ def forms_for(kind: Runtime, name: str, shared: Path) -> list[GraphFile]:
 
 @pytest.mark.parametrize("name", TRIED)
 @pytest.mark.parametrize("kind", MEASURED, ids=lambda kind: kind.name)
-@pytest.mark.every(6)
+@pytest.mark.every(9)
 def test_a_runtime_does_what_its_table_says(
     kind: Runtime, name: str, shared: Path, need: Need, tmp_path: Path
 ):

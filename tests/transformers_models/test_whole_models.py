@@ -45,7 +45,7 @@ EMBEDDED = {"inputs_embeds": torch.randn(B, L, E)}
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-@pytest.mark.every(4)
+@pytest.mark.extended
 def test_a_model_without_a_cache_passes(name, implementation, layers, inputs, outputs, tmp_path):
     tensors = [key for key, value in inputs.items() if isinstance(value, torch.Tensor)]
     axes = dict.fromkeys(tensors, TOKENS)
