@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import gc
+import os
 import signal
 import sys
+from typing import NoReturn
 
 from attn_export.interruption import end_on_signal
 
@@ -25,12 +29,16 @@ def main() -> None:
     code = run(sys.argv[1:])
     # Ctrl-C must not change the exit code from here on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.freeze()  # the interpreter's last collection need not traverse them either
-    # If Ctrl-C raised KeyboardInterrupt within an exec() of a library (`jobs/explain_failures.py`
-    # permits that), CPython sets a flag and would end the process by the signal, not with the code.
-    # Another exec() clears the flag.
-    exec("")
-    sys.exit(code)
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End the process without freeing its objects, which takes 0.2 s after an export."""
+    atexit._run_exitfuncs()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError):  # its reader has ended
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
