@@ -136,7 +136,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": HELP, "max_content_width": 100})
 @click.version_option(package_name="attn-export")
 def cli() -> None:
-    """Export PyTorch attention to ONNX and prove that every runtime computes the same.
+    """Export PyTorch attention to ONNX, and check that runtimes compute the same.
 
     Exit codes: 0 passed; 1 too little memory or an internal error; 2 wrong usage; 3 export
     failed; 4 graph refused; 5 a runtime failed or is missing; 6 parity mismatch; 7 bundle damaged
