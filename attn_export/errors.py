@@ -15,10 +15,10 @@ READER_GONE = 141
 """The exit code if the reader of the output has closed it: 128 + SIGPIPE, as in other tools."""
 
 LINE = 300
-"""The largest number of characters of a message."""
+"""The usual largest number of characters of a message."""
 
 PARAGRAPH = 2000
-"""The largest number of characters of other lines that are printed."""
+"""The largest number of characters of a message that lists things, and of other lines."""
 
 
 def printable(text: object, most: int = LINE) -> str:
@@ -85,7 +85,7 @@ class ExportError(AttnExportError):
 
 
 class GraphError(AttnExportError):
-    """An ONNX file that cannot be read, or that a check refused."""
+    """An ONNX file that cannot be read or lowered, or that a check refused."""
 
     exit_code = 4
 

@@ -18,6 +18,7 @@ from attn_export.diagnose.mistake import (
     round_to_bfloat16,
     skip_node,
 )
+from attn_export.errors import counted
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
@@ -157,8 +158,8 @@ def _swap_scales_and_zeros(cache: Array, blocks: int) -> Array:
 def _orders(blocks: int) -> Iterator[tuple[str, ArrayChange, ArrayChange]]:
     """Yield a clause on each wrong order of channels, the reordering and its inverse."""
     for by in (1, 2, 8, 16):
-        yield f"begin {by} channels late", _roll(-by, -1), _roll(by, -1)
-        yield f"begin {by} channels early", _roll(by, -1), _roll(-by, -1)
+        yield f"begin {counted(by, 'channel')} late", _roll(-by, -1), _roll(by, -1)
+        yield f"begin {counted(by, 'channel')} early", _roll(by, -1), _roll(-by, -1)
     yield (
         f"are every channel c, c + {blocks}, …",
         lambda x: x.reshape(*x.shape[:-1], -1, blocks).swapaxes(-1, -2).reshape(x.shape),

@@ -30,7 +30,9 @@ EXACT, ROUNDED = 0.9, 0.3
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    """A known mistake, made at one place of a graph: a right one, or one whose fault it cancels.
+    """A known mistake, made at one place of a graph.
+
+    Made in a right graph, it may give the wrong outputs; made in a wrong one, cancel the fault.
 
     Either `replaced` or `rounding` is set.
 

@@ -33,7 +33,8 @@ def quality_lines(folder: Path, runs: Mapping[str, GraphRun]) -> tuple[str, ...]
 def _lines(quality: Quality, runs: Mapping[str, GraphRun]) -> Iterator[str]:
     first = quality.outputs[0]
     kernels = [f"{_kernel(run, first.part)} in {graph}" for graph, run in runs.items()]
-    yield f"{first.part}: quantising leaves {first.sqnr:.1f} dB, the kernel {', '.join(kernels)}"
+    alone = ", ".join(kernels)
+    yield f"{first.part}: {first.sqnr:.1f} dB after quantising; of the kernel alone {alone}"
     for split in quality.splits:
         yield split.sentence
 

@@ -123,7 +123,7 @@ def run_batches(
 def _collect(
     batch: ProbeBatch, worker: Worker, advance: Callable[[str], None]
 ) -> dict[Path, ProbeResult]:
-    """Return the results of the cases that this process reached."""
+    """Return the results that this process decided: all, if it ended before it loaded its graph."""
     results: dict[Path, ProbeResult] = {}
     cases = iter(batch.cases)
     for answer in worker.results():

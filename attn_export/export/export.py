@@ -27,7 +27,7 @@ from attn_export.errors import ExportError
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
 from attn_export.export.module_state import copy_module
 from attn_export.export.subject import Subject
-from attn_export.export.translations import decompose_complex, translations, unparsed
+from attn_export.export.translations import decompose_complex, translations, without_parsing
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import store_in_narrow_types
@@ -200,7 +200,7 @@ def _name_shared_weights(model: ir.Model, subject: Subject) -> None:
 
 def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
     try:
-        with unparsed():
+        with without_parsing():
             onnx_program = torch.onnx.export(
                 decompose_complex(program),
                 dynamo=True,

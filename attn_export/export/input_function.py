@@ -1,6 +1,6 @@
 """Inputs that a function of the user draws for each case, checked against those of the example.
 
-Such a function is needed for inputs that plain random numbers cannot be, such as offsets of packed
+Such a function is needed for inputs that cannot be plain random numbers, such as offsets of packed
 sequences, sorted ids or sparse masks.
 """
 
@@ -137,7 +137,7 @@ def _check(
     """Raise ValueError if inputs differ from the example in names, types, shapes or constants."""
     if list(drawn.tensors) != list(example.tensors) or drawn.structure != example.structure:
         shown = f"{', '.join(drawn.tensors)}, and in the example {', '.join(example.tensors)}"
-        raise ValueError(f"it returns {shown}; return the same names, in one order")
+        raise ValueError(f"it returns {shown}; return the same names, in the same order")
     leaves = zip(drawn.names, drawn.constants, example.constants, strict=True)
     if any(name is None and one != other for name, one, other in leaves):
         raise ValueError("a constant is not that of the example; pass what changes as a tensor")

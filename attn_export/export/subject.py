@@ -153,7 +153,8 @@ class Subject:
 
         Args:
             path: A ``.safetensors`` file, its index, a ``config.json``, or a folder with one.
-            layer: Its number, or a prefix such as ``"decoder.layers.3.self_attn"``. Default: 0.
+            layer: Its number, or a prefix such as ``"decoder.layers.3.self_attn"``. Default: 0,
+                or the only one.
             spec: The spec of the layer. Default: from the `config.json` next to the weights.
             pool_kv_heads: The number of key/value heads after mean-pooling.
             seed: The seed of the weights if there is only a `config.json`.
@@ -270,7 +271,7 @@ class Subject:
         return plan_cases(Interface(inputs, shapes, self.spec, self.sums, self.bounds), self.takes)
 
     def takes(self, sizes: Sizes) -> bool:
-        """Return whether the module runs at these sizes; over `MOST_WORK` a user's is not run."""
+        """Return whether the module runs at these sizes; False for a user's over `MOST_WORK`."""
         if self.spec is not None:
             return True
         weights = sum(parameter.numel() for parameter in self.module.parameters())

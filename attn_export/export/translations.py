@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 # -- attention ----------------------------------------------------------------------------------
 
 # The exporter's own translation requires 4-D inputs and equal numbers of heads, which PyTorch
-# does not. The `Attention` operator supports both
+# does not. `Attention` shares heads by itself; missing leading axes are added here
 # (https://onnx.ai/onnx/operators/onnx__Attention.html).
 
 
@@ -50,7 +50,8 @@ def scaled_dot_product_attention(
         The output, `[B, H, L, Dv]`, without the leading axes that the query lacks.
 
     Raises:
-        ValueError: If inputs have more than 4 axes, or weights are dropped.
+        ValueError: If the inputs have different numbers of axes or more than 4, or `dropout_p` is
+                not 0.
     """
     ranks = {len(x.shape) for x in (query, key, value)}
     if len(ranks) != 1 or max(ranks) > HEADS_AXES:
@@ -205,11 +206,11 @@ the operation as it is."""
 
 
 @contextlib.contextmanager
-def unparsed() -> Iterator[None]:
+def without_parsing() -> Iterator[None]:
     """Let the exporter register its translations without parsing their source.
 
-    For each of 500 functions that it will trace, it parses the source to read the domain, and
-    needs nothing else of what it parsed. That takes a fifth of a first export.
+    It parses the source of 500 functions only to read their domain, which takes a fifth of a first
+    export.
     """
     function_ir = TracedOnnxFunction.function_ir
 

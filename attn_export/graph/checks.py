@@ -86,7 +86,7 @@ def _scales(node: onnx.NodeProto, computed: Set[str]) -> str:
 
 
 def no_dead_nodes(graph: CheckedGraph) -> Iterator[str]:
-    """Check that every node and every initialiser is read."""
+    """Check that every node and every initialiser is used."""
     model = graph.proto.graph
     read = {name for node in model.node for name in _reads(node)} | {o.name for o in model.output}
     for node in model.node:
@@ -98,7 +98,10 @@ def no_dead_nodes(graph: CheckedGraph) -> Iterator[str]:
 
 
 def no_duplicate_initializers(graph: CheckedGraph) -> Iterator[str]:
-    """Check that no two initialisers have the same type, shape and values."""
+    """Check that no two initialisers have the same type, shape and values.
+
+    Tensors in external data are compared by their place in the file.
+    """
     seen: dict[tuple[object, ...], str] = {}
     for tensor in graph.proto.graph.initializer:
         key = (tensor.data_type, tuple(tensor.dims), _digest(tensor))

@@ -160,7 +160,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _in_folder(folder: Path) -> Path:
-    """Return the path of the checkpoint in a folder: of the usual name, or the only one."""
+    """Return the path of the checkpoint in a folder: with the usual name, or the only one."""
     for usual in (SINGLE, INDEX):
         if (folder / usual).is_file():
             return folder / usual

@@ -52,7 +52,7 @@ def test_weights_are_rounded_and_not_clipped(bundle: Path, report: Report):
         assert (each.rounding, each.clipped, each.share) == (alone[part], None, 0.0)
     said = explain(bundle, "ort-cpu").distance
     sqnr = report.quality.outputs[0].sqnr
-    assert said[0].startswith(f"output: quantising leaves {sqnr:.1f} dB, the kernel 1")
+    assert said[0].startswith(f"output: {sqnr:.1f} dB after quantising; of the kernel alone 1")
     assert f"q_proj.weight: rounding {alone['q_proj.weight']:.1f} dB, clipping nothing" in said
 
 

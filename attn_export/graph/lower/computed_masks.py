@@ -9,8 +9,8 @@ so that a window, or a rule that starts at some length, is noticed. Masks that c
 - If the mask combines a causal part with one that is computed from data, such as padding,
   `is_causal` replaces the first part, and the second stays as the mask.
 
-False and -inf hide a key. In a float32 mask that depends only on sizes, so do numbers at or below
-`HIDING`: each query sees its own key then, and beside it the weight of such a key is exactly 0
+False and -inf hide a key. So do numbers at or below `HIDING` in a float32 mask that depends only on
+sizes: a causal mask shows each query its own key, beside which such a key has a weight of exactly 0
 unless a score reaches 4e8. Larger finite numbers, such as -1e4, are within the range of scores:
 those masks stay.
 """

@@ -81,15 +81,15 @@ class MaskTrials:
     def refuting(
         self, numbers: Iterable[int], reach: int, tables: Iterable[int]
     ) -> list[MaskTrial] | None:
-        """Return trials at sizes where a rule with these numbers and tables takes effect.
+        """Return trials that would refute a replacement, where a rule takes effect.
 
         A window of n keys before the query's own hides a key from length n + 2 on. A rule for
         lengths of n or more has an effect from n or n + 1 on.
 
         Args:
             numbers: The numbers that occur in the rule.
-            reach: An upper bound of the length from which the rule has an effect. Numbers that are
-                added take effect at their sum, divisors at their product.
+            reach: The largest length that the rule may need before it takes effect: the sum of
+                numbers that are added, the product of divisors.
             tables: The lengths of the tables that the rule reads.
 
         Returns:

@@ -223,7 +223,8 @@ class Builder:
         known = dims(value)[axis] if dims(value) else None
         if isinstance(known, int):
             return self.ints(known)
-        return self("Shape", value, start=axis, end=axis + 1)
+        end = {} if axis == -1 else {"end": axis + 1}
+        return self("Shape", value, start=axis, **end)
 
     def _fresh(self, suffix: str) -> str:
         base = name = f"{self._before.name}{suffix}"

@@ -1,7 +1,8 @@
 """Lowering of `Attention` nodes to the fastest form in ONNX Runtime, for many queries or one.
 
-If no form is faster, the node stays, since ONNX Runtime implements the operator.
-docs/performance.md explains the choices; `form_choice` has those that depend on the machine.
+If no form is faster, the node stays where ONNX Runtime computes it as specified; elsewhere it
+becomes opset 18. docs/performance.md explains the choices; `form_choice` has those that depend on
+the machine.
 """
 
 from __future__ import annotations

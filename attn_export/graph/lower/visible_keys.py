@@ -75,7 +75,8 @@ def visible_keys(
             conditions.append(
                 op("LessOrEqual", keys, _last_visible(op, a, L, rows, grouped=grouped))
             )
-        # The last query is at the last valid key, so the causal limit implies this one.
+        # With causal and no past, the last query is at the last valid key: the causal limit hides
+        # invalid keys, too.
         if a.valid_keys is not None and (not a.causal or a.past_key is not None):
             conditions.append(op("Less", keys, _to_scores_rank(op, a.valid_keys, grouped=grouped)))
     combined = None
@@ -89,7 +90,7 @@ def score_bias(
 ) -> ir.Value | None:
     """Return the bias on the scores, with -inf for hidden keys; None if all keys are visible.
 
-    It broadcasts to `[B, H, L, S]`. To add it is faster than a Where over all scores.
+    It broadcasts to `[B, H, L, S]`. Adding it is faster than a Where over all scores.
 
     Args:
         op: Builder of the nodes.
@@ -177,7 +178,7 @@ def _pad_to_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value)
 
 
 def mask_may_be_shorter(a: AttentionNode, length: Size | None) -> bool:
-    """Return whether a mask may be shorter than the keys: if its length has another name.
+    """Return whether a mask may be shorter than the keys: unless its length is known to be theirs.
 
     Args:
         a: The `Attention` node as plain values.
