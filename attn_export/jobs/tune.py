@@ -119,19 +119,23 @@ def tune(
         candidates = BundleCandidates(folder, out, manifest, spec)
         planned = list(_planned(candidates, out, files, forms, workloads))
         bench = measure_workloads(
-            manifest["name"], planned, rounds=rounds, threads=threads,
-            turn_seconds=turn_seconds, progress=progress,
+            manifest["name"], planned, rounds=rounds, threads=threads, turn_seconds=turn_seconds,
+            progress=progress,
         )  # fmt: skip
         current = {f.name: manifest["graphs"][f.name].get("form", "kernels") for f in files}
-        fastest = {name: _fastest(name, bench.workloads) for name in current}
-        changed = {name: form for name, form in fastest.items() if form and form != current[name]}
-        selected = {**current, **changed}
+        changed = _faster_forms(current, bench)
         report = None
         if changed:
             report = _write_and_verify(stage, folder, changed, bench, runtimes, progress)
             if report.passed:
                 stage.publish()
-    return TuningResult(bench, selected, report)
+    return TuningResult(bench, {**current, **changed}, report)
+
+
+def _faster_forms(current: Mapping[str, str], bench: BenchReport) -> dict[str, str]:
+    """Return the fastest form of each graph in which another one is faster than the current."""
+    fastest = {name: _fastest(name, bench.workloads) for name in current}
+    return {name: form for name, form in fastest.items() if form and form != current[name]}
 
 
 def _tunable_files(folder: Path, manifest: Mapping[str, Any]) -> list[GraphFile]:
