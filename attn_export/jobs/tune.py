@@ -114,9 +114,9 @@ def tune(
     spec = bundle_spec(folder, manifest)
     workloads = plan_workloads(manifest, spec, batch, prefill, decode, PREFILL)
     with staging(folder) as stage, scratch() as out:
+        candidates = BundleCandidates(folder, out, manifest, spec)
         progress.phase("lowering")
         forms = _lower_forms(folder, files, out)
-        candidates = BundleCandidates(folder, out, manifest, spec)
         planned = list(_planned(candidates, out, files, forms, workloads))
         bench = measure_workloads(
             manifest["name"], planned, rounds=rounds, threads=threads, turn_seconds=turn_seconds,
@@ -124,11 +124,9 @@ def tune(
         )  # fmt: skip
         current = {f.name: manifest["graphs"][f.name].get("form", "kernels") for f in files}
         changed = _faster_forms(current, bench)
-        report = None
-        if changed:
-            report = _write_and_verify(stage, folder, changed, bench, runtimes, progress)
-            if report.passed:
-                stage.publish()
+        report = _write_and_verify(stage, folder, changed, bench, runtimes, progress)
+        if report and report.passed:
+            stage.publish()
     return TuningResult(bench, {**current, **changed}, report)
 
 
@@ -234,8 +232,8 @@ def _write_and_verify(
     bench: BenchReport,
     runtimes: Sequence[str],
     progress: Progress,
-) -> Report:
-    """Write the bundle with other forms of its graphs, and verify it.
+) -> Report | None:
+    """Write the bundle with other forms of its graphs, and verify it; None if none changes.
 
     Args:
         stage: The folder to write the new bundle to.
@@ -245,6 +243,8 @@ def _write_and_verify(
         runtimes: Names of the runtimes for `verify`.
         progress: Receiver of progress.
     """
+    if not forms:
+        return None
     from attn_export.graph.neighbourhood import read_neighbourhood
     from attn_export.report.data import to_json
     from attn_export.report.html import to_html

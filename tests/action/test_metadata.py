@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT
-from jsonschema import Draft7Validator
 
 ACTION = ROOT / "action"
 CONTENT: dict[str, Any] = yaml.safe_load((ACTION / "action.yml").read_text())
@@ -20,8 +19,10 @@ USES = re.compile(r"uses: \S+/attn-export/action@")
 PAGES = [ROOT / "docs" / "ci.md", ACTION / "README.md"]
 
 
-def schema(name: str) -> Draft7Validator:
+def schema(name: str) -> Any:
     """Return a published schema, as SchemaStore keeps it and check-jsonschema ships it."""
+    from jsonschema import Draft7Validator  # takes 2 s, in every process that imports tests
+
     folder = files("check_jsonschema.builtin_schemas") / "vendor"
     return Draft7Validator(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
 

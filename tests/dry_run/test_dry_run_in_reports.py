@@ -6,9 +6,9 @@ import json
 import re
 from pathlib import Path
 
-import jsonschema
 import pytest
-from conftest import ROOT, Cli
+from conftest import Cli
+from report_schema import validator
 
 from attn_export import build, verify
 from attn_export.errors import GraphError, RuntimeFailure
@@ -35,8 +35,7 @@ def test_the_report_of_a_build_names_the_kernels_and_no_verdict_uses_them(
     assert MEANING in done.stdout
 
     report = json.loads((tmp_path / "b" / "report.json").read_text())
-    schema = ROOT / "attn_export" / "report" / "report.schema.json"
-    jsonschema.validate(report, json.loads(schema.read_text()))
+    validator().validate(report)
     seen = {(one["graph"], one["architecture"]) for one in report["dry_runs"]}
     graphs = {path.name for path in (tmp_path / "b").glob("*.onnx")}
     assert "model.cuda.decode.onnx" in graphs

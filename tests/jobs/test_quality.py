@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, small_spec
-from jsonschema import Draft202012Validator
+from conftest import small_spec
+from report_schema import validator
 from shared import few_bits_bundle
 from torch.nn import functional as F
 
@@ -29,8 +29,6 @@ from attn_export.report.terminal import to_text
 from attn_export.results import Report
 from attn_export.tensorfile import read_tensor
 
-SCHEMA = json.loads((ROOT / "attn_export" / "report" / "report.schema.json").read_text())
-VALIDATOR = Draft202012Validator(SCHEMA)
 ONLY = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
 
 
@@ -99,7 +97,7 @@ def test_a_missed_budget_fails_in_every_format_that_ci_reads(bundle: Path):
     assert "### Beyond the budget" in to_markdown(report)
     assert sum("beyond the budget" in line for line in github_annotations(report)) == 3
     assert to_html(report).count("beyond the budget") == 3
-    VALIDATOR.validate(json.loads(to_json(report)))
+    validator().validate(json.loads(to_json(report)))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +143,7 @@ def test_an_output_is_judged_as_logits_where_a_budget_asks(bundle: Path, budget:
     assert report.exit_code == code, str(report)
     assert [said.split(":")[0] for said in report.quality.missed] == ["output"] * (code == 6)
     content = json.loads(to_json(report))
-    VALIDATOR.validate(content)
+    validator().validate(content)
     assert 1e-6 < content["quality"]["logits"]["kl"] < 0.1
     assert 0.3 < content["quality"]["logits"]["top1"] < 1
     assert f"output as logits: KL {report.quality.logits.kl:.3g} nats" in to_html(report)

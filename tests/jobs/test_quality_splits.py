@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, small_spec
-from jsonschema import Draft202012Validator
+from conftest import small_spec
+from report_schema import validator
 from shared import few_bits_bundle
 
 from attn_export import Subject, build, verify
@@ -21,8 +21,6 @@ from attn_export.parity.quality_oracle import split
 from attn_export.report.data import to_json
 from attn_export.results import Report
 
-SCHEMA = json.loads((ROOT / "attn_export" / "report" / "report.schema.json").read_text())
-VALIDATOR = Draft202012Validator(SCHEMA)
 ONLY = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
 
 
@@ -75,7 +73,7 @@ def test_scales_that_are_too_small_clip_values_of_the_cache(
         return
     assert values.share > 0.5
     assert values.clipped < 10 < values.rounding
-    VALIDATOR.validate(json.loads(to_json(report)))
+    validator().validate(json.loads(to_json(report)))
     assert run(["explain", str(tmp_path / "b"), "--runtime", "ort-cpu"]) == 0
     said = capsys.readouterr().out
     assert (

@@ -9,28 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
-from jsonschema import Draft202012Validator
+from report_schema import SCHEMA, validator
 from reports import clean, mixed
 
 from attn_export.report.data import FORMAT, to_json
 
-SCHEMA = json.loads((ROOT / "attn_export" / "report" / "report.schema.json").read_text())
-VALIDATOR = Draft202012Validator(SCHEMA)
-
 
 def test_the_schema_is_one_and_of_the_version_that_is_written():
-    Draft202012Validator.check_schema(SCHEMA)
+    assert validator()
     assert SCHEMA["properties"]["format"]["const"] == FORMAT
 
 
 @pytest.mark.parametrize("report", [mixed(), clean()], ids=["mixed", "clean"])
 def test_a_report_is_valid(report):
-    VALIDATOR.validate(json.loads(to_json(report)))
+    validator().validate(json.loads(to_json(report)))
 
 
 def test_the_report_of_a_bundle_is_valid(bundle: Path):
-    VALIDATOR.validate(json.loads((bundle / "report.json").read_text()))
+    validator().validate(json.loads((bundle / "report.json").read_text()))
 
 
 def _set(*path: str | int, to: Any) -> Callable[[Any], None]:
@@ -60,7 +56,7 @@ WRONG: dict[str, Callable[[Any], None]] = {
 def test_an_invalid_report_is_refused(name: str):
     content = copy.deepcopy(json.loads(to_json(clean())))
     WRONG[name](content)
-    assert not VALIDATOR.is_valid(content)
+    assert not validator().is_valid(content)
 
 
 def test_a_row_of_cells_is_a_line():
