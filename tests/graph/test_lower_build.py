@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 from ir_graphs import model_of, value
 
 from attn_export.graph.lower.node_builder import Builder
@@ -37,3 +38,12 @@ def test_nodes_go_before_theirs_under_names_of_their_own():
     source = model.graph.inputs[0]
     op("Neg", op("Neg", source))
     assert [node.name for node in model.graph] == ["relu/Neg", "relu/Neg_2", "relu"]
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_a_size_is_that_of_one_axis_from_either_end(axis: int):
+    op, _ = builder()
+    shape = op.size(op("Identity", value("z", "n", "m")), axis).producer()
+    start, end = (shape.attributes.get(name) for name in ("start", "end"))
+    sizes = [3, 5]
+    assert sizes[start.value : None if end is None else end.value] == [sizes[axis]]
