@@ -97,7 +97,7 @@ def safetensors_entries(path: Path) -> tuple[int, dict[str, Any]]:
         OSError: If the file cannot be read.
         ValueError: If the header is too long, or no JSON.
     """
-    with path.open("rb") as file:
+    with regular_file(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > LONGEST_HEADER:
             raise ValueError(f"its header takes {length} bytes, and {LONGEST_HEADER} is the most")
