@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,21 +61,28 @@ def golden_vectors(
     Raises:
         ExportError: If an input changes no output, or no input changes an output.
     """
-    from attn_export.parity.golden import write_golden, write_inputs
+    from attn_export.parity.golden import write_index, write_inputs, write_outputs
 
     computed, usable, notes = usable_cases(cases, oracle, ours=ours, narrow=narrow)
     renamed = [names.case(case) for case in usable] if names else usable
     runs = start([write_inputs(folder, number, case) for number, case in enumerate(renamed)])
     progress.expect(len(usable) + runs)
-    goldens = []
-    for case in usable:
-        goldens.append(computed.get(case.name) or oracle.golden(case))
-        progress.advance(f"float64 truth: {case.name}")
+    goldens, written = [], []
+    # Some file systems take longer to create files than the truth of a small case takes.
+    with ThreadPoolExecutor(max_workers=1) as writer:
+        for number, case in enumerate(usable):
+            golden = computed.get(case.name) or oracle.golden(case)
+            goldens.append(golden)
+            named = names.golden(golden) if names else golden
+            written.append(writer.submit(write_outputs, folder, number, named))
+            progress.advance(f"float64 truth: {case.name}")
+    for future in written:
+        future.result()
     # With narrow types the allowed error is large; the check was also made in float32.
     check_influence(goldens, 1.0 if narrow else CLEARLY)
     if names:
         goldens = [names.golden(golden) for golden in goldens]
-    write_golden(folder, goldens)
+    write_index(folder, goldens)
     return goldens, (*notes, *near_ties_note(goldens))
 
 

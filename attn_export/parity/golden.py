@@ -49,18 +49,27 @@ def data_set(number: int) -> str:
     return f"test_data_set_{number}"
 
 
-def write_golden(folder: Path, goldens: Sequence[Golden]) -> None:
-    """Write the truth, eager's outputs and the index; `write_inputs` wrote the inputs before.
+def write_outputs(folder: Path, number: int, golden: Golden) -> None:
+    """Write the truth and eager's outputs of a case into the folder of its inputs.
+
+    Args:
+        folder: The folder `golden/`.
+        number: The number of the case.
+        golden: The case with its outputs.
+    """
+    from attn_export.tensorfile import write_tensors
+
+    write_tensors(folder / data_set(number), "output", golden.expected)
+    write_tensors(folder / data_set(number), "eager", golden.eager)
+
+
+def write_index(folder: Path, goldens: Sequence[Golden]) -> None:
+    """Write the index of all cases; `write_inputs` and `write_outputs` wrote their files.
 
     Args:
         folder: The folder `golden/`.
         goldens: The golden vectors.
     """
-    from attn_export.tensorfile import write_tensors
-
-    for number, golden in enumerate(goldens):
-        write_tensors(folder / data_set(number), "output", golden.expected)
-        write_tensors(folder / data_set(number), "eager", golden.eager)
     first = goldens[0]
     index = {
         "inputs": list(first.case.inputs),
@@ -124,7 +133,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     Kits put these values into generated programs.
 
     Raises:
-        BundleError: If there is no index, or it is not in the format of `write_golden`.
+        BundleError: If there is no index, or it is not in the format of `write_index`.
     """
     from attn_export.schema import GoldenIndex
 

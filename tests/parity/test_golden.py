@@ -15,8 +15,9 @@ from attn_export.parity.golden import (
     INDEX,
     read_golden,
     stored_cases,
-    write_golden,
+    write_index,
     write_inputs,
+    write_outputs,
 )
 from attn_export.results import Allowed, Case, Golden
 from attn_export.tensorfile import read_outputs, read_tensors, write_tensors
@@ -49,10 +50,16 @@ GOLDENS = [golden("shape_B1", "shape", 1), golden("shape_B2", "shape", 2), golde
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """Return golden vectors as they were written."""
+    return write_all(tmp_path / "golden")
+
+
+def write_all(folder: Path) -> Path:
+    """Write all golden vectors, and return their folder."""
     for number, one in enumerate(GOLDENS):
-        write_inputs(tmp_path / "golden", number, one.case)
-    write_golden(tmp_path / "golden", GOLDENS)
-    return tmp_path / "golden"
+        write_inputs(folder, number, one.case)
+        write_outputs(folder, number, one)
+    write_index(folder, GOLDENS)
+    return folder
 
 
 def same(a: dict, b: dict) -> bool:
@@ -109,9 +116,7 @@ def test_the_index_is_json_without_paths_of_the_machine(folder):
 
 
 def test_the_same_vectors_give_the_same_bytes(folder, tmp_path):
-    for number, one in enumerate(GOLDENS):
-        write_inputs(tmp_path / "again", number, one.case)
-    write_golden(tmp_path / "again", GOLDENS)
+    write_all(tmp_path / "again")
     files = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
     assert len(files) == 3 * 6 + 1
     assert all((folder / f).read_bytes() == (tmp_path / "again" / f).read_bytes() for f in files)

@@ -16,7 +16,7 @@ from attn_export.bundle import GOLDEN
 from attn_export.export.export import export
 from attn_export.graph.save import save_graphs
 from attn_export.jobs.bundle_graphs import lower_all
-from attn_export.parity.golden import write_golden, write_inputs
+from attn_export.parity.golden import write_index, write_inputs, write_outputs
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
 from attn_export.results import WHOLE_DECODE, Golden, GraphFile, StoredCase, Verdict
@@ -164,7 +164,9 @@ def _made(name: str, folder: Path) -> Stored:
     cases = [case for case in map(oracle.move_off_ties, cases) if case is not None]
     written = [write_inputs(folder / GOLDEN, i, case) for i, case in enumerate(cases)]
     goldens = [oracle.golden(case) for case in cases]
-    write_golden(folder / GOLDEN, goldens)
+    for number, golden in enumerate(goldens):
+        write_outputs(folder / GOLDEN, number, golden)
+    write_index(folder / GOLDEN, goldens)
     axes = {**spec.input_shapes(), **spec.output_shapes()}
     named = {golden.case.name: golden for golden in goldens}
     return Stored(folder, tuple(graph.file for graph in graphs), axes, tuple(written), named)
