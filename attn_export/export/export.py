@@ -27,7 +27,12 @@ from attn_export.errors import ExportError
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
 from attn_export.export.module_state import copy_module
 from attn_export.export.subject import Subject
-from attn_export.export.translations import decompose_complex, translations, without_parsing
+from attn_export.export.translations import (
+    decompose_complex,
+    skip_empty_decomposition,
+    translations,
+    without_parsing,
+)
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import store_in_narrow_types
@@ -200,9 +205,12 @@ def _name_shared_weights(model: ir.Model, subject: Subject) -> None:
 
 def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
     try:
+        program = decompose_complex(program)
+        if subject.spec is not None:
+            skip_empty_decomposition(program)
         with without_parsing():
             onnx_program = torch.onnx.export(
-                decompose_complex(program),
+                program,
                 dynamo=True,
                 input_names=list(subject.inputs),
                 opset_version=_opset(program),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from onnxscript import TracedOnnxFunction, opset23
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 # -- attention ----------------------------------------------------------------------------------
@@ -203,6 +205,39 @@ ON_PAIRS: dict[Any, Callable[..., Any]] = {
 }
 """Decompositions of complex operations. For real operands they return NotImplemented, which leaves
 the operation as it is."""
+
+
+# -- time ---------------------------------------------------------------------------------------
+
+
+PRESERVED = frozenset({
+    "add.Tensor", "arange.default", "arange.start", "cat.default", "expand.default",
+    "flatten.using_ints", "layer_norm.default", "linear.default", "rms_norm.default",
+    "slice.Tensor", "split_with_sizes.default", "sym_size.int", "transpose.int", "unflatten.int",
+    "unsqueeze.default",
+})  # fmt: skip
+"""Operations of `Attention` that the exporter's decomposition leaves as they are."""
+
+
+def skip_empty_decomposition(program: ExportedProgram) -> None:
+    """Let the exporter keep a program of `Attention` whose operations are all in `PRESERVED`.
+
+    The exporter traces every program again to decompose it, which takes half the time of an export.
+
+    Args:
+        program: The program, whose `run_decompositions` is replaced.
+    """
+    targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    if all(_is_preserved(target) for target in targets):
+        program.run_decompositions = lambda _: program
+
+
+def _is_preserved(target: Any) -> bool:
+    """Return whether decomposition leaves an operation as it is."""
+    if not isinstance(target, OpOverload):
+        return target in (operator.getitem, operator.add)  # of outputs and of sizes
+    is_ours = target.namespace == "onnx_symbolic"  # emitted by `emit_canonical_attention`
+    return is_ours or str(target).removeprefix("aten.") in PRESERVED
 
 
 @contextlib.contextmanager

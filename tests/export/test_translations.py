@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
+from conftest import small_spec
 from torch import Tensor, nn
 from torch.export import Dim
 
+from attn_export.export import export as exporter
+from attn_export.export.subject import Subject
 from attn_export.export.translations import ON_PAIRS, decompose_complex, grouped_product
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch.export, as a build ignores them
@@ -69,3 +73,41 @@ def test_rows_meet_the_matrix_of_their_group(ends: list[int]):
     group = np.searchsorted(ends, np.arange(5), side="right")
     wanted = np.einsum("nk,nkm->nm", x, weights[group])
     np.testing.assert_allclose(found.value, wanted, rtol=1e-5, atol=1e-6)
+
+
+IN_PLACE = {"cache": "in-place", "attn_mask": "none"}
+
+KEPT = {
+    "a mask": {},
+    "everything of one projection": {"packed_qkv": True, "softcap": 30.0, "qk_norm": "rms"},
+    "layer norms without a cache": {"cache": "none", "qk_norm": "layer", "attn_weights": True},
+    "cross-attention": {"cross": True, "causal": False, "cache": "none", "bias": "q,v"},
+    "a cache in place": IN_PLACE,
+    "weights of int4": {"weights_dtype": "int4"},
+    "bfloat16": {"dtype": "bfloat16"},
+}
+DECOMPOSED = {
+    "rotary": {"rotary": "half"},
+    "a cache of int8": {**IN_PLACE, "kv_dtype": "int8"},
+}
+
+
+@pytest.mark.parametrize("name", [*KEPT, *DECOMPOSED])
+def test_a_program_that_is_not_decomposed_has_the_same_graph(name: str, monkeypatch):
+    subject = Subject.from_spec(small_spec(**{**KEPT, **DECOMPOSED}[name]), seed=0)
+    kept = []
+
+    def skip(program) -> None:
+        skip_empty_decomposition(program)
+        kept.append("run_decompositions" in vars(program))
+
+    skip_empty_decomposition = exporter.skip_empty_decomposition
+    monkeypatch.setattr(exporter, "skip_empty_decomposition", skip)
+    found = to_bytes(exporter.export(subject).model)
+    monkeypatch.setattr(exporter, "skip_empty_decomposition", lambda _: None)
+    assert found == to_bytes(exporter.export(subject).model)
+    assert kept == [name in KEPT]
+
+
+def to_bytes(model: ir.Model) -> bytes:
+    return ir.to_proto(model).SerializeToString(deterministic=True)
