@@ -65,7 +65,7 @@ FLOORS = {
 
 WITH_TORCH = (
     "attention/", "weights/", "user_module", "export/", "parity/float64_mode",
-    "parity/activation_ties", "parity/cache_quotients", "parity/float16_ties",
+    "parity/activation_ties", "parity/cache_quotients",
     "parity/graph_oracle", "parity/near_ties", "parity/notes", "parity/oracle", "parity/operations",
     "parity/quality_oracle", "parity/rounding", "parity/ties",
     "parity/zero_points",

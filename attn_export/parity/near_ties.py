@@ -1,4 +1,4 @@
-"""Inputs moved so far from rounding ties that integers of inputs and of the cache are certain.
+"""Rounding ties of quantised inputs and of caches: moves of inputs, and values that stay near ties.
 
 Near a tie, floating-point error alone decides between two integers, and both are right. So inputs
 are moved until the integers of quantised inputs, and the new ones of a quantised cache, are the
@@ -8,11 +8,19 @@ for the input of the output projection.
 Without quantised activations new keys and values change smoothly with the query, which is moved
 along their gradient. With them a small move changes nothing: an element of the token, chosen at
 random, is moved by one quantisation step, until no key or value of the token is near a tie.
+
+A float32 value near the middle of two float16 numbers may become either of them in a cache in
+float16. Queries are moved until no large value is near a tie. The rounding error of small values
+may be as large as the spacing of float16, so they are near a tie wherever they are. The runs with
+random rounding choose a neighbour at random, so that the allowed error covers these choices and no
+more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -20,6 +28,7 @@ from torch import Tensor, nn
 
 from attn_export.attention import Attention
 from attn_export.attention.quantised_activations import QuantisedActivations
+from attn_export.attention.quantised_cache import Pair
 from attn_export.parity.cache_quotients import (
     LEAST,
     ROUNDS,
@@ -29,9 +38,10 @@ from attn_export.parity.cache_quotients import (
     move_along_gradients,
     shift_from_ties,
 )
-from attn_export.parity.draw import generator
+from attn_export.parity.draw import generator, seed_of
 from attn_export.parity.measures import EPS_FLOAT32
 from attn_export.results import Case
+from attn_export.spec.low_precision import FLOAT16
 
 MOVES, MARGINS = 50, 4
 """The most attempts to move an input array, and the most attempts with a margin computed anew."""
@@ -44,17 +54,21 @@ def move_off_ties(case: Case, module: nn.Module) -> Case | None:
     """Return a case whose integers are the same in every correct implementation.
 
     These are the integers of quantised inputs (`ROUNDED`), and the new ones of a quantised cache.
+    With a cache in float16, large new keys and values are moved; values that stay near a tie
+    increase the allowed error.
 
     Args:
         case: The case; its inputs may be moved by a little.
-        module: A float64 copy of an `Attention` with quantised activations, a quantised cache, or
-            both.
+        module: A float64 copy of an `Attention` with quantised activations, a cache of
+            another type, or both.
 
     Returns:
         The case itself if no value is near a tie; None if its inputs cannot be moved away.
     """
     assert isinstance(module, Attention)
     if not isinstance(module.activations, QuantisedActivations):
+        if module.spec.kv_dtype == FLOAT16:
+            return move_along_gradients(case, module, _weigh_all)[0]
         moved, certain = move_along_gradients(case, module, _weigh_worst)
         return moved if certain else None
     if module.kv_scales is None:
@@ -126,6 +140,16 @@ def _weigh_worst(shift: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(shift).scatter(-1, worst, 1.0), shift.gather(-1, worst)
 
 
+def _weigh_all(shift: Tensor, units: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return weights that move all values of a token at once, and the change that their sum needs.
+
+    This takes few steps if few of many channels are near ties. Shifts are multiplied by `units`, so
+    that they count as differences of cached values.
+    """
+    assert units is not None
+    return shift * units.square(), (shift * units).square().sum(-1, keepdim=True)
+
+
 def _move_inputs(case: Case, rounding: QuantisedActivations) -> Case | None:
     """Return a case without inputs near a tie.
 
@@ -159,3 +183,100 @@ def _move_array(array: np.ndarray, rounding: QuantisedActivations) -> np.ndarray
         beside = tie + torch.where(quotients >= tie, 2 * margin, -2 * margin)
         array = torch.where(near, beside * scale, x).numpy().astype(array.dtype)
     return None
+
+
+# -- values of a float16 cache that stay near a tie ---------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Float16Values:
+    """New keys and values of a case, rounded to float16 and held in float64.
+
+    Attributes:
+        nearest: The nearest float16 numbers, which are the truth: keys `[B, Hkv, L, D]` and values
+            `[B, Hkv, L, Dv]`.
+        other: The float16 neighbour on the other side of each value, of the same shapes.
+        near: Masks of the values so near a tie that either neighbour is correct.
+        overflow: Whether a finite value became infinite.
+    """
+
+    nearest: Pair
+    other: Pair
+    near: Pair
+    overflow: bool
+
+    @property
+    def uncertain_tokens(self) -> int:
+        """The number of tokens with at least one value near a tie."""
+        tokens = (near.any(-1).any(1) for near in self.near)  # [B, L]
+        return int(torch.stack(list(tokens)).any(0).sum())
+
+    def draw(self, number: int) -> Pair:
+        """Return keys `[B, Hkv, L, D]` and values; those near a tie may take their other neighbour.
+
+        Args:
+            number: The number of the run. In run 0 all values near a tie take the other neighbour;
+                in later runs each takes it with probability 0.5.
+        """
+        random = torch.Generator().manual_seed(seed_of("float16", number))
+        pair: list[Tensor] = []
+        for nearest, other, near in zip(self.nearest, self.other, self.near, strict=True):
+            takes_other = torch.rand(near.shape, generator=random) < 0.5 if number else near
+            pair.append(torch.where(near & takes_other, other, nearest))
+        return pair[0], pair[1]
+
+
+@torch.no_grad()
+def round_to_float16(module: Attention, case: Case) -> Float16Values:
+    """Return the new keys and values of a case, with both neighbours of values near a tie.
+
+    Args:
+        module: A float64 copy of an `Attention` with a cache in float16.
+        case: The case.
+    """
+    quotients = CacheQuotients(module, case)
+    query = case.inputs["query"]
+    margin = compute_margin(quotients, query)
+    values = quotients(torch.from_numpy(query.astype(np.float64)))
+    units = quotients.units
+    assert units is not None
+    near = (distance_from_tie(values) < margin) & values.isfinite()
+    whole = values.round()
+    other = whole + torch.where(values >= whole, 1.0, -1.0)
+    spec = module.spec
+    widths = [spec.num_kv_heads * width for width in spec.cache_widths]
+
+    def as_pair(x: Tensor) -> Pair:
+        """Split `[B, L, N]` into keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`."""
+        heads = (part.unflatten(-1, (spec.num_kv_heads, -1)) for part in x.split(widths, -1))
+        key, value = (part.transpose(1, 2) for part in heads)
+        return key, value
+
+    rounding = module.kv_scales
+    assert rounding is not None
+    nearest = rounding(*quotients.new_pair)
+    before_and_after = zip(quotients.new_pair, nearest, strict=True)
+    overflow = any(bool((x.isfinite() & ~y.isfinite()).any()) for x, y in before_and_after)
+    return Float16Values(nearest, as_pair(other * units), as_pair(near), overflow)
+
+
+@contextlib.contextmanager
+def force_cache_values(pair: Pair, module: Attention) -> Iterator[None]:
+    """Replace the new keys and values that a module puts into its cache inside this block.
+
+    Args:
+        pair: Keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`: float16 numbers, in any floating
+            type.
+        module: The module.
+    """
+    rounding = module.kv_scales
+    assert rounding is not None
+
+    def replace(_: object, __: object, rounded: Pair) -> Pair:
+        return pair[0].to(rounded[0].dtype), pair[1].to(rounded[1].dtype)
+
+    hook = rounding.register_forward_hook(replace)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -41,7 +41,7 @@ from attn_export.tensorfile import is_floating
 if TYPE_CHECKING:
     from attn_export.diagnose.explanation import ReferenceStep
     from attn_export.parity.activation_ties import ActivationTies, Ties
-    from attn_export.parity.float16_ties import Float16Values
+    from attn_export.parity.near_ties import Float16Values
     from attn_export.parity.ties import TieOrder
 
 WIDER, TIED_RUNS = 8.0, 4
@@ -109,12 +109,9 @@ class Oracle(TruthSource):
                 return self._ties.move_off_ties(case)
             if spec is None or spec.kv_dtype == "none":
                 return case
-            assert isinstance(self.precise, Attention)
-            from attn_export.parity import float16_ties, near_ties
+            from attn_export.parity.near_ties import move_off_ties
 
-            if spec.kv_dtype == FLOAT16:
-                return float16_ties.move_off_ties(case, self.precise)
-            return near_ties.move_off_ties(case, self.precise)
+            return move_off_ties(case, self.precise)
 
     def _threads_for(self, case: Case) -> AbstractContextManager[None]:
         """Let PyTorch use several threads for large modules and cases, else one."""
@@ -162,7 +159,7 @@ class Oracle(TruthSource):
 
     def _with_float16_cache(self, case: Case, eager: Arrays, truth: Arrays) -> Golden:
         """Return the golden of a float16 cache; values near a tie round either way in its runs."""
-        from attn_export.parity.float16_ties import force_cache_values, round_to_float16
+        from attn_export.parity.near_ties import force_cache_values, round_to_float16
 
         assert isinstance(self.precise, Attention)
         assert isinstance(self.subject.module, Attention)
@@ -268,7 +265,7 @@ class Oracle(TruthSource):
         """Let runs, stacked along the batch axis, keep the float16 numbers drawn for each."""
         if cached is None:
             return contextlib.nullcontext()
-        from attn_export.parity.float16_ties import force_cache_values
+        from attn_export.parity.near_ties import force_cache_values
 
         assert isinstance(self.precise, Attention)
         drawn = [cached.draw(number) for number in runs]

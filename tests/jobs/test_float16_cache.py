@@ -14,7 +14,7 @@ from attn_export import Subject, verify
 from attn_export.bench.work import work_of
 from attn_export.errors import SpecError, WeightsError
 from attn_export.graph.load import load_model
-from attn_export.parity.float16_ties import round_to_float16
+from attn_export.parity.near_ties import round_to_float16
 from attn_export.parity.oracle import Oracle
 from attn_export.runtimes.decode_session import DecodeSession
 
