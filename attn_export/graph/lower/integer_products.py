@@ -17,9 +17,9 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.dialect_names import MICROSOFT
-from attn_export.graph.block_rounding import FLOAT, read_block_rounding
 from attn_export.graph.ir_helpers import add_initializer, nodes_of, optional_input
 from attn_export.graph.lower.node_builder import Builder, take_over
+from attn_export.graph.quantised_weights import FLOAT, read_block_rounding
 from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS
 
 BITS = {"INT4": 4, "UINT4": 4, "INT8": 8, "UINT8": 8}
