@@ -1,4 +1,4 @@
-"""Sentences that name the possible causes, the most likely first."""
+"""Sentences of an explanation: possible causes, the most likely first; the cost of quantising."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
+from pathlib import Path
 
+from attn_export.bundle import GOLDEN
 from attn_export.diagnose.evaluate import NotComputedError
 from attn_export.diagnose.experiments import ExperimentResult
 from attn_export.diagnose.explanation import Cause, Deviation, Fault, Lines, line_suffix
@@ -14,6 +16,9 @@ from attn_export.diagnose.fault_attribution import KnownMistakes
 from attn_export.diagnose.graph_run import GoldenCase, GraphRun
 from attn_export.diagnose.match import Match
 from attn_export.diagnose.pattern import Pattern
+from attn_export.parity.golden import read_golden
+from attn_export.parity.quality_vectors import distance, is_plain, read_quality
+from attn_export.quality import Quality
 from attn_export.results import Arrays
 
 # -- wrong signatures ---------------------------------------------------------------------------
@@ -205,3 +210,43 @@ def _explained_share(match: Match) -> str:
     if explained > 0.99:
         return f"explains {explained:.2%} of the error; the rest has another cause"
     return f"explains {explained:.0%} of the error"
+
+
+# -- distance from the float model ---------------------------------------------------------------
+
+
+def quality_sentences(folder: Path, runs: Mapping[str, GraphRun]) -> tuple[str, ...]:
+    """Return sentences on the distance from the float model; none if the bundle has no figures.
+
+    Args:
+        folder: The folder of the bundle.
+        runs: The results of the graphs that ran, by name.
+
+    Raises:
+        BundleError: If a file of the bundle does not fit.
+    """
+    goldens = read_golden(folder / GOLDEN)
+    quality = read_quality(folder / GOLDEN, goldens, ())
+    if quality is None or not quality.outputs:
+        return ()
+    return tuple(_quality_sentences(quality, runs))
+
+
+def _quality_sentences(quality: Quality, runs: Mapping[str, GraphRun]) -> Iterator[str]:
+    first = quality.outputs[0]
+    kernels = [f"{_kernel_sqnr(run, first.part)} in {graph}" for graph, run in runs.items()]
+    alone = ", ".join(kernels)
+    yield f"{first.part}: {first.sqnr:.1f} dB after quantising; of the kernel alone {alone}"
+    for split in quality.splits:
+        yield split.sentence
+
+
+def _kernel_sqnr(run: GraphRun, output: str) -> str:
+    """Return the SQNR of a runtime's output against the truth of the quantised model, as text."""
+    pairs = (
+        (case.golden.expected[output], run.ran.outputs[case.name][output])
+        for case in (*run.passed, *run.failed)
+        if is_plain(case.golden.case) and output in run.ran.outputs.get(case.name, {})
+    )
+    sqnr = distance(output, pairs).sqnr
+    return f"{sqnr:.1f} dB" if isfinite(sqnr) else "no error"

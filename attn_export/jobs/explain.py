@@ -72,8 +72,8 @@ def explain(
         GraphError: If `graph` cannot be read.
         BundleError: If a file of the bundle is missing or was changed.
     """
+    from attn_export.diagnose.causes import quality_sentences
     from attn_export.diagnose.graph_run import golden_cases
-    from attn_export.diagnose.quality_lines import quality_lines
     from attn_export.diagnose.reproduce import check_folder
 
     progress = progress or Progress()
@@ -93,7 +93,7 @@ def explain(
         manifest, cases, bundled, has_decodes, seconds, progress, witness or Witness()
     )
     explanation = job.explain_first_failure(runners, Path(output) if output else None)
-    distance = quality_lines(folder, job.runs)
+    distance = quality_sentences(folder, job.runs)
     return dataclasses.replace(explanation, seconds=job.elapsed(), distance=distance)
 
 
