@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention import Attention
-from attn_export.attention.cache_scales import calibrate_cache, scale_rule, set_scales
+from attn_export.attention.quantised import calibrate_cache, scale_rule, set_scales
 from attn_export.attention.quantised_cache import CacheScales
 from attn_export.errors import AttnExportError, ExportError, WeightsError, counted, one_line
 from attn_export.export.subject_checks import dtype_of

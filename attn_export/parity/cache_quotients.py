@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attn_export.attention import Attention
-from attn_export.attention.cache_scales import new_keys_and_values
+from attn_export.attention.quantised import new_keys_and_values
 from attn_export.attention.quantised_cache import Pair, Quotients
 from attn_export.export.trees import to_torch
 from attn_export.parity.draw import seed_of

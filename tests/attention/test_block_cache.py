@@ -9,8 +9,7 @@ from conftest import small_spec
 
 from attn_export.attention import Attention
 from attn_export.attention.block_scales import BlockScales, byte_scales, hadamard
-from attn_export.attention.cache_scales import new_keys_and_values, token_inputs
-from attn_export.attention.quantised import unquantise
+from attn_export.attention.quantised import new_keys_and_values, token_inputs, unquantise
 from attn_export.spec import AttentionSpec
 
 STEPS = 2.0 ** (np.arange(256) / 8 - 24)
