@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from attn_export import AttentionSpec
+from attn_export.attention import seeded_attention
 from attn_export.attention.quantised import quantise_module, unquantise
-from attn_export.attention.variants import seeded_attention
 from attn_export.errors import WeightsError
 from attn_export.quantiser import DIGITS, RANGES, quantise
 

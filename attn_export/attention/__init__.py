@@ -1,12 +1,19 @@
-"""Attention in plain PyTorch: one class, `Attention`, for MHA, MQA, GQA and MLA."""
+"""Attention in plain PyTorch: `Attention`, and functions that build it as MHA, MQA or GQA.
+
+The functions have the names that papers use. They differ in the number of
+key/value heads: H, 1, or one that the caller gives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
 
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.module import Attention
-from attn_export.attention.variants import (
-    GroupedQueryAttention,
-    MultiHeadAttention,
-    MultiQueryAttention,
-)
+from attn_export.spec import AttentionSpec
 
 __all__ = [
     "Attention",
@@ -14,4 +21,85 @@ __all__ = [
     "MultiHeadAttention",
     "MultiQueryAttention",
     "scaled_dot_product_attention",
+    "seeded_attention",
 ]
+
+
+def MultiHeadAttention(embed_dim: int, num_heads: int, **options: Any) -> Attention:  # noqa: N802
+    """Return an `Attention` in which every query head has its own key/value head.
+
+    Args:
+        embed_dim: The model width E.
+        num_heads: The number of query heads H.
+        options: Further fields of `AttentionSpec`.
+
+    Raises:
+        SpecError: If the options contradict each other.
+    """
+    return Attention(AttentionSpec(embed_dim=embed_dim, num_heads=num_heads, **options))
+
+
+def MultiQueryAttention(embed_dim: int, num_heads: int, **options: Any) -> Attention:  # noqa: N802
+    """Return an `Attention` in which all query heads share one key/value head (Shazeer 2019).
+
+    Args:
+        embed_dim: The model width E.
+        num_heads: The number of query heads H.
+        options: Further fields of `AttentionSpec`.
+
+    Raises:
+        SpecError: If the options contradict each other.
+    """
+    return Attention(
+        AttentionSpec(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=1, **options)
+    )
+
+
+def GroupedQueryAttention(  # noqa: N802
+    embed_dim: int, num_heads: int, num_kv_heads: int, **options: Any
+) -> Attention:
+    """Return an `Attention` in which H / Hkv query heads share a KV head (Ainslie et al. 2023).
+
+    Args:
+        embed_dim: The model width E.
+        num_heads: The number of query heads H.
+        num_kv_heads: The number of key/value heads Hkv, a divisor of H.
+        options: Further fields of `AttentionSpec`.
+
+    Raises:
+        SpecError: If the options contradict each other.
+    """
+    return Attention(
+        AttentionSpec(
+            embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, **options
+        )
+    )
+
+
+# -- seeded weights -----------------------------------------------------------------------------
+
+
+def seeded_attention(spec: AttentionSpec, seed: int = 0) -> Attention:
+    """Return an `Attention` in eval mode whose random weights depend on a seed alone.
+
+    The global random state does not change.
+
+    Args:
+        spec: The spec.
+        seed: The seed of the weights.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = Attention(spec).eval()
+        _make_norms_matter(module)
+    return module
+
+
+def _make_norms_matter(module: nn.Module) -> None:
+    """Draw the weights of norms at random: with 1 and 0, a graph could leave them out unnoticed."""
+    with torch.no_grad():
+        for layer in module.modules():
+            if isinstance(layer, (nn.RMSNorm, nn.LayerNorm)):
+                layer.weight.normal_(1.0, 0.3)
+                if isinstance(layer, nn.LayerNorm):
+                    layer.bias.normal_(0.0, 0.3)

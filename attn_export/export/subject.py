@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils._pytree import tree_map_only
 
-from attn_export.attention import Attention
+from attn_export.attention import Attention, seeded_attention
 from attn_export.attention.positions import NARROW
-from attn_export.attention.variants import seeded_attention
 from attn_export.errors import ExportError, one_line
 from attn_export.export import subject_checks
 from attn_export.export.module_state import preserve_state, quantise_by_spec, weights_of_graph
