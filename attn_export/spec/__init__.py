@@ -1,9 +1,314 @@
-"""`AttentionSpec`: frozen, validated description of the attention layer to build."""
+"""`AttentionSpec`: frozen, validated description of the attention layer to build.
 
-from attn_export.spec.attention_spec import AttentionSpec
-from attn_export.spec.fields import DERIVED
+Legend: B batch, L query length, S key length (past included), P past length,
+E embed_dim, H num_heads, Hkv num_kv_heads, D head_dim, Dv v_head_dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from attn_export.errors import SpecError
+from attn_export.spec import rules
+from attn_export.spec.fields import DERIVED, NO_MASK, AttentionFields
 from attn_export.spec.inputs import Input, MaskSpec, Shape
-from attn_export.spec.presets import VARIANTS
+from attn_export.spec.low_precision import (
+    PER_RUN,
+    by_projection,
+    inputs_of_own_type,
+    parse_weights_dtype,
+    stored_width,
+)
+from attn_export.spec.presets import (
+    USUAL,
+    VARIANTS,
+    check_known,
+    check_variant,
+    usual_fields,
+)
 from attn_export.spec.rules import CACHES, DTYPES
 
 __all__ = ["CACHES", "DERIVED", "DTYPES", "VARIANTS", "AttentionSpec", "Input", "MaskSpec", "Shape"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec(AttentionFields):
+    """Description of one attention layer: dimensions, heads, mask, cache; see docs/spec.md.
+
+    Raises:
+        SpecError: If the values contradict each other; the message has the rule and the values.
+    """
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bias", rules.parse_bias(self.bias))
+        dtypes = parse_weights_dtype(self.weights_dtype)
+        object.__setattr__(self, "weights_dtype", dtypes)
+        rules.check_types(self)
+        self._normalize()
+        for rule in rules.RULES:
+            rule(self)
+
+    # -- derived values ------------------------------------------------------------
+
+    @property
+    def q_per_kv(self) -> int:
+        """The number of query heads per key/value head, H // Hkv."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def cache_widths(self) -> tuple[int, int]:
+        """The widths of a cached key and value: D and Dv, or R and C with a latent (MLA)."""
+        if self.kv_latent_dim:
+            return self.rotary_dim, self.kv_latent_dim
+        return self.head_dim, self.v_head_dim
+
+    @property
+    def stored_widths(self) -> tuple[int, int]:
+        """The widths of `past_key` and `past_value` in elements: D / 2 and Dv / 2 with int4."""
+        key_width, value_width = self.cache_widths
+        return stored_width(self, key_width), stored_width(self, value_width)
+
+    @property
+    def softmax_scale(self) -> float:
+        """The factor on the scores: `scale`, or 1/sqrt(D)."""
+        return self.scale if self.scale is not None else 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def mask(self) -> MaskSpec | None:
+        """`attn_mask` parsed, or None without a mask."""
+        return None if self.attn_mask == NO_MASK else MaskSpec.parse(self.attn_mask)
+
+    @property
+    def has_cache(self) -> bool:
+        """True if `past_key` and `past_value` are inputs."""
+        return self.cache != "none"
+
+    @property
+    def in_place(self) -> bool:
+        """True if new keys are written into a buffer, after `past_length` past keys."""
+        return self.cache == "in-place"
+
+    @property
+    def has_rotary(self) -> bool:
+        """True if queries and keys are rotated by their positions."""
+        return self.rotary != "none"
+
+    @property
+    def turns_by_length(self) -> bool:
+        """True if the rotary frequencies depend on the number of keys."""
+        return self.rotary_scaling in ("dynamic", "longrope")
+
+    @property
+    def depends_on_steps(self) -> bool:
+        """True if a decode step by step differs from a run of the whole sequence."""
+        return self.turns_by_length or self.activations == PER_RUN
+
+    @property
+    def turn_magnitude(self) -> float:
+        """The factor on rotated queries and keys; 1 unless `rotary_scaling` defines another.
+
+        Sources: Peng et al. 2023, eq. 22 (yarn), and Ding et al. 2024, sec. 3.3 (longrope).
+        """
+        factor = self.rotary_factor
+        usual = {
+            "yarn": 0.1 * math.log(factor) + 1.0,
+            "longrope": math.sqrt(
+                1 + math.log(factor) / math.log(max(self.rotary_original_len, 2))
+            ),
+        }.get(self.rotary_scaling)
+        if usual is None:
+            return 1.0
+        return usual if self.rotary_magnitude is None else self.rotary_magnitude
+
+    def has_bias(self, projection: str) -> bool:
+        """Return whether a projection, one of q, k, v and out, has a bias."""
+        return self.bias == "all" or projection in self.bias.split(",")
+
+    @property
+    def quantised_weights(self) -> dict[str, str]:
+        """The integer type of each quantised weight, by name: ``{"q_proj.weight": "int4"}``."""
+        packed = dict.fromkeys("qkv", "qkv") if self.packed_qkv else {}
+        return {
+            f"{packed.get(name, name)}_proj.weight": dtype
+            for name, dtype in by_projection(self.weights_dtype).items()
+        }
+
+    @property
+    def key_axis(self) -> str:
+        """The name of S: the axis over which softmax runs."""
+        if self.cross:
+            return "key_len"
+        return {"none": "query_len", "append": "total_len", "in-place": "capacity"}[self.cache]
+
+    @property
+    def added_keys(self) -> int:
+        """The number of keys that `add_bias_kv` and `add_zero_attn` add: 0 to 2."""
+        return int(self.add_bias_kv) + int(self.add_zero_attn)
+
+    @property
+    def relations(self) -> dict[str, str]:
+        """Axes that are sums of others, with their terms: ``total_len = past_len + query_len``."""
+        terms = {"total_len": "past_len + query_len"} if self.cache == "append" else {}
+        if self.added_keys and self.attn_weights:
+            keys = terms.get("total_len", self.key_axis)
+            terms["weights_len"] = f"{keys} + {self.added_keys}"
+        return terms
+
+    @property
+    def sums(self) -> dict[str, str]:
+        """Sums that hold for the sizes of test cases: `relations`, and one for the capacity.
+
+        In the graph the capacity of a cache in place is free. In test cases it is ``past_len +
+        query_len``, where ``past_len`` is the maximum of `past_length` and no axis.
+        """
+        if not self.in_place:
+            return self.relations
+        capacity = "past_len + query_len"
+        return {"capacity": capacity} | {
+            name: terms.replace("capacity", capacity) for name, terms in self.relations.items()
+        }
+
+    def inputs(self) -> dict[str, Input]:
+        """Return the description of every graph input, by name, in order."""
+        dtypes = {"attn_mask": "bool"} if self.mask and self.mask.dtype == "bool" else {}
+        shapes = self.input_shapes()
+        return {
+            name: Input(shape, dtypes.get(name, self.dtype)) for name, shape in shapes.items()
+        } | inputs_of_own_type(self, shapes)
+
+    def input_shapes(self) -> dict[str, Shape]:
+        """Return the shape of every graph input, by name, in order; dynamic axes by name."""
+        shapes: dict[str, Shape] = {"query": ("batch", "query_len", self.embed_dim)}
+        if self.cross:
+            shapes["key"] = ("batch", self.key_axis, self.kdim)
+            shapes["value"] = ("batch", self.key_axis, self.vdim)
+        if self.mask:
+            names: dict[str, str | int] = {
+                "B": "batch", "H": self.num_heads, "L": "query_len", "S": self.key_axis, "1": 1,
+            }  # fmt: skip
+            shapes["attn_mask"] = tuple(names[axis] for axis in self.mask.axes)
+        if self.has_cache:
+            past = "capacity" if self.in_place else "past_len"
+            for name, width in zip(("past_key", "past_value"), self.stored_widths, strict=True):
+                shapes[name] = ("batch", self.num_kv_heads, past, width)
+        if self.in_place:
+            shapes["past_length"] = ("batch",)
+        if self.position_ids:
+            shapes["position_ids"] = ("batch", "query_len")
+        return shapes
+
+    def output_shapes(self) -> dict[str, Shape]:
+        """Return the shape of every graph output, by name, in order; dynamic axes by name."""
+        shapes: dict[str, Shape] = {"output": ("batch", "query_len", self.embed_dim)}
+        if self.has_cache:
+            for name, width in zip(
+                ("present_key", "present_value"), self.stored_widths, strict=True
+            ):
+                shapes[name] = ("batch", self.num_kv_heads, self.key_axis, width)
+        if self.attn_weights:
+            keys = "weights_len" if self.added_keys else self.key_axis
+            shapes["attn_weights"] = ("batch", self.num_heads, "query_len", keys)
+        return shapes
+
+    # -- conversion ----------------------------------------------------------------
+
+    @classmethod
+    def variant(cls, name: str, **changes: Any) -> Self:
+        """Return the spec for ``--variant``: E 512, H 8, causal, with mask and cache.
+
+        Args:
+            name: The variant: mha, mqa, gqa or mla.
+            changes: Fields with other values.
+
+        Raises:
+            SpecError: If there is no such variant, or if a change contradicts it.
+        """
+        check_known(name)
+        values = {**USUAL, **changes}
+        # Sizes first, since the fields of the variant depend on them.
+        sizes = ("embed_dim", "num_heads", "head_dim")
+        plain = cls.from_dict({size: values[size] for size in sizes if size in values})
+        spec = cls.from_dict({**usual_fields(name, plain), **values})
+        check_variant(name, spec)
+        return spec
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Build a spec from plain values, by field.
+
+        Raises:
+            SpecError: If a key is unknown or missing, or a value is not allowed.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        for key in values:
+            if key not in known:
+                close = difflib.get_close_matches(key, known, n=1)
+                hint = (
+                    f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+                )
+                raise SpecError(f"unknown key {key!r} in the spec; {hint}")
+        for key in ("embed_dim", "num_heads"):
+            if key not in values:
+                raise SpecError(f"the spec has no {key!r}; add {key} = N")
+        return cls(**values)
+
+    @classmethod
+    def from_toml(cls, path: Path, **changes: Any) -> Self:
+        """Return a spec from a TOML file, with some fields changed.
+
+        Args:
+            path: The file.
+            changes: The changed fields.
+
+        Raises:
+            SpecError: If the file cannot be read, is not TOML, or is no valid spec.
+        """
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SpecError(f"cannot read the spec {path}: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise SpecError(f"{path} is not TOML: {error}") from error
+        try:
+            return cls.from_dict(values | changes)
+        except SpecError as error:
+            raise SpecError(f"{path}: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, including derived ones, but without those of None."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+
+    def to_toml(self) -> str:
+        """Return the spec as TOML that `from_toml` reads back to an equal spec."""
+        # Strings, booleans, ints and finite floats are written alike in TOML and JSON.
+        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.to_dict().items())
+
+    def _normalize(self) -> None:
+        def default(name: str, value: int) -> None:
+            if getattr(self, name) == DERIVED:
+                object.__setattr__(self, name, value)
+
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if str(field.type).startswith("float") and isinstance(value, int):
+                object.__setattr__(self, field.name, rules.as_float(field.name, value))
+            elif isinstance(value, (list, tuple)):
+                numbers = tuple(rules.as_float(field.name, number) for number in value)
+                object.__setattr__(self, field.name, numbers)
+        rules.heads_divide_width(self)
+        default("num_kv_heads", 1 if self.kv_latent_dim else self.num_heads)
+        default("head_dim", self.embed_dim // self.num_heads)
+        default("v_head_dim", self.head_dim)
+        default("rotary_dim", self.head_dim)
+        default("kdim", self.embed_dim)
+        default("vdim", self.kdim)
+        default("block_size", 32 if "int4" in self.weights_dtype else 0)
+        if self.attn_mask != NO_MASK:
+            object.__setattr__(self, "attn_mask", str(MaskSpec.parse(self.attn_mask)))
