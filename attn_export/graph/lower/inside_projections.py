@@ -11,7 +11,7 @@ import dataclasses
 import onnx_ir as ir
 
 from attn_export.graph.ir_helpers import constant_array, dims, producer_of, slice_of_last_axis
-from attn_export.graph.lower.in_place_cache import source_of_number
+from attn_export.graph.lower.caches import source_of_number
 from attn_export.graph.lower.node_builder import Builder
 
 HALVES = ("Sub", "Add")

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from attn_export.graph.axis_names import SYMBOL, Size, known_equal
 from attn_export.graph.ir_helpers import PAST_KEY_INPUT, dims, nodes_of, optional_input
-from attn_export.graph.lower.in_place_cache import in_place_cache
+from attn_export.graph.lower.caches import in_place_cache
 from attn_export.graph.lower.read import AttentionNode
 
 FIRST = ((3, 4, 2), (1, 1, 0), (1, 5, 0), (2, 1, 6), (1, 7, 2), (3, 2, 5))

@@ -15,6 +15,15 @@ import onnx_ir as ir
 from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower import ort_kernels
+from attn_export.graph.lower.caches import (
+    InPlaceCache,
+    can_be_written_by_operator,
+    float16_cache,
+    in_place_cache,
+    is_bound,
+    quantised_cache,
+    transpose_value_cache,
+)
 from attn_export.graph.lower.form_choice import KERNELS, PRODUCTS, Form
 from attn_export.graph.lower.heads import (
     SWAP_LAST_AXES,
@@ -23,15 +32,6 @@ from attn_export.graph.lower.heads import (
     split_qkv,
     split_to_output,
 )
-from attn_export.graph.lower.in_place_cache import (
-    InPlaceCache,
-    can_be_written_by_operator,
-    float16_cache,
-    in_place_cache,
-    is_bound,
-    transpose_value_cache,
-)
-from attn_export.graph.lower.integer_cache import quantised_cache
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.ort_kernels import fold
 from attn_export.graph.lower.portable import attend, decompose, lower_to_portable

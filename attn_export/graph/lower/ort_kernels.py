@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.ir_helpers import dims, set_type
+from attn_export.graph.lower.caches import InPlaceCache, QuantisedCache
 from attn_export.graph.lower.heads import (
     SWAP_HEADS_AND_LENGTH,
     SWAP_LAST_AXES,
@@ -18,8 +19,6 @@ from attn_export.graph.lower.heads import (
     same_for_heads,
     split_to_output,
 )
-from attn_export.graph.lower.in_place_cache import InPlaceCache
-from attn_export.graph.lower.integer_cache import QuantisedCache
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.portable import apply_softcap
 from attn_export.graph.lower.read import AttentionNode
