@@ -21,8 +21,8 @@ from attn_export.attention.quantised_cache import (
     CacheScales,
     Pair,
     Quotients,
-    byte_halves,
-    join_halves,
+    byte_nibbles,
+    join_nibbles,
 )
 from attn_export.spec import AttentionSpec
 from attn_export.spec.low_precision import BY_BLOCK, FLOAT16, block_width
@@ -89,14 +89,14 @@ class BlockScales(nn.Module):
         steps: The scale of each byte, `[256, 1]`.
         octaves: The largest range for each octave of scales but the last, `[31]`.
         eighths: The largest range for each scale of an octave but the last, `[32, 7]`.
-        halves: The two integers that each byte holds, `[256, 2]`.
+        nibbles: The two integers that each byte holds, `[256, 2]`.
     """
 
     hadamard: Tensor
     steps: Tensor
     octaves: Tensor
     eighths: Tensor
-    halves: Tensor
+    nibbles: Tensor
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class BlockScales(nn.Module):
         tables = {
             "hadamard": hadamard(spec.head_dim), "steps": scales[:, None],
             "octaves": edges[:-1, -1].clone(), "eighths": edges[:, :-1].clone(),
-            "halves": byte_halves(0),
+            "nibbles": byte_nibbles(0),
         }  # fmt: skip
         for name, table in tables.items():
             self.register_buffer(name, table, persistent=False)
@@ -126,7 +126,7 @@ class BlockScales(nn.Module):
 
         Returns:
             Both as uint8 `[B, Hkv, L, D / 2 + 2 n]` (Dv for values) for n blocks: the channels, see
-            `join_halves`, then the index of the scale of each block, then its zero point.
+            `join_nibbles`, then the index of the scale of each block, then its zero point.
         """
         return self._to_bytes(key), self._to_bytes(value)
 
@@ -136,8 +136,8 @@ class BlockScales(nn.Module):
         # Integers, so that the following steps are exact.
         whole = (blocks / self._scale(index)).round().clamp(*WHOLE_LIMITS).int()
         zero = whole.amin(-1, keepdim=True).clamp(max=LARGEST_ZERO)
-        halves = (whole - zero).clamp(max=LARGEST_NIBBLE).flatten(-2)
-        parts = [join_halves(halves), index, zero.squeeze(-1) - LEAST_ZERO]
+        nibbles = (whole - zero).clamp(max=LARGEST_NIBBLE).flatten(-2)
+        parts = [join_nibbles(nibbles), index, zero.squeeze(-1) - LEAST_ZERO]
         return torch.cat(parts, dim=-1).to(torch.uint8)
 
     def _index(self, ranges: Tensor) -> Tensor:
@@ -170,8 +170,8 @@ class BlockScales(nn.Module):
 
     def _from_bytes(self, x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
         count = width // block_width(width)
-        halves, index, zero = x.split([width // 2, count, count], dim=-1)
-        numbers = F.embedding(halves.int(), self.halves.to(dtype)).flatten(-2)
+        nibbles, index, zero = x.split([width // 2, count, count], dim=-1)
+        numbers = F.embedding(nibbles.int(), self.nibbles.to(dtype)).flatten(-2)
         zeros = zero.to(dtype).unsqueeze(-1) + LEAST_ZERO
         scales = F.embedding(index.int(), self.steps.to(dtype))
         values: Tensor = (_blocks(numbers) + zeros) * scales

@@ -51,22 +51,22 @@ def pack(x: Tensor) -> Tensor:
     Returns:
         uint8 `[..., D / 2]`.
     """
-    return join_halves(x.int() + MIDDLE).to(torch.uint8)
+    return join_nibbles(x.int() + MIDDLE).to(torch.uint8)
 
 
-def join_halves(halves: Tensor) -> Tensor:
+def join_nibbles(nibbles: Tensor) -> Tensor:
     """Join neighbouring integers from 0 to 15 to bytes, the first in the lower half.
 
     Args:
-        halves: int32 `[..., D]`; D is even.
+        nibbles: int32 `[..., D]`; D is even.
 
     Returns:
         int32 `[..., D / 2]`.
     """
-    return halves[..., ::2] + 16 * halves[..., 1::2]
+    return nibbles[..., ::2] + 16 * nibbles[..., 1::2]
 
 
-def byte_halves(middle: int = MIDDLE) -> Tensor:
+def byte_nibbles(middle: int = MIDDLE) -> Tensor:
     """Return the two 4-bit integers that each byte holds, float32 `[256, 2]`.
 
     Args:
@@ -87,19 +87,19 @@ class CacheScales(nn.Module):
         v_scale: The scale of values: a scalar, or `[Hkv, 1, Dv]`.
         low: The least integer.
         high: The largest integer.
-        halves: The two integers that each byte holds, `[256, 2]`; None if a byte holds one. A
+        nibbles: The two integers that each byte holds, `[256, 2]`; None if a byte holds one. A
             table is faster than shifts, and every runtime has Gather.
     """
 
     k_scale: Tensor
     v_scale: Tensor
-    halves: Tensor | None
+    nibbles: Tensor | None
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
         self.low, self.high = KV_RANGES[spec.kv_dtype]
-        halves = byte_halves() if spec.kv_dtype in IN_A_BYTE else None
-        self.register_buffer("halves", halves, persistent=False)
+        nibbles = byte_nibbles() if spec.kv_dtype in IN_A_BYTE else None
+        self.register_buffer("nibbles", nibbles, persistent=False)
         for name, width in zip(("k_scale", "v_scale"), spec.cache_widths, strict=True):
             shape = (spec.num_kv_heads, 1, width) if spec.kv_scale == "per-channel" else ()
             self.register_buffer(name, torch.ones(shape))
@@ -116,7 +116,7 @@ class CacheScales(nn.Module):
             bytes with two 4-bit integers each, see `pack`.
         """
         pairs = ((key, self.k_scale), (value, self.v_scale))
-        if self.halves is None and onnx_attention.emitting():
+        if self.nibbles is None and onnx_attention.emitting():
             new_key, new_value = (onnx_attention.quantise(*pair) for pair in pairs)
             return new_key, new_value
         quotients = [x / scale for x, scale in pairs]
@@ -130,8 +130,8 @@ class CacheScales(nn.Module):
             value: int8 `[B, Hkv, S, Dv]`, or uint8 `[B, Hkv, S, Dv / 2]`.
             dtype: The type of the result.
         """
-        if self.halves is not None:
-            numbers = [F.embedding(x.int(), self.halves.to(dtype)) for x in (key, value)]
+        if self.nibbles is not None:
+            numbers = [F.embedding(x.int(), self.nibbles.to(dtype)) for x in (key, value)]
             return numbers[0].flatten(-2) * self.k_scale, numbers[1].flatten(-2) * self.v_scale
         if onnx_attention.emitting():
             return (
@@ -165,7 +165,7 @@ class CacheScales(nn.Module):
 
     def _integers(self, quotients: Tensor) -> Tensor:
         rounded = quotients.round().clamp(self.low, self.high)
-        return rounded.to(torch.int8) if self.halves is None else pack(rounded)
+        return rounded.to(torch.int8) if self.nibbles is None else pack(rounded)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
         # Checkpoints have no scales; they are calibrated afterwards.

@@ -166,4 +166,4 @@ def write_module_scales(folder: Path, module: nn.Module) -> None:
     from attn_export.weights.array_files import write_scales
 
     scales = module.get_submodule("kv_scales").named_buffers()
-    write_scales(folder, {name: scale for name, scale in scales if name != "halves"})
+    write_scales(folder, {name: scale for name, scale in scales if name != "nibbles"})

@@ -247,9 +247,9 @@ def read_as(change: Callable[[np.ndarray], np.ndarray]) -> Fault:
     """Return the fault that bytes stand for other numbers, `[256, 2]`."""
 
     def fault(graph: Graph) -> None:
-        other = graph.constant(change(graph.held("kv_scales.halves")).astype(np.float32))
+        other = graph.constant(change(graph.held("kv_scales.nibbles")).astype(np.float32))
         for node in graph.linear("Gather"):
-            if node.input[0] == "kv_scales.halves":
+            if node.input[0] == "kv_scales.nibbles":
                 node.input[0] = other
 
     return fault

@@ -185,7 +185,7 @@ def _is_length(value: ir.Value, size: Size) -> bool:
 
 V = TypeVar("V", ir.Value, ir.Value | None)
 
-HALVES = np.stack([np.arange(256) & 15, np.arange(256) >> 4], axis=-1) - 8
+NIBBLES = np.stack([np.arange(256) & 15, np.arange(256) >> 4], axis=-1) - 8
 """The two integers that each byte holds, `[256, 2]`."""
 
 
@@ -246,7 +246,7 @@ def _packed_bytes(value: ir.Value) -> ir.Value | None:
     if pairs is None or table is None or table.attributes.get_int("axis", 0) != 0:
         return None
     numbers = constant_array(table.inputs[0])
-    if numbers is None or not np.array_equal(numbers, HALVES):
+    if numbers is None or not np.array_equal(numbers, NIBBLES):
         return None
     stored = value_before(table.inputs[1], "Cast")
     if stored is None or stored.dtype != ir.DataType.UINT8:
