@@ -26,7 +26,7 @@ from attn_export.graph.ir_helpers import (
     value_before,
 )
 
-LAYOUT_OPERATORS = frozenset(
+PAST_OPERATORS = frozenset(
     {"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
 """Operators that only select, convert or rearrange elements of their first input."""
@@ -106,7 +106,7 @@ def _cache_concat(value: ir.Value | None) -> ir.Node | None:
     if (
         past is None
         or len(dims(past)) != 4
-        or not trace_back(past, LAYOUT_OPERATORS).is_graph_input()
+        or not trace_back(past, PAST_OPERATORS).is_graph_input()
     ):
         return None
     return node if node.attributes.get_int("axis", 0) % 4 == LENGTH else None

@@ -22,7 +22,7 @@ from attn_export.graph.requirements import ATTENTION, depends_on_contents
 # A *step* is the nodes of one module (``q_proj/MatMul``, ``q_proj/Add``), or operators in a row
 # that only move elements.
 
-LAYOUT_OPERATORS = (
+MOVES = (
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Cast", "Identity", "Flatten",
     "Split", "Slice",
 )  # fmt: skip
@@ -83,7 +83,7 @@ def _main_input(node: ir.Node) -> ir.Value | None:
 
 def _group(node: ir.Node) -> str:
     module = str(node.name).rpartition("/")[0]
-    return module or ("moves" if node.op_type in LAYOUT_OPERATORS else str(node.name))
+    return module or ("moves" if node.op_type in MOVES else str(node.name))
 
 
 def _step(nodes: list[ir.Node]) -> DrawnStep:
@@ -136,7 +136,7 @@ def _display_name(value: ir.Value) -> str:
     while (node := value.producer()) is not None:
         first = node.inputs[0] if node.inputs else None
         sources = [v for v in node.inputs if v is not None and not _is_constant(v)]
-        if node.op_type in LAYOUT_OPERATORS and first is not None:
+        if node.op_type in MOVES and first is not None:
             value = first
         elif node.op_type == "Mul" and len(sources) == 1:
             value = sources[0]

@@ -23,7 +23,7 @@ USUAL = {
 SUM = re.compile(r"\s*[\w.]+(\s*\+\s*[\w.]+)+\s*")
 """The name of an axis that is a sum, such as ``past_len + query_len``."""
 
-LAYOUT_OPERATORS = frozenset({
+PASSES_ON = frozenset({
     "Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose",
     "Unsqueeze",
 })  # fmt: skip
@@ -160,7 +160,7 @@ class _ValueReaders:
             value, flipped = waiting.pop()
             for node, index in self._readers.get(value, ()):
                 yield node, index, flipped
-                passes_on = node.op_type in LAYOUT_OPERATORS and index == 0
+                passes_on = node.op_type in PASSES_ON and index == 0
                 if not passes_on and node.op_type not in ("Not", "And"):
                     continue
                 after = (node.output[0], flipped != (node.op_type == "Not"))
