@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from attn_export.export.module_state import preserve_state
-from attn_export.export.subject import MOST_WORK, Subject
-from attn_export.parity.draw import clamp_sizes
+from attn_export.export.subject import Subject
+from attn_export.parity.draw import clamp_sizes, may_try
 
 Kept = list[tuple[nn.Module, str]]
 """Submodules, each with the name of an attribute or buffer that holds a tensor."""
@@ -29,8 +28,7 @@ def find_kept_tensors(subject: Subject) -> Kept:
     kept: Kept = []
     for label, size in subject.example_sizes.items():
         sizes = subject.sizes_with(clamp_sizes({label: max(most, size) + 1}, subject.bounds))
-        too_much = weights * math.prod(sizes.values()) > MOST_WORK
-        if label in subject.sums or not most or too_much:
+        if label in subject.sums or not most or not may_try(weights, sizes):
             continue
         with contextlib.suppress(Exception):  # the module does not accept such sizes
             inputs = subject.tree.rebuild(subject.draw(sizes, "larger"))

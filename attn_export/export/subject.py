@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -29,7 +28,7 @@ from attn_export.export.trees import (
     to_torch,
 )
 from attn_export.graph.check_structure import Expected
-from attn_export.parity.draw import TRACED_SIZES, Interface, add_sums, bounds, draw_inputs
+from attn_export.parity.draw import TRACED_SIZES, Interface, add_sums, bounds, draw_inputs, may_try
 from attn_export.parity.plan import Plan, plan_cases
 from attn_export.spec import AttentionSpec, Input, Shape
 
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
     from attn_export.export.input_function import InputFunction
     from attn_export.export.user_scales import Calibration
     from attn_export.parity.draw import Sizes
-
-MOST_WORK = 2**30
-"""The largest product of parameters and of all axis sizes at which a user's module is run."""
 
 
 class Subject:
@@ -270,11 +266,11 @@ class Subject:
         return plan_cases(Interface(inputs, shapes, self.spec, self.sums, self.bounds), self.takes)
 
     def takes(self, sizes: Sizes) -> bool:
-        """Return whether the module runs at these sizes; False for a user's over `MOST_WORK`."""
+        """Return whether the module runs at these sizes; False if to try a user's takes long."""
         if self.spec is not None:
             return True
         weights = sum(parameter.numel() for parameter in self.module.parameters())
-        return weights * math.prod(sizes.values()) <= MOST_WORK and self.runs_with(sizes, "sizes")
+        return may_try(weights, sizes) and self.runs_with(sizes, "sizes")
 
     def runs_with(self, changed: Sizes, seed_word: str) -> bool:
         """Return whether the module runs on random inputs of sizes that `sizes_with` returns.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import GraphError, UsageError, printable
-from attn_export.parity.draw import add_sums, axis_names, draw_inputs
+from attn_export.parity.draw import add_sums, axis_names, draw_inputs, may_try
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
 
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
     from attn_export.parity.draw import Sizes
 
 Notes = tuple[str, ...]
-
-MOST_WORK = 2**30
-"""The largest number of weights times the product of all sizes at which a graph is evaluated."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +136,7 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
 
     def takes(sizes: Sizes) -> bool:
         all_sizes = add_sums({**dict.fromkeys(axes, 2), **sizes}, sums)
-        return weights * math.prod(sizes.values()) <= MOST_WORK and graph.runs(all_sizes)
+        return may_try(weights, sizes) and graph.runs(all_sizes)
 
     shapes, dtype = infer_output_shapes(graph.shapes, axes, sums, {}), floating_dtype(model)
     return Reference(

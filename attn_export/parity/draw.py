@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import zlib
 from collections.abc import Callable, Mapping
 
@@ -52,6 +53,20 @@ def is_within(sizes: Sizes, bounds: Bounds) -> bool:
         bounds: The bounds of axes that have any.
     """
     return all(low <= sizes.get(name, low) <= high for name, (low, high) in bounds.items())
+
+
+MOST_WORK = 2**30
+"""The largest number of weights times the product of all sizes of a run that only tries sizes."""
+
+
+def may_try(weights: int, sizes: Sizes) -> bool:
+    """Return whether a run is short enough to find out whether these sizes are accepted.
+
+    Args:
+        weights: The number of weights of the module or graph.
+        sizes: The size of every axis.
+    """
+    return weights * math.prod(sizes.values()) <= MOST_WORK
 
 
 def clamp_sizes(sizes: Sizes, bounds: Bounds) -> dict[str, int]:
