@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def quantise_by_spec(
     module: Attention,
     integers: Mapping[str, QuantisedWeight],
-    kv_scales: Path | str | None,
+    scales_file: Path | str | None,
     calibrate: Calibration | None,
 ) -> tuple[str, ...]:
     """Quantise the weights and the cache of a module in place.
@@ -34,7 +34,7 @@ def quantise_by_spec(
     Args:
         module: The module.
         integers: The integers of its weights, by name, if a checkpoint holds integers.
-        kv_scales: A file with the scales of a cache of integers.
+        scales_file: A file with the scales of a cache of integers.
         calibrate: Hidden states to calibrate these scales on.
 
     Returns:
@@ -45,13 +45,13 @@ def quantise_by_spec(
     """
     spec = module.spec
     quantises = spec.quantised_weights or spec.kv_dtype != "none" or spec.activations != "none"
-    if not quantises and not integers and kv_scales is None and calibrate is None:
+    if not quantises and not integers and scales_file is None and calibrate is None:
         return ()
     from attn_export.attention.quantised import quantisation_notes, quantise_module
     from attn_export.export.user_scales import set_user_scales
 
     quantise_module(module, integers)
-    notes = set_user_scales(module, kv_scales, calibrate)
+    notes = set_user_scales(module, scales_file, calibrate)
     return (*notes, *quantisation_notes(module.spec))  # the spec has the origin of the scales now
 
 

@@ -28,14 +28,14 @@ MOST_BYTES = 2**30
 
 
 def set_user_scales(
-    module: Attention, kv_scales: Path | str | None = None, calibrate: Calibration | None = None
+    module: Attention, scales_file: Path | str | None = None, calibrate: Calibration | None = None
 ) -> tuple[str, ...]:
     """Set the scales of a module's cache to those of the user.
 
     Args:
         module: The module, changed in place. With neither a file nor hidden states its scales
             stay those of random tokens.
-        kv_scales: A file with `k_scale` and `v_scale`.
+        scales_file: A file with `k_scale` and `v_scale`, the option `kv_scales`.
         calibrate: Hidden states to calibrate the scales on.
 
     Returns:
@@ -47,9 +47,9 @@ def set_user_scales(
         ExportError: If the function `calibrate` raises.
     """
     spec = module.spec
-    if kv_scales is not None and calibrate is not None:
-        raise WeightsError(f"kv_scales {kv_scales} and calibrate are both given; choose one")
-    if kv_scales is None and calibrate is None:
+    if scales_file is not None and calibrate is not None:
+        raise WeightsError(f"kv_scales {scales_file} and calibrate are both given; choose one")
+    if scales_file is None and calibrate is None:
         if spec.kv_scales_from != SEED:
             raise WeightsError(
                 f"kv_scales_from = {spec.kv_scales_from!r} in the spec, and no scales are given; "
@@ -66,10 +66,10 @@ def set_user_scales(
             f"{option} with kv_scale = {spec.kv_scale!r}: each token has scales of its own; leave "
             f"{option} out, or choose another kv_scale"
         )
-    if kv_scales is not None:
+    if scales_file is not None:
         from attn_export.weights.array_files import read_scales  # few builds read one
 
-        path = Path(kv_scales)
+        path = Path(scales_file)
         set_scales(module, read_scales(path, dict(module.kv_scales.named_buffers())), OF_FILE)
         return (f"the scales of the {spec.kv_dtype} cache are those of {path.name}",)
     assert calibrate is not None
