@@ -69,13 +69,11 @@ def _flip_signedness(w: StoredWeight) -> StoredWeight:
     return dataclasses.replace(w, q=q)
 
 
-def _clip(divisor: float) -> WeightReading:
-    def read(w: StoredWeight) -> StoredWeight:
-        low, high = w.q.min(), w.q.max()
-        cut = (high - low) // divisor
-        return dataclasses.replace(w, q=np.clip(w.q, low + cut, high - high // divisor - 1))
-
-    return read
+def _clip(w: StoredWeight) -> StoredWeight:
+    """Return a weight whose integers lose an eighth of their range at both ends."""
+    low, high = w.q.min(), w.q.max()
+    cut = (high - low) // 8
+    return dataclasses.replace(w, q=np.clip(w.q, low + cut, high - cut))
 
 
 def _requantise(levels: float) -> WeightReading:
@@ -138,7 +136,7 @@ READINGS: Final[tuple[tuple[str, str, WeightReading], ...]] = (
      _change(q=swap_neighbours(0))),
     ("signedness", "signed integers of {} are read as unsigned, or the reverse", _flip_signedness),
     ("weight transposed", "{} is transposed", _change(q=np.transpose)),
-    ("clipped range", "the integers of {} are clipped to a smaller range", _clip(8)),
+    ("clipped range", "the integers of {} are clipped to a smaller range", _clip),
     ("rows left out", "the last row of {} is left out", _drop_last_row),
 )  # fmt: skip
 """Kind, effect and reading of each mistake; ``{}`` stands for the name of the weight."""

@@ -16,6 +16,7 @@ from shared import once
 
 from attn_export import build
 from attn_export.diagnose.evaluate import Evaluation
+from attn_export.diagnose.in_integers import READINGS, StoredWeight
 from attn_export.graph.load import load_model
 
 pytestmark = pytest.mark.xdist_group("test_planted_weights")  # its bundles are shared
@@ -74,6 +75,14 @@ def first_block_alone(s: np.ndarray) -> np.ndarray:
     return np.broadcast_to(s[:1], s.shape).copy()
 
 
+def ends_of_three_quarters(q: np.ndarray) -> tuple[int, int]:
+    """Return the least and the largest integer of the middle three quarters of a range."""
+    values = np.arange(int(q.min()), int(q.max()) + 1)
+    eighth = (len(values) - 1) // 8
+    middle = values[eighth : len(values) - eighth]
+    return int(middle[0]), int(middle[-1])
+
+
 SCALE, ZERO = f"{W}_scale", f"{W}_zero_point"
 ANY: dict[str, Fault] = {
     "scale squared": changed(SCALE, np.square),
@@ -90,9 +99,7 @@ ANY: dict[str, Fault] = {
     "weight transposed": changed(W, np.transpose),
     "integers one higher": changed(W, lambda q: q + 1),
     "one integer off by one": changed(W, lambda q: q + (np.arange(q.size).reshape(q.shape) == 77)),
-    "range clipped to 3/4": changed(
-        W, lambda q: np.clip(q, q.min() + (q.max() - q.min()) // 8, q.max() - q.max() // 8 - 1)
-    ),
+    "range clipped to 3/4": changed(W, lambda q: np.clip(q, *ends_of_three_quarters(q))),
     "quantised twice": changed(W, requantised),
     "the weight of k": lambda held: held.update({W: held["k_proj.weight"]}),
     "last row left out": changed(W, lambda q: q * (np.arange(len(q)) < len(q) - 1)[:, None]),
@@ -177,6 +184,19 @@ def test_integers_that_are_read_rightly_pass(kind: str):
 @pytest.mark.every(4)
 def test_integers_that_are_read_wrongly_fail(kind: str, name: str, fault: Fault):
     assert wrong_outputs(kind, fault) > 0, name
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ends"),
+    [(-127, 127, (-96, 96)), (0, 255, (31, 224)), (-7, 7, (-6, 6)), (0, 15, (1, 14))],
+)
+def test_a_clipped_range_loses_as_many_integers_at_both_ends(
+    low: int, high: int, ends: tuple[int, int]
+):
+    (read,) = (reading for kind, _, reading in READINGS if kind == "clipped range")
+    q = np.arange(low, high + 1, dtype=np.float64)[:, None]
+    clipped = read(StoredWeight(q, np.ones((1, 1)), np.zeros((1, 1)), 8)).q
+    assert (clipped.min(), clipped.max()) == ends == ends_of_three_quarters(q)
 
 
 # -- causes -------------------------------------------------------------------------------------
