@@ -197,9 +197,9 @@ def _cause(match: Match, lines: Lines, clause: str, ending: str = "") -> Cause:
     """
     mistake = match.mistake
     line = lines.get(mistake.node, "")
-    named = mistake.node and mistake.node not in mistake.says
+    named = mistake.node and mistake.node not in mistake.effect
     location = (f", at {mistake.node}" if named else "") + line_suffix(line)
-    sentence = f"{clause}: {mistake.says}{location} ({_explained_share(match)}){ending}"
+    sentence = f"{clause}: {mistake.effect}{location} ({_explained_share(match)}){ending}"
     return Cause(mistake.kind, sentence, mistake.node, line, match.unexplained)
 
 

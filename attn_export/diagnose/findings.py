@@ -31,7 +31,7 @@ class Probe:
         graph: The graph that runs the inputs.
         inputs: The inputs by name, in the order of the graph's inputs.
         read: Takes an output, and returns the finding.
-        says: The reading that the ONNX specification requires; "" if it does not state one.
+        specified: The reading that the ONNX specification requires; "" if it does not state one.
         not_in_pytorch: The reason not to run `scaled_dot_product_attention`; "" to run it.
     """
 
@@ -40,7 +40,7 @@ class Probe:
     graph: ProbeGraph
     inputs: ArrayDict
     read: Callable[[np.ndarray], ProbeFinding]
-    says: str = ""
+    specified: str = ""
     not_in_pytorch: str = ""
 
 
@@ -82,7 +82,7 @@ class ProbeRow:
         probe: The name of the probe.
         about: Its purpose, in a few words.
         here: The findings of the runtime, one for each dialect, in the order of the runs.
-        says: The reading that the ONNX specification requires; "" if it does not state one.
+        specified: The reading that the ONNX specification requires; "" if it does not state one.
         evaluator: The finding of the ONNX reference evaluator; None if it lacks the operator.
         pytorch: The finding of PyTorch; if it did not run, the reading is the reason.
     """
@@ -90,7 +90,7 @@ class ProbeRow:
     probe: str
     about: str
     here: tuple[ProbeFinding, ...]
-    says: str
+    specified: str
     evaluator: ProbeFinding | None
     pytorch: ProbeFinding
 
@@ -102,8 +102,8 @@ class ProbeRow:
     @property
     def onnx(self) -> str:
         """The reading of the ONNX specification, or else of its evaluator; "" without either."""
-        if self.says:
-            return self.says
+        if self.specified:
+            return self.specified
         ran = self.evaluator is not None and self.evaluator.outcome == RAN
         return self.evaluator.reading if ran and self.evaluator else ""
 

@@ -166,10 +166,10 @@ def activation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     groups = [("the input of each product", "", inputs)]
     if len(inputs) > 1:
         groups += [(f"the input of {each.node}", each.node, [each]) for each in inputs]
-    for kind, says, reading in READINGS:
+    for kind, effect, reading in READINGS:
         for name, node, group in groups:
             read = functools.partial(_misround, evaluation, group, reading)
-            yield Mistake(kind, says.format(name), node, read)
+            yield Mistake(kind, effect.format(name), node, read)
 
 
 def _as_kleidiai(evaluation: Evaluation, inputs: Sequence[_RoundedInput]) -> Mistake:
@@ -179,13 +179,13 @@ def _as_kleidiai(evaluation: Evaluation, inputs: Sequence[_RoundedInput]) -> Mis
     for node, weight in stored_weights(evaluation):
         truncated_weight = dataclasses.replace(weight, s=_truncate_to_bfloat16(weight.s))
         weights[node.output[0]] = truncated_weight.dequantised
-    says = (
+    effect = (
         "the input of each product has a scale and a zero point for each token, and scales of "
         "weights are truncated to bfloat16, as in KleidiAI"
     )
     reading = _with_zero_points(TOKEN)
     read = functools.partial(_misround, evaluation, truncated, reading, weights=weights)
-    return Mistake(SCALE, says, "", read)
+    return Mistake(SCALE, effect, "", read)
 
 
 def _truncate_to_bfloat16(scales: Array) -> Array:

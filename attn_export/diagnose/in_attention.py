@@ -42,7 +42,7 @@ def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         for misreading in MISREADINGS:
             if misreading.kind not in impossible:
                 yield attention_step_mistake(
-                    evaluation, node, misreading.kind, misreading.says, **misreading.changes
+                    evaluation, node, misreading.kind, misreading.effect, **misreading.changes
                 )
         yield _swap_keys_and_values(evaluation, node)
 
@@ -51,9 +51,9 @@ def head_swaps(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield, for each pair of the first `MOST_HEADS` query heads, the mistake of swapping them."""
     for node in _attention_nodes(evaluation):
         for a, b in itertools.combinations(range(MOST_HEADS), 2):
-            says = f"the results of query heads {a} and {b} are swapped"
+            effect = f"the results of query heads {a} and {b} are swapped"
             yield attention_step_mistake(
-                evaluation, node, "swapped heads", says, attended=_swap_heads(a, b)
+                evaluation, node, "swapped heads", effect, attended=_swap_heads(a, b)
             )
 
 
@@ -65,9 +65,9 @@ def wrong_scales_and_softcaps(evaluation: Evaluation) -> list[Callable[[float], 
     """
 
     def make(node: onnx.NodeProto, step: str, name: str, factor: float) -> Mistake:
-        says = f"the {name} is {factor:.4g} times what it should be"
+        effect = f"the {name} is {factor:.4g} times what it should be"
         changes: dict[str, StepChange] = {step: lambda right, _: right * factor}
-        return attention_step_mistake(evaluation, node, step, says, **changes)
+        return attention_step_mistake(evaluation, node, step, effect, **changes)
 
     makers: list[Callable[[float], Mistake]] = []
     for node in _attention_nodes(evaluation):
@@ -141,8 +141,8 @@ def _angle_mistakes(
     """Yield the mistakes of the angles position · frequency, `[..., L, R/2]`."""
     angle, node_name = cosine.input[0], cosine.name
 
-    def mistake(kind: str, says: str, change: Callable[[Array, Array], Array]) -> Mistake:
-        return Mistake(kind, says, node_name, _change_angle(evaluation, angle, change))
+    def mistake(kind: str, effect: str, change: Callable[[Array, Array], Array]) -> Mistake:
+        return Mistake(kind, effect, node_name, _change_angle(evaluation, angle, change))
 
     kind = "position offset"
     yield mistake(kind, "rotary positions are 1 too high", lambda p, f: (p + 1) * f)
@@ -204,12 +204,12 @@ def _rotation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     for node in evaluation.nodes:
         names = _rotation_operands(evaluation, node)
         if names is not None:
-            says = "the rotary embedding is not applied"
+            effect = "the rotary embedding is not applied"
             unrotated = _replace_rotation(node, names, _unrotated)
-            yield Mistake("rotation left out", says, node.name, unrotated)
-            says = "pairs are (2i, 2i + 1) in place of (i, i + R/2)"
+            yield Mistake("rotation left out", effect, node.name, unrotated)
+            effect = "pairs are (2i, 2i + 1) in place of (i, i + R/2)"
             rotated = _replace_rotation(node, names, _rotate_neighbours)
-            yield Mistake("rotary pairs", says, node.name, rotated)
+            yield Mistake("rotary pairs", effect, node.name, rotated)
 
 
 RotationNames = tuple[str, str, str, str]

@@ -86,7 +86,7 @@ PLACES: Final[Mapping[str, Sequence[str]]] = {
 """Ends of sentences on a wrong index or zero point, with the prefixes of the steps that use it."""
 
 STEPS: Final[tuple[tuple[str, str, BlockSteps], ...]] = (
-    *((kind, says, BlockSteps(**steps)) for kind, says, steps in OF_ANY_CACHE),
+    *((kind, effect, BlockSteps(**steps)) for kind, effect, steps in OF_ANY_CACHE),
     ("clipped range", "integers of {} beyond 15 start at 0 again",
      BlockSteps(clips=lambda x: x % 16)),
     ("clipped range", "integers of {} beyond 15 are not clipped", BlockSteps(clips=lambda x: x)),
@@ -111,9 +111,9 @@ def block_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         return
     both = tuple(parts.values())
     chosen = {"keys and values": both, **{name: (part,) for name, part in parts.items()}}
-    for kind, says, steps in _all_steps(both[0].blocks):
+    for kind, effect, steps in _all_steps(both[0].blocks):
         for described, changed in chosen.items():
-            yield _mistake(evaluation, changed, kind, says.format(f"cached {described}"), steps)
+            yield _mistake(evaluation, changed, kind, effect.format(f"cached {described}"), steps)
     yield from _rotation_mistakes(evaluation)
 
 
@@ -129,25 +129,25 @@ def _all_steps(blocks: int) -> Iterator[tuple[str, str, BlockSteps]]:
                 kind = "block scale" if name.startswith("those") else wrong_kind
                 yield kind, f"the {described} of {{}} are {name}{where}", BlockSteps(**fields)
     for name, change in TABLES.items():
-        says = f"the table of the scales of {{}} is {name}"
-        yield "cache scale", says, BlockSteps(table=change, written_table=change)
-        yield "cache scale", f"{says} where it is read", BlockSteps(table=change)
-        yield "cache scale", f"{says} where it is written", BlockSteps(written_table=change)
+        effect = f"the table of the scales of {{}} is {name}"
+        yield "cache scale", effect, BlockSteps(table=change, written_table=change)
+        yield "cache scale", f"{effect} where it is read", BlockSteps(table=change)
+        yield "cache scale", f"{effect} where it is written", BlockSteps(written_table=change)
     for distance, factor in (("a step", 2 ** (1 / OCTAVE)), ("an octave", 2.0)):
         for size, by in (("large", factor), ("small", 1 / factor)):
-            says = f"{{}} are divided by scales {distance} too {size}"
-            yield "cache scale", says, BlockSteps(ranges=_multiply(by))
+            effect = f"{{}} are divided by scales {distance} too {size}"
+            yield "cache scale", effect, BlockSteps(ranges=_multiply(by))
     for stale_part, bytes_of in (("scales", slice(blocks)), ("zero points", slice(blocks, None))):
-        says = f"new {{}} are read with {stale_part} that the cache held before"
-        yield "stale scales", says, BlockSteps(stale=bytes_of)
+        effect = f"new {{}} are read with {stale_part} that the cache held before"
+        yield "stale scales", effect, BlockSteps(stale=bytes_of)
     yield from STEPS
     exchange = functools.partial(_swap_scales_and_zeros, blocks=blocks)
-    says = "the bytes of scales and zero points of {} are exchanged when the cache is read"
-    yield "cache layout", says, BlockSteps(read_bytes=exchange)
+    effect = "the bytes of scales and zero points of {} are exchanged when the cache is read"
+    yield "cache layout", effect, BlockSteps(read_bytes=exchange)
     for name, reorder, restore in _orders(blocks):
-        says = f"blocks of {{}} {name}"
-        yield "block bounds", says, BlockSteps(ordered=reorder, unordered=restore)
-        yield "block bounds", f"{says} when the cache is written", BlockSteps(ordered=reorder)
+        effect = f"blocks of {{}} {name}"
+        yield "block bounds", effect, BlockSteps(ordered=reorder, unordered=restore)
+        yield "block bounds", f"{effect} when the cache is written", BlockSteps(ordered=reorder)
 
 
 def _swap_scales_and_zeros(cache: Array, blocks: int) -> Array:
@@ -176,19 +176,19 @@ def _rotation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     values = evaluation.initializers[matrix]
     unscaled = np.abs(values).max() ** -1
     for operand, node in zip(("queries", "keys"), nodes, strict=True):
-        says = f"{operand} are not multiplied by the Hadamard matrix"
-        yield Mistake("key rotation", says, node.name, skip_node(node))
+        effect = f"{operand} are not multiplied by the Hadamard matrix"
+        yield Mistake("key rotation", effect, node.name, skip_node(node))
         for name, change in (
             ("without its scale", lambda x: x * unscaled),
             ("in reverse order", lambda x: x[..., ::-1]),
             ("one column late", _roll(1, -1)),
         ):
-            says = f"{operand} are multiplied by the Hadamard matrix {name}"
-            yield Mistake("key rotation", says, node.name, change_value(node.output[0], change))
+            effect = f"{operand} are multiplied by the Hadamard matrix {name}"
+            yield Mistake("key rotation", effect, node.name, change_value(node.output[0], change))
 
 
 def _mistake(
-    evaluation: Evaluation, parts: Sequence[BlockPart], kind: str, says: str, steps: BlockSteps
+    evaluation: Evaluation, parts: Sequence[BlockPart], kind: str, effect: str, steps: BlockSteps
 ) -> Mistake:
     changes = (functools.partial(part.replaced, evaluation, steps) for part in parts)
-    return Mistake(kind, says, parts[0].scatter.name, join(changes))
+    return Mistake(kind, effect, parts[0].scatter.name, join(changes))

@@ -85,20 +85,20 @@ def float16_cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         groups += [("keys", parts[:1]), ("values", parts[1:])]
     for name, group in groups:
         node = group[0].scatter.name
-        for says, rounding in ROUNDINGS:
+        for effect, rounding in ROUNDINGS:
             changes = [functools.partial(_write, evaluation, p, p, rounding) for p in group]
-            yield Mistake(KIND, says.format(name), node, join(changes))
-        says = f"attention reads new {name} that are not rounded to float16"
+            yield Mistake(KIND, effect.format(name), node, join(changes))
+        effect = f"attention reads new {name} that are not rounded to float16"
         changes = [functools.partial(_read_unrounded, evaluation, p) for p in group]
-        yield Mistake(KIND, says, node, join(changes))
+        yield Mistake(KIND, effect, node, join(changes))
     if len(parts) == 2:
         keys, values = parts
         changes = [
             functools.partial(_write, evaluation, keys, values, _to_nearest),
             functools.partial(_write, evaluation, values, keys, _to_nearest),
         ]
-        says = "values are written as keys, and keys as values"
-        yield Mistake("keys and values exchanged", says, keys.scatter.name, join(changes))
+        effect = "values are written as keys, and keys as values"
+        yield Mistake("keys and values exchanged", effect, keys.scatter.name, join(changes))
 
 
 def _cache_parts(evaluation: Evaluation) -> list[_CachePart]:

@@ -55,9 +55,9 @@ def input_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
             yield from _position_mistakes(graph_input.name)
 
 
-def _changed(kind: str, says: str, name: str, change: ArrayChange) -> Mistake:
+def _changed(kind: str, effect: str, name: str, change: ArrayChange) -> Mistake:
     """Return the mistake of changing one value of a graph."""
-    return Mistake(kind, says, name, change_value(name, change))
+    return Mistake(kind, effect, name, change_value(name, change))
 
 
 def _mask_input_mistakes(name: str, ndim: int) -> Iterator[Mistake]:
@@ -65,30 +65,32 @@ def _mask_input_mistakes(name: str, ndim: int) -> Iterator[Mistake]:
     yield _changed("mask inverted", f"True means masked in {name}", name, _invert)
     for axis, unit in ((-4, "batch row"), (-3, "head"), (-2, "query")):
         if ndim >= -axis:
-            says = f"{unit} 0 of {name} is used for every {unit}"
+            effect = f"{unit} 0 of {name} is used for every {unit}"
             change = functools.partial(_repeat_first, axis=axis)
-            yield _changed(f"mask of one {unit}", says, name, change)
+            yield _changed(f"mask of one {unit}", effect, name, change)
     for shift, direction in ((1, "late"), (-1, "early")):
-        says = f"{name} is read one key too {direction}"
-        yield _changed("mask shifted", says, name, functools.partial(np.roll, shift=shift, axis=-1))
-    says = f"only -inf in {name} is applied, other values are ignored"
-    yield _changed("mask values dropped", says, name, _drop_finite_values)
-    says = f"the lowest finite number in {name} is treated as -inf"
-    yield _changed("mask lowest is hidden", says, name, _hide_lowest)
+        effect = f"{name} is read one key too {direction}"
+        yield _changed(
+            "mask shifted", effect, name, functools.partial(np.roll, shift=shift, axis=-1)
+        )
+    effect = f"only -inf in {name} is applied, other values are ignored"
+    yield _changed("mask values dropped", effect, name, _drop_finite_values)
+    effect = f"the lowest finite number in {name} is treated as -inf"
+    yield _changed("mask lowest is hidden", effect, name, _hide_lowest)
 
 
 def _cache_mistakes(name: str) -> Iterator[Mistake]:
     yield _changed("past dropped", f"{name} is read as 0", name, np.zeros_like)
-    says = f"row 0 of {name} is used for the whole batch"
-    yield _changed("past of one batch row", says, name, lambda past: _repeat_first(past, 0))
+    effect = f"row 0 of {name} is used for the whole batch"
+    yield _changed("past of one batch row", effect, name, lambda past: _repeat_first(past, 0))
 
 
 def _position_mistakes(name: str) -> Iterator[Mistake]:
     kind = "position offset"
     yield _changed(kind, f"{name} is 1 too high", name, lambda positions: positions + 1)
     yield _changed(kind, f"{name} is 1 too low", name, lambda positions: positions - 1)
-    says = f"{name} is not read: positions start at 0"
-    yield _changed(kind, says, name, lambda p: np.broadcast_to(np.arange(p.shape[-1]), p.shape))
+    effect = f"{name} is not read: positions start at 0"
+    yield _changed(kind, effect, name, lambda p: np.broadcast_to(np.arange(p.shape[-1]), p.shape))
 
 
 def value_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
@@ -105,18 +107,18 @@ def value_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         if name in added:
             yield _changed("missing bias", f"{name} is not added", name, np.zeros_like)
         if "sink" in name:
-            says = f"{name} are left out"
-            yield _changed("missing sinks", says, name, lambda a: np.full_like(a, -np.inf))
+            effect = f"{name} are left out"
+            yield _changed("missing sinks", effect, name, lambda a: np.full_like(a, -np.inf))
             yield _changed("wrong sinks", f"{name} are read as 0", name, np.zeros_like)
 
 
 def _norm_mistakes(node: onnx.NodeProto) -> Iterator[Mistake]:
-    says = "its input is passed on as it is"
-    yield Mistake("norm left out", says, node.name, skip_node(node))
+    effect = "its input is passed on as it is"
+    yield Mistake("norm left out", effect, node.name, skip_node(node))
     if len(node.input) > 1:
         weight = node.input[1]
-        says = f"{weight} is not applied"
-        yield Mistake("norm without weight", says, node.name, change_value(weight, np.ones_like))
+        effect = f"{weight} is not applied"
+        yield Mistake("norm without weight", effect, node.name, change_value(weight, np.ones_like))
 
 
 def mask_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
@@ -141,14 +143,14 @@ def mask_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
             f"{mask_kind} dropped", f"the {mask_kind} mask is not applied", node.name, unmasked
         )
         for shift, direction in ((1, "late"), (-1, "early")):
-            says = f"the {mask_kind} mask is one key too {direction}"
+            effect = f"the {mask_kind} mask is one key too {direction}"
             shifted = _shift_mask(node, mask_kind, functools.partial(_constant_shift, shift))
-            yield Mistake(f"{mask_kind} offset", says, node.name, shifted)
+            yield Mistake(f"{mask_kind} offset", effect, node.name, shifted)
         if past is not None:
-            says = f"the {mask_kind} mask is aligned as if there were no past"
+            effect = f"the {mask_kind} mask is aligned as if there were no past"
             yield Mistake(
                 f"{mask_kind} offset",
-                says,
+                effect,
                 node.name,
                 _shift_mask(node, mask_kind, _minus_past_length),
             )
@@ -242,8 +244,8 @@ def precision_mistakes() -> Iterator[Mistake]:
         ("bfloat16", round_to_bfloat16),
         ("10 mantissa bits, as TF32 and float16 have", _tf32),
     ):
-        says = f"products are computed from operands in {name}"
-        yield Mistake("low precision", says, "", rounding=_of_floats(rounding), share=ROUNDED)
+        effect = f"products are computed from operands in {name}"
+        yield Mistake("low precision", effect, "", rounding=_of_floats(rounding), share=ROUNDED)
 
 
 # -- changes

@@ -154,11 +154,11 @@ def _round_again(ratio: float) -> ArrayChange:
 def _zero_point_steps() -> Iterator[tuple[str, str, Steps]]:
     kind = "zero point"
     for by in (1, -1, -128):
-        says = f"the zero point of {{}} is off by {by:+d}"
+        effect = f"the zero point of {{}} is off by {by:+d}"
         write, read = functools.partial(np.add, by), functools.partial(np.add, -by)
-        yield kind, f"{says} when the cache is written", Steps(written=write)
-        yield kind, f"{says} when the cache is read", Steps(read=read)
-        yield kind, says, Steps(written=write, read=read)
+        yield kind, f"{effect} when the cache is written", Steps(written=write)
+        yield kind, f"{effect} when the cache is read", Steps(read=read)
+        yield kind, effect, Steps(written=write, read=read)
 
 
 SCALES: Final[Mapping[str, ArrayChange]] = {
@@ -200,7 +200,7 @@ OF_ANY_CACHE: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
 
 STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
     *_zero_point_steps(),
-    *((kind, says, Steps(**steps)) for kind, says, steps in OF_ANY_CACHE),
+    *((kind, effect, Steps(**steps)) for kind, effect, steps in OF_ANY_CACHE),
     ("clipped range", "{} are clipped at one more than the least integer",
      Steps(limits=lambda low, high: (low + 1, high))),
     ("clipped range", "{} are clipped at one less than the largest integer",
@@ -244,14 +244,14 @@ def cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         for kind, name, change in wrong_scales:
             steps = _steps_with(fields, change)
             for described, changed in choices.items():
-                says = f"the scales of cached {described} are {name}{where}"
-                yield _mistake(evaluation, changed, kind, says, [steps] * len(changed))
+                effect = f"the scales of cached {described} are {name}{where}"
+                yield _mistake(evaluation, changed, kind, effect, [steps] * len(changed))
         exchanged = [_steps_with(fields, functools.partial(_scale_of, part)) for part in both[::-1]]
-        says = f"the scales of cached keys and values are exchanged{where}"
-        yield _mistake(evaluation, both, "cache scale", says, exchanged)
-    for kind, says, steps in STEPS:
-        effect = says.format("cached keys and values")
-        yield _mistake(evaluation, both, kind, effect, [steps] * 2)
+        effect = f"the scales of cached keys and values are exchanged{where}"
+        yield _mistake(evaluation, both, "cache scale", effect, exchanged)
+    for kind, effect, steps in STEPS:
+        clause = effect.format("cached keys and values")
+        yield _mistake(evaluation, both, kind, clause, [steps] * 2)
 
 
 SCALE_USES: Final[Mapping[str, Sequence[str]]] = {
@@ -272,8 +272,8 @@ def fitted_cache_scales(evaluation: Evaluation) -> list[Callable[[float], Mistak
 
     def make(where: str, factor: float) -> Mistake:
         steps = _steps_with(SCALE_USES[where], lambda s: s * factor)
-        says = f"the scales of cached keys and values are {factor:.4g} times the right ones"
-        return _mistake(evaluation, parts, "cache scale", says + where, [steps] * len(parts))
+        effect = f"the scales of cached keys and values are {factor:.4g} times the right ones"
+        return _mistake(evaluation, parts, "cache scale", effect + where, [steps] * len(parts))
 
     return [functools.partial(make, where) for where in SCALE_USES] if len(parts) == 2 else []
 
@@ -288,11 +288,11 @@ def _scale_of(other: CachePart, _: Array) -> Array:
 
 
 def _mistake(
-    evaluation: Evaluation, parts: Sequence[CachePart], kind: str, says: str,
+    evaluation: Evaluation, parts: Sequence[CachePart], kind: str, effect: str,
     steps: Sequence[Steps],
 ) -> Mistake:  # fmt: skip
     changes = (
         functools.partial(part.replaced, evaluation, part_steps)
         for part, part_steps in zip(parts, steps, strict=True)
     )
-    return Mistake(kind, says, parts[0].scatter.name, join(changes))
+    return Mistake(kind, effect, parts[0].scatter.name, join(changes))

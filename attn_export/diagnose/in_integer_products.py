@@ -174,15 +174,15 @@ def product_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """
     products = list(_integer_products(evaluation))
     weight_readings = [
-        (kind, says, functools.partial(_misread_weight, reading))
-        for kind, says, reading in in_integers.READINGS
+        (kind, effect, functools.partial(_misread_weight, reading))
+        for kind, effect, reading in in_integers.READINGS
     ]
     for readings, name in ((READINGS, _input_name), (weight_readings, _weight_name)):
-        for kind, says, multiply in readings:
+        for kind, effect, multiply in readings:
             for group in _groups(products):
                 replaced = functools.partial(_multiply, evaluation, group, multiply)
                 node = group[0].node if len(group) < len(products) else ""
-                yield Mistake(kind, says.format(name(group)), node, replaced)
+                yield Mistake(kind, effect.format(name(group)), node, replaced)
 
 
 def wrong_input_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
@@ -196,9 +196,9 @@ def wrong_input_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake
     def make(group: Sequence[_Product], on_dequantisation: bool, factor: float) -> Mistake:
         change = functools.partial(np.multiply, factor)
         multiply = _Rounding(scale_read=change) if on_dequantisation else _Rounding(scale=change)
-        says = f"the scale of {_input_name(group)} is {factor:.4g} times the right one"
+        effect = f"the scale of {_input_name(group)} is {factor:.4g} times the right one"
         return Mistake(
-            SCALE, f"{says} in dequantisation" if on_dequantisation else says, group[0].node,
+            SCALE, f"{effect} in dequantisation" if on_dequantisation else effect, group[0].node,
             functools.partial(_multiply, evaluation, group, multiply),
         )  # fmt: skip
 

@@ -151,14 +151,14 @@ def weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     weights = stored_weights(evaluation)
     for node, weight in weights:
         name, value = node.input[0], node.output[0]
-        for kind, says, reading in READINGS:
+        for kind, effect, reading in READINGS:
             read = functools.partial(_read, value, weight, reading)
-            yield Mistake(kind, says.format(name), node.name, read)
+            yield Mistake(kind, effect.format(name), node.name, read)
         for other_node, other in weights:
             if other_node is not node and other.q.shape == weight.q.shape:
-                says = f"{name} has the integers of {other_node.input[0]}"
+                effect = f"{name} has the integers of {other_node.input[0]}"
                 read = functools.partial(_read, value, weight, _use_integers_of(other))
-                yield Mistake("wrong weight", says, node.name, read)
+                yield Mistake("wrong weight", effect, node.name, read)
     for node in evaluation.nodes:
         if node.op_type == "Gather" and node.input[1].endswith(ORDER):
             yield Mistake(
@@ -187,9 +187,9 @@ def fitted_weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
                 for output in range(weight.q.shape[1])
                 for effect, factor in (("doubled", 2.0), ("halved", 0.5))
             ]  # fmt: skip
-        for kind, says, reading in readings:
+        for kind, effect, reading in readings:
             read = functools.partial(_read, node.output[0], weight, reading)
-            yield Mistake(kind, says, node.name, read)
+            yield Mistake(kind, effect, node.name, read)
 
 
 LEVELS: Final = tuple(level / 10 for level in range(15, 80))

@@ -53,17 +53,17 @@ def _causal() -> Iterator[Probe]:
     yield Probe(
         "causal, L < S", "is_causal with fewer queries than keys: what query i sees",
         CAUSAL, inputs, Readings(_causal_readings(inputs, TOP_LEFT, BOTTOM_RIGHT, ALL)),
-        says=TOP_LEFT,
+        specified=TOP_LEFT,
     )  # fmt: skip
     inputs = case_inputs("causal_future", past=True)
     yield Probe(
         "causal, past", "is_causal with P keys of a past: what query i sees",
-        PAST, inputs, Readings(_causal_readings(inputs, OFFSET, TOP_LEFT, ALL)), says=OFFSET,
+        PAST, inputs, Readings(_causal_readings(inputs, OFFSET, TOP_LEFT, ALL)), specified=OFFSET,
     )  # fmt: skip
     inputs = draw_inputs("causal, past, more keys", queries=2, keys=4, past=2)
     yield Probe(
         "past, L < new keys", "is_causal with a past and fewer queries than new keys", PAST, inputs,
-        Readings(_causal_readings(inputs, OFFSET, TOP_LEFT, BOTTOM_RIGHT, ALL)), says=OFFSET,
+        Readings(_causal_readings(inputs, OFFSET, TOP_LEFT, BOTTOM_RIGHT, ALL)), specified=OFFSET,
     )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def _causal_with_lengths() -> Probe:
     }
     return Probe(
         "causal, n keys", "is_causal where nonpad_kv_seqlen says that n keys count",
-        LENGTHS, with_lengths, Readings(outputs), says="keys to n-L+i",
+        LENGTHS, with_lengths, Readings(outputs), specified="keys to n-L+i",
         not_in_pytorch="has no lengths",
     )  # fmt: skip
 
@@ -95,7 +95,7 @@ def _window() -> Probe:
     }
     return Probe(
         "window 2, 1", "left_window_size 2 and right_window_size 1 of opset 25",
-        WINDOW, inputs, Readings(outputs), says=f"i-{LEFT} to i+{RIGHT}",
+        WINDOW, inputs, Readings(outputs), specified=f"i-{LEFT} to i+{RIGHT}",
         not_in_pytorch="has no window",
     )  # fmt: skip
 
@@ -129,7 +129,7 @@ def _head_sharing() -> Probe:
     }
     return Probe(
         "head sharing", f"which of {HKV} K/V heads query head h of {H} uses",
-        PLAIN, inputs, Readings(outputs), says=blocks,
+        PLAIN, inputs, Readings(outputs), specified=blocks,
     )  # fmt: skip
 
 
@@ -149,15 +149,15 @@ def mask_probes() -> Iterator[Probe]:
     lowest = case_inputs("lowest_float", mask="float[B,1,L,S]")
     yield Probe(
         "masked row, False", "rows of a bool mask that hide every key",
-        BOOL_MASK, bool_case, _masked_row_readings(bool_case), says=ZERO,
+        BOOL_MASK, bool_case, _masked_row_readings(bool_case), specified=ZERO,
     )  # fmt: skip
     yield Probe(
         "masked row, -inf", "rows of a float mask that are -inf for every key",
-        FLOAT_MASK, float_case, _masked_row_readings(float_case), says=ZERO,
+        FLOAT_MASK, float_case, _masked_row_readings(float_case), specified=ZERO,
     )  # fmt: skip
     yield Probe(
         "finfo.min in mask", "a row of a float mask that is finfo.min for every key",
-        FLOAT_MASK, lowest, _masked_row_readings(lowest), says=MEAN,
+        FLOAT_MASK, lowest, _masked_row_readings(lowest), specified=MEAN,
     )  # fmt: skip
     yield _softcap()
     yield from _nan_where_hidden()
@@ -184,7 +184,7 @@ def _softcap() -> Probe:
     }
     return Probe(
         "softcap", "whether scores are capped before a float mask is added, or after",
-        SOFTCAP, inputs, Readings(outputs), says="before the mask",
+        SOFTCAP, inputs, Readings(outputs), specified="before the mask",
         not_in_pytorch="has no softcap",
     )  # fmt: skip
 
@@ -278,7 +278,7 @@ def _empty_past() -> Probe:
         "empty past, P = 0", "a past of no keys, with is_causal", PAST,
         {**inputs, "past_key": empty, "past_value": empty},
         Readings({"as without past": expected, "0": np.zeros_like(expected)}),
-        says="as without past",
+        specified="as without past",
     )  # fmt: skip
 
 
@@ -286,7 +286,7 @@ def _empty_axis(name: str, about: str, *, batch: int = B, queries: int = L) -> P
     inputs = draw_inputs(name, batch=batch, queries=queries)
     shape = (batch, H, queries, D)
     return Probe(
-        name, about, PLAIN, inputs, Readings({EMPTY: np.zeros(shape, np.float32)}), says=EMPTY
+        name, about, PLAIN, inputs, Readings({EMPTY: np.zeros(shape, np.float32)}), specified=EMPTY
     )
 
 

@@ -25,13 +25,13 @@ class Misreading:
 
     Attributes:
         kind: Its kind, in a word or two: ``"scale"``.
-        says: Its effect as a clause: ``"scores are multiplied by …"``.
+        effect: Its effect as a clause: ``"scores are multiplied by …"``.
         changes: The steps that it replaces, by name.
         reading: Its name in the results of `probe`; "" if no probe tests it.
     """
 
     kind: str
-    says: str
+    effect: str
     changes: Mapping[str, StepChange]
     reading: str = ""
 
@@ -166,8 +166,8 @@ def _softmax_plus_one(_: Array, steps: StepValues) -> Array:
 
 
 def _scales() -> Iterator[Misreading]:
-    for says, wrong_scale in SCALES.items():
-        yield Misreading("scale", f"the softmax scale {says}", {"scale": _scale(wrong_scale)})
+    for effect, wrong_scale in SCALES.items():
+        yield Misreading("scale", f"the softmax scale {effect}", {"scale": _scale(wrong_scale)})
 
 
 def _low_precision() -> Iterator[Misreading]:
@@ -175,8 +175,8 @@ def _low_precision() -> Iterator[Misreading]:
     for name, dtype in (("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)):
         rounded = {"scores": _round_to(dtype), "weights": _round_to(dtype)}
         yield Misreading(kind, f"the softmax is computed in {name}", rounded)
-        says = f"each step of the softmax is rounded to {name}"
-        yield Misreading(kind, says, {"weights": _softmax_in(dtype)})
+        effect = f"each step of the softmax is rounded to {name}"
+        yield Misreading(kind, effect, {"weights": _softmax_in(dtype)})
 
 
 MASKED_ROWS = "fully masked rows"

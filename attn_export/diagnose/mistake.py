@@ -38,7 +38,7 @@ class Mistake:
 
     Attributes:
         kind: The kind of the mistake, in a word or two: ``"scale"``.
-        says: Its effect as a clause: ``"scores are multiplied by …"``.
+        effect: Its effect as a clause: ``"scores are multiplied by …"``.
         node: The name of the node, graph input or initialiser; "" if it applies everywhere.
         replaced: Returns the values that it changes.
         rounding: Rounds the operands of every product.
@@ -47,7 +47,7 @@ class Mistake:
     """
 
     kind: str
-    says: str
+    effect: str
     node: str
     replaced: Replaced | None = None
     rounding: Rounding | None = None
@@ -70,7 +70,7 @@ class Mistake:
 
 
 def attention_step_mistake(
-    evaluation: Evaluation, node: onnx.NodeProto, kind: str, says: str, **changes: StepChange
+    evaluation: Evaluation, node: onnx.NodeProto, kind: str, effect: str, **changes: StepChange
 ) -> Mistake:
     """Return a mistake in the steps of an `Attention` node.
 
@@ -79,13 +79,13 @@ def attention_step_mistake(
         node: Its `Attention` node.
         kind: The kind of the mistake, in a word or two. One that ends in "precision" is a mistake
             of rounding, which need not explain as much of the error.
-        says: Its effect as a clause.
+        effect: Its effect as a clause.
         changes: The changed steps, by name.
     """
     share = ROUNDED if kind.endswith("precision") else EXACT
     return Mistake(
         kind,
-        says,
+        effect,
         node.name,
         lambda values: evaluation.attention(node, values, changes),
         share=share,

@@ -44,7 +44,7 @@ def precision_probes() -> Iterator[Probe]:
     """Yield the probes of precision."""
     yield Probe(
         "precision", "bits that survive Q·Kᵀ, softmax and P·V where everything is float32",
-        PLAIN, bit_inputs(), read_bits, says="float32",
+        PLAIN, bit_inputs(), read_bits, specified="float32",
     )  # fmt: skip
     yield _half()
     yield _small_number(
@@ -138,7 +138,7 @@ def _half() -> Probe:
     outputs = {"float32 scores": attend(inputs), "float16 scores": np.zeros_like(query)}
     return Probe(
         "precision, float16", "what holds the scores of float16 queries and keys",
-        HALF, inputs, Readings(outputs), says="float16 scores",
+        HALF, inputs, Readings(outputs), specified="float16 scores",
     )  # fmt: skip
 
 

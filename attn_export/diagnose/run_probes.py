@@ -255,7 +255,7 @@ class ProbeRunner:
         That is so if a finding is no output, or not the reading of the specification.
         """
         return any(
-            finding.outcome != RAN or (probe.says and finding.reading != probe.says)
+            finding.outcome != RAN or (probe.specified and finding.reading != probe.specified)
             for finding in self._findings(probe)
         )
 
@@ -281,7 +281,7 @@ class ProbeRunner:
         reason = probe.not_in_pytorch or runtime(PYTORCH).unavailable()
         pytorch = self._finding(PYTORCH, STANDARD, probe)
         return ProbeRow(
-            probe.name, probe.about, self._findings(probe), probe.says,
+            probe.name, probe.about, self._findings(probe), probe.specified,
             self._finding(REFERENCE, STANDARD, probe),
             pytorch or ProbeFinding(reason, outcome="not run"),
         )  # fmt: skip

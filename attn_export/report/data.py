@@ -158,7 +158,7 @@ def _row(row: ProbeRow) -> dict[str, Any]:
         "differs_from": list(row.differs),
         "runtime": [_finding(finding) for finding in row.here],
         "onnx": {
-            "says": row.says or None,
+            "says": row.specified or None,
             "evaluator": None if row.evaluator is None else _finding(row.evaluator),
         },
         "pytorch": _finding(row.pytorch),

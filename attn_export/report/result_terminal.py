@@ -121,7 +121,7 @@ def _runtime_cell(row: ProbeRow, notes: dict[str, int]) -> str:
         is_portable = finding.dialect == PORTABLE and len(row.here) > 1
         prefix = f"{finding.dialect}: " if is_portable else ""
         suffix = f" {marks}" if marks and finding is row.effective else ""
-        lines.append(prefix + _reading(finding, row.says, notes) + suffix)
+        lines.append(prefix + _reading(finding, row.specified, notes) + suffix)
     return "\n".join(lines)
 
 
@@ -143,15 +143,21 @@ def _reading(finding: ProbeFinding, onnx_reading: str, notes: dict[str, int]) ->
 def _onnx_cell(row: ProbeRow) -> str:
     finding = row.evaluator
     if finding is None:
-        return row.says or "-"
-    if not row.says:
+        return row.specified or "-"
+    if not row.specified:
         return f"({finding.reading})"
-    return row.says if finding.reading == row.says else f"{row.says} (evaluator: {finding.reading})"
+    return (
+        row.specified
+        if finding.reading == row.specified
+        else f"{row.specified} (evaluator: {finding.reading})"
+    )
 
 
 def _pytorch_cell(row: ProbeRow, notes: dict[str, int]) -> str:
     finding = row.pytorch
-    return finding.reading if finding.outcome == "not run" else _reading(finding, row.says, notes)
+    return (
+        finding.reading if finding.outcome == "not run" else _reading(finding, row.specified, notes)
+    )
 
 
 # -- explanations -------------------------------------------------------------------------------

@@ -60,8 +60,8 @@ def test_outputs_of_a_reading_are_recognised_even_with_8_bits(probe, reading):
 
 @pytest.mark.parametrize("probe", PROBES.values(), ids=lambda p: p.name)
 def test_the_rule_of_onnx_is_a_reading(probe):
-    if probe.says and probe.name in OUTPUTS:
-        assert probe.says in OUTPUTS[probe.name]
+    if probe.specified and probe.name in OUTPUTS:
+        assert probe.specified in OUTPUTS[probe.name]
 
 
 @given(st.sampled_from(sorted(OUTPUTS)), st.integers(0, 10**6))

@@ -157,10 +157,10 @@ def test_a_further_runtime_means_what_was_measured(name: str, need: Need, monkey
 def test_all_sides_run_and_differences_are_named():
     rows = {row.probe: row for row in probe(OrtCpu.name).rows}
     for row in rows.values():
-        if row.says and row.evaluator is not None:
-            assert row.evaluator.reading == row.says, row.probe
+        if row.specified and row.evaluator is not None:
+            assert row.evaluator.reading == row.specified, row.probe
     past = rows["causal, past"]
-    assert (past.says, past.pytorch.reading, past.differs) == (
+    assert (past.specified, past.pytorch.reading, past.differs) == (
         "keys to P+i", "keys to i", ("pytorch",)
     )  # fmt: skip
     assert rows["finfo.min in mask"].differs == ("onnx", "pytorch")
