@@ -78,7 +78,7 @@ class Observations:
         first: The first wrong node; None if none was found.
         pattern: Common properties of the failing cases.
         not_computed: The error of each case that neither float64 nor the runtime can compute.
-        witness: The name of the reference for the values of a wrong graph.
+        reference: The name of the reference for the values of a wrong graph.
         lossy: Whether the graph gives the truth in float64, but not in its own type.
     """
 
@@ -88,7 +88,7 @@ class Observations:
     first: Deviation | None
     pattern: Pattern
     not_computed: Mapping[str, NotComputedError]
-    witness: str
+    reference: str
     lossy: bool = False
 
     @property
@@ -140,7 +140,7 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
         sentence = f"the graph is wrong, though right in float64: rounded, {location} {effect}"
     else:
         kind = "changed node"
-        sentence = f"the graph differs from {observations.witness} first at {location}{says}"
+        sentence = f"the graph differs from {observations.reference} first at {location}{says}"
         sentence += observations.shown
     changed = Cause(kind, sentence, first.node, first.line)
     # An observed difference comes before a mistake that only gives similar numbers.
@@ -150,7 +150,7 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     if best is None or not located or best.unexplained >= SURE or observations.lossy:
         return [*not_computed, changed, *causes]
     if first.node not in causes[0].sentence:
-        both = f"{causes[0].sentence}; it differs from {observations.witness} first at {location}"
+        both = f"{causes[0].sentence}; it differs from {observations.reference} first at {location}"
         causes[0] = dataclasses.replace(causes[0], sentence=both)
     return [*not_computed, *causes, changed]
 

@@ -37,7 +37,7 @@ VARIED = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Witness:
+class ValueReference:
     """The reference for the values of a wrong graph.
 
     Attributes:
@@ -50,17 +50,17 @@ class Witness:
 
 
 def first_unmatched_node(
-    graph: Evaluation, values: Values, witness: str, steps: Sequence[ReferenceStep], lines: Lines
+    graph: Evaluation, values: Values, reference: str, steps: Sequence[ReferenceStep], lines: Lines
 ) -> Deviation | None:
-    """Return the first node with a value that matches no step of the witness.
+    """Return the first node with a value that matches no step of the reference.
 
     Nodes whose inputs match those of a step, and whose output does not, take precedence. Return
-    None if all values match, or if so few do that the witness computes in another way.
+    None if all values match, or if so few do that the reference computes in another way.
 
     Args:
         graph: The graph.
         values: Its values in a case.
-        witness: The name of the witness.
+        reference: The name of the reference.
         steps: Its operations in the same case.
         lines: The source line of the module for each node, by its name.
     """
@@ -81,8 +81,8 @@ def first_unmatched_node(
     for node in nodes:
         unmatched_step = _unmatched_step(node, matches, matched, steps)
         if unmatched_step is not None:
-            return _deviation(node, values, witness, unmatched_step, lines)
-    return _deviation(nodes[0], values, witness, None, lines) if nodes else None
+            return _deviation(node, values, reference, unmatched_step, lines)
+    return _deviation(nodes[0], values, reference, None, lines) if nodes else None
 
 
 def _is_comparable(value: object) -> TypeGuard[Array]:
@@ -123,15 +123,15 @@ def _unmatched_step(
 
 
 def _deviation(
-    node: onnx.NodeProto, values: Values, witness: str, step: ReferenceStep | None, lines: Lines
+    node: onnx.NodeProto, values: Values, reference: str, step: ReferenceStep | None, lines: Lines
 ) -> Deviation:
     name = node.output[0]
     value = values[name]
     line = lines.get(node.name, "") or (step.line if step else "")
-    says, error = f"{witness} has no such value", math.inf
+    says, error = f"{reference} has no such value", math.inf
     if step is not None:
         location = f" at {step.line}" if step.line not in ("", line) else ""
-        says = f"{step.operation} of {witness}{location} gives other numbers there"
+        says = f"{step.operation} of {reference}{location} gives other numbers there"
         if _is_comparable(value) and value.shape == step.value.shape:
             error = distance(value, step.value)
             says += f", {error:.1e} away" if math.isfinite(error) else ""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attn_export.diagnose.eager_values import Witness, first_unmatched_node
+from attn_export.diagnose.eager_values import ValueReference, first_unmatched_node
 from attn_export.diagnose.explanation import Deviation, Fault, Lines, OutOfTime
 from attn_export.diagnose.graph_evaluation import (
     EvaluatedGraph,
@@ -106,7 +106,7 @@ def first_deviation(
     counterparts: Sequence[GraphRunner],
     trial: GraphRun,
     lines: Lines,
-    witness: Witness,
+    reference: ValueReference,
 ) -> Deviation | None:
     """Return the first wrong node.
 
@@ -120,14 +120,14 @@ def first_deviation(
         counterparts: Graphs of the bundle to compare with.
         trial: The runtime's result.
         lines: The source line of the module for each node, by its name.
-        witness: The reference for values if no graph of the bundle is right.
+        reference: The reference for values if no graph of the bundle is right.
     """
     if suspect is None or suspect.not_computed or not trial.failed:
         return None
     if fault == "graph":
         deviation = _first_over_cases(suspect, counterparts, trial, lines)
         if deviation is None or NO_SUCH_NODE in deviation.says:
-            return _first_unmatched_over_cases(suspect, trial, lines, witness) or deviation
+            return _first_unmatched_over_cases(suspect, trial, lines, reference) or deviation
         return deviation
     return _first_in_runtime(suspect, trial.failed[0], lines)
 
@@ -194,18 +194,20 @@ def _first_over_cases(
 
 
 def _first_unmatched_over_cases(
-    suspect: EvaluatedGraph, trial: GraphRun, lines: Lines, witness: Witness
+    suspect: EvaluatedGraph, trial: GraphRun, lines: Lines, reference: ValueReference
 ) -> Deviation | None:
-    """Return the first node, over several cases, with a value that the witness does not have."""
-    if witness.steps is None:
+    """Return the first node, over several cases, with a value that the reference does not have."""
+    if reference.steps is None:
         return None
     order = {node.output[0]: number for number, node in enumerate(suspect.evaluation.nodes)}
     deviations = []
     for case in sample_cases(trial.failed, ALIKE):
         values = suspect.values(case)
         if values is not None:
-            steps = witness.steps(case.inputs)
-            deviation = first_unmatched_node(suspect.evaluation, values, witness.name, steps, lines)
+            steps = reference.steps(case.inputs)
+            deviation = first_unmatched_node(
+                suspect.evaluation, values, reference.name, steps, lines
+            )
             deviations += [deviation] if deviation is not None else []
     return min(deviations, key=lambda deviation: order[deviation.value], default=None)
 

@@ -137,9 +137,9 @@ def explain_graph(
                 folder, out, pool, progress, compared, lambda: of_module(module, 0), names or {}
             )
             goldens, report = work.judge(Gate())
-        witness = work.bundle(report, goldens)
+        reference = work.bundle(report, goldens)
         return explain(
-            folder, runtime_name, graph=folder / path.name, witness=witness, limits=limits,
+            folder, runtime_name, graph=folder / path.name, reference=reference, limits=limits,
             progress=progress, **options,
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from attn_export.runtimes.pool import Pool
 from attn_export.system_info import environment
 
 if TYPE_CHECKING:
-    from attn_export.diagnose.eager_values import Witness
+    from attn_export.diagnose.eager_values import ValueReference
     from attn_export.jobs.reference import Reference
     from attn_export.parity.plan import Plan
 
@@ -181,17 +181,17 @@ class Comparison:
 
         path = self.compared.path
         try:
-            witness = self.bundle(report, goldens)
+            reference = self.bundle(report, goldens)
         except AttnExportError as error:
             if required:
                 raise
             return dataclasses.replace(report, notes=(*report.notes, f"not explained: {error}"))
         return explain_failures(
-            report, self.folder, self.folder / path.name, witness=witness,
+            report, self.folder, self.folder / path.name, reference=reference,
             reproduction=reproduction, progress=self.progress,
         )  # fmt: skip
 
-    def bundle(self, report: Report, goldens: Sequence[Golden]) -> Witness:
+    def bundle(self, report: Report, goldens: Sequence[Golden]) -> ValueReference:
         """Complete the bundle.
 
         Args:
@@ -204,7 +204,7 @@ class Comparison:
         Raises:
             UsageError: If a manifest may not hold a name of the graph.
         """
-        from attn_export.diagnose.eager_values import Witness
+        from attn_export.diagnose.eager_values import ValueReference
         from attn_export.graph.load import load_proto
 
         compared, path, reference = self.compared, self.compared.path, self.reference
@@ -214,7 +214,7 @@ class Comparison:
             file = dataclasses.replace(compared.file, name=OTHER)
             graphs = {OTHER: (reference.path, load_proto(reference.path), file), **graphs}
         write_bundle(self.folder, graphs, self._ends(goldens[0]), report)
-        return Witness(reference.whose, self._steps)
+        return ValueReference(reference.whose, self._steps)
 
     def _steps(self, inputs: Mapping[str, Any]) -> Any:
         """Return the reference's operations on inputs, which have the names in the graph."""

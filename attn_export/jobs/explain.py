@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle import GOLDEN, read_bundle, shapes_of
-from attn_export.diagnose.eager_values import Witness
+from attn_export.diagnose.eager_values import ValueReference
 from attn_export.diagnose.explanation import Cause, Explanation
 from attn_export.errors import RuntimeFailure, UsageError, counted
 from attn_export.parity.golden import stored_cases
@@ -46,7 +46,7 @@ def explain(
     options: Options | None = None,
     output: Path | str | None = None,
     seconds: float = SECONDS,
-    witness: Witness | None = None,
+    reference: ValueReference | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Explanation:
@@ -60,7 +60,7 @@ def explain(
         options: Options of the engine, for failures of a program that sets them.
         output: The folder to write a reproduction to; None for none.
         seconds: The time after which no further mistake, experiment or smaller case is tried.
-        witness: A source of correct values to compare a wrong graph with, for bundles without a
+        reference: A source of correct values to compare a wrong graph with, for bundles without a
             correct graph.
         limits: The limits of each process.
         progress: Receiver of progress.
@@ -90,7 +90,7 @@ def explain(
     progress.phase(f"running {counted(len(cases), 'case')} in {runtime_name}")
     has_decodes = any(stored.kind == WHOLE_DECODE for stored in stored_cases(folder / GOLDEN)[1])
     job = _ExplainJob(
-        manifest, cases, bundled, has_decodes, seconds, progress, witness or Witness()
+        manifest, cases, bundled, has_decodes, seconds, progress, reference or ValueReference()
     )
     explanation = job.explain_first_failure(runners, Path(output) if output else None)
     distance = quality_sentences(folder, job.runs)
@@ -138,7 +138,7 @@ class _ExplainJob:
         has_decodes: Whether the bundle has whole decodes, which are not examined.
         seconds: The time after which no further mistake, experiment or smaller case is tried.
         progress: Receiver of progress.
-        witness: A source of correct values, for bundles without a correct graph.
+        reference: A source of correct values, for bundles without a correct graph.
         started: The start of the job, by `time.monotonic`.
         runs: The runs of graphs, by the name of the graph.
     """
@@ -149,7 +149,7 @@ class _ExplainJob:
     has_decodes: bool
     seconds: float
     progress: Progress
-    witness: Witness
+    reference: ValueReference
     started: float = dataclasses.field(default_factory=time.monotonic)
     runs: dict[str, GraphRun] = dataclasses.field(default_factory=dict)
 
@@ -232,14 +232,14 @@ class _ExplainJob:
             first = fault_attribution.first_lossy(evaluated, cases, lines)
         else:
             first = fault_attribution.first_deviation(
-                fault, evaluated, self.bundled, trial, lines, self.witness
+                fault, evaluated, self.bundled, trial, lines, self.reference
             )
         self.progress.phase("running it in other ways")
         results = list(self._experiments(runner, trial, right, within=fault != "graph"))
         pattern = self._pattern(trial)
         not_computed = {} if evaluated is None else evaluated.not_computed
         seen = Observations(
-            fault, runner.runtime.name, mistakes, first, pattern, not_computed, self.witness.name,
+            fault, runner.runtime.name, mistakes, first, pattern, not_computed, self.reference.name,
             lossy=lossy,
         )  # fmt: skip
         explained = dataclasses.replace(

@@ -15,7 +15,7 @@ from attn_export.report.progress import Progress
 from attn_export.results import Report, Verdict
 
 if TYPE_CHECKING:
-    from attn_export.diagnose.eager_values import Witness
+    from attn_export.diagnose.eager_values import ValueReference
 
 SECONDS = 20.0
 """The time after which no further experiment is started, so that failed tests end soon."""
@@ -30,7 +30,7 @@ def explain_failures(
     graph: Path | None = None,
     *,
     seconds: float = SECONDS,
-    witness: Witness | None = None,
+    reference: ValueReference | None = None,
     reproduction: Path | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -41,7 +41,7 @@ def explain_failures(
         bundle: The bundle of the report; after a failed build, its `.failed` folder.
         graph: The graph that ran instead of those of the bundle.
         seconds: The time after which no further experiment is started.
-        witness: A source of correct values to compare a wrong graph with; see `explain`.
+        reference: A source of correct values to compare a wrong graph with; see `explain`.
         reproduction: The folder to write a reproduction of the first failure to; None for none.
         progress: Receiver of progress.
     """
@@ -66,7 +66,7 @@ def explain_failures(
         try:
             with ctrl_c_raises():
                 explanation = explain(
-                    bundle, name, graph=graph, seconds=remaining, witness=witness,
+                    bundle, name, graph=graph, seconds=remaining, reference=reference,
                     progress=progress, output=None if number else reproduction,
                 )  # fmt: skip
         except AttnExportError as error:
