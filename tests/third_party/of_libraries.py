@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from strangers.subjects import (
+from third_party.subjects import (
     BATCH,
     KEYS,
     TOKENS,

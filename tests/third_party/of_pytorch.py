@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from strangers.subjects import KEYS, TOKENS, D, E, H, Table, taken, tokens
+from third_party.subjects import KEYS, TOKENS, D, E, H, Table, taken, tokens
 from torch import Tensor, nn
 
 from attn_export import Subject

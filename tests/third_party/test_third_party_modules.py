@@ -1,12 +1,12 @@
-"""Modules of others, which pass or are refused with the reason. `scripts/strangers` counts them."""
+"""Third-party modules, which pass or are refused with the reason; `scripts/third_party` counts."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from shared import extended
-from strangers.table import EVERY, NOT_ONE_NODE, REFUSED
-from strangers.trial import quiet, tried
+from third_party.table import EVERY, NOT_ONE_NODE, REFUSED
+from third_party.trial import quiet, tried
 
 DEFAULT = {
     "MultiheadAttention", "polar within", "sinks", "x-transformers, shared heads",

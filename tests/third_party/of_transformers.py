@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers as hf
-from strangers.subjects import TOKENS, E, H, Table, bounded, ids, image, padding, taken
+from third_party.subjects import TOKENS, E, H, Table, bounded, ids, image, padding, taken
 
 from attn_export import Subject
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from strangers.subjects import D, E, H, Table, bounded, tokens
+from third_party.subjects import D, E, H, Table, bounded, tokens
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from strangers import by_hand, of_libraries, of_pytorch, of_transformers
-from strangers.subjects import Table
+from third_party import by_hand, of_libraries, of_pytorch, of_transformers
+from third_party.subjects import Table
 
 EVERY: Table = {
     name: make

@@ -54,7 +54,7 @@ def test_a_branch_on_sizes_that_no_case_has_is_refused_with_its_line(name: str, 
             return x * 2
         return f(x)
 
-    with pytest.raises(ExportError, match=r"a branch on a size \(test_strangers.py:\d+\)"):
+    with pytest.raises(ExportError, match=r"a branch on a size \(test_modules_of_users.py:\d+\)"):
         built(branching, tmp_path)
 
 
