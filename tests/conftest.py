@@ -46,7 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked `extended` too")
     parser.addoption(
         "--kills", type=int, metavar="N",
-        help="kill each command at so many random moments (tests/kills); default 2, with --all 6",
+        help="kill each command at so many random moments (tests/killed_commands); default 2, "
+        "with --all 6",
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from shared import extended
 from attn_export.bundle import read_bundle
 from attn_export.output_folder import LIST, replaceable, sha256
 
-pytestmark = pytest.mark.xdist_group("kills")  # one process imports torch for all of them
+pytestmark = pytest.mark.xdist_group("killed_commands")  # one process imports torch for all of them
 
 RUNNER = Path(__file__).with_name("runner.py")
 SPEC = "embed_dim = 8\nnum_heads = 1\n"
