@@ -1,11 +1,16 @@
-"""Shared parts of the tests of JavaScript kits: a kit set up, a planted fault."""
+"""Shared parts of the tests of JavaScript kits: a kit set up or served, a planted fault, a case."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
 
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import lower
@@ -13,6 +18,7 @@ from attn_export.graph.save import save_graphs
 from attn_export.jobs.kit import write_kit
 from attn_export.runtimes.install_folder import home
 from attn_export.spec import AttentionSpec
+from attn_export.tensorfile import read_tensors
 
 
 def kit_of(language: str, bundle: Path, folder: Path, packages: str) -> Path:
@@ -41,3 +47,29 @@ def plant_fault(bundle: Path, spec: AttentionSpec) -> None:
 def run(kit: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command in the kit's folder."""
     return subprocess.run(command, cwd=kit, capture_output=True, text=True, check=False)
+
+
+@contextmanager
+def served(kit: Path) -> Iterator[str]:
+    """Yield the kit's address, served as its README says, on a free port."""
+    command = ["node", "server.mjs", "0"]
+    with subprocess.Popen(command, cwd=kit, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().removeprefix("open ").strip()
+        finally:
+            server.kill()
+
+
+def several_queries(bundle: Path) -> tuple[str, int, int, int]:
+    """Return a case of one row with a past: its name, queries, keys, and a visible key."""
+    index = json.loads((bundle / "golden" / "index.json").read_text())
+    case = next(
+        case for case in index["cases"]
+        if case["kind"] == "shape" and case["sizes"]["batch"] == 1
+        and case["sizes"]["past_len"] and case["sizes"]["query_len"] > 1
+    )  # fmt: skip
+    inputs = read_tensors(bundle / "golden" / case["folder"], "input", index["inputs"])
+    sizes = case["sizes"]
+    visible = int(np.argmax(inputs["attn_mask"][0, 0, 0, : sizes["past_len"]]))
+    return case["name"], sizes["query_len"], sizes["total_len"], visible

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 from chromium_page import Page
 from conftest import ROOT
 from evidence import NO_EVIDENCE, ONE_ROW, ROWS, change_row, without_evidence
-from javascript_kits import kit_of, plant_fault, run
+from javascript_kits import kit_of, plant_fault, run, served, several_queries
 from shared import bundle_of, extended, spec_of
 
 from attn_export.jobs.kit import write_kit
-from attn_export.tensorfile import read_tensors
 
 pytestmark = pytest.mark.xdist_group("test_web")  # a browser, and pages that are shown once
 
@@ -43,18 +39,6 @@ def page() -> Iterator[Page]:
     with Page() as opened:
         opened.look(800)
         yield opened
-
-
-@contextmanager
-def served(kit: Path) -> Iterator[str]:
-    """Yield the kit's address, served as its README says, on a free port."""
-    command = ["node", "server.mjs", "0"]
-    with subprocess.Popen(command, cwd=kit, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            yield server.stdout.readline().removeprefix("open ").strip()
-        finally:
-            server.kill()
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +227,6 @@ def test_webgpu_runs_it_and_names_what_computes(address: str, page: Page, need: 
 
 # -- the picture of the weights -----------------------------------------------------------------
 
-
 CHOOSE = (
     "(id, value) => { const at = document.getElementById(id); at.value = value;"
     " at.dispatchEvent(new Event('change')); return at.value; }"
@@ -251,25 +234,10 @@ CHOOSE = (
 VALUE = "document.getElementById('weights-value').textContent"
 
 
-def several_queries() -> tuple[str, int, int, int]:
-    """Return a case with one row and a past: its name, queries, keys, and a visible key."""
-    bundle = bundle_of("append")
-    index = json.loads((bundle / "golden" / "index.json").read_text())
-    case = next(
-        case for case in index["cases"]
-        if case["kind"] == "shape" and case["sizes"]["batch"] == 1
-        and case["sizes"]["past_len"] and case["sizes"]["query_len"] > 1
-    )  # fmt: skip
-    inputs = read_tensors(bundle / "golden" / case["folder"], "input", index["inputs"])
-    sizes = case["sizes"]
-    visible = int(np.argmax(inputs["attn_mask"][0, 0, 0, : sizes["past_len"]]))
-    return case["name"], sizes["query_len"], sizes["total_len"], visible
-
-
 def test_the_weights_are_drawn_and_another_head_looks_otherwise(passing: str, page: Page):
     cases = page.evaluate("[...document.querySelectorAll('#weights-case option')].length")
     assert cases > 20
-    name, queries, keys, visible = several_queries()
+    name, queries, keys, visible = several_queries(bundle_of("append"))
     assert page.evaluate(f"({CHOOSE})('weights-case', '{name}')") == name
     picture = "document.getElementById('heat-map').toDataURL()"
     first = page.evaluate(picture)
