@@ -1,4 +1,4 @@
-"""Tests of the architecture, by reading the source: floors, allowed imports, sizes of files.
+"""Tests of the architecture: floors, allowed imports, and the modules that a command loads.
 
 `docs/architecture.md` explains the floors.
 """
@@ -6,30 +6,17 @@
 from __future__ import annotations
 
 import ast
-import collections
 import functools
 import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
-
-import attn_export
+from package_files import FILES, tree
 
 pytestmark = pytest.mark.xdist_group("test_architecture")  # the tests share the parsed files
-
-PACKAGE = ROOT / "attn_export"
-TEMPLATES = PACKAGE / "kits" / "python"  # code of users' projects, which lack this package
-FILES = {
-    path.relative_to(PACKAGE).with_suffix("").as_posix(): path
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if not path.is_relative_to(TEMPLATES)
-}
 
 # The floor of a file is that of the longest prefix of its name. A file may import from lower
 # floors, and from files of its own folder on the same floor.
@@ -103,11 +90,6 @@ ONLY_IN = {
     "rich": ("cli/", "report/"),
 }
 """Prefixes of the files that may import a package, anywhere in the file."""
-
-
-@functools.cache
-def tree(file: str) -> ast.Module:
-    return ast.parse(FILES[file].read_text(encoding="utf-8"))
 
 
 @functools.cache
@@ -192,38 +174,6 @@ def test_no_imports_go_in_circles():
 
 def test_no_file_imports_the_packages_own_names():
     assert [file for file in FILES if "__init__" in own_imports(file)] == []
-
-
-def test_no_two_files_have_one_name():
-    names = [file.rpartition("/")[2] for file in FILES if not file.endswith("__")]
-    assert sorted({name for name in names if names.count(name) > 1}) == []
-
-
-NAMED_BY_OTHERS = {"Attention": "the reference evaluator finds a class by the operator's name"}
-
-
-def types_of(source: ast.Module) -> Iterator[str]:
-    """Yield the public classes and aliases of types that a file defines."""
-    for node in source.body:
-        names = [node.name] if isinstance(node, ast.ClassDef) else []
-        if isinstance(node, ast.Assign):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            names = [node.target.id]
-        yield from (
-            name for name in names if re.fullmatch("[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*", name)
-        )
-
-
-def test_no_two_classes_or_aliases_have_one_name():
-    counts = collections.Counter(name for file in FILES for name in types_of(tree(file)))
-    assert len(counts) > 300
-    assert {name for name, count in counts.items() if count > 1} == set(NAMED_BY_OTHERS)
-
-
-@pytest.mark.parametrize("source", ["class Plan: ...", "Plan = int | str", "Plan: TypeAlias = int"])
-def test_classes_and_aliases_are_found(source):
-    assert list(types_of(ast.parse(f"{source}\nPLAN = 1\n_Plan = T = int"))) == ["Plan"]
 
 
 # -- who imports what -------------------------------------------------------------------------
@@ -349,98 +299,3 @@ def test_a_command_works_where_there_is_no_torch(arguments, bundle, without_torc
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert [path.name for path in without_torch.iterdir()] == ["path"]
-
-
-# -- the public interface ---------------------------------------------------------------------
-
-PUBLIC = [
-    "Attention", "AttentionSpec", "Axis", "DecodeSession", "GroupedQueryAttention",
-    "MultiHeadAttention", "MultiQueryAttention", "Report", "Subject", "assert_parity", "build",
-    "verify",
-]  # fmt: skip
-
-
-def test_the_public_names_are_pinned():
-    assert sorted(attn_export.__all__) == PUBLIC
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_a_public_name_is_there_says_what_it_is_and_is_listed(name):
-    value = getattr(attn_export, name)
-    assert value.__doc__
-    assert value.__name__ == name
-    assert value.__module__.startswith("attn_export.")
-    assert name in dir(attn_export)
-
-
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = attn_export.nothing
-
-
-def test_type_checkers_see_every_public_name():
-    (guarded,) = (node for node in tree("__init__").body if isinstance(node, ast.If))
-    names = {alias.name for node in guarded.body for alias in node.names}
-    assert sorted(names) == PUBLIC
-
-
-# -- style that can be counted ----------------------------------------------------------------
-
-
-def public_definitions(file: str) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the module, its public classes and functions, and their public methods."""
-    yield "the module", tree(file)
-    stack: list[ast.AST] = [tree(file)]
-    while stack:
-        for node in stack.pop().body:
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
-                yield node.name, node
-                if isinstance(node, ast.ClassDef):
-                    stack.append(node)
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_everything_public_has_a_docstring(file):
-    bare = [name for name, node in public_definitions(file) if not ast.get_docstring(node)]
-    assert bare == []
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_has_at_most_320_lines_and_nothing_left_to_do(file):
-    text = FILES[file].read_text(encoding="utf-8")
-    assert text.count("\n") <= 320
-    assert not any(word in text for word in ("TODO", "FIXME", "XXX"))
-
-
-MOST_LINES, MOST_LINES_OF_NINE_IN_TEN = 60, 25
-"""The most lines of a function, and of nine functions in ten, with their docstrings."""
-
-
-def test_functions_are_short():
-    counts = {
-        f"{file}: {node.name}, line {node.lineno}": node.end_lineno - node.lineno + 1
-        for file in FILES
-        for node in ast.walk(tree(file))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    assert len(counts) > 1000
-    assert [name for name, count in counts.items() if count > MOST_LINES] == []
-    assert sorted(counts.values())[len(counts) * 9 // 10] <= MOST_LINES_OF_NINE_IN_TEN
-
-
-def test_a_file_that_runs_as_a_program_does_so_at_its_end():
-    bodies = {file: tree(file).body for file in FILES}
-    found = {file for file, body in bodies.items() if any(map(_is_main_guard, body))}
-    assert len(found) > 5
-    assert [file for file in found if not _is_main_guard(bodies[file][-1])] == []
-
-
-def _is_main_guard(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_nothing_is_printed_but_by_the_command_line(file):
-    calls = [node.func for node in ast.walk(tree(file)) if isinstance(node, ast.Call)]
-    names = [call.id for call in calls if isinstance(call, ast.Name)]
-    assert not {"print", "breakpoint", "input"} & set(names)
