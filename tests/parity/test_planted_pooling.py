@@ -21,7 +21,7 @@ from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Verdict
 from attn_export.spec import AttentionSpec
-from attn_export.weights import load_checkpoint
+from attn_export.weights.checkpoint import load_checkpoint
 from attn_export.weights.layouts import pack_weights, separate_weights
 
 pytestmark = pytest.mark.xdist_group("test_planted_pooling")  # what it makes is shared

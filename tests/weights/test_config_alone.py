@@ -12,7 +12,7 @@ from configs import GQA, MHA, SIZES
 from attn_export import Subject
 from attn_export.errors import WeightsError
 from attn_export.spec import AttentionSpec
-from attn_export.weights import load_checkpoint
+from attn_export.weights.checkpoint import load_checkpoint
 
 
 @pytest.mark.parametrize(

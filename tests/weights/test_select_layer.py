@@ -6,7 +6,7 @@ import pytest
 from checkpoints import LLAMA, OUT_PROJ, T5, equal, random_weights, save, spec_of, under
 
 from attn_export.errors import WeightsError
-from attn_export.weights import load_checkpoint
+from attn_export.weights.checkpoint import load_checkpoint
 
 MHA = spec_of(num_kv_heads=6)
 CAUSAL = spec_of(num_kv_heads=6, causal=True)

@@ -48,7 +48,7 @@ from configs import (
 
 from attn_export.errors import SpecError
 from attn_export.spec import AttentionSpec
-from attn_export.weights import load_checkpoint
+from attn_export.weights.checkpoint import load_checkpoint
 from attn_export.weights.from_config import FAMILIES
 
 ROWS = [

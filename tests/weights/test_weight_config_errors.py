@@ -29,7 +29,7 @@ from configs import (
 
 from attn_export.errors import UsageError, WeightsError
 from attn_export.spec import AttentionSpec
-from attn_export.weights import load_checkpoint
+from attn_export.weights.checkpoint import load_checkpoint
 
 # -- contradictions ------------------------------------------------------------------------------
 

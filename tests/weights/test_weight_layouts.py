@@ -32,7 +32,7 @@ from torch import nn
 
 from attn_export.attention.module import Attention
 from attn_export.errors import WeightsError
-from attn_export.weights import load_checkpoint
+from attn_export.weights.checkpoint import load_checkpoint
 from attn_export.weights.layouts import LAYOUTS, recognise
 
 MHA = {"num_kv_heads": 6}

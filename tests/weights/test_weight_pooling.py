@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from attn_export.attention.module import Attention
 from attn_export.errors import WeightsError
-from attn_export.weights import load_checkpoint, pool
+from attn_export.weights.checkpoint import load_checkpoint
+from attn_export.weights.layouts import pool
 
 
 @st.composite

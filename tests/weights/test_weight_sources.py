@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_export.errors import WeightsError
-from attn_export.weights import load_checkpoint
+from attn_export.weights.checkpoint import load_checkpoint
 from attn_export.weights.source import TensorSource
 
 SPEC = spec_of()

@@ -17,7 +17,7 @@ from checkpoints import (
 )  # fmt: skip
 
 from attn_export.errors import WeightsError
-from attn_export.weights import load_checkpoint
+from attn_export.weights.checkpoint import load_checkpoint
 
 AT = "model.layers.0.self_attn."
 SPEC = spec_of(bias="q,k,v")
