@@ -11,14 +11,13 @@ that channel would reduce the precision of its block.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attn_export.attention.quantised_cache import (
     CacheScales,
+    Float16Cache,
     Pair,
     Quotients,
     byte_nibbles,
@@ -26,9 +25,6 @@ from attn_export.attention.quantised_cache import (
 )
 from attn_export.spec import AttentionSpec
 from attn_export.spec.low_precision import BY_BLOCK, FLOAT16, block_width
-
-if TYPE_CHECKING:
-    from attn_export.attention.float16_cache import Float16Cache
 
 SCALES_PER_OCTAVE, OCTAVES = 8, 32
 """The number of scales in an octave, i.e. from a scale to twice that scale, and the number of
@@ -212,8 +208,6 @@ class BlockScales(nn.Module):
 def make_cache_rounding(spec: AttentionSpec) -> CacheScales | BlockScales | Float16Cache:
     """Return the module that rounds keys and values to the type of the cache."""
     if spec.kv_dtype == FLOAT16:
-        from attn_export.attention.float16_cache import Float16Cache  # few layers have one
-
         return Float16Cache()
     return BlockScales(spec) if spec.kv_scale == BY_BLOCK else CacheScales(spec)
 

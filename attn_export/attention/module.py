@@ -15,12 +15,16 @@ from torch import Tensor, nn
 from attn_export.attention import functional, onnx_attention
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.positions import Rotary, ScoreBias
-from attn_export.attention.quantised_cache import CacheScales, Past, append_to_past
+from attn_export.attention.quantised_cache import (
+    CacheScales,
+    Float16Cache,
+    Past,
+    append_to_past,
+)
 from attn_export.spec import AttentionSpec, Shape
 
 if TYPE_CHECKING:
     from attn_export.attention.block_scales import BlockScales
-    from attn_export.attention.float16_cache import Float16Cache
     from attn_export.attention.latent import LatentProjections
     from attn_export.quantiser import QuantisedWeight
 

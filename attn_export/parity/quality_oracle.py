@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from attn_export.attention import Attention
 from attn_export.attention.block_scales import BlockScales
-from attn_export.attention.float16_cache import Float16Cache
 from attn_export.attention.quantised import read_cache, unquantise
 from attn_export.attention.quantised_activations import QuantisedActivations
-from attn_export.attention.quantised_cache import CacheScales, Pair
+from attn_export.attention.quantised_cache import CacheScales, Float16Cache, Pair
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.parity.oracle import Oracle
