@@ -15,10 +15,11 @@ from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.ir_helpers import dims, merge_equal_constants, nodes_of
 from attn_export.graph.lower.caches import in_place_cache, is_bound
 from attn_export.graph.lower.computed_masks import recognise_masks
-from attn_export.graph.lower.form_choice import KERNELS, Form
 from attn_export.graph.lower.heads import SWAP_LAST_AXES
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
 from attn_export.graph.lower.ort import (
+    KERNELS,
+    Form,
     appends_to_cache,
     holds_values_transposed,
     lower_for_any_length,

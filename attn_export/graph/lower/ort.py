@@ -1,17 +1,18 @@
 """Lowering of `Attention` nodes to the fastest form in ONNX Runtime, for many queries or one.
 
 If no form is faster, the node stays where ONNX Runtime computes it as specified; elsewhere it
-becomes opset 18. docs/performance.md explains the choices; `form_choice` has those that depend on
-the machine.
+becomes opset 18. docs/performance.md explains the choices; those of a `Form` depend on the machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import onnx_ir as ir
 
+from attn_export.dialect_names import ORT_NEEDED
 from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower import ort_kernels
@@ -24,24 +25,60 @@ from attn_export.graph.lower.caches import (
     quantised_cache,
     transpose_value_cache,
 )
-from attn_export.graph.lower.form_choice import KERNELS, PRODUCTS, Form
 from attn_export.graph.lower.heads import (
-    SWAP_LAST_AXES,
     read_with_merge,
     replace_node,
-    split_qkv,
     split_to_output,
 )
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.ort_kernels import fold
 from attn_export.graph.lower.portable import attend, decompose, lower_to_portable
-from attn_export.graph.lower.query_blocks import attend_blocks, attend_causal_blocks, fits_blocks
 from attn_export.graph.lower.read import AttentionNode
 from attn_export.graph.lower.visible_keys import before_expand, mask_may_be_shorter
 
 Branch = Callable[[Builder], Sequence[ir.Value]]
 
 FLOAT, FLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16
+
+
+class Form(NamedTuple):
+    """Choice of the form of attention nodes.
+
+    Attributes:
+        block: The number of queries in a block, for graphs of many queries; 0 to compute all
+            queries at once in ONNX Runtime's kernels.
+        products: Whether to compute products although a kernel fits. With `block` it concerns
+            graphs of many queries, without it the graph of one query.
+        whole_rows: Whether the kernel for one query over a cache of integers computes all scores
+            of a head before it reads values, instead of tile by tile.
+    """
+
+    block: int = 0
+    products: bool = False
+    whole_rows: bool = False
+
+    def __str__(self) -> str:
+        if self.whole_rows:
+            return "whole rows of scores"
+        if not self.block:
+            return "products" if self.products else "kernels"
+        return f"{'' if self.products else 'kernels in '}blocks of {self.block} queries"
+
+    @property
+    def needs(self) -> str:
+        """The least version of ONNX Runtime that runs the form."""
+        measured = self.whole_rows or (self.block and not self.products)
+        return "1.31" if measured else ORT_NEEDED
+
+
+KERNELS, PRODUCTS = Form(), Form(products=True)
+FORMS = (
+    KERNELS,
+    *(Form(block, products=True) for block in (64, 128, 256, 512)),
+    *(Form(block) for block in (64, 128, 256)),
+    PRODUCTS,
+    Form(whole_rows=True),
+)
 
 
 def lower_for_any_length(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> None:
@@ -88,9 +125,15 @@ def _attend_any_length(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir
     """Add attention, and return the outputs of the node; None if no form fits it."""
     cache = _cache(op, a)
     if form.block:
+        # No build uses blocks: only `tune` finds where they are faster.
+        from attn_export.graph.lower.query_blocks import attend_in_blocks, fits_blocks
+
         fits = fits_blocks(a) if form.products else _fits_causal_kernel_in_blocks(a, cache)
         if fits:
-            return _attend_blocks(op, a, cache, form)
+            transposed = cache is not None and holds_values_transposed(a, cache)
+            return attend_in_blocks(
+                op, a, cache, form.block, products=form.products, transposed=transposed
+            )
     if cache is not None and holds_values_transposed(a, cache):
         return [_attend_transposed_cache(op, a, cache)]
     if cache is not None and _fits_causal_kernel(a, cache.new_key):
@@ -210,32 +253,6 @@ def _fits_causal_kernel_in_blocks(a: AttentionNode, cache: InPlaceCache | None) 
     if a.valid_keys is not None and cache is None:
         return False
     return _fits_causal_kernel(a, a.key if cache is None else cache.new_key)
-
-
-def _attend_blocks(
-    op: Builder, a: AttentionNode, cache: InPlaceCache | None, form: Form
-) -> Sequence[ir.Value]:
-    """Add attention over blocks of queries, and return the outputs of the node."""
-    transposed = cache is not None and holds_values_transposed(a, cache)
-    if cache is not None and transposed:
-        query, key, value = a.query, a.key, transpose_value_cache(op, a, cache)
-    else:
-        query, key, value = split_qkv(op, a)
-    present: list[ir.Value] = []
-    past = op.ints(0) if cache is None else cache.lengths
-    if a.past_key is not None and a.past_value is not None:
-        past = op.size(a.past_key, 2)
-        key = op("Concat", a.past_key, key, axis=2)
-        value = op("Concat", a.past_value, value, axis=2)
-        present = [key, value]
-    if form.products:
-        attended = attend_blocks(op, a, query, key, value, form.block, transposed=transposed)
-        return [attended, *present]
-    if transposed:
-        value = op("Transpose", value, perm=SWAP_LAST_AXES)
-    for operand in (key, value):
-        operand.dtype = a.dtype
-    return [attend_causal_blocks(op, a, key, value, past, form.block), *present]
 
 
 def _if_cache_is_empty(

@@ -23,10 +23,12 @@ import onnx_ir as ir
 from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims, set_type
+from attn_export.graph.lower.caches import InPlaceCache, transpose_value_cache
 from attn_export.graph.lower.heads import (
     SWAP_LAST_AXES,
     merge_heads,
     merged_to_output,
+    split_qkv,
     split_to_output,
 )
 from attn_export.graph.lower.node_builder import Builder
@@ -61,7 +63,50 @@ def fits_blocks(a: AttentionNode) -> bool:
     return rows is not None and (rows == 1 or known_equal(rows, dims(a.query)[-2]))
 
 
-def attend_blocks(
+def attend_in_blocks(
+    op: Builder,
+    a: AttentionNode,
+    cache: InPlaceCache | None,
+    block: int,
+    *,
+    products: bool,
+    transposed: bool,
+) -> Sequence[ir.Value]:
+    """Add attention over blocks of queries.
+
+    Args:
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
+        cache: Its cache in place, if it has one.
+        block: The number of queries of a block.
+        products: Whether to compute products; else ONNX Runtime's causal kernel.
+        transposed: Whether the cache holds values transposed.
+
+    Returns:
+        The outputs of the node.
+    """
+    if cache is not None and transposed:
+        query, key, value = a.query, a.key, transpose_value_cache(op, a, cache)
+    else:
+        query, key, value = split_qkv(op, a)
+    present: list[ir.Value] = []
+    past = op.ints(0) if cache is None else cache.lengths
+    if a.past_key is not None and a.past_value is not None:
+        past = op.size(a.past_key, 2)
+        key = op("Concat", a.past_key, key, axis=2)
+        value = op("Concat", a.past_value, value, axis=2)
+        present = [key, value]
+    if products:
+        attended = _attend_by_products(op, a, query, key, value, block, transposed=transposed)
+        return [attended, *present]
+    if transposed:
+        value = op("Transpose", value, perm=SWAP_LAST_AXES)
+    for operand in (key, value):
+        operand.dtype = a.dtype
+    return [_attend_by_kernel(op, a, key, value, past, block), *present]
+
+
+def _attend_by_products(
     op: Builder,
     a: AttentionNode,
     query: ir.Value,
@@ -171,7 +216,7 @@ def _attend_block(
     return split_to_output(op, a, op("Where", shown, attended, op.number(0.0, a.dtype)))
 
 
-def attend_causal_blocks(
+def _attend_by_kernel(
     op: Builder, a: AttentionNode, key: ir.Value, value: ir.Value, past: ir.Value, block: int
 ) -> ir.Value:
     """Add attention by the causal kernel over blocks of queries.
