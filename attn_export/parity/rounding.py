@@ -221,17 +221,16 @@ class RandomRounding(OperationMode):
 
         The difference, the variance, its root and two products are rounded. If the bias nearly
         cancels the product, their errors are large relative to the result. ONNX Runtime computes
-        the variance as mean square minus squared mean, which loses digits if the mean is large.
-
-        Args:
-            out: The result, the mean, and the inverse of the standard deviation.
-            bias: The bias, if there is one.
-            unit: The largest relative error of one rounding.
+        the variance as mean square, of terms added one by one, minus squared mean: it loses digits
+        if the mean is large.
         """
-        normed, mean, inverse = out
+        normed, mean, inverse = out  # the last is that of the standard deviation
         product = normed if bias is None else normed - bias
         noise = APPROXIMATION_ERROR * self._random.uniform(product.shape)
-        noise += self._random.uniform(mean.shape) * (mean * inverse).square_()
+        count = normed.numel() / max(mean.numel(), 1)
+        of_sum = DEVIATION * min(self._sums / unit, 1) * math.sqrt(count / 3)
+        lost = self._random.uniform(mean.shape) + of_sum * self._random.normal(mean.shape)
+        noise += lost * (mean * inverse).square_()
         noisy = torch.addcmul(normed, product, noise, value=unit)
         return self.rounded(noisy, unit), mean, inverse
 

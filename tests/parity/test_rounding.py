@@ -86,6 +86,16 @@ def test_a_norm_rounds_as_runtimes_do(mean, bias, groups):
     assert 0.8 < modelled / error < 20
 
 
+def test_the_mean_square_of_a_norm_adds_up_its_terms():
+    x = drawn(64, 1024) + F32(30)
+    exact = nn.functional.layer_norm(torch.from_numpy(x).double(), (1024,)).numpy()
+    mean, square = (np.cumsum(t, -1, dtype=F32)[:, -1:] / F32(1024) for t in (x, np.square(x)))
+    computed = (x - mean) / np.sqrt(square - np.square(mean) + F32(1e-5))
+    error = np.sqrt(np.square(computed - exact).mean())
+    modelled = spread(lambda x: nn.functional.layer_norm(x, (1024,)), x)
+    assert 0.5 < modelled / error < 3.5
+
+
 def test_one_hot_rows_round_once():
     a = np.eye(16, 512, dtype=F32)
     assert spread(torch.matmul, a, drawn(512, 32)) < 0.8 * EPS
