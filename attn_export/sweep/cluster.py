@@ -151,8 +151,9 @@ def connected(scheduler: str | None, tls: Security | None, workers: int | None) 
     import dask
     from distributed import Client, LocalCluster
 
-    # Dask logs errors with tracebacks, although they are raised here too.
-    logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)
+    # Dask logs errors with tracebacks, although they are raised here too. It gives both a level.
+    for name in ("distributed", "distributed.client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
     with dask.config.set(SETTINGS):
         if scheduler is not None:
