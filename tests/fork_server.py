@@ -26,7 +26,7 @@ LIGHT = "light"
 WITH_TORCH = "with torch"
 IMPORTED = {
     LIGHT: (
-        "forking", "attn_export.runtimes.worker", "attn_export.runtimes.child",
+        "forking", "attn_export.runtimes.worker", "attn_export.runtimes.child_main",
         "attn_export.cli", "attn_export.jobs.check", "attn_export.jobs.explain",
         "attn_export.jobs.lower", "attn_export.jobs.verify", "attn_export.graph.requirements",
         "attn_export.report.html", "onnx.reference", "onnxruntime",

@@ -25,12 +25,12 @@ from typing import IO, Any
 
 from fork_server import LIGHT, WITH_TORCH
 
-from attn_export.runtimes import child
+from attn_export.runtimes import child, process
 from attn_export.runtimes.ort_cpu import NO_TELEMETRY
 
 SERVER = Path(__file__).with_name("fork_server.py")
-FORKED = {"attn_export.runtimes.worker", "attn_export.runtimes.child"}
-"""Modules that `Child` runs as processes."""
+FORKED = {process.SERVE, f"{child.CHILD_MAIN}:call"}
+"""Functions that `child_main` calls in processes that are forked."""
 
 COMMAND_LINE = "attn_export.__main__"
 
@@ -108,15 +108,16 @@ def _is_as_at_start() -> bool:
 
 def _popen(command: Sequence[str], *, env: Any, pass_fds: Sequence[int], **options: Any) -> Any:
     """Start a process, forked if it is one of this package: `subprocess.Popen` for `Child`."""
-    start, words = list(command[:3]), command[3:]
-    if env is not None or start != [sys.executable, "-P", "-m"] or words[0] not in FORKED:
+    start, words = list(command[:4]), command[4:]
+    program = [sys.executable, "-P", "-m", child.CHILD_MAIN]
+    if env is not None or start != program or words[0] not in FORKED:
         return subprocess.Popen(command, env=env, pass_fds=pass_fds, **options)
     if not _is_as_at_start():
         return subprocess.Popen(command, env=env, pass_fds=pass_fds, **options)
     (stdin, stdin_writer), (stdout_reader, stdout) = os.pipe(), os.pipe()
     try:
         files = [stdin, stdout, options["stderr"].fileno(), *pass_fds]
-        process = Forked({"module": words[0], "words": words[1:]}, files)
+        process = Forked({"module": child.CHILD_MAIN, "words": words}, files)
     finally:
         os.close(stdin)
         os.close(stdout)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from attn_export.runtimes.child import child_command
 
 
 def default_signals() -> None:
@@ -30,17 +32,17 @@ def _caught(pid: int) -> int:
     return int(mask, 16)
 
 
-def worker_after(code: str) -> Callable[[str, int, int], list[str]]:
-    """Return a replacement of `runtimes.process.worker_command` that first runs some code.
+def worker_after(code: str) -> Callable[..., list[str]]:
+    """Return a replacement of `runtimes.process.child_command` that first runs some code.
 
     Args:
         code: The Python code. `os` and `sys` are imported.
     """
 
-    def command(name: str, memory: int, threads: int) -> list[str]:
-        start = f"sys.argv = ['worker', {name!r}, '{memory}', '{threads}']; worker.main()"
-        program = f"import os, sys; from attn_export.runtimes import worker\n{code}\n{start}"
-        return [sys.executable, "-P", "-c", program]
+    def command(*arguments: Any) -> list[str]:
+        interpreter, safe_path, _, module, *words = child_command(*arguments)
+        program = f"import os, sys; from {module} import main\n{code}\nmain()"
+        return [interpreter, safe_path, "-c", program, *words]
 
     return command
 

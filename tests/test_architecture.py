@@ -208,6 +208,7 @@ def loaded_by(code: str) -> set[str]:
         ("attn_export.jobs.check", "torch onnx_ir onnxscript onnxruntime rich"),
         ("attn_export.runtimes.decode_session", "torch onnx onnx_ir onnxruntime rich"),
         ("attn_export.runtimes.catalogue", "torch onnx onnxruntime"),
+        ("attn_export.runtimes.child_main", "torch numpy onnx onnxruntime subprocess ctypes"),
         ("attn_export.runtimes.worker", "torch onnx onnxruntime"),
         ("attn_export.jobs.dry_run", "torch numpy onnx onnx_ir onnxruntime rich"),
         ("attn_export.jobs.bench", "torch onnx_ir onnxruntime rich matplotlib openvino"),

@@ -14,11 +14,13 @@ from conftest import command
 from forking import Forked, forking, run_forked, started_anew
 from processes import gone
 
-from attn_export.runtimes.child import Child, module_command
+from attn_export.runtimes.child import CHILD_MAIN, Child, call_in_child, child_command
+from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import locked
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="nothing is forked here")
-LIMITED = "attn_export.runtimes.child"
+LIMITS = Limits(threads=1, seconds=60, memory_mib=None)
+COMMAND = child_command(f"{CHILD_MAIN}:call", LIMITS)
 
 
 @pytest.mark.parametrize("with_torch", [True, False])
@@ -40,12 +42,7 @@ def test_a_forked_command_prints_and_ends_as_a_new_one(
 
 def called(function: str, **arguments: object) -> object:
     """Return the result of a function that is called in a process of its own."""
-    child = Child(module_command(LIMITED, 0))
-    child.send({"function": function, "about": "", "arguments": arguments})
-    answer = child.receive(60)
-    child.close()
-    assert answer is not None
-    return answer["value"]
+    return call_in_child(function, arguments, LIMITS)
 
 
 def test_it_has_the_environment_and_the_folder_of_now(
@@ -65,7 +62,7 @@ def test_it_ends_by_a_signal_as_a_new_one():
     ends = []
     for anew in (False, True):
         with started_anew() if anew else contextlib.nullcontext():
-            child = Child(module_command(LIMITED, 0))
+            child = Child(COMMAND)
         assert isinstance(child._process, Forked) == (forking() and not anew)
         os.killpg(child.pid, signal.SIGTERM)
         ends.append(child.describe_exit())
@@ -76,7 +73,7 @@ def test_it_ends_by_a_signal_as_a_new_one():
 
 def test_a_lock_is_held_until_the_process_ends(tmp_path: Path):
     with locked(tmp_path):
-        child = Child(module_command(LIMITED, 0))
+        child = Child(COMMAND)
     number = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(BlockingIOError):
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)

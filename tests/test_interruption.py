@@ -104,7 +104,7 @@ with undo_at_end((here / "left").unlink), undo_at_end(lambda: 1 / 0):
 
 STARTS_ANOTHER = """
 import subprocess, time
-print('{"pid": %d}' % subprocess.Popen(["sleep", "60"]).pid, flush=True)
+print('{"event": "started", "pid": %d}' % subprocess.Popen(["sleep", "60"]).pid, flush=True)
 time.sleep(60)
 """
 

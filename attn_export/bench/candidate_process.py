@@ -12,8 +12,11 @@ from typing import Any
 
 from attn_export.bench.measurements import Candidate, Measured
 from attn_export.results import Outcome
-from attn_export.runtimes.child import Child, ChildFailedError, module_command
+from attn_export.runtimes.child import Child, ChildFailedError, child_command
 from attn_export.runtimes.protocol import Facts, Limits
+
+SERVE = "attn_export.bench.candidate_worker:serve"
+"""The function that a candidate's process calls."""
 
 MOST_RUNS = 2000
 """Largest number of runs in a turn."""
@@ -93,35 +96,19 @@ class CandidateProcess:
             self._child = None
 
     def _start(self) -> None:
-        limits = self._limits
-        command = worker_command(self.candidate.kind, limits.memory_mib or 0, limits.threads)
-        self._child = Child(command)
+        kind, limits = self.candidate.kind, self._limits
+        self._child = Child(child_command(SERVE, limits, kind, limits.threads))
 
     def _request(self, job: dict[str, Any]) -> dict[str, Any] | None:
         """Send a job and return its answer; on failure return None and end the process."""
         assert self._child is not None
         self._child.send(job)
         try:
-            event = self._child.receive(self._limits.seconds)
+            return self._child.receive(self._limits.seconds)
         except ChildFailedError as error:
             self._outcome, self._reason = error.outcome, str(error)
-        else:
-            if event["event"] != "failed":
-                return event
-            self._outcome, self._reason = event["outcome"], event["reason"]
         self.close()
         return None
-
-
-def worker_command(kind: str, memory_mib: int, threads: int) -> list[str]:
-    """Return the command that starts a candidate's process.
-
-    Args:
-        kind: The kind of candidate; see `Candidate`.
-        memory_mib: The memory limit of the process in MiB.
-        threads: Threads for computing.
-    """
-    return module_command("attn_export.bench.candidate_worker", kind, memory_mib, threads)
 
 
 # -- measurement of all candidates --------------------------------------------------------------

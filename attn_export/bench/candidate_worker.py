@@ -1,25 +1,20 @@
-"""Process of one candidate: `python -m attn_export.bench.candidate_worker KIND MIB THREADS`.
+"""A candidate's process, which calls `serve`.
 
-MIB limits the memory of the process. It reads jobs from stdin and writes events to stdout, as one
-JSON object per line. The job `prepare` makes the candidate, runs it twice and is answered by
-`prepared`; the job `run` is answered by `times`. After an error the process sends `failed` and
-ends.
+The job `prepare` makes the candidate, runs it twice and is answered by `prepared`; the job `run` is
+answered by `times`. After an error the process sends `failed` and ends.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from attn_export.bench.feeds import Prepared
-from attn_export.errors import one_line
-from attn_export.runtimes.ipc import EventWriter, Jobs, connect, outcome_of
+from attn_export.runtimes.child_main import EventWriter, Jobs, load_function
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
@@ -36,22 +31,21 @@ KINDS = {
 Make = Callable[[Mapping[str, Any], int], Prepared]
 
 
-def main() -> None:
-    """Make and run one candidate until stdin is closed."""
-    kind, memory_mib, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    send, jobs = connect(memory_mib)
-    try:
-        module, _, function = KINDS.get(kind, kind).partition(":")
-        _serve(getattr(importlib.import_module(module), function), threads, jobs, send)
-    except Exception as error:
-        send("failed", outcome=outcome_of(error), reason=one_line(error))
+def serve(send: EventWriter, jobs: Jobs, kind: str, threads: str) -> None:
+    """Make and run one candidate until the process is ended.
 
-
-def _serve(make: Make, threads: int, jobs: Jobs, send: EventWriter) -> None:
+    Args:
+        send: The writer of events.
+        jobs: The jobs.
+        kind: A key of `KINDS`, or the "MODULE:FUNCTION" that makes the candidate.
+        threads: The number of threads for computing.
+    """
+    make: Make = load_function(KINDS.get(kind, kind))
     prepared: Prepared | None = None
-    while (job := jobs.get()) is not None:
+    while True:
+        job = jobs.get()
         if job["do"] == "prepare":
-            prepared = make(job["options"], threads)
+            prepared = make(job["options"], int(threads))
             gc.collect()
             gc.disable()
             growth = _first_run(prepared)
@@ -90,7 +84,3 @@ def _times(prepared: Prepared, runs: int) -> list[float]:
         prepared.run()
         seconds.append(time.perf_counter() - started)
     return seconds
-
-
-if __name__ == "__main__":
-    main()

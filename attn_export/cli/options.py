@@ -112,7 +112,7 @@ def limit_own_memory() -> None:
     A graph from elsewhere may need values of any size. With the limit, a command that evaluates
     such a graph ends with an error. Without it, the system might kill any other process.
     """
-    from attn_export.runtimes.ipc import limit_memory
+    from attn_export.runtimes.child_main import limit_memory
     from attn_export.runtimes.protocol import Limits
 
     limit_memory(Limits.default().memory_mib or 0)

@@ -2,15 +2,12 @@
 
 `limited` calls one function in a child process with limits on time and memory, because C++ parsers
 crash or never return on some files. They also keep the interpreter's lock, so that Python handles
-no signal until they return.
-`python -m attn_export.runtimes.child MEMORY_MIB` is the command of that child process.
+no signal until they return. All child processes run the program `child_main`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import importlib
 import json
 import os
 import queue
@@ -23,27 +20,31 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from attn_export import errors
-from attn_export.errors import AttnExportError, GraphError, one_line
+from attn_export.errors import GraphError
 from attn_export.interruption import undo_if_ended
 from attn_export.results import Outcome
 from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import held_locks
+
+CHILD_MAIN = "attn_export.runtimes.child_main"
+"""The module that child processes run."""
 
 TAIL = 300
 """Number of characters of the last line of stderr that a message about a crash quotes."""
 
 
 class ChildFailedError(Exception):
-    """A child process that hangs or has ended. The message is the reason.
+    """A child process that hangs, has ended, or reports an error. The message is the reason.
 
     Args:
         outcome: The outcome of the process.
         reason: The reason.
+        kind: The class in `errors` of the error that the process reports, or "".
     """
 
-    def __init__(self, outcome: Outcome, reason: str) -> None:
+    def __init__(self, outcome: Outcome, reason: str, kind: str = "") -> None:
         super().__init__(reason)
-        self.outcome = outcome
+        self.outcome, self.kind = outcome, kind
 
 
 class Child:
@@ -91,7 +92,8 @@ class Child:
         """Return the next object that the child sends.
 
         Raises:
-            ChildFailedError: If the child sends nothing for this long, or has ended.
+            ChildFailedError: If the child sends nothing for this long, has ended, or sends the
+                event `failed`.
         """
         try:
             message = self._messages.get(timeout=seconds)
@@ -99,6 +101,8 @@ class Child:
             raise ChildFailedError("hung", f"gave no sign of life for {seconds:g} s") from error
         if message is None:
             raise ChildFailedError("crashed", self.describe_exit())
+        if message["event"] == "failed":
+            raise ChildFailedError(message["outcome"], message["reason"], message["kind"])
         return message
 
     def describe_exit(self) -> str:
@@ -136,21 +140,53 @@ class Child:
         self._messages.put(None)
 
 
-def module_command(module: str, *arguments: str | int) -> list[str]:
-    """Return the command that runs a module of this package in another process.
+def child_command(function: str, limits: Limits, *arguments: str | int) -> list[str]:
+    """Return the command of a child process, which runs `child_main`.
 
     Args:
-        module: The name of the module.
-        arguments: The arguments of the command.
+        function: The ``"MODULE:FUNCTION"`` that the process calls with a writer of events, its
+            jobs and the arguments.
+        limits: The limits, of which the process sets that of its memory.
+        arguments: The arguments, which the function gets as strings.
     """
     # -P: the process must not import files of the current folder, such as a numpy.py.
-    return [sys.executable, "-P", "-m", module, *map(str, arguments)]
+    words = map(str, (function, limits.memory_mib or 0, *arguments))
+    return [sys.executable, "-P", "-m", CHILD_MAIN, *words]
 
 
 # -- one function in a process with limits ------------------------------------------------------
 
-PR_SET_PDEATHSIG = 1
-"""Option of prctl(2), from <linux/prctl.h>: the signal to send when the parent thread ends."""
+
+def call_in_child(
+    function: str,
+    arguments: Mapping[str, Any],
+    limits: Limits,
+    environment: Mapping[str, str] | None = None,
+) -> Any:
+    """Call a function in a child process with limits.
+
+    Args:
+        function: ``"MODULE:FUNCTION"``.
+        arguments: The keyword arguments of the function, as JSON values.
+        limits: The limits on time and memory.
+        environment: Environment variables of the child, in addition to those of this process.
+
+    Returns:
+        The result of the function, as a JSON value.
+
+    Raises:
+        ChildFailedError: If the function raises an error, or the process crashes or takes longer
+            than `limits.seconds`.
+    """
+    child = Child(
+        child_command(f"{CHILD_MAIN}:call", limits),
+        {**os.environ, **environment} if environment else None,
+    )
+    try:
+        child.send({"function": function, "arguments": arguments})
+        return child.receive(limits.seconds)["value"]
+    finally:
+        child.close()
 
 
 def limited(
@@ -160,7 +196,7 @@ def limited(
     environment: Mapping[str, str] | None = None,
     **arguments: Any,
 ) -> Any:
-    """Call a function of this package in a child process with limits.
+    """Call a function of this package that reads a file in a child process with limits.
 
     Args:
         function: ``"MODULE:FUNCTION"``, within `attn_export`.
@@ -177,57 +213,16 @@ def limited(
             took longer than `limits.seconds`.
     """
     limits = limits or Limits.default()
-    child = Child(
-        module_command("attn_export.runtimes.child", limits.memory_mib or 0),
-        {**os.environ, **environment} if environment else None,
-    )
     try:
-        child.send({"function": function, "about": about, "arguments": arguments})
-        answer = child.receive(limits.seconds)
+        return call_in_child(function, arguments, limits, environment)
     except ChildFailedError as error:
+        if error.kind:
+            raise getattr(errors, error.kind)(str(error)) from error
         if error.outcome == "hung":
             raise GraphError(
                 f"{about} takes longer than {limits.seconds:g} s to read; it has nested ONNX "
                 "functions, or is far larger than one layer"
             ) from error
-        raise GraphError(f"{about} cannot be read: a process that tried it {error}") from error
-    finally:
-        child.close()
-    if answer["event"] == "raised":
-        raise getattr(errors, answer["kind"])(answer["message"])
-    return answer["value"]
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends.
-
-    The thread that reads stdin would notice, but a C++ parser that keeps the interpreter's lock
-    does not let it run.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def main() -> None:
-    """Call the one function that the parent requests, and send its result."""
-    from attn_export.runtimes.ipc import connect
-
-    _die_with_parent()
-    send, jobs = connect(int(sys.argv[1]))
-    job = jobs.get()
-    if job is None:
-        return
-    module, _, name = job["function"].partition(":")
-    try:
-        value = getattr(importlib.import_module(module), name)(**job["arguments"])
-    except AttnExportError as error:
-        base = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
-        send("raised", kind=base.__name__, message=str(error))
-    except Exception as error:
-        send("raised", kind=GraphError.__name__, message=f"{job['about']}: {one_line(error)}")
-    else:
-        send("returned", value=value)
-
-
-if __name__ == "__main__":
-    main()
+        if error.outcome == "crashed":
+            raise GraphError(f"{about} cannot be read: a process that tried it {error}") from error
+        raise GraphError(f"{about}: {error}") from error

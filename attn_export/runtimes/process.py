@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from attn_export.results import GraphFile, Outcome
-from attn_export.runtimes.child import Child, ChildFailedError, module_command
+from attn_export.runtimes.child import Child, ChildFailedError, child_command
 from attn_export.runtimes.protocol import CustomLaunch, Facts, Limits, Options, Runtime
 from attn_export.temp_folders import scratch
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from attn_export.results import Arrays
 
+
+SERVE = "attn_export.runtimes.worker:serve"
+"""The function that a runtime's process calls."""
 
 CaseFiles = tuple[str, Path, Path]
 """The name of a case, the folder of its inputs, and the folder for its outputs."""
@@ -61,7 +64,7 @@ class Worker:
         self.reason = ""
         self.loaded = False
         self.next_worker: Worker | None = None
-        self._command = worker_command(runtime.name, limits.memory_mib or 0, limits.threads)
+        self._command = child_command(SERVE, limits, runtime.name, limits.threads)
         self._environment: Mapping[str, str] | None = None
         if isinstance(runtime, CustomLaunch):
             self._command, self._environment = runtime.launch_command(self._command[1:])
@@ -94,7 +97,7 @@ class Worker:
             return self._child
         self._child = child = Child(self._command, self._environment)
         if isinstance(self.runtime, CustomLaunch) and self.limits.memory_mib:
-            from attn_export.runtimes.ipc import limit_memory
+            from attn_export.runtimes.child_main import limit_memory
 
             # The limit that an emulated process sets for itself has no effect on the emulator.
             limit_memory(self.limits.memory_mib + self.runtime.launcher_mib, child.pid)
@@ -180,25 +183,11 @@ class Worker:
             case "loaded":
                 self.loaded = True
                 self.facts.update(event["facts"])
-            case "failed":
-                self.outcome, self.reason = event["outcome"], event["reason"]
-                return True
             case "done":
                 self.reason = event["objection"]
                 self.outcome = "refused" if self.reason else "ran"
                 return True
         return False
-
-
-def worker_command(name: str, memory_mib: int, threads: int) -> list[str]:
-    """Return the command that starts a runtime's process.
-
-    Args:
-        name: The name of the runtime.
-        memory_mib: The memory limit in MiB; 0 for none.
-        threads: The number of threads for computing.
-    """
-    return module_command("attn_export.runtimes.worker", name, memory_mib, threads)
 
 
 # -- runs on arrays, in a worker process that ends afterwards -----------------------------------

@@ -1,13 +1,12 @@
-"""Main module of a runtime's process: `python -m attn_export.runtimes.worker NAME MIB THREADS`.
+"""A runtime's process, which calls `serve`.
 
-The process exchanges JSON objects with its parent, one per line. It sends `ready` when the SDK is
-imported. Then it receives one job: paths of a graph and of the cases. It sends `loaded`, a `case`
-for each case, and `done`; or `failed` at any point. Tensors are passed as ONNX TensorProto files.
+It sends `ready` when the SDK is imported. Then it receives one job: paths of a graph and of the
+cases. It sends `loaded`, a `case` for each case, and `done`; or `failed` at any point. Tensors are
+passed as ONNX TensorProto files.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from attn_export.errors import one_line
 from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.ipc import EventWriter, connect, outcome_of
+from attn_export.runtimes.child_main import EventWriter, Jobs, outcome_of
 from attn_export.runtimes.protocol import Engine, Runtime, Tunable
 from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
 
@@ -182,20 +181,20 @@ def _fit(array: np.ndarray, axis: int, size: int) -> np.ndarray:
     return fitted
 
 
-def main() -> None:
-    """Load and run the graph of one job, then end."""
-    name, memory_mib, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    send, jobs = connect(memory_mib)
+def serve(send: EventWriter, jobs: Jobs, name: str, threads: str) -> None:
+    """Load and run the graph of one job.
+
+    Args:
+        send: The writer of events.
+        jobs: The jobs.
+        name: The name of the runtime.
+        threads: The number of threads for computing.
+    """
     target = runtime(name)
-    try:
-        target.prepare()
-        send("ready")
-        job = jobs.get()
-        if job is None:
-            return
-        _run_cases(_load(target, job, threads), job, send)
-    except Exception as error:
-        send("failed", outcome=outcome_of(error), reason=one_line(error))
+    target.prepare()
+    send("ready")
+    job = jobs.get()
+    _run_cases(_load(target, job, int(threads)), job, send)
 
 
 def _load(target: Runtime, job: dict[str, Any], threads: int) -> Engine:
@@ -251,7 +250,3 @@ def _outputs(
     if not whole_decode:
         return run(inputs)
     return decode(run, inputs, job["axes"], graph_file["fixed"])
-
-
-if __name__ == "__main__":
-    main()

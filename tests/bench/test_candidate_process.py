@@ -80,9 +80,7 @@ def test_a_process_that_crashes_is_not_run_with_the_reason(
     alone: bool, gemm: Candidate, monkeypatch: pytest.MonkeyPatch
 ):
     program = "import sys; sys.stdin.readline(); sys.exit('libfoo.so is missing')"
-    monkeypatch.setattr(
-        process_module, "worker_command", lambda *_: [sys.executable, "-c", program]
-    )
+    monkeypatch.setattr(process_module, "child_command", lambda *_: [sys.executable, "-c", program])
     crashing = Candidate("crashing", "peer", "graph", gemm.options, Work(), alone=alone)
     (found,) = measure([crashing], rounds=2, turn_seconds=TURN, limits=LIMITS)
     assert (found.ran, found.outcome) == (False, "crashed")

@@ -35,7 +35,7 @@ def changed(monkeypatch: pytest.MonkeyPatch):
     """Let every runtime's process run some Python first."""
 
     def change(code: str) -> None:
-        monkeypatch.setattr(process, "worker_command", worker_after(code))
+        monkeypatch.setattr(process, "child_command", worker_after(code))
         monkeypatch.setattr(PyTorch, "unavailable", lambda _: "not run here")
 
     return change
@@ -158,7 +158,7 @@ def test_a_runtime_that_loads_nothing_is_a_table_of_that_and_code_5(changed, cap
 ENDS = {
     "ran": "say(event='done', objection='')",
     "refused": "say(event='done', objection='for a reason')",
-    "out of memory": "say(event='failed', outcome='out of memory', reason='for a reason')",
+    "out of memory": "say(event='failed', outcome='out of memory', reason='for a reason', kind='')",
     "crashed": "os.abort()",
     "hung": "time.sleep(60)",
 }
@@ -180,7 +180,7 @@ def scripted(cases: Sequence[CaseFiles], serves: int, outcome: Outcome, *, loade
     script = SCRIPT.format(loaded=loaded, end=ENDS[outcome])
     limits = Limits(threads=1, seconds=2, memory_mib=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "worker_command", lambda *_: [sys.executable, "-c", script, *names])
+        patch.setattr(process, "child_command", lambda *_: [sys.executable, "-c", script, *names])
         return Worker(runtime("ort-cpu"), limits)
 
 

@@ -66,7 +66,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Let a runtime's process run a line of Python first."""
 
     def change(line: str) -> None:
-        monkeypatch.setattr(process, "worker_command", worker_after(line))
+        monkeypatch.setattr(process, "child_command", worker_after(line))
 
     return change
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from processes import gone
+from processes import gone, worker_after
 from shared import extended
 
 from attn_export.parity.golden import stored_cases
@@ -137,7 +137,7 @@ def test_a_case_that_fails_does_not_take_the_next_one_with_it(bundle: Path, tmp_
 def test_an_engine_that_prints_garbage_or_ends_is_a_crash_with_its_last_words(
     program: str, said: str, monkeypatch: pytest.MonkeyPatch, bundle: Path
 ):
-    monkeypatch.setattr(process, "worker_command", lambda *_: [sys.executable, "-c", program])
+    monkeypatch.setattr(process, "child_command", lambda *_: [sys.executable, "-c", program])
     with Worker(runtime("ort-cpu"), LIMITS) as worker:
         worker.send_job(bundle / "model.onnx", [], [])
         assert list(worker.results()) == []
@@ -150,12 +150,11 @@ def test_prints_of_an_engine_do_not_disturb_the_protocol(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     noisy = (
-        "import os, sys; from attn_export.runtimes import ort_cpu, worker\n"
+        "from attn_export.runtimes import ort_cpu\n"
         "prepare = ort_cpu.OrtCpu.prepare\n"
-        "ort_cpu.OrtCpu.prepare = lambda self: (os.write(1, b'noise\\n'), prepare(self))\n"
-        "sys.argv = ['worker', 'ort-cpu', '0', '1']; worker.main()"
+        "ort_cpu.OrtCpu.prepare = lambda self: (os.write(1, b'noise\\n'), prepare(self))"
     )
-    monkeypatch.setattr(process, "worker_command", lambda *_: [sys.executable, "-c", noisy])
+    monkeypatch.setattr(process, "child_command", worker_after(noisy))
     inputs, cases = stored_cases(bundle / "golden")
     with Worker(runtime("ort-cpu"), LIMITS) as worker:
         worker.send_job(

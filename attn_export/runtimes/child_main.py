@@ -1,23 +1,35 @@
-"""The child's side of the protocol of `child.Child`: its input, output and memory limit."""
+"""Program of all child processes: `python -P -m attn_export.runtimes.child_main FUNCTION MIB …`.
+
+It calls FUNCTION, a "MODULE:FUNCTION", with a writer of events to the parent, the jobs from the
+parent, and the further arguments. MIB limits its memory. Jobs and events are JSON objects, one per
+line. If the function raises an error, the event `failed` reports it. `child.Child` is the parent's
+side.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import queue
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, TextIO
 
+from attn_export import errors
+from attn_export.errors import one_line
 from attn_export.runtimes.protocol import EngineDiedError
 
 OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
 """Parts of error messages that report a lack of memory."""
 
+PR_SET_PDEATHSIG = 1
+"""Option of prctl(2), from <linux/prctl.h>: the signal to send when the parent thread ends."""
 
-Jobs = queue.Queue[dict[str, Any] | None]
+Jobs = queue.Queue[dict[str, Any]]
 """The jobs from the parent process, in order."""
 
 
@@ -31,6 +43,50 @@ class EventWriter:
         """Send one event with its values."""
         self._channel.write(json.dumps({"event": event, **values}) + "\n")
         self._channel.flush()
+
+
+def main() -> None:
+    """Call the function that the command line names, and report the error that it raises."""
+    function, memory_mib, *arguments = sys.argv[1:]
+    send, jobs = connect(int(memory_mib))
+    try:
+        load_function(function)(send, jobs, *arguments)
+    except Exception as error:
+        names = (c.__name__ for c in type(error).__mro__ if c.__module__ == errors.__name__)
+        kind = next(names, "")
+        reason = str(error) if kind else one_line(error)
+        send("failed", outcome=outcome_of(error), reason=reason, kind=kind)
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Return the function of a "MODULE:FUNCTION"."""
+    module, _, function = name.partition(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return loaded
+
+
+def call(send: EventWriter, jobs: Jobs) -> None:
+    """Call one function with keyword arguments, and send its result as the event `returned`.
+
+    Args:
+        send: The writer of events.
+        jobs: The jobs; the first states the function and its arguments.
+    """
+    _end_with_parent()
+    job = jobs.get()
+    send("returned", value=load_function(job["function"])(**job["arguments"]))
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel to kill this process when the thread that started it ends.
+
+    The thread that reads stdin would notice, but a C++ parser that keeps the interpreter's lock
+    does not let it run. Only a process whose starter waits for it may call this.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def connect(memory_mib: int) -> tuple[EventWriter, Jobs]:
@@ -97,3 +153,7 @@ def outcome_of(error: Exception) -> str:
     if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
         return "out of memory"
     return "refused"
+
+
+if __name__ == "__main__":
+    main()
