@@ -52,11 +52,19 @@ class OutputSignature(Struct, forbid_unknown_fields=True):
     shape: Annotated[list[OutputDim], Meta(max_length=8)]
 
 
+class Needs(Struct, forbid_unknown_fields=True):
+    """The versions that a graph requires; no version of ONNX Runtime if any runtime may run it."""
+
+    opset: Count
+    ir_version: Count
+    onnxruntime: Annotated[str, Meta(pattern=r"\A[0-9]{1,9}(?:\.[0-9]{1,9}){0,9}\Z")] = ""
+
+
 class GraphEntry(Struct, forbid_unknown_fields=True):
     """The entry of a graph in a manifest; see `GraphFile`."""
 
     dialect: Name
-    needs: dict[Name, Count | Name]
+    needs: Needs
     fixed: dict[Name, Count]
     layouts: dict[Name, list[Annotated[int, Meta(ge=0, le=7)]]]
     bound: dict[Name, Name]

@@ -13,6 +13,9 @@ from attn_export.untrusted_files import checked
 
 SAYS: list[tuple[list[str | int], Any, str]] = [
     (["graphs", "model.onnx", "dialect"], 3, "`$.graphs['model.onnx'].dialect`, which is 3"),
+    (["graphs", "model.onnx", "needs", "onnxruntime"], 5, ".needs.onnxruntime`, which is 5"),
+    (["graphs", "model.onnx", "needs", "onnxruntime"], "1.x", ".onnxruntime`, which is '1.x'"),
+    (["graphs", "model.onnx", "needs", "more"], 1, "Object contains unknown field `more`"),
     (["files", "../x"], "a" * 64, "such characters - at `$.files`, which is '../x'"),
     (["files", "x"], "a", "such characters - at `$.files['x']`, which is 'a'"),
     (["inputs", "past_key", "shape"], [1, 2, -3], "`$.inputs['past_key'].shape[2]`, which is -3"),
