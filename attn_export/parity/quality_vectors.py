@@ -199,16 +199,17 @@ def read_quality(
     Raises:
         BundleError: If a file is missing or does not match the golden vectors.
     """
+    from msgspec.structs import asdict
+
     from attn_export.schema import QualityFile
     from attn_export.tensorfile import is_floating, read_tensors
 
     if not (folder / QUALITY).is_file():
         return None
     try:
-        content: Any = parse_json(read_text(folder / QUALITY))
-        checked(content, QualityFile)
+        content = checked(parse_json(read_text(folder / QUALITY)), QualityFile)
         pairs: dict[str, list[tuple[Any, Any]]] = {}
-        for number in content["cases"]:
+        for number in content.cases:
             if number >= len(goldens):
                 raise ValueError(f"there is no case {number}")
             expected = goldens[number].expected
@@ -218,12 +219,13 @@ def read_quality(
                     raise ValueError(f"case {number} has two shapes or types of {name}")
                 if is_floating(q.dtype):
                     pairs.setdefault(name, []).append((floats[name], q))
-        limits = tuple(budgets) or parse_budgets(content["budgets"])
+        limits = tuple(budgets) or parse_budgets(content.budgets)
     except (OSError, ValueError, KeyError, UsageError) as error:
         raise BundleError(f"{folder / QUALITY} cannot be used: {error}; build again") from error
     outputs, _ = output_distances(pairs)
     by_head, weights = (
-        tuple(Distance(**each) for each in content[part]) for part in ("heads", "weights")
+        tuple(Distance(**asdict(each)) for each in part)
+        for part in (content.heads, content.weights)
     )
-    splits = tuple(Split(**each) for each in content.get("splits", ()))
+    splits = tuple(Split(**asdict(each)) for each in content.splits)
     return Quality(tuple(outputs), by_head, weights, limits, logit_distance(pairs, limits), splits)
