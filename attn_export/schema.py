@@ -209,8 +209,11 @@ class QualityFile(Struct, forbid_unknown_fields=True):
     splits: Annotated[list[SplitEntry], Meta(max_length=100)] = []
 
 
-class BaselineFile(Struct, forbid_unknown_fields=True):
-    """The content of a baseline file."""
+class BaselineFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a baseline file: the version and the errors of each ``runtime/graph``.
+
+    Errors are shares of the allowed error, by ``case/output``.
+    """
 
     format: Name
     versions: dict[Name, Text]

@@ -30,24 +30,8 @@ FACTOR = 4.0
 FLOOR = 0.02
 """The share of the allowed error below which errors count as equal: they are a few roundings."""
 
-Shares = dict[str, dict[str, float]]
-"""Errors as shares of the allowed error, by ``runtime/graph`` and ``case/output``."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Baseline:
-    """Content of a baseline file.
-
-    Attributes:
-        versions: The version and the processor of each ``runtime/graph``.
-        shares: The errors, see `Shares`.
-    """
-
-    versions: Mapping[str, str]
-    shares: Mapping[str, Mapping[str, float]]
-
-
-def read_baseline(path: Path) -> Baseline:
+def read_baseline(path: Path) -> BaselineFile:
     """Read a file that `write_baseline` wrote.
 
     Raises:
@@ -62,13 +46,12 @@ def read_baseline(path: Path) -> Baseline:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UsageError(f"{path} is not a baseline of the format {FORMAT}; --update makes one")
     try:
-        baseline = checked(content, BaselineFile)
+        return checked(content, BaselineFile)
     except ValueError as error:
         raise UsageError(f"the baseline {path} was changed: {error}") from error
-    return Baseline(baseline.versions, baseline.errors)
 
 
-def apply_baseline(report: Report, baseline: Baseline, factor: float = FACTOR) -> Report:
+def apply_baseline(report: Report, baseline: BaselineFile, factor: float = FACTOR) -> Report:
     """Return a report in which verdicts with larger errors than in the baseline fail.
 
     Args:
@@ -96,8 +79,8 @@ def write_baseline(path: Path, report: Report) -> None:
         OutputError: If the file cannot be written.
         UsageError: If the file exists and is not a baseline.
     """
-    before = read_baseline(path) if path.exists() else Baseline({}, {})
-    errors: Shares = {}
+    before = read_baseline(path) if path.exists() else BaselineFile(FORMAT, {}, {})
+    errors: dict[str, dict[str, float]] = {}
     for verdict in report.verdicts:
         if verdict.worst is not None:
             of_run = errors.setdefault(_run_key(verdict), {})
@@ -106,14 +89,14 @@ def write_baseline(path: Path, report: Report) -> None:
     content: dict[str, Any] = {
         "format": FORMAT,
         "versions": {**before.versions, **versions},
-        "errors": {**before.shares, **errors},
+        "errors": {**before.errors, **errors},
     }
     with write_errors(path):
         write_whole(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
 def _compared(
-    verdict: Verdict, baseline: Baseline, versions: Mapping[str, str], factor: float
+    verdict: Verdict, baseline: BaselineFile, versions: Mapping[str, str], factor: float
 ) -> Verdict:
     before, now = _before(verdict, baseline), verdict.worst
     if verdict.status != "passed" or before is None or now is None:
@@ -130,8 +113,8 @@ def _compared(
     return dataclasses.replace(verdict, status="failed", message=message)
 
 
-def _before(verdict: Verdict, baseline: Baseline) -> float | None:
-    errors = baseline.shares.get(_run_key(verdict), {})
+def _before(verdict: Verdict, baseline: BaselineFile) -> float | None:
+    errors = baseline.errors.get(_run_key(verdict), {})
     return errors.get(_output_key(verdict))
 
 

@@ -80,7 +80,7 @@ def test_a_runtime_that_was_not_there_is_a_note_and_update_adds_it(tmp_path: Pat
     assert found.passed
     assert found.notes == ("not in the baseline: new/model.onnx; --update adds it",)
     write_baseline(path, report(0.9, runtime="new"))
-    assert set(read_baseline(path).shares) == {"some/model.onnx", "new/model.onnx"}
+    assert set(read_baseline(path).errors) == {"some/model.onnx", "new/model.onnx"}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "attn-export-baseline/1"}'])
