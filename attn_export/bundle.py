@@ -16,6 +16,7 @@ from attn_export.temp_folders import folder_beside
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 if TYPE_CHECKING:
+    from attn_export.schema import Manifest, TensorSignature
     from attn_export.spec import AttentionSpec, Shape
 
 MANIFEST = "manifest.json"
@@ -24,6 +25,9 @@ SIGNATURE = "model.sig"
 this name."""
 
 FORMAT = "attn-export-bundle/4"
+GENERATED = ("format", "files", "digest")
+"""The keys of a manifest that `write_manifest` adds."""
+
 GOLDEN = "golden"
 REPORT, PAGE = "report.json", "report.html"
 SPEC = "spec.toml"
@@ -85,7 +89,7 @@ def _replaceable(output: Path) -> Path:
 def _digests(folder: Path) -> Digests | None:
     """Return the digests of a bundle's files; None if the folder is no bundle."""
     try:
-        digests = {**read_manifest(folder)["files"], MANIFEST: sha256(folder / MANIFEST)}
+        digests = {**read_manifest(folder).files, MANIFEST: sha256(folder / MANIFEST)}
         # The signature may be removed with the bundle.
         signature = folder / SIGNATURE
         return digests | ({SIGNATURE: sha256(signature)} if signature.is_file() else {})
@@ -93,18 +97,27 @@ def _digests(folder: Path) -> Digests | None:
         return None
 
 
-def graph_files(manifest: Mapping[str, Any]) -> list[GraphFile]:
+def graph_files(manifest: Manifest) -> list[GraphFile]:
     """Return the descriptions of the graphs in a manifest."""
-    graphs = [{"name": name, **entry} for name, entry in manifest["graphs"].items()]
-    return checked(graphs, list[GraphFile])
+    return [
+        GraphFile(
+            name, entry.dialect, entry.fixed, entry.layouts, entry.bound, entry.features,
+            entry.dtypes,
+        )
+        for name, entry in manifest.graphs.items()
+    ]  # fmt: skip
 
 
-def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+def write_manifest(folder: Path, content: Mapping[str, Any]) -> Manifest:
     """Write `manifest.json` with the SHA-256 of every other file. It must be written last.
 
     Args:
         folder: The folder of the bundle.
-        content: The manifest without its format and digests.
+        content: The manifest without the keys in `GENERATED`. It is not a `Manifest`, because the
+            file has its order of keys and lacks the same optional keys.
+
+    Returns:
+        The manifest.
 
     Raises:
         UsageError: If the content does not fit the schema, for instance a name with control
@@ -119,18 +132,35 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
     }
     text = _to_text({"format": FORMAT, **content, "files": files})
     try:
-        checked(json.loads(text), Manifest)
+        manifest = checked(json.loads(text), Manifest)
     except ValueError as error:
         raise UsageError(f"this cannot be a bundle: {error}; rename the input or output") from error
     (folder / MANIFEST).write_text(text, encoding="utf-8")
+    return manifest
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """Read `manifest.json` without checking the other files.
 
     Raises:
         BundleError: If the manifest is missing, of another format, or was changed.
     """
+    _, manifest = _read_manifest(folder)
+    return manifest
+
+
+def manifest_content(folder: Path) -> dict[str, Any]:
+    """Return the content of `manifest.json` as `write_manifest` takes it.
+
+    Raises:
+        BundleError: If the manifest is missing, of another format, or was changed.
+    """
+    content, _ = _read_manifest(folder)
+    return {key: value for key, value in content.items() if key not in GENERATED}
+
+
+def _read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
+    """Return the content of `manifest.json` as it is in the file, and as a `Manifest`."""
     from attn_export.schema import Manifest
 
     path = folder / MANIFEST
@@ -138,34 +168,32 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise BundleError(f"{folder} is not a bundle: there is no such folder")
     try:
         text = read_text(path)
-        manifest = parse_json(text)
+        content = parse_json(text)
     except OSError as error:
         raise BundleError(f"{folder} is not a bundle: {path.name}: {error.strerror}") from error
     except ValueError as error:
         raise BundleError(f"{path} was changed: it is not valid JSON ({error})") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise BundleError(f"{path} is not of the format {FORMAT}; build the bundle again")
     try:
-        checked(manifest, Manifest)
+        manifest = checked(content, Manifest)
     except ValueError as error:
         raise BundleError(f"{path} was changed: {error}; build the bundle again") from error
     # The file must be byte for byte what `write_manifest` writes.
-    if _to_text(manifest) != text:
+    if _to_text(content) != text:
         raise BundleError(f"{path} was changed after it was written; build the bundle again")
-    content: dict[str, Any] = manifest
-    return content
+    return content, manifest
 
 
-def read_bundle(folder: Path) -> dict[str, Any]:
+def read_bundle(folder: Path) -> Manifest:
     """Compare every file of a bundle with its digest, and return the manifest.
 
     Raises:
         BundleError: If a file is missing or was changed.
     """
     manifest = read_manifest(folder)
-    files: Mapping[str, str] = manifest["files"]
-    _refuse_links(folder, files)
-    for name, digest in files.items():
+    _refuse_links(folder, manifest.files)
+    for name, digest in manifest.files.items():
         try:
             actual = sha256(folder / name)
         except OSError as error:
@@ -178,7 +206,7 @@ def read_bundle(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def bundle_spec(folder: Path, manifest: Mapping[str, Any]) -> AttentionSpec | None:
+def bundle_spec(folder: Path, manifest: Manifest) -> AttentionSpec | None:
     """Return the spec of a bundle; None if it is of a user's module.
 
     Args:
@@ -187,32 +215,28 @@ def bundle_spec(folder: Path, manifest: Mapping[str, Any]) -> AttentionSpec | No
     """
     from attn_export.spec import AttentionSpec
 
-    return AttentionSpec.from_toml(folder / SPEC) if SPEC in manifest["files"] else None
+    return AttentionSpec.from_toml(folder / SPEC) if SPEC in manifest.files else None
 
 
-def shapes_of(entries: Mapping[str, Any]) -> dict[str, Shape]:
-    """Return the shapes in the manifest's entries of inputs or outputs, by name."""
-    return {name: tuple(entry["shape"]) for name, entry in entries.items()}
+def shapes_of(signatures: Mapping[str, TensorSignature]) -> dict[str, Shape]:
+    """Return the shapes of inputs or outputs by name."""
+    return {name: signature.shape for name, signature in signatures.items()}
 
 
-def dimensions(
-    inputs: Mapping[str, Any], outputs: Mapping[str, Any], spec: str = ""
-) -> dict[str, str]:
+def dimensions(ends: Mapping[str, TensorSignature], spec: str = "") -> dict[str, str]:
     """Return texts with the dtype and shape of each input and output, and the spec, for a report.
 
     Args:
-        inputs: The manifest's entries of the inputs: dtype and shape, by name.
-        outputs: The manifest's entries of the outputs.
+        ends: The inputs and outputs by name.
         spec: The text of the spec, if there is one.
     """
     unset = ("= false", '= "none"', "= 0")
     lines = [line.replace(" = ", " ") for line in spec.splitlines() if not line.endswith(unset)]
-    ends = {**inputs, **outputs}.items()
     return {
         **({"spec": printable(", ".join(lines), PARAGRAPH)} if lines else {}),
         **{
-            name: f"{end['dtype']} [{', '.join(str(axis) or '?' for axis in end['shape'])}]"
-            for name, end in ends
+            name: f"{end.dtype} [{', '.join(str(axis) or '?' for axis in end.shape)}]"
+            for name, end in ends.items()
         },
     }
 
@@ -231,8 +255,11 @@ def _refuse_links(folder: Path, names: Collection[str]) -> None:
             )
 
 
-def _to_text(manifest: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256(
-        json.dumps({k: v for k, v in manifest.items() if k != "digest"}, sort_keys=True).encode()
-    ).hexdigest()
-    return json.dumps({**manifest, "digest": digest}, indent=1) + "\n"
+def _to_text(content: Mapping[str, Any]) -> str:
+    """Return the text of a manifest; its values may be types of `schema`."""
+    from msgspec import to_builtins
+
+    rest = {key: value for key, value in content.items() if key != "digest"}
+    sorted_text = json.dumps(rest, sort_keys=True, default=to_builtins)
+    digest = hashlib.sha256(sorted_text.encode()).hexdigest()
+    return json.dumps({**content, "digest": digest}, indent=1, default=to_builtins) + "\n"

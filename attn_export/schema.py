@@ -1,4 +1,9 @@
-"""Schemas of the JSON files that are read, with the ranges on which the rest of the code relies."""
+"""Types of the JSON files that are read, with the ranges on which the rest of the code relies.
+
+`GraphEntry`, `AllowedEntry`, `DistanceEntry`, `SplitEntry` and `ReportedVerdict` have fields of
+data classes in `results` and `quality`. They are types of their own because files need ranges,
+which values of the package do not, and because msgspec accepts unknown fields of data classes.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +43,20 @@ OutputDim = Count | Annotated[str, Meta(max_length=MOST_BYTES, pattern=rf"\A[^{_
 it."""
 
 
-class InputSignature(Struct, forbid_unknown_fields=True):
-    """The dtype and shape of an input."""
+class TensorSignature(Struct, frozen=True, forbid_unknown_fields=True):
+    """The dtype and shape of an input or output."""
 
     dtype: Dtype
-    shape: Annotated[list[Dim], Meta(max_length=8)]
+    shape: Annotated[tuple[OutputDim, ...], Meta(max_length=8)]
 
 
-class OutputSignature(Struct, forbid_unknown_fields=True):
-    """The dtype and shape of an output."""
+class InputSignature(TensorSignature, frozen=True):
+    """The dtype and shape of an input, whose axes all have a size or a name."""
 
-    dtype: Dtype
-    shape: Annotated[list[OutputDim], Meta(max_length=8)]
+    shape: Annotated[tuple[Dim, ...], Meta(max_length=8)]
 
 
-class Needs(Struct, forbid_unknown_fields=True):
+class Needs(Struct, frozen=True, forbid_unknown_fields=True):
     """The versions that a graph requires; no version of ONNX Runtime if any runtime may run it."""
 
     opset: Count
@@ -60,15 +64,15 @@ class Needs(Struct, forbid_unknown_fields=True):
     onnxruntime: Annotated[str, Meta(pattern=r"\A[0-9]{1,9}(?:\.[0-9]{1,9}){0,9}\Z")] = ""
 
 
-class GraphEntry(Struct, forbid_unknown_fields=True):
+class GraphEntry(Struct, frozen=True, forbid_unknown_fields=True):
     """The entry of a graph in a manifest; see `GraphFile`."""
 
     dialect: Name
     needs: Needs
     fixed: dict[Name, Count]
-    layouts: dict[Name, list[Annotated[int, Meta(ge=0, le=7)]]]
+    layouts: dict[Name, tuple[Annotated[int, Meta(ge=0, le=7)], ...]]
     bound: dict[Name, Name]
-    features: list[Name]
+    features: tuple[Name, ...]
     attentions: Count | None
     ours: bool
     nodes: dict[Text, Text]
@@ -77,7 +81,7 @@ class GraphEntry(Struct, forbid_unknown_fields=True):
     dtypes: dict[Name, Literal["int32"]] = {}
 
 
-class Tuning(Struct, forbid_unknown_fields=True):
+class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
     """The times in milliseconds by which `tune` selected the forms of graphs."""
 
     processor: Text
@@ -85,7 +89,7 @@ class Tuning(Struct, forbid_unknown_fields=True):
     milliseconds: Annotated[dict[Text, dict[Text, float]], Meta(max_length=10_000)]
 
 
-class Manifest(Struct, forbid_unknown_fields=True):
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """The content of `manifest.json`."""
 
     format: Name
@@ -93,7 +97,7 @@ class Manifest(Struct, forbid_unknown_fields=True):
     versions: dict[Name, Text]
     graphs: Annotated[dict[GraphName, GraphEntry], Meta(min_length=1, max_length=100)]
     inputs: Annotated[dict[EndName, InputSignature], Meta(min_length=1, max_length=100)]
-    outputs: Annotated[dict[EndName, OutputSignature], Meta(min_length=1, max_length=100)]
+    outputs: Annotated[dict[EndName, TensorSignature], Meta(min_length=1, max_length=100)]
     weights: Text
     files: Annotated[dict[FileName, Digest], Meta(min_length=1, max_length=100_000)]
     digest: Digest
@@ -106,14 +110,13 @@ class Manifest(Struct, forbid_unknown_fields=True):
         Raises:
             ValueError: If they contradict each other.
         """
-        ends: dict[str, InputSignature | OutputSignature] = {**self.inputs, **self.outputs}
+        ends = self.ends
         axes = {axis for end in ends.values() for axis in end.shape if isinstance(axis, str)}
         for name, signature in ends.items():
             fixed = [size for size in signature.shape if isinstance(size, int)]
             if len(name.encode()) > MOST_BYTES or math.prod(fixed) > MOST_ELEMENTS:
-                raise ValueError(
-                    f"{name} has a name or a shape that is too long: {signature.shape}"
-                )
+                shape = list(signature.shape)
+                raise ValueError(f"{name} has a name or a shape that is too long: {shape}")
         for name, graph in self.graphs.items():
             if name not in self.files:
                 raise ValueError(f"the graph {name} is not among its files")
@@ -121,12 +124,17 @@ class Manifest(Struct, forbid_unknown_fields=True):
             if not axes.issuperset(graph.fixed):
                 raise ValueError(f"{name} fixes an axis that is not there: {set(graph.fixed)}")
 
+    @property
+    def ends(self) -> dict[str, TensorSignature]:
+        """The inputs and outputs by name."""
+        return {**self.inputs, **self.outputs}
+
     def _check_ends(self, name: str, graph: GraphEntry) -> None:
         """Check the inputs and outputs in the entry of a graph; see `__post_init__`."""
-        ends: dict[str, InputSignature | OutputSignature] = {**self.inputs, **self.outputs}
+        ends = self.ends
         for end, order in graph.layouts.items():
             if end not in ends or sorted(order) != list(range(len(ends[end].shape))):
-                raise ValueError(f"{name} has a layout of {end} that is none: {order}")
+                raise ValueError(f"{name} has a layout of {end} that is none: {list(order)}")
         for output, source in graph.bound.items():
             is_cache = output.replace("present_", "past_", 1) == source != output
             if not is_cache or output not in self.outputs or source not in self.inputs:
@@ -136,28 +144,28 @@ class Manifest(Struct, forbid_unknown_fields=True):
                 raise ValueError(f"{name} takes {end} as int32, which is not an input of int64")
 
 
-class AllowedEntry(Struct, forbid_unknown_fields=True):
+class AllowedEntry(Struct, frozen=True, forbid_unknown_fields=True):
     """The error allowed for one output; infinite after some failed builds."""
 
     whole: Annotated[float, Meta(gt=0)]
     row: Annotated[float, Meta(gt=0)]
 
 
-class CaseEntry(Struct, forbid_unknown_fields=True):
+class CaseEntry(Struct, frozen=True, forbid_unknown_fields=True):
     """The entry of a case of the golden vectors."""
 
     name: Name
     kind: Name
     about: Text
-    contents: list[Name]
-    ignored_rows: list[Count]
+    contents: tuple[Name, ...]
+    ignored_rows: tuple[Count, ...]
     sizes: dict[Name, Count]
     folder: Annotated[str, Meta(pattern=r"\Atest_data_set_[0-9]{1,6}\Z")]
     allowed: dict[Name, AllowedEntry | None]
     unusable: dict[Name, Reason]
 
 
-class GoldenIndex(Struct, forbid_unknown_fields=True):
+class GoldenIndex(Struct, frozen=True, forbid_unknown_fields=True):
     """The content of `golden/index.json`."""
 
     inputs: list[Name]
@@ -181,7 +189,7 @@ class GoldenIndex(Struct, forbid_unknown_fields=True):
                 )
 
 
-class DistanceEntry(Struct, forbid_unknown_fields=True):
+class DistanceEntry(Struct, frozen=True, forbid_unknown_fields=True):
     """The entry of a `quality.Distance`."""
 
     part: Name
@@ -190,7 +198,7 @@ class DistanceEntry(Struct, forbid_unknown_fields=True):
     row: float
 
 
-class SplitEntry(Struct, forbid_unknown_fields=True):
+class SplitEntry(Struct, frozen=True, forbid_unknown_fields=True):
     """The entry of a `quality.Split`."""
 
     part: Name
@@ -199,7 +207,7 @@ class SplitEntry(Struct, forbid_unknown_fields=True):
     share: float
 
 
-class QualityFile(Struct, forbid_unknown_fields=True):
+class QualityFile(Struct, frozen=True, forbid_unknown_fields=True):
     """The content of `golden/quality.json`."""
 
     cases: Annotated[list[Count], Meta(min_length=1, max_length=100)]
@@ -220,7 +228,7 @@ class BaselineFile(Struct, frozen=True, forbid_unknown_fields=True):
     errors: dict[Name, dict[Name, float]]
 
 
-class ReportedVerdict(Struct):
+class ReportedVerdict(Struct, frozen=True):
     """The entry of a verdict in `report.json`. Errors are null if they were not measured."""
 
     runtime: Text
@@ -234,7 +242,7 @@ class ReportedVerdict(Struct):
     max_abs: float | None
 
 
-class ReportFile(Struct):
+class ReportFile(Struct, frozen=True):
     """The part of `report.json` that is read again."""
 
     name: Text

@@ -64,7 +64,7 @@ def test_a_model_passes_and_its_bundle_is_whole(path: Path, tmp_path: Path):
         assert check(graph) == []
     if path.stem in LARGE | IN_ALL_DIALECTS:
         assert verify(tmp_path / path.stem, runtimes=["ort-cpu"]).passed
-    files = read_bundle(tmp_path / path.stem)["files"]
+    files = read_bundle(tmp_path / path.stem).files
     assert ("weights.safetensors" in files) == (path.stem in LARGE | IN_ALL_DIALECTS)
     golden = tmp_path / path.stem / "golden"
     assert sum(f.stat().st_size for f in golden.rglob("*.pb")) <= 33 * 2**20

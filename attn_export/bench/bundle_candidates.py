@@ -12,12 +12,13 @@ from attn_export.bench.measurements import Candidate, Work
 from attn_export.bench.own_graphs import as_candidate, graph_options
 from attn_export.bench.roofline import gemm_rooflines, not_installed, read_rooflines
 from attn_export.bench.work import work_of
-from attn_export.bundle import graph_files
+from attn_export.bundle import graph_files, shapes_of
 from attn_export.dialect_names import phase_of
 from attn_export.parity.draw import Sizes
 from attn_export.results import GraphFile
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import known_limit
+from attn_export.schema import Manifest
 from attn_export.spec import AttentionSpec, Input
 from attn_export.spec.low_precision import FLOAT_CACHE
 
@@ -65,7 +66,7 @@ class BundleCandidates:
 
     folder: Path
     scratch: Path
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     spec: AttentionSpec | None
 
     def candidates(self, sizes: Sizes, *, decode: bool) -> list[Candidate]:
@@ -95,11 +96,10 @@ class BundleCandidates:
             sizes: The size of every axis, by name.
         """
         inputs = {
-            name: Input(tuple(entry["shape"]), entry["dtype"])
-            for name, entry in self.manifest["inputs"].items()
+            name: Input(signature.shape, signature.dtype)
+            for name, signature in self.manifest.inputs.items()
         }
-        outputs = {name: entry["shape"] for name, entry in self.manifest["outputs"].items()}
-        feeds = feeds_of(inputs, sizes), output_feeds(outputs, sizes)
+        feeds = feeds_of(inputs, sizes), output_feeds(shapes_of(self.manifest.outputs), sizes)
         candidate = as_candidate(name, folder, graph, *feeds, self._work(sizes))
         return dataclasses.replace(candidate, alone=self._is_large(sizes))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from attn_export.results import WHOLE_DECODE, Arrays, Golden, GraphFile
 from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.process import RunResult, run_once
 from attn_export.runtimes.protocol import Limits, Options, Runtime
+from attn_export.schema import Manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +171,7 @@ def golden_cases(folder: Path, only: str | None) -> list[GoldenCase]:
     ]
 
 
-def graph_files_to_examine(manifest: Mapping[str, Any], graph: Path | None) -> list[GraphFile]:
+def graph_files_to_examine(manifest: Manifest, graph: Path | None) -> list[GraphFile]:
     """Return the graphs to examine: those of the bundle, or only the user's own graph.
 
     Args:

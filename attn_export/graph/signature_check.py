@@ -13,30 +13,19 @@ from attn_export.spec import Shape
 if TYPE_CHECKING:
     import onnx
 
+    from attn_export.schema import TensorSignature
+
 
 MOST_NAMES = 12
 """The most names that a message lists."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorSpec:
-    """Shape and dtype that a bundle states for an input or output.
-
-    Attributes:
-        shape: The sizes of the axes; names for dynamic axes.
-        dtype: The numpy name of the type, or ``"bfloat16"``.
-    """
-
-    shape: Shape
-    dtype: str
 
 
 def match_graph_file(
     model: onnx.ModelProto,
     path: str,
     graph_file: GraphFile,
-    inputs: Mapping[str, TensorSpec],
-    outputs: Mapping[str, TensorSpec],
+    inputs: Mapping[str, TensorSignature],
+    outputs: Mapping[str, TensorSignature],
     whose: str = "the bundle",
 ) -> GraphFile:
     """Check the inputs and outputs of a graph that replaces one of a bundle, or is compared.

@@ -17,6 +17,7 @@ from attn_export.parity.draw import add_sums
 from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
+from attn_export.schema import Manifest
 from attn_export.spec import AttentionSpec
 from attn_export.system_info import environment, processor
 from attn_export.temp_folders import scratch
@@ -83,7 +84,7 @@ def bench(
             for name, sizes in workloads
         ]
         return measure_workloads(
-            manifest["name"], planned, rounds=rounds, threads=threads,
+            manifest.name, planned, rounds=rounds, threads=threads,
             turn_seconds=turn_seconds, progress=progress,
         )  # fmt: skip
 
@@ -134,7 +135,7 @@ def machine() -> dict[str, Any]:
 
 
 def plan_workloads(
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     spec: AttentionSpec | None,
     batch: Sequence[int],
     prefill: Sequence[int],
@@ -155,7 +156,7 @@ def plan_workloads(
     Raises:
         UsageError: If `decode` is given and the graphs have no axis of keys.
     """
-    axes = {axis for entry in manifest["inputs"].values() for axis in entry["shape"]}
+    axes = {axis for signature in manifest.inputs.values() for axis in signature.shape}
     can_decode = any(axis in axes for axis in KEYS)
     if decode and not can_decode:
         raise UsageError("--decode: the graphs have no cache; leave it out")

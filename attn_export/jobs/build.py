@@ -174,13 +174,13 @@ def _judge_in_float32(subject: Subject, options: _Options) -> _Judged | None:
 def _report(name: str, wide: _Judged | None, judged: _Judged, subject: Subject) -> Report:
     wide_runs = wide.runs if wide else ()
     spec = subject.spec.to_toml() if subject.spec else ""
-    inputs = bundle_graphs.input_entries(subject)
-    outputs = bundle_graphs.output_entries(subject, judged.dtypes)
+    inputs = bundle_graphs.input_signatures(subject)
+    outputs = bundle_graphs.output_signatures(subject, judged.dtypes)
     return Report(
         name,
         (*(run for run in wide_runs if run.outcome != "not run"), *judged.runs),
         (*(wide.verdicts if wide else ()), *judged.verdicts),
-        environment(), judged.notes, dimensions=dimensions(inputs, outputs, spec),
+        environment(), judged.notes, dimensions=dimensions({**inputs, **outputs}, spec),
         quality=judged.quality,
     )  # fmt: skip
 
@@ -292,11 +292,12 @@ class _Work:
         (folder / REPORT).write_text(to_json(report), encoding="utf-8")
         drawing = neighbourhood(judged.exported.model)
         (folder / PAGE).write_text(to_html(report, drawing), encoding="utf-8")
-        manifest = bundle_graphs.manifest_of(
+        content = bundle_graphs.manifest_of(
             report.name, subject, judged.exported.origins, judged.graphs, judged.dtypes
         )
+        manifest = write_manifest(folder, content)
         if self.options.evidence:
             from attn_export.report.statements import write_statements
 
             write_statements(folder, manifest)
-        write_manifest(folder, manifest)
+            write_manifest(folder, content)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attn_export.dialect_names import CUDA, DIALECTS, MODEL, ORT_NEEDED, PORTABLE, graph_name
 from attn_export.errors import ExportError, GraphError
 from attn_export.results import GraphFile, Verdict
+from attn_export.schema import TensorSignature
 from attn_export.system_info import versions
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def manifest_of(
     graphs: Sequence[Lowered],
     dtypes: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the manifest of a bundle, without its files.
+    """Return the content of a bundle's manifest, as `write_manifest` takes it.
 
     Args:
         name: The name of the bundle.
@@ -148,22 +149,22 @@ def manifest_of(
         dtypes: The dtypes of the outputs, by name.
     """
     expected = subject.expected()
-    manifest: dict[str, Any] = {
+    content: dict[str, Any] = {
         "name": name,
         "versions": versions(),
         "graphs": {graph.file.name: _graph_entry(graph, expected, origins) for graph in graphs},
-        "inputs": input_entries(subject),
-        "outputs": output_entries(subject, dtypes),
+        "inputs": input_signatures(subject),
+        "outputs": output_signatures(subject, dtypes),
         "weights": "linear weights are stored [in, out], as MatMul reads them",
     }
     if subject.bounds:
         from attn_export.parity.draw import MAX_SIZE
 
-        manifest["bounds"] = {
+        content["bounds"] = {
             axis: [least, None if most == MAX_SIZE else most]
             for axis, (least, most) in subject.bounds.items()
         }
-    return manifest
+    return content
 
 
 def _graph_entry(graph: Lowered, expected: Expected, origins: Mapping[str, str]) -> dict[str, Any]:
@@ -205,20 +206,20 @@ def origin_of(name: str, origins: Mapping[str, str]) -> str:
     return origins.get(name, "")
 
 
-def input_entries(subject: Subject) -> dict[str, dict[str, Any]]:
-    """Return the manifest's entries of the inputs: dtype and shape by name."""
+def input_signatures(subject: Subject) -> dict[str, TensorSignature]:
+    """Return the dtype and shape of each input, by name."""
     inputs = subject.input_descriptions().items()
-    return {name: {"dtype": input_.dtype, "shape": list(input_.shape)} for name, input_ in inputs}
+    return {name: TensorSignature(input_.dtype, input_.shape) for name, input_ in inputs}
 
 
-def output_entries(subject: Subject, dtypes: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return the manifest's entries of the outputs.
+def output_signatures(subject: Subject, dtypes: Mapping[str, str]) -> dict[str, TensorSignature]:
+    """Return the dtype and shape of each output, by name.
 
     Args:
         subject: The subject, for the shapes.
         dtypes: The dtype of each output.
     """
     return {
-        name: {"dtype": dtypes[name], "shape": list(shape)}
+        name: TensorSignature(dtypes[name], shape)
         for name, shape in subject.expected().outputs.items()
     }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from attn_export.bundle import MANIFEST, graph_files, read_manifest, shapes_of
 from attn_export.graph.check_structure import CheckFinding, Expected, expected_of
 from attn_export.graph.checks import check_graph
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits
+from attn_export.schema import Manifest
 
 
 def check(path: Path | str, limits: Limits | None = None) -> list[CheckFinding]:
@@ -38,9 +38,9 @@ def check_here(path: str) -> list[tuple[str, str, bool]]:
     file, expected = Path(path), None
     if (file.parent / MANIFEST).is_file():
         manifest = read_manifest(file.parent)
-        entry = manifest["graphs"].get(file.name)
+        entry = manifest.graphs.get(file.name)
         # Graphs of a comparison have any origin: only the checks without a manifest apply.
-        if entry is not None and not entry.get("foreign"):
+        if entry is not None and not entry.foreign:
             expected = _expected_in(manifest, file.name)
     return [(f.check, f.message, f.is_warning) for f in check_graph(file, expected)]
 
@@ -54,12 +54,12 @@ def grouped(findings: Sequence[CheckFinding]) -> list[tuple[CheckFinding, int]]:
     return [(group[0], len(group)) for group in groups.values()]
 
 
-def _expected_in(manifest: dict[str, Any], name: str) -> Expected:
+def _expected_in(manifest: Manifest, name: str) -> Expected:
     """Return the properties that a manifest states for one of its graphs."""
-    graph = manifest["graphs"][name]
+    graph = manifest.graphs[name]
     (file,) = (file for file in graph_files(manifest) if file.name == name)
     whole = Expected(
-        shapes_of(manifest["inputs"]), shapes_of(manifest["outputs"]),
-        attentions=graph["attentions"], ours=graph["ours"],
+        shapes_of(manifest.inputs), shapes_of(manifest.outputs),
+        attentions=graph.attentions, ours=graph.ours,
     )  # fmt: skip
     return expected_of(file, whole)

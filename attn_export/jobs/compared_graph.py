@@ -15,6 +15,7 @@ from attn_export.report.html import to_html
 from attn_export.results import GraphFile, Report
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits
+from attn_export.schema import TensorSignature
 from attn_export.source_location import line_in
 from attn_export.system_info import versions
 
@@ -79,7 +80,6 @@ class ComparedGraph:
         """
         from attn_export.graph.signature_check import (
             TensorNames,
-            TensorSpec,
             inputs_of,
             match_graph_file,
             matched_names,
@@ -94,11 +94,11 @@ class ComparedGraph:
             matched_names(shown, "outputs", outputs, list(reference.outputs), names, whose),
         )
         expected_inputs = {
-            matched.inputs[n]: TensorSpec(expected.shape, expected.dtype)
+            matched.inputs[n]: TensorSignature(expected.dtype, expected.shape)
             for n, expected in reference.inputs.items()
         }
         expected_outputs = {
-            matched.outputs[n]: TensorSpec(shape, reference.dtypes[n])
+            matched.outputs[n]: TensorSignature(reference.dtypes[n], shape)
             for n, shape in reference.outputs.items()
         }
         file = match_graph_file(
@@ -135,7 +135,7 @@ EMBEDDED_BELOW = 2**30
 def write_bundle(
     folder: Path,
     graphs: Mapping[str, tuple[Path, onnx.ModelProto, GraphFile]],
-    ends: tuple[dict[str, Any], dict[str, Any]],
+    ends: tuple[Mapping[str, TensorSignature], Mapping[str, TensorSignature]],
     report: Report,
 ) -> None:
     """Write the graphs, the report and the manifest into a folder that has the golden vectors.
@@ -144,7 +144,7 @@ def write_bundle(
         folder: The folder of the bundle.
         graphs: For each file name in the bundle: the path of the graph, its content without
             external data, and its description.
-        ends: The manifest's entries of the inputs and of the outputs, by name.
+        ends: The inputs, and the outputs, by name.
         report: The report.
 
     Raises:

@@ -14,6 +14,7 @@ from attn_export.parity.gate import Gate, cpu_notes
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, Arrays, Golden, Report, StoredCase
 from attn_export.runtimes.pool import Pool
+from attn_export.schema import TensorSignature
 from attn_export.system_info import environment
 
 if TYPE_CHECKING:
@@ -143,21 +144,23 @@ class Comparison:
         inputs, outputs = self._ends(goldens[0])
         report = Report(
             name, runs, verdicts, environment(), (*notes, *cpu_notes(verdicts, goldens)),
-            self.compared.path, dimensions=dimensions(inputs, outputs),
+            self.compared.path, dimensions=dimensions({**inputs, **outputs}),
         )  # fmt: skip
         return goldens, report
 
-    def _ends(self, golden: Golden) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the manifest's entries of the inputs and of the outputs, by name."""
+    def _ends(
+        self, golden: Golden
+    ) -> tuple[dict[str, TensorSignature], dict[str, TensorSignature]]:
+        """Return the inputs, and the outputs, by name."""
         axes = self.axes()
 
-        def entries(arrays: Arrays) -> dict[str, Any]:
+        def signatures(arrays: Arrays) -> dict[str, TensorSignature]:
             return {
-                name: {"dtype": array.dtype.name, "shape": list(axes[name])}
+                name: TensorSignature(array.dtype.name, axes[name])
                 for name, array in arrays.items()
             }
 
-        return entries(golden.case.inputs), entries(golden.expected)
+        return signatures(golden.case.inputs), signatures(golden.expected)
 
     def explain(
         self, report: Report, goldens: Sequence[Golden], reproduction: Path | None, *,

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attn_export.bundle import GOLDEN, read_bundle, shapes_of
 from attn_export.diagnose.eager_values import ValueReference
@@ -20,6 +20,7 @@ from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.pool import ALL
 from attn_export.runtimes.protocol import Limits, Options, Runtime, Tunable, known_limit
+from attn_export.schema import Manifest
 
 if TYPE_CHECKING:
     from attn_export.diagnose.experiments import ExperimentResult
@@ -111,7 +112,7 @@ def _available_runtime(name: str, options: Options) -> Runtime:
 
 def _runners(
     folder: Path,
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     target: Runtime,
     options: Options,
     limits: Limits | None,
@@ -143,7 +144,7 @@ class _ExplainJob:
         runs: The runs of graphs, by the name of the graph.
     """
 
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     cases: Sequence[GoldenCase]
     bundled: Sequence[GraphRunner]
     has_decodes: bool
@@ -256,8 +257,8 @@ class _ExplainJob:
     def _lines(self, graph: str) -> Mapping[str, str]:
         """Return the line of the module that each node came from; this graph's entries win."""
         lines: dict[str, str] = {}
-        for name, entry in self.manifest["graphs"].items():
-            lines = {**lines, **entry["nodes"]} if name == graph else {**entry["nodes"], **lines}
+        for name, entry in self.manifest.graphs.items():
+            lines = {**lines, **entry.nodes} if name == graph else {**entry.nodes, **lines}
         return lines
 
     def _run_in_other_runtime(self, runner: GraphRunner, trial: GraphRun) -> GraphRun | None:
@@ -290,7 +291,7 @@ class _ExplainJob:
     def _pattern(self, trial: GraphRun) -> Pattern:
         from attn_export.diagnose.pattern import pattern_of
 
-        return pattern_of(trial, shapes_of(self.manifest["outputs"]))
+        return pattern_of(trial, shapes_of(self.manifest.outputs))
 
     def _with_reproduction(
         self,
@@ -305,7 +306,7 @@ class _ExplainJob:
         from attn_export.diagnose.reproduce import write_folder
 
         self.progress.phase("looking for the smallest case")
-        axes = shapes_of(self.manifest["inputs"])
+        axes = shapes_of(self.manifest.inputs)
         right = evaluated if evaluated is not None and evaluated.right else None
         smallest = shrink_case(runner, trial.failed[0], right, axes, out_of_time=self.out_of_time)
         explained = dataclasses.replace(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from attn_export.bundle import GOLDEN, MANIFEST, bundle_spec, graph_files, read_bundle
 from attn_export.errors import UsageError
@@ -14,6 +12,7 @@ from attn_export.kits.project import language as language_of
 from attn_export.output_folder import replaceable, replacement_of, write_errors
 from attn_export.parity.golden import read_index
 from attn_export.report.progress import Progress
+from attn_export.schema import Manifest
 
 BUNDLE = "bundle"
 
@@ -57,17 +56,16 @@ def write_kit(
     progress.phase("writing the kit")
     with replacement_of(output, "kit") as folder:
         write_project(project, context, folder)
-        for name in (*manifest["files"], MANIFEST):
+        for name in (*manifest.files, MANIFEST):
             (folder / BUNDLE / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(bundle / name, folder / BUNDLE / name)
     return output
 
 
-def _refuse_dtypes(name: str, project: Language, manifest: Mapping[str, Any]) -> None:
-    ends = {**manifest["inputs"], **manifest["outputs"]}
-    for end, entry in ends.items():
-        if entry["dtype"] in project.unsupported_dtypes:
+def _refuse_dtypes(name: str, project: Language, manifest: Manifest) -> None:
+    for end, signature in manifest.ends.items():
+        if signature.dtype in project.unsupported_dtypes:
             raise UsageError(
-                f"{end} is {entry['dtype']}, which the {name} kit cannot hold; the c and cpp kits "
+                f"{end} is {signature.dtype}, which the {name} kit cannot hold; the c and cpp kits "
                 "can, or build the bundle in float32 or float16"
             )

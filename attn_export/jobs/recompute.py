@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attn_export.bundle import GOLDEN, bundle_spec
 from attn_export.dialect_names import MODEL
@@ -14,6 +14,7 @@ from attn_export.errors import BundleError, UsageError
 from attn_export.parity.golden import read_inputs, write_inputs
 from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, RuntimeRun, StoredCase, Verdict
+from attn_export.schema import Manifest
 from attn_export.system_info import check_installed
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Truth:
     """
 
     def __init__(
-        self, folder: Path, manifest: Mapping[str, Any], module: str | None, progress: Progress
+        self, folder: Path, manifest: Manifest, module: str | None, progress: Progress
     ) -> None:
         check_installed("torch")
         progress.phase("importing torch")
@@ -175,10 +176,12 @@ def judge_stored(
     ]
 
 
-def _check_names(subject: Subject, manifest: Mapping[str, Any], module: str | None) -> None:
-    for end, names in (("inputs", subject.inputs), ("outputs", subject.outputs)):
-        expected = manifest[end]
-        if list(names) != list(expected):
+def _check_names(subject: Subject, manifest: Manifest, module: str | None) -> None:
+    for end, names, expected in (
+        ("inputs", list(subject.inputs), list(manifest.inputs)),
+        ("outputs", list(subject.outputs), list(manifest.outputs)),
+    ):
+        if names != expected:
             message = f"has the {end} {', '.join(names)}, and the bundle {', '.join(expected)}"
             if module is None:
                 raise BundleError(f"the spec of the bundle {message}; build it again")

@@ -44,7 +44,7 @@ def sign(
     """
     check_installed(SDK)
     folder = Path(bundle)
-    digests = dict(read_bundle(folder)["files"])
+    digests = dict(read_bundle(folder).files)
     digests[MANIFEST] = digest_of(folder, MANIFEST)
     check_names(folder, {*digests, SIGNATURE}, "is not the bundle's; move it away")
     from attn_export.jobs.signing_sdk import sign_with_key, sign_with_sigstore

@@ -18,6 +18,7 @@ from attn_export.bundle import (
     Staging,
     bundle_spec,
     graph_files,
+    manifest_content,
     read_bundle,
     staging,
     write_manifest,
@@ -34,6 +35,7 @@ from attn_export.results import GraphFile, Report
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.pool import Selection
+from attn_export.schema import Manifest
 from attn_export.temp_folders import scratch
 
 FORMS = "attn_export.graph.ort_forms"
@@ -44,9 +46,6 @@ FASTER = 0.97
 
 PREFILL = (512, 2048)
 """The default numbers of new tokens without a past."""
-
-GENERATED = ("format", "files", "digest")
-"""The keys of a manifest that `write_manifest` adds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,10 +118,10 @@ def tune(
         forms = _lower_forms(folder, files, out)
         planned = list(_planned(candidates, out, files, forms, workloads))
         bench = measure_workloads(
-            manifest["name"], planned, rounds=rounds, threads=threads, turn_seconds=turn_seconds,
+            manifest.name, planned, rounds=rounds, threads=threads, turn_seconds=turn_seconds,
             progress=progress,
         )  # fmt: skip
-        current = {f.name: manifest["graphs"][f.name].get("form", "kernels") for f in files}
+        current = {f.name: manifest.graphs[f.name].form for f in files}
         changed = _faster_forms(current, bench)
         report = _write_and_verify(stage, folder, changed, bench, runtimes, progress)
         if report and report.passed:
@@ -136,7 +135,7 @@ def _faster_forms(current: Mapping[str, str], bench: BenchReport) -> dict[str, s
     return {name: form for name, form in fastest.items() if form and form != current[name]}
 
 
-def _tunable_files(folder: Path, manifest: Mapping[str, Any]) -> list[GraphFile]:
+def _tunable_files(folder: Path, manifest: Manifest) -> list[GraphFile]:
     """Return the `ort` graphs of a bundle, which can be lowered and run here.
 
     Raises:
@@ -144,7 +143,7 @@ def _tunable_files(folder: Path, manifest: Mapping[str, Any]) -> list[GraphFile]
         RuntimeFailure: If ONNX Runtime is missing.
     """
     files = [file for file in graph_files(manifest) if file.dialect == ORT]
-    if not files or MODEL not in manifest["graphs"]:
+    if not files or MODEL not in manifest.graphs:
         raise UsageError(f"{folder} has no graph in the ort dialect beside {MODEL}; build all")
     reason = runtime(RUNTIME).unavailable()
     if reason:
@@ -250,15 +249,15 @@ def _write_and_verify(
     from attn_export.report.html import to_html
 
     folder = stage.folder
-    manifest = {k: v for k, v in read_bundle(source).items() if k not in GENERATED}
-    before = read_report(source)
+    read_bundle(source)  # it may have been changed while its forms were measured
+    content, before = manifest_content(source), read_report(source)
     for path in source.iterdir():
         if path.name in (EVIDENCE, SIGNATURE):  # these describe the old graphs
             continue
         copy = shutil.copytree if path.is_dir() else shutil.copyfile
         copy(path, folder / path.name)
-    manifest["graphs"] |= _replace_graphs(manifest["graphs"], source, folder, forms)
-    manifest["tuning"] = {
+    content["graphs"] |= _replace_graphs(content["graphs"], source, folder, forms)
+    content["tuning"] = {
         "processor": bench.environment["processor"],
         "threads": bench.threads,
         "milliseconds": {
@@ -266,7 +265,7 @@ def _write_and_verify(
             for workload in bench.workloads
         },
     }
-    write_manifest(folder, manifest)
+    manifest = write_manifest(folder, content)
     verified = {verdict.runtime for verdict in before.verdicts if verdict.status != NOT_RUN}
     report = verify(folder, runtimes=runtimes or sorted(verified), progress=progress)
     tuned = (_note(name, form, bench) for name, form in forms.items())
@@ -277,14 +276,21 @@ def _write_and_verify(
     (folder / PAGE).write_text(to_html(report, drawing), encoding="utf-8")
     if (source / EVIDENCE).is_dir():
         write_statements(folder, manifest)
-    write_manifest(folder, manifest)
+    write_manifest(folder, content)
     return report
 
 
 def _replace_graphs(
     entries: Mapping[str, Any], source: Path, folder: Path, forms: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Write graphs in other forms to a folder; return their new entries in the manifest."""
+    """Write graphs in other forms to a folder; return their new entries in the manifest.
+
+    Args:
+        entries: The entries of the bundle's graphs, as in the file of the manifest.
+        source: The folder of the bundle.
+        folder: The folder to write to.
+        forms: The form of each graph, by name.
+    """
     replaced = limited(
         f"{FORMS}:replace_forms", str(source / MODEL),
         model=str(source / MODEL), output=str(folder), forms=dict(forms),

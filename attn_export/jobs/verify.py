@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from attn_export.bundle import (
     GOLDEN,
@@ -28,6 +27,7 @@ from attn_export.report.statements import check_statements
 from attn_export.results import Golden, GraphFile, Report, Signature
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
+from attn_export.schema import Manifest
 from attn_export.system_info import environment
 from attn_export.temp_folders import scratch
 from attn_export.untrusted_files import read_text
@@ -142,7 +142,7 @@ class _Replay:
         files = [_described(replacement, manifest)] if replacement else graph_files(manifest)
         with scratch() as out, Pool(self.selection, files, self.limits) as pool:
             inputs, cases = stored_cases(folder / GOLDEN)
-            axes = shapes_of({**manifest["inputs"], **manifest["outputs"]})
+            axes = shapes_of(manifest.ends)
             graphs = (replacement.parent if replacement else folder).absolute()
             goldens: list[Golden] = []
             quality: Quality | None = None
@@ -159,8 +159,8 @@ class _Replay:
                 read_bundle(folder)
                 goldens = read_golden(folder / GOLDEN)
                 quality = read_quality(folder / GOLDEN, goldens, self.budgets)
-                shapes = shapes_of(manifest["inputs"])
-                check_evidence(shapes, [g.case for g in goldens], ours=SPEC in manifest["files"])
+                shapes = shapes_of(manifest.inputs)
+                check_evidence(shapes, [g.case for g in goldens], ours=SPEC in manifest.files)
             check_statements(folder, manifest)
             signature = signature or state_of(folder)
             stored = goldens
@@ -180,16 +180,15 @@ class _Replay:
             run, stored_verdicts = judge_stored(goldens, stored)
             runs, verdicts = (run, *runs), (*stored_verdicts, *verdicts)
         notes = (tried_note([golden.case for golden in goldens]), *cpu_notes(verdicts, goldens))
-        spec = read_text(folder / SPEC) if SPEC in manifest["files"] else ""
+        spec = read_text(folder / SPEC) if SPEC in manifest.files else ""
         if self.budgets and quality is None:
             raise UsageError(
                 f"a budget of {self.budgets[0]}, and nothing to measure it on: {folder} has no "
                 "quantised weights, or --sizes is given; leave it out"
             )
         return Report(
-            manifest["name"], runs, verdicts, facts, notes,
-            dimensions=dimensions(manifest["inputs"], manifest["outputs"], spec),
-            quality=quality, signature=signature,
+            manifest.name, runs, verdicts, facts, notes,
+            dimensions=dimensions(manifest.ends, spec), quality=quality, signature=signature,
         )  # fmt: skip
 
 
@@ -204,7 +203,7 @@ def _with_baseline(replay: _Replay, baseline: Path, update: bool) -> Report:
     return report
 
 
-def _described(path: Path, manifest: Mapping[str, Any]) -> GraphFile:
+def _described(path: Path, manifest: Manifest) -> GraphFile:
     """Return the description of a graph that replaces those of a bundle.
 
     If the bundle has a graph of the same file name, the description is derived from that graph's.
@@ -214,14 +213,8 @@ def _described(path: Path, manifest: Mapping[str, Any]) -> GraphFile:
             bundle.
     """
     from attn_export.graph.load import load_proto
-    from attn_export.graph.signature_check import TensorSpec, match_graph_file
+    from attn_export.graph.signature_check import match_graph_file
 
     same_name = [file for file in graph_files(manifest) if file.name == path.name]
     file = same_name[0] if same_name else GraphFile(path.name)
-
-    def specs(entries: Mapping[str, Any]) -> dict[str, TensorSpec]:
-        shapes = shapes_of(entries)
-        return {name: TensorSpec(shapes[name], entries[name]["dtype"]) for name in entries}
-
-    inputs, outputs = specs(manifest["inputs"]), specs(manifest["outputs"])
-    return match_graph_file(load_proto(path), path.name, file, inputs, outputs)
+    return match_graph_file(load_proto(path), path.name, file, manifest.inputs, manifest.outputs)

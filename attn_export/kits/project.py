@@ -13,6 +13,7 @@ from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGH
 from attn_export.errors import UsageError
 from attn_export.parity.measures import beyond_limit
 from attn_export.results import WHOLE_DECODE, GraphFile
+from attn_export.schema import AllowedEntry, CaseEntry, GoldenIndex, Manifest, TensorSignature
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, numpy_dtype
 from attn_export.tensorproto import CODES
@@ -135,8 +136,8 @@ def decode_graph_for(graphs: Sequence[GraphFile], graph: GraphFile) -> GraphFile
 
 
 def facts(
-    manifest: Mapping[str, Any],
-    index: Mapping[str, Any],
+    manifest: Manifest,
+    index: GoldenIndex,
     spec: AttentionSpec | None,
     graph: GraphFile,
     decode: GraphFile | None = None,
@@ -151,12 +152,12 @@ def facts(
         decode: The graph for single tokens, if there is one.
     """
     names = [file.name for file in (graph, decode) if file is not None]
-    outputs = _values(manifest["outputs"], graph.layouts)
+    outputs = _values(manifest.outputs, graph.layouts)
     return {
-        "name": manifest["name"],
-        "version": manifest["versions"].get("attn-export", ""),
+        "name": manifest.name,
+        "version": manifest.versions.get("attn-export", ""),
         "ort_needed": max(
-            (manifest["graphs"][name]["needs"].get("onnxruntime", ORT_NEEDED) for name in names),
+            (manifest.graphs[name].needs.onnxruntime or ORT_NEEDED for name in names),
             key=lambda version: [int(part) for part in version.split(".")],
         ),
         "graph": {
@@ -166,32 +167,40 @@ def facts(
             "decode": decode.name if decode else None,
             "layouts": {name: list(order) for name, order in graph.layouts.items()},
         },
-        "files": [*names, *(name for name in manifest["files"] if name == WEIGHTS)],
-        "inputs": _values(manifest["inputs"], graph.layouts),
+        "files": [*names, *(name for name in manifest.files if name == WEIGHTS)],
+        "inputs": _values(manifest.inputs, graph.layouts),
         "outputs": outputs,
         "cases": [
-            {**case, "tolerances": [tolerance(case, output) for output in outputs]}
-            for case in index["cases"]
+            {
+                "name": case.name,
+                "folder": case.folder,
+                "ignored_rows": case.ignored_rows,
+                "tolerances": [
+                    tolerance(case.allowed.get(name), case.unusable.get(name), signature.dtype)
+                    for name, signature in manifest.outputs.items()
+                ],
+            }
+            for case in index.cases
         ],
-        "cache": _cache(manifest["inputs"]),
-        "replay": _replay(spec, index["cases"]),
+        "cache": _cache(manifest.inputs),
+        "replay": _replay(spec, index.cases),
     }
 
 
 def _values(
-    entries: Mapping[str, Any], layouts: Mapping[str, tuple[int, ...]]
+    signatures: Mapping[str, TensorSignature], layouts: Mapping[str, tuple[int, ...]]
 ) -> list[dict[str, Any]]:
     """Return facts about inputs or outputs.
 
     Axis i of the graph is axis `order[i]` of the signature; `graph_axes` are the axes of the graph.
 
     Args:
-        entries: The inputs or outputs in the manifest.
+        signatures: The inputs or outputs in the manifest.
         layouts: The order of the axes in the graph, where it differs.
     """
     values = []
-    for name, entry in entries.items():
-        axes, dtype = entry["shape"], entry["dtype"]
+    for name, signature in signatures.items():
+        axes, dtype = list(signature.shape), signature.dtype
         order = list(layouts.get(name, range(len(axes))))
         values.append(
             {
@@ -202,22 +211,24 @@ def _values(
     return values
 
 
-def tolerance(case: Mapping[str, Any], output: Mapping[str, Any]) -> dict[str, Any]:
+def tolerance(
+    allowed: AllowedEntry | None, unusable: str | None, output_dtype: str
+) -> dict[str, Any]:
     """Return the error allowed of an output, or the reason that the output is no evidence.
 
     The reason is `unusable`, or `beyond_limit` if the error allowed is too large.
 
     Args:
-        case: The entry of the case in the index of the golden vectors.
-        output: The name and the dtype of the output.
+        allowed: The error allowed in the index of the golden vectors.
+        unusable: The reason in the index that the output is no evidence.
+        output_dtype: The dtype of the output.
     """
-    allowed, dtype = case["allowed"].get(output["name"]), numpy_dtype(output["dtype"])
-    unusable, beyond = case["unusable"].get(output["name"]), ""
+    dtype, beyond = numpy_dtype(output_dtype), ""
     if unusable is not None:
         # In C++ an empty text is no reason.
         unusable = " ".join(unusable.split()) or "no reason is stated"
     elif allowed and is_floating(dtype):
-        beyond = beyond_limit(allowed["whole"], allowed["row"], dtype)
+        beyond = beyond_limit(allowed.whole, allowed.row, dtype)
     if unusable or beyond or not is_floating(dtype):
         allowed = None
     return {"allowed": allowed, "unusable": unusable or "", "beyond_limit": beyond}
@@ -231,7 +242,7 @@ def _cache(inputs: Iterable[str]) -> str:
     return "append" if "past_key" in names else "none"
 
 
-def _replay(spec: AttentionSpec | None, cases: Sequence[Mapping[str, Any]]) -> str | None:
+def _replay(spec: AttentionSpec | None, cases: Sequence[CaseEntry]) -> str | None:
     """Return the name of a case that gives the same results if it is run token by token."""
     if spec is None or not spec.causal or spec.cache == "none":
         return None
@@ -239,13 +250,12 @@ def _replay(spec: AttentionSpec | None, cases: Sequence[Mapping[str, Any]]) -> s
     if spec.depends_on_steps:
         return None
     if spec.in_place:
-        return next((case["name"] for case in cases if case["kind"] == WHOLE_DECODE), None)
+        return next((case.name for case in cases if case.kind == WHOLE_DECODE), None)
     fitting = [
         case for case in cases
-        if case["kind"] == "shape" and case["sizes"].get(PAST) == 0
-        and case["sizes"].get(NEW, 0) > 1
+        if case.kind == "shape" and case.sizes.get(PAST) == 0 and case.sizes.get(NEW, 0) > 1
     ]  # fmt: skip
-    lengths = {case["name"]: case["sizes"][NEW] for case in fitting}
+    lengths = {case.name: case.sizes[NEW] for case in fitting}
     # The shortest case of at least `ENOUGH` tokens, or else the longest case.
     return min(lengths, key=lambda n: (lengths[n] < ENOUGH, abs(lengths[n] - ENOUGH)), default=None)
 

@@ -18,6 +18,7 @@ from attn_export.results import BASE, CHANGED, Allowed, Arrays, Case, Golden, St
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 if TYPE_CHECKING:
+    from attn_export.schema import CaseEntry, GoldenIndex
     from attn_export.spec import Shape
 
 # -- golden vectors on disk ---------------------------------------------------------------------
@@ -87,7 +88,7 @@ def read_golden(folder: Path) -> list[Golden]:
     """
     index = read_index(folder)
     try:
-        return [_read_case(folder, index, entry) for entry in index["cases"]]
+        return [_read_case(folder, index, entry) for entry in index.cases]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BundleError(f"the golden vectors in {folder} cannot be read: {error}") from error
 
@@ -103,10 +104,10 @@ def stored_cases(folder: Path) -> tuple[list[str], list[StoredCase]]:
     """
     index = read_index(folder)
     cases = [
-        StoredCase(entry["name"], folder / entry["folder"], dict(entry["sizes"]), entry["kind"])
-        for entry in index["cases"]
+        StoredCase(entry.name, folder / entry.folder, entry.sizes, entry.kind)
+        for entry in index.cases
     ]
-    return list(index["inputs"]), cases
+    return index.inputs, cases
 
 
 def read_inputs(case: StoredCase, names: Sequence[str]) -> Arrays:
@@ -127,7 +128,7 @@ def read_inputs(case: StoredCase, names: Sequence[str]) -> Arrays:
         raise BundleError(f"{case.folder} cannot be read: {one_line(error)}") from error
 
 
-def read_index(folder: Path) -> dict[str, Any]:
+def read_index(folder: Path) -> GoldenIndex:
     """Read the index, and check the type and range of all its values.
 
     Kits put these values into generated programs.
@@ -139,14 +140,11 @@ def read_index(folder: Path) -> dict[str, Any]:
 
     path = folder / INDEX
     try:
-        index = parse_json(read_text(path))
-        checked(index, GoldenIndex)
+        return checked(parse_json(read_text(path)), GoldenIndex)
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise BundleError(f"{path} was changed: {error}; build the bundle again") from error
-    content: dict[str, Any] = index
-    return content
 
 
 def _entry(number: int, golden: Golden) -> dict[str, Any]:
@@ -167,26 +165,25 @@ def _entry(number: int, golden: Golden) -> dict[str, Any]:
     }
 
 
-def _read_case(folder: Path, index: dict[str, Any], entry: dict[str, Any]) -> Golden:
+def _read_case(folder: Path, index: GoldenIndex, entry: CaseEntry) -> Golden:
     from attn_export.tensorfile import read_tensors
 
-    case_folder = folder / entry["folder"]
+    case_folder = folder / entry.folder
     case = Case(
-        entry["name"], entry["kind"], entry["sizes"], {}, entry["about"],
-        contents=tuple(entry["contents"]), ignored_rows=tuple(entry["ignored_rows"]),
+        entry.name, entry.kind, entry.sizes, {}, entry.about,
+        contents=entry.contents, ignored_rows=entry.ignored_rows,
     )  # fmt: skip
     allowed = {
-        name: None if a is None else Allowed(a["whole"], a["row"])
-        for name, a in entry["allowed"].items()
+        name: None if a is None else Allowed(a.whole, a.row) for name, a in entry.allowed.items()
     }
-    expected = read_tensors(case_folder, "output", index["outputs"])
-    eager = read_tensors(case_folder, "eager", index["outputs"])
+    expected = read_tensors(case_folder, "output", index.outputs)
+    eager = read_tensors(case_folder, "eager", index.outputs)
     for name, truth in expected.items():
         if (truth.shape, truth.dtype) != (eager[name].shape, eager[name].dtype):
             raise ValueError(f"{case.name} has two shapes or types of {name}")
         if truth.ndim and any(row >= len(truth) for row in case.ignored_rows):
             raise ValueError(f"{case.name} ignores rows that {name} does not have")
-    return Golden(case, expected, eager, allowed, entry["unusable"])
+    return Golden(case, expected, eager, allowed, entry.unusable)
 
 
 # -- the cases that golden vectors must contain; docs/parity.md defines them --------------------

@@ -15,8 +15,7 @@ from typing import Any
 from attn_export.bundle import GOLDEN, REPORT, SPEC
 from attn_export.dialect_names import WEIGHTS
 from attn_export.errors import BundleError, printable
-from attn_export.output_folder import sha256
-from attn_export.schema import ReportedVerdict, ReportFile
+from attn_export.schema import Manifest, ReportedVerdict, ReportFile, TensorSignature
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 # -- the bill of materials: CycloneDX 1.6, https://cyclonedx.org/docs/1.6/json/ -----------------
@@ -33,17 +32,15 @@ NAMESPACE = uuid.UUID("6ad0cd6e-4a1f-5c0a-8a53-6f1f6d0d9c2b")
 """Namespace of serial numbers, which depend on the content of a bill of materials only."""
 
 
-def bill_of_materials(
-    report: ReportFile, manifest: Mapping[str, Any], files: Mapping[str, str]
-) -> dict[str, Any]:
+def bill_of_materials(report: ReportFile, manifest: Manifest) -> dict[str, Any]:
     """Return the bill of materials as a JSON value.
 
     Args:
         report: The report.
-        manifest: The manifest; its digests are not read.
-        files: SHA-256 of the graphs and weights, by name.
+        manifest: The manifest.
     """
-    tools = [_package(name, version) for name, version in manifest["versions"].items()]
+    files = _model_files(manifest)
+    tools = [_package(name, version) for name, version in manifest.versions.items()]
     content = {
         "version": 1,
         "metadata": {
@@ -84,22 +81,22 @@ def _file(name: str, digest: str) -> dict[str, Any]:
     return {"type": "file", "name": name, "hashes": [{"alg": "SHA-256", "content": digest}]}
 
 
-def _model_card(verdicts: Iterable[ReportedVerdict], manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _model_card(verdicts: Iterable[ReportedVerdict], manifest: Manifest) -> dict[str, Any]:
     return {
         "modelParameters": {
             "task": "attention",
             "architectureFamily": "transformer",
-            "inputs": [_value(*entry) for entry in manifest["inputs"].items()],
-            "outputs": [_value(*entry) for entry in manifest["outputs"].items()],
+            "inputs": [_value(*entry) for entry in manifest.inputs.items()],
+            "outputs": [_value(*entry) for entry in manifest.outputs.items()],
         },
         "quantitativeAnalysis": {"performanceMetrics": _metrics(verdicts)},
     }
 
 
-def _value(name: str, entry: Mapping[str, Any]) -> dict[str, str]:
-    """Return the format of an input or output, from its entry in the manifest."""
-    axes = ", ".join(str(axis) or "?" for axis in entry["shape"])
-    return {"format": f"{name}: {entry['dtype']} [{axes}]"}
+def _value(name: str, signature: TensorSignature) -> dict[str, str]:
+    """Return the format of an input or output."""
+    axes = ", ".join(str(axis) or "?" for axis in signature.shape)
+    return {"format": f"{name}: {signature.dtype} [{axes}]"}
 
 
 def _metrics(verdicts: Iterable[ReportedVerdict]) -> list[dict[str, str]]:
@@ -126,26 +123,25 @@ STATEMENT, BOM = f"{FOLDER}/test-result.json", f"{FOLDER}/bom.cdx.json"
 PASSED, NOT_RUN = "passed", "not run"
 
 
-def write_statements(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Write the statements of a bundle. All its other files except the manifest must exist.
+def write_statements(folder: Path, manifest: Manifest) -> None:
+    """Write the statements of a bundle, which are not yet in its manifest.
 
     Args:
         folder: The folder of the bundle.
-        manifest: The content of the manifest, without digests.
+        manifest: The manifest, with the digests of the graphs, the weights, the spec and the
+            golden vectors.
 
     Raises:
         BundleError: If the report contradicts itself.
     """
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    digests = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
-    statements = _statements(folder, manifest, digests)
+    statements = _statements(folder, manifest)
     (folder / FOLDER).mkdir()
     for name, content in statements.items():
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def check_statements(folder: Path, manifest: Mapping[str, Any]) -> None:
+def check_statements(folder: Path, manifest: Manifest) -> None:
     """Check that the statements of a bundle, if it has any, match its files and its report.
 
     Args:
@@ -155,9 +151,9 @@ def check_statements(folder: Path, manifest: Mapping[str, Any]) -> None:
     Raises:
         BundleError: If a digest, the result, a test or a measured error differs.
     """
-    if not {STATEMENT, BOM} & manifest["files"].keys():
+    if not {STATEMENT, BOM} & manifest.files.keys():
         return
-    for name, content in _statements(folder, manifest, manifest["files"]).items():
+    for name, content in _statements(folder, manifest).items():
         try:
             same = parse_json(read_text(folder / name)) == content
         except OSError as error:
@@ -187,27 +183,22 @@ def read_report(folder: Path) -> ReportFile:
         raise BundleError(f"{folder / REPORT}: {printable(error, 200)}; build it again") from error
 
 
-def _statements(
-    folder: Path, manifest: Mapping[str, Any], digests: Mapping[str, str]
-) -> dict[str, dict[str, Any]]:
+def _statements(folder: Path, manifest: Manifest) -> dict[str, dict[str, Any]]:
     report = read_report(folder)
     return {
-        STATEMENT: test_result(report, manifest, digests),
-        BOM: bill_of_materials(report, manifest, _model_files(manifest, digests)),
+        STATEMENT: test_result(report, manifest),
+        BOM: bill_of_materials(report, manifest),
     }
 
 
-def test_result(
-    report: ReportFile, manifest: Mapping[str, Any], digests: Mapping[str, str]
-) -> dict[str, Any]:
+def test_result(report: ReportFile, manifest: Manifest) -> dict[str, Any]:
     """Return an in-toto statement with the predicate of test results.
 
     https://github.com/in-toto/attestation/blob/main/spec/predicates/test-result.md
 
     Args:
         report: The report.
-        manifest: The manifest; its digests are not read.
-        digests: SHA-256 of the files, by name.
+        manifest: The manifest.
 
     Returns:
         The statement. Its subjects are the graphs and weights, its configuration is the spec and
@@ -225,14 +216,18 @@ def test_result(
     failed = [name for name, values in ran.items() if values - {PASSED}]
     if report.passed and (failed or not passed):
         raise BundleError(f"{REPORT} passed, and its verdicts did not; build the bundle again")
-    configuration = (name for name in digests if name == SPEC or name.startswith(f"{GOLDEN}/"))
+    configuration = {
+        name: digest
+        for name, digest in manifest.files.items()
+        if name == SPEC or name.startswith(f"{GOLDEN}/")
+    }
     return {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": _descriptors(_model_files(manifest, digests)),
+        "subject": _descriptors(_model_files(manifest)),
         "predicateType": "https://in-toto.io/attestation/test-result/v0.1",
         "predicate": {
             "result": "PASSED" if report.passed else "FAILED",
-            "configuration": _descriptors({name: digests[name] for name in configuration}),
+            "configuration": _descriptors(configuration),
             "passedTests": passed,
             "warnedTests": [],
             "failedTests": failed,
@@ -240,10 +235,10 @@ def test_result(
     }
 
 
-def _model_files(manifest: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, str]:
+def _model_files(manifest: Manifest) -> dict[str, str]:
     """Return the digests of the graphs and of the files with their weights."""
-    names = (*manifest["graphs"], WEIGHTS)
-    return {name: digest for name, digest in digests.items() if name in names}
+    names = (*manifest.graphs, WEIGHTS)
+    return {name: digest for name, digest in manifest.files.items() if name in names}
 
 
 def _descriptors(digests: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from attn_export.parity.draw import concrete_shape
 from attn_export.results import GraphFile
 from attn_export.runtimes.ort_cpu import CPU_PROVIDER, array_of, sdk, session_options, value_on
 from attn_export.runtimes.ort_cuda import CudaEngine, OrtCuda, cuda_session
+from attn_export.schema import Manifest, TensorSignature
 from attn_export.spec import Shape
 from attn_export.system_info import missing_package
 from attn_export.tensorfile import ArrayDict, numpy_dtype
@@ -149,7 +150,7 @@ class BoundGraph:
     def __init__(
         self,
         session: Any,
-        manifest: Mapping[str, Any],
+        manifest: Manifest,
         sizes: Mapping[str, int],
         caches: Mapping[str, Any],
         graph_file: GraphFile,
@@ -158,13 +159,13 @@ class BoundGraph:
         self.sizes = dict(sizes)
         self._session, self._binding = session, session.io_binding()
         self.inputs = {
-            name: self._buffer(entry["shape"], graph_file.dtypes.get(name, entry["dtype"]))
-            for name, entry in manifest["inputs"].items()
+            name: self._buffer(signature.shape, graph_file.dtypes.get(name, signature.dtype))
+            for name, signature in manifest.inputs.items()
             if name not in caches
         }
         self.outputs = {
-            name: self._buffer(entry["shape"], entry["dtype"])
-            for name, entry in manifest["outputs"].items()
+            name: self._buffer(signature.shape, signature.dtype)
+            for name, signature in manifest.outputs.items()
             if name not in bound
         }
         values = {**caches, **{name: value_on(array) for name, array in self.inputs.items()}}
@@ -200,8 +201,8 @@ class BoundGraph:
             for name in self._copied:
                 self.outputs[name][...] = array_of(results[name])
 
-    def _buffer(self, axes: Sequence[str | int], dtype: str) -> np.ndarray:
-        return np.zeros(concrete_shape(tuple(axes), self.sizes), numpy_dtype(dtype))
+    def _buffer(self, axes: Shape, dtype: str) -> np.ndarray:
+        return np.zeros(concrete_shape(axes, self.sizes), numpy_dtype(dtype))
 
 
 def _matches(shape: tuple[int, ...], inferred: list[int | str | None]) -> bool:
@@ -234,7 +235,7 @@ def arrays_of(inputs: Mapping[str, object]) -> ArrayDict:
 
 def check_inputs(
     arrays: ArrayDict,
-    described: Mapping[str, Mapping[str, Any]],
+    described: Mapping[str, TensorSignature],
     sizes: Mapping[str, int],
     keys: int,
 ) -> None:
@@ -242,7 +243,7 @@ def check_inputs(
 
     Args:
         arrays: The inputs of a step, by name.
-        described: The dtype and shape of each required input, as in the manifest.
+        described: The required inputs, as in the manifest.
         sizes: The sizes of the axes `batch` and `query_len`.
         keys: The largest number of keys of a batch element after the step.
 
@@ -252,11 +253,13 @@ def check_inputs(
     for name in sorted(set(described) ^ set(arrays)):
         problem = "is missing" if name in described else "is not wanted"
         raise UsageError(f"{name} {problem}; give {', '.join(described)}")
+    known = {**sizes, CAPACITY: keys}
     for name, array in arrays.items():
-        shape = [{**sizes, CAPACITY: keys}.get(axis, axis) for axis in described[name]["shape"]]
+        axes = described[name].shape
+        shape = [axis if isinstance(axis, int) else known.get(axis, axis) for axis in axes]
         if list(array.shape) != shape:
             raise UsageError(f"{name} is {list(array.shape)}, but should be {shape}")
-        dtype = numpy_dtype(described[name]["dtype"])
+        dtype = numpy_dtype(described[name].dtype)
         if array.dtype != dtype:
             raise UsageError(f"{name} is {array.dtype}; give {dtype}")
 

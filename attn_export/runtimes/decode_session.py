@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from attn_export.runtimes.decode_buffers import (
     rows_of,
 )
 from attn_export.runtimes.ort_cuda import no_cuda_device
+from attn_export.schema import Manifest
 from attn_export.spec import AttentionSpec, Shape
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
@@ -178,8 +178,8 @@ class DecodeSession:
 
     def _check(self, arrays: ArrayDict, cached: np.ndarray) -> None:
         described = {
-            name: entry
-            for name, entry in self._manifest["inputs"].items()
+            name: signature
+            for name, signature in self._manifest.inputs.items()
             if name not in (*CACHES.values(), PAST_LENGTH)
         }
         B, L, _ = arrays["query"].shape
@@ -212,7 +212,7 @@ class DecodeSession:
 
     def _without_spare_keys(self, name: str, array: np.ndarray, keys: int) -> np.ndarray:
         """Return a copy of an output whose axis of keys is cut from the capacity to `keys`."""
-        last = self._manifest["outputs"][name]["shape"][-1]
+        last = self._manifest.outputs[name].shape[-1]
         if not isinstance(last, str):
             return array.copy()
         # Learned keys, if the layer has them, come after the capacity.
@@ -229,9 +229,9 @@ class DecodeSession:
     def _new_caches(self, batch: int, capacity: int) -> Caches:
         axes: dict[str, Shape] = {}
         for name in CACHES.values():
-            shape = self._manifest["inputs"][name]["shape"]
+            shape = self._manifest.inputs[name].shape
             axes[name] = tuple(shape[at] for at in self._layouts.get(name, range(len(shape))))
-        dtype = numpy_dtype(self._manifest["inputs"]["past_key"]["dtype"])
+        dtype = numpy_dtype(self._manifest.inputs["past_key"].dtype)
         return Caches(axes, dtype, batch, capacity, self._device)
 
     def _graph(self, sizes: Mapping[str, int], caches: Caches) -> BoundGraph:
@@ -246,7 +246,7 @@ class DecodeSession:
         return self._bound_graph
 
 
-def _spec_in_place(folder: Path, manifest: Mapping[str, Any]) -> AttentionSpec:
+def _spec_in_place(folder: Path, manifest: Manifest) -> AttentionSpec:
     spec = bundle_spec(folder, manifest)
     if spec is None or not spec.in_place:
         raise UsageError(

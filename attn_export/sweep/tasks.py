@@ -99,7 +99,7 @@ def pack(folder: Path) -> Packed:
     Raises:
         BundleError: If a file is missing or was changed.
     """
-    files = read_bundle(folder)["files"]
+    files = read_bundle(folder).files
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
         for name in [MANIFEST, *files]:

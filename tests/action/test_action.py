@@ -17,7 +17,7 @@ import pytest
 from composite import ActionResult, Composite
 from conftest import ROOT
 
-from attn_export.bundle import read_manifest, write_manifest
+from attn_export.bundle import manifest_content, write_manifest
 from attn_export.output_folder import sha256
 
 ACTION = ROOT / "action"
@@ -70,8 +70,7 @@ def wrong(bundle: Path, folder: Path) -> Path:
     (scale,) = (attribute for attribute in node.attribute if attribute.name == "scale")
     scale.f *= 1.1
     onnx.save(model, copy / "model.onnx")
-    manifest = read_manifest(copy)
-    write_manifest(copy, {k: v for k, v in manifest.items() if k not in ("files", "digest")})
+    write_manifest(copy, manifest_content(copy))
     return copy
 
 

@@ -9,7 +9,7 @@ import shared
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from attn_export.bundle import read_manifest, write_manifest
+from attn_export.bundle import manifest_content, write_manifest
 from attn_export.jobs.sign import Trust, sign, signed_files
 
 PASSPHRASE = b"a passphrase"
@@ -65,8 +65,7 @@ def signed_bundle(bundle: Path) -> Path:
 
 def with_digests(bundle: Path) -> None:
     """Write the manifest of a bundle again, for the files that it has by now."""
-    kept = read_manifest(bundle)
-    write_manifest(bundle, {k: v for k, v in kept.items() if k not in ("files", "digest")})
+    write_manifest(bundle, manifest_content(bundle))
 
 
 def signer_of(bundle: Path, key: Path) -> str:

@@ -19,7 +19,7 @@ from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 
 from attn_export import build, verify
-from attn_export.bundle import MANIFEST, REPORT, read_manifest, write_manifest
+from attn_export.bundle import MANIFEST, REPORT, manifest_content, read_manifest, write_manifest
 from attn_export.errors import BundleError
 from attn_export.jobs.sign import Trust, sign, signed_files
 from attn_export.output_folder import sha256
@@ -108,8 +108,8 @@ def test_a_report_that_passed_with_other_verdicts_is_contradictory(statuses, sta
     ]
     manifest = read_manifest(stated)
     with pytest.raises(BundleError, match="passed, and its verdicts did not"):
-        statement_of(ReportFile("name", True, verdicts), manifest, manifest["files"])
-    assert statement_of(ReportFile("name", False, verdicts), manifest, manifest["files"])
+        statement_of(ReportFile("name", True, verdicts), manifest)
+    assert statement_of(ReportFile("name", False, verdicts), manifest)
 
 
 # -- the bill of materials ----------------------------------------------------------------------
@@ -138,12 +138,12 @@ def test_it_names_the_files_the_inputs_and_the_packages(stated):
     bom, manifest = content(stated, BOM), read_manifest(stated)
     model = bom["metadata"]["component"]
     hashes = {file["name"]: file["hashes"][0]["content"] for file in model["components"]}
-    assert hashes == {name: manifest["files"][name] for name in hashes}
-    assert hashes.keys() >= set(manifest["graphs"])
+    assert hashes == {name: manifest.files[name] for name in hashes}
+    assert hashes.keys() >= set(manifest.graphs)
     formats = [end["format"] for end in model["modelCard"]["modelParameters"]["inputs"]]
-    assert [text.split(":")[0] for text in formats] == list(manifest["inputs"])
+    assert [text.split(":")[0] for text in formats] == list(manifest.inputs)
     versions = {package["name"]: package["version"] for package in bom["components"]}
-    assert versions == manifest["versions"]
+    assert versions == manifest.versions
 
 
 # -- verify -------------------------------------------------------------------------------------
@@ -194,8 +194,7 @@ def test_one_of_two_statements_is_refused(part):
 def test_verify_refuses_a_bundle_whose_statement_is_another(stated, tmp_path):
     copy = Path(shutil.copytree(stated, tmp_path / "copy"))
     changed(copy, *LIES["a test less"])
-    kept = {k: v for k, v in read_manifest(copy).items() if k not in ("files", "digest")}
-    write_manifest(copy, kept)
+    write_manifest(copy, manifest_content(copy))
     with pytest.raises(BundleError, match="does not say what report"):
         verify(copy, runtimes=["ort-cpu"])
 

@@ -119,8 +119,8 @@ from attn_export.runtimes import decode_session
 guard = decode_session.no_cuda_device()
 decode_session.no_cuda_device = lambda: ""
 session = decode_session.DecodeSession(path, device="cuda", block=8)
-E = session._manifest["inputs"]["query"]["shape"][-1]
-dtype = session._manifest["inputs"]["query"]["dtype"]
+E = session._manifest.inputs["query"].shape[-1]
+dtype = session._manifest.inputs["query"].dtype
 POSITIONS = lambda L: {"position_ids": np.tile(np.arange(L), (2, 1))}
 session.prefill(np.ones((2, 7, E), dtype), **POSITIONS(7))
 before = record.stat().st_size

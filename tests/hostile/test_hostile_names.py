@@ -16,7 +16,7 @@ from javascript_kits import kit_of as script_kit
 from native_kits import compile_kit, run
 from shared import bundle_of, once
 
-from attn_export.bundle import read_manifest
+from attn_export.bundle import manifest_content
 from attn_export.errors import BundleError
 from attn_export.jobs.kit import write_kit
 
@@ -44,9 +44,8 @@ def hostile_bundle() -> Path:
 
     def make(folder: Path) -> None:
         bundle = bundle_of("append")
-        manifest = json.loads(
-            json.dumps(read_manifest(bundle)).replace('"batch"', json.dumps(AXIS))
-        )
+        text = json.dumps(manifest_content(bundle)).replace('"batch"', json.dumps(AXIS))
+        manifest = json.loads(text)
         graphs = {FILE: manifest["graphs"]["model.onnx"]}
         renamed = {"inputs": manifest["inputs"], "outputs": manifest["outputs"]}
         versions = dict.fromkeys(manifest["versions"], NAME)
@@ -103,10 +102,10 @@ def test_the_node_kit_passes(need, tmp_path: Path):
 @pytest.mark.parametrize("kind", ["c", "cpp", "node", "web", "python"])
 def test_no_name_is_a_part_of_the_readme(kind: str, tmp_path: Path):
     bundle = hostile_bundle()
-    manifest = read_manifest(bundle)
     if kind == "web":
-        manifest["graphs"][FILE]["dialect"] = "portable"
-        bundle = rewritten(bundle, tmp_path / "portable", graphs=manifest["graphs"])
+        graphs = manifest_content(bundle)["graphs"]
+        graphs[FILE]["dialect"] = "portable"
+        bundle = rewritten(bundle, tmp_path / "portable", graphs=graphs)
     kit = write_kit(kind, bundle, tmp_path / "kit")
     plain = write_kit(kind, bundle_of("append"), tmp_path / "plain")
     hostile, wanted = ((folder / "README.md").read_text() for folder in (kit, plain))
@@ -156,7 +155,7 @@ def test_a_bundle_that_no_kit_can_hold_is_refused_in_one_line(
     "bound", [{"present_key": "past_value"}, {"output": "query"}, {"present_key": "past_key "}]
 )
 def test_a_cache_that_is_bound_to_another_input_is_refused(bound: dict[str, str], tmp_path: Path):
-    graphs = read_manifest(bundle_of("append"))["graphs"]
+    graphs = manifest_content(bundle_of("append"))["graphs"]
     graphs["model.onnx"]["bound"] = bound
     bundle = rewritten(bundle_of("append"), tmp_path / "bundle", graphs=graphs)
     with pytest.raises(BundleError, match="binds"):
@@ -165,7 +164,7 @@ def test_a_cache_that_is_bound_to_another_input_is_refused(bound: dict[str, str]
 
 @pytest.mark.parametrize("name", ["query", "past_length ", "output"])
 def test_an_input_of_another_type_must_be_one_of_integers(name: str, tmp_path: Path):
-    graphs = read_manifest(bundle_of("append"))["graphs"]
+    graphs = manifest_content(bundle_of("append"))["graphs"]
     graphs["model.onnx"]["dtypes"] = {name: "int32"}
     bundle = rewritten(bundle_of("append"), tmp_path / "bundle", graphs=graphs)
     with pytest.raises(BundleError, match="as int32, which is not an input of int64"):

@@ -20,6 +20,7 @@ from attn_export.errors import ExportError, OutputError, UsageError
 from attn_export.graph.checks import check_graph
 from attn_export.jobs.check import check
 from attn_export.parity.golden import read_golden
+from attn_export.schema import TensorSignature
 
 BOTH = ["ort-cpu", "onnx-reference"]
 
@@ -168,8 +169,8 @@ def test_the_same_spec_and_seed_give_the_same_bytes_and_another_seed_does_not(
             seed=seed,
             dialects=["standard"],
         )
-    same, other = (read_bundle(tmp_path / name)["files"] for name in ("same", "other"))
-    first = dict(read_bundle(bundle)["files"])
+    same, other = (read_bundle(tmp_path / name).files for name in ("same", "other"))
+    first = dict(read_bundle(bundle).files)
     # The reports have figures of this run and its date; everything else is the spec's.
     for report in ("report.json", "report.html"):
         first.pop(report), same.pop(report)
@@ -275,9 +276,9 @@ def test_a_module_of_the_users_is_built_with_its_own_names(tmp_path: Path):
     )
     assert build(subject, tmp_path / "b", runtimes=BOTH).passed
     manifest = read_bundle(tmp_path / "b")
-    assert manifest["outputs"] == {
-        "mixed": {"dtype": "float32", "shape": ["batch", "both", 4]},
-        "total": {"dtype": "float32", "shape": ["batch", 8]},
+    assert manifest.outputs == {
+        "mixed": TensorSignature("float32", ("batch", "both", 4)),
+        "total": TensorSignature("float32", ("batch", 8)),
     }
     assert len(read_golden(tmp_path / "b" / "golden")) >= 20
 

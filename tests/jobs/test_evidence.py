@@ -15,7 +15,7 @@ import pytest
 from conftest import Cli, small_spec
 
 from attn_export import Subject, build, verify
-from attn_export.bundle import read_manifest, write_manifest
+from attn_export.bundle import manifest_content, write_manifest
 from attn_export.errors import BundleError, UsageError
 from attn_export.jobs.recompute import STORED
 from attn_export.tensorfile import read_tensor, write_tensors
@@ -31,9 +31,7 @@ def copy(bundle: Path, tmp_path: Path) -> Path:
 
 def seal(folder: Path) -> None:
     """Write digests of the files as they are now: anyone can."""
-    manifest = read_manifest(folder)
-    kept = {k: v for k, v in manifest.items() if k not in ("format", "files", "digest")}
-    write_manifest(folder, kept)
+    write_manifest(folder, manifest_content(folder))
 
 
 def change_index(folder: Path, change: Callable[[Index], None]) -> None:

@@ -73,12 +73,12 @@ def tree(folder: Path) -> dict[str, str]:
 def written(kind: str, bundle: Path, folder: Path) -> None:
     """Make a folder as a command writes it; with a folder `f` in it."""
     if kind == "bundle":
-        from attn_export.bundle import MANIFEST, read_manifest, write_manifest
+        from attn_export.bundle import MANIFEST, manifest_content, write_manifest
 
         shutil.copytree(bundle, folder)
         (folder / "f").mkdir()
         (folder / "f" / "a").touch()
-        content = {k: v for k, v in read_manifest(folder).items() if k not in {"files", "digest"}}
+        content = manifest_content(folder)
         (folder / MANIFEST).unlink()
         write_manifest(folder, content)
     else:

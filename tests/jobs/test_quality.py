@@ -17,7 +17,7 @@ from shared import few_bits_bundle
 from torch.nn import functional as F
 
 from attn_export import build, verify
-from attn_export.bundle import GOLDEN, MANIFEST, write_manifest
+from attn_export.bundle import GOLDEN, manifest_content, write_manifest
 from attn_export.cli import run
 from attn_export.errors import BundleError, UsageError
 from attn_export.parity.quality_vectors import distance, logit_distance
@@ -206,10 +206,7 @@ def test_broken_distances_are_refused_in_one_line(bundle: Path, tmp_path: Path, 
     quality = json.loads(path.read_text())
     BROKEN[name](quality)
     path.write_text(json.dumps(quality))
-    manifest = json.loads((copy / MANIFEST).read_text())
-    for key in ("format", "files", "digest"):
-        del manifest[key]
-    write_manifest(copy, manifest)
+    write_manifest(copy, manifest_content(copy))
     with pytest.raises(BundleError, match=r"quality\.json cannot be used") as error:
         verify(copy, runtimes=["ort-cpu"])
     assert "\n" not in str(error.value)

@@ -13,7 +13,14 @@ from conftest import Cli
 
 from attn_export import build, verify
 from attn_export.bench.measurements import Candidate, Measured, Work, WorkloadResult
-from attn_export.bundle import MANIFEST, PAGE, SIGNATURE, read_manifest, write_manifest
+from attn_export.bundle import (
+    MANIFEST,
+    PAGE,
+    SIGNATURE,
+    manifest_content,
+    read_manifest,
+    write_manifest,
+)
 from attn_export.cli.bundle_commands import print_tuned
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.jobs import tune as job
@@ -56,11 +63,12 @@ def test_the_chosen_forms_are_in_the_bundle_which_passes(copy: Path, monkeypatch
     assert "GroupQueryAttention" not in operators(copy / DECODE)
 
     manifest = read_manifest(copy)
-    assert manifest["graphs"][PREFILL]["form"] == blocks
+    assert manifest.graphs[PREFILL].form == blocks
     needed = "1.28" if blocks == BLOCKS else "1.31"
-    assert manifest["graphs"][PREFILL]["needs"]["onnxruntime"] == needed
-    assert manifest["graphs"][DECODE]["needs"]["onnxruntime"] == "1.28"
-    times = manifest["tuning"]["milliseconds"]
+    assert manifest.graphs[PREFILL].needs.onnxruntime == needed
+    assert manifest.graphs[DECODE].needs.onnxruntime == "1.28"
+    assert manifest.tuning is not None
+    times = manifest.tuning.milliseconds
     assert set(times) == {f"{PREFILL}: prefill, B 1, L 5", f"{DECODE}: decode, B 1, S 9"}
     assert set(times[f"{PREFILL}: prefill, B 1, L 5"]) == {
         "kernels", *(f"blocks of {size} queries" for size in (64, 128, 256, 512)),
@@ -110,8 +118,7 @@ def test_a_bundle_that_does_not_pass_stays_as_it_was(copy: Path, monkeypatch, ca
         for allowed in case["allowed"].values():
             allowed["whole"] = allowed["row"] = 1e-12
     index.write_text(json.dumps(content, indent=1) + "\n")
-    kept = read_manifest(copy)
-    write_manifest(copy, {k: v for k, v in kept.items() if k not in ("format", "files", "digest")})
+    write_manifest(copy, manifest_content(copy))
     before = (copy / MANIFEST).read_bytes()
     tuned = quickly(copy)
     assert tuned.exit_code == 6
@@ -206,4 +213,4 @@ def test_build_tunes_what_it_built(cli: Cli, tmp_path: Path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert verify(tmp_path / "b", runtimes=["ort-cpu"]).passed
-    assert "form" not in read_manifest(tmp_path / "b")["graphs"]["model.onnx"]
+    assert "form" not in manifest_content(tmp_path / "b")["graphs"]["model.onnx"]

@@ -14,6 +14,7 @@ from conftest import Cli, small_spec
 from onnx import numpy_helper
 
 from attn_export import build, verify
+from attn_export.bundle import manifest_content, read_manifest, write_manifest
 from attn_export.errors import BundleError, GraphError
 from attn_export.parity.golden import stored_cases
 from attn_export.results import Report
@@ -213,6 +214,18 @@ def test_a_manifest_of_another_format_or_edited_by_hand_is_refused(copy: Path):
         (copy / "manifest.json").write_text(json.dumps({**manifest, **change}, indent=1) + "\n")
         with pytest.raises(BundleError):
             verify(copy)
+
+
+@pytest.mark.parametrize("form", [None, "kernels"])
+def test_a_manifest_is_written_again_with_its_order_and_without_further_keys(
+    copy: Path, form: str | None
+):
+    content = manifest_content(copy)
+    content["graphs"] = dict(reversed(content["graphs"].items()))
+    for graph in content["graphs"].values():
+        graph |= {"bound": graph.pop("bound")} | ({"form": form} if form else {})
+    assert write_manifest(copy, content) == read_manifest(copy)
+    assert json.dumps(manifest_content(copy)) == json.dumps(content)
 
 
 def test_a_file_beside_the_bundles_own_is_no_damage(copy: Path):

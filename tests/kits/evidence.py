@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 from hostile.bundles import write_sealed
 
-from attn_export.bundle import MANIFEST, read_manifest
+from attn_export.bundle import MANIFEST
 from attn_export.output_folder import sha256
 from attn_export.tensorfile import read_tensor, write_tensor
 
@@ -134,7 +134,7 @@ def rewritten(
     """
     shutil.copytree(bundle, folder)
     change_index(folder, change)
-    content = read_manifest(folder)
+    content = json.loads((folder / MANIFEST).read_text())
     files = {
         path.relative_to(folder).as_posix(): sha256(path)
         for path in sorted(folder.rglob("*"))

@@ -19,6 +19,7 @@ from attn_export.kits.project import HERE, tolerance
 from attn_export.parity.judge import judge
 from attn_export.parity.measures import largest_allowed
 from attn_export.results import Allowed, Case, Golden
+from attn_export.schema import AllowedEntry
 from attn_export.tensorfile import is_floating, write_tensor
 
 ALLOWED = Allowed(whole=1e-3, row=2e-3)
@@ -60,12 +61,11 @@ class Judged:
         files = [f"{path}_{kind}.pb" for kind in ("got", "truth")]
         for file, array in zip(files, (self.got, self.truth), strict=True):
             write_tensor(Path(file), "y", array)
-        entry = {"allowed": {}, "unusable": self.golden().unusable}
-        if self.allowed is not None:
-            entry["allowed"]["y"] = dataclasses.asdict(self.allowed)
-        limits = tolerance(entry, {"name": "y", "dtype": self.truth.dtype.name})
-        allowed = limits["allowed"] or {"whole": "-", "row": "-"}
-        fields = [allowed["whole"], allowed["row"], limits["unusable"], limits["beyond_limit"]]
+        entry = self.allowed and AllowedEntry(self.allowed.whole, self.allowed.row)
+        limits = tolerance(entry, self.golden().unusable.get("y"), self.truth.dtype.name)
+        allowed = limits["allowed"]
+        errors = [allowed.whole, allowed.row] if allowed else ["-", "-"]
+        fields = [*errors, limits["unusable"], limits["beyond_limit"]]
         rows = ",".join(map(str, self.ignored_rows))
         return "\t".join(["judge", *files, *(str(field) or "-" for field in fields), rows or "-"])
 

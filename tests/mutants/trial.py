@@ -18,7 +18,7 @@ from mutants.in_weights import in_weights
 from mutants.mutant import Kinds, Mutant, Setting
 from mutants.own_inputs import own_cases
 
-from attn_export.bundle import GOLDEN, graph_files, read_manifest
+from attn_export.bundle import GOLDEN, graph_files, read_manifest, shapes_of
 from attn_export.diagnose.evaluate import Evaluation
 from attn_export.errors import one_line
 from attn_export.export.subject import Subject
@@ -84,8 +84,7 @@ class Trials:
         self.files = {file.name: file for file in graph_files(self.manifest)}
         self.models = {file: onnx.load(folder / file) for file in self.files}
         self._heads = (spec.num_heads, spec.num_kv_heads)
-        ends = {**self.manifest["inputs"], **self.manifest["outputs"]}
-        self._axes = {end: entry["shape"] for end, entry in ends.items()}
+        self._axes = shapes_of(self.manifest.ends)
         self._golden = sorted(_golden_of(folder), key=_cost)
         self._own: list[Golden] = []
         self._mutants: dict[str, list[Mutant]] = {}
