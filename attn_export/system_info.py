@@ -71,6 +71,19 @@ def reuse_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, KEPT)
 
 
+WAIT_POLICY = "OMP_WAIT_POLICY"
+"""The environment variable by which OpenMP's threads wait; see the OpenMP specification, 6.7."""
+
+
+def sleep_while_waiting() -> None:
+    """Have the threads of PyTorch sleep while they wait, if it is not imported yet.
+
+    By default they spin, and take the cores from the runtimes' processes: on a busy machine, a
+    build took up to three times as long.
+    """
+    os.environ.setdefault(WAIT_POLICY, "PASSIVE")
+
+
 # -- packages that are not installed ------------------------------------------------------------
 
 EXTRAS = {

@@ -19,7 +19,7 @@ from forking import fork_from_now_on, forking, run_forked, started_anew
 
 from attn_export.parity.draw import Interface
 from attn_export.spec import AttentionSpec
-from attn_export.system_info import reuse_memory
+from attn_export.system_info import reuse_memory, sleep_while_waiting
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,6 +29,7 @@ torch.set_num_threads(1)
 os.environ["ATTN_EXPORT_DRY_RUN"] = "0"
 read_once()
 reuse_memory()
+sleep_while_waiting()  # as command lines do, which are forked from a server with this environment
 # pytest would print these records of PyTorch's exporter with every failure.
 logging.getLogger("torch.__trace").addFilter(lambda _: False)
 

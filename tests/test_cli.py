@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -234,3 +235,20 @@ def test_a_terminal_gets_a_progress_bar_and_a_pipe_does_not(bundle: Path):
     assert "\x1b[" in shown.stdout
     assert "━" in shown.stdout
     assert piped.stderr == ""
+
+
+def test_threads_sleep_while_they_wait_unless_the_environment_says_otherwise(tmp_path: Path):
+    code = (
+        "import os, sys, attn_export.__main__ as program\n"
+        "program._exit = lambda code: print(os.environ['OMP_WAIT_POLICY'])\n"
+        "sys.argv = ['attn-export', 'runtimes', '--help']\n"
+        "program.main()\n"
+    )
+    for given, found in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        inherited = {n: v for n, v in os.environ.items() if n != "OMP_WAIT_POLICY"}
+        environment = inherited | ({"OMP_WAIT_POLICY": given} if given else {})
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True,
+            text=True,
+        )  # fmt: skip
+        assert done.stdout.splitlines()[-1] == found, done.stderr

@@ -6,6 +6,7 @@ Candidates take turns for several rounds, so that a disturbance of the machine a
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from attn_export.bench.measurements import Candidate, Measured
 from attn_export.results import Outcome
 from attn_export.runtimes.child import Child, ChildFailedError, child_command
 from attn_export.runtimes.protocol import Facts, Limits
+from attn_export.system_info import WAIT_POLICY
 
 SERVE = "attn_export.bench.candidate_worker:serve"
 """The function that a candidate's process calls."""
@@ -97,7 +99,9 @@ class CandidateProcess:
 
     def _start(self) -> None:
         kind, limits = self.candidate.kind, self._limits
-        self._child = Child(child_command(SERVE, limits, kind, limits.threads))
+        # Threads that sleep while they wait would make PyTorch's candidates slower.
+        environment = {n: value for n, value in os.environ.items() if n != WAIT_POLICY}
+        self._child = Child(child_command(SERVE, limits, kind, limits.threads), environment)
 
     def _request(self, job: dict[str, Any]) -> dict[str, Any] | None:
         """Send a job and return its answer; on failure return None and end the process."""

@@ -117,3 +117,14 @@ def test_a_large_one_lives_for_its_own_turns_only(gemm: Candidate):
         process.turn(TURN)
         assert process.pid is None
     assert len(process.measured().seconds) >= 2
+
+
+def test_a_candidates_threads_wait_as_usual(gemm: Candidate, monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    process = CandidateProcess(gemm, LIMITS)
+    try:
+        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+    finally:
+        process.close()
+    assert b"PATH=" in environment
+    assert b"OMP_WAIT_POLICY" not in environment
