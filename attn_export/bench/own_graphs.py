@@ -6,9 +6,6 @@ Graphs whose export needs torch are written by a separate process.
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,20 +15,23 @@ import numpy as np
 from attn_export.bench.feeds import Feed, Prepared, empty, filled
 from attn_export.bench.measurements import Candidate, Work
 from attn_export.results import GraphFile
+from attn_export.runtimes.child import ChildFailedError, call_in_child
 from attn_export.runtimes.ort_cpu import CPU_PROVIDER, dtype_name, sdk, session_options, value_on
+from attn_export.runtimes.protocol import Limits
 
 # -- graphs that a process with torch writes ----------------------------------------------------
 
 
-TAIL = 300
-"""Number of characters kept of the last line that a failed exporter printed."""
+EXPORT_SECONDS = 600.0
+"""Time limit of an export, which takes seconds to minutes. Its memory is limited as that of the
+process that calls it is."""
 
 
 def ensure_graph_file(options: Mapping[str, Any]) -> Path:
     """Return the graph file of a candidate; if it is missing, run its ``export`` job first.
 
     Raises:
-        RuntimeError: If the export fails; with the last line of its error output.
+        RuntimeError: If the export fails; with the reason.
     """
     file = Path(options["file"])
     if "export" in options and not file.exists():
@@ -40,22 +40,22 @@ def ensure_graph_file(options: Mapping[str, Any]) -> Path:
 
 
 def make_graph(job: Mapping[str, Any], file: Path) -> None:
-    """Run one job of `peers_export` in a process of its own.
+    """Export a graph in a process of its own.
 
     Args:
-        job: The job, as JSON values: ``function``, the "MODULE:FUNCTION" to call with the job and
-            the file, and what it reads.
+        job: The export, as JSON values: ``function``, the "MODULE:FUNCTION" to call, and its
+            keyword arguments but ``file``.
         file: The file to write.
 
     Raises:
-        RuntimeError: If the job fails; with the last line of its error output.
+        RuntimeError: If the export fails; with the reason.
     """
-    module = "attn_export.bench.peers_export"
-    command = [sys.executable, "-P", "-m", module, json.dumps(job), str(file)]
-    process = subprocess.run(command, capture_output=True, text=True)
-    if process.returncode:
-        lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
-        raise RuntimeError(f"the export failed: {lines[-1][-TAIL:]}")
+    arguments = {**job, "file": str(file)}
+    limits = dataclasses.replace(Limits.default(), seconds=EXPORT_SECONDS, memory_mib=None)
+    try:
+        call_in_child(arguments.pop("function"), arguments, limits)
+    except ChildFailedError as error:
+        raise RuntimeError(f"the export failed: {error}") from error
 
 
 # -- graphs as candidates -----------------------------------------------------------------------

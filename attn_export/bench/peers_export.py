@@ -1,17 +1,12 @@
-"""Program that exports a graph, or times a lowering: `python -m … bench.peers_export JOB FILE`.
+"""Exports of graphs for benchmarks, each of which runs in a process of its own.
 
-JOB is a JSON object: ``function``, the "MODULE:FUNCTION" that is called with the job and the file,
-and what this function reads. "Bare" graphs are the unchanged results of
-`torch.onnx.export(dynamo=True)` with default options.
+"Bare" graphs are the unchanged results of `torch.onnx.export(dynamo=True)` with default options.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import json
 import logging
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,16 +29,16 @@ EXAMPLE = {
 """Sizes of the example inputs of an export; the axes stay dynamic."""
 
 
-def bare_spec(job: Mapping[str, Any], file: Path) -> None:
+def bare_spec(spec: Mapping[str, Any], file: str) -> None:
     """Export the `Attention` of a spec by `torch.onnx.export` alone.
 
     Args:
-        job: ``spec``, the fields of the spec.
+        spec: The fields of the spec.
         file: The file to write.
     """
-    spec = AttentionSpec.from_dict(job["spec"])
-    inputs, axes = example_of(spec)
-    save_bare(Attention(spec).eval(), inputs, axes, list(spec.output_shapes()), file)
+    layer = AttentionSpec.from_dict(spec)
+    inputs, axes = example_of(layer)
+    save_bare(Attention(layer).eval(), inputs, axes, list(layer.output_shapes()), Path(file))
 
 
 def example_of(spec: AttentionSpec) -> tuple[dict[str, Tensor], DynamicAxes]:
@@ -108,14 +103,3 @@ def suppress_warnings() -> Iterator[None]:
         warnings.simplefilter("ignore")
         yield
     logging.disable(logging.NOTSET)
-
-
-def main() -> None:
-    """Run the job of the command line and write its file."""
-    job, file = json.loads(sys.argv[1]), Path(sys.argv[2])
-    module, _, function = job["function"].partition(":")
-    getattr(importlib.import_module(module), function)(job, file)
-
-
-if __name__ == "__main__":
-    main()

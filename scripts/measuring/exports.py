@@ -1,8 +1,7 @@
-"""Jobs of `attn_export.bench.peers_export` for the layers of a spec."""
+"""Exports of the layer of a spec, each of which runs in a process of its own."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,35 +16,35 @@ from attn_export.spec import AttentionSpec
 from measuring.timing import interleaved
 
 
-def canonical(job: Mapping[str, Any], file: Path) -> None:
+def canonical(spec: Mapping[str, Any], file: str) -> None:
     """Export a spec to its canonical graph, as `attn-export build` does.
 
     Args:
-        job: ``spec``, the fields of the spec.
+        spec: The fields of the spec.
         file: The file to write.
     """
-    subject = Subject.from_spec(AttentionSpec.from_dict(job["spec"]))
-    save_graph(export(subject).model, file)
+    subject = Subject.from_spec(AttentionSpec.from_dict(spec))
+    save_graph(export(subject).model, Path(file))
 
 
-def dialect_times(job: Mapping[str, Any], file: Path) -> None:
+def dialect_times(spec: Mapping[str, Any], dialect: str, rounds: int) -> dict[str, list[float]]:
     """Measure the lowering to a dialect and, for comparison, a `torch.onnx.export`.
 
-    Writes the seconds of every run as JSON, by ``"lower"`` and ``"torch.onnx.export"``.
-
     Args:
-        job: ``spec``, the fields of the spec; ``dialect``, the dialect to lower to; ``rounds``,
-            the number of measurements of each.
-        file: The file to write.
+        spec: The fields of the spec.
+        dialect: The dialect to lower to.
+        rounds: The number of measurements of each.
+
+    Returns:
+        The seconds of every run, by ``"lower"`` and ``"torch.onnx.export"``.
     """
-    spec = AttentionSpec.from_dict(job["spec"])
-    model = export(Subject.from_spec(spec)).model
-    module, (inputs, axes) = Attention(spec).eval(), example_of(spec)
-    names = list(spec.output_shapes())
+    layer = AttentionSpec.from_dict(spec)
+    model = export(Subject.from_spec(layer)).model
+    module, (inputs, axes) = Attention(layer).eval(), example_of(layer)
+    names = list(layer.output_shapes())
     calls: dict[str, Callable[[], object]] = {
-        "lower": lambda: lower(model, job["dialect"]),
+        "lower": lambda: lower(model, dialect),
         "torch.onnx.export": lambda: export_bare(module, inputs, axes, names),
     }
     with suppress_warnings():
-        seconds = interleaved(calls, job["rounds"])
-    file.write_text(json.dumps(seconds))
+        return interleaved(calls, rounds)

@@ -148,26 +148,26 @@ def make_plain(options: Mapping[str, Any], threads: int) -> Prepared:
     return ready(module, tensors(feeds), compiled=options["compile"])
 
 
-def bare_plain(job: Mapping[str, Any], file: Path) -> None:
+def bare_plain(dims: Mapping[str, Any], file: str) -> None:
     """Export `PlainAttention` by `torch.onnx.export` alone.
 
     Args:
-        job: ``dims``, the fields of `Dims`.
+        dims: The fields of `Dims`.
         file: The file to write.
     """
-    dims = Dims(**job["dims"])
-    example = dataclasses.replace(dims, batch=2, query_len=5, key_len=5)
-    if dims.past_len:
+    sizes = Dims(**dims)
+    example = dataclasses.replace(sizes, batch=2, query_len=5, key_len=5)
+    if sizes.past_len:
         # For decoding, users would export plain code with an example of one new token.
-        example = dataclasses.replace(dims, batch=2, query_len=1, key_len=8)
+        example = dataclasses.replace(sizes, batch=2, query_len=1, key_len=8)
     inputs = tensors(example.inputs(in_place=False))
     axes: dict[str, dict[int, str]] = {}
     for name in inputs:
         if name.startswith("past_"):
             axes[name] = {0: "batch", 2: "past_len"}
-        elif dims.past_len:  # a decoding step always has one new token
+        elif sizes.past_len:  # a decoding step always has one new token
             axes[name] = {0: "batch"}
         else:
             axes[name] = {0: "batch", 1: "query_len"}
-    names = list(dims.outputs())
-    save_bare(PlainAttention(dims).eval(), inputs, axes, names, file)
+    names = list(sizes.outputs())
+    save_bare(PlainAttention(sizes).eval(), inputs, axes, names, Path(file))

@@ -14,8 +14,9 @@ from measuring.plain_attention import PlainAttention, StaticAttention, bare_plai
 from measuring.workload_candidates import DIALECT, form_for, lowered_forms, save_core
 
 from attn_export.bench import own_graphs, peers_spec
-from attn_export.bench.feeds import ALIGNMENT, Feed, empty, filled
+from attn_export.bench.feeds import ALIGNMENT, Feed, empty, feeds_of, filled
 from attn_export.bench.peers_plain import tensor
+from attn_export.spec import AttentionSpec
 
 SIZES = {
     f"{name}{' causal' if causal else ''}, Hkv {heads}": Dims(
@@ -76,7 +77,7 @@ def test_a_static_cache_gives_what_a_growing_one_gives(dims: Dims):
 
 @pytest.mark.parametrize("dims", [SIZES["decode causal, Hkv 2"], SIZES["prefill causal, Hkv 1"]])
 def test_the_bare_graph_takes_other_sizes_than_its_example(dims: Dims, tmp_path: Path):
-    bare_plain({"dims": dataclasses.asdict(dims)}, tmp_path / "bare.onnx")
+    bare_plain(dataclasses.asdict(dims), str(tmp_path / "bare.onnx"))
     feeds = dims.inputs(in_place=False)
     got = graph_output(tmp_path / "bare.onnx", feeds)
     inputs = {name: tensor(feed, seed) for seed, (name, feed) in enumerate(feeds.items())}
@@ -84,6 +85,38 @@ def test_the_bare_graph_takes_other_sizes_than_its_example(dims: Dims, tmp_path:
         wanted = PlainAttention(dims)(**inputs)
     wanted = wanted[0] if isinstance(wanted, tuple) else wanted
     assert np.abs(got - wanted.numpy()).max() < 1e-5
+
+
+BARE_SPEC = "attn_export.bench.peers_export:bare_spec"
+
+
+def test_a_missing_graph_is_exported_in_a_process_of_its_own(tmp_path: Path):
+    spec = {"embed_dim": 8, "num_heads": 2}
+    job = {"function": BARE_SPEC, "spec": spec}
+    options = {"file": str(tmp_path / "bare.onnx"), "export": job}
+    file = own_graphs.ensure_graph_file(options)
+    feeds = feeds_of(AttentionSpec(**spec).inputs(), AT)
+    assert graph_output(file, feeds).shape == (2, 1, 8)
+    job.clear()  # it is not needed any more
+    assert own_graphs.ensure_graph_file(options) == file
+
+
+@pytest.mark.parametrize(
+    ("function", "seconds", "reason"),
+    [
+        (BARE_SPEC, 60.0, "num_heads must be "),
+        ("attn_export.bench.peers_export:none", 60.0, "AttributeError: "),
+        (BARE_SPEC, 0.01, "gave no sign of life for 0.01 s"),
+    ],
+)
+def test_a_failed_export_states_the_reason(
+    function: str, seconds: float, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(own_graphs, "EXPORT_SECONDS", seconds)
+    job = {"function": function, "spec": {"embed_dim": 8, "num_heads": 0}}
+    with pytest.raises(RuntimeError, match=f"^the export failed: {reason}"):
+        own_graphs.make_graph(job, tmp_path / "bare.onnx")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_graph_that_holds_values_transposed_gets_them_so(tmp_path: Path):
