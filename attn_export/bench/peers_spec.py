@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -40,13 +40,18 @@ class StaticCache(Attention):
         return super()._attend(q, self.keys, self.values, mask, (None, None), past_length)
 
 
-def make_layer(options: Mapping[str, Any], threads: int) -> Prepared:
+def make_layer(
+    options: Mapping[str, Any],
+    threads: int,
+    change: Callable[[Attention], object] = lambda _: None,
+) -> Prepared:
     """Return a spec's module that is ready to run.
 
     Args:
         options: ``spec``, its fields; ``sizes`` of its axes; ``static``, whether to use
             `StaticCache`; ``compile``, whether to use torch.compile.
         threads: Threads for computing.
+        change: Called with the module, which it changes in place.
 
     Raises:
         SpecError: If the fields are no valid spec.
@@ -54,6 +59,7 @@ def make_layer(options: Mapping[str, Any], threads: int) -> Prepared:
     prepare_torch(threads)
     spec = AttentionSpec.from_dict(options["spec"])
     module, inputs = layer(spec, options["sizes"], static=options["static"])
+    change(module)
     return ready(module, inputs, compiled=options["compile"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +10,7 @@ from typing import Any
 from torch import nn
 
 from attn_export.bench.feeds import Prepared
-from attn_export.bench.peers_plain import prepare_torch, ready
-from attn_export.bench.peers_spec import layer
-from attn_export.spec import AttentionSpec
+from attn_export.bench.peers_spec import make_layer
 
 KIND = "measuring.torchao_peer:make_quantised_layer"
 """The kind of these candidates."""
@@ -37,11 +36,8 @@ def make_quantised_layer(options: Mapping[str, Any], threads: int) -> Prepared:
     Raises:
         SpecError: If the fields are no valid spec.
     """
-    prepare_torch(threads)
-    spec = AttentionSpec.from_dict(options["spec"])
-    module, inputs = layer(spec, options["sizes"], static=options["static"])
-    quantise(module, options["torchao"])
-    return ready(module, inputs, compiled=True)
+    change = functools.partial(quantise, name=options["torchao"])
+    return make_layer({**options, "compile": True}, threads, change)
 
 
 def quantise(module: nn.Module, name: str) -> None:

@@ -13,6 +13,7 @@ from measuring.dims import Dims
 from measuring.plain_attention import PlainAttention, StaticAttention, bare_plain
 from measuring.workload_candidates import DIALECT, form_for, lowered_forms, save_core
 
+from attn_export.attention import Attention
 from attn_export.bench import own_graphs, peers_spec
 from attn_export.bench.feeds import ALIGNMENT, Feed, empty, feeds_of, filled
 from attn_export.bench.peers_plain import tensor
@@ -172,5 +173,7 @@ AT = {"batch": 2, "query_len": 1, "past_len": 9, "total_len": 10, "key_len": 10,
 @pytest.mark.parametrize("static", [False, True])
 def test_a_specs_module_runs_as_it_is_and_with_a_static_cache(static: bool):
     options = {"spec": SPEC, "sizes": AT, "static": static, "compile": False}
-    result = peers_spec.make_layer(options, 1).run()
+    changed: list[Attention] = []
+    result = peers_spec.make_layer(options, 1, changed.append).run()
+    assert len(changed) == 1
     assert [x.shape for x in result] == [(2, 1, 32), (2, 2, 10, 8), (2, 2, 10, 8)]
