@@ -125,6 +125,29 @@ ready(); wait()
         time.sleep(0.01)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends such a process")
+def test_a_call_that_keeps_the_interpreters_lock_ends_with_its_parent(tmp_path: Path):
+    parent = """
+from attn_export.runtimes.child import Child, limited
+def tells(self, seconds):
+    (here / "pid").write_text(str(self.pid))
+    time.sleep(1)  # the match has begun
+    ready(); wait()
+Child.receive = tells
+limited("re:match", "f", pattern="(a+)+$", string="a" * 60 + "b")
+"""
+    assert end(parent, tmp_path, signal.SIGKILL).returncode == -signal.SIGKILL
+    pid = int((tmp_path / "pid").read_text())
+    until = time.monotonic() + 10
+    try:
+        while not gone(pid):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    finally:
+        if not gone(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_a_signal_between_the_two_renames_restores_the_old_folder(tmp_path: Path):
     between = """
 from attn_export import output_folder
