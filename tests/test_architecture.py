@@ -56,7 +56,7 @@ WITH_TORCH = (
     "parity/graph_oracle", "parity/near_ties", "parity/notes", "parity/oracle", "parity/operations",
     "parity/quality_oracle", "parity/rounding", "parity/ties",
     "parity/zero_points",
-    "bench/peers_plain", "bench/peers_spec", "bench/peers_export", "runtimes/pytorch",
+    "bench/peers", "runtimes/pytorch",
 )  # fmt: skip
 
 ONLY_IN = {

@@ -135,7 +135,7 @@ class BundleCandidates:
         return [*in_torch, bare]
 
     def _bare(self, spec: AttentionSpec, sizes: Sizes) -> dict[str, Any]:
-        function = "attn_export.bench.peers_export:bare_spec"
+        function = "attn_export.bench.peers:bare_spec"
         job = {"function": function, "spec": spec.to_dict()}
         feeds = feeds_of(spec.inputs(), sizes), output_feeds(spec.output_shapes(), sizes)
         return graph_options(self.scratch / "bare.onnx", *feeds, export=job)

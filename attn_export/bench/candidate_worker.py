@@ -23,8 +23,8 @@ RESET_PEAK = "5"
 
 KINDS = {
     "graph": "attn_export.bench.own_graphs:make_in_ort",
-    "spec": "attn_export.bench.peers_spec:make_layer",
-    "roof": "attn_export.bench.peers_plain:make_roofline",
+    "spec": "attn_export.bench.peers:make_layer",
+    "roof": "attn_export.bench.peers:make_roofline",
 }
 """The function (options, threads) -> Prepared that makes each kind of candidate."""
 

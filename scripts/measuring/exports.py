@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.attention import Attention
-from attn_export.bench.peers_export import example_of, export_bare, suppress_warnings
+from attn_export.bench.peers import example_of, export_bare, suppress_warnings
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.lower import lower

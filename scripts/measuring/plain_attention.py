@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attn_export.bench.feeds import Prepared
-from attn_export.bench.peers_export import save_bare
-from attn_export.bench.peers_plain import prepare_torch, ready, tensor, tensors
+from attn_export.bench.peers import prepare_torch, ready, save_bare, tensor, tensors
 from measuring.dims import Dims
 
 

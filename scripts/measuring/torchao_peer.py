@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from attn_export.bench.feeds import Prepared
-from attn_export.bench.peers_spec import make_layer
+from attn_export.bench.peers import make_layer
 
 KIND = "measuring.torchao_peer:make_quantised_layer"
 """The kind of these candidates."""
@@ -29,8 +29,8 @@ def make_quantised_layer(options: Mapping[str, Any], threads: int) -> Prepared:
     """Return a compiled and quantised module of a spec that is ready to run.
 
     Args:
-        options: ``spec``, its fields; ``sizes`` of its axes; ``static``, whether to use a
-            `StaticCache`; ``torchao``, the key of `TORCHAO` by which to quantise it.
+        options: ``spec``, its fields; ``sizes`` of its axes; ``static``, whether to use
+            a cache of fixed capacity; ``torchao``, the key of `TORCHAO` by which to quantise it.
         threads: Threads for computing.
 
     Raises:

@@ -14,9 +14,9 @@ from measuring.plain_attention import PlainAttention, StaticAttention, bare_plai
 from measuring.workload_candidates import DIALECT, form_for, lowered_forms, save_core
 
 from attn_export.attention import Attention
-from attn_export.bench import own_graphs, peers_spec
+from attn_export.bench import own_graphs, peers
 from attn_export.bench.feeds import ALIGNMENT, Feed, empty, feeds_of, filled
-from attn_export.bench.peers_plain import tensor
+from attn_export.bench.peers import tensor
 from attn_export.spec import AttentionSpec
 
 SIZES = {
@@ -88,7 +88,7 @@ def test_the_bare_graph_takes_other_sizes_than_its_example(dims: Dims, tmp_path:
     assert np.abs(got - wanted.numpy()).max() < 1e-5
 
 
-BARE_SPEC = "attn_export.bench.peers_export:bare_spec"
+BARE_SPEC = "attn_export.bench.peers:bare_spec"
 
 
 def test_a_missing_graph_is_exported_in_a_process_of_its_own(tmp_path: Path):
@@ -106,7 +106,7 @@ def test_a_missing_graph_is_exported_in_a_process_of_its_own(tmp_path: Path):
     ("function", "seconds", "reason"),
     [
         (BARE_SPEC, 60.0, "num_heads must be "),
-        ("attn_export.bench.peers_export:none", 60.0, "AttributeError: "),
+        ("attn_export.bench.peers:none", 60.0, "AttributeError: "),
         (BARE_SPEC, 0.01, "gave no sign of life for 0.01 s"),
     ],
 )
@@ -174,6 +174,6 @@ AT = {"batch": 2, "query_len": 1, "past_len": 9, "total_len": 10, "key_len": 10,
 def test_a_specs_module_runs_as_it_is_and_with_a_static_cache(static: bool):
     options = {"spec": SPEC, "sizes": AT, "static": static, "compile": False}
     changed: list[Attention] = []
-    result = peers_spec.make_layer(options, 1, changed.append).run()
+    result = peers.make_layer(options, 1, changed.append).run()
     assert len(changed) == 1
     assert [x.shape for x in result] == [(2, 1, 32), (2, 2, 10, 8), (2, 2, 10, 8)]
