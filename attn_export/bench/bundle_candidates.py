@@ -10,8 +10,7 @@ from typing import Any
 from attn_export.bench.feeds import feeds_of, output_feeds
 from attn_export.bench.measurements import Candidate, Work
 from attn_export.bench.own_graphs import as_candidate, graph_options
-from attn_export.bench.roofline import gemm_rooflines, not_installed, read_rooflines
-from attn_export.bench.work import work_of
+from attn_export.bench.roofline import gemm_rooflines, not_installed, read_rooflines, work_of
 from attn_export.bundle import graph_files, shapes_of
 from attn_export.dialect_names import phase_of
 from attn_export.parity.draw import Sizes

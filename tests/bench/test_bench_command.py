@@ -16,7 +16,7 @@ from conftest import Cli, small_spec
 from attn_export import build
 from attn_export.bench import bundle_candidates, candidate_process, roofline
 from attn_export.bench.feeds import Feed, feeds_of, output_feeds
-from attn_export.bench.work import work_of
+from attn_export.bench.roofline import work_of
 from attn_export.cli import run
 from attn_export.errors import UsageError
 from attn_export.jobs import bench as job
