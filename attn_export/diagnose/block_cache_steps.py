@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 
 from attn_export.diagnose.contrib_operators import unpack_nibbles
+from attn_export.diagnose.evaluate import ArrayChange, Evaluation, Values
 from attn_export.diagnose.mistake import (
-    ArrayChange,
     array_of,
     find_scatter,
     scatter_into_cache,
     unchanged,
 )
 from attn_export.tensorfile import Array
-
-if TYPE_CHECKING:
-    import onnx
-
-    from attn_export.diagnose.evaluate import Evaluation, Values
 
 LARGEST_NIBBLE = 15
 """The largest integer of 4 bits."""

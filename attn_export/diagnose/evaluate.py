@@ -29,7 +29,8 @@ from attn_export.graph.load import load_model
 from attn_export.tensorfile import Array, to_float64
 
 Values = Mapping[str, Array | None]
-Rounding = Callable[[Array], Array]
+ArrayChange = Callable[[Array], Array]
+"""Function that takes an array, and returns one that replaces it."""
 
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 NARROW = FLOATS - {onnx.TensorProto.FLOAT}
@@ -128,7 +129,7 @@ class Evaluation:
         """
         return cls(load_model(path), path.name)
 
-    def values(self, inputs: Mapping[str, Array], rounding: Rounding | None = None) -> Values:
+    def values(self, inputs: Mapping[str, Array], rounding: ArrayChange | None = None) -> Values:
         """Compute every value of the graph.
 
         Args:
@@ -214,7 +215,7 @@ class Evaluation:
         self,
         node: onnx.NodeProto,
         values: dict[str, Array | None],
-        rounding: Rounding | None = None,
+        rounding: ArrayChange | None = None,
     ) -> None:
         if rounding is not None and node.op_type == "Attention":
             values |= self.attention(node, values, _rounded_products(rounding))
@@ -244,7 +245,7 @@ class Evaluation:
         return dict(zip(node.output, outputs, strict=False))
 
 
-def _rounded_products(rounding: Rounding) -> dict[str, StepChange]:
+def _rounded_products(rounding: ArrayChange) -> dict[str, StepChange]:
     """Return the step changes that round the operands of both products of `Attention`."""
     return {
         "queries": lambda q, _: rounding(q),

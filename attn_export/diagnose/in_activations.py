@@ -6,26 +6,23 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+import onnx
 
 from attn_export.diagnose.contrib_operators import packed_weight
+from attn_export.diagnose.evaluate import ArrayChange, Evaluation
 from attn_export.diagnose.in_integers import stored_weights
 from attn_export.diagnose.mistake import (
-    ArrayChange,
     Mistake,
+    Replaced,
     change_in_order,
     round_to_bfloat16,
     unchanged,
 )
 from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
 from attn_export.tensorfile import Array
-
-if TYPE_CHECKING:
-    import onnx
-
-    from attn_export.diagnose.evaluate import Evaluation, Values
 
 InputReading = Callable[[Array, int], Array]
 """Function that takes an input `[…, K]` and the block size, and returns the input as rounded."""
@@ -155,9 +152,7 @@ READINGS: Final[tuple[tuple[str, str, InputReading], ...]] = (
 def activation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes of rounding, in all inputs together and in each alone.
 
-    Args:
-        evaluation: The graph to make mistakes in. It rounds by block with nodes of ai.onnx, or in
-            MatMulNBits.
+    The graph rounds by block with nodes of ai.onnx, or in MatMulNBits.
     """
     inputs = list(_rounded_inputs(evaluation))
     if not inputs:
@@ -168,8 +163,8 @@ def activation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         groups += [(f"the input of {each.node}", each.node, [each]) for each in inputs]
     for kind, effect, reading in READINGS:
         for name, node, group in groups:
-            read = functools.partial(_misround, evaluation, group, reading)
-            yield Mistake(kind, effect.format(name), node, read)
+            replaced = _misround(evaluation, group, reading)
+            yield Mistake(kind, effect.format(name), node, replaced)
 
 
 def _as_kleidiai(evaluation: Evaluation, inputs: Sequence[_RoundedInput]) -> Mistake:
@@ -183,9 +178,8 @@ def _as_kleidiai(evaluation: Evaluation, inputs: Sequence[_RoundedInput]) -> Mis
         "the input of each product has a scale and a zero point for each token, and scales of "
         "weights are truncated to bfloat16, as in KleidiAI"
     )
-    reading = _with_zero_points(TOKEN)
-    read = functools.partial(_misround, evaluation, truncated, reading, weights=weights)
-    return Mistake(SCALE, effect, "", read)
+    replaced = _misround(evaluation, truncated, _with_zero_points(TOKEN), weights)
+    return Mistake(SCALE, effect, "", replaced)
 
 
 def _truncate_to_bfloat16(scales: Array) -> Array:
@@ -228,23 +222,15 @@ def _rounded_by_matmul(evaluation: Evaluation, node: onnx.NodeProto) -> Iterator
 
 
 def _misround(
-    evaluation: Evaluation, inputs: Sequence[_RoundedInput], reading: InputReading, values: Values,
+    evaluation: Evaluation, inputs: Sequence[_RoundedInput], reading: InputReading,
     weights: Mapping[str, Array] = types.MappingProxyType({}),
-) -> Mapping[str, Array]:  # fmt: skip
-    """Return the rounded inputs, or the products with them, under a mistaken rounding.
-
-    Args:
-        evaluation: The graph to make mistakes in.
-        inputs: The rounded inputs in the order of the graph; later ones depend on earlier ones.
-        reading: The mistaken rounding.
-        values: The values of the right graph.
-        weights: Weights to replace, by the names of their values.
-    """
+) -> Replaced:  # fmt: skip
+    """Return the change of inputs, in the order of the graph, by a reading, and of weights."""
     changes = [
         (rounded_input.x, rounded_input.output, functools.partial(_apply, reading, rounded_input))
         for rounded_input in inputs
     ]
-    return change_in_order(evaluation, changes, values, weights)
+    return change_in_order(evaluation, changes, weights)
 
 
 def _apply(reading: InputReading, rounded_input: _RoundedInput, x: Array) -> Array:

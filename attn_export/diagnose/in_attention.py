@@ -5,25 +5,20 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 
 from attn_export.diagnose.attention_steps import StepChange
+from attn_export.diagnose.evaluate import Evaluation, Values
 from attn_export.diagnose.misreadings import MISREADINGS, StepValues
 from attn_export.diagnose.mistake import (
     Mistake,
     Replaced,
     array_of,
-    attention_step_mistake,
     change_value,
 )
 from attn_export.tensorfile import Array
-
-if TYPE_CHECKING:
-    import onnx
-
-    from attn_export.diagnose.evaluate import Evaluation, Values
 
 NEEDS_CAUSAL = frozenset({"causal dropped", "causal offset", "mask dropped beside causal"})
 """Kinds of misreadings that have an effect of their own in causal nodes only."""
@@ -41,9 +36,8 @@ def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
             impossible |= {"softcap"}
         for misreading in MISREADINGS:
             if misreading.kind not in impossible:
-                yield attention_step_mistake(
-                    evaluation, node, misreading.kind, misreading.effect, **misreading.changes
-                )
+                kind, effect = misreading.kind, misreading.effect
+                yield _step_mistake(evaluation, node, kind, effect, misreading.changes)
         yield _swap_keys_and_values(evaluation, node)
 
 
@@ -52,22 +46,16 @@ def head_swaps(evaluation: Evaluation) -> Iterator[Mistake]:
     for node in _attention_nodes(evaluation):
         for a, b in itertools.combinations(range(MOST_HEADS), 2):
             effect = f"the results of query heads {a} and {b} are swapped"
-            yield attention_step_mistake(
-                evaluation, node, "swapped heads", effect, attended=_swap_heads(a, b)
-            )
+            changes = {"attended": _swap_heads(a, b)}
+            yield _step_mistake(evaluation, node, "swapped heads", effect, changes)
 
 
 def wrong_scales_and_softcaps(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
-    """Return functions from a factor to the mistake of a scale or softcap wrong by this factor.
-
-    Args:
-        evaluation: The graph to make mistakes in.
-    """
+    """Return functions from a factor to the mistake of a scale or softcap wrong by this factor."""
 
     def make(node: onnx.NodeProto, step: str, name: str, factor: float) -> Mistake:
         effect = f"the {name} is {factor:.4g} times what it should be"
-        changes: dict[str, StepChange] = {step: lambda right, _: right * factor}
-        return attention_step_mistake(evaluation, node, step, effect, **changes)
+        return _step_mistake(evaluation, node, step, effect, {step: lambda x, _: x * factor})
 
     makers: list[Callable[[float], Mistake]] = []
     for node in _attention_nodes(evaluation):
@@ -75,6 +63,16 @@ def wrong_scales_and_softcaps(evaluation: Evaluation) -> list[Callable[[float], 
         if _has_softcap(node):
             makers.append(functools.partial(make, node, "softcap", "softcap"))
     return makers
+
+
+def _step_mistake(
+    evaluation: Evaluation, node: onnx.NodeProto, kind: str, effect: str,
+    changes: Mapping[str, StepChange],
+) -> Mistake:  # fmt: skip
+    """Return the mistake of changing steps of an `Attention` node."""
+    return Mistake(
+        kind, effect, node.name, lambda values: evaluation.attention(node, values, changes)
+    )
 
 
 def _attention_nodes(evaluation: Evaluation) -> list[onnx.NodeProto]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from attn_export.diagnose.block_cache_steps import BlockPart, BlockSteps, block_parts
+from attn_export.diagnose.evaluate import ArrayChange, Evaluation
 from attn_export.diagnose.in_integer_cache import OF_ANY_CACHE
 from attn_export.diagnose.mistake import (
-    ArrayChange,
     Mistake,
     change_value,
     join,
@@ -20,9 +20,6 @@ from attn_export.diagnose.mistake import (
 )
 from attn_export.errors import counted
 from attn_export.tensorfile import Array
-
-if TYPE_CHECKING:
-    from attn_export.diagnose.evaluate import Evaluation
 
 OCTAVE = 8
 """The number of scales in an octave: each is 2^(1/8) times the one before."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+import onnx
 from onnx import TensorProto
 
-from attn_export.diagnose.evaluate import ROUNDED_TO
+from attn_export.diagnose.evaluate import ROUNDED_TO, ArrayChange, Evaluation, Values
 from attn_export.diagnose.mistake import (
-    ArrayChange,
     Mistake,
     array_of,
     join,
@@ -20,11 +20,6 @@ from attn_export.diagnose.mistake import (
     scatter_into_cache,
 )
 from attn_export.tensorfile import Array
-
-if TYPE_CHECKING:
-    import onnx
-
-    from attn_export.diagnose.evaluate import Evaluation, Values
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 
+from attn_export.diagnose.evaluate import ArrayChange, Evaluation, Values
 from attn_export.diagnose.mistake import (
-    ROUNDED,
-    ArrayChange,
     Mistake,
     Replaced,
     array_of,
@@ -19,11 +18,6 @@ from attn_export.diagnose.mistake import (
     skip_node,
 )
 from attn_export.tensorfile import Array
-
-if TYPE_CHECKING:
-    import onnx
-
-    from attn_export.diagnose.evaluate import Evaluation, Values
 
 NORMS = frozenset(
     {"RMSNormalization", "LayerNormalization", "SimplifiedLayerNormalization", "LpNormalization"}
@@ -245,7 +239,7 @@ def precision_mistakes() -> Iterator[Mistake]:
         ("10 mantissa bits, as TF32 and float16 have", _tf32),
     ):
         effect = f"products are computed from operands in {name}"
-        yield Mistake("low precision", effect, "", rounding=_of_floats(rounding), share=ROUNDED)
+        yield Mistake("low precision", effect, "", rounding=_of_floats(rounding))
 
 
 # -- changes

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import onnx
 
 from attn_export.diagnose.contrib_operators import unpack_nibbles
+from attn_export.diagnose.evaluate import ArrayChange, Evaluation, Values
 from attn_export.diagnose.mistake import (
-    ArrayChange,
     Mistake,
     array_of,
     find_scatter,
@@ -22,12 +23,6 @@ from attn_export.diagnose.mistake import (
     unchanged,
 )
 from attn_export.tensorfile import Array
-
-if TYPE_CHECKING:
-    import onnx
-
-    from attn_export.diagnose.evaluate import Evaluation, Values
-
 
 # -- steps of writing and reading a cache -------------------------------------------------------
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
 from attn_export.diagnose import in_integers
+from attn_export.diagnose.evaluate import ArrayChange, Evaluation
 from attn_export.diagnose.in_activations import INTEGERS, NOT_ROUNDED, SCALE
 from attn_export.diagnose.in_integers import StoredWeight
 from attn_export.diagnose.mistake import (
-    ArrayChange,
     Mistake,
+    Replaced,
     change_in_order,
     round_to_bfloat16,
     unchanged,
 )
 from attn_export.tensorfile import Array
-
-if TYPE_CHECKING:
-    from attn_export.diagnose.evaluate import Evaluation, Values
 
 Multiply = Callable[[StoredWeight, Array], Array]
 """Function that takes a weight `[K, N]` and an input `[…, K]`, and returns their product."""
@@ -167,10 +165,7 @@ def product_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes in rounding inputs and in reading weights of products of integers.
 
     They are made in all products together, in the products of each input, and in each product
-    alone.
-
-    Args:
-        evaluation: The graph to make mistakes in, with DynamicQuantizeLinear and MatMulInteger.
+    alone. The graph has DynamicQuantizeLinear and MatMulInteger.
     """
     products = list(_integer_products(evaluation))
     weight_readings = [
@@ -180,27 +175,22 @@ def product_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     for readings, name in ((READINGS, _input_name), (weight_readings, _weight_name)):
         for kind, effect, multiply in readings:
             for group in _groups(products):
-                replaced = functools.partial(_multiply, evaluation, group, multiply)
+                replaced = _multiply(evaluation, group, multiply)
                 node = group[0].node if len(group) < len(products) else ""
                 yield Mistake(kind, effect.format(name(group)), node, replaced)
 
 
 def wrong_input_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
-    """Return functions from a factor to the mistake of a scale that is wrong by this factor.
-
-    Args:
-        evaluation: The graph to make mistakes in.
-    """
+    """Return functions from a factor to the mistake of a scale that is wrong by this factor."""
     products = list(_integer_products(evaluation))
 
     def make(group: Sequence[_Product], on_dequantisation: bool, factor: float) -> Mistake:
         change = functools.partial(np.multiply, factor)
         multiply = _Rounding(scale_read=change) if on_dequantisation else _Rounding(scale=change)
         effect = f"the scale of {_input_name(group)} is {factor:.4g} times the right one"
-        return Mistake(
-            SCALE, f"{effect} in dequantisation" if on_dequantisation else effect, group[0].node,
-            functools.partial(_multiply, evaluation, group, multiply),
-        )  # fmt: skip
+        if on_dequantisation:
+            effect += " in dequantisation"
+        return Mistake(SCALE, effect, group[0].node, _multiply(evaluation, group, multiply))
 
     return [
         functools.partial(make, group, on_dequantisation)
@@ -254,12 +244,10 @@ def _misread_weight(reading: in_integers.WeightReading, weight: StoredWeight, x:
     return _Rounding()(reading(weight), x)
 
 
-def _multiply(
-    evaluation: Evaluation, products: Sequence[_Product], multiply: Multiply, values: Values
-) -> Mapping[str, Array]:
-    """Return the outputs of products that are multiplied by `multiply`."""
+def _multiply(evaluation: Evaluation, products: Sequence[_Product], multiply: Multiply) -> Replaced:
+    """Return the change of products, in the order of the graph, to those by `multiply`."""
     changes = [
         (product.x, product.output, functools.partial(multiply, product.weight))
         for product in products
     ]
-    return change_in_order(evaluation, changes, values)
+    return change_in_order(evaluation, changes)

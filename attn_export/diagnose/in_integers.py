@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+import onnx
 
+from attn_export.diagnose.evaluate import ArrayChange, Evaluation, Values
 from attn_export.diagnose.mistake import (
-    ArrayChange,
     Mistake,
     round_to_bfloat16,
     skip_node,
@@ -18,11 +19,6 @@ from attn_export.diagnose.mistake import (
     unchanged,
 )
 from attn_export.tensorfile import Array
-
-if TYPE_CHECKING:
-    import onnx
-
-    from attn_export.diagnose.evaluate import Evaluation, Values
 
 ORDER = "_order"
 """Suffix of the initialiser that holds the input order of a product (`g_idx` of GPTQ)."""

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
+import onnx
 
-from attn_export.diagnose.attention_steps import StepChange
+from attn_export.diagnose.evaluate import ArrayChange, Evaluation, Values
 from attn_export.tensorfile import Array
 
-if TYPE_CHECKING:
-    import onnx
-
-    from attn_export.diagnose.evaluate import Evaluation, Rounding, Values
-
-Replaced = Callable[["Values"], Mapping[str, Array]]
+Replaced = Callable[[Values], Mapping[str, Array]]
 """Function that takes all values of a case, and returns those that the mistake changes, by name."""
-
-ArrayChange = Callable[[Array], Array]
-"""Function that takes an array, and returns one that replaces it."""
-
-EXACT, ROUNDED = 0.9, 0.3
-"""Least shares of the error that a mistake, and a mistake of rounding, must account for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,21 +26,24 @@ class Mistake:
     Either `replaced` or `rounding` is set.
 
     Attributes:
-        kind: The kind of the mistake, in a word or two: ``"scale"``.
+        kind: The kind of the mistake, in a word or two: ``"scale"``. One that ends in
+            ``"precision"`` is a mistake of rounding.
         effect: Its effect as a clause: ``"scores are multiplied by …"``.
         node: The name of the node, graph input or initialiser; "" if it applies everywhere.
         replaced: Returns the values that it changes.
         rounding: Rounds the operands of every product.
-        share: The least share of the error that it must account for. It is less for mistakes of
-            rounding, which cannot be repeated bit by bit.
     """
 
     kind: str
     effect: str
     node: str
     replaced: Replaced | None = None
-    rounding: Rounding | None = None
-    share: float = EXACT
+    rounding: ArrayChange | None = None
+
+    @property
+    def share(self) -> float:
+        """The least share of the error to account for; rounding cannot be repeated bit by bit."""
+        return 0.3 if self.kind.endswith("precision") else 0.9
 
     def outputs(
         self, evaluation: Evaluation, inputs: Mapping[str, Array], values: Values
@@ -67,29 +59,6 @@ class Mistake:
             return evaluation.outputs_of(evaluation.values(inputs, self.rounding))
         assert self.replaced is not None
         return evaluation.outputs_of(evaluation.recompute(values, self.replaced(values)))
-
-
-def attention_step_mistake(
-    evaluation: Evaluation, node: onnx.NodeProto, kind: str, effect: str, **changes: StepChange
-) -> Mistake:
-    """Return a mistake in the steps of an `Attention` node.
-
-    Args:
-        evaluation: The graph to make mistakes in.
-        node: Its `Attention` node.
-        kind: The kind of the mistake, in a word or two. One that ends in "precision" is a mistake
-            of rounding, which need not explain as much of the error.
-        effect: Its effect as a clause.
-        changes: The changed steps, by name.
-    """
-    share = ROUNDED if kind.endswith("precision") else EXACT
-    return Mistake(
-        kind,
-        effect,
-        node.name,
-        lambda values: evaluation.attention(node, values, changes),
-        share=share,
-    )
 
 
 def array_of(values: Values, name: str) -> Array:
@@ -129,27 +98,27 @@ def join(functions: Iterable[Replaced]) -> Replaced:
     return replaced
 
 
-ChangedOutput = tuple[str, str, ArrayChange]
-"""The name of an input, the name of an output, and the function from the first to the second."""
-
-
 def change_in_order(
-    evaluation: Evaluation, changes: Iterable[ChangedOutput], values: Values,
+    evaluation: Evaluation, changes: Sequence[tuple[str, str, ArrayChange]],
     replacements: Mapping[str, Array] = types.MappingProxyType({}),
-) -> dict[str, Array]:  # fmt: skip
-    """Return values that a mistake changes, of which later ones depend on earlier ones.
+) -> Replaced:  # fmt: skip
+    """Return a function that changes values, of which later ones depend on earlier ones.
 
     Args:
         evaluation: The graph to make mistakes in.
-        changes: The changes, in the order of the graph.
-        values: The values of the right graph.
+        changes: Names of an input and an output, and the function from the first to the second, in
+            the order of the graph.
         replacements: Values that are replaced before, by name.
     """
-    changed = dict(replacements)
-    for name, output, change in changes:
-        current = evaluation.recompute(values, changed) if changed else values
-        changed[output] = change(array_of(current, name))
-    return changed
+
+    def replaced(values: Values) -> dict[str, Array]:
+        changed = dict(replacements)
+        for name, output, change in changes:
+            current = evaluation.recompute(values, changed) if changed else values
+            changed[output] = change(array_of(current, name))
+        return changed
+
+    return replaced
 
 
 def unchanged(x: Array) -> Array:
