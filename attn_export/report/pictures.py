@@ -34,68 +34,27 @@ APART = 24
 """Largest number of rows or columns of a picture with lines between its cells."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Picture:
-    """A panel of an error map, ready to be drawn as SVG. Coordinates are in units of a cell.
+def figures(report: Report) -> list[dict[str, object]]:
+    """Return the values of each figure, an error map: first failures, then the largest errors.
 
-    Attributes:
-        width: The width of the picture in CSS pixels.
-        height: The height of the picture in CSS pixels.
-        across: The number of columns of cells.
-        down: The number of rows of cells.
-        paths: For each colour its name, and an SVG path around the cells that have it.
-        worst: The left and top edge of the cell with the worst element.
-        apart: Whether there are lines between cells.
-        axes: The label of the vertical and the horizontal axis.
-        words: A description of the content, for screen readers.
+    Runtimes and graphs whose maps look the same share a figure.
     """
-
-    width: int
-    height: int
-    across: int
-    down: int
-    paths: tuple[tuple[str, str], ...]
-    worst: tuple[int, int]
-    apart: bool
-    axes: str
-    words: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """The error map of a runtime with a graph, or of several whose maps are equal.
-
-    Attributes:
-        name: The runtimes and graphs.
-        of: The case, the output and its shape.
-        place: The position of the worst element, and its values.
-        verdict: The verdict on that output.
-        passed: Whether the output passed.
-        pictures: One picture for each panel of the map.
-    """
-
-    name: str
-    of: str
-    place: str
-    verdict: str
-    passed: bool
-    pictures: tuple[Picture, ...]
-
-
-def figures(report: Report) -> list[Figure]:
-    """Return a figure for each map: first failures, then the largest errors."""
     verdicts = {(v.runtime, v.graph, v.case, v.output): v for v in report.verdicts}
-    ranked = []
+    maps = []
     for run in report.runs:
-        error_map = run.worst
-        if error_map is not None:
-            verdict = verdicts[run.runtime, run.graph, error_map.case, error_map.output]
-            ranked.append((verdict, run, _figure(error_map, verdict)))
-    ranked.sort(key=lambda item: (item[0].status == "passed", -_size(item[0])))
-    names: dict[Figure, list[str]] = {}
-    for _, run, figure in ranked:
-        names.setdefault(figure, []).append(f"{run.runtime}, {graph_label(run.graph)}")
-    return [dataclasses.replace(figure, name="; ".join(runs)) for figure, runs in names.items()]
+        if run.worst is not None:
+            verdict = verdicts[run.runtime, run.graph, run.worst.case, run.worst.output]
+            maps.append((verdict, run.worst, f"{run.runtime}, {graph_label(run.graph)}"))
+    maps.sort(key=lambda item: (item[0].status == "passed", -_size(item[0])))
+    found: list[tuple[dict[str, object], list[str]]] = []
+    for verdict, error_map, name in maps:
+        figure = _figure(error_map, verdict)
+        same = next((names for known, names in found if known == figure), None)
+        if same is None:
+            found.append((figure, [name]))
+        else:
+            same.append(name)
+    return [{"name": "; ".join(names), **figure} for figure, names in found]
 
 
 def _size(verdict: Verdict) -> float:
@@ -103,23 +62,23 @@ def _size(verdict: Verdict) -> float:
     return math.inf if verdict.worst is None or math.isnan(verdict.worst) else verdict.worst
 
 
-def _figure(error_map: ErrorMap, verdict: Verdict) -> Figure:
+def _figure(error_map: ErrorMap, verdict: Verdict) -> dict[str, object]:
     at = ", ".join(f"{name} {i}" for name, i in zip(error_map.axes, error_map.index, strict=True))
     share = ""
     if verdict.worst is not None and math.isfinite(verdict.worst):
         share = f", {verdict.worst:.3g} times the error allowed"
-    return Figure(
-        "",
-        f"{error_map.case}, {error_map.output} {list(error_map.shape)}",
-        f"worst at {at or 'its one element'}: actual {error_map.actual}, "
+    return {
+        "of": f"{error_map.case}, {error_map.output} {list(error_map.shape)}",
+        "place": f"worst at {at or 'its one element'}: actual {error_map.actual}, "
         f"expected {error_map.expected}",
-        verdict.status + share,
-        verdict.status == "passed",
-        tuple(_picture(panel, error_map) for panel in error_map.panels),
-    )
+        "verdict": verdict.status + share,
+        "passed": verdict.status == "passed",
+        "pictures": [_picture(panel, error_map) for panel in error_map.panels],
+    }
 
 
-def _picture(panel: ErrorMapPanel, error_map: ErrorMap) -> Picture:
+def _picture(panel: ErrorMapPanel, error_map: ErrorMap) -> dict[str, object]:
+    """Return the values of a picture in SVG, whose coordinates are in units of a cell."""
     across, down = len(panel.values[0]), len(panel.values)
     apart = max(across, down) <= APART
     axes = [
@@ -127,17 +86,17 @@ def _picture(panel: ErrorMapPanel, error_map: ErrorMap) -> Picture:
         for sign, name, size in zip("↓→", (panel.rows, panel.columns), panel.sizes, strict=True)
         if name
     ]
-    return Picture(
-        across * _cell(across, WIDE),
-        down * _cell(down, HIGH),
-        across,
-        down,
-        _paths(panel.values, apart=apart),
-        (panel.worst[1], panel.worst[0]),
-        apart,
-        ", ".join(axes) or "one element",
-        _description(panel, error_map),
-    )
+    return {
+        "width": across * _cell(across, WIDE),
+        "height": down * _cell(down, HIGH),
+        "across": across,
+        "down": down,
+        "paths": _paths(panel.values, apart=apart),
+        "worst": (panel.worst[1], panel.worst[0]),
+        "apart": apart,
+        "axes": ", ".join(axes) or "one element",
+        "words": _description(panel, error_map),
+    }
 
 
 def _description(panel: ErrorMapPanel, error_map: ErrorMap) -> str:
@@ -159,14 +118,8 @@ def _cell(count: int, pixels: int) -> int:
     return max(SMALLEST, min(LARGEST, pixels // count))
 
 
-def _paths(values: Sequence[Sequence[float | None]], *, apart: bool) -> tuple[tuple[str, str], ...]:
-    """Return for each colour an SVG path of rectangles.
-
-    Args:
-        values: The errors, `[down][across]`; None cannot be measured.
-        apart: Whether every cell is a rectangle. Otherwise consecutive cells of one colour in a
-            row are merged.
-    """
+def _paths(values: Sequence[Sequence[float | None]], *, apart: bool) -> dict[str, str]:
+    """Return an SVG path of rectangles for each colour: one for each cell, or for each run."""
     largest = max((value for line in values for value in line if value is not None), default=0.0)
     paths: dict[str, list[str]] = {}
     for y, line in enumerate(values):
@@ -176,7 +129,7 @@ def _paths(values: Sequence[Sequence[float | None]], *, apart: bool) -> tuple[tu
             for start, wide in [(x + i, 1) for i in range(length)] if apart else [(x, length)]:
                 paths.setdefault(colour, []).append(f"M{start} {y}h{wide}v1h-{wide}z")
             x += length
-    return tuple((colour, "".join(parts)) for colour, parts in sorted(paths.items()))
+    return {colour: "".join(parts) for colour, parts in sorted(paths.items())}
 
 
 def _colour(value: float | None, largest: float) -> str:
@@ -263,10 +216,7 @@ def _above(lanes: Sequence[Lane], node: int) -> Iterator[Box]:
 
 
 def _runs(lanes: Sequence[Lane], row: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last index of lanes, from 0, that share a box in a row.
-
-    Lanes share a box if their steps up to this row are equal.
-    """
+    """Yield the first and last index of lanes that share a box, since steps to here are equal."""
     first = 0
     for column in range(1, len(lanes) + 1):
         same = column < len(lanes) and (

@@ -112,30 +112,32 @@ def test_the_worst_comes_first_and_what_is_the_same_is_shown_once():
     )
     runs = tuple(run(name, worst=error_map()) for name in names)
     found = figures(Report("many", runs, verdicts, ENVIRONMENT, ()))
-    assert [figure.name for figure in found] == [
+    assert [figure["name"] for figure in found] == [
         "worse, standard", "bad, standard", "good, standard; also good, standard",
     ]  # fmt: skip
-    assert [figure.verdict for figure in found] == [
+    assert [figure["verdict"] for figure in found] == [
         "failed", "failed, 12.5 times the error allowed", "passed, 0.25 times the error allowed",
     ]  # fmt: skip
 
 
 def test_a_picture_says_in_words_what_its_colours_say():
     (figure,) = figures(clean())
-    assert figure.place == ("worst at batch 1, query_len 2, element 7: actual nan, expected 0.25")
-    rows, detail = figure.pictures
-    assert rows.words == (
+    assert figure["place"] == "worst at batch 1, query_len 2, element 7: actual nan, expected 0.25"
+    rows, detail = figure["pictures"]
+    assert rows["words"] == (
         "Error of output: 2 rows of batch by 3 columns of query_len. The worst is in row 2, "
         "column 3 of the picture. 1 cell cannot be measured."
     )
-    assert "3 rows of query_len by 100 columns of element, drawn as 3 by 34 cells" in detail.words
+    assert (
+        "3 rows of query_len by 100 columns of element, drawn as 3 by 34 cells" in detail["words"]
+    )
     # Shares of the largest, 12.5: 0, 0.8 %, wrong in kind, 1.6 %, 4 % and all of it.
-    assert dict(rows.paths) == {
+    assert rows["paths"] == {
         "0": "M0 0h1v1h-1zM1 0h1v1h-1z", "1": "M0 1h1v1h-1zM1 1h1v1h-1z", "4": "M2 1h1v1h-1z",
         "wrong": "M2 0h1v1h-1z",
     }  # fmt: skip
     # In a map of many cells, equal ones that follow each other are one rectangle.
-    assert dict(detail.paths)["4"] == "M0 2h34v1h-34z"
+    assert detail["paths"]["4"] == "M0 2h34v1h-34z"
 
 
 def test_of_many_maps_a_page_shows_some():
