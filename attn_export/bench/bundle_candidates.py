@@ -57,10 +57,7 @@ class BundleCandidates:
     """Factory of the candidates of a bundle's benchmark, for any sizes of its axes.
 
     Attributes:
-        folder: The folder of the bundle.
         scratch: The folder for graphs that candidates need and the bundle lacks.
-        manifest: The manifest of the bundle.
-        spec: The spec, if the bundle has one.
     """
 
     folder: Path
@@ -119,19 +116,18 @@ class BundleCandidates:
         return work_of(self.spec, sizes)
 
     def _peers(self, sizes: Sizes, work: Work, *, decode: bool) -> list[Candidate]:
-        alone = self._is_large(sizes)
-        if self.spec is None:
-            in_torch = torch_peers("spec", {}, work, static=False, reason=NO_SPEC)
-            bare = Candidate(BARE, "peer", "graph", {}, work, alone=alone, reason=NO_SPEC)
-            return [*in_torch, bare]
-        reason = not_installed("torch")
-        spec = _peer_spec(self.spec)
-        options = {"spec": spec.to_dict(), "sizes": dict(sizes)}
-        static = decode and spec.has_cache
+        options: dict[str, Any] = {}
+        graph: dict[str, Any] = {}
+        static, reason = False, NO_SPEC
+        if self.spec is not None:
+            reason = not_installed("torch")
+            spec = _peer_spec(self.spec)
+            options = {"spec": spec.to_dict(), "sizes": dict(sizes)}
+            static = decode and spec.has_cache
+            graph = {} if reason else self._bare(spec, sizes)
         in_torch = torch_peers("spec", options, work, static=static, reason=reason)
-        graph = {} if reason else self._bare(spec, sizes)
-        bare = Candidate(BARE, "peer", "graph", graph, work, alone=alone, reason=reason)
-        return [*in_torch, bare]
+        alone = self._is_large(sizes)
+        return [*in_torch, Candidate(BARE, "peer", "graph", graph, work, alone, reason)]
 
     def _bare(self, spec: AttentionSpec, sizes: Sizes) -> dict[str, Any]:
         function = "attn_export.bench.peers:bare_spec"
@@ -146,9 +142,6 @@ class BundleCandidates:
 
 
 def _peer_spec(spec: AttentionSpec) -> AttentionSpec:
-    """Return a spec as PyTorch can run it: no quantised cache or activations, an appending cache.
-
-    A candidate with a static cache makes that cache itself.
-    """
+    """Return a spec as PyTorch runs it: no quantised cache or activations, an appending cache."""
     plain = dataclasses.replace(spec, **FLOAT_CACHE, activations="none")
     return dataclasses.replace(plain, cache="append") if spec.has_cache else plain

@@ -6,15 +6,15 @@ Candidates take turns for several rounds, so that a disturbance of the machine a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from attn_export.bench.measurements import Candidate, Measured
-from attn_export.results import Outcome
 from attn_export.runtimes.child import Child, ChildFailedError, child_command
-from attn_export.runtimes.protocol import Facts, Limits
+from attn_export.runtimes.protocol import Limits
 from attn_export.system_info import WAIT_POLICY
 
 SERVE = "attn_export.bench.candidate_worker:serve"
@@ -36,19 +36,15 @@ class CandidateProcess:
         self.candidate = candidate
         self._limits = limits
         self._child: Child | None = None
-        self._seconds: list[float] = []
         self._latency = 0.0
-        self._growth: int | None = None
-        self._facts: Facts = {}
-        self._outcome: Outcome = "not run"
-        self._reason = candidate.reason
+        self._result = Measured(candidate, reason=candidate.reason)
         if not candidate.reason and not candidate.alone:
             self._start()
 
     @property
     def alive(self) -> bool:
         """True if the candidate can take further turns."""
-        return not self._reason
+        return not self._result.reason
 
     @property
     def pid(self) -> int | None:
@@ -63,10 +59,9 @@ class CandidateProcess:
             self._start()
         event = self._request({"do": "prepare", "options": dict(self.candidate.options)})
         if event is not None:
-            self._outcome, self._latency = "ran", event["latency"]
-            if self._growth is None:
-                self._growth = event["growth"]
-            self._facts = event["facts"]
+            self._latency = event["latency"]
+            growth = event["growth"] if self._result.growth is None else self._result.growth
+            self._update(outcome="ran", growth=growth, facts=event["facts"])
 
     def turn(self, seconds: float) -> None:
         """Run for about this number of seconds, at least once."""
@@ -79,17 +74,14 @@ class CandidateProcess:
         # without being timed, unless one run is longer than a turn.
         event = self._request({"do": "run", "runs": runs, "warm": self._latency < seconds})
         if event is not None:
-            self._seconds += event["seconds"]
+            self._update(seconds=(*self._result.seconds, *event["seconds"]))
             self._latency = sorted(event["seconds"])[runs // 2]
         if self.candidate.alone:
             self.close()
 
     def measured(self) -> Measured:
         """Return the result, without times if the candidate failed in any turn."""
-        seconds = tuple(self._seconds) if self.alive else ()
-        return Measured(
-            self.candidate, seconds, self._growth, self._outcome, self._reason, self._facts
-        )
+        return self._result if self.alive else dataclasses.replace(self._result, seconds=())
 
     def close(self) -> None:
         """End its process."""
@@ -103,6 +95,9 @@ class CandidateProcess:
         environment = {n: value for n, value in os.environ.items() if n != WAIT_POLICY}
         self._child = Child(child_command(SERVE, limits, kind, limits.threads), environment)
 
+    def _update(self, **fields: Any) -> None:
+        self._result = dataclasses.replace(self._result, **fields)
+
     def _request(self, job: dict[str, Any]) -> dict[str, Any] | None:
         """Send a job and return its answer; on failure return None and end the process."""
         assert self._child is not None
@@ -110,7 +105,7 @@ class CandidateProcess:
         try:
             return self._child.receive(self._limits.seconds)
         except ChildFailedError as error:
-            self._outcome, self._reason = error.outcome, str(error)
+            self._update(outcome=error.outcome, reason=str(error))
         self.close()
         return None
 

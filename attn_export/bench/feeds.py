@@ -15,9 +15,6 @@ from attn_export.runtimes.protocol import Facts
 from attn_export.spec import Input, Shape
 from attn_export.tensorfile import numpy_dtype
 
-# -- the same arrays for all candidates ---------------------------------------------------------
-
-
 ALIGNMENT = 64
 """Alignment of arrays in bytes: a cache line, and a register of AVX-512. numpy aligns to 16."""
 
@@ -27,7 +24,6 @@ class Feed:
     """Description of the array for one input or output.
 
     Attributes:
-        shape: The shape of the array.
         dtype: A numpy name, or ``"bfloat16"``.
         fill: The value of every element; None for normally distributed random values.
     """
@@ -98,7 +94,7 @@ def feeds_of(inputs: Mapping[str, Input], sizes: Sizes) -> dict[str, Feed]:
         UsageError: If an axis has no size.
     """
     return {
-        name: Feed(shape_at(declared.shape, sizes), declared.dtype, _fill(name, declared, sizes))
+        name: Feed(_shape_at(declared.shape, sizes), declared.dtype, _fill(name, declared, sizes))
         for name, declared in inputs.items()
     }
 
@@ -113,22 +109,14 @@ def output_feeds(outputs: Mapping[str, Shape], sizes: Sizes) -> dict[str, Feed]:
         sizes: Sizes of the axes, by name.
     """
     return {
-        name: Feed(shape_at(shape, sizes))
+        name: Feed(_shape_at(shape, sizes))
         for name, shape in outputs.items()
         if all(axis in sizes for axis in shape if isinstance(axis, str))
     }
 
 
-def shape_at(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
-    """Return a shape in which sizes replace the names of axes.
-
-    Args:
-        shape: Sizes or names of axes.
-        sizes: Sizes of the axes, by name.
-
-    Raises:
-        UsageError: If a name has no size.
-    """
+def _shape_at(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
+    """Return a shape in which sizes replace the names of axes."""
     unknown = [axis for axis in shape if isinstance(axis, str) and axis not in sizes]
     if unknown:
         raise UsageError(

@@ -37,11 +37,9 @@ class Candidate:
 
     Attributes:
         name: A name that is unique within a workload.
-        role: The role: one of our graphs, a peer, or a roofline.
         kind: A key of `KINDS` in `candidate_worker`, or the "MODULE:FUNCTION" that makes the
             candidate.
         options: The options of that function, as JSON values.
-        work: The minimal work of one run.
         alone: Whether its process ends after each of its turns, because it needs much memory.
         reason: The reason not to run it, or "".
     """
@@ -60,13 +58,11 @@ class Measured:
     """Result of a candidate.
 
     Attributes:
-        candidate: The candidate.
         seconds: The time of every run, all rounds together.
         growth: The largest growth of its process's memory in the first run, in bytes; None if the
             system does not report it.
         outcome: ``"ran"``, or the way in which it failed.
         reason: The reason of a failure, or "".
-        facts: Facts that its process reported, such as the number of threads.
     """
 
     candidate: Candidate
@@ -126,7 +122,6 @@ class WorkloadResult:
     Attributes:
         name: A name that is unique within a report.
         sizes: The sizes of the axes by name: ``batch``, ``query_len`` and others.
-        measured: The result of each candidate.
     """
 
     name: str
@@ -188,7 +183,6 @@ class BenchReport:
 
     Attributes:
         name: The name of the bundle or the benchmark.
-        workloads: The workloads.
         threads: The number of threads for computing in every candidate's process.
         rounds: The number of times that each candidate was measured.
         environment: Versions of packages, and facts about the machine.
