@@ -151,12 +151,7 @@ def _visible(steps: _Steps, call: Call, shape: tuple[int, ...], P: int) -> None:
 
 
 def _window(attributes: Mapping[str, Any], behind: Array) -> Array:
-    """Return whether each key lies in the window of opset 25.
-
-    Args:
-        attributes: Those of the node.
-        behind: The position of the query minus that of the key; broadcasts to `[B, 1, L, S]`.
-    """
+    """Return which keys, `behind` positions before their query, the window of opset 25 shows."""
     left, right = (attributes.get(f"{side}_window_size", -1) for side in ("left", "right"))
     within = np.ones_like(behind, bool)
     if left >= 0:

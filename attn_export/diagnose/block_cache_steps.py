@@ -39,7 +39,6 @@ class BlockSteps:
         stored_zero: Changes the zero points that are written, `[B, Hkv, L, n]`, -128 to 127.
         written: Changes the integers that are written, `[B, Hkv, L, D]`, 0 to 15.
         packed: Changes the bytes with integers that are written, `[B, Hkv, L, D / 2]`.
-        rounds: Rounds the quotients.
         clips: Clips integers minus their zero point at 15; they are never below 0.
         read_bytes: Changes the bytes that are read, `[B, Hkv, S, D / 2 + 2 n]`.
         read_index: Changes the scale indices that are read, `[B, Hkv, S, n]`.
@@ -80,7 +79,6 @@ class BlockPart:
         scales: The scale of each index, `[256]`.
         edges: The largest value range of each scale but the last, `[255]`.
         new: The name of the new tokens before quantisation, `[B, Hkv, L, D]`.
-        scatter: The node that writes them.
         dequantised: The name of the dequantised cache, `[B, Hkv, S, D]`.
         blocks: The number of blocks of a token.
     """
@@ -175,13 +173,7 @@ def block_parts(evaluation: Evaluation) -> dict[str, BlockPart]:
 def _find_values(
     evaluation: Evaluation, scatter: onnx.NodeProto, table: str
 ) -> tuple[str, str, int] | None:
-    """Return the names of new and dequantised tokens, and the number of blocks; None if not found.
-
-    Args:
-        evaluation: The graph.
-        scatter: The node that writes the cache.
-        table: The name of the table of scales.
-    """
+    """Return the names of new and dequantised tokens, and the number of blocks, if found."""
     scale_names = {n.output[0] for n in evaluation.nodes if n.input[:1] == [table]}
     divisions = [
         node for node in _ancestors(evaluation, scatter.input[1])

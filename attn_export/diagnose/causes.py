@@ -72,11 +72,7 @@ class Observations:
     """Observations of a fault.
 
     Attributes:
-        fault: The part that is at fault.
-        runtime: The name of the runtime.
-        known: The known mistakes that explain the outputs.
         first: The first wrong node; None if none was found.
-        pattern: Common properties of the failing cases.
         not_computed: The error of each case that neither float64 nor the runtime can compute.
         reference: The name of the reference for the values of a wrong graph.
         lossy: Whether the graph gives the truth in float64, but not in its own type.
@@ -168,11 +164,7 @@ def _runtime_causes(
 ) -> list[Cause]:
     """Return the causes in a wrong runtime: known mistakes, remedies, the first deviation.
 
-    Args:
-        verdict: The clause that says which part is wrong.
-        observations: The observations.
-        passing: For each experiment that passes, the cause that it implies, and its name.
-        lines: The source line of the module for each node, by its name.
+    `passing` has the cause that each passing experiment implies, and its name.
     """
     remedies = ", or ".join(name for _, name in passing)
     passes_with = f"; it passes with {remedies}" if remedies else ""
@@ -187,14 +179,7 @@ def _runtime_causes(
 
 
 def _cause(match: Match, lines: Lines, clause: str, ending: str = "") -> Cause:
-    """Return a known mistake as a cause.
-
-    Args:
-        match: The mistake, and the share of the error that it explains.
-        lines: The source line of the module for each node, by its name.
-        clause: The clause before the effect of the mistake.
-        ending: The end of the sentence.
-    """
+    """Return a known mistake as a cause, in a sentence that begins with `clause`."""
     mistake = match.mistake
     line = lines.get(mistake.node, "")
     named = mistake.node and mistake.node not in mistake.effect

@@ -170,11 +170,7 @@ def _optional_inputs(
     attributes: dict[str, Any],
     refused: set[str],
 ) -> dict[str, Any]:
-    """Return the inputs that are set, by name.
-
-    Raises:
-        NotImplementedError: If an input or attribute is set that is not implemented here.
-    """
+    """Return the set inputs by name; raise NotImplementedError if any is not implemented."""
     operands = {
         name: array for name, array in zip(names, inputs, strict=False) if array is not None
     }
@@ -193,13 +189,9 @@ def _scale_and_softcap(attributes: dict[str, Any]) -> dict[str, float]:
 
 
 def _quantise(x: Array, scale: Array, bits: int) -> Array:
-    """Quantise new keys or values: divide by a scale, round half to even, clip.
+    """Quantise new keys or values `[B, Hkv, L, D]`: divide by a scale, round half to even, clip.
 
-    Args:
-        x: `[B, Hkv, L, D]`.
-        scale: `[1]` or `[1, Hkv, 1, D]`.
-        bits: 8 for int8 `[B, Hkv, L, D]`; 4 for uint8 `[B, Hkv, L, D / 2]`, two integers in a
-            byte, each plus 8.
+    The result is int8; with 4 bits uint8 `[B, Hkv, L, D / 2]`: two integers in a byte, each plus 8.
     """
     if bits not in (4, 8):
         raise NotImplementedError(f"{bits} bits of GroupQueryAttention")
@@ -218,10 +210,7 @@ def _unpack_cache(x: Array, bits: int) -> Array:
 
 
 def _write_cache(past: Array | None, new: Array, start: Array, total: int) -> Array:
-    """Write the new tokens of batch element b into a copy of the past, from `start[b]` on.
-
-    The result has as many tokens as the past, or `total` if that is more.
-    """
+    """Return the past, at least `total` long, with new tokens of element b from `start[b]` on."""
     B, Hkv, L, D = new.shape
     capacity = 0 if past is None else past.shape[2]
     present = np.zeros((B, Hkv, max(capacity, total), D), new.dtype)

@@ -86,10 +86,7 @@ def first_unmatched_node(
 
 
 def _is_comparable(value: object) -> TypeGuard[Array]:
-    """Return whether a value is a floating or bool tensor of several elements.
-
-    Integers are left out: sizes and positions are the same in every graph.
-    """
+    """Return whether a value is a floating or bool tensor of several elements."""
     return isinstance(value, np.ndarray) and value.dtype.kind in "fb" and value.size > 1
 
 

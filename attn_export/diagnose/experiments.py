@@ -139,7 +139,7 @@ def shrink_case(
         if name not in ran.outputs:
             continue
         try:
-            golden = make_golden(right, case, inputs)
+            golden = _make_golden(right, case, inputs)
         except NotComputedError:  # too small for the graph
             continue
         if not runner.passes(golden, ran, name):
@@ -155,20 +155,11 @@ def _smallest(sizes: Sizes, inputs: Arrays, golden: Golden, case: GoldenCase) ->
     return Smallest(sizes, inputs, right, allowed, dtypes)
 
 
-def make_golden(right: EvaluatedGraph, case: GoldenCase, inputs: Mapping[str, Array]) -> Golden:
+def _make_golden(right: EvaluatedGraph, case: GoldenCase, inputs: Mapping[str, Array]) -> Golden:
     """Return a case of changed inputs with its truth and an allowed error.
 
     The allowed error is the largest of 8 times the error of a run that rounds each value to the
-    module's type, 4 eps, and the error that the original case allows. The outputs of eager are
-    replaced by the truth.
-
-    Args:
-        right: A graph that gives the truth.
-        case: The case from which the inputs were made.
-        inputs: The changed inputs, by name.
-
-    Raises:
-        NotComputedError: If a node cannot be computed from them.
+    module's type, 4 eps, and the error that the original case allows.
     """
     expected, dtype = case.golden.expected, dtype_of(case.golden)
     graph_inputs = right.runner.to_graph_layout(inputs)
@@ -201,7 +192,6 @@ class ExperimentResult:
     """A control experiment and its result.
 
     Attributes:
-        experiment: The experiment with its result.
         kind: The kind of the cause if the experiment passes; "" if it ran another graph or
             runtime, which is a workaround and no cause.
     """
@@ -254,7 +244,7 @@ def run_smaller_inputs(
     cases = [case for case in original.failed if right.values(case) is not None][:MOST_CASES]
     scaled = {case.name: _scale_down(case) for case in cases}
     ran = runner.run(scaled)
-    goldens = {case.name: make_golden(right, case, scaled[case.name]) for case in cases}
+    goldens = {case.name: _make_golden(right, case, scaled[case.name]) for case in cases}
     passed = [case for case in cases if runner.passes(goldens[case.name], ran, case.name)]
     failed = tuple(case for case in cases if case not in passed)
     name = f"inputs divided by {DIVISOR:g}"

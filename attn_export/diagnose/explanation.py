@@ -28,9 +28,7 @@ class ReferenceStep:
     """One operation of a reference in its float64 run.
 
     Attributes:
-        operation: The name of the operation.
         line: The line of the user's file; "" if there is none.
-        value: The result.
         reads: The indices of the earlier steps whose results it reads.
     """
 
@@ -80,11 +78,9 @@ class Deviation:
 
     Attributes:
         node: The name of the node.
-        operator: The type of the node.
         value: The name of the output.
         line: The line of the module that it came from; "" if not known.
         error: The relative L2 distance of the output; infinite if it is not defined.
-        says: A description of the difference.
     """
 
     node: str
@@ -110,10 +106,8 @@ class Explanation:
     """Explanation of a runtime's numeric differences.
 
     Attributes:
-        runtime: The name of the runtime.
         graph: The name of the graph's file.
         options: Options of the engine, as the user set them.
-        fault: The part that is at fault.
         failed: Names of the cases that failed; the smallest first.
         cases: The number of cases that ran.
         causes: The possible causes, the most likely first.

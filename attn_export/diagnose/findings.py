@@ -28,7 +28,6 @@ class Probe:
     Attributes:
         name: A short unique name: the first column of the table.
         about: Its purpose.
-        graph: The graph that runs the inputs.
         inputs: The inputs by name, in the order of the graph's inputs.
         read: Takes an output, and returns the finding.
         specified: The reading that the ONNX specification requires; "" if it does not state one.
@@ -122,9 +121,6 @@ class Fingerprint:
     """Results of all probes in one runtime.
 
     Attributes:
-        runtime: The name of the runtime.
-        version: Its installed version.
-        rows: One row for each probe.
         environment: Versions of packages, and the machine.
     """
 

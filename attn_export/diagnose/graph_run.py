@@ -24,10 +24,8 @@ class GoldenCase:
     """A case of the bundle with its inputs and its expected outputs.
 
     Attributes:
-        name: The name of the case.
         sizes: The size of every dynamic axis.
         inputs: The inputs by name, in the bundle's axis order.
-        golden: The expected outputs and the errors allowed.
     """
 
     name: str
@@ -46,9 +44,7 @@ class GraphRunner:
     """A graph file, with the runtime, options and limits to run it with.
 
     Attributes:
-        path: The graph's file.
         graph_file: Its differences from the inputs and outputs that the bundle states.
-        runtime: The runtime.
         options: Options of the engine, as the user set them.
         limits: Limits of each process.
     """
@@ -112,7 +108,6 @@ class GraphRun:
     """Result of running and judging cases.
 
     Attributes:
-        ran: The result of the process.
         failed: The cases that gave no output or failed the judge, the smallest first.
         passed: The other cases, in the order in which they ran.
     """

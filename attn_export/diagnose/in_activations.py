@@ -36,7 +36,6 @@ class _RoundedInput:
         x: The name of the input before rounding.
         block: The number of elements in a block.
         output: The name of the rounded input, or of the output of MatMulNBits.
-        node: The name of the node that computes `output`.
         weight: The weight of MatMulNBits, `[K, N]`; None for nodes of ai.onnx.
         truncated_weight: The same weight with its scales truncated to bfloat16, as KleidiAI does.
     """
@@ -55,12 +54,9 @@ class _Symmetric:
 
     Attributes:
         axes: Axes of `[…, blocks, block]` whose elements share a scale; None for all axes.
-        block_factor: Factor on the block size.
         largest_integer: The integer that stands for the largest magnitude.
         low: The integer at which values are clipped from below.
         high: The integer at which values are clipped from above.
-        rounding: Rounds the quotients.
-        scale_factor: Factor on the scales.
         scale_read: Changes the scales, `[…, blocks, 1]`, for dequantisation only.
         change_integers: Changes the integers before dequantisation.
     """

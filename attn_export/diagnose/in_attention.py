@@ -178,10 +178,7 @@ def _change_angle(
 def _positions_and_frequencies(
     evaluation: Evaluation, angle: str, values: Values
 ) -> tuple[Array, Array] | None:
-    """Return the factors of an angle: positions `[..., L, 1]` and frequencies `[R/2]`.
-
-    Return None if the angle is not such a product.
-    """
+    """Return the factors of an angle, `[..., L, 1]` and `[R/2]`; None if it is no such product."""
     product = evaluation.producer.get(angle)
     if product is None or product.op_type not in {"Mul", "MatMul"}:
         return None
@@ -195,10 +192,7 @@ def _positions_and_frequencies(
 
 
 def _rotation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the mistakes of rotations, which are Concat(a·cos - b·sin, b·cos + a·sin).
-
-    a and b are the halves of a head's channels.
-    """
+    """Yield mistakes of rotations: Concat(a·cos - b·sin, b·cos + a·sin) of halves a, b of heads."""
     for node in evaluation.nodes:
         names = _rotation_operands(evaluation, node)
         if names is not None:

@@ -98,11 +98,7 @@ STEPS: Final[tuple[tuple[str, str, BlockSteps], ...]] = (
 
 
 def block_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the mistakes of writing and reading a cache with block scales.
-
-    Args:
-        evaluation: The graph to make mistakes in.
-    """
+    """Yield the mistakes of writing and reading a cache with block scales."""
     parts = block_parts(evaluation)
     if len(parts) != 2:
         return

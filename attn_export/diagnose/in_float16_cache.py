@@ -69,11 +69,7 @@ tokens `[B, Hkv, L, D]`, and returns them in float16."""
 
 
 def float16_cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the mistakes in rounding and writing new keys, new values, and both.
-
-    Args:
-        evaluation: The graph to make mistakes in.
-    """
+    """Yield the mistakes in rounding and writing new keys, new values, and both."""
     parts = _cache_parts(evaluation)
     groups = [("keys and values", parts)] if parts else []
     if len(parts) == 2:

@@ -173,10 +173,7 @@ def _shift_mask(
 
 
 def _shift_comparison(node: onnx.NodeProto, values: Values, shift: int) -> Array | None:
-    """Repeat a comparison of positions with each key position changed by `shift`.
-
-    Return None if the operands are not integer positions that change by 1 from key to key.
-    """
+    """Repeat a comparison with each key's position changed by `shift`; None if not of positions."""
     compare = COMPARISONS[node.op_type]
     operands = [x for name in node.input if (x := values[name]) is not None]
     if compare is None or len(operands) != 2 or any(x.dtype.kind != "i" for x in operands):
@@ -189,15 +186,9 @@ def _shift_comparison(node: onnx.NodeProto, values: Values, shift: int) -> Array
 
 
 def _shift_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | None:
-    """Shift a mask that depends only on j - i by `shift` diagonals to the left.
+    """Shift a mask `[..., L, S]` left by `shift` diagonals; None if it depends on more than j - i.
 
-    Args:
-        visible: Whether query i sees key j, bool `[..., L, S]`.
-        shift: The number of diagonals.
-        beyond: Whether keys further ahead of the query than any key of `visible` are visible.
-
-    Returns:
-        The shifted mask; None if the mask depends on more than j - i.
+    `beyond` states whether keys further ahead of the query than any key of the mask are visible.
     """
     L, S = visible.shape[-2:]
     if not visible.size:

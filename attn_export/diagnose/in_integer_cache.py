@@ -37,7 +37,6 @@ class Steps:
     Attributes:
         write_scale: Changes the scale by which new tokens are divided.
         read_scale: Changes the scale by which integers are multiplied.
-        rounds: Rounds the quotients.
         limits: Changes the least and the largest integer.
         written: Changes the new integers, `[B, Hkv, L, D]`.
         packed: Changes the new bytes, `[B, Hkv, L, D / 2]`.
@@ -62,9 +61,7 @@ class CachePart:
     """The keys, or the values, of a cache of integers in a graph.
 
     Attributes:
-        scale: Its scale.
         new: The name of the new tokens before quantisation, `[B, Hkv, L, D]`.
-        scatter: The node that writes them.
         dequantised: The name of the dequantised cache, `[B, Hkv, S, D]`.
     """
 
@@ -109,7 +106,7 @@ def _unpack(stored: Array) -> Array:
     return unpack_nibbles(stored).astype(np.float64) - NIBBLE_OFFSET
 
 
-def cache_parts(evaluation: Evaluation) -> dict[str, CachePart]:
+def _cache_parts(evaluation: Evaluation) -> dict[str, CachePart]:
     """Find the keys and the values of a cache of integers in a graph; absent parts are left out."""
     parts = {}
     for name, letter, past in (("keys", "k", "past_key"), ("values", "v", "past_value")):
@@ -222,12 +219,8 @@ STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
 
 
 def cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the mistakes of writing and reading a cache of integers.
-
-    Args:
-        evaluation: The graph to make mistakes in.
-    """
-    parts = cache_parts(evaluation)
+    """Yield the mistakes of writing and reading a cache of integers."""
+    parts = _cache_parts(evaluation)
     if len(parts) != 2:
         return
     both = tuple(parts.values())
@@ -258,12 +251,8 @@ SCALE_USES: Final[Mapping[str, Sequence[str]]] = {
 
 
 def fitted_cache_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
-    """Return functions from a factor to the mistake of scales that are wrong by this factor.
-
-    Args:
-        evaluation: The graph to make mistakes in.
-    """
-    parts = tuple(cache_parts(evaluation).values())
+    """Return functions from a factor to the mistake of scales that are wrong by this factor."""
+    parts = tuple(_cache_parts(evaluation).values())
 
     def make(where: str, factor: float) -> Mistake:
         steps = _steps_with(SCALE_USES[where], lambda s: s * factor)

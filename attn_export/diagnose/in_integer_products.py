@@ -33,9 +33,7 @@ class _Product:
     Attributes:
         x: The name of the input before rounding.
         output: The name of the product, after both scales are applied.
-        node: The name of the node that computes `output`.
         weight_name: The name of the initialiser with the weight's integers.
-        weight: The weight.
     """
 
     x: str
@@ -53,11 +51,8 @@ class _Rounding:
         axes: Axes of the input whose elements share a scale and a zero point; None for all axes.
         symmetric: Whether the range is as large below 0 as above.
         levels: The number of integers in the range, less one.
-        scale: Changes the scale.
         scale_read: Changes the scale for dequantisation only.
-        zero_shift: Added to the zero point.
         zero_read: Changes the zero point for dequantisation only.
-        rounding: Rounds the quotients.
         low: The integer at which values are clipped from below.
         high: The integer at which values are clipped from above.
         wraps: Whether integers out of range lose their upper bits, instead of being clipped.

@@ -73,11 +73,7 @@ def _clip(w: StoredWeight) -> StoredWeight:
 
 
 def _requantise(levels: float) -> WeightReading:
-    """Return a reading in which integers were quantised again, with a coarser scale per output.
-
-    Args:
-        levels: The largest integer of the second quantisation.
-    """
+    """Return a reading of integers that were quantised again, per output, to `levels` at most."""
 
     def read(w: StoredWeight) -> StoredWeight:
         step = np.maximum(np.abs(w.q).max(axis=0) / levels, 1e-9)
@@ -139,11 +135,7 @@ READINGS: Final[tuple[tuple[str, str, WeightReading], ...]] = (
 
 
 def weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the mistakes of reading each quantised weight.
-
-    Args:
-        evaluation: The graph to make mistakes in, whose weights stand behind DequantizeLinear.
-    """
+    """Yield the mistakes of reading each quantised weight, which stands behind DequantizeLinear."""
     weights = stored_weights(evaluation)
     for node, weight in weights:
         name, value = node.input[0], node.output[0]
@@ -164,11 +156,7 @@ def weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
 
 
 def fitted_weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield mistakes with a parameter: one output's scale, or the levels of a second rounding.
-
-    Args:
-        evaluation: The graph to make mistakes in.
-    """
+    """Yield mistakes with a parameter: one output's scale, or the levels of a second rounding."""
     for node, weight in stored_weights(evaluation):
         name = node.input[0]
         readings: list[tuple[str, str, WeightReading]] = [

@@ -102,10 +102,7 @@ def first_value_in_no_right_graph(
 
 
 def _is_comparable(value: object) -> bool:
-    """Return whether a value is a floating or bool tensor.
-
-    Integers are left out: sizes and positions are the same in every graph.
-    """
+    """Return whether a value is a floating or bool tensor; integers are the same in every graph."""
     return isinstance(value, np.ndarray) and value.dtype.kind in "fb"
 
 
@@ -123,10 +120,7 @@ def _deviation(
     agreeing: set[str],
     lines: Lines,
 ) -> Deviation | None:
-    """Describe a wrong node, or the first node before it that the right graph does not have.
-
-    Return None if so many values are unknown that the names prove nothing.
-    """
+    """Describe a wrong node, or one before it that the right graph lacks; None if it is unclear."""
     unmatched = _unmatched(node, wrong, agreeing)
     unknown_names = sum(name not in right.producer for name in wrong.producer)
     if len(unmatched) > MAX_UNMATCHED and unknown_names > MAX_FOREIGN_NAMES * len(wrong.producer):

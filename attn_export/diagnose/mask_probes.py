@@ -241,10 +241,7 @@ def _nan_in_query() -> Probe:
 
 
 def _single_query_readings(expected: np.ndarray, values: dict[str, np.ndarray | float]) -> Readings:
-    """Return the readings of the result of one query: batch element 0, head 1, query 2.
-
-    Another reading is that its NaN spreads to all results.
-    """
+    """Return readings of one query's result: element 0, head 1, query 2. NaN may spread to all."""
     outputs = {"NaN everywhere": np.full_like(expected, np.nan)}
     for name, value in values.items():
         outputs[name] = expected.copy()

@@ -57,7 +57,6 @@ class Evidence:
     """Right and actual outputs of one case.
 
     Attributes:
-        inputs: The inputs by name.
         values: All values of the graph without a mistake, in float64.
         right: The outputs of the graph without a mistake, in float64.
         actual: The outputs to explain.
@@ -74,7 +73,6 @@ class Match:
     """A mistake that explains at least some of the error.
 
     Attributes:
-        mistake: The mistake.
         unexplained: The share of the error that it does not explain; 0 if it explains all.
         exact: Whether the unexplained error is only rounding.
     """
@@ -199,10 +197,7 @@ def _fitted_mistakes(
 
 
 def _minimise(function: Callable[[float], float]) -> float:
-    """Return the argument between -log 8 and log 8 that minimises a function.
-
-    A grid search is refined by a golden-section search.
-    """
+    """Return the best argument from -log 8 to log 8, by a grid and then a golden-section search."""
     grid = np.linspace(-math.log(8), math.log(8), 25)
     values = [function(float(x)) for x in grid]
     middle = int(np.argmin(values))

@@ -70,11 +70,11 @@ def pattern_of(trial: GraphRun, axes: Mapping[str, Sequence[object]]) -> Pattern
         verdicts = judge("", "", case.golden, outputs)
         wrong[case.name] = {v.output for v in verdicts if v.status != "passed"}
         newly_wrong = wrong[case.name] & always_right
-        locations += error_locations(case, outputs, axes, newly_wrong)
+        locations += _error_locations(case, outputs, axes, newly_wrong)
         always_right -= newly_wrong
     places = tuple(_common_locations(trial, axes, wrong))
     lines = [
-        *common_properties(failed, passed),
+        *_common_properties(failed, passed),
         *(f"the cases that fail are those {condition}" for condition in sizes),
         *places,
         *locations,
@@ -83,14 +83,10 @@ def pattern_of(trial: GraphRun, axes: Mapping[str, Sequence[object]]) -> Pattern
     return Pattern(sizes, places, tuple(lines))
 
 
-def common_properties(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]:
+def _common_properties(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]:
     """Yield sentences on the number of failures, and on properties shared by all of them.
 
     Some, but not all, of the passing cases have these properties, too.
-
-    Args:
-        failed: Axis sizes of the failing cases.
-        passed: Axis sizes of the passing cases.
     """
     total = len(failed) + len(passed)
     yield (
@@ -204,20 +200,13 @@ def _distance(case: GoldenCase, outputs: Mapping[str, Array], name: str) -> Arra
     return distance
 
 
-def error_locations(
+def _error_locations(
     case: GoldenCase,
     actual: Mapping[str, Array],
     axes: Mapping[str, Sequence[object]],
     wrong: Collection[str],
 ) -> Iterator[str]:
-    """Yield sentences on the location of the error in the outputs of one case.
-
-    Args:
-        case: The case.
-        actual: The actual outputs.
-        axes: The names of each output's axes.
-        wrong: The outputs to look at.
-    """
+    """Yield sentences on the location of the error in the wrong outputs of one case."""
     for name, truth in case.golden.expected.items():
         distance = _distance(case, actual, name)
         if name not in wrong or distance is None:

@@ -152,10 +152,7 @@ def _small_number(name: str, about: str, inputs: ArrayDict) -> Probe:
 
 
 def _two_keys(score: float, first: float, second: float) -> ArrayDict:
-    """Return inputs of one query and two keys, with scores 0 and `score`.
-
-    The values of the keys are `first` and `second` in every element.
-    """
+    """Return one query and two keys with scores 0 and `score`, and values `first` and `second`."""
     query, key = np.zeros((1, H, 1, D), np.float32), np.zeros((1, HKV, 2, D), np.float32)
     value = np.empty((1, HKV, 2, D), np.float32)
     query[..., 0], key[:, :, 1, 0] = 1.0, score * 4

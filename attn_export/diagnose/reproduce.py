@@ -35,7 +35,6 @@ class Smallest:
     """The smallest case that fails.
 
     Attributes:
-        sizes: The sizes of its axes.
         inputs: The inputs by name, in the bundle's axis order.
         right: The right outputs, by name.
         allowed: The error allowed for each output that is judged by it.

@@ -43,7 +43,6 @@ class ProbeResult:
     Attributes:
         outcome: ``"ran"``, or the way in which it failed.
         reason: The reason that it has no outputs.
-        outputs: The outputs by name.
     """
 
     outcome: Outcome
@@ -64,21 +63,10 @@ class ProbeBatch:
     cases: Sequence[CaseFiles]
 
 
-def start_worker(
+def _start_worker(
     runtime: Runtime, limits: Limits, graph: Path, inputs: Sequence[str], cases: Sequence[CaseFiles]
 ) -> Worker:
-    """Start a runtime's process on the cases of a graph.
-
-    Args:
-        runtime: The runtime.
-        limits: Limits of the process.
-        graph: The file of the graph.
-        inputs: The names of its inputs.
-        cases: The cases to run.
-
-    Returns:
-        The process.
-    """
+    """Return a runtime's process, started on the cases of a graph."""
     worker = Worker(runtime, limits)
     worker.send_job(graph, inputs, cases)
     return worker
@@ -234,7 +222,7 @@ class ProbeRunner:
             supported = [probe for probe in probes if probe.graph.name == graph.name]
             if path is not None:
                 names = list(supported[0].inputs)
-                start = functools.partial(start_worker, runtime, self._limits, path, names)
+                start = functools.partial(_start_worker, runtime, self._limits, path, names)
                 cases = [
                     (p.name, self._inputs_of(p), self._outputs_of(runtime.name, dialect, p))
                     for p in supported
@@ -250,10 +238,7 @@ class ProbeRunner:
     # -- reading ---------------------------------------------------------------------
 
     def _unclear(self, probe: Probe) -> bool:
-        """Return whether the portable dialect must run, too.
-
-        That is so if a finding is no output, or not the reading of the specification.
-        """
+        """Return whether the portable dialect must run: no output, or not the specified one."""
         return any(
             finding.outcome != RAN or (probe.specified and finding.reading != probe.specified)
             for finding in self._findings(probe)

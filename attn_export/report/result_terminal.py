@@ -126,13 +126,7 @@ def _runtime_cell(row: ProbeRow, notes: dict[str, int]) -> str:
 
 
 def _reading(finding: ProbeFinding, onnx_reading: str, notes: dict[str, int]) -> str:
-    """Return a reading, with the number of a note if it has details and is not that of ONNX.
-
-    Args:
-        finding: The finding.
-        onnx_reading: The reading that ONNX specifies, or "".
-        notes: The number of each note. New notes are added.
-    """
+    """Return a reading, with the number of a note if it has details and is not that of ONNX."""
     if not finding.detail or finding.reading == onnx_reading:
         return finding.reading
     note = f"{finding.reading}: {finding.detail}"

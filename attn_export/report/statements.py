@@ -32,13 +32,8 @@ NAMESPACE = uuid.UUID("6ad0cd6e-4a1f-5c0a-8a53-6f1f6d0d9c2b")
 """Namespace of serial numbers, which depend on the content of a bill of materials only."""
 
 
-def bill_of_materials(report: ReportFile, manifest: Manifest) -> dict[str, Any]:
-    """Return the bill of materials as a JSON value.
-
-    Args:
-        report: The report.
-        manifest: The manifest.
-    """
+def _bill_of_materials(report: ReportFile, manifest: Manifest) -> dict[str, Any]:
+    """Return the bill of materials as a JSON value."""
     files = _model_files(manifest)
     tools = [_package(name, version) for name, version in manifest.versions.items()]
     content = {
@@ -187,7 +182,7 @@ def _statements(folder: Path, manifest: Manifest) -> dict[str, dict[str, Any]]:
     report = read_report(folder)
     return {
         STATEMENT: test_result(report, manifest),
-        BOM: bill_of_materials(report, manifest),
+        BOM: _bill_of_materials(report, manifest),
     }
 
 

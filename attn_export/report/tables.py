@@ -27,7 +27,6 @@ class Column:
     """A column of a table.
 
     Attributes:
-        name: The heading.
         right: Whether cells are aligned to the right, as for figures.
         width: The fixed width in characters, at which cells are folded; None: as wide as needed.
         wraps: Whether cells may be broken between words in a narrow terminal.
@@ -55,7 +54,6 @@ class Table:
     """A table of plain text, which renderers must escape.
 
     Attributes:
-        columns: The columns.
         rows: The rows, each with a cell for every column.
         gap: The number of spaces between two columns in the terminal.
     """
@@ -132,7 +130,6 @@ class Summary:
     """Summary of the verdicts on one runtime with one graph.
 
     Attributes:
-        run: The runtime and graph.
         cases: The number of cases with a verdict.
         passed: The number of cases of which every output passed.
         worst: The largest error divided by the error allowed, from `largest`.
@@ -273,11 +270,7 @@ class Matrix:
     cells: dict[tuple[str, str], MatrixCell]
 
     def reasons(self, *colours: Colour) -> dict[str, list[str]]:
-        """Return the graphs to which each ``"runtime: reason"`` applies.
-
-        Args:
-            colours: The colours of the cells to include. Default: red and grey.
-        """
+        """Return the graphs of each ``"runtime: reason"``; by default of red and grey cells."""
         graphs: dict[str, list[str]] = {}
         for (runtime, graph), cell in self.cells.items():
             if cell.colour in (colours or ("red", "grey")):
