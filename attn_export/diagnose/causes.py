@@ -10,8 +10,14 @@ from pathlib import Path
 
 from attn_export.bundle import GOLDEN
 from attn_export.diagnose.evaluate import NotComputedError
-from attn_export.diagnose.experiments import ExperimentResult
-from attn_export.diagnose.explanation import Cause, Deviation, Fault, Lines, line_suffix
+from attn_export.diagnose.explanation import (
+    Cause,
+    Deviation,
+    Experiment,
+    Fault,
+    Lines,
+    line_suffix,
+)
 from attn_export.diagnose.fault_attribution import KnownMistakes
 from attn_export.diagnose.graph_run import GoldenCase, GraphRun
 from attn_export.diagnose.match import Match
@@ -95,21 +101,21 @@ class Observations:
 
 
 def causes(
-    observations: Observations, results: Sequence[ExperimentResult], lines: Lines
+    observations: Observations, results: Mapping[Experiment, str], lines: Lines
 ) -> list[Cause]:
     """Return the possible causes, the most likely first.
 
     Args:
         observations: The observations.
-        results: The repeated runs, each with one change.
+        results: The repeated runs, and the kind of the cause if the run passes.
         lines: The source line of the module for each node, by its name.
     """
     if observations.fault == "graph":
         return _graph_causes(observations, lines) or [Cause(UNKNOWN, IN_GRAPH + observations.shown)]
     passing = [
-        (result.kind, result.experiment.name)
-        for result in results
-        if result.kind and result.experiment.passed
+        (kind, experiment.name)
+        for experiment, kind in results.items()
+        if kind and experiment.passed
     ]
     verdict = f"the graph is right, {observations.runtime} is wrong"
     if observations.fault == "unknown":

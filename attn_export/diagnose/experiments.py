@@ -47,14 +47,16 @@ def smaller_cases(
     if not _have_sizes(inputs, axes, sizes):
         yield dict(sizes), dict(inputs)
         return
+    kept = _kept_indices(inputs, sizes)
+    has_all_keys = "past_len" in kept or "past_len" not in sizes
+    has_total = {"total_len", "query_len"} <= sizes.keys() and has_all_keys
     cases = []
-    for element, L, P, S in itertools.product(
-        range(min(sizes.get("batch", 1), MOST_BATCH_ELEMENTS)),
-        _lengths(sizes.get("query_len")),
-        _past_lengths(inputs, sizes),
-        _lengths(sizes.get("key_len")),
-    ):
-        keep = _indices_to_keep(sizes, element, L, P, S)
+    for indices in itertools.product(*kept.values()):
+        keep = dict(zip(kept, indices, strict=True))
+        if has_total:
+            past = sizes.get("past_len", 0)
+            first = past - len(keep.get("past_len", ()))
+            keep["total_len"] = np.arange(first, past + len(keep["query_len"]))
         cut_inputs = {name: _cut(array, axes.get(name, ()), keep) for name, array in inputs.items()}
         cut_sizes = {
             axis: len(keep[axis]) if axis in keep else size for axis, size in sizes.items()
@@ -72,36 +74,26 @@ def _have_sizes(inputs: Arrays, axes: Mapping[str, Sequence[object]], sizes: Siz
     )
 
 
-def _lengths(size: int | None) -> list[int | None]:
-    if size is None:
-        return [None]
-    return [*(n for n in LENGTHS if n < size), size]
-
-
-def _past_lengths(inputs: Arrays, sizes: Sizes) -> list[int | None]:
+def _kept_indices(inputs: Arrays, sizes: Sizes) -> dict[str, list[Array]]:
+    """Return the choices of indices to keep on each axis: the first ones, or the last past keys."""
+    kept = {}
+    if "batch" in sizes:
+        elements = range(min(sizes["batch"], MOST_BATCH_ELEMENTS))
+        kept["batch"] = [np.arange(element, element + 1) for element in elements]
+    if "query_len" in sizes:
+        kept["query_len"] = [np.arange(n) for n in _lengths(sizes["query_len"])]
     # A cache in place has a capacity, which is not the number of its keys.
-    if "past_len" not in sizes or "past_length" in inputs:
-        return [None]
-    return [0, *_lengths(sizes["past_len"])] if sizes["past_len"] else [0]
+    if "past_len" in sizes and "past_length" not in inputs:
+        past = sizes["past_len"]
+        counts = [0, *_lengths(past)] if past else [0]
+        kept["past_len"] = [np.arange(past - n, past) for n in counts]
+    if "key_len" in sizes:
+        kept["key_len"] = [np.arange(n) for n in _lengths(sizes["key_len"])]
+    return kept
 
 
-def _indices_to_keep(
-    sizes: Sizes, element: int, L: int | None, P: int | None, S: int | None
-) -> dict[str, Array]:
-    """Return the indices to keep on each axis."""
-    keep = {"batch": np.arange(element, element + 1)} if "batch" in sizes else {}
-    if L is not None:
-        keep["query_len"] = np.arange(L)
-    if S is not None:
-        keep["key_len"] = np.arange(S)
-    if P is not None:
-        past_length = sizes["past_len"]
-        keep["past_len"] = np.arange(past_length - P, past_length)
-        if "total_len" in sizes and L is not None:
-            keep["total_len"] = np.arange(past_length - P, past_length + L)
-    elif "total_len" in sizes and L is not None and "past_len" not in sizes:
-        keep["total_len"] = np.arange(L)
-    return keep
+def _lengths(size: int) -> list[int]:
+    return [*(n for n in LENGTHS if n < size), size]
 
 
 def _cut(array: Array, axes: Sequence[object], keep: Mapping[str, Array]) -> Array:
@@ -187,22 +179,14 @@ DIVISOR = 16.0
 """The divisor of inputs. It is a power of two, so the division is exact."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ExperimentResult:
-    """A control experiment and its result.
-
-    Attributes:
-        kind: The kind of the cause if the experiment passes; "" if it ran another graph or
-            runtime, which is a workaround and no cause.
-    """
-
-    experiment: Experiment
-    kind: str
+KindedExperiment = tuple[Experiment, str]
+"""An experiment, and the kind of the cause if it passes; "" if it ran another graph or runtime,
+which is a workaround and no cause."""
 
 
 def rerun_in_runtime(
     runner: GraphRunner, original: GraphRun, cases: Sequence[GoldenCase], out_of_time: OutOfTime
-) -> Iterator[ExperimentResult]:
+) -> Iterator[KindedExperiment]:
     """Yield results of the graph in the same runtime with other options, order, process or threads.
 
     Most experiments run all cases, because a fault may depend on the cases before it.
@@ -218,22 +202,21 @@ def rerun_in_runtime(
             if not out_of_time():
                 shown = ", ".join(f"{key}={value}" for key, value in options.items())
                 yield _result(f"{name} ({shown})", runner.trial(cases, options), name)
-    if not out_of_time():
-        fresh = runner.trial(original.failed[:1])
-        yield _result("a fresh process for the one case", fresh, "what was run before")
-    if not out_of_time():
-        reverse = runner.trial(list(reversed(cases)))
-        yield _result("the cases in the reverse order", reverse, "what was run before")
-    if not out_of_time() and runner.limits.threads > 1:
-        single_threaded = dataclasses.replace(
-            runner, limits=dataclasses.replace(runner.limits, threads=1)
-        )
-        yield _result("one thread", single_threaded.trial(cases), "threads")
+    limits = dataclasses.replace(runner.limits, threads=1)
+    single_threaded = dataclasses.replace(runner, limits=limits)
+    before = "what was run before"
+    for name, other, some_cases, kind in (
+        ("a fresh process for the one case", runner, original.failed[:1], before),
+        ("the cases in the reverse order", runner, cases[::-1], before),
+        ("one thread", single_threaded, cases, "threads"),
+    ):
+        if not out_of_time() and (other is runner or runner.limits.threads > 1):
+            yield _result(name, other.trial(some_cases), kind)
 
 
 def run_smaller_inputs(
     runner: GraphRunner, original: GraphRun, right: EvaluatedGraph
-) -> ExperimentResult:
+) -> KindedExperiment:
     """Return the result for inputs divided by `DIVISOR`, which removes overflow and saturation.
 
     Args:
@@ -266,7 +249,7 @@ def run_elsewhere(
     others: Sequence[GraphRunner],
     runtimes: Sequence[Runtime],
     out_of_time: OutOfTime,
-) -> Iterator[ExperimentResult]:
+) -> Iterator[KindedExperiment]:
     """Yield results of other graphs in the same runtime, and of the same graph in other runtimes.
 
     Args:
@@ -291,7 +274,7 @@ def run_elsewhere(
         yield _result(f"the same graph in {runtime.name}", other.trial(few), "")
 
 
-def _result(name: str, trial: GraphRun, kind: str) -> ExperimentResult:
+def _result(name: str, trial: GraphRun, kind: str) -> KindedExperiment:
     total = len(trial.failed) + len(trial.passed)
     if not trial.ran.outputs:
         experiment = Experiment(name, None, trial.ran.complaint or trial.ran.outcome)
@@ -299,4 +282,4 @@ def _result(name: str, trial: GraphRun, kind: str) -> ExperimentResult:
         says, count = ("fails", len(trial.failed)) if trial.failed else ("passes", total)
         result = f"{says} ({count} of {total})" if total > 1 else says
         experiment = Experiment(name, not trial.failed, result)
-    return ExperimentResult(experiment, kind)
+    return experiment, kind

@@ -23,7 +23,7 @@ from attn_export.runtimes.protocol import Limits, Options, Runtime, Tunable, kno
 from attn_export.schema import Manifest
 
 if TYPE_CHECKING:
-    from attn_export.diagnose.experiments import ExperimentResult
+    from attn_export.diagnose.experiments import KindedExperiment
     from attn_export.diagnose.graph_evaluation import EvaluatedGraph
     from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner
     from attn_export.diagnose.pattern import Pattern
@@ -236,7 +236,7 @@ class _ExplainJob:
                 fault, evaluated, self.bundled, trial, lines, self.reference
             )
         self.progress.phase("running it in other ways")
-        results = list(self._experiments(runner, trial, right, within=fault != "graph"))
+        results = dict(self._experiments(runner, trial, right, within=fault != "graph"))
         pattern = self._pattern(trial)
         not_computed = {} if evaluated is None else evaluated.not_computed
         seen = Observations(
@@ -248,7 +248,7 @@ class _ExplainJob:
             fault=fault,
             causes=tuple(causes(seen, results, lines)),
             first=first,
-            experiments=tuple(result.experiment for result in results),
+            experiments=tuple(results),
             pattern=pattern.lines,
             notes=(reason,) if reason else (),
         )
@@ -270,7 +270,7 @@ class _ExplainJob:
 
     def _experiments(
         self, runner: GraphRunner, trial: GraphRun, right: EvaluatedGraph | None, *, within: bool
-    ) -> Iterator[ExperimentResult]:
+    ) -> Iterator[KindedExperiment]:
         from attn_export.diagnose.experiments import (
             rerun_in_runtime,
             run_elsewhere,
