@@ -124,15 +124,21 @@ def first_deviation(
     """
     if suspect is None or suspect.not_computed or not trial.failed:
         return None
-    if fault == "graph":
-        deviation = _first_over_cases(suspect, counterparts, trial, lines)
-        if deviation is None or NO_SUCH_NODE in deviation.says:
-            return _first_unmatched_over_cases(suspect, trial, lines, reference) or deviation
-        return deviation
-    return _first_in_runtime(suspect, trial.failed[0], lines)
+    if fault != "graph":
+        return _with_line(_first_in_runtime(suspect, trial.failed[0]), lines)
+    deviation = _with_line(_first_over_cases(suspect, counterparts, trial), lines)
+    if deviation is None or NO_SUCH_NODE in deviation.says:
+        return _first_unmatched_over_cases(suspect, trial, lines, reference) or deviation
+    return deviation
 
 
-def _first_in_runtime(suspect: EvaluatedGraph, case: GoldenCase, lines: Lines) -> Deviation | None:
+def _with_line(deviation: Deviation | None, lines: Lines) -> Deviation | None:
+    if deviation is None:
+        return None
+    return dataclasses.replace(deviation, line=lines.get(deviation.node, ""))
+
+
+def _first_in_runtime(suspect: EvaluatedGraph, case: GoldenCase) -> Deviation | None:
     """Return the first node whose output in the runtime is wrong; a copy outputs every value."""
     values, rounded = suspect.values(case), suspect.rounded_values(case)
     if values is None or rounded is None:
@@ -145,7 +151,7 @@ def _first_in_runtime(suspect: EvaluatedGraph, case: GoldenCase, lines: Lines) -
     if actual is None:
         return None
     actual = suspect.runner.to_graph_layout(actual)  # outputs came in the bundle's axis order
-    return first_runtime_deviation(suspect.evaluation, values, rounded, actual, lines)
+    return first_runtime_deviation(suspect.evaluation, values, rounded, actual)
 
 
 def first_lossy(
@@ -164,14 +170,14 @@ def first_lossy(
             continue
         if not is_right_when_rounded(suspect, case):
             arrays = {n: a for n, a in rounded.items() if isinstance(a, np.ndarray)}
-            deviation = first_runtime_deviation(suspect.evaluation, values, values, arrays, lines)
+            deviation = first_runtime_deviation(suspect.evaluation, values, values, arrays)
             if deviation is not None:
-                return deviation
+                return _with_line(deviation, lines)
     return None
 
 
 def _first_over_cases(
-    suspect: EvaluatedGraph, counterparts: Sequence[GraphRunner], trial: GraphRun, lines: Lines
+    suspect: EvaluatedGraph, counterparts: Sequence[GraphRunner], trial: GraphRun
 ) -> Deviation | None:
     cases = sample_cases(trial.failed, LOCALISED)
     counterpart = _counterpart(suspect, counterparts, cases[:1])
@@ -184,12 +190,12 @@ def _first_over_cases(
         if suspect_values is None or right_values is None:
             continue
         deviation = first_difference(
-            suspect.evaluation, suspect_values, counterpart.evaluation, right_values, lines
+            suspect.evaluation, suspect_values, counterpart.evaluation, right_values
         )
         if deviation is not None:
             deviations.append(deviation)
     if not deviations:
-        return _first_by_values(suspect, counterparts, cases, lines)
+        return _first_by_values(suspect, counterparts, cases)
     return min(deviations, key=lambda deviation: (order[deviation.node], -deviation.error))
 
 
@@ -213,10 +219,7 @@ def _first_unmatched_over_cases(
 
 
 def _first_by_values(
-    suspect: EvaluatedGraph,
-    others: Sequence[GraphRunner],
-    cases: Sequence[GoldenCase],
-    lines: Lines,
+    suspect: EvaluatedGraph, others: Sequence[GraphRunner], cases: Sequence[GoldenCase]
 ) -> Deviation | None:
     """Return the first node with a value in no right graph, for a graph with other value names."""
     right_graphs = [
@@ -232,7 +235,7 @@ def _first_by_values(
         ]
         if suspect_values is not None and right_values:
             compared.append((suspect_values, right_values))
-    return first_value_in_no_right_graph(suspect.evaluation, compared, lines) if compared else None
+    return first_value_in_no_right_graph(suspect.evaluation, compared) if compared else None
 
 
 def _counterpart(

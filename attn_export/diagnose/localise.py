@@ -1,4 +1,4 @@
-"""Search for the first node whose output is wrong."""
+"""Search for the first node whose output is wrong. Its line is added in `fault_attribution`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import helper
 
 from attn_export.diagnose.eager_values import distance
 from attn_export.diagnose.evaluate import Evaluation, Values, is_float
-from attn_export.diagnose.explanation import Deviation, Lines
+from attn_export.diagnose.explanation import Deviation
 from attn_export.graph.load import load_model
 from attn_export.parity.measures import measure
 from attn_export.tensorfile import Array
@@ -40,7 +40,7 @@ NO_SUCH_NODE = "the right graph has no such node"
 
 
 def first_difference(
-    wrong: Evaluation, wrong_values: Values, right: Evaluation, right_values: Values, lines: Lines
+    wrong: Evaluation, wrong_values: Values, right: Evaluation, right_values: Values
 ) -> Deviation | None:
     """Return the first difference between two graphs whose values share names.
 
@@ -49,7 +49,6 @@ def first_difference(
         wrong_values: Its values in a case.
         right: The right graph.
         right_values: Its values in the same case.
-        lines: The source line of the module for each node, by its name.
     """
     agreeing = {
         name
@@ -60,12 +59,12 @@ def first_difference(
         for name in node.output:
             if name in right_values and name not in agreeing:
                 error = _error(wrong_values[name], right_values[name])
-                return _deviation(node, name, error, wrong, right, agreeing, lines)
+                return _deviation(node, name, error, wrong, right, agreeing)
     return None
 
 
 def first_value_in_no_right_graph(
-    wrong: Evaluation, cases: Sequence[tuple[Values, Sequence[Values]]], lines: Lines
+    wrong: Evaluation, cases: Sequence[tuple[Values, Sequence[Values]]]
 ) -> Deviation | None:
     """Return the first node whose value occurs in no right graph; names are ignored.
 
@@ -74,7 +73,6 @@ def first_value_in_no_right_graph(
     Args:
         wrong: The graph in question.
         cases: For each case its values, and those of the right graphs.
-        lines: The source line of the module for each node, by its name.
     """
     compared = {
         name
@@ -96,8 +94,7 @@ def first_value_in_no_right_graph(
         for name in node.output:
             if name in compared and name not in right:
                 says = "this value occurs in no right graph"
-                line = lines.get(node.name, "")
-                return Deviation(node.name, node.op_type, name, line, np.inf, says)
+                return Deviation(node.name, node.op_type, name, "", np.inf, says)
     return None
 
 
@@ -118,7 +115,6 @@ def _deviation(
     wrong: Evaluation,
     right: Evaluation,
     agreeing: set[str],
-    lines: Lines,
 ) -> Deviation | None:
     """Describe a wrong node, or one before it that the right graph lacks; None if it is unclear."""
     unmatched = _unmatched(node, wrong, agreeing)
@@ -137,17 +133,12 @@ def _deviation(
         if first is not node:
             differences.append(f"{len(unmatched)} values before it are not in the right graph")
             first = node
-    line = lines.get(first.name, "")
     says = "; ".join(differences)
-    return Deviation(first.name, first.op_type, first.output[0], line, error, says)
+    return Deviation(first.name, first.op_type, first.output[0], "", error, says)
 
 
 def first_runtime_deviation(
-    evaluation: Evaluation,
-    truth: Values,
-    rounded: Values,
-    actual: Mapping[str, Array],
-    lines: Lines,
+    evaluation: Evaluation, truth: Values, rounded: Values, actual: Mapping[str, Array]
 ) -> Deviation | None:
     """Return the first node whose output in a runtime differs from float64 by more than rounding.
 
@@ -156,7 +147,6 @@ def first_runtime_deviation(
         truth: Its values in float64.
         rounded: Its values in float64, each rounded to the graph's own type.
         actual: The runtime's values, by name.
-        lines: The source line of the module for each node, by its name.
     """
     least = MIN_TOLERANCE_EPS * float(np.finfo(np.float32).eps)
     for node in evaluation.nodes:
@@ -166,8 +156,7 @@ def first_runtime_deviation(
                 continue
             error = _error(actual[name], right)
             if error > max(8 * _error(rounded.get(name), right), least):
-                line = lines.get(node.name, "")
-                return Deviation(node.name, node.op_type, name, line, error, "")
+                return Deviation(node.name, node.op_type, name, "", error, "")
     return None
 
 
