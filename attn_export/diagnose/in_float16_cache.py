@@ -37,10 +37,6 @@ class _CachePart:
     widened: Sequence[str]
 
 
-def _to_nearest(x: Array) -> Array:
-    return x.astype(np.float16)
-
-
 def _toward(end: float) -> ArrayChange:
     """Return a rounding toward 0 for `end` 0, and away from 0 for infinity."""
 
@@ -54,15 +50,14 @@ def _toward(end: float) -> ArrayChange:
     return rounded
 
 
-def _through_bfloat16(x: Array) -> Array:
-    return round_to_bfloat16(x).astype(np.float16)
-
-
 KIND = "cache rounding"
 ROUNDINGS: Final[tuple[tuple[str, ArrayChange], ...]] = (
     ("new {} are rounded to float16 toward 0, not to nearest", _toward(0.0)),
     ("new {} are rounded to float16 away from 0, not to nearest", _toward(np.inf)),
-    ("new {} are rounded to bfloat16 before float16", _through_bfloat16),
+    (
+        "new {} are rounded to bfloat16 before float16",
+        lambda x: round_to_bfloat16(x).astype(np.float16),
+    ),
 )
 """Effect and rounding of each mistake; ``{}`` stands for keys, values or both. A rounding takes new
 tokens `[B, Hkv, L, D]`, and returns them in float16."""
@@ -85,8 +80,8 @@ def float16_cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     if len(parts) == 2:
         keys, values = parts
         changes = [
-            functools.partial(_write, evaluation, keys, values, _to_nearest),
-            functools.partial(_write, evaluation, values, keys, _to_nearest),
+            functools.partial(_write, evaluation, part, source, lambda x: x.astype(np.float16))
+            for part, source in ((keys, values), (values, keys))
         ]
         effect = "values are written as keys, and keys as values"
         yield Mistake("keys and values exchanged", effect, keys.scatter.name, join(changes))

@@ -131,23 +131,17 @@ def mask_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
             continue
         if array is None or array.ndim < 2 or array.dtype != np.bool_:
             continue
-        mask_kind = _mask_kind(node, array)
+        kind = _mask_kind(node, array)
         unmasked = change_value(name, np.ones_like)
-        yield Mistake(
-            f"{mask_kind} dropped", f"the {mask_kind} mask is not applied", node.name, unmasked
-        )
-        for shift, direction in ((1, "late"), (-1, "early")):
-            effect = f"the {mask_kind} mask is one key too {direction}"
-            shifted = _shift_mask(node, mask_kind, functools.partial(_constant_shift, shift))
-            yield Mistake(f"{mask_kind} offset", effect, node.name, shifted)
+        yield Mistake(f"{kind} dropped", f"the {kind} mask is not applied", node.name, unmasked)
+        shifts: list[tuple[str, Callable[[Values], int]]] = [
+            ("one key too late", lambda _: 1), ("one key too early", lambda _: -1),
+        ]  # fmt: skip
         if past is not None:
-            effect = f"the {mask_kind} mask is aligned as if there were no past"
-            yield Mistake(
-                f"{mask_kind} offset",
-                effect,
-                node.name,
-                _shift_mask(node, mask_kind, _minus_past_length),
-            )
+            shifts.append(("aligned as if there were no past", _minus_past_length))
+        for how, shift_of in shifts:
+            shifted = _shift_mask(node, kind, shift_of)
+            yield Mistake(f"{kind} offset", f"the {kind} mask is {how}", node.name, shifted)
 
 
 def _mask_kind(node: onnx.NodeProto, array: Array) -> str:
@@ -203,10 +197,6 @@ def _shift_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | Non
     shifted = diagonal - shift
     selected = by_diagonal[np.clip(shifted, 0, L + S - 2)]
     return np.broadcast_to(np.where(shifted > L + S - 2, beyond, selected), visible.shape)
-
-
-def _constant_shift(by: int, _: Values) -> int:
-    return by
 
 
 def _minus_past_length(values: Values) -> int:

@@ -138,15 +138,13 @@ def weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes of reading each quantised weight, which stands behind DequantizeLinear."""
     weights = stored_weights(evaluation)
     for node, weight in weights:
-        name, value = node.input[0], node.output[0]
+        name = node.input[0]
         for kind, effect, reading in READINGS:
-            read = functools.partial(_read, value, weight, reading)
-            yield Mistake(kind, effect.format(name), node.name, read)
+            yield _mistake(kind, effect.format(name), node, weight, reading)
         for other_node, other in weights:
             if other_node is not node and other.q.shape == weight.q.shape:
                 effect = f"{name} has the integers of {other_node.input[0]}"
-                read = functools.partial(_read, value, weight, _use_integers_of(other))
-                yield Mistake("wrong weight", effect, node.name, read)
+                yield _mistake("wrong weight", effect, node, weight, _use_integers_of(other))
     for node in evaluation.nodes:
         if node.op_type == "Gather" and node.input[1].endswith(ORDER):
             yield Mistake(
@@ -159,21 +157,15 @@ def fitted_weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield mistakes with a parameter: one output's scale, or the levels of a second rounding."""
     for node, weight in stored_weights(evaluation):
         name = node.input[0]
-        readings: list[tuple[str, str, WeightReading]] = [
-            ("quantised twice", f"{name} was quantised twice, the second time to ±{levels:.1f}",
-             _requantise(levels))
-            for levels in LEVELS
-        ]  # fmt: skip
-        if weight.q.shape[1] <= MANY_OUTPUTS:
-            readings += [
-                (SCALE, f"the scale of output {output} of {name} is {effect}",
-                 _change(s=functools.partial(_scale_one_output, output=output, factor=factor)))
-                for output in range(weight.q.shape[1])
-                for effect, factor in (("doubled", 2.0), ("halved", 0.5))
-            ]  # fmt: skip
-        for kind, effect, reading in readings:
-            read = functools.partial(_read, node.output[0], weight, reading)
-            yield Mistake(kind, effect, node.name, read)
+        for levels in LEVELS:
+            effect = f"{name} was quantised twice, the second time to ±{levels:.1f}"
+            yield _mistake("quantised twice", effect, node, weight, _requantise(levels))
+        outputs = weight.q.shape[1]
+        for output in range(outputs if outputs <= MANY_OUTPUTS else 0):
+            for change, factor in (("doubled", 2.0), ("halved", 0.5)):
+                effect = f"the scale of output {output} of {name} is {change}"
+                scale = functools.partial(_scale_one_output, output=output, factor=factor)
+                yield _mistake(SCALE, effect, node, weight, _change(s=scale))
 
 
 LEVELS: Final = tuple(level / 10 for level in range(15, 80))
@@ -209,8 +201,11 @@ def _stored_weight(evaluation: Evaluation, node: onnx.NodeProto) -> StoredWeight
     return StoredWeight(q, s, z, 4 if np.abs(q).max(initial=0) < 16 else 8)
 
 
-def _read(
-    name: str, weight: StoredWeight, reading: WeightReading, _: Values
-) -> Mapping[str, Array]:
-    dequantised = reading(weight).dequantised
-    return {name: dequantised} if np.isfinite(dequantised).all() else {}
+def _mistake(
+    kind: str, effect: str, node: onnx.NodeProto, weight: StoredWeight, reading: WeightReading
+) -> Mistake:
+    def replaced(_: Values) -> Mapping[str, Array]:
+        dequantised = reading(weight).dequantised
+        return {node.output[0]: dequantised} if np.isfinite(dequantised).all() else {}
+
+    return Mistake(kind, effect, node.name, replaced)
