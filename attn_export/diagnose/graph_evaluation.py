@@ -37,10 +37,6 @@ class EvaluatedGraph:
     right: bool
     not_computed: Mapping[str, NotComputedError] = dataclasses.field(default_factory=dict)
 
-    def bundle_outputs(self, values: Values) -> Mapping[str, np.ndarray]:
-        """Return the graph outputs among its values, in the bundle's axis order."""
-        return self.runner.to_case_layout(self.evaluation.outputs_of(values))
-
     def values(self, case: GoldenCase) -> Values | None:
         """Compute every value of the graph for a case; None if a node cannot be computed."""
         try:
@@ -92,17 +88,19 @@ def evaluate_graph(runner: GraphRunner, cases: Sequence[GoldenCase]) -> Evaluate
     Raises:
         GraphError: If the graph cannot be evaluated in float64 at all.
     """
-    evaluated = EvaluatedGraph(runner, Evaluation.load(runner.path), right=True)
+    evaluation = Evaluation.load(runner.path)
     not_computed: dict[str, NotComputedError] = {}
     right = True
     for case in cases:
         if runner.graph_file.takes(case.sizes):
             try:
-                values = evaluated.evaluation.values(runner.to_graph_layout(case.inputs))
-                right &= is_right(case.golden, evaluated.bundle_outputs(values))
+                values = evaluation.values(runner.to_graph_layout(case.inputs))
             except NotComputedError as error:
                 not_computed[case.name] = error
-    return dataclasses.replace(evaluated, right=right, not_computed=not_computed)
+                continue
+            outputs = runner.to_case_layout(evaluation.outputs_of(values))
+            right &= is_right(case.golden, outputs)
+    return EvaluatedGraph(runner, evaluation, right, not_computed)
 
 
 def evaluate_if_possible(
@@ -193,7 +191,10 @@ def is_right_when_rounded(evaluated: EvaluatedGraph, case: GoldenCase) -> bool:
     if not evaluated.runner.graph_file.takes(case.sizes):
         return True
     values = evaluated.rounded_values(case)
-    return values is not None and is_right(case.golden, evaluated.bundle_outputs(values))
+    if values is None:
+        return False
+    outputs = evaluated.runner.to_case_layout(evaluated.evaluation.outputs_of(values))
+    return is_right(case.golden, outputs)
 
 
 def dtype_of(golden: Golden) -> np.dtype:
