@@ -7,7 +7,7 @@ visibly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -67,8 +67,7 @@ def bit_inputs() -> ArrayDict:
     contain the factor 1/√D = 1/4.
     """
     batch = len(STEPS) * len(BITS) + 1
-    query, key = np.zeros((batch, H, 1, D)), np.zeros((batch, HKV, 2, D))
-    value = np.zeros((batch, HKV, 2, D))
+    query, key, value = (np.zeros(shape) for shape in _shapes(batch))
     for index, b in enumerate(BITS):
         query_case, key_case, scores_case, weights_case, value_case = (
             _batch_index(step, index) for step in range(len(STEPS))
@@ -88,6 +87,11 @@ def bit_inputs() -> ArrayDict:
     value[-1] = WIDE
     inputs = {"query": query, "key": key, "value": value}
     return {name: array.astype(np.float32) for name, array in inputs.items()}
+
+
+def _shapes(batch: int) -> Sequence[tuple[int, ...]]:
+    """Return the shapes of one query, and of two keys and values, in each batch element."""
+    return (batch, H, 1, D), (batch, HKV, 2, D), (batch, HKV, 2, D)
 
 
 def _batch_index(step: int, index: int) -> int:
@@ -127,8 +131,7 @@ def _format(bits: dict[str, int], *, in_range: bool) -> str:
 
 
 def _half() -> Probe:
-    query, key = np.zeros((1, H, 1, D)), np.zeros((1, HKV, 2, D))
-    value = np.zeros((1, HKV, 2, D))
+    query, key, value = (np.zeros(shape) for shape in _shapes(1))
     # Scores of 2048.75 and 2048, between which float16 has nothing.
     query[..., 0], query[..., 1] = 64.0, 1.0
     key[..., 0], key[:, :, 0, 1] = 128.0, 3.0
@@ -153,8 +156,7 @@ def _small_number(name: str, about: str, inputs: ArrayDict) -> Probe:
 
 def _two_keys(score: float, first: float, second: float) -> ArrayDict:
     """Return one query and two keys with scores 0 and `score`, and values `first` and `second`."""
-    query, key = np.zeros((1, H, 1, D), np.float32), np.zeros((1, HKV, 2, D), np.float32)
-    value = np.empty((1, HKV, 2, D), np.float32)
+    query, key, value = (np.zeros(shape, np.float32) for shape in _shapes(1))
     query[..., 0], key[:, :, 1, 0] = 1.0, score * 4
     value[:, :, 0], value[:, :, 1] = first, second
     return {"query": query, "key": key, "value": value}

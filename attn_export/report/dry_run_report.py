@@ -76,7 +76,9 @@ def table_rows(observations: Sequence[Observation]) -> list[tuple[str, ...]]:
     rows: dict[tuple[str, ...], list[str]] = {}
     for observation in observations:
         for step in observation.steps:
-            rows.setdefault(_row(observation, step), []).append(observation.architecture)
+            numbers = step.launches, step.copied(by_nodes=True), len(step.waits)
+            row = observation.graph, step.name, attention_of(observation, step), *map(str, numbers)
+            rows.setdefault(row, []).append(observation.architecture)
     total = len({observation.architecture for observation in observations})
     return [
         (graph_label(graph), step, "all" if len(archs) == total > 1 else " ".join(archs), *facts)
@@ -100,13 +102,6 @@ def findings(observations: Sequence[Observation]) -> list[str]:
     """Return refusals, placements, copies, waits and notes as lines of plain text."""
     lines = (line for observation in observations for line in _lines(observation))
     return list(dict.fromkeys(Text.from_markup(line).plain for line in lines))
-
-
-def _row(observation: Observation, step: Step) -> tuple[str, ...]:
-    return (
-        observation.graph, step.name, attention_of(observation, step),
-        str(step.launches), str(step.copied(by_nodes=True)), str(len(step.waits)),
-    )  # fmt: skip
 
 
 def _sizes_of(step: Step) -> str:
