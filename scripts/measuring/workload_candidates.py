@@ -10,10 +10,16 @@ from typing import Any
 import onnx
 import onnx.parser
 
-from attn_export.bench.bundle_candidates import BARE, FRESH_PROCESS_FROM, torch_peers
+from attn_export.bench.bundle_candidates import (
+    BARE,
+    FRESH_PROCESS_FROM,
+    gemm_rooflines,
+    not_installed,
+    read_rooflines,
+    torch_peers,
+)
 from attn_export.bench.measurements import Candidate
 from attn_export.bench.own_graphs import as_candidate, graph_options, make_graph
-from attn_export.bench.roofline import gemm_rooflines, not_installed, read_rooflines
 from attn_export.errors import AttnExportError, one_line
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import DECODE, KERNELS, Form, lower

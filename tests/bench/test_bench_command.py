@@ -14,9 +14,9 @@ import pytest
 from conftest import Cli, small_spec
 
 from attn_export import build
-from attn_export.bench import bundle_candidates, candidate_process, roofline
+from attn_export.bench import bundle_candidates, candidate_process
+from attn_export.bench.bundle_candidates import work_of
 from attn_export.bench.feeds import Feed, feeds_of, output_feeds
-from attn_export.bench.roofline import work_of
 from attn_export.cli import run
 from attn_export.errors import UsageError
 from attn_export.jobs import bench as job
@@ -49,8 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a system without torch."""
-    for place in (bundle_candidates, roofline):
-        monkeypatch.setattr(place, "not_installed", lambda name: f"{name} is not installed")
+    monkeypatch.setattr(bundle_candidates, "not_installed", lambda name: f"{name} is not installed")
 
 
 def candidates(report: dict, number: int) -> dict:

@@ -11,7 +11,7 @@ from conftest import small_spec
 from shared import extended, judged_graphs, passed_bundle
 
 from attn_export import Subject, verify
-from attn_export.bench.roofline import work_of
+from attn_export.bench.bundle_candidates import work_of
 from attn_export.errors import SpecError, WeightsError
 from attn_export.graph.load import load_model
 from attn_export.parity.near_ties import round_to_float16
