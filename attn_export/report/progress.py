@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Receiver of a job's progress. This class ignores it; subclasses display it."""
+    """Receiver of a job's progress, which it ignores."""
 
     def phase(self, text: str) -> None:
         """Start a phase of the job, described by `text`."""
@@ -27,7 +27,7 @@ class Progress:
         """Count one step, described by `text`."""
 
 
-class BarProgress(Progress):
+class _BarProgress(Progress):
     """Progress displayed as a bar of rich."""
 
     def __init__(self, bar: Bar) -> None:
@@ -36,22 +36,19 @@ class BarProgress(Progress):
         self._expected = 0
 
     def phase(self, text: str) -> None:
-        """Show the description of the phase."""
         self._bar.update(self._task, description=text)
 
     def expect(self, steps: int) -> None:
-        """Add steps to the total of the bar."""
         self._expected += steps
         self._bar.update(self._task, total=self._expected)
 
     def advance(self, text: str) -> None:
-        """Move the bar by one step."""
         self._bar.update(self._task, description=text, advance=1)
 
 
 @contextlib.contextmanager
 def progress(*, quiet: bool) -> Iterator[Progress]:
-    """Yield a `BarProgress` if stderr is a terminal and `quiet` is not set, else a `Progress`."""
+    """Yield a progress bar if stderr is a terminal and `quiet` is not set, else nothing shown."""
     if quiet or not (sys.stderr and sys.stderr.isatty()):
         yield Progress()
         return
@@ -65,7 +62,7 @@ def progress(*, quiet: bool) -> Iterator[Progress]:
         undo_at_end(_show_cursor),
         Bar(*columns, console=Console(file=sys.stderr), transient=True) as bar,
     ):
-        yield BarProgress(bar)
+        yield _BarProgress(bar)
 
 
 def _show_cursor() -> None:
