@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -146,18 +145,6 @@ def probes() -> tuple[Probe, ...]:
     return (*visible_key_probes(), *mask_probes(), *precision_probes(), *odd_input_probes())
 
 
-class ProgressReceiver(Protocol):
-    """Receiver of progress."""
-
-    def expect(self, steps: int) -> None:
-        """Announce a number of further cases."""
-        ...
-
-    def advance(self, text: str) -> None:
-        """Count one case that has a result."""
-        ...
-
-
 class ProbeRunner:
     """Run of probes in a runtime, the ONNX reference evaluator and PyTorch.
 
@@ -166,7 +153,8 @@ class ProbeRunner:
         probes: The probes to run.
         folder: An empty folder for graphs, inputs and outputs.
         limits: Limits of every process.
-        progress: The receiver of progress.
+        expect: Called with the number of further cases.
+        advance: Called with the name of each case that has a result.
     """
 
     def __init__(
@@ -175,10 +163,12 @@ class ProbeRunner:
         probes: Sequence[Probe],
         folder: Path,
         limits: Limits,
-        progress: ProgressReceiver,
+        expect: Callable[[int], None],
+        advance: Callable[[str], None],
     ) -> None:
         self._runtime, self._probes = runtime, {probe.name: probe for probe in probes}
-        self._folder, self._limits, self._progress = folder, limits, progress
+        self._folder, self._limits = folder, limits
+        self._expect, self._advance = expect, advance
         self._numbers = {name: str(number) for number, name in enumerate(self._probes)}
         self._results: dict[Path, ProbeResult] = {}
         for probe in probes:
@@ -197,8 +187,8 @@ class ProbeRunner:
 
     def _run(self, batches: Iterable[ProbeBatch]) -> None:
         listed = list(batches)
-        self._progress.expect(sum(len(batch.cases) for batch in listed))
-        self._results |= run_batches(listed, self._progress.advance)
+        self._expect(sum(len(batch.cases) for batch in listed))
+        self._results |= run_batches(listed, self._advance)
 
     def _first_round(self) -> Iterator[ProbeBatch]:
         everything = list(self._probes.values())

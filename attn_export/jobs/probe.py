@@ -46,7 +46,8 @@ def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
 
     limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
     with scratch() as folder:
-        rows = ProbeRunner(target, probes(), folder, limits, progress).rows()
+        runner = ProbeRunner(target, probes(), folder, limits, progress.expect, progress.advance)
+        rows = runner.rows()
     return Fingerprint(name, target.version() or "", rows, environment())
 
 
