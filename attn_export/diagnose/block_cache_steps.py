@@ -12,7 +12,7 @@ from attn_export.diagnose.contrib_operators import unpack_nibbles
 from attn_export.diagnose.evaluate import ArrayChange, Evaluation, Values
 from attn_export.diagnose.mistake import (
     array_of,
-    find_scatter,
+    cache_scatters,
     scatter_into_cache,
     unchanged,
 )
@@ -147,7 +147,7 @@ class BlockPart:
 
 
 def block_parts(evaluation: Evaluation) -> dict[str, BlockPart]:
-    """Return the keys and values of a cache with block scales; absent parts are left out."""
+    """Return the keys and the values of a cache with block scales, if the graph has both."""
     # Tables of `attention.block_scales`: the scale of each index, and the largest range of each
     # octave of scales, and of each scale within an octave.
     tables = [
@@ -159,14 +159,12 @@ def block_parts(evaluation: Evaluation) -> dict[str, BlockPart]:
     scales, octaves, eighths = (evaluation.initializers[name] for name in tables)
     edges = np.append(eighths, np.append(octaves, np.inf)[:, None], axis=1).ravel()[:-1]
     parts = {}
-    for name, past in (("keys", "past_key"), ("values", "past_value")):
-        scatter = find_scatter(evaluation, past)
-        if scatter is None:
-            continue
+    for name, scatter in cache_scatters(evaluation).items():
         found = _find_values(evaluation, scatter, tables[0])
-        if found is not None:
-            new, dequantised, blocks = found
-            parts[name] = BlockPart(scales.ravel(), edges, new, scatter, dequantised, blocks)
+        if found is None:
+            return {}
+        new, dequantised, blocks = found
+        parts[name] = BlockPart(scales.ravel(), edges, new, scatter, dequantised, blocks)
     return parts
 
 

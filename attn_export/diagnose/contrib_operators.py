@@ -32,6 +32,8 @@ NO_SINK = np.array(-1e30)
 MHA_INPUTS = ("query", "key", "value", "bias", "key_padding_mask", "attention_bias")
 """The inputs of MultiHeadAttention up to the last one that is implemented."""
 
+REFUSED_INPUTS = frozenset({"cos_cache", "sin_cache", "position_ids", "bias", "key_padding_mask"})
+
 SUPPORTED_ATTRIBUTES = frozenset({
     "num_heads", "kv_num_heads", "scale", "softcap",
     "kv_cache_bit_width", "k_quant_type", "v_quant_type",  # of a cache of integers
@@ -47,8 +49,7 @@ class GroupQueryAttention(OpRun):
     op_domain = MICROSOFT
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        refused = {"cos_cache", "sin_cache", "position_ids"}
-        operands = _optional_inputs(GQA_INPUTS, inputs, attributes, refused)
+        operands = _optional_inputs(GQA_INPUTS, inputs, attributes)
         if (operands.get("head_sink", NO_SINK) > NO_SINK).any():
             raise NotImplementedError("head_sink of GroupQueryAttention")
         H, Hkv = attributes["num_heads"], attributes["kv_num_heads"]
@@ -65,7 +66,7 @@ class GroupQueryAttention(OpRun):
         values = _write_cache(operands.get("past_value"), v, start, total)
         read = (keys, values)
         if "k_scale" in operands:
-            integers = (_unpack_cache(keys, bits), _unpack_cache(values, bits))
+            integers = [x if bits == 8 else unpack_nibbles(x) - 8.0 for x in (keys, values)]
             read = (integers[0] * operands["k_scale"], integers[1] * operands["v_scale"])
         call = Call(
             q, *read, operands.get("attention_bias"), cache_length=start + L,
@@ -82,7 +83,7 @@ class MultiHeadAttention(OpRun):
     op_domain = MICROSOFT
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        operands = _optional_inputs(MHA_INPUTS, inputs, attributes, {"bias", "key_padding_mask"})
+        operands = _optional_inputs(MHA_INPUTS, inputs, attributes)
         heads = dict.fromkeys(("q_num_heads", "kv_num_heads"), attributes["num_heads"])
         call = Call(
             operands["query"], operands["key"], operands["value"], operands.get("attention_bias"),
@@ -165,10 +166,7 @@ def unpack_nibbles(packed: Array) -> Array:
 
 
 def _optional_inputs(
-    names: tuple[str, ...],
-    inputs: tuple[Array | None, ...],
-    attributes: dict[str, Any],
-    refused: set[str],
+    names: tuple[str, ...], inputs: tuple[Array | None, ...], attributes: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the set inputs by name; raise NotImplementedError if any is not implemented."""
     operands = {
@@ -178,8 +176,9 @@ def _optional_inputs(
     unsupported = {
         name for name, value in attributes.items() if name not in SUPPORTED_ATTRIBUTES and value
     }
-    if refused & operands.keys() or further or unsupported:
-        used = ", ".join(sorted((refused & operands.keys()) | unsupported)) or "a further input"
+    unsupported |= REFUSED_INPUTS & operands.keys()
+    if further or unsupported:
+        used = ", ".join(sorted(unsupported)) or "a further input"
         raise NotImplementedError(f"a contrib operator with {used}")
     return operands
 
@@ -202,11 +201,6 @@ def _quantise(x: Array, scale: Array, bits: int) -> Array:
     nibbles = (integers + offset).astype(np.uint8)
     packed: Array = nibbles[..., ::2] | nibbles[..., 1::2] << 4
     return packed
-
-
-def _unpack_cache(x: Array, bits: int) -> Array:
-    """Return the signed integers that a cache holds, `[B, Hkv, S, D]`."""
-    return x if bits == 8 else _unpack(x, bits).astype(np.float64) - 8
 
 
 def _write_cache(past: Array | None, new: Array, start: Array, total: int) -> Array:

@@ -15,6 +15,7 @@ from attn_export.diagnose.mistake import (
     Mistake,
     change_value,
     join,
+    keys_and_values,
     round_to_bfloat16,
     skip_node,
 )
@@ -100,12 +101,10 @@ STEPS: Final[tuple[tuple[str, str, BlockSteps], ...]] = (
 def block_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes of writing and reading a cache with block scales."""
     parts = block_parts(evaluation)
-    if len(parts) != 2:
+    if not parts:
         return
-    both = tuple(parts.values())
-    chosen = {"keys and values": both, **{name: (part,) for name, part in parts.items()}}
-    for kind, effect, steps in _all_steps(both[0].blocks):
-        for described, changed in chosen.items():
+    for kind, effect, steps in _all_steps(parts["keys"].blocks):
+        for described, changed in keys_and_values(parts).items():
             yield _mistake(evaluation, changed, kind, effect.format(f"cached {described}"), steps)
     yield from _rotation_mistakes(evaluation)
 

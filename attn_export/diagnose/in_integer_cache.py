@@ -15,8 +15,9 @@ from attn_export.diagnose.evaluate import ArrayChange, Evaluation, Values
 from attn_export.diagnose.mistake import (
     Mistake,
     array_of,
-    find_scatter,
+    cache_scatters,
     join,
+    keys_and_values,
     round_to_bfloat16,
     scatter_into_cache,
     swap_neighbours,
@@ -107,18 +108,18 @@ def _unpack(stored: Array) -> Array:
 
 
 def _cache_parts(evaluation: Evaluation) -> dict[str, CachePart]:
-    """Find the keys and the values of a cache of integers in a graph; absent parts are left out."""
+    """Return the keys and the values of a cache of integers, if the graph has both."""
     parts = {}
-    for name, letter, past in (("keys", "k", "past_key"), ("values", "v", "past_value")):
-        names = (n for n in evaluation.initializers if n.endswith(f"kv_scales.{letter}_scale"))
+    for name, scatter in cache_scatters(evaluation).items():
+        names = (n for n in evaluation.initializers if n.endswith(f"kv_scales.{name[0]}_scale"))
         scale = next(names, None)
         users = [node for node in evaluation.nodes if scale is not None and scale in node.input]
         writing = [node for node in users if node.op_type in ("Div", "QuantizeLinear")]
         reading = [node for node in users if node.op_type == "Mul"]
-        scatter = find_scatter(evaluation, past)
-        if scale is not None and scatter is not None and len(writing) == len(reading) == 1:
-            new, dequantised = writing[0].input[0], reading[0].output[0]
-            parts[name] = CachePart(evaluation.initializers[scale], new, scatter, dequantised)
+        if scale is None or not len(writing) == len(reading) == 1:
+            return {}
+        new, dequantised = writing[0].input[0], reading[0].output[0]
+        parts[name] = CachePart(evaluation.initializers[scale], new, scatter, dequantised)
     return parts
 
 
@@ -221,17 +222,16 @@ STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
 def cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes of writing and reading a cache of integers."""
     parts = _cache_parts(evaluation)
-    if len(parts) != 2:
+    if not parts:
         return
     both = tuple(parts.values())
-    choices = {"keys and values": both, **{name: (part,) for name, part in parts.items()}}
     wrong_scales = [("cache scale", name, change) for name, change in SCALES.items()]
     if both[0].scale.ndim:
         wrong_scales += [("scale axis", name, change) for name, change in AXES.items()]
     for where, fields in SCALE_USES.items():
         for kind, name, change in wrong_scales:
             steps = _steps_with(fields, change)
-            for described, changed in choices.items():
+            for described, changed in keys_and_values(parts).items():
                 effect = f"the scales of cached {described} are {name}{where}"
                 yield _mistake(evaluation, changed, kind, effect, [steps] * len(changed))
         exchanged = [_steps_with(fields, functools.partial(_scale_of, part)) for part in both[::-1]]
@@ -259,7 +259,7 @@ def fitted_cache_scales(evaluation: Evaluation) -> list[Callable[[float], Mistak
         effect = f"the scales of cached keys and values are {factor:.4g} times the right ones"
         return _mistake(evaluation, parts, "cache scale", effect + where, [steps] * len(parts))
 
-    return [functools.partial(make, where) for where in SCALE_USES] if len(parts) == 2 else []
+    return [functools.partial(make, where) for where in SCALE_USES] if parts else []
 
 
 def _steps_with(fields: Sequence[str], change: ArrayChange) -> Steps:

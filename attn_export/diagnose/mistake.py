@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +13,8 @@ import onnx
 
 from attn_export.diagnose.evaluate import ArrayChange, Evaluation, Values
 from attn_export.tensorfile import Array
+
+Part = TypeVar("Part")
 
 Replaced = Callable[[Values], Mapping[str, Array]]
 """Function that takes all values of a case, and returns those that the mistake changes, by name."""
@@ -141,19 +144,22 @@ def swap_neighbours(axis: int) -> ArrayChange:
     return swapped
 
 
-def find_scatter(evaluation: Evaluation, past: str) -> onnx.NodeProto | None:
-    """Return the TensorScatter that writes to a cache; None if there is none, or several.
+def cache_scatters(evaluation: Evaluation) -> dict[str, onnx.NodeProto]:
+    """Return the TensorScatter of a graph that writes the keys, and the one that writes the values.
 
-    Args:
-        evaluation: The graph.
-        past: The name of the input that holds the cache.
+    Return nothing unless each is there once.
     """
-    scatters = [
-        node
-        for node in evaluation.nodes
-        if node.op_type == "TensorScatter" and node.input[0] == past
-    ]
-    return scatters[0] if len(scatters) == 1 else None
+    scatters = {}
+    for name, past in (("keys", "past_key"), ("values", "past_value")):
+        found = [n for n in evaluation.nodes if n.op_type == "TensorScatter" and n.input[0] == past]
+        if len(found) == 1:
+            scatters[name] = found[0]
+    return scatters if len(scatters) == 2 else {}
+
+
+def keys_and_values(parts: Mapping[str, Part]) -> dict[str, tuple[Part, ...]]:
+    """Return both parts of a cache together, and each alone, by their names."""
+    return {"keys and values": tuple(parts.values()), **{n: (p,) for n, p in parts.items()}}
 
 
 def scatter_into_cache(
