@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 
 from attn_export.diagnose.contrib_operators import unpack_nibbles
-from attn_export.diagnose.evaluate import ArrayChange, Evaluation, Values
+from attn_export.diagnose.evaluate import Evaluation, Values
 from attn_export.diagnose.mistake import (
+    ArrayChange,
     array_of,
     cache_scatters,
     scatter_into_cache,

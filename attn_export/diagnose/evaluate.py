@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,15 +29,11 @@ from attn_export.graph.load import load_model
 from attn_export.tensorfile import Array, to_float64
 
 Values = Mapping[str, Array | None]
-ArrayChange = Callable[[Array], Array]
-"""Function that takes an array, and returns one that replaces it."""
 
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 NARROW = FLOATS - {onnx.TensorProto.FLOAT}
 ROUNDED_TO = "rounded_to"
 """Attribute that `widen_model` adds to a Cast: the narrower type to which it rounds in float64."""
-
-MATMULS = frozenset({"MatMul", "Gemm"})
 
 
 class NotComputedError(GraphError):
@@ -129,23 +125,15 @@ class Evaluation:
         """
         return cls(load_model(path), path.name)
 
-    def values(self, inputs: Mapping[str, Array], rounding: ArrayChange | None = None) -> Values:
-        """Compute every value of the graph.
-
-        Args:
-            inputs: The graph inputs by name; floating ones are converted to float64.
-            rounding: A function that rounds the operands of MatMul, Gemm and Attention; None to
-                round nothing.
-
-        Returns:
-            All values by name; optional inputs that are not set (``""``) are None.
+    def values(self, inputs: Mapping[str, Array]) -> Values:
+        """Return every value of the graph by name, computed from the graph inputs.
 
         Raises:
             NotComputedError: If a node cannot be computed.
         """
         values = self.initial_values(inputs)
         for node in self.nodes:
-            self._compute(node, values, rounding)
+            values |= self.compute_node(node, values)
         return values
 
     def initial_values(self, inputs: Mapping[str, Array]) -> dict[str, Array | None]:
@@ -184,7 +172,7 @@ class Evaluation:
         recomputed, changed = {**values, **replaced}, set(replaced)
         for node in self.nodes:
             if not changed.isdisjoint(self._names_read[id(node)]):
-                self._compute(node, recomputed)
+                recomputed |= self.compute_node(node, recomputed)
                 recomputed |= {name: replaced[name] for name in node.output if name in replaced}
                 changed.update(name for name in node.output if name)
         return recomputed
@@ -211,20 +199,6 @@ class Evaluation:
         outputs = ((name, values.get(name)) for name in self.outputs)
         return {name: array for name, array in outputs if isinstance(array, np.ndarray)}
 
-    def _compute(
-        self,
-        node: onnx.NodeProto,
-        values: dict[str, Array | None],
-        rounding: ArrayChange | None = None,
-    ) -> None:
-        if rounding is not None and node.op_type == "Attention":
-            values |= self.attention(node, values, _rounded_products(rounding))
-        elif rounding is not None and node.op_type in MATMULS:
-            rounded = {n: rounding(a) for n in node.input if (a := values.get(n)) is not None}
-            values |= self.compute_node(node, {**values, **rounded})
-        else:
-            values |= self.compute_node(node, values)
-
     def compute_node(self, node: onnx.NodeProto, values: Values) -> dict[str, Array]:
         """Return the outputs of a node, by name.
 
@@ -243,16 +217,6 @@ class Evaluation:
         except Exception as error:  # a graph of unknown origin may raise anything
             raise NotComputedError(node, error) from error
         return dict(zip(node.output, outputs, strict=False))
-
-
-def _rounded_products(rounding: ArrayChange) -> dict[str, StepChange]:
-    """Return the step changes that round the operands of both products of `Attention`."""
-    return {
-        "queries": lambda q, _: rounding(q),
-        "keys": lambda k, _: rounding(k),
-        "values": lambda v, _: rounding(v),
-        "weights": lambda w, _: rounding(w),
-    }
 
 
 def is_float(value: object) -> bool:

@@ -90,9 +90,8 @@ def known_mistakes(
         values = base.values(case)
         if actual is None or values is None or set(actual) != set(base.evaluation.outputs):
             continue
-        inputs = base.runner.to_graph_layout(case.inputs)
         target = base.runner.to_graph_layout(actual if from_right_graph else case.golden.expected)
-        evidence.append(Evidence(inputs, values, base.evaluation.outputs_of(values), target))
+        evidence.append(Evidence(values, base.evaluation.outputs_of(values), target))
     matching = matches(base.evaluation, evidence, out_of_time) if evidence else []
     if not matching and right is not None and suspect is not None and not suspect.right:
         # The graphs may differ in structure: search for a mistake that corrects the wrong one.

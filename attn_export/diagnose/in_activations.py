@@ -12,9 +12,10 @@ import numpy as np
 import onnx
 
 from attn_export.diagnose.contrib_operators import packed_weight
-from attn_export.diagnose.evaluate import ArrayChange, Evaluation
+from attn_export.diagnose.evaluate import Evaluation
 from attn_export.diagnose.in_integers import stored_weights
 from attn_export.diagnose.mistake import (
+    ArrayChange,
     Mistake,
     Replaced,
     change_in_order,

@@ -9,9 +9,10 @@ from typing import Any, Final
 import numpy as np
 
 from attn_export.diagnose.block_cache_steps import BlockPart, BlockSteps, block_parts
-from attn_export.diagnose.evaluate import ArrayChange, Evaluation
+from attn_export.diagnose.evaluate import Evaluation
 from attn_export.diagnose.in_integer_cache import OF_ANY_CACHE
 from attn_export.diagnose.mistake import (
+    ArrayChange,
     Mistake,
     change_value,
     join,

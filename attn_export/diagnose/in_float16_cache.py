@@ -11,8 +11,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from attn_export.diagnose.evaluate import ROUNDED_TO, ArrayChange, Evaluation, Values
+from attn_export.diagnose.evaluate import ROUNDED_TO, Evaluation, Values
 from attn_export.diagnose.mistake import (
+    ArrayChange,
     Mistake,
     array_of,
     join,

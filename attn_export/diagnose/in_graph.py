@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import onnx
 
-from attn_export.diagnose.evaluate import ArrayChange, Evaluation, Values
+from attn_export.diagnose.evaluate import Evaluation, Values
 from attn_export.diagnose.mistake import (
+    ArrayChange,
     Mistake,
     Replaced,
     array_of,
@@ -213,14 +214,36 @@ def _data_dependent_values(evaluation: Evaluation) -> set[str]:
     return dependent
 
 
-def precision_mistakes() -> Iterator[Mistake]:
+def precision_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes of rounding the operands of all matrix products to a narrower type."""
     for name, rounding in (
         ("bfloat16", round_to_bfloat16),
         ("10 mantissa bits, as TF32 and float16 have", _tf32),
     ):
         effect = f"products are computed from operands in {name}"
-        yield Mistake("low precision", effect, "", rounding=_of_floats(rounding))
+        outputs = functools.partial(_round_products, evaluation, rounding)
+        yield Mistake("low precision", effect, "", outputs)
+
+
+def _round_products(
+    evaluation: Evaluation, rounding: ArrayChange, values: Values
+) -> Mapping[str, Array]:
+    """Return the outputs of a graph in which the floating operands of every product are rounded."""
+
+    def rounded(array: Array) -> Array:
+        return rounding(array) if array.dtype.kind == "f" else array
+
+    steps = dict.fromkeys(("queries", "keys", "values", "weights"), lambda x, _: rounded(x))
+    computed = dict(values)
+    for node in evaluation.nodes:
+        if node.op_type == "Attention":
+            computed |= evaluation.attention(node, computed, steps)
+            continue
+        operands = {}
+        if node.op_type in {"MatMul", "Gemm"}:
+            operands = {n: rounded(a) for n in node.input if (a := computed.get(n)) is not None}
+        computed |= evaluation.compute_node(node, {**computed, **operands})
+    return evaluation.outputs_of(computed)
 
 
 # -- changes
@@ -246,11 +269,6 @@ def _drop_finite_values(mask: Array) -> Array:
 
 def _hide_lowest(mask: Array) -> Array:
     return mask if mask.dtype == np.bool_ else np.where(mask < -1e29, -np.inf, mask)
-
-
-def _of_floats(rounding: ArrayChange) -> ArrayChange:
-    """Return a rounding that leaves arrays of other types than floating ones unchanged."""
-    return lambda array: rounding(array) if array.dtype.kind == "f" else array
 
 
 def _tf32(array: Array) -> Array:

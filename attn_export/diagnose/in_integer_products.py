@@ -10,10 +10,11 @@ from typing import Final
 import numpy as np
 
 from attn_export.diagnose import in_integers
-from attn_export.diagnose.evaluate import ArrayChange, Evaluation
+from attn_export.diagnose.evaluate import Evaluation
 from attn_export.diagnose.in_activations import INTEGERS, NOT_ROUNDED, SCALE
 from attn_export.diagnose.in_integers import StoredWeight
 from attn_export.diagnose.mistake import (
+    ArrayChange,
     Mistake,
     Replaced,
     change_in_order,

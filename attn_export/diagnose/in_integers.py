@@ -10,8 +10,9 @@ from typing import Final
 import numpy as np
 import onnx
 
-from attn_export.diagnose.evaluate import ArrayChange, Evaluation, Values
+from attn_export.diagnose.evaluate import Evaluation, Values
 from attn_export.diagnose.mistake import (
+    ArrayChange,
     Mistake,
     round_to_bfloat16,
     skip_node,

@@ -62,7 +62,6 @@ class Evidence:
         actual: The outputs to explain.
     """
 
-    inputs: Mapping[str, Array]
     values: Values
     right: Mapping[str, Array]
     actual: Mapping[str, Array]
@@ -118,7 +117,7 @@ def _match(mistake: Mistake, evaluation: Evaluation, evidence: Sequence[Evidence
     remaining = total = 0.0
     is_rounding = True
     for case in evidence:
-        mistaken = mistake.outputs(evaluation, case.inputs, case.values)
+        mistaken = mistake.outputs(evaluation, case.values)
         for name, right in case.right.items():
             actual = case.actual[name]
             distance = _distance(mistaken[name], actual, right)
@@ -144,7 +143,7 @@ def _all_mistakes(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
         mask_mistakes(evaluation, case.values),
         rotary_mistakes(evaluation),
         attention_mistakes(evaluation),
-        precision_mistakes(),
+        precision_mistakes(evaluation),
     )
 
 

@@ -11,10 +11,13 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from attn_export.diagnose.evaluate import ArrayChange, Evaluation, Values
+from attn_export.diagnose.evaluate import Evaluation, Values
 from attn_export.tensorfile import Array
 
 Part = TypeVar("Part")
+
+ArrayChange = Callable[[Array], Array]
+"""Function that takes an array, and returns one that replaces it."""
 
 Replaced = Callable[[Values], Mapping[str, Array]]
 """Function that takes all values of a case, and returns those that the mistake changes, by name."""
@@ -26,41 +29,31 @@ class Mistake:
 
     Made in a right graph, it may give the wrong outputs; made in a wrong one, cancel the fault.
 
-    Either `replaced` or `rounding` is set.
-
     Attributes:
         kind: The kind of the mistake, in a word or two: ``"scale"``. One that ends in
             ``"precision"`` is a mistake of rounding.
         effect: Its effect as a clause: ``"scores are multiplied by …"``.
         node: The name of the node, graph input or initialiser; "" if it applies everywhere.
         replaced: Returns the values that it changes.
-        rounding: Rounds the operands of every product.
     """
 
     kind: str
     effect: str
     node: str
-    replaced: Replaced | None = None
-    rounding: ArrayChange | None = None
+    replaced: Replaced
 
     @property
     def share(self) -> float:
         """The least share of the error to account for; rounding cannot be repeated bit by bit."""
         return 0.3 if self.kind.endswith("precision") else 0.9
 
-    def outputs(
-        self, evaluation: Evaluation, inputs: Mapping[str, Array], values: Values
-    ) -> dict[str, Array]:
+    def outputs(self, evaluation: Evaluation, values: Values) -> dict[str, Array]:
         """Return the outputs of the graph with the mistake, by name.
 
         Args:
             evaluation: The graph to make mistakes in.
-            inputs: The inputs of a case, by name.
-            values: The values of the graph for these inputs, without the mistake.
+            values: The values of the graph in a case, without the mistake.
         """
-        if self.rounding is not None:
-            return evaluation.outputs_of(evaluation.values(inputs, self.rounding))
-        assert self.replaced is not None
         return evaluation.outputs_of(evaluation.recompute(values, self.replaced(values)))
 
 

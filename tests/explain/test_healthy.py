@@ -98,7 +98,7 @@ def evidence_of(evaluation: Evaluation, case: GoldenCase, random: np.random.Gene
     """Return a case whose outputs have noise without a cause."""
     values = evaluation.values(case.inputs)
     right = evaluation.outputs_of(values)
-    return Evidence(case.inputs, values, right, {n: noisy(a, random) for n, a in right.items()})
+    return Evidence(values, right, {n: noisy(a, random) for n, a in right.items()})
 
 
 def noisy(array: np.ndarray, random: np.random.Generator) -> np.ndarray:

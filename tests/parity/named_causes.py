@@ -56,7 +56,7 @@ def first_cause_of(
             continue
         values, kinds = mine.values(inputs), expected[case.name]
         actual = {name: array.astype(kinds[name].dtype) for name, array in run(inputs).items()}
-        found.append(Evidence(inputs, values, mine.outputs_of(values), actual))
+        found.append(Evidence(values, mine.outputs_of(values), actual))
     found.sort(key=lambda evidence: not differs(evidence))  # one that fails comes first
     named = matches(mine, found)
     return named[0].mistake.kind if named else ""
