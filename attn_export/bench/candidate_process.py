@@ -25,12 +25,7 @@ MOST_RUNS = 2000
 
 
 class CandidateProcess:
-    """A candidate and its process, which blocks on a pipe between turns.
-
-    Args:
-        candidate: The candidate.
-        limits: Limits of its process.
-    """
+    """A candidate and its process, which blocks on a pipe between turns."""
 
     def __init__(self, candidate: Candidate, limits: Limits) -> None:
         self.candidate = candidate

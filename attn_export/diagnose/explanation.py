@@ -77,7 +77,6 @@ class Deviation:
     """The first node whose output is wrong.
 
     Attributes:
-        node: The name of the node.
         value: The name of the output.
         line: The line of the module that it came from; "" if not known.
         error: The relative L2 distance of the output; infinite if it is not defined.
@@ -106,17 +105,13 @@ class Explanation:
     """Explanation of a runtime's numeric differences.
 
     Attributes:
-        graph: The name of the graph's file.
-        options: Options of the engine, as the user set them.
         failed: Names of the cases that failed; the smallest first.
         cases: The number of cases that ran.
         causes: The possible causes, the most likely first.
         first: The first wrong node; None if none was found.
-        experiments: The repeated runs, each with one change.
         pattern: Common properties of the failed cases, and the location of the error.
         smallest: The sizes of the smallest case that still fails.
         folder: The folder that reproduces it, if one is written.
-        seconds: The duration of the search.
         notes: Notes on steps that were not possible.
         distance: Sentences on the distance of a quantised bundle from the float model.
     """

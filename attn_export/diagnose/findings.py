@@ -78,8 +78,6 @@ class ProbeRow:
     """Row of the table of probes: one probe with the findings of all sides.
 
     Attributes:
-        probe: The name of the probe.
-        about: Its purpose, in a few words.
         here: The findings of the runtime, one for each dialect, in the order of the runs.
         specified: The reading that the ONNX specification requires; "" if it does not state one.
         evaluator: The finding of the ONNX reference evaluator; None if it lacks the operator.

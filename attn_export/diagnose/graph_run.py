@@ -45,8 +45,6 @@ class GraphRunner:
 
     Attributes:
         graph_file: Its differences from the inputs and outputs that the bundle states.
-        options: Options of the engine, as the user set them.
-        limits: Limits of each process.
     """
 
     path: Path

@@ -137,25 +137,19 @@ def _angle_mistakes(
     evaluation: Evaluation, cosine: onnx.NodeProto, sine: onnx.NodeProto
 ) -> Iterator[Mistake]:
     """Yield the mistakes of the angles position · frequency, `[..., L, R/2]`."""
-    angle, node_name = cosine.input[0], cosine.name
-
-    def mistake(kind: str, effect: str, change: Callable[[Array, Array], Array]) -> Mistake:
-        return Mistake(kind, effect, node_name, _change_angle(evaluation, angle, change))
-
-    kind = "position offset"
-    yield mistake(kind, "rotary positions are 1 too high", lambda p, f: (p + 1) * f)
-    yield mistake(kind, "rotary positions are 1 too low", lambda p, f: (p - 1) * f)
-    yield mistake(
-        kind, "rotary positions start at 0 and ignore the past",
-        lambda p, f: (p - p[..., :1, :]) * f,
-    )  # fmt: skip
-    yield Mistake(
-        "rotation reversed", "heads are rotated in the opposite direction", node_name,
-        change_value(sine.output[0], np.negative),
-    )  # fmt: skip
-    for base in BASES:
-        change = functools.partial(_multiply_by_frequencies, base)
-        yield mistake("rotary frequencies", f"the rotary base is {base:g}", change)
+    change = functools.partial(_change_angle, evaluation, cosine.input[0])
+    offset = "position offset"
+    for kind, effect, replaced in (
+        (offset, "rotary positions are 1 too high", change(lambda p, f: (p + 1) * f)),
+        (offset, "rotary positions are 1 too low", change(lambda p, f: (p - 1) * f)),
+        (offset, "rotary positions start at 0 and ignore the past",
+         change(lambda p, f: (p - p[..., :1, :]) * f)),
+        ("rotation reversed", "heads are rotated in the opposite direction",
+         change_value(sine.output[0], np.negative)),
+        *(("rotary frequencies", f"the rotary base is {base:g}",
+           change(functools.partial(_multiply_by_frequencies, base))) for base in BASES),
+    ):  # fmt: skip
+        yield Mistake(kind, effect, cosine.name, replaced)
 
 
 def _multiply_by_frequencies(base: float, positions: Array, right_frequencies: Array) -> Array:

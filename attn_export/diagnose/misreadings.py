@@ -165,11 +165,6 @@ def _softmax_plus_one(_: Array, steps: StepValues) -> Array:
 # -- the table ----------------------------------------------------------------------------------
 
 
-def _scales() -> Iterator[Misreading]:
-    for effect, wrong_scale in SCALES.items():
-        yield Misreading("scale", f"the softmax scale {effect}", {"scale": _scale(wrong_scale)})
-
-
 def _low_precision() -> Iterator[Misreading]:
     kind = "softmax in low precision"
     for name, dtype in (("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)):
@@ -181,7 +176,8 @@ def _low_precision() -> Iterator[Misreading]:
 
 MASKED_ROWS = "fully masked rows"
 MISREADINGS: Final = (
-    *_scales(),
+    *(Misreading("scale", f"the softmax scale {effect}", {"scale": _scale(wrong_scale)})
+      for effect, wrong_scale in SCALES.items()),
 
     # heads, and keys of the past
     Misreading("tiled heads", "query head h uses K/V head h % Hkv in place of h // (H / Hkv)",

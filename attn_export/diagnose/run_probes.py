@@ -149,10 +149,7 @@ class ProbeRunner:
     """Run of probes in a runtime, the ONNX reference evaluator and PyTorch.
 
     Args:
-        runtime: The runtime.
-        probes: The probes to run.
         folder: An empty folder for graphs, inputs and outputs.
-        limits: Limits of every process.
         expect: Called with the number of further cases.
         advance: Called with the name of each case that has a result.
     """
