@@ -37,8 +37,7 @@ class Candidate:
 
     Attributes:
         name: A name that is unique within a workload.
-        kind: A key of `KINDS` in `candidate_worker`, or the "MODULE:FUNCTION" that makes the
-            candidate.
+        kind: A key of `KINDS` in `candidate_worker`, or the "MODULE:FUNCTION" that makes it.
         options: The options of that function, as JSON values.
         alone: Whether its process ends after each of its turns, because it needs much memory.
         reason: The reason not to run it, or "".
@@ -59,8 +58,7 @@ class Measured:
 
     Attributes:
         seconds: The time of every run, all rounds together.
-        growth: The largest growth of its process's memory in the first run, in bytes; None if the
-            system does not report it.
+        growth: The largest growth of its memory in the first run, in bytes; None if not known.
         outcome: ``"ran"``, or the way in which it failed.
         reason: The reason of a failure, or "".
     """

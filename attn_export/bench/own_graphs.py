@@ -43,8 +43,7 @@ def make_graph(job: Mapping[str, Any], file: Path) -> None:
     """Export a graph in a process of its own.
 
     Args:
-        job: The export, as JSON values: ``function``, the "MODULE:FUNCTION" to call, and its
-            keyword arguments but ``file``.
+        job: JSON values: ``function``, a "MODULE:FUNCTION", and its arguments but ``file``.
         file: The file to write.
 
     Raises:
@@ -119,8 +118,7 @@ def make_in_ort(options: Mapping[str, Any], threads: int) -> Prepared:
     Args:
         options: Plain values by name:
             ``file``, the graph;
-            ``inputs`` and ``outputs``, feeds by name; ONNX Runtime allocates an output without a
-            feed at every run;
+            ``inputs`` and ``outputs``, feeds by name; outputs without one are allocated each run;
             ``layouts``, for some names the permutation of the feed's axes that the graph expects;
             ``bound``, for some outputs the input into whose memory they are written;
             ``export``, see `ensure_graph_file`.

@@ -72,8 +72,7 @@ def make_roofline(options: Mapping[str, Any], threads: int) -> Prepared:
     """Return a matrix product or a sum over a buffer that is ready to run.
 
     Args:
-        options: ``gemm``, the sizes [M, K, N] of a product; or ``read``, the number of float32
-            elements to sum.
+        options: ``gemm``, the sizes [M, K, N] of a product; or ``read``, a number of float32s.
         threads: Threads for computing.
     """
     prepare_torch(threads)

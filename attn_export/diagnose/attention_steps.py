@@ -18,8 +18,7 @@ import numpy as np
 from attn_export.tensorfile import Array
 
 StepChange = Callable[[Any, Mapping[str, Any]], Any]
-"""Function that takes the right value of a step and all earlier steps by name, and returns the
-value that replaces it."""
+"""Function from the right value of a step, and all earlier steps by name, to another value."""
 
 AFTER_SOFTMAX, AFTER_MASK, AFTER_SOFTCAP = 3, 2, 1
 """Values of `qk_matmul_output_mode`: the scores after a step. 0 stands for the scaled products."""

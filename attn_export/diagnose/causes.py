@@ -69,8 +69,7 @@ IN_GRAPH = (
 )
 
 SURE = 0.01
-"""A mistake comes before the first wrong node if it leaves a smaller share of the error
-unexplained."""
+"""A mistake that leaves a smaller share of the error unexplained precedes the first wrong node."""
 
 
 @dataclasses.dataclass(frozen=True)

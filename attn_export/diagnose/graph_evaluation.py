@@ -111,8 +111,7 @@ def evaluate_if_possible(
     Args:
         runner: The graph in its runtime.
         cases: The cases to evaluate.
-        trial: The runtime's result. A node that the runtime computes and the evaluation does not
-            is no error of the graph.
+        trial: The runtime's result. A node that the runtime computes is no error of the graph.
     """
     try:
         evaluated = evaluate_graph(runner, cases)

@@ -186,8 +186,7 @@ def _truncate_to_bfloat16(scales: Array) -> Array:
 
 
 ROUNDING: Final = ("Reshape", "Mul", "Round", "Div", "Reshape")
-"""The operators of a rounding by block from the last to the first, each the first input of the
-previous one."""
+"""The operators of a rounding by block, last first; each makes the previous one's first input."""
 
 
 def _rounded_inputs(evaluation: Evaluation) -> Iterator[_RoundedInput]:

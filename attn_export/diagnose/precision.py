@@ -30,12 +30,10 @@ FORMATS = {24: "float32", 11: "TF32", 8: "bfloat16"}
 
 LEAST = 1 / (1 + np.exp(-1.0)) - 0.5
 LOST: dict[str, np.ndarray | float] = {"value": 2.0**-BITS, "weights": 0.5}
-"""Error of the output if the bit is lost, by step: for each b, or for all. Other steps have an
-error of at least `LEAST`."""
+"""Error of the output if the bit is lost, by step: for each b, or all. Else at least `LEAST`."""
 
 SLACK = {24: 3, 11: 1, 8: 1}
-"""Number of bits that a softmax may lose in its exponentials and its division, by the bits of the
-format."""
+"""Bits that a softmax may lose in exponentials and division, by the bits of the format."""
 
 HALF = ProbeGraph("float16", dtype="float16")
 

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 # -- graphs: one node of attention each ---------------------------------------------------------
 
 H, HKV, D = 4, 2, 16
-"""Numbers of query heads and of K/V heads, and the head width. 1/√D is a power of 2, so scaling is
-exact."""
+"""Numbers of query and K/V heads, and the head width, for which scaling by 1/√D is exact."""
 
 ATTENTION_INPUTS: tuple[str, ...] = (
     "query", "key", "value", "attn_mask", "past_key", "past_value", "lengths",

@@ -176,8 +176,7 @@ class Drawing:
         row: The row of the attention node.
         inputs: The columns of the inputs, in their order.
         outputs: The columns of the outputs, in their order.
-        boxes: The steps above and below the node, and vertical lines where a column has fewer
-            steps than others.
+        boxes: The steps above and below the node, and lines where a column has fewer of them.
     """
 
     columns: int

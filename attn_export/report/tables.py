@@ -243,8 +243,7 @@ class MatrixCell:
 
     Attributes:
         colour: Green if all cases passed, grey if a runtime that is not required did not run.
-        text: The worst error divided by the error allowed, the outcome of a run that failed, or a
-            dash.
+        text: The worst error over the error allowed, the outcome of a run that failed, or a dash.
         reason: The reason that it is not green, or "".
         worst: The error in a green or failed cell, if there is one.
     """
