@@ -98,16 +98,12 @@ def _with_zero_points(axes: tuple[int, ...]) -> InputReading:
     return rounded
 
 
-def _keep(x: Array, _: int) -> Array:
-    return x
-
-
 TOKEN = (-2, -1)
 """The axes of `[…, blocks, block]` that make up one token."""
 
 NOT_ROUNDED, SCALE, INTEGERS = "inputs not rounded", "activation scale", "activation rounding"
 READINGS: Final[tuple[tuple[str, str, InputReading], ...]] = (
-    (NOT_ROUNDED, "{} is not rounded to 8 bits", _keep),
+    (NOT_ROUNDED, "{} is not rounded to 8 bits", lambda x, _: x),
     (SCALE, "{} has one scale for each token, not for each block", _Symmetric(axes=TOKEN)),
     (SCALE, "{} has one scale for all tokens, not for each block", _Symmetric(axes=None)),
     (SCALE, "{} has a scale and a zero point for each token", _with_zero_points(TOKEN)),

@@ -191,7 +191,7 @@ def _rotation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         names = _rotation_operands(evaluation, node)
         if names is not None:
             effect = "the rotary embedding is not applied"
-            unrotated = _replace_rotation(node, names, _unrotated)
+            unrotated = _replace_rotation(node, names, lambda a, b, *_: np.concatenate([a, b], -1))
             yield Mistake("rotation left out", effect, node.name, unrotated)
             effect = "pairs are (2i, 2i + 1) in place of (i, i + R/2)"
             rotated = _replace_rotation(node, names, _rotate_neighbours)
@@ -225,10 +225,6 @@ def _replace_rotation(
         return {node.output[0]: rotate(a, b, cos, sin)}
 
     return replaced
-
-
-def _unrotated(a: Array, b: Array, _cos: Array, _sin: Array) -> Array:
-    return np.concatenate([a, b], axis=-1)
 
 
 def _rotate_neighbours(a: Array, b: Array, cos: Array, sin: Array) -> Array:

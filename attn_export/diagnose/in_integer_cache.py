@@ -132,14 +132,6 @@ def _permute_pairs(*perm: int) -> ArrayChange:
     return lambda x: x.reshape(*x.shape[:-1], -1, 2).transpose(perm).reshape(x.shape)
 
 
-def _pair_channel_halves(x: Array) -> Array:
-    return np.stack(np.split(x, 2, axis=-1), axis=-1).reshape(x.shape)
-
-
-def _flip_sign_bit(x: Array) -> Array:
-    return np.where(x < 0, x + NIBBLE_OFFSET, x - NIBBLE_OFFSET)
-
-
 def _round_again(ratio: float) -> ArrayChange:
     """Return a second rounding of int8, to `ratio` times the scale."""
     return lambda x: np.clip(np.rint(np.rint(x / ratio) * ratio), -128, 127)
@@ -207,7 +199,8 @@ STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
        Steps(stored=_round_again(ratio))) for ratio in range(2, 17)),
     ("signedness", "the sign of {} is lost", Steps(rounds=lambda x: np.rint(np.abs(x)))),
     ("signedness", "the sign of {} is lost when the cache is read", Steps(read=np.abs)),
-    ("signedness", "{} are read as two's complement", Steps(read=_flip_sign_bit)),
+    ("signedness", "{} are read as two's complement",
+     Steps(read=lambda x: np.where(x < 0, x + NIBBLE_OFFSET, x - NIBBLE_OFFSET))),
     ("cache layout", "lower halves of all bytes of {} are read before all upper ones",
      Steps(read=_permute_pairs(0, 1, 4, 2, 3))),
     ("cache layout", "bytes of {} are read by channel first, then by key",
@@ -215,7 +208,7 @@ STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
     ("cache layout", "lower halves of the bytes of each key of {} are read before upper ones",
      Steps(read=_permute_pairs(0, 1, 2, 4, 3))),
     ("cache layout", "a byte holds channels c and c + D / 2 of {}",
-     Steps(written=_pair_channel_halves)),
+     Steps(written=lambda x: np.stack(np.split(x, 2, axis=-1), axis=-1).reshape(x.shape))),
 )  # fmt: skip
 """Kind, effect and steps of each mistake; ``{}`` stands for the keys and values."""
 

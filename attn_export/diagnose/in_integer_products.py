@@ -91,27 +91,15 @@ class _Rounding:
         return np.asarray(product * self.scale_read(scale) * weight.s)
 
 
-def _without_rounding(weight: StoredWeight, x: Array) -> Array:
-    return x @ weight.dequantised
-
-
-def _previous_batch_element(weight: StoredWeight, x: Array) -> Array:
-    return _Rounding()(weight, np.roll(x, 1, 0))
-
-
 def _saturate_pairs(q: Array, w: Array) -> Array:
     """Add two products at a time in 16 bits with saturation, as x86 does without VNNI."""
     pairs = q.reshape(*q.shape[:-1], -1, 2)[..., None] * w.reshape(-1, 2, w.shape[-1])
     return np.asarray(np.clip(pairs.sum(-2), -(2**15), 2**15 - 1).sum(-2))
 
 
-def _signed(q: Array) -> Array:
-    return (q + 128) % 256 - 128
-
-
 ZERO, SUMS = "activation zero point", "sums of 16 bits"
 READINGS: Final[tuple[tuple[str, str, Multiply], ...]] = (
-    (NOT_ROUNDED, "{} is not rounded to 8 bits", _without_rounding),
+    (NOT_ROUNDED, "{} is not rounded to 8 bits", lambda weight, x: x @ weight.dequantised),
     (SCALE, "{} has a scale for each token, not one for all", _Rounding(axes=(-1,))),
     (SCALE, "{} has a scale for each batch element, not one for all", _Rounding(axes=(-2, -1))),
     (SCALE, "the range of {} is symmetric around 0", _Rounding(symmetric=True)),
@@ -145,14 +133,15 @@ READINGS: Final[tuple[tuple[str, str, Multiply], ...]] = (
     (INTEGERS, "integers of {} are clipped at 254", _Rounding(high=254)),
     (INTEGERS, "integers of {} are clipped at 1", _Rounding(low=1)),
     (INTEGERS, "integers of {} are clipped at 127", _Rounding(high=127)),
-    (INTEGERS, "integers of {} are read as signed", _Rounding(change_integers=_signed)),
+    (INTEGERS, "integers of {} are read as signed",
+     _Rounding(change_integers=lambda q: (q + 128) % 256 - 128)),
     (INTEGERS, "integers of {} are read 128 too low", _Rounding(change_integers=lambda q: q - 128)),
     (INTEGERS, "{} has 7 bits", _Rounding(change_integers=lambda q: np.floor(q / 2) * 2)),
     (INTEGERS, "{} has 4 bits", _Rounding(change_integers=lambda q: np.floor(q / 16) * 16)),
     (SUMS, "pairs of products of {} are added in 16 bits, which saturate",
      _Rounding(integer_product=_saturate_pairs)),
     ("wrong batch element", "{} has the tokens of the previous batch element",
-     _previous_batch_element),
+     lambda weight, x: _Rounding()(weight, np.roll(x, 1, 0))),
 )  # fmt: skip
 """Kind, effect and product of each mistake; ``{}`` stands for the input."""
 

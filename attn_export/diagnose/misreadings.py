@@ -56,21 +56,9 @@ def _scale(wrong_scale: Callable[[float, float], float]) -> StepChange:
     return lambda scale, steps: wrong_scale(scale, steps["queries"].shape[-1])
 
 
-def _show_all(visible: Array, _: StepValues) -> Array:
-    return np.ones_like(visible)
-
-
-def _drop_values(bias: Array, _: StepValues) -> Array:
-    return np.zeros_like(bias)
-
-
 def _show_keys_up_to(shift: int) -> StepChange:
     """Return a causal mask that is shifted along the keys."""
     return lambda _, steps: _keys_up_to(steps, steps["offset"] + shift)
-
-
-def _show_own_key(visible: Array, steps: StepValues) -> Array:
-    return np.asarray(visible | (_keys(steps) == _queries(steps) + steps["offset"]))
 
 
 def _keys_up_to(steps: StepValues, offset: Any) -> Array:
@@ -195,7 +183,7 @@ MISREADINGS: Final = (
 
     # causal masks
     Misreading("causal dropped", "the causal mask is not applied",
-        {"causal": _show_all}, "all keys"),
+        {"causal": lambda visible, _: np.ones_like(visible)}, "all keys"),
     Misreading("causal offset", "query i sees one key too many: up to P + i + 1",
         {"causal": _show_keys_up_to(1)}),
     Misreading("causal offset", "query i sees one key too few: up to P + i - 1",
@@ -208,11 +196,13 @@ MISREADINGS: Final = (
     Misreading("causal added", "a causal mask is applied where there is none",
         {"causal": lambda causal, steps: causal & _keys_up_to(steps, steps["offset"])}),
     Misreading("mask dropped beside causal", "the causal mask takes the place of the given one",
-        {"mask_visible": _show_all, "mask_bias": _drop_values}),
+        {"mask_visible": lambda visible, _: np.ones_like(visible),
+         "mask_bias": lambda bias, _: np.zeros_like(bias)}),
     Misreading("key always visible", "key 0 is always visible, whatever the masks hide",
         {"visible": lambda visible, steps: visible | (_keys(steps) == 0)}),
     Misreading("key always visible", "each query sees its own key, whatever the masks hide",
-        {"visible": _show_own_key}),
+        {"visible": lambda visible, steps:
+            visible | (_keys(steps) == _queries(steps) + steps["offset"])}),
     Misreading("last key dropped", "the last key is not attended to",
         {"mask_visible": lambda allowed, steps: allowed & (_keys(steps) < len(_keys(steps)) - 1)}),
     Misreading("first key dropped", "key 0 is not attended to",
@@ -239,7 +229,7 @@ MISREADINGS: Final = (
         {"mask_bias": lambda bias, steps: bias * steps["scale"]}),
     Misreading("mask values dropped",
         "of a float mask only -inf counts, its other values are dropped",
-        {"mask_bias": _drop_values}),
+        {"mask_bias": lambda bias, _: np.zeros_like(bias)}),
 
     # softmax and softcap
     *_low_precision(),
