@@ -143,8 +143,9 @@ def _visible(steps: _Steps, call: Call, shape: tuple[int, ...], P: int) -> None:
     causal = causal & _window(call.attributes, i + offset - j)
     if call.cache_length is not None:
         causal = causal & (j < call.cache_length.reshape(B, 1, 1, 1))
-    allowed_by_mask = steps.set("mask_visible", _visible_by_mask(call.mask, S))
-    steps.set("mask_bias", _bias_of_mask(call.mask, S))
+    allowed_by_mask, bias = _mask_parts(call.mask, S)
+    allowed_by_mask = steps.set("mask_visible", allowed_by_mask)
+    steps.set("mask_bias", bias)
     steps.set("visible", causal & allowed_by_mask)
     steps.set("hidden", -np.inf)
 
@@ -160,18 +161,14 @@ def _window(attributes: Mapping[str, Any], behind: Array) -> Array:
     return within
 
 
-def _visible_by_mask(mask: Array | None, S: int) -> Array:
-    """Return the keys that the mask allows, bool; a shorter mask hides the keys beyond its end."""
+def _mask_parts(mask: Array | None, S: int) -> tuple[Array, Array]:
+    """Return the keys that the mask allows, bool, and its bias; a short one hides later keys."""
     if mask is None:
-        return np.ones((1, 1), bool)
-    return _pad_keys(mask if mask.dtype == np.bool_ else ~np.isneginf(mask), S)
-
-
-def _bias_of_mask(mask: Array | None, S: int) -> Array:
-    """Return the finite values of a float mask, and 0 elsewhere."""
-    if mask is None or mask.dtype == np.bool_:
-        return np.zeros((1, 1))
-    return _pad_keys(np.where(np.isneginf(mask), 0.0, mask), S)
+        return np.ones((1, 1), bool), np.zeros((1, 1))
+    if mask.dtype == np.bool_:
+        return _pad_keys(mask, S), np.zeros((1, 1))
+    hidden = np.isneginf(mask)
+    return _pad_keys(~hidden, S), _pad_keys(np.where(hidden, 0.0, mask), S)
 
 
 def _pad_keys(mask: Array, S: int) -> Array:

@@ -123,14 +123,11 @@ BASES = (1e4, 5e5, 1e6)
 def rotary_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes of rotary embeddings: positions, direction, frequencies, channel pairs."""
     for node in evaluation.nodes:
-        sine = next((n for n in evaluation.nodes if _is_sine_of(n, node)), None)
-        if node.op_type == "Cos" and sine is not None:
-            yield from _angle_mistakes(evaluation, node, sine)
-            yield from _rotation_mistakes(evaluation)
-
-
-def _is_sine_of(node: onnx.NodeProto, cosine: onnx.NodeProto) -> bool:
-    return node.op_type == "Sin" and list(node.input) == list(cosine.input)
+        if node.op_type == "Cos":
+            sines = [n for n in evaluation.nodes if n.op_type == "Sin" and n.input == node.input]
+            if sines:
+                yield from _angle_mistakes(evaluation, node, sines[0])
+                yield from _rotation_mistakes(evaluation)
 
 
 def _angle_mistakes(

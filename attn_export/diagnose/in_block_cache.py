@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from attn_export.diagnose.block_cache_steps import BlockPart, BlockSteps, block_parts
+from attn_export.diagnose.block_cache_steps import BlockSteps, block_parts
 from attn_export.diagnose.evaluate import Evaluation
 from attn_export.diagnose.in_integer_cache import OF_ANY_CACHE
 from attn_export.diagnose.mistake import (
@@ -29,10 +29,6 @@ OCTAVE = 8
 
 def _add(by: int) -> ArrayChange:
     return lambda x: x + by
-
-
-def _multiply(factor: float) -> ArrayChange:
-    return lambda x: x * factor
 
 
 def _roll(by: int, axis: int) -> ArrayChange:
@@ -106,7 +102,9 @@ def block_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         return
     for kind, effect, steps in _all_steps(parts["keys"].blocks):
         for described, changed in keys_and_values(parts).items():
-            yield _mistake(evaluation, changed, kind, effect.format(f"cached {described}"), steps)
+            changes = (functools.partial(part.replaced, evaluation, steps) for part in changed)
+            node = changed[0].scatter.name
+            yield Mistake(kind, effect.format(f"cached {described}"), node, join(changes))
     yield from _rotation_mistakes(evaluation)
 
 
@@ -129,7 +127,7 @@ def _all_steps(blocks: int) -> Iterator[tuple[str, str, BlockSteps]]:
     for distance, factor in (("a step", 2 ** (1 / OCTAVE)), ("an octave", 2.0)):
         for size, by in (("large", factor), ("small", 1 / factor)):
             effect = f"{{}} are divided by scales {distance} too {size}"
-            yield "cache scale", effect, BlockSteps(ranges=_multiply(by))
+            yield "cache scale", effect, BlockSteps(ranges=functools.partial(np.multiply, by))
     for stale_part, bytes_of in (("scales", slice(blocks)), ("zero points", slice(blocks, None))):
         effect = f"new {{}} are read with {stale_part} that the cache held before"
         yield "stale scales", effect, BlockSteps(stale=bytes_of)
@@ -178,10 +176,3 @@ def _rotation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         ):
             effect = f"{operand} are multiplied by the Hadamard matrix {name}"
             yield Mistake("key rotation", effect, node.name, change_value(node.output[0], change))
-
-
-def _mistake(
-    evaluation: Evaluation, parts: Sequence[BlockPart], kind: str, effect: str, steps: BlockSteps
-) -> Mistake:
-    changes = (functools.partial(part.replaced, evaluation, steps) for part in parts)
-    return Mistake(kind, effect, parts[0].scatter.name, join(changes))
