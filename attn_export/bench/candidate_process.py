@@ -120,7 +120,7 @@ def measure(
     limits: Limits,
     advance: Callable[[str], None] = lambda _: None,
 ) -> tuple[Measured, ...]:
-    """Measure candidates in turns.
+    """Return the results of candidates that are measured in turns, in their order.
 
     Args:
         candidates: The candidates. Those with `alone` have a process only during their turns.
@@ -128,9 +128,6 @@ def measure(
         turn_seconds: The approximate length of a turn in seconds. A turn has at least one run.
         limits: Limits of each process.
         advance: Called with a line of progress after each preparation and each turn.
-
-    Returns:
-        The results, in the order of the candidates.
     """
     with contextlib.ExitStack() as stack:
         # All processes start and import their SDKs at the same time. Only one computes at a time.

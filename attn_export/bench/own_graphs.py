@@ -113,7 +113,7 @@ def as_candidate(
 
 
 def make_in_ort(options: Mapping[str, Any], threads: int) -> Prepared:
-    """Load a graph, and bind its inputs and outputs.
+    """Return a graph with bound inputs and outputs, a run of which returns their arrays by name.
 
     Args:
         options: Plain values by name:
@@ -123,9 +123,6 @@ def make_in_ort(options: Mapping[str, Any], threads: int) -> Prepared:
             ``bound``, for some outputs the input into whose memory they are written;
             ``export``, see `ensure_graph_file`.
         threads: Threads for computing. Idle threads spin within a run, as by default.
-
-    Returns:
-        The graph, ready to run. A run returns the bound arrays, by name.
 
     Raises:
         Exception: Any error of the exporter or ONNX Runtime.

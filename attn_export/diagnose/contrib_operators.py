@@ -107,27 +107,19 @@ class MatMulNBits(OpRun):
         weight = packed_weight(constants, attributes)
         assert x is not None
         if attributes.get("accuracy_level") == INTEGER_PRODUCTS:
-            x = self.round_input(x, attributes["block_size"])
+            x = _round_by_block(x, attributes["block_size"])
         return (x @ weight,)
 
-    @staticmethod
-    def round_input(x: Array, block: int) -> Array:
-        """Round an input to 8 bits with one scale for each block.
 
-        Args:
-            x: `[…, K]`, floating.
-            block: The number of elements in a block.
-
-        Returns:
-            The rounded input, `[…, K]`: whole multiples of the scales.
-        """
-        input_size = x.shape[-1]
-        padding = [(0, 0)] * (x.ndim - 1) + [(0, -input_size % block)]
-        blocks = np.pad(x, padding).reshape(*x.shape[:-1], -1, block)
-        largest = np.abs(blocks).max(axis=-1, keepdims=True)
-        scales = np.where(largest > 0, largest / BLOCK_LARGEST, 1.0)
-        rounded = np.rint(blocks / scales) * scales
-        return np.asarray(rounded.reshape(*x.shape[:-1], -1)[..., :input_size])
+def _round_by_block(x: Array, block: int) -> Array:
+    """Round an input `[…, K]` to whole multiples of a scale for each block of `block` elements."""
+    input_size = x.shape[-1]
+    padding = [(0, 0)] * (x.ndim - 1) + [(0, -input_size % block)]
+    blocks = np.pad(x, padding).reshape(*x.shape[:-1], -1, block)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    scales = np.where(largest > 0, largest / BLOCK_LARGEST, 1.0)
+    rounded = np.rint(blocks / scales) * scales
+    return np.asarray(rounded.reshape(*x.shape[:-1], -1)[..., :input_size])
 
 
 def packed_weight(constants: Sequence[Array | None], attributes: Mapping[str, Any]) -> Array:

@@ -64,14 +64,11 @@ class GraphRunner:
         return run_once(self.runtime, self.path, cases, self.limits, self.graph_file, merged)
 
     def trial(self, cases: Iterable[GoldenCase], options: Options | None = None) -> GraphRun:
-        """Run the cases that the graph accepts, and judge the outputs.
+        """Return the judged result of running the cases that the graph accepts.
 
         Args:
             cases: The cases.
             options: Options of the engine; they override the user's.
-
-        Returns:
-            The result, with the failed and the passed cases.
         """
         accepted = [case for case in cases if self.graph_file.takes(case.sizes)]
         ran = self.run({case.name: case.inputs for case in accepted}, options)

@@ -69,15 +69,12 @@ class ProbeGraph:
 
 
 def write_graph(graph: ProbeGraph, dialect: str, folder: Path) -> Path | None:
-    """Write a graph in a dialect.
+    """Return the written file of a graph in a dialect; None if the dialect cannot express it.
 
     Args:
         graph: The graph.
         dialect: The dialect to write.
         folder: The folder of the file.
-
-    Returns:
-        The file; None if the dialect cannot express the graph.
     """
     path = folder / f"{graph.name}.{dialect}.onnx".replace(" ", "-")
     if dialect == graph.dialect:

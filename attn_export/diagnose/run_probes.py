@@ -74,7 +74,7 @@ def _start_worker(
 def run_batches(
     batches: Iterable[ProbeBatch], advance: Callable[[str], None] = lambda _: None
 ) -> dict[Path, ProbeResult]:
-    """Run batches of cases.
+    """Return the results of batches of cases, by the output folders of the cases.
 
     If a process crashes or hangs within a case, that is the result of the case, and the remaining
     cases run in a fresh process. If it ends before the graph is loaded, that is the result of all
@@ -83,9 +83,6 @@ def run_batches(
     Args:
         batches: The batches, of which at most `AT_ONCE` run at a time, in their order.
         advance: Called with the name of each case that has a result.
-
-    Returns:
-        The results, by the output folders of the cases.
     """
     results: dict[Path, ProbeResult] = {}
     waiting = deque(batches)
