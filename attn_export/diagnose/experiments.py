@@ -12,7 +12,6 @@ from attn_export.diagnose.evaluate import NotComputedError
 from attn_export.diagnose.explanation import Experiment, OutOfTime
 from attn_export.diagnose.graph_evaluation import EvaluatedGraph, dtype_of
 from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner
-from attn_export.diagnose.reproduce import Smallest
 from attn_export.parity.draw import Sizes
 from attn_export.parity.measures import eps, measure
 from attn_export.results import Allowed, Arrays, Case, Golden
@@ -110,7 +109,7 @@ def shrink_case(
     right: EvaluatedGraph | None,
     axes: Mapping[str, Sequence[object]],
     out_of_time: OutOfTime,
-) -> Smallest:
+) -> GoldenCase:
     """Return the smallest part of a case that still fails, or the case itself.
 
     Args:
@@ -121,7 +120,7 @@ def shrink_case(
         out_of_time: Returns whether the time limit has passed.
     """
     if right is None or out_of_time():
-        return _smallest(case.sizes, case.inputs, case.golden, case)
+        return case
     smaller = {}
     for number, (sizes, inputs) in enumerate(smaller_cases(case.inputs, axes, case.sizes)):
         if runner.graph_file.takes(sizes):
@@ -135,16 +134,8 @@ def shrink_case(
         except NotComputedError:  # too small for the graph
             continue
         if not runner.passes(golden, ran, name):
-            return _smallest(sizes, inputs, golden, case)
-    return _smallest(case.sizes, case.inputs, case.golden, case)
-
-
-def _smallest(sizes: Sizes, inputs: Arrays, golden: Golden, case: GoldenCase) -> Smallest:
-    """Return the smallest failing part of a case, with the outputs that have an allowed error."""
-    allowed = {name: limits for name, limits in golden.allowed.items() if limits is not None}
-    right = {name: array for name, array in golden.expected.items() if name in allowed}
-    dtypes = {name: array.dtype.name for name, array in case.golden.expected.items()}
-    return Smallest(sizes, inputs, right, allowed, dtypes)
+            return dataclasses.replace(case, sizes=sizes, inputs=inputs, golden=golden)
+    return case
 
 
 def _make_golden(right: EvaluatedGraph, case: GoldenCase, inputs: Mapping[str, Array]) -> Golden:

@@ -12,11 +12,11 @@ import numpy as np
 
 from attn_export.code_templates import render
 from attn_export.diagnose.explanation import Explanation
-from attn_export.diagnose.graph_run import GraphRunner
+from attn_export.diagnose.graph_run import GoldenCase, GraphRunner
 from attn_export.graph.load import load_graph
 from attn_export.graph.save import replace_graph
 from attn_export.output_folder import replaceable, replacement_of, write_errors
-from attn_export.results import Allowed, Arrays
+from attn_export.results import Allowed
 from attn_export.temp_folders import folder_beside
 
 TEMPLATE = Path(__file__).with_name("templates") / "reproduce.py.j2"
@@ -28,24 +28,6 @@ ENGINES = {
     "onnx-reference": "onnx",
 }  # fmt: skip
 """Python packages with which the script runs runtimes. attn-export itself runs the others."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Smallest:
-    """The smallest case that fails.
-
-    Attributes:
-        inputs: The inputs by name, in the bundle's axis order.
-        right: The right outputs, by name.
-        allowed: The error allowed for each output that is judged by it.
-        outputs: The dtype of every output.
-    """
-
-    sizes: Mapping[str, int]
-    inputs: Arrays
-    right: Arrays
-    allowed: Mapping[str, Allowed]
-    outputs: Mapping[str, str]
 
 
 def check_folder(folder: Path) -> None:
@@ -62,8 +44,9 @@ def check_folder(folder: Path) -> None:
 
 
 def write_folder(
-    folder: Path, explanation: Explanation, runner: GraphRunner, case: Smallest
-) -> None:
+    folder: Path, explanation: Explanation, runner: GraphRunner, case: GoldenCase,
+    dtypes: Mapping[str, str],
+) -> None:  # fmt: skip
     """Write the graph, the case, the script and the explanation; replace an older folder.
 
     Args:
@@ -71,17 +54,22 @@ def write_folder(
         explanation: The explanation.
         runner: The graph in its runtime.
         case: The smallest failing case.
+        dtypes: The dtype of every output.
 
     Raises:
         OutputError: If it cannot be written.
     """
+    golden = case.golden
+    allowed = {name: limits for name, limits in golden.allowed.items() if limits is not None}
+    right = {n: array.astype(np.float64) for n, array in golden.expected.items() if n in allowed}
     with replacement_of(folder, "explanation") as staged:
         replace_graph(load_graph(runner.path), staged / runner.path.name, beside=False)
         graph_inputs = runner.to_graph_layout(case.inputs)
-        right = {name: array.astype(np.float64) for name, array in case.right.items()}
         np.savez(staged / "inputs.npz", **graph_inputs)  # type: ignore[arg-type]
         np.savez(staged / "expected.npz", **runner.to_graph_layout(right))  # type: ignore[arg-type]
-        (staged / SCRIPT).write_text(_script(explanation, runner, case), encoding="utf-8")
+        (staged / SCRIPT).write_text(
+            _script(explanation, runner, allowed, dtypes), encoding="utf-8"
+        )
         (staged / EXPLANATION).write_text(to_json(explanation), encoding="utf-8")
 
 
@@ -104,7 +92,10 @@ def _options(runner: GraphRunner, engine: str) -> dict[str, Any]:
     return {**default_options(runner.limits.threads), **runner.options}
 
 
-def _script(explanation: Explanation, runner: GraphRunner, case: Smallest) -> str:
+def _script(
+    explanation: Explanation, runner: GraphRunner, allowed: Mapping[str, Allowed],
+    dtypes: Mapping[str, str],
+) -> str:  # fmt: skip
     engine = ENGINES.get(runner.runtime.name, runner.runtime.name)
     cuda = runner.runtime.name == "ort-cuda"
     context = {
@@ -112,12 +103,12 @@ def _script(explanation: Explanation, runner: GraphRunner, case: Smallest) -> st
         "engine": engine,
         "allowed": {
             name: (float(f"{limits.whole:.3g}"), float(f"{limits.row:.3g}"))
-            for name, limits in case.allowed.items()
+            for name, limits in allowed.items()
         },
         "threads": runner.limits.threads,
         "options": _options(runner, engine),
         "providers": ["CUDAExecutionProvider"] if cuda else ["CPUExecutionProvider"],
         "graph": runner.path.name,
-        "outputs": dict(case.outputs),
+        "outputs": dict(dtypes),
     }
     return render(TEMPLATE, context)

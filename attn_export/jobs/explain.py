@@ -308,10 +308,12 @@ class _ExplainJob:
         self.progress.phase("looking for the smallest case")
         axes = shapes_of(self.manifest.inputs)
         right = evaluated if evaluated is not None and evaluated.right else None
-        smallest = shrink_case(runner, trial.failed[0], right, axes, out_of_time=self.out_of_time)
+        case = trial.failed[0]
+        smallest = shrink_case(runner, case, right, axes, out_of_time=self.out_of_time)
         explained = dataclasses.replace(
             explained, smallest=smallest.sizes, folder=output, seconds=self.elapsed()
         )
         if output is not None:
-            write_folder(output, explained, runner, smallest)
+            dtypes = {name: array.dtype.name for name, array in case.golden.expected.items()}
+            write_folder(output, explained, runner, smallest, dtypes)
         return explained
