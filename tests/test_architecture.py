@@ -55,7 +55,6 @@ WITH_TORCH = (
     "parity/activation_ties", "parity/cache_quotients",
     "parity/graph_oracle", "parity/near_ties", "parity/notes", "parity/oracle", "parity/operations",
     "parity/quality_oracle", "parity/rounding", "parity/ties",
-    "parity/zero_points",
     "bench/peers", "runtimes/pytorch",
 )  # fmt: skip
 

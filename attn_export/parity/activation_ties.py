@@ -24,10 +24,15 @@ from torch.utils.hooks import RemovableHandle
 from attn_export.attention import Attention
 from attn_export.attention.quantised_cache import MIDDLE
 from attn_export.parity import near_ties
-from attn_export.parity.cache_quotients import LEAST, RUNS, SAFETY, distance_from_tie
+from attn_export.parity.cache_quotients import (
+    LEAST,
+    RUNS,
+    SAFETY,
+    distance_from_tie,
+    subtracting_zero_points,
+)
 from attn_export.parity.draw import generator
 from attn_export.parity.measures import EPS_FLOAT32, beyond_limit, row_norms
-from attn_export.parity.zero_points import subtracting_zero_points
 from attn_export.results import Allowed, Arrays, Case, Golden
 
 MOST_ATTEMPTS = 32
@@ -222,11 +227,9 @@ class ActivationTies:
 def record_quantised(module: Attention) -> Iterator[list[Tensor]]:
     """Yield a list that receives the tensors that the module quantises, each `[B, L, N]`."""
     tensors: list[Tensor] = []
-    hook = module.activations.register_forward_pre_hook(lambda _, x: tensors.append(x[0].detach()))
-    try:
+    activations = module.activations
+    with activations.register_forward_pre_hook(lambda _, x: tensors.append(x[0].detach())):
         yield tensors
-    finally:
-        hook.remove()
 
 
 @contextlib.contextmanager
@@ -254,12 +257,10 @@ def force_integers(integers: Sequence[Tensor | None], *modules: Attention) -> It
 
         return module.activations.register_forward_hook(replace)
 
-    handles = [hook(module) for module in modules]
-    try:
+    with contextlib.ExitStack() as handles:
+        for module in modules:
+            handles.enter_context(hook(module))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def widen_allowed_error(golden: Golden, ties: Ties) -> Golden:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attn_export.attention import Attention
 from attn_export.attention.quantised import new_keys_and_values
-from attn_export.attention.quantised_cache import Pair, Quotients
+from attn_export.attention.quantised_activations import DynamicInt8PerBlock
+from attn_export.attention.quantised_cache import MIDDLE, Pair, Quotients
 from attn_export.export.trees import to_torch
 from attn_export.parity.draw import seed_of
 from attn_export.parity.float64_mode import widened_arrays, widening_of
 from attn_export.parity.measures import EPS_FLOAT32
 from attn_export.parity.rounding import RandomRounding
-from attn_export.parity.zero_points import subtracting_zero_points
 from attn_export.results import Case
+from attn_export.spec import AttentionSpec
 
 RUNS = 2
 """The number of runs with random rounding that measure the error of each quotient."""
@@ -233,3 +234,49 @@ def shift_from_ties(values: Tensor, margin: Tensor, low: Tensor, high: Tensor) -
     # A cache in floating point has no ends: values too small to be off ties stay where they are.
     movable = near & values.isfinite() & target.isfinite()
     return torch.where(movable, target - values, 0.0)
+
+
+# -- rounding errors of kernels that subtract the zero points of weights after the product -------
+
+LARGEST = 7
+"""The largest 4-bit weight; as an unsigned integer it is larger by `MIDDLE`, the zero point."""
+
+
+@contextlib.contextmanager
+def subtracting_zero_points(module: nn.Module) -> Iterator[None]:
+    """Let products with 4-bit weights round as in kernels that subtract zero points afterwards.
+
+    Such a kernel multiplies by unsigned integers, and subtracts the sum of each block of inputs
+    times the block's zero point, both in float32. If the result is much smaller than these two
+    numbers, their rounding errors are most of its error. Inside this block the second number is
+    added to each product and subtracted again, so that both steps round at random.
+
+    Args:
+        module: A float64 copy of a module. Nothing changes unless its inputs are rounded by block:
+            no other kernels work so.
+    """
+    with contextlib.ExitStack() as hooks:
+        if isinstance(module, Attention) and isinstance(module.activations, DynamicInt8PerBlock):
+            for layer in module.modules():
+                if isinstance(layer, nn.Linear):
+                    hook = _offset_hook(layer, module.spec)
+                    hooks.enter_context(layer.register_forward_hook(hook))
+        yield
+
+
+def _offset_hook(layer: nn.Linear, spec: AttentionSpec) -> Callable[..., Tensor]:
+    """Return a hook of a linear layer that adds and subtracts the product with zero points."""
+    blocks = layer.weight.detach().unflatten(-1, (-1, spec.block_size))  # [N, blocks, block]
+    # The zero points times the scales.
+    if spec.scheme == "symmetric":
+        zeros = blocks.abs().amax(-1) * (MIDDLE / LARGEST)
+    else:
+        zeros = -blocks.amin(-1).clamp(max=0)
+    offset = zeros.double().T
+
+    def hook(_: nn.Module, inputs: tuple[Tensor], out: Tensor) -> Tensor:
+        sums = inputs[0].unflatten(-1, (-1, spec.block_size)).sum(-1)  # [B, L, blocks]
+        rounded: Tensor = out + sums @ offset - sums @ offset
+        return rounded
+
+    return hook

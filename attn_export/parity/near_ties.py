@@ -275,8 +275,5 @@ def force_cache_values(pair: Pair, module: Attention) -> Iterator[None]:
     def replace(_: object, __: object, rounded: Pair) -> Pair:
         return pair[0].to(rounded[0].dtype), pair[1].to(rounded[1].dtype)
 
-    hook = rounding.register_forward_hook(replace)
-    try:
+    with rounding.register_forward_hook(replace):
         yield
-    finally:
-        hook.remove()

@@ -130,9 +130,8 @@ def _run(
     def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         joined.append(inputs[0].detach())
 
-    hook = oracle.precise.get_submodule("out_proj").register_forward_pre_hook(record)
-    outputs = [oracle.truth(inputs) for inputs in cases]
-    hook.remove()
+    with oracle.precise.get_submodule("out_proj").register_forward_pre_hook(record):
+        outputs = [oracle.truth(inputs) for inputs in cases]
     H = module.spec.num_heads
     arrays = (to_numpy({"x": tensor})["x"] for tensor in joined)  # [B, L, H * Dv]
     return outputs, [x.reshape(*x.shape[:2], H, -1).swapaxes(1, 2) for x in arrays]

@@ -11,11 +11,11 @@ from conftest import small_spec
 
 from attn_export import Subject
 from attn_export.parity.activation_ties import force_integers, record_quantised
+from attn_export.parity.cache_quotients import subtracting_zero_points
 from attn_export.parity.measures import EPS_FLOAT32
 from attn_export.parity.near_ties import activation_rounding
 from attn_export.parity.oracle import Oracle
 from attn_export.parity.rounding import RandomRounding
-from attn_export.parity.zero_points import subtracting_zero_points
 from attn_export.results import Case
 
 SPECS = {
