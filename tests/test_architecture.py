@@ -30,7 +30,7 @@ FLOORS = {
     "attention/": 1, "weights/": 1, "graph/": 1, "runtimes/": 1,
     "parity/__init__": 0, "parity/conditions": 1, "parity/contents": 1, "parity/cover": 1,
     "parity/draw": 1, "parity/fixed_cases": 1, "parity/golden": 1,
-    "parity/long_cases": 1, "parity/mask_contents": 1, "parity/measures": 0,
+    "parity/mask_contents": 1, "parity/measures": 0,
     "parity/plan": 1,
     "bundle": 2, "runtimes/dry_run_": 2, "runtimes/dry_run_results": -2,
     "export/__init__": 2, "export/user_scales": 2, "export/input_function": 2,

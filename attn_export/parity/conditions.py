@@ -224,7 +224,7 @@ def call_pattern(sizes: Sizes) -> str:
     return A_PAST if sizes[PAST] else NO_PAST
 
 
-def call_patterns(axes: Sequence[str]) -> list[str]:
+def _call_patterns(axes: Sequence[str]) -> list[str]:
     """Return the suffixes for all patterns of a call, see `call_pattern`."""
     if QUERIES not in axes:
         return [""]
@@ -243,7 +243,7 @@ def content_conditions(
         lengths: The names of the contents that change the lengths of a cache in place.
         axes: The axes whose size is free.
     """
-    patterns, batches = call_patterns(axes), ("1", "> 1")
+    patterns, batches = _call_patterns(axes), ("1", "> 1")
     with_past = [pattern for pattern in patterns if pattern != NO_PAST]
     names = [f"{name}{pattern}" for name in (*values, *masks) for pattern in patterns]
     names = [name for name in names if not name.startswith(f"causal_future, {ONE_QUERY}")]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -19,28 +18,15 @@ Choice = tuple[dict[str, int], tuple[Content, ...]]
 """The sizes and the contents of a case."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidates:
-    """Cases that may be chosen: every combination of sizes and contents.
-
-    Attributes:
-        sizes: The sizes that a case may have; of equally good ones the first is chosen.
-        costs: The size on disk in bytes of a case with each of `sizes`.
-        contents: The combinations of contents that a case may have.
-    """
-
-    sizes: Sequence[dict[str, int]]
-    costs: Sequence[int]
-    contents: Sequence[tuple[Content, ...]]
-
-
 class Cover:
     """Greedy choice of cases: each time the one that meets most open conditions for its cost.
 
     Args:
         axes: The axes whose size is free.
         content_conditions: The conditions on contents; those on the sizes of `axes` are added.
-        candidates: The cases that may be chosen.
+        sizes: The sizes that a case may have; of equally good ones the first is chosen.
+        costs: The size on disk in bytes of a case with each of `sizes`.
+        contents: The combinations of contents that a case may have.
         bounded: Whether axes have bounds. Then conditions that no candidate meets do not count.
 
     Attributes:
@@ -51,16 +37,17 @@ class Cover:
         self,
         axes: Sequence[str],
         content_conditions: Sequence[str],
-        candidates: Candidates,
+        sizes: Sequence[dict[str, int]],
+        costs: Sequence[int],
+        contents: Sequence[tuple[Content, ...]],
         *,
         bounded: bool = False,
     ) -> None:
         self._names = [*conditions.size_conditions(axes), *content_conditions]
         self._columns = {name: column for column, name in enumerate(self._names)}
         self._open = np.ones(len(self._names), np.float32)
-        self._candidates = candidates
-        sizes, contents = candidates.sizes, candidates.contents
-        self._costs = np.array(candidates.costs)
+        self._sizes, self._contents = sizes, contents
+        self._costs = np.array(costs)
         self._weights = CASE_COST + self._costs // STEP_COST * STEP_COST
         # Opaque contents hide faults of sizes, so there is a table for them and one for others.
         self._by_sizes = {
@@ -102,8 +89,7 @@ class Cover:
             size_index, content_index = best
             self._open[self._met(size_index, content_index)] = 0
             budget -= int(self._costs[size_index])
-            sizes = self._candidates.sizes[size_index]
-            choices.append((sizes, self._candidates.contents[content_index]))
+            choices.append((self._sizes[size_index], self._contents[content_index]))
 
     def _best(self, budget: int) -> tuple[int, int] | None:
         """Return the indices of the sizes and contents that meet most conditions for their cost."""
@@ -125,19 +111,12 @@ class Cover:
     def _met(self, size_index: int, content_index: int) -> np.ndarray:
         """Return a mask of the conditions that a case meets, `[conditions]`."""
         by_sizes = self._by_sizes[bool(self._opaque[content_index])][size_index]
-        key = _content_key(self._candidates.sizes[size_index])
+        key = _content_key(self._sizes[size_index])
         return np.asarray((by_sizes + self._by_contents[key][content_index]) > 0)
 
     def _table(self, met: Iterable[Iterable[str]]) -> np.ndarray:
-        """Return a table of 0 and 1, with a row for each set of conditions that are met.
-
-        Args:
-            met: Sets of conditions.
-
-        Returns:
-            The table, float32 `[sets, conditions]`.
-        """
-        columns: Mapping[str, int] = self._columns
+        """Return 1 for each condition that is in a set, else 0: float32 `[sets, conditions]`."""
+        columns = self._columns
         rows = [[columns[name] for name in names if name in columns] for names in met]
         table = np.zeros((len(rows), len(self._names)), np.float32)
         for row, ones in zip(table, rows, strict=True):

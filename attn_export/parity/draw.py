@@ -170,6 +170,22 @@ class Interface:
         """The names of all sizes that a case has, see `axis_names`."""
         return axis_names(self.inputs, self.sums)
 
+    def case_bytes(self, sizes: Sizes) -> int:
+        """Return the size in bytes of a case on disk, with its outputs twice: truth and eager."""
+        dtypes = {name: numpy_dtype(input_.dtype) for name, input_ in self.inputs.items()}
+        # The element size of outputs is that of the widest floating input.
+        floating = [dtype.itemsize for dtype in dtypes.values() if is_floating(dtype)]
+        itemsize = max(floating or [dtype.itemsize for dtype in dtypes.values()])
+        input_bytes = sum(
+            dtypes[name].itemsize * math.prod(concrete_shape(input_.shape, sizes))
+            for name, input_ in self.inputs.items()
+        )
+        # An axis of unknown size ("") counts as the longest one.
+        known = {**sizes, "": max(sizes.values(), default=1)}
+        shapes = self.output_shapes.values()
+        output_elements = sum(math.prod(concrete_shape(shape, known)) for shape in shapes)
+        return input_bytes + 2 * itemsize * output_elements
+
 
 def with_fixed_sizes(interface: Interface, fixed: Sizes) -> Interface:
     """Return the interface of a graph in which axes have fixed sizes; it has no spec.

@@ -1,8 +1,12 @@
-"""Cases of fixed sizes: every input matters, and non-finite values stay in their batch element."""
+"""Cases that are not chosen by the cover: those of fixed sizes, and two long ones.
+
+Cases of fixed sizes show that every input matters, and that non-finite values stay in their batch
+element. The long cases are a whole decode, and keys at distant positions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -19,8 +23,8 @@ from attn_export.parity.draw import (
     generator,
     limits,
 )
-from attn_export.results import BASE, CHANGED, Case
-from attn_export.spec import Input
+from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Case
+from attn_export.spec import AttentionSpec, Input
 from attn_export.spec.low_precision import PER_RUN
 from attn_export.tensorfile import ArrayDict, is_floating
 
@@ -38,7 +42,10 @@ NON_FINITE = 1
 
 def fixed_cases(interface: Interface) -> list[Case]:
     """Return the base case, a case that changes each input alone, and cases with NaN or Inf."""
-    cases = [_base(interface), *_changed(interface)]
+    drawn = _draw_base(interface, _sizes(interface))
+    about = "what the changed_* cases differ from"
+    base = Case(BASE, "probe", drawn.sizes, drawn.inputs, about)
+    cases = [base, *_changed(interface)]
     batch_first = all("batch" not in shape[1:] for shape in interface.output_shapes.values())
     # One scale for all batch elements spreads NaN and Inf from one to all.
     independent = interface.spec is None or interface.spec.activations != PER_RUN
@@ -69,11 +76,6 @@ def _draw_base(interface: Interface, sizes: Sizes) -> DrawnCase:
     """Return the inputs of the base case at these sizes."""
     inputs = draw_inputs(interface.inputs, sizes, seed_words=("probe", BASE))
     return DrawnCase(inputs, interface.inputs, interface.spec, sizes, generator("probe", BASE))
-
-
-def _base(interface: Interface) -> Case:
-    drawn = _draw_base(interface, _sizes(interface))
-    return Case(BASE, "probe", drawn.sizes, drawn.inputs, "what the changed_* cases differ from")
 
 
 def _changed(interface: Interface) -> Iterator[Case]:
@@ -135,18 +137,17 @@ def _differing(array: np.ndarray, other: np.ndarray, low: Limit, high: Limit) ->
 
 
 def _non_finite_cases(interface: Interface) -> Iterator[Case]:
-    """Yield cases in which one batch element is not finite: it must not affect the others.
-
-    The outputs of that element are not compared, since runtimes and dialects differ: 0 · NaN is
-    NaN, but a kernel may leave out hidden keys.
-    """
+    """Yield cases in which one batch element is not finite: it must not affect the others."""
+    # The outputs of that element are not compared, since runtimes and dialects differ: 0 · NaN is
+    # NaN, but a kernel may leave out hidden keys.
     several = _sizes(interface, batch=3)
     sizes_by_suffix = {"": several}
     if several.get("query_len", 1) > 1:
         sizes_by_suffix["_one_query"] = _sizes(interface, batch=3, query_len=1)
     for suffix, sizes in sizes_by_suffix.items():
         drawn = _draw_base(interface, sizes)
-        names = [name for name in drawn.value_names() if _has_batch(interface.inputs[name])]
+        shapes = {name: interface.inputs[name].shape for name in drawn.value_names()}
+        names = [name for name, shape in shapes.items() if shape[:1] == ("batch",)]
         if names:
             for name in names:
                 drawn.inputs[name][NON_FINITE] = np.nan
@@ -167,10 +168,6 @@ def _non_finite_case(name: str, drawn: DrawnCase, about: str) -> Case:
     )  # fmt: skip
 
 
-def _has_batch(input_: Input) -> bool:
-    return input_.shape[:1] == ("batch",)
-
-
 def _hide_first_key(drawn: DrawnCase) -> Iterator[np.ndarray]:
     """Mask key 0, and yield the slices of the inputs that it is computed from in one element."""
     inputs: ArrayDict = drawn.inputs
@@ -189,3 +186,112 @@ def _hide_first_key(drawn: DrawnCase) -> Iterator[np.ndarray]:
         yield inputs["value"][NON_FINITE, 0]
     elif inputs["query"].shape[1] > 1:
         yield inputs["query"][NON_FINITE, 0]
+
+
+# -- the two long cases ---------------------------------------------------------------------------
+
+LONG_BYTES = 8 * 2**20
+"""Largest size of each long case in bytes: a quarter of all."""
+
+
+def long_cases(interface: Interface) -> tuple[list[Case], list[str]]:
+    """Return the long cases of a layer of ours, and notes on those that would be too large."""
+    cases, notes = [], []
+    if interface.spec is not None:
+        for choose in (_distant_case, _decode_case):
+            case, note = choose(interface, interface.spec)
+            cases += [case] if case else []
+            notes += [note] if note else []
+    return cases, notes
+
+
+TOKENS = (300, 200, 100)
+"""Numbers of tokens to decode, tried in turn: the first that fits is used."""
+
+
+def _decode_case(interface: Interface, spec: AttentionSpec) -> tuple[Case | None, str]:
+    """Return the longest decode within the size limit, and a note if it would be too large.
+
+    For the module it is one sequence without a past, whose keys fill the buffers. There is no such
+    case if a decode step by step differs from a run of the whole sequence.
+    """
+    # Without a causal mask, tokens would see later tokens, which a decode does not have yet. Some
+    # rotary scalings depend on the length at the time of a key. Quantised activations may have a
+    # scale for each step.
+    if not (spec.in_place and spec.causal) or spec.depends_on_steps:
+        return None, ""
+    for tokens in TOKENS:
+        sizes = add_sums({"batch": 2, "query_len": tokens, "past_len": 0}, interface.sums)
+        if interface.case_bytes(sizes) <= LONG_BYTES:
+            name = f"{WHOLE_DECODE}_{tokens}"
+            drawn = draw_inputs(interface.inputs, sizes, seed_words=(WHOLE_DECODE, name))
+            about = "prompt, tokens and chunks, in buffers that grow"
+            return Case(name, WHOLE_DECODE, sizes, drawn, about), ""
+    return None, (
+        f"no case decodes step by step: at these dimensions {TOKENS[-1]} tokens would take more "
+        f"than {LONG_BYTES >> 20} MiB"
+    )
+
+
+GROWN_BYTES = 24 * 2**20
+"""Largest size in bytes if rotary frequencies change with the length, which no other case shows."""
+
+POSITIONS = ((2050, 2 * 2**20), (258, 4 * 2**20))
+"""Distances to reach for rotary positions alone, each with the largest size of the case in bytes.
+float16 counts exactly up to 2048, and bfloat16 and bytes up to 256."""
+
+GROWS = "the change of the rotary frequencies"
+
+
+def _distant_case(interface: Interface, spec: AttentionSpec) -> tuple[Case | None, str]:
+    """Return the case with the most distant keys, and a note if they are not distant enough."""
+    thresholds = _thresholds(spec)
+    budgets = {
+        distance: GROWN_BYTES if about == GROWS else LONG_BYTES
+        for distance, about in thresholds.items()
+    }
+    if spec.has_rotary and spec.has_cache and not spec.position_ids:
+        for distance, budget in POSITIONS:
+            budgets.setdefault(distance, budget)
+    for distance in sorted(budgets, reverse=True):
+        # Two queries after a long past, or many queries without a past.
+        lengths = {"query_len": 2, "past_len": distance + 2}
+        lengths = lengths if spec.has_cache else {"query_len": distance + 4}
+        sizes = add_sums({"batch": 1, **lengths}, interface.sums)
+        if interface.case_bytes(sizes) <= budgets[distance]:
+            case = _distant_keys(interface.inputs, spec, sizes, distance)
+            return case, _note(thresholds, distance)
+    return None, _note(thresholds, 0)
+
+
+def _thresholds(spec: AttentionSpec) -> dict[int, str]:
+    """Return the distances from query to key at which the computation changes, with the reason."""
+    thresholds = {
+        spec.window_left or 0: "the end of the window",
+        spec.window_right or 0: "the end of the window",
+    }
+    if spec.relative_buckets:
+        thresholds[spec.relative_max_distance] = "the last of the relative positions"
+    if spec.turns_by_length and not spec.position_ids:
+        thresholds[spec.rotary_original_len] = GROWS
+    return {distance: about for distance, about in thresholds.items() if distance}
+
+
+def _note(thresholds: Mapping[int, str], reached: int) -> str:
+    missed = [(distance, about) for distance, about in thresholds.items() if distance > reached]
+    if not missed:
+        return ""
+    shown = " nor ".join(f"{about}, {distance} keys away" for distance, about in sorted(missed))
+    return f"no case reaches {shown}: at these dimensions it would be too large"
+
+
+def _distant_keys(
+    inputs: Mapping[str, Input], spec: AttentionSpec, sizes: Sizes, distance: int
+) -> Case:
+    """Return a case with keys farther away than a distance, none of them masked."""
+    drawn = draw_inputs(inputs, sizes, seed_words=("probe", "far_keys"))
+    if spec.mask:
+        drawn["attn_mask"][...] = True if spec.mask.dtype == "bool" else 0.0
+    if spec.in_place:
+        drawn["past_length"][...] = sizes["past_len"]
+    return Case("far_keys", "probe", sizes, drawn, f"keys more than {distance} away")

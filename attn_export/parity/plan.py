@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from attn_export.errors import first_few
 from attn_export.parity import conditions
 from attn_export.parity.contents import FUTURE, VALUES, Content, DrawnCase, is_mask
-from attn_export.parity.cover import Candidates, Choice, Cover
+from attn_export.parity.cover import Choice, Cover
 from attn_export.parity.draw import (
     Bounds,
     FunctionInputs,
@@ -22,8 +22,7 @@ from attn_export.parity.draw import (
     generator,
     is_within,
 )
-from attn_export.parity.fixed_cases import fixed_cases
-from attn_export.parity.long_cases import case_bytes, decode_case, distant_case
+from attn_export.parity.fixed_cases import fixed_cases, long_cases
 from attn_export.parity.mask_contents import LENGTHS, LOWEST, MASKS
 from attn_export.results import Case
 from attn_export.spec import Input
@@ -110,23 +109,17 @@ def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
         fits: Returns whether the module accepts sizes; called for sizes next to blocks and for
             upper bounds.
     """
-    fixed = fixed_cases(interface)
-    notes: list[str] = []
-    if interface.spec is not None:
-        for choose in (distant_case, decode_case):
-            case, note = choose(interface, interface.spec)
-            fixed += [case] if case else []
-            notes += [note] if note else []
-    budget = GOLDEN_BYTES - sum(case_bytes(case.sizes, interface) for case in fixed)
+    long, notes = long_cases(interface)
+    fixed = [*fixed_cases(interface), *long]
+    budget = GOLDEN_BYTES - sum(interface.case_bytes(case.sizes) for case in fixed)
     sums, bounds = interface.sums, interface.bounds
     axes = conditions.free_axes(interface.axes, list(sums))
     groups = Groups.of(interface)
     sizes = _candidates(axes, fits, sums, bounds)
-    costs = [case_bytes(each, interface) for each in sizes]
-    candidates = Candidates(sizes, costs, groups.combinations())
+    costs = [interface.case_bytes(each) for each in sizes]
     at_bounds = [f"{axis} {end}" for axis, limits in bounds.items() for end in limits]
     wanted = [*groups.conditions(axes), *at_bounds]
-    cover = Cover(axes, wanted, candidates, bounded=bool(bounds))
+    cover = Cover(axes, wanted, sizes, costs, groups.combinations(), bounded=bool(bounds))
     choices = cover.choose(budget, CASE_BYTES)
     if cover.missed:
         notes.append(
@@ -149,8 +142,8 @@ def covering_sizes(
     """
     free = conditions.free_axes(list(axes), list(sums))
     sizes = _candidates(free, lambda _: False, sums, bounds, blocks=False)
-    candidates = Candidates(sizes, [0] * len(sizes), [()])
-    cover = Cover(free, (conditions.SMALLEST,), candidates, bounded=bool(bounds))
+    costs = [0] * len(sizes)
+    cover = Cover(free, (conditions.SMALLEST,), sizes, costs, [()], bounded=bool(bounds))
     return [sizes for sizes, _ in _shuffle(cover.choose(0, 0))]
 
 
@@ -169,18 +162,19 @@ def _candidates(
         candidates += _combinations({**values, conditions.QUERIES: (1,)})
     candidates.append({axis: min(of_axis) for axis, of_axis in values.items()})
     candidates += conditions.corners(axes)
-    for axis in axes if blocks else ():
-        for block, size in conditions.tried_blocks(axis).items():
-            beside = _beside_block(axes, block, bounds)
-            if not fits({**beside, axis: size}):
+    near_blocks = [(axis, conditions.tried_blocks(axis)) for axis in axes]
+    if conditions.PAST in axes:
+        past_lengths = {block: size - 1 for block, size in conditions.BLOCKS.items()}
+        near_blocks.append((conditions.PAST, past_lengths))
+    for axis, size_by_block in near_blocks if blocks else ():
+        for block, size in size_by_block.items():
+            beside = {other: conditions.beside_block(other, block) for other in axes}
+            sizes = {**clamp_sizes(beside, bounds), axis: size}
+            if not fits(sizes):
                 break
-            candidates += _next_to_block(beside, axis, size)
-    if conditions.PAST in axes and blocks:
-        for block, size in conditions.BLOCKS.items():
-            beside = _beside_block(axes, block, bounds)
-            if not fits({**beside, conditions.PAST: size - 1}):
-                break
-            candidates += _next_to_block(beside, conditions.PAST, size - 1)
+            if conditions.BATCH in axes:
+                candidates.append({**sizes, conditions.BATCH: 2})
+            candidates.append(sizes)
     complete = [add_sums(each, sums) for each in sorted(candidates, key=_distance_from_example)]
     return [each for each in complete if is_within(each, bounds)]
 
@@ -195,10 +189,6 @@ def _sizes_within(axis: str, bounds: Bounds, fits: Fits) -> tuple[int, ...]:
     return tuple(sorted({*usual, *ends}))
 
 
-def _beside_block(axes: Sequence[str], block: int, bounds: Bounds) -> dict[str, int]:
-    return clamp_sizes({axis: conditions.beside_block(axis, block) for axis in axes}, bounds)
-
-
 def _combinations(values: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
     """Return all combinations of sizes, or `MOST_CANDIDATES` random ones if there are more."""
     if math.prod(len(of_axis) for of_axis in values.values()) <= MOST_CANDIDATES:
@@ -210,32 +200,22 @@ def _combinations(values: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
     return [dict(zip(values, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _next_to_block(beside: Mapping[str, int], axis: str, size: int) -> list[dict[str, int]]:
-    """Return sizes with one axis next to a block; with batch 2 as well, if there is a batch."""
-    sizes = {**beside, axis: size}
-    return [{**sizes, conditions.BATCH: 2}, sizes] if conditions.BATCH in beside else [sizes]
-
-
 def _distance_from_example(sizes: Sizes) -> float:
     """Return the sum of the log2 distances of sizes from 4, which is near those of the example."""
     return sum(abs(math.log2((size + 1) / 5)) for size in sizes.values())
 
 
 def _is_filled(sizes: Sizes) -> bool:
-    """Return whether the last batch element of a cache in place must have the longest past.
-
-    With several batch elements one always has it. A single one has it only in the cases next to a
-    block; in others a part of the capacity may be unused.
-    """
+    """Return whether the last batch element of a cache in place must have the longest past."""
+    # A single batch element has it next to a block only, so that in other cases a part of the
+    # capacity may be unused.
     most = max(conditions.tried_sizes(conditions.PAST))
     return sizes[conditions.BATCH] > 1 or sizes[conditions.PAST] > most
 
 
 def _shuffle(choices: Sequence[Choice]) -> list[Choice]:
-    """Return the cases in random order, the one with the smallest sizes and no contents first.
-
-    Some runtimes keep buffers, or a branch, from the first shape that they see.
-    """
+    """Return the cases in random order, the one with the smallest sizes and no contents first."""
+    # Some runtimes keep buffers, or a branch, from the first shape that they see.
     shuffled = [choices[index] for index in generator("order").permutation(len(choices))]
     plain = [choice for choice in shuffled if not choice[1]] or shuffled
     if plain:
