@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,9 +34,6 @@ EXACT = frozenset({
 RANKING = frozenset({"sort", "topk"})
 """Operations that may return equal values in any order."""
 
-RoundingSteps = Sequence[tuple[str, float]]
-"""The names of the operations of a run that round, in order, each with the eps of its result."""
-
 
 class OperationMode(TorchDispatchMode):
     """Base class of modes that intercept every PyTorch operation."""
@@ -59,8 +56,12 @@ class OperationMode(TorchDispatchMode):
         raise NotImplementedError
 
 
-class _RoundingRecorder(OperationMode):
-    """Mode that records the operations that round, with the eps of their results."""
+class RoundingRecorder(OperationMode):
+    """Mode that records the operations that round.
+
+    Attributes:
+        steps: The names of the operations, in order, each with the eps of its result.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,14 +74,6 @@ class _RoundingRecorder(OperationMode):
             first = out if isinstance(out, Tensor) else out[0]
             self.steps.append((name, torch.finfo(first.dtype).eps))
         return out
-
-
-def rounding_steps(run: Callable[[], Any]) -> RoundingSteps:
-    """Return the operations of a run that round, with the eps of their results."""
-    recording = _RoundingRecorder()
-    with recording:
-        run()
-    return recording.steps
 
 
 def name_of(func: Any) -> str:

@@ -31,7 +31,7 @@ from attn_export.parity.float64_mode import (
     widening_of,
 )
 from attn_export.parity.measures import EPS_FLOAT32, eps
-from attn_export.parity.operations import Recording, RoundingSteps, rounding_steps, threads
+from attn_export.parity.operations import Recording, RoundingRecorder, threads
 from attn_export.parity.rounding import RandomRounding
 from attn_export.results import WHOLE_DECODE, Arrays, Case, Golden
 from attn_export.spec import Shape
@@ -224,18 +224,16 @@ class Oracle(TruthSource):
     ) -> list[Arrays]:  # fmt: skip
         """Return the outputs of float64 runs with random rounding as large as the graph's.
 
-        Args:
-            case: The case.
-            eager: The module's own outputs.
-            wider: The factor on the size of each rounding error.
-            least: The least number of runs.
-            cached: The new keys and values of a cache in float16.
+        Each rounding error is `wider` times as large, and there are at least `least` runs.
         """
         types = [eps(a.dtype) for a in eager.values() if is_floating(a.dtype)]
         in_float32 = self._computes_in_float32 or cached is not None
         step = EPS_FLOAT32 if in_float32 else max(types, default=EPS_FLOAT32)
         step = wider * max(step, self._least_eps)
-        steps = self._rounding_steps(case) if self._computes_in_float16 and wider == 1 else ()
+        recorder = RoundingRecorder()
+        if self._computes_in_float16 and wider == 1:
+            with _math_backend(recorder):
+                self.subject.call(self.subject.module, to_torch(case.inputs))
         inputs = widened_arrays(case.inputs)
         fewest, count = run_count(eager)
         count = max(count, least)
@@ -243,8 +241,9 @@ class Oracle(TruthSource):
         def run(number: int, arrays: Arrays, copies: int = 1) -> Arrays:
             seed = seed_of(case.name, number)
             mode = RandomRounding(
-                step, wider * EPS_FLOAT32, seed, copies=copies, steps=steps, widening=self.widening
-            )
+                step, wider * EPS_FLOAT32, seed, copies=copies, steps=recorder.steps,
+                widening=self.widening,
+            )  # fmt: skip
             with self._draw_cache(cached, range(number, number + copies)):
                 outputs = self._noisy(arrays, mode)
             self._ranks |= mode.ranks
@@ -276,12 +275,6 @@ class Oracle(TruthSource):
         zero_points = self._ties.subtract_zero_points() if self._ties else None
         with _math_backend(zero_points, mode):
             return to_numpy(self.subject.call(self.precise, to_torch(inputs)))
-
-    def _rounding_steps(self, case: Case) -> RoundingSteps:
-        """Return the operations that round in a run of the module in its own types."""
-        tensors = to_torch(case.inputs)
-        with _math_backend():
-            return rounding_steps(lambda: self.subject.call(self.subject.module, tensors))
 
     def _can_stack_runs(self, inputs: Arrays) -> bool:
         """Return whether several runs may be stacked along the batch axis.

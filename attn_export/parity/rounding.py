@@ -22,7 +22,6 @@ from attn_export.parity.operations import (
     RANKING,
     OperationMode,
     RandomNumbers,
-    RoundingSteps,
     name_of,
     rounds,
 )
@@ -64,7 +63,7 @@ class RandomRounding(OperationMode):
         seed: The seed of the random numbers.
         copies: The number of runs stacked along the batch axis. They differ by rounding alone, so
             the sizes of terms are measured in the first.
-        steps: The operations of the module in its own types, by `rounding_steps`, if it has more
+        steps: The operations of the module in its own types, by `RoundingRecorder`, if it has more
             than one type. From the first operation on that differs, `eps` is used.
         widening: A mode that computes the operations in float64. It must not be entered, or it
             would also process the operations that compute the rounding, which are most of them.
@@ -80,7 +79,7 @@ class RandomRounding(OperationMode):
         seed: int,
         *,
         copies: int = 1,
-        steps: RoundingSteps = (),
+        steps: Sequence[tuple[str, float]] = (),
         widening: ComputeInFloat64 | None = None,
     ) -> None:
         super().__init__()
@@ -130,15 +129,7 @@ class RandomRounding(OperationMode):
     def _round(
         self, name: str, func: Any, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return the result of an operation, rounded at random.
-
-        Args:
-            name: The name of the operation.
-            func: The operation.
-            out: Its result in float64.
-            args: Its arguments by position.
-            kwargs: Its arguments by name.
-        """
+        """Return the float64 result of an operation, rounded at random."""
         unit = self._next_unit(name)
         if name == "gelu":
             # For negative inputs it is a small difference of numbers as large as its input.
@@ -185,19 +176,11 @@ class RandomRounding(OperationMode):
         return x * torch.add(1, self._random.uniform(x.shape), alpha=unit)
 
     def _sum(self, out: Tensor, squares: Tensor, count: Tensor | float, unit: float) -> Tensor:
-        """Round sums whose terms are added one after the other.
-
-        Each partial sum is rounded. A partial sum of k terms with random signs is about sqrt(k)
-        times as large as a term. If all terms have one sign, it is k / count times the result.
-        So the squares of all partial sums add up to count / 2 times the sum of squares of the terms
-        plus count / 3 times the square of the result.
-
-        Args:
-            out: The sums.
-            squares: The sum of squares of the terms of each.
-            count: The number of terms.
-            unit: The largest relative error of the type of the result.
-        """
+        """Round sums of `count` terms, whose squares add up to `squares`, added one by one."""
+        # Each partial sum is rounded. A partial sum of k terms with random signs is about sqrt(k)
+        # times as large as a term. If all terms have one sign, it is k / count times the result.
+        # So the squares of all partial sums add up to count / 2 times the sum of squares of the
+        # terms plus count / 3 times the square of the result.
         partial = (count / 2 * squares + count / 3 * out.square()).sqrt_()
         # A mask that the product adds (baddbmm) may make a result -inf, which is exact.
         if not math.isfinite(out.sum()):  # much faster than a test of each element
@@ -266,15 +249,7 @@ def _is_mask(x: Any, out: Tensor) -> bool:
 def _terms(
     name: str, out: Tensor, args: Sequence[Any], copies: int, unit: float
 ) -> tuple[Tensor, Tensor | float]:
-    """Return the sum of squares of the terms of each result, and the number of terms.
-
-    Args:
-        name: The name of the operation.
-        out: Its results.
-        args: Its arguments.
-        copies: See `RandomRounding`.
-        unit: The largest relative error of one rounding of a partial sum.
-    """
+    """Return the sum of squares of the terms of each result, and the number of terms."""
     if name in PRODUCTS:
         a, b = args[-2:]
         if copies == 1 or a.shape[0] % copies:
@@ -298,18 +273,10 @@ def _terms(
 def _terms_of_product(a: Tensor, b: Tensor, unit: float) -> tuple[Tensor, Tensor]:
     """Return the sum of squares of the terms of each element of a @ b, and the number of terms.
 
-    Zeros do not count, nor terms that are more than 1 / unit times smaller than the largest, since
-    adding them changes no partial sum.
-
-    Args:
-        a: `[..., M, K]`.
-        b: `[..., K, N]`, or `[K]`.
-        unit: The largest relative error of one rounding of a partial sum.
-
-    Returns:
-        The sums, of the shape of the product, and the numbers, `[..., M, 1]`, or `[M]` if `b` is
-        `[K]`.
+    `a` is `[..., M, K]`, `b` is `[..., K, N]` or `[K]`, and the numbers are `[..., M, 1]` or `[M]`.
     """
+    # Zeros do not count, nor terms that are more than 1 / unit times smaller than the largest,
+    # since adding them changes no partial sum.
     sizes = a.double().abs()
     count = (sizes > unit * sizes.amax(-1, keepdim=True)).sum(-1).to(sizes.dtype)
     squares = sizes.square_()

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_export.parity.allowed import run_count
 from attn_export.parity.draw import generator
-from attn_export.parity.operations import rounding_steps
+from attn_export.parity.operations import RoundingRecorder
 from attn_export.parity.rounding import RandomRounding
 
 EPS = float(np.finfo(np.float32).eps)
@@ -161,7 +161,9 @@ def test_a_module_of_mixed_types_rounds_in_each_of_them():
         wide = (x * 2).float() if x.dtype == torch.half else x * 2
         return wide.exp() - wide.exp() * 0.5
 
-    steps = rounding_steps(lambda: mixed(torch.ones(3).half()))
+    with RoundingRecorder() as recorder:
+        mixed(torch.ones(3).half())
+    steps = recorder.steps
     half, single = (float(torch.finfo(kind).eps) for kind in (torch.half, torch.float))
     assert steps == [("mul", half), *[("exp", single)] * 2, ("mul", single), ("sub", single)]
     x = torch.from_numpy(drawn(1, 64)).double()
