@@ -146,18 +146,12 @@ class ActivationTies:
     def _move_tokens(
         self, case: Case, near: np.ndarray, random: np.random.Generator, attempt: int
     ) -> Case:
-        """Return a case that differs a little for the first value near a tie of each batch element.
+        """Return a case with a moved token for the first value near a tie of each batch element.
 
         One element of the value's token moves by one quantisation step. In some attempts it is an
         element of another token that the query may see. In the second half of the attempts the
         elements of that other token are rotated as well, and the past values that contribute to
         the value near a tie shrink, since a query may see nothing but the past.
-
-        Args:
-            case: The case.
-            near: Mask of the values near a tie, `[B, L, N]`.
-            random: Chooses the elements.
-            attempt: The number of attempts before.
         """
         spec = self._module.spec
         inputs = {**case.inputs, "query": case.inputs["query"].copy()}
@@ -186,14 +180,9 @@ class ActivationTies:
         return quantised
 
     def _margin(self, inputs: Arrays, quantised: Sequence[Tensor]) -> Tensor:
-        """Return the distance from a tie, in steps, that rounding errors do not exceed.
+        """Return the distance in steps from a tie that rounding errors do not exceed, `[B, L, N]`.
 
-        Args:
-            inputs: The inputs of the run.
-            quantised: The tensors that the run quantises.
-
-        Returns:
-            The margin, the same for all channels of a head, `[B, L, N]`.
+        It is the same for all channels of a head.
         """
         exact = self._quotients(quantised[-1])
         largest = torch.zeros_like(exact)
@@ -296,13 +285,8 @@ def _shows_other_faults(case: Case) -> bool:
 
 
 def _shrink(past: np.ndarray, channel: int) -> None:
-    """Move a channel of the past values a little towards 0, in place.
-
-    Args:
-        past: The values of a head, `[P, Dv]`, or `[P, Dv / 2]` if a byte holds two values.
-        channel: The channel.
-    """
-    if past.dtype == np.uint8:
+    """Move a channel of a head's past values, `[P, Dv]`, a little towards 0, in place."""
+    if past.dtype == np.uint8:  # [P, Dv / 2]: a byte holds two values
         byte, half = past[:, channel // 2], channel % 2
         number = (byte >> (4 * half)) & 15
         byte += (np.sign(MIDDLE - number.astype(np.int8)) * 16**half).astype(np.uint8)

@@ -48,7 +48,7 @@ def run_count(outputs: Arrays) -> tuple[int, int]:
     """Return the number of last-axis rows of the smallest output, and the number of random runs."""
     rows = min(math.prod(a.shape[:-1]) for a in outputs.values())
     # The worst of short rows is one that nearly vanishes: its error varies for any number of rows.
-    if short_rows({name: a.shape for name, a in outputs.items() if is_floating(a.dtype)}):
+    if _have_short_rows({name: a.shape for name, a in outputs.items() if is_floating(a.dtype)}):
         return rows, RUNS[0][1]
     return rows, next(runs for most, runs in RUNS if rows <= most)
 
@@ -64,7 +64,8 @@ def build_golden(
         eager: The outputs of the module itself, by name.
         truth: The float64 outputs.
         runs: The float64 outputs of runs with random rounding.
-        in_float32: See `allowed_error`.
+        in_float32: Whether the graph computes in float32 and only rounds its outputs to a narrower
+            type. This does not hold for a decode, which reads keys that were rounded before.
         exactly: The names of outputs in a type narrower than float32 that must be equal to the
             rounded truth, except where the runs differ from it. The eps of float32 applies to
             them instead of the eps of their own type.
@@ -82,7 +83,7 @@ def build_golden(
         t = np.where(zero_rows(expected[name])[..., None], 0.0, t) if t.ndim else t
         rounded = [fill_ignored_rows(run[name], t, case.ignored_rows) for run in runs]
         least = EPS_FLOAT32 if name in exactly else eps(e.dtype)
-        error = allowed_error(t, e, expected[name], rounded, in_float32=in_float32, least=least)
+        error = _allowed_error(t, e, expected[name], rounded, in_float32=in_float32, least=least)
         if bool((np.isfinite(t) & ~np.isfinite(e.astype(np.float64))).any()):
             reason = "eager is not finite where the float64 truth is: no evidence"
         else:
@@ -93,7 +94,7 @@ def build_golden(
     return Golden(case, expected, eager, allowed, unusable)
 
 
-def allowed_error(
+def _allowed_error(
     t: np.ndarray,
     e: np.ndarray,
     expected: np.ndarray,
@@ -102,16 +103,9 @@ def allowed_error(
     in_float32: bool,
     least: float,
 ) -> Allowed:
-    """Return the error allowed for one output.
+    """Return the error allowed for one output: `expected` is the truth `t` in the type of `e`.
 
-    Args:
-        t: The truth, float64.
-        e: Eager's output, of the same shape.
-        expected: The truth in the type of `e`.
-        runs: The outputs of runs with random rounding, float64.
-        in_float32: Whether the graph computes in float32 and only rounds its outputs to a narrower
-            type. This does not hold for a decode, which reads keys that were rounded before.
-        least: The least relative error, unless only outputs are rounded.
+    `least` is the least relative error, unless only outputs are rounded.
     """
     eager_error = Measures(0.0, 0.0)
     if in_float32 and eps(e.dtype) > EPS_FLOAT32:
@@ -173,7 +167,6 @@ def _one_step(expected: np.ndarray) -> Measures:
 
 # -- cases whose inputs are changed until they can be judged ------------------------------------
 
-
 MOST_CHANGES = 4
 """The largest number of times that the inputs of a case are divided by 4, or get other signs."""
 
@@ -181,8 +174,8 @@ SHORT = (1, 2, 3)
 """Lengths of rows in which all elements may be near 0 at once."""
 
 
-def short_rows(output_shapes: Mapping[str, Shape]) -> bool:
-    """Return whether an output has rows so short that all their elements may nearly vanish."""
+def _have_short_rows(output_shapes: Mapping[str, Shape]) -> bool:
+    """Return whether an output has rows of the lengths in `SHORT`."""
     return any(shape[-1] in SHORT for shape in output_shapes.values() if shape)
 
 
@@ -202,8 +195,8 @@ class TruthSource(abc.ABC):
         """Return the case, moved away from rounding ties if it can be; None if it is unusable."""
 
     def has_short_rows(self) -> bool:
-        """Return whether an output has rows so short that all their elements may nearly vanish."""
-        return short_rows(self.output_shapes())
+        """Return whether all elements of a row of some output may nearly vanish at once."""
+        return _have_short_rows(self.output_shapes())
 
     def usable(self, case: Case) -> Golden:
         """Return a case with its truth, its inputs changed until it can be judged.

@@ -178,16 +178,10 @@ def _product(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Tens
 def _grouped_product(
     x: Tensor, weights: Tensor, offs: Tensor | None = None, *_: Any, **__: Any
 ) -> Tensor:
-    """Return the result of `_grouped_mm`, which PyTorch does not have in float64.
+    """Return each row times the matrix of its group: `_grouped_mm`, which is not in float64.
 
-    Args:
-        x: `[N, K]`, sorted by group, or `[G, N, K]`.
-        weights: `[G, K, M]`.
-        offs: The row at which each group ends, `[G]`; None if `x` has an axis of groups.
-
-    Returns:
-        Each row of `x` times the matrix of its group, `[N, M]` or `[G, N, M]`; rows after the last
-        group are 0.
+    `x` is `[N, K]`, sorted by group, or `[G, N, K]`; `weights` is `[G, K, M]`. `offs`, `[G]`, is
+    the row at which each group ends. Rows after the last group are 0.
     """
     if offs is None:
         return x @ weights

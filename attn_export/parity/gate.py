@@ -51,16 +51,15 @@ def read_baseline(path: Path) -> BaselineFile:
         raise UsageError(f"the baseline {path} was changed: {error}") from error
 
 
-def apply_baseline(report: Report, baseline: BaselineFile, factor: float = FACTOR) -> Report:
+def apply_baseline(report: Report, baseline: BaselineFile) -> Report:
     """Return a report in which verdicts with larger errors than in the baseline fail.
 
     Args:
         report: The report of this run.
         baseline: The errors of earlier runs.
-        factor: The largest factor by which an error may grow.
     """
     versions = {_run_key(run): _version(run) for run in report.runs}
-    verdicts = tuple(_compared(v, baseline, versions, factor) for v in report.verdicts)
+    verdicts = tuple(_compared(v, baseline, versions) for v in report.verdicts)
     unknown = dict.fromkeys(_run_key(v) for v in report.verdicts if _before(v, baseline) is None)
     notes = report.notes
     if unknown:
@@ -95,19 +94,17 @@ def write_baseline(path: Path, report: Report) -> None:
         write_whole(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
-def _compared(
-    verdict: Verdict, baseline: BaselineFile, versions: Mapping[str, str], factor: float
-) -> Verdict:
+def _compared(verdict: Verdict, baseline: BaselineFile, versions: Mapping[str, str]) -> Verdict:
     before, now = _before(verdict, baseline), verdict.worst
     if verdict.status != "passed" or before is None or now is None:
         return verdict
-    if now <= factor * max(before, FLOOR):
+    if now <= FACTOR * max(before, FLOOR):
         return verdict
     key = _run_key(verdict)
     was, is_ = baseline.versions.get(key, "?"), versions.get(key, "?")
     since = f"{verdict.runtime} {was} before, {is_} now" if was != is_ else f"{is_} as before"
     message = (
-        f"error {now:.3g} of allowed was {before:.3g} in the baseline: more than {factor:g} times "
+        f"error {now:.3g} of allowed was {before:.3g} in the baseline: more than {FACTOR:g} times "
         f"worse; {since}"
     )
     return dataclasses.replace(verdict, status="failed", message=message)
@@ -170,12 +167,7 @@ def _cause(name: str) -> str:
 
 
 def _ratio(worst: Mapping[str, float], name: str) -> tuple[float, str]:
-    """Return the ratio of a runtime's error to the smallest error, and a text that states it.
-
-    Args:
-        worst: The largest error of each runtime with a graph, as a share of the allowed error.
-        name: The name of the runtime.
-    """
+    """Return the ratio of a runtime's error to the smallest error, and a text that states it."""
     if name not in worst:
         return 0.0, ""
     best = min(worst, key=worst.__getitem__)

@@ -94,11 +94,9 @@ def _masked_rows(drawn: DrawnCase) -> None:
 
 
 def _one_visible(drawn: DrawnCase) -> None:
-    """Show one key in each row of the mask, so that the result is its value for any scores.
-
-    Scores are huge, and the visible one may be far below the hidden ones. So no finite number can
-    stand for -inf.
-    """
+    """Show one key in each row of the mask, so that the result is its value for any scores."""
+    # Scores are huge, and the visible one may be far below the hidden ones. So no finite number can
+    # stand for -inf.
     for name in drawn.value_names():
         narrow = drawn.is_narrow(name) or drawn.spec is None
         multiply(drawn, name, HUGE_FLOAT16 if narrow else HUGE)

@@ -132,10 +132,8 @@ def _try_steps(case: Case, module: Attention, random: np.random.Generator) -> Ca
 
 
 def _weigh_worst(shift: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return weights that select the value of each token with the largest shift, and its shift.
-
-    One value of every token moves at once, since tokens do not depend on each other.
-    """
+    """Return weights that select the value of each token with the largest shift, and its shift."""
+    # One value of every token moves at once, since tokens do not depend on each other.
     worst = shift.abs().argmax(-1, keepdim=True)
     return torch.zeros_like(shift).scatter(-1, worst, 1.0), shift.gather(-1, worst)
 
@@ -143,18 +141,14 @@ def _weigh_worst(shift: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
 def _weigh_all(shift: Tensor, units: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return weights that move all values of a token at once, and the change that their sum needs.
 
-    This takes few steps if few of many channels are near ties. Shifts are multiplied by `units`, so
-    that they count as differences of cached values.
+    This takes few steps if few of many channels are near ties.
     """
-    assert units is not None
+    assert units is not None  # by them, shifts count as differences of cached values
     return shift * units.square(), (shift * units).square().sum(-1, keepdim=True)
 
 
 def _move_inputs(case: Case, rounding: QuantisedActivations) -> Case | None:
-    """Return a case without inputs near a tie.
-
-    It is the same object if no input is near a tie, and None if inputs cannot be moved away.
-    """
+    """Return a case without inputs near a tie, which may be `case` itself; None if impossible."""
     inputs = dict(case.inputs)
     for name in set(ROUNDED) & set(inputs):
         moved = _move_array(inputs[name], rounding)

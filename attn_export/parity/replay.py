@@ -250,10 +250,9 @@ def _judge_worker(
     gate: Gate,
     advance: Advance,
 ) -> tuple[list[Verdict], Worst, dict[str, float]]:
-    """Judge the cases of a worker, and set its outcome if it did not serve all of them.
+    """Return the verdicts on a worker, the worst of them, and the seconds of each case.
 
-    Returns:
-        The verdicts, the worst of them, and the seconds that each case took.
+    The worker's outcome is set if it did not serve all cases.
     """
     name = worker.runtime.name
     verdicts: list[Verdict] = []
