@@ -26,7 +26,6 @@ from attn_export.parity.quality_vectors import (
     output_distances,
 )
 from attn_export.quality import ATTENDED, Budget, Distance, Quality, Split, is_finite
-from attn_export.quantiser import QuantisedWeight
 from attn_export.results import Arrays, Golden
 from attn_export.tensorfile import is_floating
 
@@ -77,10 +76,8 @@ def measure_quality(
 
 
 def _as_stored(outputs: Arrays, expected: Arrays) -> Arrays:
-    """Return outputs of the unquantised module in the types of the expected outputs.
-
-    Expected outputs that are not floating, such as a cache of integers, stay as they are.
-    """
+    """Return outputs of the unquantised module in the types of the expected outputs."""
+    # Expected outputs that are not floating, such as a cache of integers, stay as they are.
     return {
         name: outputs[name].astype(t.dtype) if is_floating(t.dtype) else t
         for name, t in expected.items()
@@ -93,12 +90,8 @@ def _part_distances(
 ) -> Iterator[tuple[Distance, Split | None]]:  # fmt: skip
     """Yield the distance of the first output if one part alone is quantised, and its split.
 
-    Args:
-        subject: The subject.
-        module: The quantised module.
-        before: The module before it was quantised.
-        inputs: The inputs of `module`, and those of `before`.
-        wide: The outputs of `before`.
+    `before` is the module before it was quantised, with the outputs `wide`; `inputs` are those of
+    both modules.
     """
     first = subject.outputs[0]
 
@@ -109,12 +102,12 @@ def _part_distances(
         return distance_of(part, _run(subject, changed, inputs[1])[0])
 
     for name in module.float_weights:
-        yield split_of_weight(name, module, before, measure)
+        yield _split_of_weight(name, module, before, measure)
     if module.kv_scales is not None:
         if module.float_weights:
             only_cache = unquantise(module, keep_cache=True)
             yield distance_of(CACHE, _run(subject, only_cache, inputs[0])[0]), None
-        yield from splits_of_cache(module, before, measure)
+        yield from _splits_of_cache(module, before, measure)
     if isinstance(module.activations, QuantisedActivations):
         before.activations = module.activations
         apart = measure(ACTIVATIONS, before)
@@ -151,13 +144,10 @@ Measure = Callable[[str, Attention], Distance]
 """A function of the name of a part and of a module, which returns the module's distance."""
 
 
-class PartlyRounded(nn.Module):
-    """Replacement for a quantised cache, with one kind of error in the keys or in the values.
+class _PartlyRounded(nn.Module):
+    """Replacement for a quantised cache, with errors of one kind in one part: keys or values.
 
-    Args:
-        scales: The quantised cache.
-        part: The part that has errors: 0 for keys, 1 for values.
-        error: One of `ALL`, `ROUNDING` and `CLIPPED`.
+    Attributes:
         record: Receives the number of clipped values, and the number of all values.
     """
 
@@ -169,16 +159,11 @@ class PartlyRounded(nn.Module):
         self.scales, self.part, self.error, self.record = scales, part, error, record
 
     def change_basis(self, x: Tensor) -> Tensor:
-        """Return queries or keys, `[B, heads, L, D]`, as the cache takes them."""
+        """Return queries or keys as the cache takes them."""
         return self.scales.change_basis(x)
 
     def forward(self, key: Tensor, value: Tensor) -> Pair:
-        """Return new keys and values with the errors, in floating point.
-
-        Args:
-            key: `[B, Hkv, L, D]`.
-            value: `[B, Hkv, L, Dv]`.
-        """
+        """Return new keys and values with the errors, in floating point."""
         pair = [key, value]
         x = pair[self.part]
         stored: Pair = self.scales(key, value)
@@ -189,13 +174,7 @@ class PartlyRounded(nn.Module):
         return pair[0], pair[1]
 
     def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:  # noqa: ARG002
-        """Return keys and values as they are.
-
-        Args:
-            key: `[B, Hkv, S, D]`.
-            value: `[B, Hkv, S, Dv]`.
-            dtype: The type that they have.
-        """
+        """Return keys and values as they are."""
         return key, value
 
 
@@ -211,22 +190,19 @@ def split(error: Tensor, step: Tensor) -> dict[str, Tensor]:
     return {ALL: error, ROUNDING: within, CLIPPED: error - within}
 
 
-def splits_of_cache(
+def _splits_of_cache(
     module: Attention, before: Attention, measure: Measure
 ) -> Iterator[tuple[Distance, Split]]:
     """Yield the distance of the first output with quantised keys only, then with values only.
 
-    Args:
-        module: The quantised module.
-        before: The module before it was quantised. It is changed while it runs, and then restored.
-        measure: Returns the distance of a module, given the name of a part.
+    `before`, the module before it was quantised, is changed while it runs, and then restored.
     """
     scales = module.kv_scales
     assert scales is not None
     counts: list[tuple[int, int]] = []
 
     def measure_error(part: int, error: str) -> Distance:
-        before.kv_scales = PartlyRounded(  # type: ignore[assignment]
+        before.kv_scales = _PartlyRounded(  # type: ignore[assignment]
             scales, part, error, lambda *count: counts.append(count)
         )
         distance = measure(CACHED[part], before)
@@ -243,20 +219,18 @@ def splits_of_cache(
         yield distances[ALL], _split_of(part, distances, clipped / max(count, 1))
 
 
-def split_of_weight(
+def _split_of_weight(
     name: str, module: Attention, before: Attention, measure: Measure
 ) -> tuple[Distance, Split]:
     """Return the distance of the first output with one weight alone quantised.
 
-    Args:
-        name: The name of the weight.
-        module: The quantised module.
-        before: The module before it was quantised. It is changed while it runs, and then restored.
-        measure: Returns the distance of a module, given the name of a part.
+    `before`, the module before it was quantised, is changed while it runs, and then restored.
     """
     weight, original = before.get_parameter(name), module.float_weights[name].double()
     difference = module.get_parameter(name).detach().double() - original
-    errors = split(difference, _element_scales(module.integers[name]))
+    integers = module.integers[name]
+    scales = np.repeat(integers.scales, integers.block, axis=0).T.copy()  # [out, in]
+    errors = split(difference, torch.from_numpy(scales))
     clipped = int(errors[CLIPPED].count_nonzero())
     distances = {}
     for error in (ALL, ROUNDING, CLIPPED) if clipped else (ALL,):
@@ -266,11 +240,6 @@ def split_of_weight(
             weight.copy_(original)
     share = clipped / difference.numel()
     return distances[ALL], _split_of(name, {ROUNDING: distances[ALL], **distances}, share)
-
-
-def _element_scales(weight: QuantisedWeight) -> Tensor:
-    """Return the scale of each element of a weight, float64 `[out, in]`."""
-    return torch.from_numpy(np.repeat(weight.scales, weight.block, axis=0).T.copy()).double()
 
 
 def _split_of(part: str, distances: Mapping[str, Distance], share: float) -> Split:
