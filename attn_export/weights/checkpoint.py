@@ -15,6 +15,7 @@ from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config
 from attn_export.weights.from_config import (
     GEMMA3,
+    ConfigSpec,
     check_agrees,
     family_of,
     find_family,
@@ -26,9 +27,9 @@ from attn_export.weights.select_layer import (
     CROSS,
     DECODER,
     ENCODER,
-    LayerChoice,
     LayerMatch,
     choose_layer,
+    parse_layer,
 )
 from attn_export.weights.shapes import NamedSizes, relative_bias_name
 from attn_export.weights.source import TensorSource, find_lone_config, open_source, shown
@@ -94,42 +95,30 @@ def load_checkpoint(
     if config is not None and config.towers and match.tower:
         config = config.for_tower(match.tower)
     notes = [f"{match.shown} of {source.path.name}, stored as {match.layout.name}"]
-    sizes, more = _sizes_of(source, match, spec, config, fields)
+    if spec is None:
+        sizes, more = _from_config(source, match, config, fields)
+    else:
+        sizes, more = _from_spec(source, match, spec, config)
     norms_minus_one = _stores_norms_minus_one(source, match, config)
     weights, integers, read = read_weights(source, match, sizes, norms_minus_one=norms_minus_one)
     notes += [*more, *read, *_borrowed_bias(source, match, sizes.spec)]
+    final_spec, kv_heads = sizes.spec, sizes.spec.num_kv_heads
     if integers:
-        final_spec = _spec_with_integers(source, sizes.spec, integers, pool_kv_heads)
+        final_spec = _spec_with_integers(source, final_spec, integers, pool_kv_heads)
         notes.append(
             f"its projections hold {final_spec.weights_dtype} as stored, nothing was rounded"
         )
-    else:
-        final_spec, weights, pooled = _pool_kv_heads(sizes.spec, weights, pool_kv_heads)
-        notes += pooled
+    elif pool_kv_heads is not None:
+        final_spec, weights = pool(weights, final_spec, pool_kv_heads)
+        if pool_kv_heads != kv_heads:
+            notes.append(f"K/V heads were pooled from {kv_heads} to {pool_kv_heads} by their means")
     return Checkpoint(final_spec, weights, tuple(map(shown, notes)), integers)
-
-
-def _pool_kv_heads(
-    spec: AttentionSpec, weights: dict[str, Tensor], pool_kv_heads: int | None
-) -> tuple[AttentionSpec, dict[str, Tensor], list[str]]:
-    """Return spec and weights with K/V heads pooled to a number, if there is one, and notes."""
-    if pool_kv_heads is None:
-        return spec, weights, []
-    final_spec, pooled = pool(weights, spec, pool_kv_heads)
-    if spec.num_kv_heads == pool_kv_heads:
-        return final_spec, pooled, []
-    note = f"K/V heads were pooled from {spec.num_kv_heads} to {pool_kv_heads} by their means"
-    return final_spec, pooled, [note]
 
 
 def _load_config_alone(
     path: Path, layer: str | None, fields: Mapping[str, Any], pool_kv_heads: int | None
 ) -> Checkpoint:
-    """Return the spec of one attention layer of a config.json without tensors.
-
-    Raises:
-        WeightsError: If the config does not describe the layer, or if K/V heads would be pooled.
-    """
+    """Return the spec of one attention layer of a config.json without tensors."""
     config = Config.load(path)
     if config is None:
         raise WeightsError(f"{path} is gone; give it again")
@@ -137,17 +126,17 @@ def _load_config_alone(
         raise WeightsError(
             f"{path} has no tensors beside it whose K/V heads could be pooled; change num_kv_heads"
         )
-    choice = LayerChoice.parse(layer, _wanted_role(None, fields))
+    number, role = parse_layer(layer, _wanted_role(None, fields))
     find_family(config)
     for key in ("num_hidden_layers", "n_layers", "n_layer"):
-        if config.has(key) and choice.layer >= config.whole(key):
+        if config.has(key) and number >= config.whole(key):
             raise WeightsError(
-                f"{path} has {key} {config.whole(key)}, so there is no layer {choice.layer}; give "
-                "a smaller --layer"
+                f"{path} has {key} {config.whole(key)}, so there is no layer {number}; give a "
+                "smaller --layer"
             )
-    in_config = read_config_spec(config, choice, None)
+    in_config = read_config_spec(config, number, role, None)
     spec = AttentionSpec.from_dict({**in_config.fields, **fields})
-    note = f"layer {choice.layer} as {path} describes it, with random weights: it holds no tensors"
+    note = f"layer {number} as {path} describes it, with random weights: it holds no tensors"
     return Checkpoint(spec, None, (shown(note),))
 
 
@@ -162,24 +151,6 @@ def _wanted_role(spec: AttentionSpec | None, fields: Mapping[str, Any]) -> str |
     return DECODER if causal else ENCODER
 
 
-def _sizes_of(
-    source: TensorSource,
-    match: LayerMatch,
-    spec: AttentionSpec | None,
-    config: Config | None,
-    fields: Mapping[str, Any],
-) -> tuple[NamedSizes, list[str]]:
-    """Return the sizes of the spec, or without one those of the config, with notes."""
-    if spec is not None:
-        return _from_spec(source, match, spec, config)
-    if config is not None:
-        return _from_config(source, match, config, fields)
-    raise WeightsError(
-        f"nothing says what the attention in {source.path} is: give SPEC.toml, or put the model's "
-        "config.json beside it"
-    )
-
-
 def _from_spec(
     source: TensorSource, match: LayerMatch, spec: AttentionSpec, config: Config | None
 ) -> tuple[NamedSizes, list[str]]:
@@ -190,17 +161,20 @@ def _from_spec(
     if family_of(config.model_type) is None:
         note = f"config.json was not compared: its model_type {config.model_type!r} is not known"
         return sizes, [note]
-    agreed = check_agrees(
-        spec, read_config_spec(config, match, _stored_biases(source, match)), config
-    )
+    agreed = check_agrees(spec, _in_config(source, match, config), config)
     return sizes, [agreed] if agreed else []
 
 
 def _from_config(
-    source: TensorSource, match: LayerMatch, config: Config, fields: Mapping[str, Any]
+    source: TensorSource, match: LayerMatch, config: Config | None, fields: Mapping[str, Any]
 ) -> tuple[NamedSizes, list[str]]:
     """Return the sizes of the config's spec with some fields changed, with notes."""
-    in_config = read_config_spec(config, match, _stored_biases(source, match))
+    if config is None:
+        raise WeightsError(
+            f"nothing says what the attention in {source.path} is: give SPEC.toml, or put the "
+            "model's config.json beside it"
+        )
+    in_config = _in_config(source, match, config)
     notes = []
     if not in_config.has_biases:
         notes.append(f"config.json does not say which biases there are: {in_config.spec.bias}")
@@ -209,15 +183,17 @@ def _from_config(
     return NamedSizes(spec, keys, "config.json"), notes
 
 
-def _stored_biases(source: TensorSource, match: LayerMatch) -> str:
-    """Return the projections with biases in the file, in the format of `AttentionSpec.bias`."""
+def _in_config(source: TensorSource, match: LayerMatch, config: Config) -> ConfigSpec:
+    """Return the spec in a config.json, with the biases of the tensors if it does not state any."""
     layout = match.layout
     if layout.latent:
         stored = any(match.prefix + name in source.files for name in layout.biases)
-        return "all" if stored else "none"
-    names = layout.biases if len(layout.biases) > 1 else layout.biases * 3
-    pairs = zip(("q", "k", "v", "out"), (*names, layout.out_names[1]), strict=True)
-    return ",".join(side for side, name in pairs if match.prefix + name in source.files) or "none"
+        biases = "all" if stored else "none"
+    else:
+        names = layout.biases if len(layout.biases) > 1 else layout.biases * 3
+        pairs = zip(("q", "k", "v", "out"), (*names, layout.out_names[1]), strict=True)
+        biases = ",".join(side for side, name in pairs if match.prefix + name in source.files)
+    return read_config_spec(config, match.layer or 0, match.role, biases or "none")
 
 
 def _spec_with_integers(
@@ -255,10 +231,7 @@ def _spec_with_integers(
 
 
 def _stores_norms_minus_one(source: TensorSource, match: LayerMatch, config: Config | None) -> bool:
-    """Return whether norm weights are stored minus 1, which Gemma 3 does.
-
-    Gemma 3 is recognised by its config, or without one by the norms of its layers.
-    """
+    """Return whether norm weights are stored minus 1: for Gemma 3, by its config or its norms."""
     if config is not None and config.model_type:
         return config.model_type in GEMMA3
     layer = match.prefix.removesuffix("self_attn.")

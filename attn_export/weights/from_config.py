@@ -17,7 +17,7 @@ from attn_export.errors import SpecError, WeightsError
 from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config, Layer, slides
 from attn_export.weights.config_features import RULES
-from attn_export.weights.select_layer import ENCODER, LayerChoice, LayerMatch
+from attn_export.weights.select_layer import ENCODER
 from attn_export.weights.source import shown
 
 
@@ -89,14 +89,13 @@ class ConfigSpec:
     has_biases: bool
 
 
-def read_config_spec(
-    config: Config, layer: LayerMatch | LayerChoice, biases: str | None
-) -> ConfigSpec:
+def read_config_spec(config: Config, number: int, role: str, biases: str | None) -> ConfigSpec:
     """Return the spec of one attention layer, read from a config.json.
 
     Args:
         config: The config.json.
-        layer: The layer.
+        number: The number of the layer.
+        role: The role of the layer, see `select_layer.LayerMatch`.
         biases: The biases of the checkpoint's tensors, which apply if config.json does not state
             any; None for those that the family usually has.
 
@@ -105,13 +104,10 @@ def read_config_spec(
     """
     family = find_family(config)
     config = config.with_defaults(family.defaults)
-    fields, keys = _dimensions(config, family, layer)
+    fields, keys = _dimensions(config, family, role)
     head_dim = fields.get("head_dim", fields["embed_dim"] // max(fields["num_heads"], 1))
-    number = layer.layer or 0
-    described = Layer(
-        config, layer.role, number, fields["num_heads"], head_dim,
-        slides(config, family.slides, number),
-    )  # fmt: skip
+    has_window = slides(config, family.slides, number)
+    described = Layer(config, role, number, fields["num_heads"], head_dim, has_window)
     for name in family.rules:
         fields |= RULES[name](described)
     stated_bias = family.bias
@@ -126,11 +122,9 @@ def read_config_spec(
     return ConfigSpec(spec, fields, keys, stated_bias is not None)
 
 
-def _dimensions(
-    config: Config, family: Family, layer: LayerMatch | LayerChoice
-) -> tuple[dict[str, Any], dict[str, str]]:
+def _dimensions(config: Config, family: Family, role: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return E and H, Hkv and D if they are stated, and the key of each."""
-    side = "encoder" if layer.role == ENCODER else "decoder"
+    side = "encoder" if role == ENCODER else "decoder"
     fields: dict[str, Any] = {}
     keys = {}
     for field in ("embed_dim", "num_heads"):

@@ -94,25 +94,20 @@ def _awq(parts: Mapping[str, Tensor]) -> QuantisedWeight:
 
 
 def _compressed(parts: Mapping[str, Tensor]) -> QuantisedWeight:
-    """Read compressed-tensors: `weight_packed [out, in * bits / 32]`, or int8 `weight [out, in]`.
-
-    Half of their range is added to packed integers. Zero points are packed along the outputs.
-    """
+    """Read compressed-tensors: `weight_packed [out, in * bits / 32]`, or `weight [out, in]`."""
     scales = _floats(parts["weight_scale"]).T  # [groups, out]
     zeros = order = None
     if "weight_packed" in parts:
         words, inputs = _words(parts["weight_packed"]), int(parts["weight_shape"][1])
         bits = _bits(words.shape[1], inputs)
-        middle = 2 ** (bits - 1)
+        middle = 2 ** (bits - 1)  # added to packed integers
         integers = _unpack(words, bits)[:, :inputs].T
         if "weight_zero_point" in parts:
-            packed = _words(parts["weight_zero_point"])
+            packed = _words(parts["weight_zero_point"])  # along the outputs
             zeros = _unpack(packed.T, bits)[:, : scales.shape[1]]
     else:
         bits, middle = 8, 128
-        if parts["weight"].dtype != torch.int8:
-            raise ValueError(f"weight is {parts['weight'].dtype}, not int8")
-        integers = parts["weight"].numpy().astype(np.int16).T + middle
+        integers = _unsigned(parts["weight"])
         if "weight_zero_point" in parts:
             zeros = parts["weight_zero_point"].numpy().astype(np.int16).T + middle
     if "weight_g_idx" in parts:
@@ -124,11 +119,9 @@ def _compressed(parts: Mapping[str, Tensor]) -> QuantisedWeight:
 
 def _int8(parts: Mapping[str, Tensor]) -> QuantisedWeight:
     """Read bitsandbytes' int8 `weight [out, in]`, and `SCB [out]`, its largest magnitudes."""
-    if parts["weight"].dtype != torch.int8:
-        raise ValueError(f"weight is {parts['weight'].dtype}, not int8")
+    integers = _unsigned(parts["weight"])
     if "weight_format" in parts and parts["weight_format"].any():
         raise ValueError("its rows are in the order of a GPU's tiles")
-    integers = parts["weight"].numpy().astype(np.int16).T + 128
     scales = (_floats(parts["SCB"]).astype(np.float64) / LARGEST_INT8).astype(np.float32)
     scales = scales.reshape(1, -1)
     return _weight(8, integers, scales, np.full(scales.shape, 128, np.int16), None)
@@ -144,10 +137,7 @@ def _weight(
     bits: int, integers: np.ndarray, scales: np.ndarray, zeros: np.ndarray,
     order: np.ndarray | None,
 ) -> QuantisedWeight:  # fmt: skip
-    """Return a weight of unsigned integers `[in, out]`.
-
-    If all zero points are half of the range, its integers become signed, without zero points.
-    """
+    """Return a weight of unsigned integers `[in, out]`, or signed ones without zero points."""
     middle = 2 ** (bits - 1)
     if zeros.shape != scales.shape:
         raise ValueError(f"zero points {bracketed(zeros.shape)}, scales {bracketed(scales.shape)}")
@@ -182,6 +172,14 @@ def _floats(tensor: Tensor) -> np.ndarray:
     return array
 
 
+def _unsigned(weight: Tensor) -> np.ndarray:
+    """Return an int8 weight `[out, in]` as numbers from 0 to 255, int16 `[in, out]`."""
+    if weight.dtype != torch.int8:
+        raise ValueError(f"weight is {weight.dtype}, not int8")
+    integers: np.ndarray = weight.numpy().astype(np.int16).T + 128
+    return integers
+
+
 def _words(tensor: Tensor) -> np.ndarray:
     if tensor.dtype != torch.int32 or tensor.dim() != 2:
         raise ValueError(f"packed integers are {tensor.dtype} {bracketed(tensor.shape)}")
@@ -205,12 +203,7 @@ def _unpack(words: np.ndarray, bits: int) -> np.ndarray:
 def _order(g_idx: Tensor, groups: int) -> np.ndarray | None:
     """Return the indices of inputs in the order of their groups, `[in]`; None if already in order.
 
-    Args:
-        g_idx: The group of each input, `[in]`.
-        groups: The number of groups that have scales.
-
-    Raises:
-        ValueError: If groups have different sizes, or if there are more groups than scales.
+    `g_idx` is the group of each input, `[in]`, and `groups` the number of groups with scales.
     """
     numbers = g_idx.numpy().astype(np.int64)
     if numbers.ndim != 1:

@@ -51,9 +51,9 @@ class QuantisedSource(TensorSource):
         Raises:
             WeightsError: If a file or a packed layer is broken.
         """
-        packed, plain = self._split_names(names)
-        described = self.plain.describe(plain)
-        for name in packed:
+        names = list(names)
+        described = self.plain.describe(name for name in names if not self.is_packed(name))
+        for name in filter(self.is_packed, names):
             described[name] = Stored(self.integers(name).integers.shape[::-1], "F32")
         return described
 
@@ -63,9 +63,9 @@ class QuantisedSource(TensorSource):
         Raises:
             WeightsError: If a file or a packed layer is broken.
         """
-        packed, plain = self._split_names(names)
-        tensors = self.plain.read(plain)
-        for name in packed:
+        names = list(names)
+        tensors = self.plain.read(name for name in names if not self.is_packed(name))
+        for name in filter(self.is_packed, names):
             tensors[name] = torch.from_numpy(self.integers(name).dequantised().T.copy())
         return tensors
 
@@ -106,13 +106,6 @@ class QuantisedSource(TensorSource):
         return WeightsError(
             f"{self.path}: {shown(prefix)} is not a layer of {format_name}: {shown(why)}; download "
             "it again, or give a checkpoint in float"
-        )
-
-    def _split_names(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
-        every = list(names)
-        return (
-            [name for name in every if self.is_packed(name)],
-            [name for name in every if not self.is_packed(name)],
         )
 
 

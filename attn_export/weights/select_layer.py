@@ -50,37 +50,24 @@ class LayerMatch:
         return self.prefix.removesuffix(".") or "(no prefix)"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LayerChoice:
-    """An attention layer of a model without tensors, as the user chose it.
+def parse_layer(layer: str | None, role: str | None) -> tuple[int, str]:
+    """Return the number and role of the layer that ``--layer`` means without tensors.
 
-    Attributes:
-        layer: Its number.
-        role: Its role, see `LayerMatch`.
+    Args:
+        layer: A number, or a prefix of the names that its tensors would have; None for layer 0.
+        role: The role, if the prefix does not tell it.
+
+    Raises:
+        WeightsError: If the prefix tells neither a number nor a role.
     """
-
-    layer: int
-    role: str
-
-    @classmethod
-    def parse(cls, layer: str | None, role: str | None) -> LayerChoice:
-        """Return the choice that ``--layer`` makes; the default is layer 0.
-
-        Args:
-            layer: A number, or a prefix of the names that its tensors would have.
-            role: The role, if the prefix does not tell it.
-
-        Raises:
-            WeightsError: If the prefix tells neither a number nor a role.
-        """
-        words = (layer or "0").strip(".").split(".")
-        number, role_in_prefix = _number_in(words), _role(words)
-        if number is None and not role_in_prefix:
-            raise WeightsError(
-                f"--layer {shown(layer or '')!r} has no number; without tensors give one, as in 3 "
-                "or decoder.layers.3.encoder_attn"
-            )
-        return cls(number or 0, role_in_prefix or role or "")
+    words = (layer or "0").strip(".").split(".")
+    number, role_in_prefix = _number_in(words), _role(words)
+    if number is None and not role_in_prefix:
+        raise WeightsError(
+            f"--layer {shown(layer or '')!r} has no number; without tensors give one, as in 3 "
+            "or decoder.layers.3.encoder_attn"
+        )
+    return number or 0, role_in_prefix or role or ""
 
 
 def choose_layer(source: TensorSource, layer: str | None, role: str | None) -> LayerMatch:
@@ -138,17 +125,14 @@ def _number(text: str) -> int | None:
 
 
 def _filter_layers(layers: Sequence[LayerMatch], layer: str | None) -> list[LayerMatch]:
-    """Return the layers with a number or a prefix; for None those of layer 0, or the only layer.
-
-    Layers of image and audio encoders count only if no other layer has the number. For None, layers
-    without a number come last.
-    """
+    """Return the layers with a number or a prefix; for None those of layer 0, or the only layer."""
     if layer is None and len(layers) == 1:
         return list(layers)
     number = 0 if layer is None else _number(layer)
     if number is None:
         return _filter_prefixes(layers, f"{layer}")
     numbered = [match for match in layers if match.layer == number]
+    # Image and audio encoders count only if no other layer has the number.
     outside_towers = [match for match in numbered if not match.tower]
     unnumbered = [match for match in layers if match.layer is None and layer is None]
     return outside_towers or numbered or unnumbered
