@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from types import FrameType
@@ -107,22 +106,15 @@ def _lines_of(run: Callable[[], object]) -> list[Line]:
     def on_call(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ARG001
         return on_line if is_user_file(frame.f_code.co_filename) else None
 
-    with _tracing(on_call):
-        try:
-            run()
-        except Exception:
-            lines.append(RAISED)
-    return lines
-
-
-@contextlib.contextmanager
-def _tracing(trace: Any) -> Iterator[None]:
     before = sys.gettrace()
-    sys.settrace(trace)
+    sys.settrace(on_call)
     try:
-        yield
+        run()
+    except Exception:
+        lines.append(RAISED)
     finally:
         sys.settrace(before)
+    return lines
 
 
 def user_line() -> str:

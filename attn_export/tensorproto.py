@@ -84,11 +84,7 @@ def serialise(message: TensorMessage) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and value of each field of a protobuf message.
-
-    Raises:
-        ValueError: If the bytes are no valid message.
-    """
+    """Yield the number and value of each field of a protobuf message."""
     at = 0
     while at < len(data):
         key, at = _read_varint(data, at)

@@ -148,17 +148,8 @@ def _same_error(value: object, schema: type[T], message: str) -> bool:
 def _locate(value: Any, path: str, fails: Callable[[], bool]) -> tuple[str, str]:
     """Return the full path and the shortened value of the field in an error of msgspec.
 
-    msgspec writes `[...]` for any key of a mapping. The key is found by bisection: it is the last
-    one of the shortest prefix of the mapping with the same error.
-
-    Args:
-        value: The value that was converted. It is changed temporarily.
-        path: The path in the message, such as "`key` in `$.files`".
-        fails: A function that converts the value again, and returns whether the error is the same.
-
-    Raises:
-        LookupError: If the value has no such path.
-        TypeError: If the value has no such path.
+    `path` is that of the message, such as "`key` in `$.files`". `fails` returns whether converting
+    `value`, which is changed temporarily, again leads to the same error.
     """
     if not re.fullmatch(r"(`key` in )?`\$[^`]*`", path):
         raise LookupError(path)
@@ -176,6 +167,8 @@ def _locate(value: Any, path: str, fails: Callable[[], bool]) -> tuple[str, str]
 
 
 def _first_wrong_key(mapping: dict[str, Any], fails: Callable[[], bool]) -> str:
+    """Return the key for which msgspec writes `[...]`, or which is wrong itself."""
+    # By bisection: it is the last one of the shortest prefix of the mapping with the same error.
     items = list(mapping.items())
 
     def fails_with(count: int) -> bool:

@@ -72,11 +72,7 @@ def _npz(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, Tensor]:
 
 
 def _npy(data: bytes) -> np.ndarray[Any, Any]:
-    """Read an .npy file; the header is checked before an array is allocated.
-
-    Raises:
-        ValueError: If it is no .npy file, or contains Python objects.
-    """
+    """Read an .npy file; the header is checked before an array is allocated."""
     stream = io.BytesIO(data)
     version = np.lib.format.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
