@@ -44,16 +44,15 @@ def judge(
         gate: Tolerances of the user, checked in addition to the rule.
     """
     verdicts = []
-    for name in golden.expected:
+    for name in {**golden.expected, **outputs}:
         verdict = Verdict(runtime, graph, golden.case.name, name, "passed")
         if name not in outputs:
-            verdicts.append(_failed(verdict, f"the output {name} is missing"))
+            verdict = _failed(verdict, f"the output {name} is missing")
+        elif name not in golden.expected:
+            verdict = _failed(verdict, f"unexpected output {name}")
         else:
-            verdicts.append(_judge_output(verdict, golden, outputs[name], gate or Gate()))
-    for name in outputs:
-        if name not in golden.expected:
-            verdict = Verdict(runtime, graph, golden.case.name, name, "failed")
-            verdicts.append(_failed(verdict, f"unexpected output {name}"))
+            verdict = _judge_output(verdict, golden, outputs[name], gate or Gate())
+        verdicts.append(verdict)
     return verdicts
 
 
@@ -124,7 +123,8 @@ def _within(verdict: Verdict, r: np.ndarray, t: np.ndarray, allowed: Allowed) ->
         error, limit, over = errors.row, allowed.row, "one row"
     else:
         return verdict
-    worst = _worst(r, t, by_row=over == "one row")
+    index = worst_index(r, t, by_row=over == "one row")
+    worst = f"worst at {list(index)}: {_values(r[index], t[index])}"
     return _failed(verdict, f"relative error {error:.2e} over {over}, allowed {limit:.2e}; {worst}")
 
 
@@ -166,11 +166,6 @@ def _where(wrong: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
         f"{int(wrong.sum())} of {counted(wrong.size, 'element')}, the first at {at}: "
         f"{_values(got[index], expected[index])}"
     )
-
-
-def _worst(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> str:
-    index = worst_index(r, t, by_row=by_row)
-    return f"worst at {list(index)}: {_values(r[index], t[index])}"
 
 
 def _values(actual: Any, expected: Any) -> str:

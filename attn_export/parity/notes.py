@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -21,7 +21,6 @@ from attn_export.tensorfile import is_floating
 
 # -- calls by which a module tests whether it is being exported or compiled ---------------------
 
-
 EXPORT_TESTS = (
     torch.compiler.is_exporting, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling,
     torch.onnx.is_in_onnx_export, torch.jit.is_tracing,  # type: ignore[attr-defined]
@@ -29,14 +28,8 @@ EXPORT_TESTS = (
 """Functions that return something else during an export than in a plain call."""
 
 
-def find_export_tests(run: Callable[[], Any]) -> list[str]:
-    """Return the calls of `EXPORT_TESTS` in the user's code: ``is_exporting() at mine.py:12``.
-
-    Under a profiler that is written in C, such as cProfile, none are found.
-
-    Args:
-        run: Calls the module.
-    """
+def _find_export_tests(run: Callable[[], Any]) -> list[str]:
+    """Return the calls of `EXPORT_TESTS` in the user's code: ``is_exporting() at mine.py:12``."""
     names = {function.__code__: function.__name__ for function in EXPORT_TESTS}
     calls: dict[str, None] = {}
 
@@ -59,7 +52,6 @@ def find_export_tests(run: Callable[[], Any]) -> list[str]:
 
 
 # -- notes for the reader of a report on the truth of a user's module ---------------------------
-
 
 STEP = 2.0**-22
 """The relative change of inputs that measures the precision of the truth: twice eps of float32."""
@@ -88,11 +80,11 @@ def truth_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
     )
 
 
-def _mixing_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
-    """Return a note if the elements of a batch depend on one another."""
+def _mixing_notes(oracle: Oracle, case: Case) -> Iterator[str]:
+    """Yield a note if the elements of a batch depend on one another."""
     names = {n for n, a in case.inputs.items() if oracle.has_batch(n) and is_floating(a.dtype)}
     if not names or case.sizes.get("batch", 1) < 2:
-        return ()
+        return
     other = dict(case.inputs)
     for name in names:
         array = other[name] = case.inputs[name].copy()
@@ -102,49 +94,47 @@ def _mixing_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
     for name, t in before.items():
         batch_first = t.ndim > 0 and len(t) == case.sizes["batch"] and is_floating(t.dtype)
         if batch_first and measure(after[name][:1], t[:1]).whole > POOR:
-            return (
+            yield (
                 f"rows of a batch depend on one another: {name} of row 0 changes with the "
-                "inputs of the rows beside it",
+                "inputs of the rows beside it"
             )
-    return ()
+            return
 
 
-def _export_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
-    """Return a note if the module tests whether it is being exported."""
-    calls = find_export_tests(lambda: oracle.eager(case.inputs))
-    if not calls:
-        return ()
-    return (
-        f"the module asks {first_few(calls)}; the graph has the branch of an export, and the truth "
-        "that of a plain call",
-    )
+def _export_notes(oracle: Oracle, case: Case) -> Iterator[str]:
+    """Yield a note if the module tests whether it is being exported."""
+    calls = _find_export_tests(lambda: oracle.eager(case.inputs))
+    if calls:
+        yield (
+            f"the module asks {first_few(calls)}; the graph has the branch of an export, and the "
+            "truth that of a plain call"
+        )
 
 
-def _far_from_truth(oracle: Oracle, case: Case) -> tuple[str, ...]:
+def _far_from_truth(oracle: Oracle, case: Case) -> Iterator[str]:
     eager, truth = oracle.eager(case.inputs), oracle.truth(case.inputs)
     for name, e in eager.items():
         if is_floating(e.dtype):
             off = measure(e, truth[name]).whole
             if off > FAR * eps(e.dtype):
-                return (
+                yield (
                     f"{name} of the module itself is {off:.0e} from its float64 truth, more "
-                    f"than its type explains; {EAGER:g} times that is allowed to runtimes",
+                    f"than its type explains; {EAGER:g} times that is allowed to runtimes"
                 )
-    return ()
+                return
 
 
-def _precision_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
+def _precision_notes(oracle: Oracle, case: Case) -> Iterator[str]:
     error = precision(oracle, case)
     lines = [line for line in oracle.widening.lines if line] if oracle.widening else []
     error_text = f"{error:.0e} in relative L2"
     if lines:
-        return (
+        yield (
             f"the module asks for float32 or less at {first_few(lines)}; its truth computes there "
-            f"in float64, with a precision of {error_text}",
+            f"in float64, with a precision of {error_text}"
         )
-    if error > POOR:
-        return (f"the float64 truth is itself good to {error_text} only",)
-    return ()
+    elif error > POOR:
+        yield f"the float64 truth is itself good to {error_text} only"
 
 
 def precision(oracle: Oracle, case: Case) -> float:
