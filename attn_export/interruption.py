@@ -23,13 +23,9 @@ _raises_on_ctrl_c = False
 
 
 def undo_if_ended(undo: Callable[[], None]) -> Callable[[], None]:
-    """Register an action that must run if a signal ends this process.
+    """Register an action to run if a signal ends this process; return a function that cancels it.
 
-    Args:
-        undo: The action. It may be called at any time, and more than once.
-
-    Returns:
-        A function that cancels the registration.
+    The action may be called at any time, and more than once.
     """
     key = object()
     _undo_actions[key] = undo
@@ -44,8 +40,7 @@ def undo_if_ended(undo: Callable[[], None]) -> Callable[[], None]:
 def undo_at_end(undo: Callable[[], None]) -> Iterator[None]:
     """Call an undo action at the end of the block, even if a signal ends the process.
 
-    Args:
-        undo: The action. It may be called at any time, and more than once.
+    The action may be called at any time, and more than once.
     """
     cancel = undo_if_ended(undo)
     try:

@@ -44,11 +44,7 @@ def is_user_file(file: str) -> bool:
 
 
 def line_of(error: BaseException) -> str:
-    """Return the innermost user line in the traceback of an error, or of its causes.
-
-    Returns:
-        The line as ``file.py:12``; "" if there is none.
-    """
+    """Return the innermost user line in the traceback of an error, or of its causes; else ""."""
     lines: list[Line] = []
     current: BaseException | None = error
     while current is not None:

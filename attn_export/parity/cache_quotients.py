@@ -156,15 +156,9 @@ class CacheQuotients:
         return [part.values[0, :, 0].numel() for part in self._parts]
 
     def largest_of_heads(self, x: Tensor) -> Tensor:
-        """Replace each element by the largest one of its head.
+        """Return the largest element of the head of each, `[B, L, N]` as `x`.
 
         For a cache in floating point the largest is taken over all heads, of keys and of values.
-
-        Args:
-            x: A number for each quotient, `[B, L, N]`.
-
-        Returns:
-            The largest elements, `[B, L, N]`.
         """
         Hkv = self._module.spec.num_kv_heads if self.units is None else 1
         heads = [part.unflatten(-1, (Hkv, -1)) for part in x.split(self._widths, -1)]

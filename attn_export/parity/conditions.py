@@ -85,21 +85,6 @@ def tried_blocks(axis: str) -> Mapping[int, int]:
     return {} if axis in (BATCH, PAST) else BLOCKS
 
 
-def beside_block(axis: str, block: int) -> int:
-    """Return the size of an axis in a case where another axis is next to a block size.
-
-    There are several keys, since softmax over one key is constant. The past is empty for blocks of
-    128 and 256.
-
-    Args:
-        axis: The name of the axis.
-        block: The block size.
-    """
-    if axis == PAST:
-        return 0 if block in (128, 256) else 3
-    return 5 if axis == KEYS else 1
-
-
 def corners(axes: Sequence[str]) -> list[dict[str, int]]:
     """Return all combinations of the smallest and the largest size to try of each axis.
 

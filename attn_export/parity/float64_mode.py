@@ -8,7 +8,7 @@ are not copied in float64: each operation widens those that it reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,14 +74,11 @@ def product(
     """
     if b.numel() <= WHOLE:
         return multiply(a, change(b.double()), slice(None))
-    blocks = [multiply(a, change(b[:, block].double()), block) for block in _column_blocks(b)]
-    return torch.cat(blocks, -1)
-
-
-def _column_blocks(b: Tensor) -> Iterator[slice]:
     rows, columns = b.shape
     step = max(WHOLE // rows, 1)
-    return (slice(start, start + step) for start in range(0, columns, step))
+    blocks = [slice(start, start + step) for start in range(0, columns, step)]
+    products = [multiply(a, change(b[:, block].double()), block) for block in blocks]
+    return torch.cat(products, -1)
 
 
 # -- float64 truth of modules that use float32 internally ---------------------------------------
@@ -143,11 +140,7 @@ def widening_of(module: nn.Module) -> ComputeInFloat64 | None:
 
 
 def widened_arrays(arrays: Arrays) -> dict[str, np.ndarray]:
-    """Return floating arrays in float64, and others as they are.
-
-    Args:
-        arrays: Arrays of any shape, by name.
-    """
+    """Return floating arrays of any shape in float64, and others as they are."""
     return {name: to_float64(array) for name, array in arrays.items()}
 
 

@@ -201,8 +201,3 @@ class Gate:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise UsageError(f"{name} must be a finite number, at least 0; got {value}")
-
-    @property
-    def is_set(self) -> bool:
-        """Return whether the user gave a tolerance."""
-        return self.atol is not None or self.rtol is not None

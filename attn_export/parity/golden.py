@@ -228,11 +228,7 @@ def tried_note(cases: Sequence[Case]) -> str:
 
 
 def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
-    """Return a note on the inputs of a user's module that have fixed sizes in the graph, if any.
-
-    Args:
-        inputs: The shapes by name: sizes, and names of dynamic axes.
-    """
+    """Return a note on the inputs of a user's module that have fixed sizes in the graph, if any."""
     fixed = {
         name: shape for name, shape in inputs.items() if any(isinstance(a, int) for a in shape)
     }

@@ -86,7 +86,7 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
         return _unusable(verdict, beyond)
     if t.size:
         verdict = _within(verdict, r, t, allowed)
-    if verdict.status == "passed" and gate.is_set:
+    if verdict.status == "passed" and gate != Gate():
         verdict = _through_gate(verdict, r, e, gate)
     return verdict
 

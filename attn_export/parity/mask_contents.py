@@ -129,9 +129,6 @@ def padding_of(cache_lengths: np.ndarray) -> np.ndarray:
     """Return the number of padding keys of each batch element, `[B]`.
 
     Of two or more keys at least one is padding and one is not; a single key is either.
-
-    Args:
-        cache_lengths: The number of keys of each batch element, `[B]`.
     """
     spread = cache_lengths // 3 + np.arange(len(cache_lengths))
     return np.where(

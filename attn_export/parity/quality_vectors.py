@@ -147,11 +147,7 @@ def head_distances(name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) ->
 def output_distances(
     pairs: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]],
 ) -> tuple[list[Distance], list[Distance]]:
-    """Return the distance of each output, and of each head of outputs with heads.
-
-    Args:
-        pairs: The pairs of each floating output, by name.
-    """
+    """Return the distance of each floating output, and of each head of outputs with heads."""
     whole = [distance(name, arrays) for name, arrays in pairs.items()]
     with_heads = (name for name, arrays in pairs.items() if arrays[0][0].ndim == RANK_WITH_HEADS)
     by_head = [each for name in with_heads for each in head_distances(name, pairs[name])]

@@ -69,11 +69,7 @@ class Worst:
                 self._rank, self._worst = rank, (verdict, golden, got)
 
     def error_map(self, axes: Mapping[str, Shape]) -> ErrorMap | None:
-        """Return the error map of the worst verdict; None if no verdict has a map.
-
-        Args:
-            axes: The shape of each output, by name; dynamic axes by name.
-        """
+        """Return the error map of the worst verdict, given the shapes of outputs; None if none."""
         if self._worst is None:
             return None
         verdict, golden, got = self._worst

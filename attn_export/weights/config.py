@@ -60,10 +60,6 @@ class Config:
             raise self.invalid(f"{modality}_config", f"the config of {name}")
         return Config(self.path, self.towers[modality])
 
-    def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
-        """Return the config with the defaults of the model's class for missing keys."""
-        return Config(self.path, {**defaults, **self.values})
-
     @property
     def model_type(self) -> str:
         """The family of models, "" if the config lacks it."""

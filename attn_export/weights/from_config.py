@@ -103,7 +103,7 @@ def read_config_spec(config: Config, number: int, role: str, biases: str | None)
         WeightsError: If a key is missing or invalid, or has a value that a spec cannot express.
     """
     family = find_family(config)
-    config = config.with_defaults(family.defaults)
+    config = Config(config.path, {**family.defaults, **config.values})
     fields, keys = _dimensions(config, family, role)
     head_dim = fields.get("head_dim", fields["embed_dim"] // max(fields["num_heads"], 1))
     has_window = slides(config, family.slides, number)

@@ -172,9 +172,6 @@ def recognise(names: Collection[str]) -> dict[str, Layout]:
     A layer is recognised if more than half of its weights of q, k and v exist, so that an error can
     name the tensors that a damaged file lacks. If several layouts match, the one with most existing
     names is chosen.
-
-    Args:
-        names: The names of all tensors of the checkpoint.
     """
     present: dict[str, set[str]] = {}
     for name in names:
