@@ -26,13 +26,7 @@ from attn_export.spec.low_precision import (
     parse_weights_dtype,
     stored_width,
 )
-from attn_export.spec.presets import (
-    USUAL,
-    VARIANTS,
-    check_known,
-    check_variant,
-    usual_fields,
-)
+from attn_export.spec.presets import USUAL, VARIANTS, check_variant, usual_fields
 from attn_export.spec.rules import CACHES, DTYPES
 
 __all__ = ["CACHES", "DERIVED", "DTYPES", "VARIANTS", "AttentionSpec", "Input", "MaskSpec", "Shape"]
@@ -230,7 +224,8 @@ class AttentionSpec(AttentionFields):
         Raises:
             SpecError: If there is no such variant, or if a change contradicts it.
         """
-        check_known(name)
+        if name not in VARIANTS:
+            raise SpecError(f"unknown variant {name!r}; choose one of {', '.join(VARIANTS)}")
         values = {**USUAL, **changes}
         # Sizes first, since the fields of the variant depend on them.
         sizes = ("embed_dim", "num_heads", "head_dim")

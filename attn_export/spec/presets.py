@@ -18,32 +18,21 @@ USUAL: Final[Mapping[str, Any]] = {
 """Values that all variants have by default."""
 
 
-def check_known(name: str) -> None:
-    """Check that a variant exists.
-
-    Raises:
-        SpecError: If it does not.
-    """
-    if name not in VARIANTS:
-        raise SpecError(f"unknown variant {name!r}; choose one of {', '.join(VARIANTS)}")
-
-
 def usual_fields(name: str, spec: AttentionFields) -> dict[str, Any]:
     """Return the fields of a variant that depend on E and H.
-
-    MQA and MLA have one key/value head, and MHA has H. GQA has the largest divisor of H up to
-    H / 4, but at least 2 if H is even: 8 -> 2, 16 -> 4, 14 -> 2. MLA has the proportions of
-    DeepSeek-V2: one third of the D elements of a query is rotated, and the latent is four times as
-    wide as the other two thirds.
 
     Args:
         name: The variant.
         spec: A spec with E and H.
     """
     heads = spec.num_heads
+    # MQA and MLA have one key/value head, and MHA has H. GQA has the largest divisor of H up to
+    # H / 4, but at least 2 if H is even: 8 -> 2, 16 -> 4, 14 -> 2.
     quarter = max(d for d in divisors(heads) if d <= max(2, heads // 4))
     fields: dict[str, Any] = {"num_kv_heads": {"mha": heads, "gqa": quarter}.get(name, 1)}
     if name == "mla":
+        # The proportions of DeepSeek-V2: one third of the D elements of a query is rotated, and the
+        # latent is four times as wide as the other two thirds.
         plain = max(spec.embed_dim // heads, 4)
         rotated = plain // 4 * 2
         fields |= {

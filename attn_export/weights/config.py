@@ -174,35 +174,21 @@ Rule = Callable[[Layer], dict[str, Any]]
 """A function that returns the fields of the spec for one feature of a layer."""
 
 
-def _even(_: Config, number: int) -> bool:
-    """Return whether a layer is one of every other layer, from the first."""
-    return number % 2 == 0
-
-
-def _gemma3_slides(config: Config, number: int) -> bool:
-    """Return whether a layer slides: by default all but every sixth one."""
-    return (number + 1) % max(config.whole("sliding_window_pattern"), 1) != 0
-
-
-def _modernbert_slides(config: Config, number: int) -> bool:
-    """Return whether a layer slides: by default all but every third one, from the first."""
-    return number % max(config.whole("global_attn_every_n_layers"), 1) != 0
-
-
-def _no_layer(_: Config, __: int) -> bool:
-    """Return False: no layer slides unless `layer_types` says so."""
-    return False
-
-
-def _qwen_slides(config: Config, number: int) -> bool:
-    """Return whether a layer slides: all layers from a given one on."""
-    return number >= config.whole("max_window_layers")
-
-
 PATTERNS: Final[Mapping[str, WindowPattern]] = {
-    "even": _even, "gemma3_slides": _gemma3_slides, "modernbert_slides": _modernbert_slides,
-    "no_layer": _no_layer, "qwen_slides": _qwen_slides,
-}  # fmt: skip
+    # Every other layer, from the first.
+    "even": lambda _, number: number % 2 == 0,
+    # By default all but every sixth one.
+    "gemma3_slides": lambda config, number: (
+        (number + 1) % max(config.whole("sliding_window_pattern"), 1) != 0
+    ),
+    # By default all but every third one, from the first.
+    "modernbert_slides": lambda config, number: (
+        number % max(config.whole("global_attn_every_n_layers"), 1) != 0
+    ),
+    "no_layer": lambda _, __: False,
+    # All layers from a given one on.
+    "qwen_slides": lambda config, number: number >= config.whole("max_window_layers"),
+}
 """Patterns of layers with a window, by the name in `families.toml`."""
 
 
