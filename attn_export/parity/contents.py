@@ -178,11 +178,9 @@ def _outliers(drawn: DrawnCase) -> None:
 
 
 def _equal_tokens(drawn: DrawnCase) -> None:
-    """Make all tokens of a sequence equal, so that all scores of a query are equal.
-
-    For our own modules all elements of a token are equal too. A user's module may have a norm that
-    is 0 / 0 for such a token.
-    """
+    """Make all tokens of a sequence equal, so that all scores of a query are equal."""
+    # For our own modules all elements of a token are equal too. A user's module may have a norm
+    # that is 0 / 0 for such a token.
     for name in drawn.value_names():
         array = drawn.inputs[name]
         if array.ndim > 1 and array.size:

@@ -3,7 +3,8 @@
 Many norms and softmaxes compute in float32 for any type of their input. A float64 copy of
 such a module is exact to 1e-7 only, which is no truth for float32. Within `ComputeInFloat64`
 every operation computes in float64, and the lines that request less are recorded. Large weights
-are not copied in float64: each operation widens those that it reads.
+are not copied in float64, which would take twice their memory: each operation widens those that it
+reads.
 """
 
 from __future__ import annotations
@@ -22,18 +23,14 @@ from attn_export.results import Arrays
 from attn_export.tensorfile import to_float64
 
 # -- large weights in float64 runs ---------------------------------------------------------------
-#
-# A float64 copy of a module takes twice the memory of its weights. A weight of more than `LARGE`
-# elements is therefore shared with the module in its own type, and widened for each operation
-# that reads it. The results are bitwise those of a float64 copy, unless the module tests the
-# types of its weights. A product with a weight of more than `WHOLE` elements is computed by blocks
-# of columns; its sums may differ by the rounding of float64.
 
 LARGE = 2**22
-"""The largest number of elements of a weight that is copied in float64: 32 MiB."""
+"""The largest number of elements of a weight that is copied in float64: 32 MiB. The results with
+shared weights are bitwise those of a copy, unless the module tests the types of its weights."""
 
 WHOLE = 2**26
-"""The largest number of elements that are widened at once: 512 MiB in float64."""
+"""The largest number of elements that are widened at once: 512 MiB in float64. A product with a
+larger weight is computed by blocks of columns; its sums may differ by the rounding of float64."""
 
 NARROWER = (torch.float32, *NARROW)
 """The types that are widened."""

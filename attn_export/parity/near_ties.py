@@ -53,10 +53,6 @@ ROUNDED = ("query", "key", "value")
 def move_off_ties(case: Case, module: nn.Module) -> Case | None:
     """Return a case whose integers are the same in every correct implementation.
 
-    These are the integers of quantised inputs (`ROUNDED`), and the new ones of a quantised cache.
-    With a cache in float16, large new keys and values are moved; values that stay near a tie
-    increase the allowed error.
-
     Args:
         case: The case; its inputs may be moved by a little.
         module: A float64 copy of an `Attention` with quantised activations, a cache of

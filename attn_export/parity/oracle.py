@@ -277,10 +277,8 @@ class Oracle(TruthSource):
             return to_numpy(self.subject.call(self.precise, to_torch(inputs)))
 
     def _can_stack_runs(self, inputs: Arrays) -> bool:
-        """Return whether several runs may be stacked along the batch axis.
-
-        Batch elements of our layers are independent, unless they share a scale of activations.
-        """
+        """Return whether several runs may be stacked along the batch axis."""
+        # Batch elements of our layers are independent, unless they share a scale of activations.
         spec = self.subject.spec
         if spec is None or spec.activations == PER_RUN:
             return False

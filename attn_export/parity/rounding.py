@@ -200,16 +200,14 @@ class RandomRounding(OperationMode):
     def _layer_norm(
         self, out: tuple[Tensor, ...], bias: Tensor | None, unit: float
     ) -> tuple[Tensor, ...]:
-        """Round a layer norm before its bias is added, and again after that.
-
-        The difference, the variance, its root and two products are rounded. If the bias nearly
-        cancels the product, their errors are large relative to the result. ONNX Runtime computes
-        the variance as mean square, of terms added one by one, minus squared mean: it loses digits
-        if the mean is large.
-        """
+        """Round a layer norm before its bias is added, and again after that."""
         normed, mean, inverse = out  # the last is that of the standard deviation
         product = normed if bias is None else normed - bias
+        # The difference, the variance, its root and two products are rounded. If the bias nearly
+        # cancels the product, their errors are large relative to the result.
         noise = APPROXIMATION_ERROR * self._random.uniform(product.shape)
+        # ONNX Runtime computes the variance as mean square, of terms added one by one, minus
+        # squared mean: it loses digits if the mean is large.
         count = normed.numel() / max(mean.numel(), 1)
         of_sum = DEVIATION * min(self._sums / unit, 1) * math.sqrt(count / 3)
         lost = self._random.uniform(mean.shape) + of_sum * self._random.normal(mean.shape)

@@ -191,10 +191,8 @@ def _read_index(path: Path) -> dict[str, Path]:
 
 
 def _stays_inside(shard: str) -> bool:
-    """Return whether the relative path of a shard stays inside the folder of the index.
-
-    The test does not follow links, since Hugging Face's cache links every file to another folder.
-    """
+    """Return whether the relative path of a shard stays inside the folder of the index."""
+    # Links are not followed, since Hugging Face's cache links every file to another folder.
     if not shard.strip() or not shard.isprintable():
         return False
     for path in (PurePosixPath(shard), PureWindowsPath(shard)):
