@@ -144,10 +144,6 @@ class Config:
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
 
-WindowPattern = Callable[[Config, int], bool]
-"""A function that returns whether a layer has a window, by its number. It is used if `layer_types`
-is missing."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layer:
@@ -172,45 +168,3 @@ class Layer:
 
 Rule = Callable[[Layer], dict[str, Any]]
 """A function that returns the fields of the spec for one feature of a layer."""
-
-
-PATTERNS: Final[Mapping[str, WindowPattern]] = {
-    # Every other layer, from the first.
-    "even": lambda _, number: number % 2 == 0,
-    # By default all but every sixth one.
-    "gemma3_slides": lambda config, number: (
-        (number + 1) % max(config.whole("sliding_window_pattern"), 1) != 0
-    ),
-    # By default all but every third one, from the first.
-    "modernbert_slides": lambda config, number: (
-        number % max(config.whole("global_attn_every_n_layers"), 1) != 0
-    ),
-    "no_layer": lambda _, __: False,
-    # All layers from a given one on.
-    "qwen_slides": lambda config, number: number >= config.whole("max_window_layers"),
-}
-"""Patterns of layers with a window, by the name in `families.toml`."""
-
-
-def slides(config: Config, pattern: str | None, number: int) -> bool:
-    """Return whether a layer has a window.
-
-    Args:
-        config: The config, with the defaults of the family.
-        pattern: The name in `PATTERNS` of the pattern that applies if `layer_types` is missing;
-            None if all layers of the family are alike: all have a window, or none has.
-        number: The number of the layer.
-
-    Raises:
-        WeightsError: If `layer_types` has no such layer, or an unknown type.
-    """
-    if pattern is None:
-        return False
-    layer_types = config.values.get("layer_types")
-    if layer_types is None:
-        return PATTERNS[pattern](config, number)
-    if not isinstance(layer_types, list) or number >= len(layer_types):
-        raise config.invalid("layer_types", f"a list with an entry for layer {number}")
-    if layer_types[number] not in (FULL, SLIDING):
-        raise config.unsupported("layer_types", layer_types[number], f"known: {FULL}, {SLIDING}")
-    return bool(layer_types[number] == SLIDING)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import msgspec
 
 from attn_export.errors import SpecError, WeightsError
 from attn_export.spec import AttentionSpec
-from attn_export.weights.config import Config, Layer, slides
+from attn_export.weights.config import FULL, SLIDING, Config, Layer
 from attn_export.weights.config_features import RULES
 from attn_export.weights.select_layer import ENCODER
 from attn_export.weights.source import shown
@@ -106,7 +106,7 @@ def read_config_spec(config: Config, number: int, role: str, biases: str | None)
     config = Config(config.path, {**family.defaults, **config.values})
     fields, keys = _dimensions(config, family, role)
     head_dim = fields.get("head_dim", fields["embed_dim"] // max(fields["num_heads"], 1))
-    has_window = slides(config, family.slides, number)
+    has_window = _slides(config, family.slides, number)
     described = Layer(config, role, number, fields["num_heads"], head_dim, has_window)
     for name in family.rules:
         fields |= RULES[name](described)
@@ -120,6 +120,39 @@ def read_config_spec(config: Config, number: int, role: str, biases: str | None)
     except SpecError as error:
         raise WeightsError(f"{config.path}: {error}") from error
     return ConfigSpec(spec, fields, keys, stated_bias is not None)
+
+
+PATTERNS: Final[Mapping[str, Callable[[Config, int], bool]]] = {
+    # Every other layer, from the first.
+    "even": lambda _, number: number % 2 == 0,
+    # By default all but every sixth one.
+    "gemma3_slides": lambda config, number: (
+        (number + 1) % max(config.whole("sliding_window_pattern"), 1) != 0
+    ),
+    # By default all but every third one, from the first.
+    "modernbert_slides": lambda config, number: (
+        number % max(config.whole("global_attn_every_n_layers"), 1) != 0
+    ),
+    "no_layer": lambda _, __: False,
+    # All layers from a given one on.
+    "qwen_slides": lambda config, number: number >= config.whole("max_window_layers"),
+}
+"""Functions of a layer's number that return whether it has a window if `layer_types` is missing, by
+the name in `families.toml`."""
+
+
+def _slides(config: Config, pattern: str | None, number: int) -> bool:
+    """Return whether a layer has a window; `pattern` is None if all layers are alike."""
+    if pattern is None:
+        return False
+    layer_types = config.values.get("layer_types")
+    if layer_types is None:
+        return PATTERNS[pattern](config, number)
+    if not isinstance(layer_types, list) or number >= len(layer_types):
+        raise config.invalid("layer_types", f"a list with an entry for layer {number}")
+    if layer_types[number] not in (FULL, SLIDING):
+        raise config.unsupported("layer_types", layer_types[number], f"known: {FULL}, {SLIDING}")
+    return bool(layer_types[number] == SLIDING)
 
 
 def _dimensions(config: Config, family: Family, role: str) -> tuple[dict[str, Any], dict[str, str]]:

@@ -10,7 +10,7 @@ inputs that share a scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -55,20 +55,30 @@ LARGEST_INT8: Final = 127.0
 """The integer of the largest weight of an output in bitsandbytes; SCB is its magnitude."""
 
 
-def read_gptq(
-    parts: Mapping[str, Tensor], *, stated_bits: int | None, zeros_minus_one: bool
+def read_weight(
+    format_name: str, parts: Mapping[str, Tensor], *, stated_bits: int | None, zeros_minus_one: bool
 ) -> QuantisedWeight:
-    """Return a weight that is stored as in GPTQ.
+    """Return a weight that is stored as integers.
 
     Args:
-        parts: The tensors of the layer, by the last part of their names: `qweight [in * bits / 32,
-            out]`, `qzeros [groups, out * bits / 32]`, `scales [groups, out]`, `g_idx [in]`.
-        stated_bits: The bits of an integer in config.json; None if it does not state them.
-        zeros_minus_one: Whether zero points are stored minus 1.
+        format_name: The format, one of those in `TENSORS`.
+        parts: The tensors of the layer, by the last part of their names.
+        stated_bits: The bits of an integer of GPTQ in config.json; None if it does not state them.
+        zeros_minus_one: Whether zero points of GPTQ are stored minus 1.
 
     Raises:
-        ValueError: If the tensors do not match each other.
+        ValueError: If the tensors do not match each other, blocks do not divide the inputs, or a
+            scale is not positive and finite.
     """
+    if format_name == GPTQ:
+        return _gptq(parts, stated_bits, zeros_minus_one)
+    return {AWQ: _awq, COMPRESSED: _compressed, INT8: _int8}[format_name](parts)
+
+
+def _gptq(
+    parts: Mapping[str, Tensor], stated_bits: int | None, zeros_minus_one: bool
+) -> QuantisedWeight:
+    """Read GPTQ: `qweight [in * bits / 32, out]` and `qzeros [groups, out * bits / 32]`."""
     scales = _floats(parts["scales"])  # [groups, out]
     qweight = _words(parts["qweight"])
     bits = _bits(parts["qzeros"].shape[-1], scales.shape[-1])
@@ -127,12 +137,6 @@ def _int8(parts: Mapping[str, Tensor]) -> QuantisedWeight:
     return _weight(8, integers, scales, np.full(scales.shape, 128, np.int16), None)
 
 
-READERS: Final[Mapping[str, Callable[[Mapping[str, Tensor]], QuantisedWeight]]] = {
-    AWQ: _awq, COMPRESSED: _compressed, INT8: _int8,
-}  # fmt: skip
-"""Readers of the formats that need only the tensors of a layer."""
-
-
 def _weight(
     bits: int, integers: np.ndarray, scales: np.ndarray, zeros: np.ndarray,
     order: np.ndarray | None,
@@ -141,28 +145,22 @@ def _weight(
     middle = 2 ** (bits - 1)
     if zeros.shape != scales.shape:
         raise ValueError(f"zero points {bracketed(zeros.shape)}, scales {bracketed(scales.shape)}")
-    if (zeros == middle).all():
-        signed = (integers - middle).astype(np.int8)
-        return QuantisedWeight(f"int{bits}", signed, scales, None, len(scales) > 1, order)
-    if zeros.max() >= 2**bits:
+    signed = bool((zeros == middle).all())
+    if not signed and zeros.max() >= 2**bits:
         raise ValueError(f"a zero point of {zeros.max()}, which {bits} bits do not hold")
-    return QuantisedWeight(
-        f"uint{bits}", integers.astype(np.uint8), scales, zeros.astype(np.uint8),
-        len(scales) > 1, order,
-    )  # fmt: skip
-
-
-def check_weight(weight: QuantisedWeight) -> None:
-    """Check the sizes and the scales of a weight.
-
-    Raises:
-        ValueError: If blocks do not divide the inputs, or a scale is not positive and finite.
-    """
-    (inputs, outputs), groups = weight.integers.shape, weight.scales.shape
+    (inputs, outputs), groups = integers.shape, scales.shape
     if groups[1] != outputs or not groups[0] or inputs % groups[0]:
         raise ValueError(f"{inputs} inputs and {outputs} outputs, scales {bracketed(groups)}")
-    if not (np.isfinite(weight.scales) & (weight.scales > 0)).all():
+    if not (np.isfinite(scales) & (scales > 0)).all():
         raise ValueError("a scale is not positive and finite")
+    return QuantisedWeight(
+        f"int{bits}" if signed else f"uint{bits}",
+        (integers - middle).astype(np.int8) if signed else integers.astype(np.uint8),
+        scales,
+        None if signed else zeros.astype(np.uint8),
+        len(scales) > 1,
+        order,
+    )
 
 
 def _floats(tensor: Tensor) -> np.ndarray:

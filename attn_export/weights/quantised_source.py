@@ -18,13 +18,10 @@ from attn_export.quantiser import QuantisedWeight
 from attn_export.weights.config import Config
 from attn_export.weights.integer_formats import (
     AWQ,
-    GPTQ,
     MARKS,
     OPTIONAL,
-    READERS,
     TENSORS,
-    check_weight,
-    read_gptq,
+    read_weight,
 )
 from attn_export.weights.source import Stored, TensorSource, bracketed, shown
 
@@ -89,17 +86,12 @@ class QuantisedSource(TensorSource):
         tensors = self.plain.read(names.values())
         parts = {part: tensors[full] for part, full in names.items()}
         try:
-            if format_name == GPTQ:
-                weight = read_gptq(
-                    parts, stated_bits=self.bits, zeros_minus_one=self.zeros_minus_one
-                )
-            else:
-                weight = READERS[format_name](parts)
-            check_weight(weight)
+            return read_weight(
+                format_name, parts, stated_bits=self.bits, zeros_minus_one=self.zeros_minus_one
+            )
         except (ValueError, RuntimeError, ZeroDivisionError, KeyError) as error:
             shapes = ", ".join(f"{part} {bracketed(t.shape)}" for part, t in parts.items())
             raise self._wrong(prefix, f"{error} ({shapes})") from error
-        return weight
 
     def _wrong(self, prefix: str, why: str) -> WeightsError:
         format_name = self.packed[prefix]

@@ -156,7 +156,7 @@ def _opened(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="pt") as handle:
             yield handle
     except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{file} {diagnose(file, error)}") from error
+        raise WeightsError(f"{file} {_diagnose(file, error)}") from error
 
 
 def _in_folder(folder: Path) -> Path:
@@ -206,13 +206,8 @@ def _stays_inside(shard: str) -> bool:
 AGAIN: Final = "download it again"
 
 
-def diagnose(file: Path, error: Exception) -> str:
-    """Return why the safetensors library cannot read a file, and what to do about it.
-
-    Args:
-        file: The file.
-        error: The error of the library.
-    """
+def _diagnose(file: Path, error: Exception) -> str:
+    """Return why the safetensors library cannot read a file, and what to do about it."""
     if file.is_dir():
         return "is a folder; give a .safetensors file"
     try:
