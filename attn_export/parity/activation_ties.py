@@ -83,6 +83,29 @@ class Ties:
         """Return whether ties allow so much error that a graph without rounding would pass."""
         return float(self.token_changes.norm()) > MOST_ADDED * self.unrounded_change
 
+    def widen_allowed_error(self, golden: Golden) -> Golden:
+        """Return the case with its allowed error increased by what ties, if any, can change."""
+        allowed, expected = golden.allowed[OUTPUT], golden.expected[OUTPUT]
+        if not self.near.any():
+            return golden
+        assert allowed is not None
+        t = expected.astype(np.float64)
+        largest = float(np.abs(t[np.isfinite(t)]).max(initial=0.0)) or 1.0
+        errors, norms = self.token_changes.numpy() / largest, row_norms(t)
+        by_row = errors / np.where(norms > 0, norms, np.inf)
+        wider = Allowed(
+            allowed.whole + float(np.linalg.norm(errors) / (np.linalg.norm(norms) or np.inf)),
+            allowed.row + float(by_row.max()),
+        )
+        reason = beyond_limit(wider.whole, wider.row, expected.dtype)
+        if self.too_many and not _shows_other_faults(golden.case):
+            reason = "no evidence: too many values of the last projection's input lie near a tie"
+        unusable = {**golden.unusable, **({OUTPUT: reason} if reason else {})}
+        return dataclasses.replace(
+            golden, allowed={**golden.allowed, OUTPUT: wider}, unusable=unusable,
+            rows_near_ties=int(self.near.any(-1).sum()),
+        )  # fmt: skip
+
 
 class ActivationTies:
     """Finder of values near a tie in the runs of a float64 copy of a module.
@@ -250,33 +273,6 @@ def force_integers(integers: Sequence[Tensor | None], *modules: Attention) -> It
         for module in modules:
             handles.enter_context(hook(module))
         yield
-
-
-def widen_allowed_error(golden: Golden, ties: Ties) -> Golden:
-    """Return the case with its allowed error increased by what ties can change.
-
-    Args:
-        golden: The case.
-        ties: Its ties, at least one.
-    """
-    allowed, expected = golden.allowed[OUTPUT], golden.expected[OUTPUT]
-    assert allowed is not None
-    t = expected.astype(np.float64)
-    largest = float(np.abs(t[np.isfinite(t)]).max(initial=0.0)) or 1.0
-    errors, norms = ties.token_changes.numpy() / largest, row_norms(t)
-    by_row = errors / np.where(norms > 0, norms, np.inf)
-    wider = Allowed(
-        allowed.whole + float(np.linalg.norm(errors) / (np.linalg.norm(norms) or np.inf)),
-        allowed.row + float(by_row.max()),
-    )
-    reason = beyond_limit(wider.whole, wider.row, expected.dtype)
-    if ties.too_many and not _shows_other_faults(golden.case):
-        reason = "no evidence: too many values of the last projection's input lie near a tie"
-    unusable = {**golden.unusable, **({OUTPUT: reason} if reason else {})}
-    return dataclasses.replace(
-        golden, allowed={**golden.allowed, OUTPUT: wider}, unusable=unusable,
-        rows_near_ties=int(ties.near.any(-1).sum()),
-    )  # fmt: skip
 
 
 def _shows_other_faults(case: Case) -> bool:

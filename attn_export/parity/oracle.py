@@ -148,14 +148,13 @@ class Oracle(TruthSource):
 
     def _with_integers(self, case: Case, eager: Arrays, truth: Arrays, ties: Ties) -> Golden:
         """Return the golden of quantised activations; all its runs round to the same integers."""
-        from attn_export.parity.activation_ties import force_integers, widen_allowed_error
+        from attn_export.parity.activation_ties import force_integers
 
         modules = [m for m in (self.precise, self.subject.module) if isinstance(m, Attention)]
         with force_integers(ties.integers, *modules):
             rounded, forced = self._noisy_runs(case, eager), self.eager(case.inputs)
         golden = build_golden(case, forced, truth, rounded, in_float32=False)
-        golden = dataclasses.replace(golden, eager=eager)
-        return widen_allowed_error(golden, ties) if ties.near.any() else golden
+        return ties.widen_allowed_error(dataclasses.replace(golden, eager=eager))
 
     def _with_float16_cache(self, case: Case, eager: Arrays, truth: Arrays) -> Golden:
         """Return the golden of a float16 cache; values near a tie round either way in its runs."""
