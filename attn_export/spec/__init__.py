@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from attn_export.errors import SpecError
 from attn_export.spec import rules
-from attn_export.spec.fields import DERIVED, NO_MASK, AttentionFields
+from attn_export.spec.fields import DERIVED, NO_MASK, USUAL, VARIANTS, AttentionFields
 from attn_export.spec.inputs import Input, MaskSpec, Shape
 from attn_export.spec.low_precision import (
     PER_RUN,
@@ -26,7 +26,6 @@ from attn_export.spec.low_precision import (
     parse_weights_dtype,
     stored_width,
 )
-from attn_export.spec.presets import USUAL, VARIANTS, check_variant, usual_fields
 from attn_export.spec.rules import CACHES, DTYPES
 
 __all__ = ["CACHES", "DERIVED", "DTYPES", "VARIANTS", "AttentionSpec", "Input", "MaskSpec", "Shape"]
@@ -45,7 +44,7 @@ class AttentionSpec(AttentionFields):
         dtypes = parse_weights_dtype(self.weights_dtype)
         object.__setattr__(self, "weights_dtype", dtypes)
         rules.check_types(self)
-        self._normalize()
+        rules.derive_fields(self)
         for rule in rules.RULES:
             rule(self)
 
@@ -230,8 +229,8 @@ class AttentionSpec(AttentionFields):
         # Sizes first, since the fields of the variant depend on them.
         sizes = ("embed_dim", "num_heads", "head_dim")
         plain = cls.from_dict({size: values[size] for size in sizes if size in values})
-        spec = cls.from_dict({**usual_fields(name, plain), **values})
-        check_variant(name, spec)
+        spec = cls.from_dict({**_usual_fields(name, plain), **values})
+        _check_variant(name, spec)
         return spec
 
     @classmethod
@@ -285,25 +284,33 @@ class AttentionSpec(AttentionFields):
         # Strings, booleans, ints and finite floats are written alike in TOML and JSON.
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.to_dict().items())
 
-    def _normalize(self) -> None:
-        def default(name: str, value: int) -> None:
-            if getattr(self, name) == DERIVED:
-                object.__setattr__(self, name, value)
 
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if str(field.type).startswith("float") and isinstance(value, int):
-                object.__setattr__(self, field.name, rules.as_float(field.name, value))
-            elif isinstance(value, (list, tuple)):
-                numbers = tuple(rules.as_float(field.name, number) for number in value)
-                object.__setattr__(self, field.name, numbers)
-        rules.heads_divide_width(self)
-        default("num_kv_heads", 1 if self.kv_latent_dim else self.num_heads)
-        default("head_dim", self.embed_dim // self.num_heads)
-        default("v_head_dim", self.head_dim)
-        default("rotary_dim", self.head_dim)
-        default("kdim", self.embed_dim)
-        default("vdim", self.kdim)
-        default("block_size", 32 if "int4" in self.weights_dtype else 0)
-        if self.attn_mask != NO_MASK:
-            object.__setattr__(self, "attn_mask", str(MaskSpec.parse(self.attn_mask)))
+def _usual_fields(name: str, spec: AttentionSpec) -> dict[str, Any]:
+    """Return the fields of a variant that depend on E and H."""
+    heads = spec.num_heads
+    # MQA and MLA have one key/value head, and MHA has H. GQA has the largest divisor of H up to
+    # H / 4, but at least 2 if H is even: 8 -> 2, 16 -> 4, 14 -> 2.
+    quarter = max(d for d in rules.divisors(heads) if d <= max(2, heads // 4))
+    fields: dict[str, Any] = {"num_kv_heads": {"mha": heads, "gqa": quarter}.get(name, 1)}
+    if name == "mla":
+        # The proportions of DeepSeek-V2: one third of the D elements of a query is rotated, and the
+        # latent is four times as wide as the other two thirds.
+        plain = max(spec.embed_dim // heads, 4)
+        rotated = plain // 4 * 2
+        fields |= {
+            "head_dim": plain + rotated, "v_head_dim": plain, "kv_latent_dim": 4 * plain,
+            "rotary": "interleaved", "rotary_dim": rotated, "bias": "none",
+        }  # fmt: skip
+    return fields
+
+
+def _check_variant(name: str, spec: AttentionSpec) -> None:
+    """Check that the dimensions of a spec are those of its variant."""
+    heads, kv_heads = spec.num_heads, spec.num_kv_heads
+    is_variant = {"mha": kv_heads == heads, "mqa": kv_heads == 1, "mla": spec.kv_latent_dim > 0}
+    if not is_variant.get(name, 1 < kv_heads < heads):
+        raise SpecError(
+            f"{name} with num_heads {heads} and num_kv_heads {kv_heads}: MHA has as "
+            "many of both, MQA one K/V head, GQA a number between, MLA a latent; choose another "
+            "variant"
+        )

@@ -7,6 +7,7 @@ docs/spec.md are generated from them.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Final
 
 DERIVED: Final = -1
@@ -46,6 +47,14 @@ class Field:
     choices: tuple[str, ...] = ()
     is_option: bool = True
 
+
+VARIANTS: Final = ("mha", "mqa", "gqa", "mla")
+
+USUAL: Final[Mapping[str, Any]] = {
+    "embed_dim": 512, "num_heads": 8, "causal": True, "attn_mask": "bool[B,1,1,S]",
+    "cache": "append",
+}  # fmt: skip
+"""Values of fields that all variants have by default."""
 
 KEY: Final = "field"
 """The key of the description in the metadata of a dataclass's field."""

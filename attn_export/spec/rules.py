@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from attn_export.errors import SpecError
-from attn_export.spec.fields import DERIVED, FIELDS, NUMBERS, TYPES, AttentionFields
+from attn_export.spec.fields import DERIVED, FIELDS, NO_MASK, NUMBERS, TYPES, AttentionFields
+from attn_export.spec.inputs import MaskSpec
 from attn_export.spec.low_precision import (
     PROJECTIONS,
     quantisation,
@@ -52,20 +53,38 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def as_float(name: str, value: float) -> float:
-    """Return a whole number as float for a float field, such as ``scale = 1``.
-
-    Args:
-        name: The field.
-        value: The number.
-
-    Raises:
-        SpecError: If the number is too large for a float.
-    """
+def _as_float(name: str, value: float) -> float:
+    """Return a whole number as float for a float field, such as ``scale = 1``."""
     try:
         return float(value)
     except OverflowError as error:
         raise SpecError(f"{name} is too large: {str(value)[:20]}…") from error
+
+
+def derive_fields(spec: AttentionFields) -> None:
+    """Set fields to the types and the text in which they are kept, and derive dimensions."""
+
+    def default(name: str, value: int) -> None:
+        if getattr(spec, name) == DERIVED:
+            object.__setattr__(spec, name, value)
+
+    for field in dataclasses.fields(spec):
+        value = getattr(spec, field.name)
+        if str(field.type).startswith("float") and isinstance(value, int):
+            object.__setattr__(spec, field.name, _as_float(field.name, value))
+        elif isinstance(value, (list, tuple)):
+            numbers = tuple(_as_float(field.name, number) for number in value)
+            object.__setattr__(spec, field.name, numbers)
+    heads_divide_width(spec)
+    default("num_kv_heads", 1 if spec.kv_latent_dim else spec.num_heads)
+    default("head_dim", spec.embed_dim // spec.num_heads)
+    default("v_head_dim", spec.head_dim)
+    default("rotary_dim", spec.head_dim)
+    default("kdim", spec.embed_dim)
+    default("vdim", spec.kdim)
+    default("block_size", 32 if "int4" in spec.weights_dtype else 0)
+    if spec.attn_mask != NO_MASK:
+        object.__setattr__(spec, "attn_mask", str(MaskSpec.parse(spec.attn_mask)))
 
 
 def heads_divide_width(spec: AttentionFields) -> None:
@@ -281,7 +300,7 @@ RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
     ranges, kv_heads_divide_heads, cross_attention, positions, packing, latent,
     quantisation, typed_cache, quantised_activations,
 )  # fmt: skip
-"""The rules that are checked last, in order. `check_types` and `heads_divide_width` run before, and
+"""The rules that are checked last, in order. `check_types` and `derive_fields` run before, and
 `positions` calls `rotary_scaling` and `longrope`."""
 
 
