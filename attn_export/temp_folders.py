@@ -72,6 +72,9 @@ def sweep(parent: Path) -> None:
                 _sweep_folder(Path(entry.path), name)
 
 
+_sweep_once = functools.cache(sweep)
+
+
 def held_locks() -> tuple[int, ...]:
     """Return the descriptors of all locks, for a child process that must keep the locks, too."""
     return tuple(_locks)
@@ -156,11 +159,6 @@ def _sweep_folder(folder: Path, name: re.Match[str]) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     finally:
         _release(lock)
-
-
-@functools.cache
-def _sweep_once(parent: Path) -> None:
-    sweep(parent)
 
 
 def _fastest_parent() -> Path:

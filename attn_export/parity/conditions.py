@@ -121,37 +121,27 @@ def size_conditions(axes: Sequence[str]) -> list[str]:
     return names
 
 
-def met_by_sizes(sizes: Sizes, axes: Sequence[str]) -> Iterator[str]:
+def met_by_sizes(sizes: Sizes, axes: Sequence[str], *, is_opaque: bool = False) -> Iterator[str]:
     """Yield the conditions that these sizes meet.
 
     Args:
         sizes: The size of every axis.
         axes: The axes whose size is free.
+        is_opaque: Whether contents hide other faults: then only conditions on single sizes are met.
     """
-    for axis in axes:
-        yield f"{axis} {sizes[axis]}"
-        yield from (f"{axis} near {block}" for block in _blocks_near(sizes[axis]))
-    for one, other in itertools.combinations(axes, 2):
-        yield f"{_level(one, sizes[one])} {one}, {_level(other, sizes[other])} {other}"
-    yield _joint_condition({axis: sizes[axis] for axis in axes})
+    yield from (f"{axis} {sizes[axis]}" for axis in axes)
+    if not is_opaque:
+        for axis in axes:
+            yield from (f"{axis} near {block}" for block in _blocks_near(sizes[axis]))
+        for one, other in itertools.combinations(axes, 2):
+            yield f"{_level(one, sizes[one])} {one}, {_level(other, sizes[other])} {other}"
+        yield _joint_condition({axis: sizes[axis] for axis in axes})
     if sizes.get(QUERIES) == 1 and QUERIES in axes:
         others = [axis for axis in axes if axis != QUERIES]
-        yield from (f"{ONE_QUERY}, {condition}" for condition in met_by_sizes(sizes, others))
-        keys = _blocks_near(keys_of(sizes) or 0)
-        yield from (f"{ONE_QUERY}, {block} keys" for block in keys)
-
-
-def met_by_single_sizes(sizes: Sizes, axes: Sequence[str]) -> Iterator[str]:
-    """Yield the conditions on single sizes that hold even with contents that hide other faults.
-
-    Args:
-        sizes: The size of every axis.
-        axes: The axes whose size is free.
-    """
-    for axis in axes:
-        yield f"{axis} {sizes[axis]}"
-        if sizes.get(QUERIES) == 1 and axis != QUERIES:
-            yield f"{ONE_QUERY}, {axis} {sizes[axis]}"
+        met = met_by_sizes(sizes, others, is_opaque=is_opaque)
+        yield from (f"{ONE_QUERY}, {condition}" for condition in met)
+        blocks = () if is_opaque else _blocks_near(keys_of(sizes) or 0)
+        yield from (f"{ONE_QUERY}, {block} keys" for block in blocks)
 
 
 def _blocks_near(size: int) -> Iterator[int]:

@@ -51,8 +51,10 @@ class Cover:
         self._weights = CASE_COST + self._costs // STEP_COST * STEP_COST
         # Opaque contents hide faults of sizes, so there is a table for them and one for others.
         self._by_sizes = {
-            False: self._table(conditions.met_by_sizes(each, axes) for each in sizes),
-            True: self._table(conditions.met_by_single_sizes(each, axes) for each in sizes),
+            is_opaque: self._table(
+                conditions.met_by_sizes(each, axes, is_opaque=is_opaque) for each in sizes
+            )
+            for is_opaque in (False, True)
         }
         self._opaque = np.array([any(c.is_opaque for c in each) for each in contents])
         self._sizes_by_key: dict[tuple[object, ...], list[int]] = {}

@@ -64,8 +64,9 @@ def read_weights(
     expected = expected_tensors(match, names, sizes)
     stored = source.describe([name for name in expected if name in names])
     transposed = _transposed_names(match, expected, stored)
+    missing = {name: tensor.shape for name, tensor in expected.items() if name not in names}
     problems = [
-        *_missing(expected, source),
+        *(f"{shown(name)} {bracketed(shape)} is missing" for name, shape in missing.items()),
         *_wrong_tensors(expected, stored, transposed),
         *_left_over(source, match, expected),
         *_unpackable(match, expected, spec),
@@ -120,14 +121,6 @@ def _transposed_names(
     # A shape that is neither is an error, whose message compares it with the likelier one.
     is_transposed = shape == linear[::-1] or (shape != linear and shape[:1] <= shape[1:])
     return {packed, match.prefix + match.layout.out_names[0]} if is_transposed else set()
-
-
-def _missing(expected: Mapping[str, ExpectedTensor], source: TensorSource) -> list[str]:
-    return [
-        f"{shown(name)} {bracketed(tensor.shape)} is missing"
-        for name, tensor in expected.items()
-        if name not in source.files
-    ]
 
 
 def _wrong_tensors(

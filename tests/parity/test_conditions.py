@@ -11,7 +11,6 @@ from attn_export.parity.conditions import (
     corners,
     free_axes,
     met_by_contents,
-    met_by_single_sizes,
     met_by_sizes,
     size_conditions,
     tried_sizes,
@@ -101,7 +100,7 @@ def conditions_met(axes: list[str]) -> set[str]:
 
 def test_contents_that_hide_faults_stand_for_single_sizes_only():
     sizes = {"batch": 7, "query_len": 1, "past_len": 16}
-    found = set(met_by_single_sizes(sizes, CACHED))
+    found = set(met_by_sizes(sizes, CACHED, is_opaque=True))
     assert {"batch 7", "one query, past_len 16"} <= found
     assert found < set(met_by_sizes(sizes, CACHED))
     assert not any("large" in each or "near" in each for each in found)
