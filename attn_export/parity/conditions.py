@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from attn_export.parity.draw import Sizes
+from attn_export.parity.mask_contents import LENGTH_NAMES
 
 BATCH, QUERIES, PAST, KEYS = "batch", "query_len", "past_len", "key_len"
 
@@ -59,9 +60,6 @@ WITHOUT_PAST = ("large_logits", "one_visible_key", "outliers")
 LARGE_AND_EMPTY = "large_logits in empty rows"
 """Large logits in a batch element without a past, where a query may see its own key alone: its
 score may be below any finite number that stands for -inf."""
-
-LENGTHS = frozenset({"beyond_length", "empty_and_full"})
-"""Contents that change nothing unless the past is at least 2 long."""
 
 
 def free_axes(names: Sequence[str], sums: Sequence[str]) -> list[str]:
@@ -265,12 +263,12 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
     ):
         yield f"{LARGE_AND_EMPTY}{pattern}"
     for name in contents:
-        if name in LENGTHS and not may_differ_in_length(sizes):
+        if name in LENGTH_NAMES and not may_differ_in_length(sizes):
             continue
         too_few_keys = few_keys and name in WITH_MANY_KEYS
         if not too_few_keys and not (small_batch and name == "large_logits"):
             yield f"{name}{pattern}"
-        if name in LENGTHS:
+        if name in LENGTH_NAMES:
             yield f"{name}, batch {batch}"
         elif many:
             yield f"{name}{pattern}, batch {batch}"

@@ -52,6 +52,8 @@ LENGTHS = (
         "the length of one row for all", _empty_and_full,
     ),
 )  # fmt: skip
+LENGTH_NAMES = frozenset(content.name for content in LENGTHS)
+"""Names of contents that change nothing unless the past is at least 2 long."""
 
 
 # -- contents of masks --------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from attn_export.parity.draw import (
     is_within,
 )
 from attn_export.parity.fixed_cases import fixed_cases, long_cases
-from attn_export.parity.mask_contents import LENGTHS, LOWEST, MASKS
+from attn_export.parity.mask_contents import LENGTH_NAMES, LENGTHS, LOWEST, MASKS
 from attn_export.results import Case
 from attn_export.spec import Input
 
@@ -96,7 +96,7 @@ def _fit_together(contents: Sequence[Content]) -> bool:
         return len(names) == 1
     if "fully_masked_rows" in names:
         # In a small batch, masked rows would hide the faults that other values show.
-        return names <= {"fully_masked_rows", *(content.name for content in LENGTHS)}
+        return names <= {"fully_masked_rows", *LENGTH_NAMES}
     # Unused cache entries are scaled up already: scaled twice, they would overflow.
     return "beyond_length" not in names or not any(content.may_overflow for content in contents)
 
