@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_export.errors import SpecError
-from attn_export.spec import CACHES, AttentionSpec, MaskSpec
+from attn_export.spec import AttentionSpec, MaskSpec, fields
 
 T = TypeVar("T")
 hypothesis_rules = settings(deadline=None, derandomize=True, database=None)
@@ -75,7 +75,7 @@ def spec_values(draw: st.DrawFn) -> dict[str, object]:
     if cross:
         optional |= {"kdim": size, "vdim": size}
     else:
-        optional |= positions() | {"cache": st.sampled_from(CACHES)}
+        optional |= positions() | {"cache": st.sampled_from(fields.FIELDS["cache"].choices)}
         optional |= draw(st.sampled_from((
             {"causal": st.booleans()}, {"window_right": st.none() | st.integers(0, 100)},
         )))  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from attn_export.errors import SpecError
 from attn_export.spec import rules
-from attn_export.spec.fields import DERIVED, NO_MASK, USUAL, VARIANTS, AttentionFields
+from attn_export.spec.fields import NO_MASK, USUAL, VARIANTS, AttentionFields
 from attn_export.spec.inputs import Input, MaskSpec, Shape
 from attn_export.spec.low_precision import (
     PER_RUN,
@@ -26,9 +26,9 @@ from attn_export.spec.low_precision import (
     parse_weights_dtype,
     stored_width,
 )
-from attn_export.spec.rules import CACHES, DTYPES
+from attn_export.spec.rules import DTYPES
 
-__all__ = ["CACHES", "DERIVED", "DTYPES", "VARIANTS", "AttentionSpec", "Input", "MaskSpec", "Shape"]
+__all__ = ["DTYPES", "VARIANTS", "AttentionSpec", "Input", "MaskSpec", "Shape"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

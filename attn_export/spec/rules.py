@@ -18,7 +18,6 @@ from attn_export.spec.low_precision import (
     typed_cache,
 )
 
-CACHES: Final = FIELDS["cache"].choices
 DTYPES: Final = FIELDS["dtype"].choices
 ROTARY_SCALINGS: Final = FIELDS["rotary_scaling"].choices
 
