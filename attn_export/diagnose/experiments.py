@@ -15,7 +15,7 @@ from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner
 from attn_export.parity.draw import Sizes
 from attn_export.parity.measures import eps, measure
 from attn_export.results import Allowed, Arrays, Case, Golden
-from attn_export.runtimes.protocol import Runtime, Tunable, known_limit
+from attn_export.runtimes.protocol import Runtime, known_limit
 from attn_export.tensorfile import Array, is_floating
 
 # -- the smallest part of a failing case that still fails ---------------------------------------
@@ -188,11 +188,10 @@ def rerun_in_runtime(
         cases: All cases.
         out_of_time: Returns whether the time limit has passed.
     """
-    if isinstance(runner.runtime, Tunable):
-        for name, options in runner.runtime.counter_options.items():
-            if not out_of_time():
-                shown = ", ".join(f"{key}={value}" for key, value in options.items())
-                yield _result(f"{name} ({shown})", runner.trial(cases, options), name)
+    for name, options in runner.runtime.counter_options.items():
+        if not out_of_time():
+            shown = ", ".join(f"{key}={value}" for key, value in options.items())
+            yield _result(f"{name} ({shown})", runner.trial(cases, options), name)
     limits = dataclasses.replace(runner.limits, threads=1)
     single_threaded = dataclasses.replace(runner, limits=limits)
     before = "what was run before"

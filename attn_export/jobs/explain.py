@@ -19,7 +19,7 @@ from attn_export.report.progress import Progress
 from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.pool import ALL
-from attn_export.runtimes.protocol import Limits, Options, Runtime, Tunable, known_limit
+from attn_export.runtimes.protocol import Limits, Options, Runtime, known_limit
 from attn_export.schema import Manifest
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _available_runtime(name: str, options: Options) -> Runtime:
     if name == ALL:
         raise UsageError("explain looks at one runtime at a time; name it")
     target = runtime(name)
-    if options and not isinstance(target, Tunable):
+    if options and not target.counter_options:
         raise UsageError(f"{name} takes no options")
     reason = target.unavailable()
     if reason:

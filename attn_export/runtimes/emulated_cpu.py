@@ -150,11 +150,7 @@ class EmulatedCpu(OrtCpu):
         return home() / CPUS / f"qemu-{self.cpu.machine}"
 
     def launch_command(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
-        """Return the command that runs Python on this CPU, and its environment.
-
-        Args:
-            arguments: The arguments after the path of the interpreter.
-        """
+        """Return the command that runs Python on this CPU, and its environment."""
         command = [str(self._emulator()), "-cpu", self.cpu.model]
         if not self._needs_other_python:
             return [*command, sys.executable, *arguments], {**os.environ, **OPENBLAS}

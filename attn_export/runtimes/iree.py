@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import PORTABLE
 from attn_export.runtimes.protocol import (
-    AllocatingEngine,
+    Engine,
     Facts,
     PackagedRuntime,
     Unsupported,
@@ -24,7 +24,7 @@ COMPILER, RUNTIME = "iree-base-compiler", "iree-base-runtime"
 FLAGS = ("--iree-llvmcpu-target-cpu=host",)
 
 
-class IreeEngine(AllocatingEngine):
+class IreeEngine(Engine):
     """A graph that was compiled for this CPU, which takes some seconds."""
 
     def __init__(self, graph: Path, threads: int) -> None:

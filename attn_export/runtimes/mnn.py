@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import PORTABLE
 from attn_export.runtimes.protocol import (
-    AllocatingEngine,
+    Engine,
     Facts,
     PackagedRuntime,
     Unsupported,
@@ -26,7 +26,7 @@ DYNAMIC = True
 size, with wrong results where heads share keys."""
 
 
-class MnnEngine(AllocatingEngine):
+class MnnEngine(Engine):
     """A graph that was converted to MNN's format."""
 
     def __init__(self, graph: Path, threads: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import (
-    AllocatingEngine,
+    Engine,
     Facts,
     PackagedRuntime,
     Unsupported,
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class ReferenceEngine(AllocatingEngine):
+class ReferenceEngine(Engine):
     """A graph that the reference evaluator has loaded."""
 
     def __init__(self, graph: Path, threads: int) -> None:  # noqa: ARG002 (numpy has no such limit)

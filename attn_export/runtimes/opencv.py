@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import (
-    AllocatingEngine,
+    Engine,
     Facts,
     PackagedRuntime,
     Unsupported,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PACKAGE = "opencv-python-headless"
 
 
-class OpenCvEngine(AllocatingEngine):
+class OpenCvEngine(Engine):
     """A graph that OpenCV has read as a net."""
 
     def __init__(self, graph: Path, threads: int) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import CUDA, DIALECTS
 from attn_export.runtimes.protocol import (
-    AllocatingEngine,
     Engine,
     Facts,
     Options,
@@ -63,33 +62,11 @@ class OpenVino(PackagedRuntime):
         """Import the SDK."""
         sdk()
 
-    def load(self, graph: Path, threads: int) -> Engine:
-        """Compile the graph.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-
-        Returns:
-            The compiled graph.
-        """
-        return self.load_with(graph, threads, {})
-
-    def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
-        """Compile the graph with properties of the device.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-            options: Properties of the device, by name.
-
-        Returns:
-            The compiled graph.
-        """
+    def _load(self, graph: Path, threads: int, options: Options) -> Engine:
         return OpenVinoEngine(graph, {**default_options(threads), **options})
 
 
-class OpenVinoEngine(AllocatingEngine):
+class OpenVinoEngine(Engine):
     """A compiled graph.
 
     Args:

@@ -13,6 +13,7 @@ from attn_export.runtimes.protocol import (
     Engine,
     Facts,
     Options,
+    Runtime,
     Unsupported,
     installed_version,
     unsupported,
@@ -44,7 +45,7 @@ NO_BFLOAT16 = (
 )
 
 
-class OrtCpu:
+class OrtCpu(Runtime):
     """The runtime `ort-cpu`."""
 
     name = "ort-cpu"
@@ -82,24 +83,7 @@ class OrtCpu:
         """Import the SDK."""
         sdk()
 
-    def load(self, graph: Path, threads: int) -> Engine:
-        """Return a session with the graph.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-        """
-        return self.load_with(graph, threads, {})
-
-    def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
-        """Return a session with the graph, created with options.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-            options: `OPTIMIZATION`, with values such as disable_all, and entries of the session's
-                configuration, by name.
-        """
+    def _load(self, graph: Path, threads: int, options: Options) -> Engine:
         settings = session_options(threads, graph)
         if _folder_bytes(graph) > PREPACK_UP_TO:
             # Each session has its own prepacked copy; without, sessions share the mapped file.
@@ -135,14 +119,11 @@ class OrtEngine(Engine):
     def run(
         self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        """Run the graph once.
+        """Return the outputs of one run, by name.
 
         Args:
             inputs: The inputs, by name.
             bound: Names of outputs that share the buffer of an input, with that input.
-
-        Returns:
-            The outputs, by name.
         """
         if bound:
             return self._run_in_place(inputs, bound)

@@ -41,7 +41,7 @@ ROUNDED_INPUTS = "com.microsoft.MatMulNBits(accuracy_level 4)"
 
 
 class OrtCuda(OrtCpu):
-    """The runtime `ort-cuda`."""
+    """The runtime `ort-cuda`, without TF32: CUDA's default has 10 bits of precision."""
 
     name = "ort-cuda"
     device = "cuda"
@@ -79,15 +79,7 @@ class OrtCuda(OrtCpu):
         if hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()
 
-    def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
-        """Return a session without TF32, which is CUDA's default and has 10 bits of precision.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-            options: `TF32` ("1" or "0"), `OPTIMIZATION`, and entries of the session's
-                configuration, by name.
-        """
+    def _load(self, graph: Path, threads: int, options: Options) -> Engine:
         return CudaEngine(graph, *cuda_session(threads, options))
 
 

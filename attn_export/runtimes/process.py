@@ -150,7 +150,7 @@ class Worker:
                 those of the cases.
             axes: The axes of every input and output, by name. Required if there are `decodes`.
             decodes: The names of the cases that are run as whole decodes, step by step.
-            options: Options of the engine. The runtime must be `Tunable`.
+            options: Options of the engine, if the runtime has any.
         """
         job = {
             "graph": str(graph),
@@ -228,14 +228,14 @@ def run_once(
     """Load a graph in a worker process, run cases through it in order, and end the process.
 
     Args:
-        runtime: The runtime; it must be `Tunable` if there are `options`.
+        runtime: The runtime.
         graph: The file.
         cases: The inputs of each case, by the name of the case; all cases must have the same
             inputs.
         limits: The limits of the process.
         graph_file: The fixed axes, layouts, dtypes and shared buffers of the graph. Default: those
             of the cases.
-        options: Options of the engine.
+        options: Options of the engine, if the runtime has any.
 
     Returns:
         The outputs of the cases, or the reason that there are none.

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from attn_export.dialect_names import CUDA, DIALECTS
-from attn_export.runtimes.protocol import Engine, EngineDiedError, Facts, Runtime
+from attn_export.runtimes.protocol import Engine, EngineDiedError, Facts, Options, Runtime
 
 # Methods import numpy, so that importing this module is fast.
 if TYPE_CHECKING:
@@ -188,16 +188,7 @@ class ProgramRuntime(Runtime, Protocol):
         ...
 
     def prepare(self) -> None:
-        """Do nothing: `load` starts the program."""
+        """Do nothing: loading a graph starts the program."""
 
-    def load(self, graph: Path, threads: int) -> Engine:
-        """Start the program with the graph.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-
-        Returns:
-            The program with the graph.
-        """
+    def _load(self, graph: Path, threads: int, options: Options) -> Engine:  # noqa: ARG002
         return ProgramEngine(self.command(), graph, threads)

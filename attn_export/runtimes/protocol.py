@@ -42,9 +42,8 @@ def unsupported(*features: str, says: str) -> Unsupported:
     """Return an entry for a runtime's table of known limits.
 
     Args:
-        features: The features that the runtime cannot run together, as `graph.requirements` names
-            them.
-        says: The runtime's message.
+        features: As in `Unsupported`.
+        says: As in `Unsupported`.
     """
     return Unsupported(frozenset(features), says)
 
@@ -86,18 +85,20 @@ class EngineDiedError(Exception):
     """The engine's program ended or sent an invalid line, so that it can run no further case."""
 
 
-class Engine(Protocol):
+class Engine:
     """A loaded graph in the runtime's own process. Classes of engines derive from it."""
 
     def run(
-        self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
+        self,
+        inputs: Mapping[str, np.ndarray],
+        bound: Mapping[str, str],  # noqa: ARG002 (by default no output shares a buffer)
     ) -> dict[str, np.ndarray]:
         """Run the graph once.
 
         Args:
             inputs: The inputs, by name.
             bound: The outputs to write into the buffer of an input, each with that input. An engine
-                that cannot do so allocates them instead.
+                that cannot do so has a method `_run`, which allocates them.
 
         Returns:
             The outputs by the graph's own names, in its order.
@@ -105,37 +106,18 @@ class Engine(Protocol):
         Raises:
             Exception: Any error of the engine. It is reported as the error of this case.
         """
-        ...
+        return self._run(inputs)
+
+    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        raise NotImplementedError
 
     def facts(self) -> Facts:
         """Return the facts of the run, such as device and execution providers."""
-        ...
+        raise NotImplementedError
 
     def objection(self) -> str:
         """Return the reason that results of this engine do not count, or ""."""
         return ""
-
-
-class AllocatingEngine(Engine, Protocol):
-    """An engine that allocates its outputs at every run, and so ignores `bound`."""
-
-    def run(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        bound: Mapping[str, str],  # noqa: ARG002 (no output shares a buffer)
-    ) -> dict[str, np.ndarray]:
-        """Run the graph once.
-
-        Args:
-            inputs: The inputs, by name.
-            bound: Not used: no output shares the buffer of an input.
-
-        Returns:
-            The outputs by the graph's own names, in its order.
-        """
-        return self._run(inputs)
-
-    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]: ...
 
 
 class Runtime(Protocol):
@@ -150,6 +132,9 @@ class Runtime(Protocol):
     """The version that `unsupported` was measured on."""
     unsupported: Sequence[Unsupported]
     """The known limits within the dialects that it accepts."""
+    counter_options: Mapping[str, Options] = {}
+    """Options that `explain` tries, by a description of their effect. Each removes one possible
+    cause of differences. A runtime without them takes no options."""
 
     def version(self) -> str | None:
         """Return the installed version, or None, without importing the SDK."""
@@ -163,20 +148,24 @@ class Runtime(Protocol):
         """Import the SDK. The runtime's own process calls this before its graph is there."""
         ...
 
-    def load(self, graph: Path, threads: int) -> Engine:
+    def load(self, graph: Path, threads: int, options: Options | None = None) -> Engine:
         """Load a graph, in the runtime's own process.
 
         Args:
             graph: The file of the graph.
             threads: The number of threads.
+            options: Options of the engine, if the runtime has `counter_options`.
 
         Returns:
             The loaded graph.
 
         Raises:
-            Exception: Any error of the engine. It means that the engine refuses the graph.
+            Exception: Any error of the engine. It means that the engine refuses the graph, or has
+                no such option.
         """
-        ...
+        return self._load(graph, threads, options or {})
+
+    def _load(self, graph: Path, threads: int, options: Options) -> Engine: ...
 
 
 class PackagedRuntime(Runtime, Protocol):
@@ -188,7 +177,7 @@ class PackagedRuntime(Runtime, Protocol):
     modules: Sequence[str]
     """The modules of the SDK, which `prepare` imports; without the first it cannot run."""
     engine: Callable[[Path, int], Engine]
-    """The class of its engines, which takes the arguments of `load`."""
+    """The class of its engines, which takes a graph and the number of threads."""
 
     def version(self) -> str | None:
         """Return the installed version of the package."""
@@ -203,42 +192,8 @@ class PackagedRuntime(Runtime, Protocol):
         for module in self.modules:
             importlib.import_module(module)
 
-    def load(self, graph: Path, threads: int) -> Engine:
-        """Load a graph.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-
-        Returns:
-            The loaded graph.
-        """
+    def _load(self, graph: Path, threads: int, options: Options) -> Engine:  # noqa: ARG002
         return self.engine(graph, threads)
-
-
-@runtime_checkable
-class Tunable(Protocol):
-    """A runtime with options that change its results."""
-
-    counter_options: Mapping[str, Options]
-    """Options that `explain` tries, by a description of their effect. Each removes one possible
-    cause of differences."""
-
-    def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
-        """Load a graph with options, in the runtime's own process.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-            options: Options of the engine, by name.
-
-        Returns:
-            The loaded graph.
-
-        Raises:
-            Exception: As for `Runtime.load`, and where there is no such option.
-        """
-        ...
 
 
 @runtime_checkable
@@ -251,10 +206,9 @@ class CustomLaunch(Protocol):
     """The memory that the emulator takes for itself, in MiB; 0 without one."""
 
     def launch_command(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
-        """Return the command that runs Python, and its environment; None for that of this process.
+        """Return the command that runs Python with these arguments, and its environment.
 
-        Args:
-            arguments: The arguments after the path of the interpreter.
+        None is the environment of this process.
         """
         ...
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import STANDARD
-from attn_export.runtimes.protocol import AllocatingEngine, Facts, PackagedRuntime, Unsupported
+from attn_export.runtimes.protocol import Engine, Facts, PackagedRuntime, Unsupported
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +17,7 @@ SLOTS = ("query", "key", "value", "attn_mask", "past_key", "past_value")
 """The inputs of `Attention`, in order, that this engine supports."""
 
 
-class SdpaEngine(AllocatingEngine):
+class SdpaEngine(Engine):
     """An `Attention` node, computed by the kernel that PyTorch chooses.
 
     Args:

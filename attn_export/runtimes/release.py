@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from attn_export.errors import UsageError
 from attn_export.runtimes.install_folder import STAMP, home, setup_command
-from attn_export.runtimes.protocol import Engine, Options, Runtime, Tunable
+from attn_export.runtimes.protocol import Engine, Options, Runtime
 
 if TYPE_CHECKING:
     from attn_export.runtimes.protocol import Unsupported
@@ -43,7 +43,7 @@ NPM: Final[Mapping[str, str]] = {
 VERSION: Final = re.compile(r"\d{1,5}(\.\d{1,5}){1,3}")
 
 
-class Release:
+class Release(Runtime):
     """One release of a runtime.
 
     It has no table of known limits: every graph is tried.
@@ -77,7 +77,7 @@ class Release:
         self._base = _in_folder(base, self._folder_name(base.name)) if base.name in NPM else base
         self.name = f"{base.name}{MARK}{version}"
         self.device, self.dialects = base.device, base.dialects
-        self.counter_options = base.counter_options if isinstance(base, Tunable) else {}
+        self.counter_options = base.counter_options
 
     def _folder_name(self, base: str) -> str:
         return f"{FOLDER}/{NPM.get(base, base)}-{self.measured}"
@@ -108,11 +108,7 @@ class Release:
         return self._base.unavailable() if self.npm_package else ""
 
     def launch_command(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
-        """Return the command that runs Python, and an environment that puts this release first.
-
-        Args:
-            arguments: The arguments after the path of the interpreter.
-        """
+        """Return the command that runs Python, and an environment that puts this release first."""
         if self.npm_package:
             return [sys.executable, *arguments], None
         inherited = os.environ.get("PYTHONPATH")
@@ -123,35 +119,8 @@ class Release:
         """Import the SDK of the release."""
         self._base.prepare()
 
-    def load(self, graph: Path, threads: int) -> Engine:
-        """Load a graph.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-
-        Returns:
-            The loaded graph.
-        """
-        return self._base.load(graph, threads)
-
-    def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
-        """Load a graph with options.
-
-        Args:
-            graph: The file of the graph.
-            threads: The number of threads.
-            options: Options of the engine, by name.
-
-        Returns:
-            The loaded graph.
-
-        Raises:
-            ValueError: If the runtime has no options.
-        """
-        if not isinstance(self._base, Tunable):
-            raise ValueError(f"{self.name} has no options")
-        return self._base.load_with(graph, threads, options)
+    def _load(self, graph: Path, threads: int, options: Options) -> Engine:
+        return self._base.load(graph, threads, options)
 
 
 def _in_folder(base: Runtime, folder: str) -> Runtime:

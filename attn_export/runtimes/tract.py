@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import (
-    AllocatingEngine,
+    Engine,
     Facts,
     PackagedRuntime,
     Unsupported,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class TractEngine(AllocatingEngine):
+class TractEngine(Engine):
     """A typed and optimised graph."""
 
     def __init__(self, graph: Path, threads: int) -> None:  # noqa: ARG002 (it computes in one)

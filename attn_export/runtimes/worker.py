@@ -18,7 +18,6 @@ from attn_export.errors import one_line
 from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.child_main import EventWriter, Jobs, outcome_of
-from attn_export.runtimes.protocol import Engine, Runtime, Tunable
 from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
 
 # -- whole decodes, step by step ----------------------------------------------------------------
@@ -194,18 +193,7 @@ def serve(send: EventWriter, jobs: Jobs, name: str, threads: str) -> None:
     target.prepare()
     send("ready")
     job = jobs.get()
-    _run_cases(_load(target, job, int(threads)), job, send)
-
-
-def _load(target: Runtime, job: dict[str, Any], threads: int) -> Engine:
-    graph, options = Path(job["graph"]), job["options"]
-    if not options:
-        return target.load(graph, threads)
-    assert isinstance(target, Tunable)
-    return target.load_with(graph, threads, options)
-
-
-def _run_cases(engine: Any, job: dict[str, Any], send: EventWriter) -> None:
+    engine = target.load(Path(job["graph"]), int(threads), job["options"])
     send("loaded", facts=engine.facts())
     for case in job["cases"]:
         started = time.perf_counter()

@@ -50,7 +50,7 @@ def over_stand_in(tmp_path, path, code):
 @pytest.mark.parametrize(("options", "tf32"), [({}, False), ({"use_tf32": "1"}, True)])
 def test_tf32_is_off_unless_it_is_an_option(tmp_path, options, tf32):
     path = standard(tmp_path / "model.onnx", SINGLE)
-    facts = over_stand_in(tmp_path, path, f"say(OrtCuda().load_with(path, 1, {options}).facts())")
+    facts = over_stand_in(tmp_path, path, f"say(OrtCuda().load(path, 1, {options}).facts())")
     assert facts["tf32"] is tf32
     assert facts["providers"] == ["CUDAExecutionProvider", "CPUExecutionProvider"]
     assert facts["nodes"]["CUDAExecutionProvider"]["Attention"] == 1
