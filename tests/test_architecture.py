@@ -61,7 +61,6 @@ WITH_TORCH = (
 ONLY_IN = {
     "torch": WITH_TORCH,
     "onnxruntime": (
-        "runtimes/compare_graphs",
         "runtimes/ort_cpu",
         "runtimes/ort_cuda",
         "bench/own_graphs",
