@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from attn_export.runtimes.install_javascript import chromium
+from attn_export.runtimes.javascript import chromium
 
 FLAGS = (
     "--headless", "--remote-debugging-pipe", "--no-first-run", "--disable-background-networking",

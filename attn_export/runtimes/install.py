@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 
 from attn_export.errors import UsageError, one_line
 from attn_export.interruption import end_on_signal
-from attn_export.runtimes import install_cpus, install_cuda_stand_in, install_javascript, native
+from attn_export.runtimes import install_cpus, install_cuda_stand_in, javascript, native
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.emulated_cpu import CPUS
 from attn_export.runtimes.install_cpus import ARM64_COMPILER
@@ -98,7 +98,7 @@ def install(names: Collection[str], *, system_packages: bool = False) -> None:
         install_cpus.install_compiler(say)
     in_javascript = set(names) & set(NPM)
     if in_javascript:
-        install_javascript.install(in_javascript, say, system_packages=system_packages)
+        javascript.install(in_javascript, say, system_packages=system_packages)
     for name in names:
         if MARK in name:
             install_release(name, say)
@@ -133,7 +133,7 @@ def install_release(name: str, say: Say) -> None:
         return
     if release.npm_package:
         version = release.measured
-        install_javascript.install_release(release.folder, release.npm_package, version, say)
+        javascript.install_release(release.folder, release.npm_package, version, say)
         return
     wheels = [f"{package}=={release.measured}" for package in release.wheels]
     say(f"installing {', '.join(wheels)} …")

@@ -1,22 +1,32 @@
-"""ONNX Runtime in JavaScript: Node.js, and WebAssembly and WebGPU in headless Chromium."""
+"""ONNX Runtime in JavaScript: Node.js, and WebAssembly and WebGPU in headless Chromium.
+
+An installation has npm packages and our own programs. Its folder is laid out as the kit of the same
+name, because the programs use the modules of the kits: so the tests of the runtimes also test the
+kits.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.runtimes.install_folder import home, missing
-from attn_export.runtimes.install_javascript import (
-    NODE,
-    NODE_MISSING,
-    NODE_PACKAGE,
-    WEB,
-    WEB_PACKAGE,
-    chromium,
-    package_version,
-    program_files,
+from attn_export.runtimes.install_folder import (
+    HARNESS,
+    KITS,
+    InstallError,
+    Say,
+    digest,
+    home,
+    missing,
+    new_installation,
+    run_command,
+    stamp_of,
 )
 from attn_export.runtimes.program import ProgramRuntime
 from attn_export.runtimes.protocol import unsupported
@@ -24,7 +34,171 @@ from attn_export.runtimes.protocol import unsupported
 if TYPE_CHECKING:
     from attn_export.runtimes.protocol import Unsupported
 
+# -- the installation of their programs ---------------------------------------------------------
+
+NODE, WEB = "node", "web"
+NODE_PACKAGE, WEB_PACKAGE = "onnxruntime-node", "onnxruntime-web"
+LOCK = "package-lock.json"
+OLDEST_NODE = 18
+
+NODE_MISSING = f"node is not installed; apt-get install nodejs npm ({OLDEST_NODE} or newer)"
 NO_CHROMIUM = "there is no Chromium; apt-get install chromium, or name one in CHROME_PATH"
+BROWSERS = ("chromium", "google-chrome", "chromium-browser")
+APT = ("apt-get", "install", "-y", "--no-install-recommends", "chromium")
+ERROR = "^(npm error|npm ERR!|E:).*"
+
+PROGRAMS: Mapping[str, tuple[str, Sequence[str], str, Sequence[str]]] = {
+    NODE_PACKAGE: ("node", ("package.json", LOCK, "src/engine.mjs"), "src", ("serve.mjs",)),
+    WEB_PACKAGE: (
+        "web",
+        ("package.json", LOCK, "engine.mjs", "server.mjs"),
+        "lib",
+        ("serve_web.mjs", "browser.mjs", "harness.mjs", "harness.html"),
+    ),
+}
+"""The sources of the program for each package: the folder of a kit and files in it, the subfolder
+for the modules that all JavaScript kits share, and files in `HARNESS`."""
+
+
+def install(names: Collection[str], say: Say, *, system_packages: bool = False) -> None:
+    """Install runtimes, unless they are up to date.
+
+    Args:
+        names: Names out of node, wasm and webgpu.
+        say: Receives a message before each long step.
+        system_packages: Whether apt-get may install Chromium, as root, if there is none.
+
+    Raises:
+        InstallError: If something is missing that must be installed by hand.
+    """
+    _check_node()
+    if NODE in names:
+        _install(home() / NODE, NODE_PACKAGE, say)
+    if {"wasm", "webgpu"} & set(names):
+        _install(home() / WEB, WEB_PACKAGE, say)
+        if chromium() is None:
+            _install_chromium(say, system_packages=system_packages)
+
+
+def install_release(folder: Path, package: str, version: str, say: Say) -> None:
+    """Install another release of a package, with the program of the runtime.
+
+    Args:
+        folder: The folder of the release.
+        package: `NODE_PACKAGE` or `WEB_PACKAGE`.
+        version: The release.
+        say: Receives a message before each long step.
+
+    Raises:
+        InstallError: If it cannot be installed.
+    """
+    _check_node()
+    _install(folder, package, say, version)
+    for libraries in (folder / "node_modules" / package / "bin").glob("*/*"):
+        if libraries.name != sys.platform:  # 200 MB for other systems
+            shutil.rmtree(libraries)
+
+
+def chromium() -> str | None:
+    """Return the path of the browser: `CHROME_PATH` if set, else one on PATH; None without one."""
+    configured = os.environ.get("CHROME_PATH")
+    paths = (shutil.which(name) for name in ([configured] if configured else BROWSERS))
+    return next(filter(None, paths), None)
+
+
+def _package_version(folder: Path, package: str) -> str | None:
+    """Return the version of an npm package in the `node_modules` of a folder, or None."""
+    path = folder / "node_modules" / package / "package.json"
+    try:
+        version = json.loads(path.read_text(encoding="utf-8"))["version"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return str(version)
+
+
+def _program_files(package: str) -> dict[str, Path]:
+    """Return the source of each file of the program that uses a package, by its path there."""
+    kit, names, subfolder, programs = PROGRAMS[package]
+    shared = [*sorted((KITS / "js").glob("*.mjs")), HARNESS / "frames.mjs"]
+    return (
+        {name: KITS / kit / name for name in names}
+        | {f"{subfolder}/{path.name}": path for path in shared}
+        | {name: HARNESS / name for name in programs}
+    )
+
+
+def _install(folder: Path, package: str, say: Say, version: str | None = None) -> None:
+    """Replace an installation unless it is up to date; without `version`, by the lock file."""
+    files = _program_files(package)
+    sources = digest(files.values())
+    if stamp_of(folder) == sources:
+        return
+    with new_installation(folder, sources) as new:
+        for name, source in files.items():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, new / name)
+        if version is None:
+            _install_locked(new, folder, say)
+        else:
+            _install_version(new, folder.name, package, version, say)
+
+
+def _install_locked(new: Path, old: Path, say: Say) -> None:
+    """Install the packages of the lock file; take them from the old folder if it has the same."""
+    old_lock, packages = old / LOCK, old / "node_modules"
+    is_same = old_lock.is_file() and old_lock.read_bytes() == (new / LOCK).read_bytes()
+    if packages.is_dir() and is_same:
+        # Hard links, not moved files: the old folder must stay whole if this process is killed.
+        shutil.copytree(packages, new / packages.name, symlinks=True, copy_function=os.link)
+        return
+    _npm("ci", new, old.name, say)
+
+
+def _install_version(folder: Path, name: str, package: str, version: str, say: Say) -> None:
+    """Install a version of a package without a lock file; messages call the folder `name`."""
+    (folder / LOCK).unlink()
+    path = folder / "package.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["dependencies"] |= {package: version}
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _npm("install", folder, name, say)
+
+
+def _npm(command: str, folder: Path, name: str, say: Say) -> None:
+    say(f"npm {command} for {name}")
+    # Without scripts: that of onnxruntime-node only downloads libraries for CUDA.
+    arguments = ["npm", command, "--ignore-scripts", "--no-audit", "--no-fund"]
+    run_command(arguments, f"npm {command} failed for {name}", ERROR, folder)
+
+
+def _check_node() -> None:
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        raise InstallError(NODE_MISSING)
+    completed = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False)
+    version = completed.stdout.strip()
+    major = version.removeprefix("v").partition(".")[0]
+    if not major.isdecimal() or int(major) < OLDEST_NODE:
+        raise InstallError(
+            f"node is {version or 'broken'}; version {OLDEST_NODE} or newer is needed"
+        )
+
+
+def _install_chromium(say: Say, *, system_packages: bool) -> None:
+    by_hand = f"there is no Chromium; run: {' '.join(APT)}, or name one in CHROME_PATH"
+    if not system_packages:
+        raise InstallError(f"{by_hand}, or let it be installed, as root, by --system-packages")
+    if os.geteuid() != 0 or shutil.which(APT[0]) is None:
+        raise InstallError(by_hand)
+    say("apt-get install chromium")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (("apt-get", "update"), APT):
+        try:
+            run_command(command, f"{' '.join(command)} failed", ERROR, environment=environment)
+        except InstallError as error:
+            raise InstallError(f"{error}; {by_hand}") from error
+
+
+# -- the runtimes -------------------------------------------------------------------------------
 
 
 class Node(ProgramRuntime):
@@ -45,13 +219,13 @@ class Node(ProgramRuntime):
 
     def version(self) -> str | None:
         """Return the version of the npm package."""
-        return package_version(home() / self._folder, self.package)
+        return _package_version(home() / self._folder, self.package)
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
         if shutil.which("node") is None:
             return NODE_MISSING
-        return missing(self.name, self._program_file(), program_files(self.package).values())
+        return missing(self.name, self._program_file(), _program_files(self.package).values())
 
     def command(self) -> list[str | Path]:
         """Return the command line of the program."""

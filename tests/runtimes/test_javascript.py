@@ -18,7 +18,7 @@ from subjects import MORE
 
 from attn_export import verify
 from attn_export.parity.golden import stored_cases
-from attn_export.runtimes import install, install_javascript
+from attn_export.runtimes import install, javascript
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install_folder import InstallError
 from attn_export.runtimes.process import Worker
@@ -182,7 +182,7 @@ def test_without_node_or_chromium_it_says_so(monkeypatch: pytest.MonkeyPatch, tm
     for name in (*NAMES, "webgpu"):
         assert runtime(name).unavailable().startswith("node is not installed; apt-get install")
     with pytest.raises(InstallError, match="node is not installed; apt-get install nodejs npm"):
-        install_javascript.install(["node"], print)
+        javascript.install(["node"], print)
 
 
 @pytest.mark.parametrize("system_packages", [False, True])
@@ -210,7 +210,7 @@ def test_an_old_node_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("ATTN_EXPORT_RUNTIMES", str(tmp_path / "home"))
     with pytest.raises(InstallError, match=r"node is v16\.20\.0; version 18 or newer is needed"):
-        install_javascript.install(["node"], print)
+        javascript.install(["node"], print)
 
 
 def test_packages_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -221,7 +221,7 @@ def test_packages_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         InstallError, match=r"npm ci failed for node: npm \S+ .*ECONNREFUSED"
     ) as said:
-        install_javascript.install(["node"], print)
+        javascript.install(["node"], print)
     assert "\n" not in str(said.value)
     assert list((tmp_path / "home").iterdir()) == []
 
@@ -234,7 +234,7 @@ def test_installed_packages_stay_and_stale_ones_are_made_anew(
     reported: list[str] = []
     before = (home() / "node" / "serve.mjs").stat()
     started = time.perf_counter()
-    install_javascript.install(["node", "wasm", "webgpu"], reported.append)
+    javascript.install(["node", "wasm", "webgpu"], reported.append)
     assert time.perf_counter() - started < 0.3
     assert (home() / "node" / "serve.mjs").stat() == before
     copy = tmp_path / "home"
@@ -244,7 +244,7 @@ def test_installed_packages_stay_and_stale_ones_are_made_anew(
     (tmp_path / "runtimes" / "node" / "made-from").write_text("other sources")
     monkeypatch.setenv("ATTN_EXPORT_RUNTIMES", str(tmp_path / "runtimes"))
     assert "built from other sources; run scripts/setup_runtimes" in runtime("node").unavailable()
-    install_javascript.install(["node"], reported.append)
+    javascript.install(["node"], reported.append)
     assert runtime("node").unavailable() == ""
     assert reported == []  # the packages are those that were there
 
