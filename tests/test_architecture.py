@@ -44,7 +44,7 @@ FLOORS = {
     "diagnose/misreadings": 1, "diagnose/__init__": 1,
     "diagnose/run_probes": 3, "diagnose/findings": 3,
     "diagnose/mask_probes": 3, "diagnose/precision": 3, "diagnose/probe_": 3,
-    "report/": 4, "kits/": 3,
+    "report/": 4,
     "jobs/": 5, "sweep/": 6,
     "cli/": 7, "pytest_plugin": 6,
     "__main__": 8, "__init__": 8,

@@ -131,8 +131,7 @@ def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, 
     In c, cpp, node, web or python: a project with its own build file and README that makes inputs,
     runs, decodes with the KV cache, and replays the golden vectors.
     """
-    from attn_export.jobs.kit import write_kit
-    from attn_export.kits.project import LANGUAGES, ORT_PLACEHOLDER
+    from attn_export.jobs.kit import LANGUAGES, ORT_PLACEHOLDER, write_kit
     from attn_export.report.progress import progress
     from attn_export.runtimes.native import ort_root
 

@@ -1,18 +1,85 @@
-"""The job behind `kit`: write a program that loads, runs and tests a bundle in some language."""
+"""The job behind `kit`: write a program that loads, runs and tests a bundle in some language.
+
+A kit is a copy of a template in `kits/`, rendered with facts about the bundle.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from attn_export.bundle import GOLDEN, MANIFEST, bundle_spec, graph_files, read_bundle
+from attn_export.code_templates import render
+from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGHTS
 from attn_export.errors import UsageError
-from attn_export.kits.project import Language, decode_graph_for, facts, graph_for, write_project
-from attn_export.kits.project import language as language_of
 from attn_export.output_folder import replaceable, replacement_of, write_errors
 from attn_export.parity.golden import read_index
+from attn_export.parity.measures import beyond_limit
 from attn_export.report.progress import Progress
-from attn_export.schema import Manifest
+from attn_export.results import WHOLE_DECODE, GraphFile
+from attn_export.runtimes.install_folder import KITS
+from attn_export.schema import AllowedEntry, CaseEntry, GoldenIndex, Manifest, TensorSignature
+from attn_export.spec import AttentionSpec
+from attn_export.tensorfile import is_floating, numpy_dtype
+from attn_export.tensorproto import CODES
+
+# -- the languages that there is a kit for ------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Language:
+    """A language that there is a kit for.
+
+    Attributes:
+        folders: Folders and files, relative to `KITS`, and the path in the kit of each.
+        dialects: Dialects that the kit's engine runs, the fastest first.
+        unsupported_dtypes: Types of inputs that the interface of the engine does not have.
+        test: The commands that build a kit and run its self-test.
+    """
+
+    folders: Mapping[str, str]
+    dialects: tuple[str, ...]
+    unsupported_dtypes: frozenset[str]
+    test: tuple[str, ...]
+
+
+ORT_FIRST = (ORT, STANDARD, PORTABLE)
+BFLOAT16 = frozenset({"bfloat16"})
+
+ORT_PLACEHOLDER = "/path/to/onnxruntime"
+CONFIGURE = f"cmake -S . -B build -DONNXRUNTIME_ROOT={ORT_PLACEHOLDER}"
+
+LANGUAGES: Mapping[str, Language] = {
+    "c": Language(
+        {"c": ".", "core": "core"}, ORT_FIRST, frozenset(),
+        (CONFIGURE, "cmake --build build", "build/self_test"),
+    ),
+    "cpp": Language(
+        {"cpp": ".", "core": "core"}, ORT_FIRST, frozenset(),
+        (CONFIGURE, "cmake --build build", "build/self_test"),
+    ),
+    "node": Language(
+        {"node": ".", "js": "src"}, ORT_FIRST, BFLOAT16,
+        ("npm ci --ignore-scripts", "npm test"),
+    ),
+    # WebGPU computes contrib operators wrong, and has no Attention.
+    "web": Language(
+        {"web": ".", "js": "lib"}, (PORTABLE,), BFLOAT16,
+        ("npm ci --ignore-scripts", "npm start"),
+    ),
+    "python": Language(
+        {"python": ".", "../parity/measures.py": "attn_kit/measures.py",
+         "../tensorproto.py": "attn_kit/tensorproto.py",
+         "../runtimes/eight_bit_sums.py": "attn_kit/eight_bit_sums.py"}, ORT_FIRST, BFLOAT16,
+        ("python3 -m venv .venv", ".venv/bin/pip install .", ".venv/bin/attn-kit-test"),
+    ),
+}  # fmt: skip
+
+
+# -- the job -----------------------------------------------------------------------------------
 
 BUNDLE = "bundle"
 
@@ -42,20 +109,25 @@ def write_kit(
         BundleError: If the bundle was changed.
         OutputError: If `output` cannot be written, or holds something else.
     """
-    project, progress = language_of(language), progress or Progress()
+    if language not in LANGUAGES:
+        raise UsageError(f"unknown language {language!r}; choose from {', '.join(LANGUAGES)}")
+    project, progress = LANGUAGES[language], progress or Progress()
     with write_errors(output):  # before anything is read
         replaceable(output, "kit")
     progress.phase("reading the bundle")
     manifest = read_bundle(bundle)
     _refuse_dtypes(language, project, manifest)
     graphs = graph_files(manifest)
-    graph = graph_for(graphs, project.dialects, dialect)
-    decode = decode_graph_for(graphs, graph)
+    graph = _graph_for(graphs, project.dialects, dialect)
+    decode = _decode_graph_for(graphs, graph)
     spec = bundle_spec(bundle, manifest)
-    context = facts(manifest, read_index(bundle / GOLDEN), spec, graph, decode)
+    context = _facts(manifest, read_index(bundle / GOLDEN), spec, graph, decode)
     progress.phase("writing the kit")
     with replacement_of(output, "kit") as folder:
-        write_project(project, context, folder)
+        copy_sources(project, folder)
+        for template in sorted(folder.rglob(f"*{TEMPLATE}")):
+            template.with_suffix("").write_text(render(template, context), encoding="utf-8")
+            template.unlink()
         for name in (*manifest.files, MANIFEST):
             (folder / BUNDLE / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(bundle / name, folder / BUNDLE / name)
@@ -69,3 +141,176 @@ def _refuse_dtypes(name: str, project: Language, manifest: Manifest) -> None:
                 f"{end} is {signature.dtype}, which the {name} kit cannot hold; the c and cpp kits "
                 "can, or build the bundle in float32 or float16"
             )
+
+
+# -- facts about a bundle for the templates of a kit --------------------------------------------
+
+
+NEW, PAST = "query_len", "past_len"
+ENOUGH = 16
+"""Preferred number of tokens of a replay: enough to show mistakes, few enough to be quick."""
+
+
+def _graph_for(
+    graphs: Sequence[GraphFile], dialects: Sequence[str], wanted: str | None
+) -> GraphFile:
+    """Return the graph that a kit runs, which must take any number of tokens."""
+    if wanted is not None and wanted not in dialects:
+        raise UsageError(f"this kit runs {', '.join(dialects)}, not {wanted}")
+    for dialect in [wanted] if wanted else dialects:
+        for graph in graphs:
+            if graph.dialect == dialect and not graph.fixed:
+                return graph
+    have = ", ".join(sorted({graph.dialect for graph in graphs}))
+    raise UsageError(
+        f"no graph of the bundle is for this kit: it runs {wanted or ', '.join(dialects)}, and the "
+        f"bundle has {have}; build it with --dialect all"
+    )
+
+
+def _decode_graph_for(graphs: Sequence[GraphFile], graph: GraphFile) -> GraphFile | None:
+    """Return the graph for single tokens of the same dialect and cache layout, or None."""
+    return next(
+        (
+            other for other in graphs
+            if (other.dialect, dict(other.layouts)) == (graph.dialect, dict(graph.layouts))
+            and dict(other.fixed) == {NEW: 1}
+        ),
+        None,
+    )  # fmt: skip
+
+
+def _facts(
+    manifest: Manifest,
+    index: GoldenIndex,
+    spec: AttentionSpec | None,
+    graph: GraphFile,
+    decode: GraphFile | None = None,
+) -> dict[str, Any]:
+    """Return the values of a kit's templates by name; `decode` is the graph for single tokens."""
+    names = [file.name for file in (graph, decode) if file is not None]
+    outputs = _values(manifest.outputs, graph.layouts)
+    return {
+        "name": manifest.name,
+        "version": manifest.versions.get("attn-export", ""),
+        "ort_needed": max(
+            (manifest.graphs[name].needs.onnxruntime or ORT_NEEDED for name in names),
+            key=lambda version: [int(part) for part in version.split(".")],
+        ),
+        "graph": {
+            "file": graph.name,
+            "dialect": graph.dialect,
+            "bound": dict(graph.bound),
+            "decode": decode.name if decode else None,
+            "layouts": {name: list(order) for name, order in graph.layouts.items()},
+        },
+        "files": [*names, *(name for name in manifest.files if name == WEIGHTS)],
+        "inputs": _values(manifest.inputs, graph.layouts),
+        "outputs": outputs,
+        "cases": [
+            {
+                "name": case.name,
+                "folder": case.folder,
+                "ignored_rows": case.ignored_rows,
+                "tolerances": [
+                    tolerance(case.allowed.get(name), case.unusable.get(name), signature.dtype)
+                    for name, signature in manifest.outputs.items()
+                ],
+            }
+            for case in index.cases
+        ],
+        "cache": _cache(manifest.inputs),
+        "replay": _replay(spec, index.cases),
+    }
+
+
+def _values(
+    signatures: Mapping[str, TensorSignature], layouts: Mapping[str, tuple[int, ...]]
+) -> list[dict[str, Any]]:
+    """Return facts about inputs or outputs.
+
+    Axis i of the graph is axis `order[i]` of the signature; `graph_axes` are the axes of the graph.
+    """
+    values = []
+    for name, signature in signatures.items():
+        axes, dtype = list(signature.shape), signature.dtype
+        order = list(layouts.get(name, range(len(axes))))
+        values.append(
+            {
+                "name": name, "dtype": dtype, "code": CODES[dtype], "axes": axes,
+                "order": order, "graph_axes": [axes[axis] for axis in order],
+            }
+        )  # fmt: skip
+    return values
+
+
+def tolerance(
+    allowed: AllowedEntry | None, unusable: str | None, output_dtype: str
+) -> dict[str, Any]:
+    """Return the error allowed of an output, or the reason that the output is no evidence.
+
+    The reason is `unusable`, or `beyond_limit` if the error allowed is too large.
+
+    Args:
+        allowed: The error allowed in the index of the golden vectors.
+        unusable: The reason in the index that the output is no evidence.
+        output_dtype: The dtype of the output.
+    """
+    dtype, beyond = numpy_dtype(output_dtype), ""
+    if unusable is not None:
+        # In C++ an empty text is no reason.
+        unusable = " ".join(unusable.split()) or "no reason is stated"
+    elif allowed and is_floating(dtype):
+        beyond = beyond_limit(allowed.whole, allowed.row, dtype)
+    if unusable or beyond or not is_floating(dtype):
+        allowed = None
+    return {"allowed": allowed, "unusable": unusable or "", "beyond_limit": beyond}
+
+
+def _cache(inputs: Iterable[str]) -> str:
+    """Return the kind of cache that inputs of these names belong to, as in `AttentionSpec`."""
+    names = set(inputs)
+    if "past_length" in names:
+        return "in-place"
+    return "append" if "past_key" in names else "none"
+
+
+def _replay(spec: AttentionSpec | None, cases: Sequence[CaseEntry]) -> str | None:
+    """Return the name of a case that gives the same results if it is run token by token."""
+    if spec is None or not spec.causal or spec.cache == "none":
+        return None
+    # Some layers rotate keys by the length of the step, or have one scale for all its tokens.
+    if spec.depends_on_steps:
+        return None
+    if spec.in_place:
+        return next((case.name for case in cases if case.kind == WHOLE_DECODE), None)
+    fitting = [
+        case for case in cases
+        if case.kind == "shape" and case.sizes.get(PAST) == 0 and case.sizes.get(NEW, 0) > 1
+    ]  # fmt: skip
+    lengths = {case.name: case.sizes[NEW] for case in fitting}
+    # The shortest case of at least `ENOUGH` tokens, or else the longest case.
+    return min(lengths, key=lambda n: (lengths[n] < ENOUGH, abs(lengths[n] - ENOUGH)), default=None)
+
+
+# -- files of a kit -----------------------------------------------------------------------------
+
+
+TEMPLATE = ".j2"
+"""Suffix of the files that are rendered; others are copied."""
+
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "node_modules", "build")
+
+
+def copy_sources(language: Language, folder: Path) -> None:
+    """Copy the files of a kit without rendering templates.
+
+    Args:
+        language: The language of the kit.
+        folder: An existing folder to write to.
+    """
+    for source, target in language.folders.items():
+        if (KITS / source).is_file():
+            shutil.copyfile(KITS / source, folder / target)
+        else:
+            shutil.copytree(KITS / source, folder / target, dirs_exist_ok=True, ignore=LEFT_OUT)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from shared import once
 
-from attn_export.kits.project import HERE, LANGUAGES, copy_sources
+from attn_export.jobs.kit import KITS, LANGUAGES, copy_sources
 
 SOURCES = Path(__file__).parent
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
@@ -24,7 +24,7 @@ def program(language: str) -> list[str]:
     """Return the command of the program in C, C++ or JavaScript."""
     if language == "js":
         need_tool("node")
-        js = HERE / "js"
+        js = KITS / "js"
         return ["node", str(SOURCES / "read_tensors.mjs"), str(js / "tensorproto.mjs")]
     for compiler in ("cc", "c++"):
         need_tool(compiler)
@@ -55,8 +55,8 @@ def python_kit(folder: Path) -> Iterator[None]:
 def compile_programs(folder: Path) -> None:
     """Compile the programs `c` and `cpp`; a warning is an error."""
     folder.mkdir(exist_ok=True)
-    core, cpp = HERE / "core", HERE / "cpp" / "src"
-    include = [f"-I{HERE}", f"-I{cpp}"]
+    core, cpp = KITS / "core", KITS / "cpp" / "src"
+    include = [f"-I{KITS}", f"-I{cpp}"]
     compile_files(folder, "cc", "-std=c11", *WARNINGS, "-c", *include, *sorted(core.glob("*.c")))
     objects = sorted(folder.glob("*.o"))
     compile_files(

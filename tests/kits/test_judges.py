@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conformance import answers, need_tool, python_kit
 
-from attn_export.kits.project import HERE, tolerance
+from attn_export.jobs.kit import KITS, tolerance
 from attn_export.parity.judge import judge
 from attn_export.parity.measures import largest_allowed
 from attn_export.results import Allowed, Case, Golden
@@ -201,7 +201,7 @@ def said() -> list[dict[str, object]]:
     cases = [case.to_json() for case in CASES]
     cases.append({**cases[0], "outputs": {}})
     cases.append({**cases[0], "outputs": {**cases[0]["outputs"], "z": cases[0]["outputs"]["y"]}})
-    js = HERE / "js"
+    js = KITS / "js"
     done = subprocess.run(
         ["node", Path(__file__).with_name("judge_cases.mjs"), js / "judge.mjs", js / "dtypes.mjs"],
         input=json.dumps(cases), capture_output=True, text=True, check=False,
