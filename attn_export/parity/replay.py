@@ -217,9 +217,7 @@ def judge_pool(
     Returns:
         The runs, and the verdicts on all outputs.
     """
-    runs = [
-        RuntimeRun(a.runtime, a.graph, "not run", a.reason, a.required, {}) for a in pool.absent
-    ]
+    runs = pool.absent()
     verdicts: list[Verdict] = []
     numbered = {golden.case.name: (i, golden) for i, golden in enumerate(goldens)}
     assert len(numbered) == len(goldens), "two cases of one name"

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from attn_export.results import WHOLE_DECODE, GraphFile, StoredCase
+from attn_export.results import WHOLE_DECODE, GraphFile, RuntimeRun, StoredCase
 from attn_export.runtimes.catalogue import CLASSES, DEFAULT, runtime
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import CustomLaunch, Limits, Runtime, known_limit
@@ -50,23 +50,6 @@ class Selection:
         chosen = [*known, *named] or DEFAULT
         runtimes = tuple(runtime(name) for name in dict.fromkeys([*chosen, *require]))
         return cls(runtimes, frozenset([*named, *require, ALWAYS_REQUIRED]))
-
-
-@dataclasses.dataclass(frozen=True)
-class Absent:
-    """A combination of runtime and graph that does not run.
-
-    Attributes:
-        runtime: The name of the runtime.
-        graph: The file name of the graph.
-        reason: The reason that it does not run.
-        required: Whether the runtime is required and runs no other graph either.
-    """
-
-    runtime: str
-    graph: str
-    reason: str
-    required: bool
 
 
 class Pool:
@@ -126,15 +109,14 @@ class Pool:
             worker = Worker(runtime, self._limits, lazy=isinstance(runtime, CustomLaunch))
             self.workers[key] = self._stack.enter_context(worker)
 
-    @property
-    def absent(self) -> list[Absent]:
-        """The combinations that do not run, with the reason.
+    def absent(self) -> list[RuntimeRun]:
+        """Return the combinations that do not run, with the reason.
 
         A required runtime must run at least one graph.
         """
         missed = self._selection.required - {name for name, _ in self.workers}
         return [
-            Absent(name, graph, reason, name in missed)
+            RuntimeRun(name, graph, "not run", reason, name in missed, {})
             for (name, graph), reason in self._reasons.items()
         ]
 
