@@ -120,15 +120,21 @@ class Worker:
             except ChildFailedError as error:
                 self.outcome, self.reason = error.outcome, str(error)
                 return
-            if event["event"] == "case":
-                yield CaseResult(
-                    event["name"],
-                    event.get("outputs", 0),
-                    event.get("error", ""),
-                    event.get("seconds"),
-                )
-            elif self._record_event(event):
-                return
+            match event["event"]:
+                case "loaded":
+                    self.loaded = True
+                    self.facts.update(event["facts"])
+                case "case":
+                    yield CaseResult(
+                        event["name"],
+                        event.get("outputs", 0),
+                        event.get("error", ""),
+                        event.get("seconds"),
+                    )
+                case "done":
+                    self.reason = event["objection"]
+                    self.outcome = "refused" if self.reason else "ran"
+                    return
 
     def send_job(
         self,
@@ -176,18 +182,6 @@ class Worker:
         """End the process and its children."""
         if self._child is not None:
             self._child.close()
-
-    def _record_event(self, event: dict[str, Any]) -> bool:
-        """Store the content of an event, and return whether it was the last one."""
-        match event["event"]:
-            case "loaded":
-                self.loaded = True
-                self.facts.update(event["facts"])
-            case "done":
-                self.reason = event["objection"]
-                self.outcome = "refused" if self.reason else "ran"
-                return True
-        return False
 
 
 # -- runs on arrays, in a worker process that ends afterwards -----------------------------------
