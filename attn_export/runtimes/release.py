@@ -54,6 +54,8 @@ class Release(Runtime):
 
     Attributes:
         name: ``"ort-cpu==1.25.1"``.
+        npm_package: The npm package, or "".
+        wheels: The PyPI packages, if it has any.
         time_factor: The factor on the time limits.
         launcher_mib: 0, as no emulator starts it.
 
@@ -73,29 +75,19 @@ class Release(Runtime):
             )
         if not VERSION.fullmatch(version):
             raise UsageError(f"{version[:40]!r} is not a version of {base.name}; give 1.25.1")
+        self.npm_package = NPM.get(base.name, "")
+        self.wheels = WHEELS.get(base.name, ())
         self.measured = version
-        self._base = _in_folder(base, self._folder_name(base.name)) if base.name in NPM else base
+        self._folder = f"{FOLDER}/{self.npm_package or base.name}-{version}"
+        self._base = _in_folder(base, self._folder) if self.npm_package else base
         self.name = f"{base.name}{MARK}{version}"
         self.device, self.dialects = base.device, base.dialects
         self.counter_options = base.counter_options
 
-    def _folder_name(self, base: str) -> str:
-        return f"{FOLDER}/{NPM.get(base, base)}-{self.measured}"
-
     @property
     def folder(self) -> Path:
         """The folder of the installed packages."""
-        return home() / self._folder_name(self._base.name)
-
-    @property
-    def npm_package(self) -> str:
-        """The npm package, or ""."""
-        return NPM.get(self._base.name, "")
-
-    @property
-    def wheels(self) -> Sequence[str]:
-        """The PyPI packages, if it has any."""
-        return WHEELS.get(self._base.name, ())
+        return home() / self._folder
 
     def version(self) -> str | None:
         """Return the version of the release, or None if it is not installed."""
