@@ -90,13 +90,10 @@ def _end_with_parent() -> None:
 
 
 def connect(memory_mib: int) -> tuple[EventWriter, Jobs]:
-    """Connect this process to its parent, and limit its memory.
+    """Connect this process to its parent, and limit its memory to `memory_mib`, if that is not 0.
 
     Engines print to stdout, which would disturb the protocol. Therefore stdout is redirected to
     stderr, and the writer keeps the pipe to the parent.
-
-    Args:
-        memory_mib: The limit in MiB; 0 for none.
     """
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -46,7 +46,7 @@ def download_headers(folder: Path, say: Say) -> None:
     """
     say(f"downloading {HEADERS}")
     try:
-        package = fetch_package("trixie", "amd64", HEADERS)
+        package = _fetch_package("trixie", "amd64", HEADERS)
     except InstallError as error:
         raise InstallError(
             f"{error}; put ONNX Runtime's headers of a release (onnxruntime-linux-x64-*.tgz, "
@@ -128,20 +128,11 @@ def fetch_pinned(path: str, sha256: str, release: str, say: Say) -> bytes:
         raise InstallError(f"Debian's {path} cannot be downloaded ({'; '.join(errors)})")
     name, _, architecture = PurePosixPath(path).stem.split("_")
     say(f"Debian has no {PurePosixPath(path).name} any more; taking the {name} of {release}")
-    return fetch_package(release, architecture, name)
+    return _fetch_package(release, architecture, name)
 
 
-def fetch_package(release: str, architecture: str, name: str) -> bytes:
-    """Return a package of a release. Its digest must match the index of the archive.
-
-    Args:
-        release: The name of the release: ``"trixie"``.
-        architecture: ``"amd64"`` or ``"arm64"``.
-        name: The name of the package.
-
-    Raises:
-        InstallError: If no archive can be reached, or sends something else.
-    """
+def _fetch_package(release: str, architecture: str, name: str) -> bytes:
+    """Return a package of a release, whose digest must match the index of the archive."""
     errors = []
     for archive in _archives():
         try:
@@ -183,11 +174,7 @@ def _fetch(url: str) -> bytes:
 
 
 def _open_data(package: bytes) -> tarfile.TarFile:
-    """Open the tar archive with the files of a Debian package.
-
-    Raises:
-        InstallError: If the content is not a Debian package.
-    """
+    """Open the tar archive with the files of a Debian package; InstallError if it is none."""
     try:
         for name, content in _members(package):
             if name.startswith("data.tar"):

@@ -186,12 +186,7 @@ class DecodeSession:
         check_inputs(arrays, described, {"batch": B, "query_len": L}, int(cached.max()) + L)
 
     def _run(self, arrays: ArrayDict, counts: np.ndarray) -> ArrayDict:
-        """Run the graph once.
-
-        Args:
-            arrays: The checked inputs.
-            counts: The number of new tokens of each batch element that are no padding, `[B]`.
-        """
+        """Run the graph; `counts [B]` are the new tokens of each element that are no padding."""
         B, L, _ = arrays["query"].shape
         keys = int(self.lengths.max()) + L
         caches = self._caches_for(B, keys)

@@ -150,8 +150,7 @@ class Step:
     def copied(self, *, by_nodes: bool) -> int:
         """Return the number of copies between host and device.
 
-        Args:
-            by_nodes: Count the copies that nodes make; else those of inputs and outputs.
+        If `by_nodes`, count those that nodes make; else those of inputs and outputs.
         """
         between = [event for event in self.events if event.kind in ("to device", "to host")]
         return sum(bool(event.node) == by_nodes for event in between)

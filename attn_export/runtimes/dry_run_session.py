@@ -118,15 +118,7 @@ def load_stand_in(card: Architecture, record: Path) -> ctypes.CDLL:
 
 @dataclasses.dataclass(frozen=True)
 class _DryRun:
-    """A graph with the files of a dry run.
-
-    Attributes:
-        graph: The file of the graph.
-        folder: A folder for the profile and the log.
-        record: The file of the stand-in libraries' record.
-        bound: Names of outputs that share the buffer of an input, with that input.
-        lengths: The result of `lengths_in`.
-    """
+    """A graph with the files of a dry run, its bound outputs and the result of `lengths_in`."""
 
     graph: Path
     folder: Path
@@ -135,17 +127,12 @@ class _DryRun:
     lengths: Mapping[str, int]
 
     def observe(self, card: Architecture, sizes: tuple[int, int | None, int | None]) -> Observation:
-        """Load the graph, run its steps, and return the observations without notes.
-
-        Args:
-            card: The architecture.
-            sizes: B, and L and P if they were requested.
-        """
+        """Load the graph, run its steps, and return the observations without notes."""
         options, providers = cuda_session(1, {})
         options.enable_profiling = True
         options.profile_file_prefix = str(self.folder / "profile")
         options.log_severity_level = INFO
-        with captured_stderr(self.folder / "log") as log:
+        with _captured_stderr(self.folder / "log") as log:
             try:
                 engine = CudaEngine(self.graph, options, providers)
             except Exception as error:
@@ -154,7 +141,7 @@ class _DryRun:
             ends = engine.session.get_inputs()
             step_sizes = steps_of([end.shape for end in ends], *sizes)
             steps = self._run_steps(engine, ends, step_sizes)
-        on_cuda, elsewhere = split_by_provider(subgraphs, reasons_in(log()))
+        on_cuda, elsewhere = _split_by_provider(subgraphs, _reasons_in(log()))
         return Observation(
             self.graph.name, card.name, on_cuda, elsewhere, steps,
             peak_bytes(read_record(self.record)), _libraries(steps),
@@ -257,12 +244,8 @@ MOST_LOG = 16 << 20
 
 
 @contextlib.contextmanager
-def captured_stderr(path: Path) -> Iterator[Callable[[], str]]:
-    """Redirect this process's stderr to a file.
-
-    Yields:
-        A function that returns the text written so far. It may be called after the block, too.
-    """
+def _captured_stderr(path: Path) -> Iterator[Callable[[], str]]:
+    """Redirect this process's stderr to a file; yield a function that reads what it has so far."""
     sys.stderr.flush()
     before = os.dup(2)
     with path.open("wb") as file:
@@ -274,21 +257,16 @@ def captured_stderr(path: Path) -> Iterator[Callable[[], str]]:
             os.close(before)
 
 
-def reasons_in(log: str) -> dict[str, str]:
+def _reasons_in(log: str) -> dict[str, str]:
     """Return the reason that CUDA does not run a node, for each node that the log names."""
     reasons = dict.fromkeys(FORCED.findall(log), SHAPES)
     return reasons | {name: NONE_FITS for _, name in NO_KERNEL.findall(log)}
 
 
-def split_by_provider(
+def _split_by_provider(
     subgraphs: Sequence[Any], reasons: Mapping[str, str]
 ) -> tuple[dict[str, int], tuple[NodeElsewhere, ...]]:
-    """Return the number of nodes of each operator on CUDA, and the nodes that are not on CUDA.
-
-    Args:
-        subgraphs: The session's assignment of subgraphs to execution providers.
-        reasons: The reasons that CUDA does not run nodes, by the names of the nodes.
-    """
+    """Return the number of nodes of each operator on CUDA, and the nodes elsewhere."""
     on_cuda: dict[str, int] = {}
     elsewhere = []
     for subgraph in subgraphs:

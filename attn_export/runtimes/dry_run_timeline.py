@@ -51,14 +51,14 @@ _NAMESPACES = re.compile(
 
 def readable(symbol: str) -> str:
     """Return the name of a kernel without types, arguments and common namespaces."""
-    name = remove_template_arguments(demangled(symbol))
+    name = _remove_template_arguments(_demangled(symbol))
     name = _NAMESPACES.sub("", name.replace("(anonymous namespace)::", ""))
     name = name.partition("(")[0].strip()
     return name.removeprefix("void ").strip() or symbol[:80]
 
 
 @functools.cache
-def demangled(symbol: str) -> str:
+def _demangled(symbol: str) -> str:
     """Return the declaration of a mangled C++ symbol; other symbols unchanged."""
     if not symbol.startswith("_Z"):
         return symbol
@@ -73,7 +73,7 @@ def demangled(symbol: str) -> str:
     return text
 
 
-def remove_template_arguments(text: str) -> str:
+def _remove_template_arguments(text: str) -> str:
     """Return a declaration without the text in angle brackets."""
     kept, depth = [], 0
     for char in text:

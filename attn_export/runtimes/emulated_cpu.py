@@ -67,10 +67,9 @@ def cpus() -> Mapping[str, Cpu]:
 
 
 def emulated_runtimes(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the runtimes of emulated CPUs, such as ``ort-cpu@haswell``.
+    """Return the names of the runtimes of these CPUs, such as ``ort-cpu@haswell``.
 
-    Args:
-        names: Names of CPUs, or ``"all"`` for those that qemu emulates with all their features.
+    ``"all"`` are those that qemu emulates with all their features.
 
     Raises:
         UsageError: If a CPU is unknown.

@@ -146,9 +146,6 @@ def install_release(name: str, say: Say) -> None:
 def published(base: str) -> list[str]:
     """Return the published releases of a runtime without previews, the oldest first.
 
-    Args:
-        base: The name of the runtime.
-
     Raises:
         InstallError: If the registry does not answer.
         UsageError: If the runtime has no releases.

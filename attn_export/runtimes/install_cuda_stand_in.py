@@ -129,11 +129,7 @@ def _linked_libraries(provider: Path) -> list[str]:
 
 
 def _check_libraries(linked: list[str]) -> None:
-    """Refuse a provider for another release of CUDA.
-
-    Raises:
-        InstallError: If the provider is linked to a library without a stand-in.
-    """
+    """Raise InstallError for a provider that is linked to a library without a stand-in."""
     for name in linked:
         if name not in LIBRARIES:
             raise InstallError(
@@ -159,11 +155,7 @@ def _defined_symbols(library: Path) -> set[str]:
 
 
 def _check_symbols(library: str, required: Mapping[str, str], defined: set[str]) -> None:
-    """Refuse a provider that requires a function which a stand-in lacks.
-
-    Raises:
-        InstallError: If there is such a function.
-    """
+    """Raise InstallError for a provider that requires a function which a stand-in lacks."""
     missing = sorted({name for name, source in required.items() if source == library} - defined)
     if missing:
         raise InstallError(
@@ -175,11 +167,7 @@ def _check_symbols(library: str, required: Mapping[str, str], defined: set[str])
 
 
 def _download_headers(folder: Path) -> None:
-    """Download CUDA's headers into `folder`, below `INCLUDE`.
-
-    Raises:
-        InstallError: If they cannot be downloaded.
-    """
+    """Download CUDA's headers into `folder`, below `INCLUDE`."""
     for wheel in download_wheels(HEADERS, folder, "--platform", "manylinux2014_x86_64"):
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.infolist():
