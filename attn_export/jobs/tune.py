@@ -115,7 +115,11 @@ def tune(
     with staging(folder) as stage, scratch() as out:
         candidates = BundleCandidates(folder, out, manifest, spec)
         progress.phase("lowering")
-        forms = _lower_forms(folder, files, out)
+        source = str(folder / MODEL)
+        forms = limited(
+            f"{FORMS}:write_forms", source,
+            model=source, output=str(out), names=[file.name for file in files],
+        )  # fmt: skip
         planned = list(_planned(candidates, out, files, forms, workloads))
         bench = measure_workloads(
             manifest.name, planned, rounds=rounds, threads=threads, turn_seconds=turn_seconds,
@@ -136,12 +140,7 @@ def _faster_forms(current: Mapping[str, str], bench: BenchReport) -> dict[str, s
 
 
 def _tunable_files(folder: Path, manifest: Manifest) -> list[GraphFile]:
-    """Return the `ort` graphs of a bundle, which can be lowered and run here.
-
-    Raises:
-        UsageError: If there are none, or no graph to lower.
-        RuntimeFailure: If ONNX Runtime is missing.
-    """
+    """Return the `ort` graphs of a bundle, or raise an error if none can be lowered and run."""
     files = [file for file in graph_files(manifest) if file.dialect == ORT]
     if not files or MODEL not in manifest.graphs:
         raise UsageError(f"{folder} has no graph in the ort dialect beside {MODEL}; build all")
@@ -149,23 +148,6 @@ def _tunable_files(folder: Path, manifest: Manifest) -> list[GraphFile]:
     if reason:
         raise RuntimeFailure(f"tune needs ONNX Runtime: {reason}")
     return files
-
-
-def _lower_forms(folder: Path, files: Sequence[GraphFile], out: Path) -> dict[str, dict[str, str]]:
-    """Lower the graphs that have several forms to each of these, in a child process.
-
-    Returns:
-        The file names in `out`, by the names of the graph and the form.
-
-    Raises:
-        GraphError: If `model.onnx` cannot be lowered.
-    """
-    source = str(folder / MODEL)
-    form_files: dict[str, dict[str, str]] = limited(
-        f"{FORMS}:write_forms", source,
-        model=source, output=str(out), names=[file.name for file in files],
-    )  # fmt: skip
-    return form_files
 
 
 def _is_for(file: GraphFile, files: Sequence[GraphFile], sizes: Mapping[str, int]) -> bool:
@@ -199,9 +181,6 @@ def _fastest(name: str, workloads: Sequence[WorkloadResult]) -> str:
 
     The first form, which `build` uses, is kept unless another takes at most `FASTER` of its time.
     Return "" for a graph that was not measured.
-
-    Raises:
-        RuntimeFailure: If no form ran at all sizes.
     """
     graph_workloads = [workload for workload in workloads if workload.name.startswith(f"{name}: ")]
     if not graph_workloads:
@@ -232,16 +211,7 @@ def _write_and_verify(
     runtimes: Sequence[str],
     progress: Progress,
 ) -> Report | None:
-    """Write the bundle with other forms of its graphs, and verify it; None if none changes.
-
-    Args:
-        stage: The folder to write the new bundle to.
-        source: The folder of the old bundle.
-        forms: The new form of each graph that changes.
-        bench: The measured times.
-        runtimes: Names of the runtimes for `verify`.
-        progress: Receiver of progress.
-    """
+    """Write the bundle with other forms of its graphs, and verify it; None if none changes."""
     if not forms:
         return None
     from attn_export.graph.neighbourhood import read_neighbourhood
@@ -283,14 +253,7 @@ def _write_and_verify(
 def _replace_graphs(
     entries: Mapping[str, Any], source: Path, folder: Path, forms: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Write graphs in other forms to a folder; return their new entries in the manifest.
-
-    Args:
-        entries: The entries of the bundle's graphs, as in the file of the manifest.
-        source: The folder of the bundle.
-        folder: The folder to write to.
-        forms: The form of each graph, by name.
-    """
+    """Write graphs in other forms to a folder; return their new entries in the manifest."""
     replaced = limited(
         f"{FORMS}:replace_forms", str(source / MODEL),
         model=str(source / MODEL), output=str(folder), forms=dict(forms),
