@@ -168,13 +168,7 @@ def manifest_of(
 
 
 def _graph_entry(graph: Lowered, expected: Expected, origins: Mapping[str, str]) -> dict[str, Any]:
-    """Return the manifest's entry of a graph.
-
-    Args:
-        graph: The graph.
-        expected: The expected properties of the graph in the standard dialect.
-        origins: The line of the module that each node of the canonical graph came from.
-    """
+    """Return the manifest's entry of a graph; `expected` is that of the standard dialect."""
     from attn_export.graph.check_structure import expected_of
 
     file, expected_here = graph.file, expected_of(graph.file, expected)

@@ -66,10 +66,7 @@ def dry_run(
 
 
 def can_dry_run(*, required: bool | None) -> bool:
-    """Return whether to make a dry run.
-
-    Args:
-        required: Whether the caller requires one; None for one if the libraries are built.
+    """Return whether to make a dry run; `required` is None for one if the libraries are built.
 
     Raises:
         RuntimeFailure: If a dry run is required and the libraries are not built.

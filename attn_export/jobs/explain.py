@@ -132,16 +132,8 @@ def _runners(
 class _ExplainJob:
     """One call of `explain`.
 
-    Attributes:
-        manifest: The manifest of the bundle.
-        cases: The cases to examine, with their truth.
-        bundled: The graphs of the bundle, in the runtime.
-        has_decodes: Whether the bundle has whole decodes, which are not examined.
-        seconds: The time after which no further mistake, experiment or smaller case is tried.
-        progress: Receiver of progress.
-        reference: A source of correct values, for bundles without a correct graph.
-        started: The start of the job, by `time.monotonic`.
-        runs: The runs of graphs, by the name of the graph.
+    `bundled` are the graphs of the bundle, `runs` the runs by the name of the graph. The bundle may
+    have whole decodes, which are not examined.
     """
 
     manifest: Manifest

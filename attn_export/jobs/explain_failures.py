@@ -53,7 +53,7 @@ def explain_failures(
         for v in report.verdicts
         if v.status == "failed" or (v.status == "error" and (v.runtime, v.graph) in ran)
     )
-    sentences = tie_sentences(report.verdicts)
+    sentences = _tie_sentences(report.verdicts)
     if not failed:
         return dataclasses.replace(report, explanations=(*sentences,)) if sentences else report
     from attn_export.jobs.explain import explain
@@ -80,7 +80,7 @@ def explain_failures(
     return dataclasses.replace(report, explanations=(*sentences,))
 
 
-def tie_sentences(verdicts: Sequence[Verdict]) -> list[str]:
+def _tie_sentences(verdicts: Sequence[Verdict]) -> list[str]:
     """Return a sentence on each output that the order of equal values decides."""
     cases: dict[str, set[str]] = {}
     for verdict in verdicts:

@@ -63,7 +63,7 @@ def golden_vectors(
     """
     from attn_export.parity.golden import write_index, write_inputs, write_outputs
 
-    computed, usable, notes = usable_cases(cases, oracle, ours=ours, narrow=narrow)
+    computed, usable, notes = _usable_cases(cases, oracle, ours=ours, narrow=narrow)
     renamed = [names.case(case) for case in usable] if names else usable
     runs = start([write_inputs(folder, number, case) for number, case in enumerate(renamed)])
     progress.expect(len(usable) + runs)
@@ -83,10 +83,10 @@ def golden_vectors(
     if names:
         goldens = [names.golden(golden) for golden in goldens]
     write_index(folder, goldens)
-    return goldens, (*notes, *near_ties_note(goldens))
+    return goldens, (*notes, *_near_ties_note(goldens))
 
 
-def near_ties_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
+def _near_ties_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
     """Return a note on the tokens with values so near a tie that they may be rounded either way."""
     counts = [golden.rows_near_ties for golden in goldens if golden.rows_near_ties]
     if not counts:
@@ -110,19 +110,13 @@ SCALED = f"with inputs that were scaled down, {LOUD}"
 """The starts of notes on planned cases that are left out or changed."""
 
 
-def usable_cases(
+def _usable_cases(
     cases: Sequence[Case], oracle: TruthSource, *, ours: bool, narrow: bool
 ) -> tuple[dict[str, Golden], list[Case], list[str]]:
     """Select the planned cases that are usable as evidence, before they are run.
 
     Large inputs with which the module overflows are scaled down. Cases with contents that the
     module does not support are left out. This needs the truth of the cases in question.
-
-    Args:
-        cases: The planned cases.
-        oracle: The source of the truth.
-        ours: Whether the truth is that of one of our own layers.
-        narrow: Whether the subject has types narrower than float32.
 
     Returns:
         The truth computed so far, by the names of cases; the cases to run; and notes for the

@@ -132,11 +132,7 @@ class Truth:
 
 
 def _parse_sizes(text: str, axes: Sequence[str], sums: Mapping[str, str]) -> dict[str, int]:
-    """Parse sizes such as ``"batch=4,query_len=2048"``; axes that are sums must not be named.
-
-    Raises:
-        UsageError: If the text is malformed.
-    """
+    """Parse sizes such as ``"batch=4,query_len=2048"``; axes that are sums must not be named."""
     free = [axis for axis in axes if axis not in sums]
     sizes: dict[str, int] = {}
     for part in text.split(","):

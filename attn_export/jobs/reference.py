@@ -149,14 +149,7 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
 
 @dataclasses.dataclass
 class _GraphRuns:
-    """Runs of a graph in float64, with random inputs.
-
-    Attributes:
-        evaluation: The graph.
-        inputs: The description of every input.
-        declared: The shapes of outputs that the graph declares.
-        problem: The reason that the first of the runs failed; "" if none did.
-    """
+    """Runs of a graph in float64. `problem` is the reason that the first failed, or ""."""
 
     evaluation: Evaluation
     inputs: Mapping[str, Input]

@@ -94,9 +94,6 @@ class Trust:
 def state_of(bundle: Path) -> Signature:
     """Return the signer whom a bundle's signature claims, without checking that it is genuine.
 
-    Args:
-        bundle: The bundle's folder.
-
     Raises:
         BundleError: If there is a signature, and a file differs from the signed one.
     """

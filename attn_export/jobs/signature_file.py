@@ -124,10 +124,7 @@ class SignatureFile:
 
 
 def read_signature(bundle: Path) -> SignatureFile | None:
-    """Read and parse the signature of a bundle.
-
-    Returns:
-        The signature; None if there is none.
+    """Return the parsed signature of a bundle; None if there is none.
 
     Raises:
         BundleError: If the file is a link, too large, or not in the format.

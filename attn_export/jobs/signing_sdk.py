@@ -36,7 +36,7 @@ Passphrase = Callable[[], bytes]
 """A function that returns the passphrase of a key."""
 
 
-class KnownDigests(hashing.Config):
+class _KnownDigests(hashing.Config):
     """A hashing configuration of the SDK that returns known digests."""
 
     def __init__(self, digests: Mapping[str, str]) -> None:
@@ -49,12 +49,7 @@ class KnownDigests(hashing.Config):
         *,
         files_to_hash: Iterable[hashing.PathLike] | None = None,  # noqa: ARG002 (of the SDK)
     ) -> manifest.Manifest:
-        """Return the digests as a manifest of the SDK.
-
-        Args:
-            model_path: The bundle's folder, whose name becomes that of the manifest.
-            files_to_hash: Not used: the digests of all files are known.
-        """
+        """Return the digests as a manifest of the SDK, with the name of the bundle's folder."""
         options = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
         serialization = manifest.SerializationType.from_args(
             {**options, "ignore_paths": [SIGNATURE]}
@@ -123,7 +118,7 @@ def sign_with_sigstore(bundle: Path, digests: Mapping[str, str]) -> SignatureFil
 
 
 def _sign(config: signing.Config, bundle: Path, digests: Mapping[str, str]) -> SignatureFile:
-    config.set_hashing_config(KnownDigests(digests))
+    config.set_hashing_config(_KnownDigests(digests))
     with scratch() as folder:
         config.sign(bundle.absolute(), folder / SIGNATURE)
         signature = read_signature(folder)
@@ -200,7 +195,7 @@ def check_identity(bundle: Path, signature: SignatureFile, identity: str, issuer
 
 
 def _verify(config: verifying.Config, bundle: Path, signature: SignatureFile) -> None:
-    config.set_hashing_config(KnownDigests(signature.digests))
+    config.set_hashing_config(_KnownDigests(signature.digests))
     with scratch() as folder:
         # The bytes that were parsed: the file may have been changed since.
         copy = folder / SIGNATURE

@@ -96,11 +96,7 @@ def verify(
 
 @dataclasses.dataclass(frozen=True)
 class _Recomputation:
-    """Options of what `verify` computes with torch: the truth of stored cases, or other cases.
-
-    Raises:
-        UsageError: If the options contradict each other.
-    """
+    """Options of what `verify` computes with torch: the truth of stored cases, or other cases."""
 
     recompute: bool
     module: str | None
@@ -207,10 +203,6 @@ def _described(path: Path, manifest: Manifest) -> GraphFile:
     """Return the description of a graph that replaces those of a bundle.
 
     If the bundle has a graph of the same file name, the description is derived from that graph's.
-
-    Raises:
-        GraphError: If the graph cannot be read, or does not have the inputs and outputs of the
-            bundle.
     """
     from attn_export.graph.load import load_proto
     from attn_export.graph.signature_check import match_graph_file
