@@ -71,11 +71,7 @@ def _unexpected(error: Exception) -> tuple[str, int]:
 
 
 def _check_paths(arguments: Sequence[str]) -> None:
-    """Check that all paths are UTF-8, which engines and file formats need.
-
-    Raises:
-        OutputError: If an argument, the current folder or that for temporary files is not UTF-8.
-    """
+    """Check that all paths are UTF-8, which engines and file formats need."""
     for text in arguments:
         check_utf8(text)
     if set(HELP) & set(arguments):

@@ -211,10 +211,9 @@ class BuildInput:
 @click.command("build", cls=BuildCommand)
 @click.argument("spec_file", metavar="[SPEC.toml]", required=False, type=PATH)
 @click.option(
-    "--variant",
-    metavar="|".join(VARIANTS),
+    "--variant", metavar="|".join(VARIANTS),
     help="A spec to start from: embed_dim 512, num_heads 8.",
-)
+)  # fmt: skip
 @spec_options
 @module_option
 @click.option(
@@ -250,10 +249,9 @@ class BuildInput:
 )
 @click.option("--output", type=PATH, help="The bundle's folder.  [default: models/<name>]")
 @click.option(
-    "--tune",
-    is_flag=True,
+    "--tune", is_flag=True,
     help="Measure forms of the ort graphs on this machine, and keep the fastest.",
-)
+)  # fmt: skip
 @click.option(
     "--dry-run/--no-dry-run", default=None, envvar="ATTN_EXPORT_DRY_RUN", show_envvar=True,
     help="Add the CUDA kernels of the graphs to the report.  [default: if its libraries are built]",

@@ -12,13 +12,13 @@ import click
 
 from attn_export.cli.options import (
     PATH,
-    SIZE,
+    STDOUT,
     json_option,
     limit_own_memory,
+    measuring_options,
     quiet_option,
-    size_options,
 )
-from attn_export.cli.output import STDOUT, check_folders, write_file
+from attn_export.cli.output import write_file
 from attn_export.errors import PARAGRAPH, UsageError, printable
 
 if TYPE_CHECKING:
@@ -30,15 +30,7 @@ if TYPE_CHECKING:
 
 @click.command("tune")
 @click.argument("bundle", type=PATH)
-@size_options("512, 2048")
-@click.option(
-    "--rounds",
-    type=SIZE,
-    default=5,
-    show_default=True,
-    help="The number of measurements of each form.",
-)
-@click.option("--threads", type=SIZE, help="Threads for computing.  [default: all cores]")
+@measuring_options("512, 2048", "form")
 @click.option(
     "--runtime", "runtimes", multiple=True, metavar="NAME",
     help="A runtime that verifies the result.  [default: those of the bundle's report]",
@@ -53,7 +45,6 @@ def tune_command(bundle: Path, json_file: str | None, quiet: bool, **options: An
     from attn_export.jobs.tune import tune
     from attn_export.report.progress import progress
 
-    check_folders(json_file)
     with progress(quiet=quiet) as bar:
         tuned = tune(bundle, progress=bar, **options)
     if json_file:
@@ -118,12 +109,9 @@ AXIS_SIZE = click.IntRange(min=1, max=1 << 24)
     help="sm_75, sm_80, sm_86, sm_89, sm_90, sm_100, or all.  [default: sm_80 and sm_90]",
 )  # fmt: skip
 @click.option(
-    "--dialect",
-    "dialects",
-    multiple=True,
-    metavar="NAME",
+    "--dialect", "dialects", multiple=True, metavar="NAME",
     help="The graphs of a bundle to run.  [default: all]",
-)
+)  # fmt: skip
 @click.option(
     "--batch", type=AXIS_SIZE, default=1, show_default=True, metavar="B", help="Batch size."
 )
@@ -146,7 +134,6 @@ def dry_run_command(path: Path, json_file: str | None, quiet: bool, **options: A
     from attn_export.jobs.dry_run import dry_run
     from attn_export.report.progress import progress
 
-    check_folders(json_file)
     limit_own_memory()
     with progress(quiet=quiet) as bar:
         observations = dry_run(path, progress=bar, **options)
@@ -195,11 +182,7 @@ def sign_command(bundle: Path, key: Path | None, sigstore: bool, quiet: bool) ->
 
 
 def _passphrase() -> bytes:
-    """Return the passphrase of a key, from the environment or the terminal.
-
-    Raises:
-        UsageError: If the variable is not set and stdin is not a terminal.
-    """
+    """Return the passphrase of a key, from the environment or the terminal."""
     from_environment = os.environ.get(PASSPHRASE)
     if from_environment is not None:
         return from_environment.encode()

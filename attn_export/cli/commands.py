@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from attn_export.cli.options import PATH, SIZE, json_option, quiet_option, size_options
-from attn_export.cli.output import STDOUT, check_folders, write_file
+from attn_export.cli.options import PATH, STDOUT, json_option, measuring_options, quiet_option
+from attn_export.cli.output import write_file
 from attn_export.errors import PARAGRAPH, GraphError, RuntimeFailure, printable
 
 # -- `attn-export bench` ------------------------------------------------------------------------
@@ -17,15 +17,7 @@ from attn_export.errors import PARAGRAPH, GraphError, RuntimeFailure, printable
 
 @click.command("bench")
 @click.argument("bundle", type=PATH)
-@size_options("512")
-@click.option(
-    "--rounds",
-    type=SIZE,
-    default=5,
-    show_default=True,
-    help="The number of measurements of each candidate.",
-)
-@click.option("--threads", type=SIZE, help="Threads of each candidate.  [default: all cores]")
+@measuring_options("512", "candidate")
 @json_option("Write every figure; - for stdout.")
 @click.option("--chart", metavar="FILE.svg|.png", help="Draw the medians.")
 @quiet_option
@@ -43,7 +35,6 @@ def bench_command(
     from attn_export.report.data import bench_to_json
     from attn_export.report.progress import progress
 
-    check_folders(json_file)
     if chart:
         check_chart_file(chart)
     with progress(quiet=quiet) as bar:
@@ -120,10 +111,9 @@ def lower_command(model: Path, dialect: str, output: Path) -> int:
     help="The folder to write: new, empty, or an unmodified kit.",
 )  # fmt: skip
 @click.option(
-    "--dialect",
-    metavar="NAME",
+    "--dialect", metavar="NAME",
     help="The graph that it runs.  [default: the fastest that its engine runs]",
-)
+)  # fmt: skip
 @click.option("--quiet", is_flag=True, help="No progress, and no output but errors.")
 def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, quiet: bool) -> int:
     """Write a program that loads, runs and tests a bundle.
@@ -165,7 +155,6 @@ def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:
     from attn_export.report.data import probe_to_json
     from attn_export.report.progress import progress
 
-    check_folders(json_file)
     with progress(quiet=quiet) as bar:
         fingerprint = probe(runtime, progress=bar)
     if json_file:

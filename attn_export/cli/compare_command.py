@@ -10,12 +10,13 @@ import click
 from attn_export.bundle import failed_folder
 from attn_export.cli.options import (
     PATH,
+    STDOUT,
     json_option,
     limit_own_memory,
     module_option,
     runtime_options,
 )
-from attn_export.cli.output import STDOUT, Output, check_folders, output_options, write_file
+from attn_export.cli.output import Output, output_options, write_file
 from attn_export.errors import PARAGRAPH, ParityError, RuntimeFailure, UsageError, printable
 
 
@@ -82,11 +83,7 @@ def compare_command(
 
 
 def _check_sources(graphs: tuple[Path, ...], module: str | None, graph: Path | None) -> None:
-    """Check that the options name a module and a graph, or two graphs.
-
-    Raises:
-        UsageError: If they do not.
-    """
+    """Raise UsageError unless the options name a module and a graph, or two graphs."""
     has_module = module is not None and graph is not None and not graphs
     has_two_graphs = module is None and graph is None and len(graphs) == 2
     if not (has_module or has_two_graphs):
@@ -167,7 +164,6 @@ def explain_command(
     from attn_export.report.progress import progress
     from attn_export.report.result_terminal import print_explanation
 
-    check_folders(json_file)
     limit_own_memory()
     path = _explained_path(bundle, module, graph)
     arguments: dict[str, Any] = {
@@ -197,11 +193,7 @@ def explain_command(
 
 
 def _explained_path(bundle: Path | None, module: str | None, graph: Path | None) -> Path:
-    """Return the path of the bundle, or of the graph that is compared with a module.
-
-    Raises:
-        UsageError: If the options name neither or both.
-    """
+    """Return the path of the bundle, or of the graph that is compared with a module."""
     path = bundle if module is None else graph
     if path is None or (bundle is not None and module is not None):
         raise UsageError(

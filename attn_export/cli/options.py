@@ -9,6 +9,11 @@ from typing import Any
 
 import click
 
+from attn_export.errors import OutputError
+
+STDOUT = "-"
+"""The file name that stands for stdout."""
+
 Command = Callable[..., Any]
 
 PATH = click.Path(path_type=Path)
@@ -30,9 +35,26 @@ def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], 
     return add
 
 
+def file_option(flag: str, name: str, help_text: str) -> Callable[[Command], Command]:
+    """Return an option for a file to write, whose folder must exist.
+
+    Args:
+        flag: The option.
+        name: The name of the parameter: a path, `STDOUT`, or None.
+        help_text: The help of the option.
+    """
+    return click.option(flag, name, metavar="FILE", help=help_text, callback=_check_folder)
+
+
+def _check_folder(_: click.Context, __: click.Parameter, file: str | None) -> str | None:
+    if file and file != STDOUT and not Path(file).absolute().parent.is_dir():
+        raise OutputError(f"cannot write {file}: there is no such folder")
+    return file
+
+
 def json_option(help_text: str) -> Callable[[Command], Command]:
     """Return the option --json; its value is a file name, or - for stdout."""
-    return click.option("--json", "json_file", metavar="FILE", help=help_text)
+    return file_option("--json", "json_file", help_text)
 
 
 module_option = click.option(
@@ -85,11 +107,12 @@ budget_option = click.option(
 )  # fmt: skip
 
 
-def size_options(prefill: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds --batch, --prefill and --decode.
+def measuring_options(prefill: str, measured: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds --batch, --prefill, --decode, --rounds and --threads.
 
     Args:
         prefill: The default of --prefill, as text for the help.
+        measured: What is measured, as text for the help.
     """
     return with_options(
         click.option(
@@ -103,6 +126,11 @@ def size_options(prefill: str) -> Callable[[Command], Command]:
             "--decode", type=click.IntRange(min=2), multiple=True, metavar="S",
             help="Keys that one new token sees, its own included.  [default: 2048, with a cache]",
         ),
+        click.option(
+            "--rounds", type=SIZE, default=5, show_default=True,
+            help=f"The number of measurements of each {measured}.",
+        ),
+        click.option("--threads", type=SIZE, help="Threads for computing.  [default: all cores]"),
     )  # fmt: skip
 
 

@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attn_export.cli.options import Command, json_option, quiet_option, with_options
-from attn_export.errors import AttnExportError, OutputError, UsageError, printable
-from attn_export.output_folder import check_utf8, write_errors, write_whole
+from attn_export.cli.options import (
+    STDOUT,
+    Command,
+    file_option,
+    json_option,
+    quiet_option,
+    with_options,
+)
+from attn_export.errors import AttnExportError, UsageError, printable
+from attn_export.output_folder import write_errors, write_whole
 
 if TYPE_CHECKING:
     from attn_export.results import Report
-
-STDOUT = "-"
-"""The file name that stands for stdout."""
 
 
 def messages(*, quiet: bool) -> Callable[[str], None]:
@@ -123,7 +127,7 @@ class Output:
 def output_options(command: Command) -> Command:
     """Add the options --json, --junit, --html and --quiet.
 
-    The command gets their values as `destinations`, an `Output` that has been checked.
+    The command gets their values as `destinations`, an `Output`.
     """
 
     @functools.wraps(command)
@@ -136,36 +140,17 @@ def output_options(command: Command) -> Command:
         **values: Any,
     ) -> Any:
         destinations = Output(json_file, junit_file, html_file, quiet)
-        check_folders(json_file, junit_file, html_file)
         return command(destinations=destinations, **values)
 
     add = with_options(
         json_option("Write the report as JSON; - for stdout."),
-        click.option(
-            "--junit", "junit_file", metavar="FILE",
-            help="Write the report as JUnit XML, as CI systems read it.",
+        file_option(
+            "--junit", "junit_file", "Write the report as JUnit XML, as CI systems read it."
         ),
-        click.option(
-            "--html", "html_file", metavar="FILE", help="Write the report as an HTML page."
-        ),
+        file_option("--html", "html_file", "Write the report as an HTML page."),
         quiet_option,
-    )  # fmt: skip
+    )
     return add(merged)
-
-
-def check_folders(*files: str | None) -> None:
-    """Check that the folders of files exist.
-
-    Args:
-        files: Paths, `STDOUT`, or None.
-
-    Raises:
-        OutputError: If a folder does not exist, or a path is not UTF-8.
-    """
-    for file in files:
-        check_utf8(file or "")
-        if file and file != STDOUT and not Path(file).absolute().parent.is_dir():
-            raise OutputError(f"cannot write {file}: there is no such folder")
 
 
 def write_file(file: str, text: str) -> None:
@@ -189,12 +174,9 @@ def _report_to_github(report: Report, *, may_print: bool) -> None:
     """Write the summary and an annotation for each failure, in a job of GitHub Actions.
 
     https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
-
-    Args:
-        report: The report.
-        may_print: Whether annotations, which are lines on stdout, may be printed.
     """
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    # Annotations are lines on stdout.
     annotates = os.environ.get("GITHUB_ACTIONS") == "true" and may_print
     if not summary and not annotates:
         return

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attn_export.cli.options import PATH, json_option, quiet_option, with_options
-from attn_export.cli.output import STDOUT, check_folders, messages, write_file
+from attn_export.cli.options import PATH, STDOUT, json_option, quiet_option, with_options
+from attn_export.cli.output import messages, write_file
 from attn_export.dialect_names import STANDARD
 from attn_export.errors import ParityError, RuntimeFailure, UsageError, printable
 
@@ -86,11 +86,9 @@ def sweep_command(
     matrix: str | None,
     jobs: int,
     merged: tuple[Path, ...],
-    tls_ca: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
     json_file: str | None,
     quiet: bool,
+    **tls_files: Path | None,
 ) -> int:
     """Verify many layers in many dialects and runtimes, on this machine or a Dask cluster.
 
@@ -101,7 +99,6 @@ def sweep_command(
     from attn_export.sweep.store import Store, merge
     from attn_export.sweep.sweep_plan import read_plan
 
-    check_folders(json_file)
     if merged:
         if plan_file is not None or output is None:
             raise UsageError("--merge takes --output and no SWEEP.toml")
@@ -119,7 +116,7 @@ def sweep_command(
     from attn_export.sweep.cluster import check_address, connected, security
     from attn_export.sweep.run import run_sweep
 
-    tls = security(tls_ca, tls_cert, tls_key)
+    tls = security(**tls_files)
     if scheduler is not None:
         check_address(scheduler, tls)
     if install:
@@ -144,11 +141,7 @@ def _print_matrix(plan: SweepPlan, jobs: int) -> int:
 
 
 def _install(names: Iterable[str], *, quiet: bool) -> None:
-    """Install the runtimes whose names have a release, such as ``ort-cpu==1.27.0``.
-
-    Raises:
-        RuntimeFailure: If one cannot be installed.
-    """
+    """Install the runtimes whose names have a release, such as ``ort-cpu==1.27.0``."""
     from attn_export.runtimes.install import install_release
     from attn_export.runtimes.install_folder import InstallError
     from attn_export.runtimes.release import MARK, release_of
@@ -196,20 +189,14 @@ def _finish(store: Store, json_file: str | None, *, quiet: bool) -> int:
 @click.argument("scheduler", metavar="ADDRESS")
 @click.option("--name", metavar="NAME", help="The name of the worker.  [default: its address]")
 @tls_options
-def worker_command(
-    scheduler: str,
-    name: str | None,
-    tls_ca: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-) -> int:
+def worker_command(scheduler: str, name: str | None, **tls_files: Path | None) -> int:
     """Run cells of sweeps for the Dask scheduler at ADDRESS, with the runtimes of this machine.
 
     It runs one cell at a time, and ends with the scheduler.
     """
     from attn_export.sweep.cluster import security, serve
 
-    serve(scheduler, security(tls_ca, tls_cert, tls_key), name)
+    serve(scheduler, security(**tls_files), name)
     return 0
 
 

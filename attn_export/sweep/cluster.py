@@ -65,18 +65,18 @@ def resources_here() -> dict[str, float]:
     return {resource(name): 1.0 for name in [*names, *installed()]}
 
 
-def security(ca: Path | None, certificate: Path | None, key: Path | None) -> Security | None:
+def security(tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None) -> Security | None:
     """Return the TLS settings of this side of a connection, or None if there are no files.
 
     Args:
-        ca: The certificate of the authority that both sides trust.
-        certificate: The certificate of this side.
-        key: The key of that certificate.
+        tls_ca: The certificate of the authority that both sides trust.
+        tls_cert: The certificate of this side.
+        tls_key: The key of that certificate.
 
     Raises:
         UsageError: If one or two of the three are None, or a file does not exist.
     """
-    options = {"--tls-ca": ca, "--tls-cert": certificate, "--tls-key": key}
+    options = {"--tls-ca": tls_ca, "--tls-cert": tls_cert, "--tls-key": tls_key}
     if not any(options.values()):
         return None
     for option, path in options.items():
@@ -91,9 +91,9 @@ def security(ca: Path | None, certificate: Path | None, key: Path | None) -> Sec
     files = {
         f"tls_{side}_{part}": str(path)
         for side in ("client", "scheduler", "worker")
-        for part, path in (("cert", certificate), ("key", key))
+        for part, path in (("cert", tls_cert), ("key", tls_key))
     }
-    return Security(tls_ca_file=str(ca), require_encryption=True, **files)
+    return Security(tls_ca_file=str(tls_ca), require_encryption=True, **files)
 
 
 def check_address(address: str, tls: Security | None) -> None:
