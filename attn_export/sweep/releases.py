@@ -103,11 +103,7 @@ def _causes(cells: Iterable[Row]) -> tuple[str, ...]:
 
 
 def plain_cause(cause: str) -> str:
-    """Return a cause without the runtime, the file, and the position in the graph.
-
-    Args:
-        cause: The cause in a `Row`.
-    """
+    """Return the cause in a `Row` without the runtime, the file, and the position in the graph."""
     text = re.sub(r"^\S+, \S+: (the graph is right, \S+ is not: )?", "", cause)
     return re.sub(r",? at \S+( \S+)? \([^)]*\)(, by \S+)?| \([^)]*\)$", "", text)
 
@@ -206,11 +202,7 @@ def _run(
 
 
 def change(tried: Sequence[ReleaseVerdict]) -> tuple[ReleaseVerdict, ReleaseVerdict]:
-    """Return the two releases between which the verdict changed.
-
-    Args:
-        tried: The result of `bisect`.
-    """
+    """Return the two releases between which the verdict changed, from the result of `bisect`."""
     return next(
         (older, newer) for older, newer in itertools.pairwise(tried) if older.passed != newer.passed
     )

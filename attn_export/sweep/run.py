@@ -37,14 +37,9 @@ POLL: Final = 1.0
 
 @dataclasses.dataclass
 class _LayerTask:
-    """The cells of one layer in one runtime, and the task that runs them.
+    """The cells of one layer in one runtime, and the task that runs them on the cluster.
 
-    Attributes:
-        source: The layer.
-        runtime: The runtime.
-        dialects: The dialects of the cells.
-        future: The task of the cluster.
-        lost: The time since which no worker has the runtime, or None.
+    `lost` is the time since which no worker has the runtime, or None.
     """
 
     source: Source
@@ -145,15 +140,12 @@ class _Sweep:
             key=f"build-{source.key}", pure=False, retries=TRIES - 1,
         )  # fmt: skip
         for runtime, dialects in by_runtime.items():
-            future = self._run(source, runtime, dialects)
+            future = self._client.submit(
+                self._run_task, self._bundles[source.key], runtime, dialects,
+                key=f"run-{source.key}-{runtime}", pure=False, retries=TRIES - 1,
+                resources={resource(runtime): 1},
+            )  # fmt: skip
             self._work.append(_LayerTask(source, runtime, tuple(dialects), future))
-
-    def _run(self, source: Source, runtime: str, dialects: Sequence[str]) -> Future:
-        return self._client.submit(
-            self._run_task, self._bundles[source.key], runtime, dialects,
-            key=f"run-{source.key}-{runtime}", pure=False, retries=TRIES - 1,
-            resources={resource(runtime): 1},
-        )  # fmt: skip
 
     def _collect(self) -> None:
         """Wait for results, store them, and give up cells that no worker can run."""

@@ -39,16 +39,8 @@ SIGNS: Final = {GREEN: "✓", YELLOW: "~", RED: "✗", GREY: "-"}
 
 
 @dataclasses.dataclass(frozen=True)
-class SiteCell:
-    """A cell of the page's table.
-
-    Attributes:
-        row: The result.
-        anchor: The HTML id of its details, for links.
-        colour: One of `GREEN`, `YELLOW`, `RED` and `GREY`.
-        remark: The reason that it is yellow, or "".
-        reproduction: Commands that repeat the result, or "".
-    """
+class _SiteCell:
+    """A cell of the page's table, with the HTML id of its details and commands that repeat it."""
 
     row: Row
     anchor: str
@@ -63,18 +55,12 @@ class SiteCell:
 
 
 @dataclasses.dataclass(frozen=True)
-class SiteLine:
-    """A row of the page's table: a layer in one dialect.
-
-    Attributes:
-        title: The layer's values of the fields in which the layers of the sweep differ.
-        dialect: The dialect.
-        cells: The cell of each runtime, or None where the store has none.
-    """
+class _SiteLine:
+    """A row of the page's table: a layer in one dialect, with the cell of each runtime if any."""
 
     title: str
     dialect: str
-    cells: Mapping[str, SiteCell | None]
+    cells: Mapping[str, _SiteCell | None]
 
 
 def write_site(rows: Sequence[Row], output: Path, title: str, facts: Sequence[str]) -> None:
@@ -143,7 +129,7 @@ def _page(rows: Sequence[Row], title: str, facts: Sequence[str]) -> str:
     )  # fmt: skip
 
 
-def _lines(rows: Sequence[Row], runtimes: Sequence[str]) -> list[SiteLine]:
+def _lines(rows: Sequence[Row], runtimes: Sequence[str]) -> list[_SiteLine]:
     """Return the rows of the table, sorted by the title of the layer."""
     titles = _titles(rows)
     grouped: dict[tuple[str, str], list[Row]] = {}
@@ -156,7 +142,7 @@ def _lines(rows: Sequence[Row], runtimes: Sequence[str]) -> list[SiteLine]:
         )
         cells = {row.runtime: _cell(row, least) for row in group}
         lines.append(
-            SiteLine(titles[source], dialect, {name: cells.get(name) for name in runtimes})
+            _SiteLine(titles[source], dialect, {name: cells.get(name) for name in runtimes})
         )
     return lines
 
@@ -186,12 +172,12 @@ def _fields(row: Row) -> dict[str, Any]:
         return {}
 
 
-def _cell(row: Row, least: float | None) -> SiteCell:
+def _cell(row: Row, least: float | None) -> _SiteCell:
     colour, remark = COLOURS.get(row.verdict, GREY), ""
     if colour == GREEN and least and row.worst and row.worst > MUCH_WORSE * least:
         colour = YELLOW
         remark = f"its error is {row.worst / least:.1f} times that of the best runtime"
-    return SiteCell(row, anchor_of(row), colour, remark, _reproduction(row))
+    return _SiteCell(row, anchor_of(row), colour, remark, _reproduction(row))
 
 
 def anchor_of(row: Row) -> str:
@@ -217,16 +203,10 @@ def _reproduction(row: Row) -> str:
     return f"cat > layer.toml <<'END'\n{spec}END\n{build}\n{last}\n"
 
 
-def _best_dialect(runtime: str, lines: Sequence[SiteLine]) -> dict[str, Any]:
-    """Return the dialect in which a runtime passes most cells; of several, that of least error.
+def _best_dialect(runtime: str, lines: Sequence[_SiteLine]) -> dict[str, Any]:
+    """Return values for the template on the dialect in which a runtime passes most cells.
 
-    Args:
-        runtime: The runtime.
-        lines: The rows of the table.
-
-    Returns:
-        Values for the template: ``dialect`` ("" if no cell passed), the number of cells that
-        ``passed``, the ``count`` of all cells, and the ``worst`` error of those that passed.
+    Of several, it is that of least error; "" if no cell passed.
     """
     figures = []
     for dialect in dict.fromkeys(line.dialect for line in lines):

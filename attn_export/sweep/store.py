@@ -10,9 +10,9 @@ import contextlib
 import dataclasses
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -216,7 +216,7 @@ def merge(folder: Path, others: Iterable[Path]) -> int:
 
 def to_json(store: Store) -> str:
     """Return all cells as JSON text."""
-    rows: list[Mapping[str, Any]] = [dataclasses.asdict(row) for row in store.rows()]
+    rows = [dataclasses.asdict(row) for row in store.rows()]
     return json.dumps({"format": FORMAT, "cells": rows}, indent=1, allow_nan=False) + "\n"
 
 
@@ -226,10 +226,7 @@ class _Json(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_json(path: Path) -> list[Row]:
-    """Read cells that `to_json` wrote.
-
-    Args:
-        path: The file.
+    """Return cells that `to_json` wrote, read from a file.
 
     Raises:
         UsageError: If it cannot be read, or has another format.

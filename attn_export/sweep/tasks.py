@@ -219,13 +219,7 @@ def verify_dialects(folder: Path, runtime: str, dialects: Sequence[str]) -> dict
 
 
 def _cell_fields(report: Report, graphs: set[str], folder: Path) -> CellFields:
-    """Return the fields of the cell of one dialect.
-
-    Args:
-        report: The report on the bundle, with explanations.
-        graphs: The names of the graphs.
-        folder: The folder of the bundle, whose path is removed from causes.
-    """
+    """Return the fields of the cell of one dialect; causes leave out the path of `folder`."""
     runs = [run for run in report.runs if run.graph in graphs]
     verdicts = [verdict for verdict in report.verdicts if verdict.graph in graphs]
     wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
