@@ -13,7 +13,6 @@ from attn_export.runtimes.protocol import (
     Facts,
     PackagedRuntime,
     Unsupported,
-    unsupported,
 )
 from attn_export.system_info import missing_package
 
@@ -67,7 +66,7 @@ class Iree(PackagedRuntime):
     dialects = frozenset({PORTABLE})
     measured = "3.13.0"
     unsupported: Sequence[Unsupported] = (
-        unsupported("Range", "Sin", says="its sines are not precise enough from position 63 on"),
+        Unsupported("Range", "Sin", says="its sines are not precise enough from position 63 on"),
     )
 
     def unavailable(self) -> str:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attn_export.runtimes.install_folder import (
     HARNESS,
@@ -29,10 +28,7 @@ from attn_export.runtimes.install_folder import (
     stamp_of,
 )
 from attn_export.runtimes.program import ProgramRuntime
-from attn_export.runtimes.protocol import unsupported
-
-if TYPE_CHECKING:
-    from attn_export.runtimes.protocol import Unsupported
+from attn_export.runtimes.protocol import Unsupported
 
 # -- the installation of their programs ---------------------------------------------------------
 
@@ -211,7 +207,6 @@ class Node(ProgramRuntime):
     name = "node"
     device = "cpu"
     measured = "1.30.0"
-    unsupported: Sequence[Unsupported] = ()
     package, program = NODE_PACKAGE, "serve.mjs"
 
     def __init__(self, folder: str = NODE) -> None:
@@ -249,12 +244,12 @@ class Wasm(Node):
     unsupported: Sequence[Unsupported] = (
         # Opset 24 means a cache in place. The graph for one query needs a buffer that an output
         # shares with an input, which is impossible here: see `lib/model.mjs`.
-        unsupported(
+        Unsupported(
             "com.microsoft.GroupQueryAttention",
             "opset 24",
             says="what a cache in place held before is 0 afterwards",
         ),
-        unsupported(
+        Unsupported(
             "com.microsoft.MatMulNBits(accuracy_level 4)",
             says="inputs of products are not rounded to 8 bits",
         ),
@@ -283,17 +278,17 @@ class WebGpu(Wasm):
 
     name = "webgpu"
     unsupported: Sequence[Unsupported] = (
-        unsupported(
+        Unsupported(
             "com.microsoft.MultiHeadAttention",
             says="wrong numbers at 40 queries, seen on SwiftShader",
         ),
-        unsupported(
+        Unsupported(
             "com.microsoft.GroupQueryAttention",
             says="wrong numbers for more than 32 queries without a past, seen on SwiftShader",
         ),
-        unsupported(
+        Unsupported(
             "com.microsoft.MatMulNBits(accuracy_level 4)",
             says="inputs of products are not rounded to 8 bits, seen on SwiftShader",
         ),
-        unsupported("value DOUBLE", says="WebGPU has no float64"),
+        Unsupported("value DOUBLE", says="WebGPU has no float64"),
     )

@@ -15,7 +15,6 @@ from attn_export.runtimes.protocol import (
     Facts,
     PackagedRuntime,
     Unsupported,
-    unsupported,
 )
 
 if TYPE_CHECKING:
@@ -65,12 +64,12 @@ class Mnn(PackagedRuntime):
     dialects = frozenset({PORTABLE})
     measured = "3.6.1"
     unsupported: Sequence[Unsupported] = (
-        unsupported("Tanh", says="its values near 0 are not precise enough: softcap by 50 is seen"),
-        unsupported("input BFLOAT16", says="its interface to numpy knows no bfloat16"),
-        unsupported("input FLOAT16", says="its interface to numpy knows no float16"),
-        unsupported("MatMulInteger", says="its process ends with a signal"),
-        unsupported("input INT8", says="its process ends with a signal"),
-        unsupported("input UINT8", says="its process ends with a signal"),
+        Unsupported("Tanh", says="its values near 0 are not precise enough: softcap by 50 is seen"),
+        Unsupported("input BFLOAT16", says="its interface to numpy knows no bfloat16"),
+        Unsupported("input FLOAT16", says="its interface to numpy knows no float16"),
+        Unsupported("MatMulInteger", says="its process ends with a signal"),
+        Unsupported("input INT8", says="its process ends with a signal"),
+        Unsupported("input UINT8", says="its process ends with a signal"),
     )
 
 

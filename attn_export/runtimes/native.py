@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attn_export.runtimes.install_folder import (
     HARNESS,
@@ -29,9 +27,6 @@ from attn_export.runtimes.program import ProgramRuntime
 from attn_export.runtimes.protocol import installed_version
 from attn_export.system_info import missing_package
 from attn_export.temp_folders import scratch
-
-if TYPE_CHECKING:
-    from attn_export.runtimes.protocol import Unsupported
 
 # -- the build of their programs ----------------------------------------------------------------
 
@@ -157,7 +152,6 @@ class C(ProgramRuntime):
     name = "c"
     device = "cpu"
     measured = "1.31.1"
-    unsupported: Sequence[Unsupported] = ()
 
     def version(self) -> str | None:
         """Return the version of the wheel whose library the program uses."""

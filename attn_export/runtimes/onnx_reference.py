@@ -12,7 +12,6 @@ from attn_export.runtimes.protocol import (
     Facts,
     PackagedRuntime,
     Unsupported,
-    unsupported,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class OnnxReference(PackagedRuntime):
     dialects = frozenset({STANDARD, PORTABLE})
     measured = "1.23.2"
     unsupported: Sequence[Unsupported] = (
-        unsupported(
+        Unsupported(
             "DequantizeLinear",
             "opset 18",
             says="No implementation for operator 'DequantizeLinear' and version 18, found 19, 21",

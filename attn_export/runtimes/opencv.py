@@ -13,7 +13,6 @@ from attn_export.runtimes.protocol import (
     Facts,
     PackagedRuntime,
     Unsupported,
-    unsupported,
 )
 from attn_export.system_info import missing_package
 
@@ -60,29 +59,29 @@ class OpenCv(PackagedRuntime):
     dialects = frozenset({STANDARD, PORTABLE})
     measured = "5.0.0.93"
     unsupported: Sequence[Unsupported] = (
-        unsupported(
+        Unsupported(
             "Abs", says="ElementWiseLayer: unsupported input/output type; expected CV_32F or CV_64F"
         ),
-        unsupported(
+        Unsupported(
             "Attention(given mask: BOOL)", says="wrong in rows of which all keys are masked"
         ),
-        unsupported(
+        Unsupported(
             "Attention(given mask: FLOAT)", says="NaN in rows of which all keys are masked"
         ),
-        unsupported("Attention(past)", says="past key and past value are not supported yet"),
-        unsupported(
+        Unsupported("Attention(past)", says="past key and past value are not supported yet"),
+        Unsupported(
             "Attention(qk_matmul_output)",
             says="Assertion failed: outShapes.size() == outTypes.size()",
         ),
-        unsupported("ConstantOfShape", says="Assertion failed: blobs.size() == 1"),
-        unsupported(
+        Unsupported("ConstantOfShape", says="Assertion failed: blobs.size() == 1"),
+        Unsupported(
             "DynamicQuantizeLinear",
             says="Unsupported operations: DynamicQuantizeLinear MatMulInteger",
         ),
-        unsupported("Tanh", says="NaN where scores are large"),
-        unsupported("TensorScatter", says="Unsupported operations: TensorScatter"),
-        unsupported("input BFLOAT16", says="blob data type = bfloat16 is not supported"),
-        unsupported("input FLOAT16", says="its outputs are float32"),
+        Unsupported("Tanh", says="NaN where scores are large"),
+        Unsupported("TensorScatter", says="Unsupported operations: TensorScatter"),
+        Unsupported("input BFLOAT16", says="blob data type = bfloat16 is not supported"),
+        Unsupported("input FLOAT16", says="its outputs are float32"),
     )
 
     def unavailable(self) -> str:

@@ -14,7 +14,6 @@ from attn_export.runtimes.protocol import (
     Options,
     PackagedRuntime,
     Unsupported,
-    unsupported,
 )
 
 if TYPE_CHECKING:
@@ -35,19 +34,19 @@ class OpenVino(PackagedRuntime):
     dialects = frozenset(DIALECTS) - {CUDA}
     measured = "2026.4.1"
     unsupported: Sequence[Unsupported] = (
-        unsupported(
+        Unsupported(
             "com.microsoft.GroupQueryAttention",
             says="wrong numbers and shapes where the batch is not 1; without a past it is refused",
         ),
-        unsupported("Greater", "ReduceMax", says="NaN in rows of which all keys are masked"),
-        unsupported(
+        Unsupported("Greater", "ReduceMax", says="NaN in rows of which all keys are masked"),
+        Unsupported(
             "TensorScatter", says="No conversion rule found for operations: TensorScatter-24"
         ),
-        unsupported(
+        Unsupported(
             "Cast(to BFLOAT16)",
             says="numbers whose last bit is even are rounded towards 0, not to the nearest",
         ),
-        unsupported(
+        Unsupported(
             "Cast(FLOAT to FLOAT16)",
             "input FLOAT",
             says="numbers stay float32 until an output: attention reads keys that were not rounded",

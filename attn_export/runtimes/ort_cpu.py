@@ -16,7 +16,6 @@ from attn_export.runtimes.protocol import (
     Runtime,
     Unsupported,
     installed_version,
-    unsupported,
 )
 from attn_export.system_info import install_command, missing_package
 
@@ -53,13 +52,13 @@ class OrtCpu(Runtime):
     dialects = frozenset(DIALECTS)
     measured = "1.31.1"
     unsupported: Sequence[Unsupported] = (
-        unsupported(
+        Unsupported(
             "com.microsoft.GroupQueryAttention(q_norm_weight)",
             says="it has norms within this operator on CUDA and WebGPU only; of the graph, only "
             "the placement in a dry run is known",
         ),
         *(
-            unsupported(f"{operator}(BFLOAT16)", says=NO_BFLOAT16)
+            Unsupported(f"{operator}(BFLOAT16)", says=NO_BFLOAT16)
             for operator in ("Attention", "com.microsoft.GroupQueryAttention")
         ),
     )

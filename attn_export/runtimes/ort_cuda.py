@@ -21,7 +21,7 @@ from attn_export.runtimes.ort_cpu import (
     session_options,
     with_options,
 )
-from attn_export.runtimes.protocol import Engine, Facts, Options, Unsupported, unsupported
+from attn_export.runtimes.protocol import Engine, Facts, Options, Unsupported
 
 TF32 = "use_tf32"
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -51,18 +51,18 @@ class OrtCuda(OrtCpu):
         # these may run. The first is known from matmul_nbits.h in
         # onnxruntime/contrib_ops/cuda/quantization, which does not read the attribute. It cannot
         # be measured: a dry run computes no numbers.
-        unsupported(
+        Unsupported(
             ROUNDED_INPUTS, says="CUDA's kernel does not round inputs of products to 8 bits"
         ),
-        unsupported(
+        Unsupported(
             "com.microsoft.GroupQueryAttention(FLOAT)",
             says="CUDA has no kernel of it for float32; it would run on the CPU",
         ),
-        unsupported(
+        Unsupported(
             "MatMulInteger",
             says="CUDA has no kernel of it for inputs in uint8; products would run on the CPU",
         ),
-        unsupported(
+        Unsupported(
             "Attention(qk_matmul_output)",
             says="Only kNone and kQK output modes are supported in unified unfused attention",
         ),

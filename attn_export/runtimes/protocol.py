@@ -24,28 +24,17 @@ if TYPE_CHECKING:
 # -- known limits: the entries of the tables in the runtimes' files -----------------------------
 
 
-@dataclasses.dataclass(frozen=True)
 class Unsupported:
     """A combination of graph features that a runtime was measured not to support.
 
-    Attributes:
+    Args:
         features: Names of features, as `graph.requirements.features` returns them. The entry
             applies to every graph that has all of them.
         says: The runtime's message, or a description of its error.
     """
 
-    features: frozenset[str]
-    says: str
-
-
-def unsupported(*features: str, says: str) -> Unsupported:
-    """Return an entry for a runtime's table of known limits.
-
-    Args:
-        features: As in `Unsupported`.
-        says: As in `Unsupported`.
-    """
-    return Unsupported(frozenset(features), says)
+    def __init__(self, *features: str, says: str) -> None:
+        self.features, self.says = frozenset(features), says
 
 
 Facts = dict[str, object]
@@ -130,7 +119,7 @@ class Runtime(Protocol):
     """The dialects of the graphs that it can run."""
     measured: str
     """The version that `unsupported` was measured on."""
-    unsupported: Sequence[Unsupported]
+    unsupported: Sequence[Unsupported] = ()
     """The known limits within the dialects that it accepts."""
     counter_options: Mapping[str, Options] = {}
     """Options that `explain` tries, by a description of their effect. Each removes one possible

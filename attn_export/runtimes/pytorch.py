@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import STANDARD
-from attn_export.runtimes.protocol import Engine, Facts, PackagedRuntime, Unsupported
+from attn_export.runtimes.protocol import Engine, Facts, PackagedRuntime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,7 +87,6 @@ class PyTorch(PackagedRuntime):
     engine = SdpaEngine
     dialects = frozenset({STANDARD})
     measured = "2.13.0"
-    unsupported: Sequence[Unsupported] = ()
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""

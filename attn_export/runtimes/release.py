@@ -11,14 +11,11 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from attn_export.errors import UsageError
 from attn_export.runtimes.install_folder import STAMP, home, setup_command
 from attn_export.runtimes.protocol import Engine, Options, Runtime
-
-if TYPE_CHECKING:
-    from attn_export.runtimes.protocol import Unsupported
 
 MARK: Final = "=="
 FOLDER: Final = "releases"
@@ -63,7 +60,6 @@ class Release(Runtime):
         UsageError: If releases of the runtime cannot be installed, or the version is malformed.
     """
 
-    unsupported: Sequence[Unsupported] = ()
     time_factor = 1.0
     launcher_mib = 0
 

@@ -13,7 +13,6 @@ from attn_export.runtimes.protocol import (
     Facts,
     PackagedRuntime,
     Unsupported,
-    unsupported,
 )
 
 if TYPE_CHECKING:
@@ -54,29 +53,29 @@ class Tract(PackagedRuntime):
     dialects = frozenset({STANDARD, PORTABLE})
     measured = "0.23.9"
     unsupported: Sequence[Unsupported] = (
-        unsupported("Attention(mask: BOOL)", says="FlashSDPA: Mask must be floating point"),
-        unsupported(
+        Unsupported("Attention(mask: BOOL)", says="FlashSDPA: Mask must be floating point"),
+        Unsupported(
             "Attention(given mask: FLOAT)", says="NaN in rows of which all keys are masked"
         ),
-        unsupported(
+        Unsupported(
             "Attention(is_causal)",
             "Attention(mask: FLOAT)",
             says="SDPA: Mask cannot be provided if is_causal=true",
         ),
-        unsupported("Attention(nonpad_kv_seqlen)", says="nonpad_kv_seqlen input is not supported"),
-        unsupported("Attention(qk_matmul_output)", says="qk_matmul_output_mode is not supported"),
-        unsupported("Attention(softcap)", says="softcap is not supported"),
-        unsupported(
+        Unsupported("Attention(nonpad_kv_seqlen)", says="nonpad_kv_seqlen input is not supported"),
+        Unsupported("Attention(qk_matmul_output)", says="qk_matmul_output_mode is not supported"),
+        Unsupported("Attention(softcap)", says="softcap is not supported"),
+        Unsupported(
             "LessOrEqual(of one Range)", says="Undetermined symbol in expression, or it aborts"
         ),
-        unsupported(
+        Unsupported(
             "Range(total_len)",
             says="Impossible to unify Sym(total_len) with Add([Sym(query_len), Sym(past_len)])",
         ),
-        unsupported("DequantizeLinear(INT4)", says="Unknown DatumType Int4"),
-        unsupported("DequantizeLinear(UINT4)", says="Unknown DatumType Uint4"),
-        unsupported("Trilu", says="Impossible to unify TDim with I64"),
-        unsupported("input BFLOAT16", says="Unknown DatumType Bfloat16"),
+        Unsupported("DequantizeLinear(INT4)", says="Unknown DatumType Int4"),
+        Unsupported("DequantizeLinear(UINT4)", says="Unknown DatumType Uint4"),
+        Unsupported("Trilu", says="Impossible to unify TDim with I64"),
+        Unsupported("input BFLOAT16", says="Unknown DatumType Bfloat16"),
     )
 
     def prepare(self) -> None:

@@ -15,7 +15,7 @@ from attn_export.results import GraphFile
 from attn_export.runtimes.catalogue import all_runtimes
 from attn_export.runtimes.emulated_cpu import cpus
 from attn_export.runtimes.pool import Selection
-from attn_export.runtimes.protocol import Unsupported, known_limit, unsupported
+from attn_export.runtimes.protocol import Unsupported, known_limit
 from attn_export.runtimes.release import installed
 
 
@@ -27,8 +27,8 @@ class Engine:
     dialects: frozenset[str] = frozenset({"standard", "portable"})
     measured: str = "1.2"
     unsupported: Sequence[Unsupported] = (
-        unsupported("Attention", "Attention(past)", says="no past"),
-        unsupported("input BFLOAT16", says="unknown type 16"),
+        Unsupported("Attention", "Attention(past)", says="no past"),
+        Unsupported("input BFLOAT16", says="unknown type 16"),
     )
 
 
