@@ -12,10 +12,11 @@ that channel would reduce the precision of its block.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from attn_export.attention.quantised_cache import (
+    CacheRounding,
     CacheScales,
     Float16Cache,
     Pair,
@@ -74,8 +75,11 @@ def hadamard(width: int) -> Tensor:
     return whole.float()
 
 
-class BlockScales(nn.Module):
+class BlockScales(CacheRounding):
     """Rounding of keys and values to 4 bits, with a scale for each block.
+
+    A cache is uint8 `[B, Hkv, S, D / 2 + 2 n]` for n blocks (Dv for values): the channels, see
+    `join_nibbles`, then the index of the scale of each block, then its zero point.
 
     Args:
         spec: The spec; its `kv_scale` is ``"per-block"``.
@@ -113,17 +117,7 @@ class BlockScales(nn.Module):
         """Multiply queries or keys, `[B, H, L, D]`, by the matrix, which is its own inverse."""
         return x @ self.hadamard
 
-    def forward(self, key: Tensor, value: Tensor) -> Pair:
-        """Return new keys and values as bytes.
-
-        Args:
-            key: The keys after `change_basis`, `[B, Hkv, L, D]`.
-            value: The values, `[B, Hkv, L, Dv]`.
-
-        Returns:
-            Both as uint8 `[B, Hkv, L, D / 2 + 2 n]` (Dv for values) for n blocks: the channels, see
-            `join_nibbles`, then the index of the scale of each block, then its zero point.
-        """
+    def _store(self, key: Tensor, value: Tensor) -> Pair:
         return self._to_bytes(key), self._to_bytes(value)
 
     def _to_bytes(self, x: Tensor) -> Tensor:
@@ -150,17 +144,7 @@ class BlockScales(nn.Module):
         """Return the scales of indices, `[..., 1]`."""
         return F.embedding(index, self.steps)
 
-    def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
-        """Return the keys and values that the bytes of a cache represent.
-
-        Args:
-            key: uint8 `[B, Hkv, S, D / 2 + 2 n]`.
-            value: uint8 `[B, Hkv, S, Dv / 2 + 2 n]`.
-            dtype: The type of the result.
-
-        Returns:
-            Keys as after `change_basis`, `[B, Hkv, S, D]`, and values `[B, Hkv, S, Dv]`.
-        """
+    def _load(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
         key_width, value_width = self._widths
         return self._from_bytes(key, key_width, dtype), self._from_bytes(value, value_width, dtype)
 
@@ -173,39 +157,25 @@ class BlockScales(nn.Module):
         values: Tensor = (_blocks(numbers) + zeros) * scales
         return values.flatten(-2)
 
-    def step_sizes(self, key: Tensor, value: Tensor) -> Pair:
-        """Return the difference between neighbouring integers at each channel.
-
-        Args:
-            key: The keys after `change_basis`, `[B, Hkv, L, D]`.
-            value: The values, `[B, Hkv, L, Dv]`.
-        """
-        return self._step_size(key), self._step_size(value)
-
-    def _step_size(self, x: Tensor) -> Tensor:
+    def _step_size(self, x: Tensor, part: int) -> Tensor:  # noqa: ARG002 (by the same rule)
         blocks = _blocks(x)
         return self._scale(self._index(_ranges(blocks))).expand_as(blocks).flatten(-2)
 
-    def quotients(self, key: Tensor, value: Tensor) -> list[Quotients]:
-        """Return the numbers that are rounded to integers: channels over scales, and scale indices.
-
-        Args:
-            key: The keys after `change_basis`, `[B, Hkv, L, D]`.
-            value: The values, `[B, Hkv, L, Dv]`.
-        """
-        quotients = []
-        for blocks in (_blocks(key), _blocks(value)):
-            ranges = _ranges(blocks)
-            channels = blocks / self._scale(self._index(ranges))
-            quotients.append(Quotients(channels.flatten(-2), *WHOLE_LIMITS))
-            # A range at which the next scale begins gives a whole number and a half, i.e. a tie.
-            exact = (ranges / LARGEST_RANGE).clamp_min(torch.finfo(ranges.dtype).tiny).log2()
-            last = SCALES_PER_OCTAVE * OCTAVES - 1
-            quotients.append(Quotients((exact - LEAST_EXPONENT) * SCALES_PER_OCTAVE + 0.5, 0, last))
-        return quotients
+    def _quotients(self, x: Tensor, part: int) -> list[Quotients]:  # noqa: ARG002
+        """Return channels over scales, and the indices of scales before they are rounded."""
+        blocks = _blocks(x)
+        ranges = _ranges(blocks)
+        channels = blocks / self._scale(self._index(ranges))
+        # A range at which the next scale begins gives a whole number and a half, i.e. a tie.
+        exact = (ranges / LARGEST_RANGE).clamp_min(torch.finfo(ranges.dtype).tiny).log2()
+        indices = (exact - LEAST_EXPONENT) * SCALES_PER_OCTAVE + 0.5
+        return [
+            Quotients(channels.flatten(-2), *WHOLE_LIMITS),
+            Quotients(indices, 0, SCALES_PER_OCTAVE * OCTAVES - 1),
+        ]
 
 
-def make_cache_rounding(spec: AttentionSpec) -> CacheScales | BlockScales | Float16Cache:
+def make_cache_rounding(spec: AttentionSpec) -> CacheRounding:
     """Return the module that rounds keys and values to the type of the cache."""
     if spec.kv_dtype == FLOAT16:
         return Float16Cache()

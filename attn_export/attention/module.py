@@ -15,16 +15,10 @@ from torch import Tensor, nn
 from attn_export.attention import functional, onnx_attention
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.positions import Rotary, ScoreBias
-from attn_export.attention.quantised_cache import (
-    CacheScales,
-    Float16Cache,
-    Past,
-    append_to_past,
-)
+from attn_export.attention.quantised_cache import CacheRounding, Past, append_to_past
 from attn_export.spec import AttentionSpec, Shape
 
 if TYPE_CHECKING:
-    from attn_export.attention.block_scales import BlockScales
     from attn_export.attention.latent import LatentProjections
     from attn_export.quantiser import QuantisedWeight
 
@@ -60,7 +54,7 @@ class Attention(nn.Module):
             from attn_export.attention.quantised_activations import make_activation_rounding
 
             self.activations = make_activation_rounding(spec)
-        self.kv_scales: CacheScales | BlockScales | Float16Cache | None = None
+        self.kv_scales: CacheRounding | None = None
         if spec.kv_dtype != "none":
             # Imported here, since few layers need it.
             from attn_export.attention.block_scales import make_cache_rounding

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,8 +77,72 @@ def byte_nibbles(middle: int = MIDDLE) -> Tensor:
     return (torch.stack([byte & 15, byte >> 4], dim=-1) - middle).float()
 
 
-class CacheScales(nn.Module):
+class CacheRounding(nn.Module, abc.ABC):
+    """Base class of conversions of keys and values to the type of a cache, and back."""
+
+    def forward(self, key: Tensor, value: Tensor) -> Pair:
+        """Return new keys and values in the type of the cache.
+
+        Args:
+            key: The keys after `change_basis`, `[B, Hkv, L, D]`.
+            value: The values, `[B, Hkv, L, Dv]`.
+        """
+        return self._store(key, value)
+
+    def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
+        """Return the keys, as after `change_basis`, and the values that a cache represents.
+
+        Args:
+            key: The cache of keys, `[B, Hkv, S, .]`.
+            value: The cache of values, `[B, Hkv, S, .]`.
+            dtype: The type of the result.
+        """
+        return self._load(key, value, dtype)
+
+    def change_basis(self, x: Tensor) -> Tensor:
+        """Return queries or keys, `[B, heads, L, D]`, in the basis in which keys are stored."""
+        return x
+
+    def step_sizes(self, key: Tensor, value: Tensor) -> Pair:
+        """Return the difference between neighbouring numbers of the cache at each element.
+
+        The results broadcast to keys and values.
+
+        Args:
+            key: The keys after `change_basis`, `[B, Hkv, L, D]`.
+            value: The values, `[B, Hkv, L, Dv]`.
+        """
+        return self._step_size(key, 0), self._step_size(value, 1)
+
+    def quotients(self, key: Tensor, value: Tensor) -> list[Quotients]:
+        """Return the numbers that are rounded, those of keys first.
+
+        Args:
+            key: The keys after `change_basis`, `[B, Hkv, L, D]`.
+            value: The values, `[B, Hkv, L, Dv]`.
+        """
+        return [*self._quotients(key, 0), *self._quotients(value, 1)]
+
+    @abc.abstractmethod
+    def _store(self, key: Tensor, value: Tensor) -> Pair: ...
+
+    @abc.abstractmethod
+    def _load(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair: ...
+
+    @abc.abstractmethod
+    def _step_size(self, x: Tensor, part: int) -> Tensor:
+        """Return the step at each element of keys (part 0) or values (part 1)."""
+
+    @abc.abstractmethod
+    def _quotients(self, x: Tensor, part: int) -> list[Quotients]:
+        """Return the numbers that are rounded for keys (part 0) or values (part 1)."""
+
+
+class CacheScales(CacheRounding):
     """Rounding of keys and values to integers with fixed scales.
+
+    Quotients by the scale are rounded half to even and clipped. A cache holds int8 of the shapes
+    of keys and values, or bytes with two 4-bit integers each, see `pack`.
 
     Args:
         spec: The spec; its `kv_dtype` is an integer type.
@@ -104,17 +169,7 @@ class CacheScales(nn.Module):
             shape = (spec.num_kv_heads, 1, width) if spec.kv_scale == "per-channel" else ()
             self.register_buffer(name, torch.ones(shape))
 
-    def forward(self, key: Tensor, value: Tensor) -> Pair:
-        """Return new keys and values as integers.
-
-        Args:
-            key: `[B, Hkv, L, D]`.
-            value: `[B, Hkv, L, Dv]`.
-
-        Returns:
-            Quotients by the scale, rounded half to even and clipped: int8 of the same shapes, or
-            bytes with two 4-bit integers each, see `pack`.
-        """
+    def _store(self, key: Tensor, value: Tensor) -> Pair:
         pairs = ((key, self.k_scale), (value, self.v_scale))
         if self.nibbles is None and onnx_attention.emitting():
             new_key, new_value = (onnx_attention.quantise(*pair) for pair in pairs)
@@ -122,14 +177,7 @@ class CacheScales(nn.Module):
         quotients = [x / scale for x, scale in pairs]
         return self._integers(quotients[0]), self._integers(quotients[1])
 
-    def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
-        """Return the keys and values that the integers of a cache represent.
-
-        Args:
-            key: int8 `[B, Hkv, S, D]`; uint8 `[B, Hkv, S, D / 2]` if a byte holds two integers.
-            value: int8 `[B, Hkv, S, Dv]`, or uint8 `[B, Hkv, S, Dv / 2]`.
-            dtype: The type of the result.
-        """
+    def _load(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
         if self.nibbles is not None:
             numbers = [F.embedding(x.int(), self.nibbles.to(dtype)) for x in (key, value)]
             return numbers[0].flatten(-2) * self.k_scale, numbers[1].flatten(-2) * self.v_scale
@@ -140,28 +188,11 @@ class CacheScales(nn.Module):
             )
         return key.to(dtype) * self.k_scale, value.to(dtype) * self.v_scale
 
-    def change_basis(self, x: Tensor) -> Tensor:
-        """Return queries or keys, `[B, heads, L, D]`, unchanged: only block scales have a basis."""
-        return x
+    def _step_size(self, x: Tensor, part: int) -> Tensor:  # noqa: ARG002 (one for all)
+        return self.v_scale if part else self.k_scale
 
-    def step_sizes(self, key: Tensor, value: Tensor) -> Pair:  # noqa: ARG002 (one for all)
-        """Return the scales, the steps between integers; they broadcast to keys and values.
-
-        Args:
-            key: `[B, Hkv, L, D]`.
-            value: `[B, Hkv, L, Dv]`.
-        """
-        return self.k_scale, self.v_scale
-
-    def quotients(self, key: Tensor, value: Tensor) -> list[Quotients]:
-        """Return the numbers that are rounded to integers, of keys and of values.
-
-        Args:
-            key: `[B, Hkv, L, D]`.
-            value: `[B, Hkv, L, Dv]`.
-        """
-        pairs = ((key, self.k_scale), (value, self.v_scale))
-        return [Quotients(x / scale, self.low, self.high) for x, scale in pairs]
+    def _quotients(self, x: Tensor, part: int) -> list[Quotients]:
+        return [Quotients(x / self._step_size(x, part), self.low, self.high)]
 
     def _integers(self, quotients: Tensor) -> Tensor:
         rounded = quotients.round().clamp(self.low, self.high)
@@ -182,15 +213,8 @@ LEAST_FLOAT16_STEP, LARGEST_FLOAT16 = 2.0**-24, torch.finfo(torch.float16).max
 """The difference between neighbouring subnormal float16 numbers; the largest finite one, 65504."""
 
 
-def float16_steps(x: Tensor) -> Tensor:
-    """Return the spacing of float16 numbers around each value; infinity if a value is not finite.
-
-    Args:
-        x: A floating point tensor of any shape.
-
-    Returns:
-        A tensor of the same shape and type.
-    """
+def _float16_steps(x: Tensor) -> Tensor:
+    """Return the spacing of float16 numbers around each value; infinity if it is not finite."""
     exponent = torch.frexp(x.detach()).exponent  # |x| = [0.5, 1) * 2^exponent
     steps = torch.ldexp(torch.ones_like(x), exponent - FLOAT16_DIGITS).clamp_min(LEAST_FLOAT16_STEP)
     return torch.where(x.isfinite(), steps, torch.inf)
@@ -207,89 +231,33 @@ def round_to_float16(x: Tensor) -> Tensor:
     """
     if x.dtype != torch.float64:
         return x.to(torch.float16)
-    steps = float16_steps(x)
+    steps = _float16_steps(x)
     nearest = torch.where(steps.isinf(), x, (x / steps).round() * steps)
     return torch.where(nearest.abs() > LARGEST_FLOAT16, torch.inf * nearest.sign(), nearest)
 
 
-class Float16Cache(nn.Module):
+class Float16Cache(CacheRounding):
     """Rounding of keys and values to float16, without scales.
 
     Values that round to more than 65504, from 65520 on, become infinite, as in a layer in float16.
     """
 
-    def forward(self, key: Tensor, value: Tensor) -> Pair:
-        """Return new keys and values rounded by `round_to_float16`.
-
-        Args:
-            key: `[B, Hkv, L, D]`.
-            value: `[B, Hkv, L, Dv]`.
-        """
+    def _store(self, key: Tensor, value: Tensor) -> Pair:
         return round_to_float16(key), round_to_float16(value)
 
-    def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
-        """Return the same numbers in another type.
-
-        Args:
-            key: float16, `[B, Hkv, S, D]`.
-            value: float16, `[B, Hkv, S, Dv]`.
-            dtype: The type of the result.
-        """
+    def _load(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
         return key.to(dtype), value.to(dtype)
 
-    def change_basis(self, x: Tensor) -> Tensor:
-        """Return queries or keys, `[B, heads, L, D]`, unchanged: only block scales have a basis."""
-        return x
+    def _step_size(self, x: Tensor, part: int) -> Tensor:  # noqa: ARG002 (the same for both)
+        return _float16_steps(x)
 
-    def step_sizes(self, key: Tensor, value: Tensor) -> Pair:
-        """Return the spacing of float16 numbers around each key and value.
-
-        Args:
-            key: `[B, Hkv, L, D]`.
-            value: `[B, Hkv, L, Dv]`.
-        """
-        return float16_steps(key), float16_steps(value)
-
-    def quotients(self, key: Tensor, value: Tensor) -> list[Quotients]:
-        """Return keys and values divided by the spacing of float16 around each.
-
-        Args:
-            key: `[B, Hkv, L, D]`.
-            value: `[B, Hkv, L, Dv]`.
-        """
-        pairs = zip((key, value), self.step_sizes(key, value), strict=True)
-        return [Quotients(x / steps, -torch.inf, torch.inf, steps) for x, steps in pairs]
-
-
-class CacheRounding(Protocol):
-    """Conversion of keys and values to the type of a cache, and back, for `append_to_past`."""
-
-    def __call__(self, key: Tensor, value: Tensor) -> Pair:
-        """Return new keys and values in the type of the cache."""
-
-    def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
-        """Return the keys and values that a cache represents.
-
-        Args:
-            key: The cache of keys, `[B, Hkv, S, .]`.
-            value: The cache of values, `[B, Hkv, S, .]`.
-            dtype: The type of the result.
-        """
+    def _quotients(self, x: Tensor, part: int) -> list[Quotients]:  # noqa: ARG002
+        steps = _float16_steps(x)
+        return [Quotients(x / steps, -torch.inf, torch.inf, steps)]
 
 
 def _append(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tensor:
-    """Append new keys or values to those of the past, along the length.
-
-    Args:
-        past: The cache, `[B, Hkv, P, .]`, or `[B, Hkv, S, .]` if it is written in place; None for
-            no past.
-        new: The new keys or values, `[B, Hkv, L, .]`.
-        past_length: The number of past keys of each batch element, int64 `[B]`, if the cache is
-            written in place.
-
-    Returns:
-        The cache with the new keys or values, `[B, Hkv, S, .]`.
-    """
+    """Return `[B, Hkv, S, .]`: a cache, None or `[B, Hkv, P, .]`, with new keys or values."""
     if past is None:
         return new
     if past_length is None:

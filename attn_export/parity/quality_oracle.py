@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention import Attention
-from attn_export.attention.block_scales import BlockScales
 from attn_export.attention.quantised import read_cache, unquantise
 from attn_export.attention.quantised_activations import QuantisedActivations
-from attn_export.attention.quantised_cache import CacheScales, Float16Cache, Pair
+from attn_export.attention.quantised_cache import CacheRounding, Pair
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.parity.oracle import Oracle
@@ -152,7 +151,7 @@ class _PartlyRounded(nn.Module):
     """
 
     def __init__(
-        self, scales: CacheScales | BlockScales | Float16Cache, part: int, error: str,
+        self, scales: CacheRounding, part: int, error: str,
         record: Callable[[int, int], None],
     ) -> None:  # fmt: skip
         super().__init__()
