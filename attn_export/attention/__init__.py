@@ -50,9 +50,7 @@ def MultiQueryAttention(embed_dim: int, num_heads: int, **options: Any) -> Atten
     Raises:
         SpecError: If the options contradict each other.
     """
-    return Attention(
-        AttentionSpec(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=1, **options)
-    )
+    return GroupedQueryAttention(embed_dim, num_heads, 1, **options)
 
 
 def GroupedQueryAttention(  # noqa: N802

@@ -54,23 +54,21 @@ def restrict(mask: Tensor | None, shown: Tensor | None) -> Tensor | None:
         return shown if mask is None else mask
     if mask.dtype == torch.bool:
         return mask & shown
-    return torch.where(
-        shown, mask, torch.full((), -torch.inf, dtype=mask.dtype, device=mask.device)
-    )
+    return torch.where(shown, mask, mask.new_full((), -torch.inf))
 
 
-def add_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """Return `mask` and `bias` as one mask, which is float if there is a bias.
+def add_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
+    """Return `mask` and `bias` as one float mask.
 
     Args:
         mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
-        bias: Float, broadcasts to `[B, H, L, S]`; None for no bias, which keeps the mask.
+        bias: Float, broadcasts to `[B, H, L, S]`.
     """
-    if bias is None:
-        return mask
     if mask is None:
         return bias
-    return restrict(bias, mask) if mask.dtype == torch.bool else mask + bias
+    if mask.dtype == torch.bool:
+        return torch.where(mask, bias, bias.new_full((), -torch.inf))
+    return mask + bias
 
 
 def as_float(mask: Tensor | None, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
@@ -81,9 +79,7 @@ def as_float(mask: Tensor | None, shape: tuple[int, int, int, int], like: Tensor
         shape: The sizes `(B, H, L, S)`.
         like: A tensor with the dtype and the device of the result.
     """
-    zeros = like.new_zeros(shape)
-    added = add_bias(mask, zeros)
-    return zeros if added is None else added.expand(shape)
+    return add_bias(mask, like.new_zeros(shape)).expand(shape)
 
 
 # -- additional keys: `add_bias_kv` and `add_zero_attn` of PyTorch ------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -178,8 +179,7 @@ def sink_attention_nodes(
     sinks: Tensor,
     *,
     causal: bool,
-    scale: float,
-    softcap: float | None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """Emit an `Attention` node for heads with sinks.
 
@@ -193,8 +193,7 @@ def sink_attention_nodes(
         attn_mask: See `attention_node`.
         sinks: The score of the sink of each head, `[H]`.
         causal: See `attention_node`.
-        scale: See `attention_node`.
-        softcap: See `attention_node`.
+        options: The arguments `scale` and `softcap` of `attention_node`.
 
     Returns:
         The attention `[B, H, L, Dv]` and the weights `[B, H, L, S]`.
@@ -212,8 +211,7 @@ def sink_attention_nodes(
         torch.cat([value, zeros[1]], dim=2),
         torch.cat([mask, column], dim=-1),
         causal=False,
-        scale=scale,
-        softcap=softcap,
+        **options,
     )
     return attended, weights[..., :S]
 

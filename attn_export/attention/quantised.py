@@ -61,7 +61,7 @@ def quantise_module(
 
 def quantisation_notes(spec: AttentionSpec) -> tuple[str, ...]:
     """Return notes for the report on the scales of the cache and of activations."""
-    return (*scale_notes(spec), *activation_notes(spec))
+    return (*_scale_notes(spec), *activation_notes(spec))
 
 
 def unquantise(module: Attention, *, keep_cache: bool = False) -> Attention:
@@ -154,11 +154,7 @@ def new_keys_and_values(module: Attention, inputs: Mapping[str, Tensor]) -> Pair
 
 
 class _Zeros(nn.Module):
-    """Replacement for a projection whose outputs are not used.
-
-    Args:
-        width: The number of outputs.
-    """
+    """Replacement for a projection of so many outputs, which are not used."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -169,7 +165,7 @@ class _Zeros(nn.Module):
         return x.new_zeros(*x.shape[:-1], self._width)
 
 
-def scale_notes(spec: AttentionSpec) -> tuple[str, ...]:
+def _scale_notes(spec: AttentionSpec) -> tuple[str, ...]:
     """Return a note for the report if scales were calibrated on random tokens."""
     random = spec.kv_scale != BY_BLOCK and spec.kv_scales_from == SEED
     if spec.kv_dtype not in KV_RANGES or not random:
@@ -222,14 +218,7 @@ def calibrate_cache(module: Attention, batches: Iterable[Batch] = ()) -> Attenti
 def _least_error_scale(
     x: Tensor, unclipped: Tensor, axes: tuple[int, ...], limits: tuple[int, int]
 ) -> Tensor:
-    """Return the scales of the least squared error.
-
-    Args:
-        x: Keys or values, `[N, Hkv, D]`.
-        unclipped: The scales that clip nothing: a scalar, or `[Hkv, D]`.
-        axes: The axes of `x` that share a scale.
-        limits: The least and the largest integer.
-    """
+    """Return the scales of the least squared error; `unclipped` are those that clip nothing."""
     best, least = unclipped, torch.full_like(unclipped, torch.inf)
     for step in range(CANDIDATES):
         scale = unclipped * 2 ** (-step / CANDIDATES_PER_HALVING)
