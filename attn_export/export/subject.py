@@ -92,12 +92,11 @@ class Subject:
         self.tree = InputTree.flatten(copies)
         self.inputs = dict(self.tree.tensors)
         named, self.bounds = read_axes(axes)
-        subject_checks.check_inputs(module, inputs, self.inputs, named)
+        sizes = subject_checks.check_arguments(
+            module, inputs, self.inputs, named, outputs, self.relations, self.bounds
+        )
         self.axes = {name: dict(named.get(name, {})) for name in self.inputs}
-        self.outputs = subject_checks.check_outputs(module, self.inputs, outputs)
-        sizes = subject_checks.check_axes(self.inputs, self.axes)
-        subject_checks.check_relations(self.relations, sizes)
-        subject_checks.check_bounds(sizes, self.bounds)
+        self.outputs = tuple(outputs)
         self.sums = self.relations if spec is None else spec.sums
         if spec is not None:  # sizes that only bound integers are no axes of the example
             sizes |= {name: TRACED_SIZES[name] for name in bounds(spec.inputs())}

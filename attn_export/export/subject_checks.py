@@ -23,23 +23,47 @@ INPUT_DTYPES = tuple(sorted(set(DTYPES.values()) - {"float64"}))
 so that graphs in float64 are exact to 1e-7 only."""
 
 
-def check_inputs(
+def check_arguments(
     module: nn.Module,
     arguments: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     axes: Mapping[str, Mapping[int, str]],
-) -> None:
-    """Check that the inputs match the module and have supported types, and the names of axes.
+    outputs: Sequence[str],
+    relations: Mapping[str, str],
+    bounds: Bounds,
+) -> dict[str, int]:
+    """Check that the arguments of a subject fit the module and each other.
 
     Args:
         module: The module.
         arguments: The arguments of its `forward`.
         tensors: The tensors within them, by name.
-        axes: The dynamic axes of each tensor.
+        axes: The names of the dynamic axes of each tensor, by their indices.
+        outputs: The names of the outputs.
+        relations: The axes that are sums of others, with their terms.
+        bounds: The bounds of axes that have any.
+
+    Returns:
+        The size of every axis in the example, by its name.
 
     Raises:
-        UsageError: If not.
+        UsageError: If they do not fit.
     """
+    _check_inputs(module, arguments, tensors, axes)
+    _check_outputs(module, tensors, outputs)
+    sizes = _check_axes(tensors, {name: axes.get(name, {}) for name in tensors})
+    _check_relations(relations, sizes)
+    _check_bounds(sizes, bounds)
+    return sizes
+
+
+def _check_inputs(
+    module: nn.Module,
+    arguments: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    axes: Mapping[str, Mapping[int, str]],
+) -> None:
+    """Check that inputs fit the module and have supported types, and the names of axes."""
     try:
         signature(module.forward).bind(**arguments)
     except TypeError as error:
@@ -78,21 +102,10 @@ def _check_name(name: str) -> None:
         ) from error
 
 
-def check_axes(
+def _check_axes(
     tensors: Mapping[str, Tensor], axes: Mapping[str, Mapping[int, str]]
 ) -> dict[str, int]:
-    """Check that axes exist, that axes of one name have one size, and that no size is below 2.
-
-    Args:
-        tensors: The example, by name.
-        axes: Names of the dynamic axes, by input and index.
-
-    Returns:
-        The size of every axis in the example, by its name.
-
-    Raises:
-        UsageError: If not.
-    """
+    """Check that axes exist, have one size for each name, and at least 2; return the sizes."""
     first: dict[str, tuple[int, str]] = {}
     for name, dynamic in axes.items():
         for axis, label in dynamic.items():
@@ -134,22 +147,8 @@ def check_integers(tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def check_outputs(
-    module: nn.Module, tensors: Mapping[str, Tensor], outputs: object
-) -> tuple[str, ...]:
-    """Check that names of outputs and inputs are strings that are unique in the graph.
-
-    Args:
-        module: The module.
-        tensors: The inputs by name.
-        outputs: The names of the outputs, not yet checked.
-
-    Returns:
-        The names of the outputs.
-
-    Raises:
-        UsageError: If they are not.
-    """
+def _check_outputs(module: nn.Module, tensors: Mapping[str, Tensor], outputs: object) -> None:
+    """Check that names of outputs and inputs are strings that are unique in the graph."""
     if isinstance(outputs, str) or not isinstance(outputs, Sequence):
         raise UsageError(f"outputs is a list of names, such as ['output']; got {outputs!r}")
     names = list(outputs)
@@ -165,19 +164,10 @@ def check_outputs(
         _check_name(name)
         if name in weights:
             raise UsageError(f"{name!r} is a weight of the module too; rename the input or output")
-    return tuple(names)
 
 
-def check_relations(relations: Mapping[str, str], known: Sizes) -> None:
-    """Check that sums consist of known axes or whole numbers, and that the example obeys them.
-
-    Args:
-        relations: The sums by the names of their axes.
-        known: The sizes of the example.
-
-    Raises:
-        UsageError: If not.
-    """
+def _check_relations(relations: Mapping[str, str], known: Sizes) -> None:
+    """Check that sums consist of known axes or whole numbers, and that the example obeys them."""
     for name, expression in relations.items():
         terms = [part.strip() for part in str(expression).split("+")]
         for term in terms:
@@ -195,16 +185,8 @@ def check_relations(relations: Mapping[str, str], known: Sizes) -> None:
             )
 
 
-def check_bounds(sizes: Sizes, bounds: Bounds) -> None:
-    """Check that the example obeys the bounds of its axes.
-
-    Args:
-        sizes: The size of every axis in the example.
-        bounds: The bounds of axes that have any.
-
-    Raises:
-        UsageError: If not.
-    """
+def _check_bounds(sizes: Sizes, bounds: Bounds) -> None:
+    """Check that the example obeys the bounds of its axes."""
     for name, (low, high) in bounds.items():
         if not low <= sizes[name] <= high:
             raise UsageError(
