@@ -25,7 +25,7 @@ from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
 from attn_export.attention.positions import NARROW
 from attn_export.errors import ExportError
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
-from attn_export.export.module_state import copy_module
+from attn_export.export.module_state import copy_module, preserve_state
 from attn_export.export.subject import Subject
 from attn_export.export.translations import (
     decompose_complex,
@@ -241,21 +241,16 @@ def _named_parameters(module: nn.Module, names: Iterable[str]) -> Iterator[None]
 
     `torch.export` does not find the shapes of arguments that go into ``**kwargs``.
     """
-    forward, is_attribute = module.forward, "forward" in vars(module)
+    forward = module.forward
 
     def named(**arguments: Any) -> Any:
         return forward(**arguments)
 
     parameters = [Parameter(name, Parameter.KEYWORD_ONLY) for name in names]
     named.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    module.forward = named
-    try:
+    with preserve_state(module):
+        module.forward = named
         yield
-    finally:
-        if is_attribute:
-            module.forward = forward
-        else:
-            del module.forward
 
 
 @contextlib.contextmanager
