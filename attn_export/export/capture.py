@@ -39,11 +39,7 @@ LARGEST = 1 << 20
 
 
 def _broken_guards(subject: Subject, program: ExportedProgram) -> Iterator[Sizes]:
-    """Yield for each guard the smallest sizes that break it, if any of those to try do.
-
-    The subject's axes replace the sizes of inputs in a guard. Its example has the sizes of all
-    other axes.
-    """
+    """Yield for each guard the smallest sizes that break it, if any of those to try do."""
     for guard in getattr(program, "_guards_code", []):
         code, axes = _with_variables(guard, subject)
         if axes and "L[" not in code:
@@ -69,13 +65,7 @@ def _with_variables(guard: str, subject: Subject) -> tuple[str, dict[str, str]]:
 
 
 def _breaking_sizes(code: str, axes: dict[str, str], subject: Subject) -> Sizes | None:
-    """Return the smallest sizes for which the code of a guard is false, or None.
-
-    Args:
-        code: The guard as a Python expression of variables.
-        axes: The variable of each dynamic axis.
-        subject: The subject.
-    """
+    """Return the smallest sizes for which a guard, a Python expression, is false, or None."""
     numbers = {int(n) for n in re.findall(r"\d+", re.sub(r"\bs\d+\b", "", code)) if len(n) < 7}
     near = {n + step for n in numbers for step in (-1, 0, 1)} | {math.isqrt(n) + 1 for n in numbers}
     tried = sorted({n for n in near if 1 <= n <= LARGEST} | set(ORDINARY))

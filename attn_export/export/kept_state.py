@@ -47,10 +47,7 @@ def _tensor_attributes(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tens
 
 
 def _replaced_tensors(module: nn.Module, run: Callable[[], object]) -> Kept:
-    """Return the tensors that a call replaces; the state of the module is restored.
-
-    `run` calls the module with inputs that are larger than those before.
-    """
+    """Return the tensors that a call with larger inputs replaces, and restore the module."""
     before = {(id(owner), name): tensor for owner, name, tensor in _tensor_attributes(module)}
     with preserve_state(module):
         run()

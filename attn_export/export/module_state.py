@@ -208,11 +208,8 @@ def _integers_of(node: Any, initializers: Mapping[str, Any]) -> Sequence[Any]:
 def _dequantised(path: Path, node: str, values: Sequence[Any], order: Any) -> np.ndarray:
     """Return a weight from its integers in a graph, float32 `[in, out]`.
 
-    Args:
-        path: The graph, for messages.
-        node: The name of the node that reads the integers.
-        values: The integers, their scales and, if there are any, zero points.
-        order: The initializer with the index of the input of each row of integers, or None.
+    `values` are the integers, their scales and, if there are any, zero points. `order` is the
+    initializer with the index of the input of each row of integers, or None.
     """
     from attn_export.quantiser import QuantisedWeight
 

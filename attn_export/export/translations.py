@@ -26,7 +26,7 @@ op: Any = opset23  # Any, since its types do not allow constants in place of val
 HEADS_AXES = 4
 
 
-def scaled_dot_product_attention(
+def _attention(
     query: Any,
     key: Any,
     value: Any,
@@ -36,25 +36,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: ARG001 (the operator shares heads by their numbers)
 ) -> Any:
-    """Emit one `Attention` node.
-
-    Args:
-        query: `[B, H, L, D]`, or without leading axes.
-        key: `[B, Hkv, S, D]`, of as many axes.
-        value: `[B, Hkv, S, Dv]`, of as many axes.
-        attn_mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
-        dropout_p: Must be 0.
-        is_causal: Whether query i sees keys up to i only.
-        scale: The factor on the scores; None for 1 / sqrt(D).
-        enable_gqa: Without effect: the operator shares heads by their numbers.
-
-    Returns:
-        The output, `[B, H, L, Dv]`, without the leading axes that the query lacks.
-
-    Raises:
-        ValueError: If the inputs have different numbers of axes or more than 4, or `dropout_p` is
-                not 0.
-    """
+    """Emit one `Attention` node for PyTorch's operation with these arguments."""
     ranks = {len(x.shape) for x in (query, key, value)}
     if len(ranks) != 1 or max(ranks) > HEADS_AXES:
         raise ValueError(f"only 4D query, key, and value are supported; got {sorted(ranks)} axes")
@@ -77,24 +59,14 @@ def scaled_dot_product_attention(
 # -- ranking ------------------------------------------------------------------------------------
 
 
-def stable_sort(
+def _sort(
     x: Any,
     *,
     stable: bool | None = None,  # noqa: ARG001 (TopK takes the lowest index first)
     dim: int = -1,
     descending: bool = False,
 ) -> Any:
-    """Emit a `TopK` of all elements.
-
-    Args:
-        x: `[…]`, one axis or more.
-        stable: Without effect: `TopK` is stable.
-        dim: The axis.
-        descending: Whether the largest comes first.
-
-    Returns:
-        The sorted values and their indices, int64, both of the shape of `x`.
-    """
+    """Emit a `TopK` of all elements, which returns the sorted values and their indices."""
     count = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]), axis=0)
     return op.TopK(x, count, axis=dim, largest=int(descending), sorted=1)
 
@@ -125,8 +97,8 @@ def grouped_product(x: Any, weights: Any, ends: Any) -> Any:
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Return the translations by operation."""
     table: dict[Callable[..., Any], Callable[..., Any]] = {
-        torch.ops.aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
-        torch.ops.aten.sort.stable: stable_sort,
+        torch.ops.aten.scaled_dot_product_attention.default: _attention,
+        torch.ops.aten.sort.stable: _sort,
     }
     experts = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     if experts is not None:  # known once transformers is imported

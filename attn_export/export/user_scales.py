@@ -92,11 +92,7 @@ def _calibrate(module: Attention, calibrate: Calibration) -> tuple[str, ...]:
 
 
 def _batches(calibrate: Calibration, spec: AttentionSpec) -> list[Mapping[str, Any]]:
-    """Return the batches of a file, or of a function.
-
-    Raises:
-        ExportError: If the function raises; the message names the line.
-    """
+    """Return the batches of a file, or of a function; its errors name the line."""
     if not callable(calibrate):
         from attn_export.weights.array_files import read_arrays
 
@@ -117,12 +113,7 @@ def _names(spec: AttentionSpec) -> list[str]:
 
 
 def _check_batch(batch: Mapping[str, Any], spec: AttentionSpec, name: str) -> dict[str, Tensor]:
-    """Return a batch as tensors.
-
-    Raises:
-        WeightsError: If the batch is not `query [B, L, E]` with finite values, and `position_ids
-            [B, L]` if the spec has them.
-    """
+    """Return the tensors `query [B, L, E]` and, if the spec has them, `position_ids [B, L]`."""
     if not isinstance(batch, Mapping) or "query" not in batch or {*batch} - {*_names(spec)}:
         shown = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
         raise WeightsError(f"{name} gives {shown}; hidden states are {', '.join(_names(spec))}")
