@@ -89,8 +89,7 @@ def tune(
         bundle: The bundle's folder.
         batch: Batch sizes. Default: 1.
         prefill: Numbers of new tokens without a past. Default: 512 and 2048.
-        decode: Numbers of keys for one new token. Default: 2048, if the graphs have an axis of
-            keys.
+        decode: Numbers of keys for one new token. Default: 2048, if the graphs have keys.
         rounds: The number of turns of each form.
         threads: The number of threads for computing. Default: all cores.
         runtimes: Names of the runtimes for `verify`. Default: those of the bundle's report.
@@ -112,24 +111,21 @@ def tune(
     files = _tunable_files(folder, manifest)
     spec = bundle_spec(folder, manifest)
     workloads = plan_workloads(manifest, spec, batch, prefill, decode, PREFILL)
+    source = str(folder / MODEL)
     with staging(folder) as stage, scratch() as out:
         candidates = BundleCandidates(folder, out, manifest, spec)
         progress.phase("lowering")
-        source = str(folder / MODEL)
         forms = limited(
             f"{FORMS}:write_forms", source,
             model=source, output=str(out), names=[file.name for file in files],
         )  # fmt: skip
-        planned = list(_planned(candidates, out, files, forms, workloads))
         bench = measure_workloads(
-            manifest.name, planned, rounds=rounds, threads=threads, turn_seconds=turn_seconds,
-            progress=progress,
+            manifest.name, list(_planned(candidates, out, files, forms, workloads)),
+            rounds=rounds, threads=threads, turn_seconds=turn_seconds, progress=progress,
         )  # fmt: skip
         current = {f.name: manifest.graphs[f.name].form for f in files}
         changed = _faster_forms(current, bench)
-        report = _write_and_verify(stage, folder, changed, bench, runtimes, progress)
-        if report and report.passed:
-            stage.publish()
+        report = _verify_and_replace(stage, folder, changed, bench, runtimes, progress)
     return TuningResult(bench, {**current, **changed}, report)
 
 
@@ -203,7 +199,7 @@ def _fastest(name: str, workloads: Sequence[WorkloadResult]) -> str:
 # -- the bundle with the selected forms ---------------------------------------------------------
 
 
-def _write_and_verify(
+def _verify_and_replace(
     stage: Staging,
     source: Path,
     forms: Mapping[str, str],
@@ -211,7 +207,11 @@ def _write_and_verify(
     runtimes: Sequence[str],
     progress: Progress,
 ) -> Report | None:
-    """Write the bundle with other forms of its graphs, and verify it; None if none changes."""
+    """Write the bundle with other forms, verify it, and replace the old one if it passes.
+
+    Returns:
+        The report; None if no form changes.
+    """
     if not forms:
         return None
     from attn_export.graph.neighbourhood import read_neighbourhood
@@ -247,6 +247,8 @@ def _write_and_verify(
     if (source / EVIDENCE).is_dir():
         write_statements(folder, manifest)
     write_manifest(folder, content)
+    if report.passed:
+        stage.publish()
     return report
 
 
