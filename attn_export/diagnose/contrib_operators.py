@@ -33,6 +33,7 @@ MHA_INPUTS = ("query", "key", "value", "bias", "key_padding_mask", "attention_bi
 """The inputs of MultiHeadAttention up to the last one that is implemented."""
 
 REFUSED_INPUTS = frozenset({"cos_cache", "sin_cache", "position_ids", "bias", "key_padding_mask"})
+"""Inputs of both operators that are not implemented here."""
 
 SUPPORTED_ATTRIBUTES = frozenset({
     "num_heads", "kv_num_heads", "scale", "softcap",

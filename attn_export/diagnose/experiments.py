@@ -192,16 +192,16 @@ def rerun_in_runtime(
         if not out_of_time():
             shown = ", ".join(f"{key}={value}" for key, value in options.items())
             yield _result(f"{name} ({shown})", runner.trial(cases, options), name)
-    limits = dataclasses.replace(runner.limits, threads=1)
-    single_threaded = dataclasses.replace(runner, limits=limits)
-    before = "what was run before"
-    for name, other, some_cases, kind in (
-        ("a fresh process for the one case", runner, original.failed[:1], before),
-        ("the cases in the reverse order", runner, cases[::-1], before),
-        ("one thread", single_threaded, cases, "threads"),
-    ):
-        if not out_of_time() and (other is runner or runner.limits.threads > 1):
-            yield _result(name, other.trial(some_cases), kind)
+    reruns: list[tuple[str, GraphRunner, Sequence[GoldenCase], str]] = [
+        ("a fresh process for the one case", runner, original.failed[:1], "what was run before"),
+        ("the cases in the reverse order", runner, cases[::-1], "what was run before"),
+    ]
+    if runner.limits.threads > 1:
+        limits = dataclasses.replace(runner.limits, threads=1)
+        reruns.append(("one thread", dataclasses.replace(runner, limits=limits), cases, "threads"))
+    for name, changed_runner, chosen, kind in reruns:
+        if not out_of_time():
+            yield _result(name, changed_runner.trial(chosen), kind)
 
 
 def run_smaller_inputs(
