@@ -11,7 +11,7 @@ import numpy as np
 from attn_export.diagnose.evaluate import NotComputedError
 from attn_export.diagnose.explanation import Experiment, OutOfTime
 from attn_export.diagnose.graph_evaluation import EvaluatedGraph, dtype_of
-from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner
+from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner, passes
 from attn_export.parity.draw import Sizes
 from attn_export.parity.measures import eps, measure
 from attn_export.results import Allowed, Arrays, Case, Golden
@@ -133,7 +133,7 @@ def shrink_case(
             golden = _make_golden(right, case, inputs)
         except NotComputedError:  # too small for the graph
             continue
-        if not runner.passes(golden, ran, name):
+        if not passes(golden, ran.outputs[name]):
             return dataclasses.replace(case, sizes=sizes, inputs=inputs, golden=golden)
     return case
 
@@ -218,7 +218,7 @@ def run_smaller_inputs(
     scaled = {case.name: _scale_down(case) for case in cases}
     ran = runner.run(scaled)
     goldens = {case.name: _make_golden(right, case, scaled[case.name]) for case in cases}
-    passed = [case for case in cases if runner.passes(goldens[case.name], ran, case.name)]
+    passed = [case for case in cases if passes(goldens[case.name], ran.outputs.get(case.name))]
     failed = tuple(case for case in cases if case not in passed)
     name = f"inputs divided by {DIVISOR:g}"
     return _result(name, GraphRun(ran, failed, tuple(passed)), "large numbers")

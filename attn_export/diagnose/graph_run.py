@@ -72,22 +72,9 @@ class GraphRunner:
         """
         accepted = [case for case in cases if self.graph_file.takes(case.sizes)]
         ran = self.run({case.name: case.inputs for case in accepted}, options)
-        failed = [case for case in accepted if not self.passes(case.golden, ran, case.name)]
+        failed = [case for case in accepted if not passes(case.golden, ran.outputs.get(case.name))]
         passed = [case for case in accepted if case not in failed]
         return GraphRun(ran, tuple(sorted(failed, key=lambda c: c.size)), tuple(passed))
-
-    def passes(self, golden: Golden, ran: RunResult, name: str) -> bool:
-        """Return whether a case gave outputs that pass the judge.
-
-        Args:
-            golden: The expected outputs, and the allowed errors.
-            ran: The result of the run.
-            name: The name of the case.
-        """
-        outputs = ran.outputs.get(name)
-        if outputs is None:
-            return False
-        return _passes(golden, outputs)
 
     def to_graph_layout(self, arrays: Arrays) -> dict[str, np.ndarray]:
         """Convert inputs or outputs from the bundle's axis order and types to the graph file's."""
@@ -128,10 +115,18 @@ def is_right(golden: Golden, outputs: Arrays) -> bool:
         name: array.astype(golden.expected[name].dtype) if name in golden.expected else array
         for name, array in outputs.items()
     }
-    return _passes(golden, rounded)
+    return passes(golden, rounded)
 
 
-def _passes(golden: Golden, outputs: Arrays) -> bool:
+def passes(golden: Golden, outputs: Arrays | None) -> bool:
+    """Return whether outputs pass the judge.
+
+    Args:
+        golden: The expected outputs, and the allowed errors.
+        outputs: The outputs by name; None if the case did not run.
+    """
+    if outputs is None:
+        return False
     verdicts = judge("", "", golden, outputs)
     return all(verdict.status in ("passed", "unusable") for verdict in verdicts)
 
