@@ -93,8 +93,8 @@ def test_json_has_null_and_junit_no_figure():
 
 def test_a_map_of_a_nan_states_no_share_and_comes_first(error_maps: Report):
     first, second = figures(error_maps)
-    assert (first.name, first.verdict) == ("nan, standard", "failed")
-    assert second.verdict == "failed, 7 times the error allowed"
+    assert (first["name"], first["verdict"]) == ("nan, standard", "failed")
+    assert second["verdict"] == "failed, 7 times the error allowed"
 
 
 @pytest.fixture
