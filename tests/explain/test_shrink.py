@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
+from graph_surgery import Graph
+from shared import bundle_of
 
 from attn_export.diagnose.experiments import smaller_cases
+from attn_export.jobs.explain import explain
 
 AXES = {"x": ("batch", "query_len", 4)}
 INPUTS = {"x": np.arange(2 * 5 * 4.0).reshape(2, 5, 4)}
@@ -22,3 +28,12 @@ def test_a_damaged_case_whose_inputs_have_other_sizes_stays_whole():
         ((found, part),) = smaller_cases(INPUTS, AXES, sizes)
         assert found == sizes
         np.testing.assert_array_equal(part["x"], INPUTS["x"])
+
+
+def test_right_integers_of_a_cache_are_no_failure_of_a_smaller_case(tmp_path: Path):
+    graph = Graph(onnx.load(bundle_of("blocks") / "model.onnx"))
+    graph.set_attribute(graph.one("Attention"), "is_causal", 0)
+    path = tmp_path / "changed.onnx"
+    onnx.save(graph.model, path)
+    found = explain(bundle_of("blocks"), "ort-cpu", graph=path, seconds=20)
+    assert found.smallest["query_len"] == 2  # the least that a causal mask changes
