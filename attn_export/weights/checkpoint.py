@@ -35,6 +35,12 @@ from attn_export.weights.shapes import NamedSizes, relative_bias_name
 from attn_export.weights.source import TensorSource, find_lone_config, open_source, shown
 from attn_export.weights.unpack import read_weights
 
+LAYER_COUNTS = (
+    "{side}_layers", "num_{side}_layers", "num_layers", "num_hidden_layers", "n_layers", "n_layer",
+)  # fmt: skip
+"""Keys of the number of layers, of which the first that exists counts; {side} stands for encoder or
+decoder."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -128,12 +134,13 @@ def _load_config_alone(
         )
     number, role = parse_layer(layer, _wanted_role(None, fields))
     find_family(config)
-    for key in ("num_hidden_layers", "n_layers", "n_layer"):
-        if config.has(key) and number >= config.whole(key):
-            raise WeightsError(
-                f"{path} has {key} {config.whole(key)}, so there is no layer {number}; give a "
-                "smaller --layer"
-            )
+    side = "encoder" if role == ENCODER else "decoder"
+    keys = [key.format(side=side) for key in LAYER_COUNTS if config.has(key.format(side=side))]
+    if keys and number >= config.whole(keys[0]):
+        raise WeightsError(
+            f"{path} has {keys[0]} {config.whole(keys[0])}, so there is no layer {number}; give a "
+            "smaller --layer"
+        )
     in_config = read_config_spec(config, number, role, None)
     spec = AttentionSpec.from_dict({**in_config.fields, **fields})
     note = f"layer {number} as {path} describes it, with random weights: it holds no tensors"

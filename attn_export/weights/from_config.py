@@ -15,6 +15,7 @@ import msgspec
 
 from attn_export.errors import SpecError, WeightsError
 from attn_export.spec import AttentionSpec
+from attn_export.spec.low_precision import FLOAT_CACHE
 from attn_export.weights.config import FULL, SLIDING, Config, Layer
 from attn_export.weights.config_features import RULES
 from attn_export.weights.select_layer import ENCODER
@@ -175,6 +176,7 @@ def _dimensions(config: Config, family: Family, role: str) -> tuple[dict[str, An
 NOT_COMPARED: Final = frozenset({
     "cross", "kdim", "vdim", "v_head_dim", "causal", "attn_mask", "cache", "attn_weights",
     "position_ids", "packed_qkv", "dropout", "dtype", "scale", "rotary_magnitude",
+    "weights_dtype", "block_size", "scheme", "activations", *FLOAT_CACHE,
 })  # fmt: skip
 """Fields that config.json does not determine, or that `check_agrees` compares in another way."""
 

@@ -50,6 +50,16 @@ def test_a_config_alone_builds_with_seeded_weights(tmp_path):
         ({"model_type": "shiny"}, {}, r"model_type 'shiny'.*--module PATH.py:FUNCTION"),
         ({"model_type": "deberta"}, {}, "disentangled attention.*--module PATH.py:FUNCTION"),
         ({"num_hidden_layers": 4}, {"layer": "4"}, "num_hidden_layers 4, so .* no layer 4"),
+        (
+            {"model_type": "t5", "num_layers": 2, "num_decoder_layers": 6},
+            {"layer": "2", "fields": {"causal": False}},
+            "num_layers 2, so .* no layer 2",
+        ),
+        (
+            {"model_type": "whisper", "num_hidden_layers": 8, "decoder_layers": 2},
+            {"layer": "5", "fields": {"causal": True}},
+            "decoder_layers 2, so .* no layer 5",
+        ),
         ({}, {"layer": "self_attn"}, "'self_attn' has no number"),
         ({}, {"pool_kv_heads": 1}, "no tensors beside it"),
         ({"hidden_size": None}, {}, "no 'hidden_size'"),
