@@ -265,7 +265,7 @@ def run_elsewhere(
     for runtime in runtimes:
         if out_of_time() or runtime.name == runner.runtime.name or runtime.unavailable():
             continue
-        if known_limit(runtime, runner.graph_file, [runner.graph_file]):
+        if known_limit(runtime, runner.graph_file):
             continue
         other = dataclasses.replace(runner, runtime=runtime, options={})
         yield _result(f"the same graph in {runtime.name}", other.trial(few), "")
