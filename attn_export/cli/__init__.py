@@ -171,12 +171,11 @@ def cli() -> None:
 def verify_command(bundle: Path, graph: Path | None, destinations: Output, **options: Any) -> int:
     """Replay a bundle's golden vectors; needs no torch without --recompute, --sizes, --module."""
     from attn_export.jobs.verify import verify
-    from attn_export.report.progress import progress
 
     if options["update"] and options["baseline"] is None:
         raise UsageError("--update needs --baseline FILE")
     limit_own_memory()
-    with destinations.reporting_errors(bundle.name), progress(quiet=destinations.quiet) as bar:
+    with destinations.job(bundle.name) as bar:
         report = verify(bundle, graph=graph, progress=bar, **options)
         if any(verdict.status != "passed" for verdict in report.verdicts):
             from attn_export.jobs.explain_failures import explain_failures

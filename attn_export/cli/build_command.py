@@ -70,16 +70,11 @@ EXAMPLES = (
 )
 
 
-class BuildCommand(click.Command):
+class _BuildCommand(click.Command):
     """Command whose help lists the options by `GROUPS`, and examples."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options under the headings of `GROUPS`, then the examples.
-
-        Args:
-            ctx: The context of the command.
-            formatter: The formatter to write to.
-        """
+        """Write the options under the headings of `GROUPS`, then the examples."""
         records = {
             str(param.name): record
             for param in self.get_params(ctx)
@@ -99,13 +94,8 @@ class BuildCommand(click.Command):
 
 
 @dataclasses.dataclass(frozen=True)
-class BuildInput:
-    """Options of `build` that define its subject.
-
-    Attributes:
-        changes: The options for single fields of the spec.
-        seed: The seed of random weights.
-    """
+class _BuildInput:
+    """Options of `build` that define its subject; `changes` are those for fields of the spec."""
 
     spec_file: Path | None
     variant: str | None
@@ -119,7 +109,7 @@ class BuildInput:
     changes: Mapping[str, Any]
 
     @classmethod
-    def take_from(cls, options: dict[str, Any]) -> BuildInput:
+    def take_from(cls, options: dict[str, Any]) -> _BuildInput:
         """Remove the options that define the subject from all options of `build`."""
         inputs = {name: options.pop(name) for name in ("spec_file", *GROUPS["Input"])}
         fields = {name: options.pop(name) for name in SPEC_FIELDS}
@@ -142,11 +132,7 @@ class BuildInput:
         return self.variant or "attention"
 
     def check(self) -> None:
-        """Check that the options do not contradict each other.
-
-        Raises:
-            UsageError: If they do, or if there is nothing to build.
-        """
+        """Raise UsageError if the options contradict each other, or there is nothing to build."""
         sources = [str(source) for source in (self.spec_file, self.variant, self.module) if source]
         if len(sources) > 1:
             raise UsageError(f"{' and '.join(sources)} both define the layer; choose one")
@@ -165,11 +151,7 @@ class BuildInput:
             )
 
     def read(self, progress: Progress) -> AttentionSpec | Subject:
-        """Read the spec, checkpoint or module.
-
-        Raises:
-            AttnExportError: If the input cannot be read, or contradicts the options.
-        """
+        """Read the spec, checkpoint or module."""
         if self.module:
             progress.phase("importing torch")
             from attn_export.user_module import load_subject
@@ -208,7 +190,7 @@ class BuildInput:
 # -- the command --------------------------------------------------------------------------------
 
 
-@click.command("build", cls=BuildCommand)
+@click.command("build", cls=_BuildCommand)
 @click.argument("spec_file", metavar="[SPEC.toml]", required=False, type=PATH)
 @click.option(
     "--variant", metavar="|".join(VARIANTS),
@@ -267,13 +249,12 @@ def build_command(output: Path | None, tune: bool, destinations: Output, **optio
     from your file (--module). Options change single fields of the spec.
     """
     from attn_export.jobs.build import build
-    from attn_export.report.progress import progress
 
-    source = BuildInput.take_from(options)
+    source = _BuildInput.take_from(options)
     source.check()
     output = output or Path("models") / source.name
     options["dialects"] = options["dialects"] or ("all",)
-    with destinations.reporting_errors(source.name), progress(quiet=destinations.quiet) as bar:
+    with destinations.job(source.name) as bar:
         subject = source.read(bar)
         report = build(subject, output, name=source.name, seed=source.seed, progress=bar, **options)
         bundle = output if report.passed else failed_folder(output)

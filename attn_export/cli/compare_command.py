@@ -57,17 +57,13 @@ def compare_command(
     truth. Inputs and outputs are matched by name, else by position.
     """
     from attn_export.jobs.compare import compare
-    from attn_export.report.progress import progress
 
     _check_sources(graphs, module, graph)
     pairs = dict(_pair("--name", text) for text in names)
     limits = dict(_range(text) for text in ranges)
     limit_own_memory()
     judged_graph = graph or graphs[1]
-    with (
-        destinations.reporting_errors(judged_graph.stem),
-        progress(quiet=destinations.quiet) as bar,
-    ):
+    with destinations.job(judged_graph.stem) as bar:
         reference: Any = graphs[0] if graphs else None
         if module is not None:
             bar.phase("importing torch")

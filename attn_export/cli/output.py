@@ -24,6 +24,7 @@ from attn_export.errors import AttnExportError, UsageError, printable
 from attn_export.output_folder import write_errors, write_whole
 
 if TYPE_CHECKING:
+    from attn_export.report.progress import Progress
     from attn_export.results import Report
 
 
@@ -54,16 +55,16 @@ class Output:
     quiet: bool
 
     @contextlib.contextmanager
-    def reporting_errors(self, name: str) -> Iterator[None]:
-        """Write a report with the error if the block raises an `AttnExportError`; raise it again.
+    def job(self, name: str) -> Iterator[Progress]:
+        """Yield a receiver of progress; write a report with the error if the block raises one.
 
         After a `UsageError` nothing is written, because the job did not start.
-
-        Args:
-            name: The name of the report.
         """
+        from attn_export.report.progress import progress
+
         try:
-            yield
+            with progress(quiet=self.quiet) as bar:
+                yield bar
         except UsageError:
             raise
         except AttnExportError as error:
