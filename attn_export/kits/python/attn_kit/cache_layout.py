@@ -1,4 +1,4 @@
-"""Order of the axes of the cache, which may differ between the graph and the signature."""
+"""Inputs that are caches, whose axes may have another order in the graph than in the signature."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ import numpy as np
 from attn_kit.settings import AXES, LAYOUTS
 
 Arrays = Mapping[str, np.ndarray]
+
+
+def is_cache(name: str) -> bool:
+    """Return whether an input is a cache of keys or values."""
+    return name.startswith("past_") and name != "past_length"
 
 
 def to_graph(arrays: Arrays) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from attn_kit.cache_layout import graph_axes
+from attn_kit.cache_layout import graph_axes, is_cache
 from attn_kit.files import one_line, printable
 from attn_kit.model import Model
 from attn_kit.settings import CACHE, DECODE, INPUTS, NAME
@@ -52,11 +52,6 @@ def decode(model: Model, count: int) -> None:
         f"{printable(NAME)}: prompt of {PROMPT} in {prompt:.2f} ms, then {len(tokens)} tokens, "
         f"{statistics.median(tokens):.3f} ms each (median); {printable(DECODE)}"
     )
-
-
-def is_cache(name: str) -> bool:
-    """Return whether an input is a cache of keys or values."""
-    return name.startswith("past_") and name != "past_length"
 
 
 def shape(name: str, past_len: int, new: int, capacity: int) -> list[int]:

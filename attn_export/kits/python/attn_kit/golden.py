@@ -107,11 +107,7 @@ def _tensors(folder: Path, kind: str, dtypes: Mapping[str, str]) -> dict[str, np
 
 
 def _check_sizes(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Check that shapes match the signature, in which a named axis has one size in all tensors.
-
-    Raises:
-        ValueError: If a shape differs, or the new tokens do not fit after `past_length`.
-    """
+    """Check that shapes match the signature, in which a named axis has one size in all tensors."""
     sizes: dict[str, int] = {}
     for name, array in arrays.items():
         expected = [

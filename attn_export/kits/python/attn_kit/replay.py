@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from attn_kit.cache_layout import to_graph
+from attn_kit.cache_layout import is_cache, to_graph
 from attn_kit.model import Model
 from attn_kit.settings import AXES, CACHE
 
@@ -28,7 +28,7 @@ def replay(model: Model, inputs: Arrays) -> dict[str, np.ndarray]:
         ValueError: If the case cannot be run token by token.
     """
     tokens = _tokens(inputs)
-    caches = to_graph({name: array.copy() for name, array in inputs.items() if _is_cache(name)})
+    caches = to_graph({name: array.copy() for name, array in inputs.items() if is_cache(name)})
     steps: dict[str, list[np.ndarray]] = {}
     for token in range(tokens):
         step = {name: _step_input(name, array, token) for name, array in inputs.items()} | caches
@@ -41,11 +41,7 @@ def replay(model: Model, inputs: Arrays) -> dict[str, np.ndarray]:
 
 
 def _tokens(inputs: Arrays) -> int:
-    """Return the number of tokens of a case.
-
-    Raises:
-        ValueError: If it has none, or keys of other tokens.
-    """
+    """Return the number of tokens of a case, whose keys must be those of its tokens."""
     sizes = {
         axis: size
         for name, array in inputs.items()
@@ -57,10 +53,6 @@ def _tokens(inputs: Arrays) -> int:
     if sizes.get(KEYS, tokens) != tokens or sizes.get(CAPACITY, tokens) < tokens:
         raise ValueError(f"the case has other keys than those of its {tokens} tokens")
     return tokens
-
-
-def _is_cache(name: str) -> bool:
-    return name.startswith("past_") and name != LENGTHS
 
 
 def _step_input(name: str, array: np.ndarray, token: int) -> np.ndarray:

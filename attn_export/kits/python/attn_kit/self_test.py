@@ -20,7 +20,7 @@ from attn_kit.settings import CACHE, NAME, REPLAY
 
 
 def main() -> int:
-    """Run all_cases case in one loaded model."""
+    """Run every case in one loaded model."""
     try:
         model = Model()
         all_cases = list(cases(bundle_folder()))
