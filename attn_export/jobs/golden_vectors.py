@@ -148,7 +148,12 @@ def _usable_cases(
         selected.append(golden.case)
         if golden.case.about != case.about:
             names[SCALED].append(case.name)
-    return computed, selected, [_note(note, of_note) for note, of_note in names.items() if of_note]
+    notes = [
+        f"{note}: {counted(len(of_note), 'case')}, {first_few(of_note)}"
+        for note, of_note in names.items()
+        if of_note
+    ]
+    return computed, selected, notes
 
 
 def _reason_to_leave_out(case: Case, golden: Golden, *, ours: bool) -> str:
@@ -158,11 +163,6 @@ def _reason_to_leave_out(case: Case, golden: Golden, *, ours: bool) -> str:
     if golden.unusable and case.contents:
         return AMPLIFYING
     return UNDEFINED if not ours and _is_undefined(case, golden) else ""
-
-
-def _note(note: str, names: Sequence[str]) -> str:
-    """Return a note with the number of cases that it is about, and the names of the first."""
-    return f"{note}: {counted(len(names), 'case')}, {first_few(names)}"
 
 
 def _is_fixed(case: Case) -> bool:

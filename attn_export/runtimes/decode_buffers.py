@@ -36,8 +36,6 @@ class Caches:
 
     Attributes:
         values: The buffers as an `OrtValue` each, by input. Unwritten elements are 0.
-        batch: The batch size.
-        capacity: The number of keys for which there is memory.
     """
 
     def __init__(
@@ -46,7 +44,7 @@ class Caches:
         dtype: np.dtype,
         batch: int,
         capacity: int,
-        device: str = "cpu",
+        device: str,
     ) -> None:
         self._axes, self._dtype, self._device = dict(axes), dtype, device
         self.batch, self.capacity = batch, capacity
@@ -102,7 +100,7 @@ class Caches:
 # -- an ONNX Runtime session with fixed buffers -------------------------------------------------
 
 
-def load_session(graph: Path, threads: int | None, device: str = "cpu") -> Any:
+def load_session(graph: Path, threads: int | None, device: str) -> Any:
     """Return an ONNX Runtime session whose threads spin between runs, as steps follow closely.
 
     Args:
@@ -142,7 +140,6 @@ class BoundGraph:
         graph_file: The outputs that share the buffer of an input, and dtypes of inputs.
 
     Attributes:
-        sizes: The size of every dynamic axis.
         inputs: The buffers of the inputs without the caches.
         outputs: The buffers of the other outputs, which the next `run` overwrites.
     """
