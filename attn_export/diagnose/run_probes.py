@@ -27,7 +27,7 @@ from attn_export.results import Outcome
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.process import CaseFiles, Worker
 from attn_export.runtimes.protocol import Limits, Runtime
-from attn_export.tensorfile import read_outputs, write_tensors
+from attn_export.tensorfile import write_tensors
 
 # -- distribution of cases to processes, with a fresh one after each crash ----------------------
 
@@ -116,7 +116,7 @@ def _collect(
         results[folder] = (
             ProbeResult("refused", answer.error)
             if answer.error
-            else ProbeResult(RAN, outputs=read_outputs(folder, answer.outputs))
+            else ProbeResult(RAN, outputs=answer.read_outputs())
         )
         advance(name)
     if worker.outcome == RAN:

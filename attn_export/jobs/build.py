@@ -230,7 +230,7 @@ class _Work:
         quality = write_quality_of(self.folder / GOLDEN, subject, goldens, self.options.budgets)
         axes = subject.expected().outputs
         runs, verdicts = judge_pool(
-            self.pool, goldens, axes, self.out, self.options.gate, self.options.progress.advance
+            self.pool, goldens, axes, self.options.gate, self.options.progress.advance
         )
         refuted = bundle_graphs.remove_refuted(self.folder, graphs, verdicts, self.options.dialects)
         if refuted:

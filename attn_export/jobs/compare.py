@@ -256,9 +256,7 @@ class _Comparison:
         from attn_export.parity.replay import judge_pool
 
         goldens, notes = self._golden()
-        runs, verdicts = judge_pool(
-            self.pool, goldens, self.axes(), self.out, gate, self.progress.advance
-        )
+        runs, verdicts = judge_pool(self.pool, goldens, self.axes(), gate, self.progress.advance)
         name = printable(self.compared.path.stem)
         inputs, outputs = self._ends(goldens[0])
         report = Report(

@@ -169,7 +169,7 @@ class _Replay:
             progress.expect(pool.total_cases())
             from attn_export.parity.replay import judge_pool
 
-            runs, verdicts = judge_pool(pool, goldens, axes, out, self.gate, progress.advance)
+            runs, verdicts = judge_pool(pool, goldens, axes, self.gate, progress.advance)
         if options.recompute:
             from attn_export.jobs.recompute import judge_stored
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -30,10 +29,10 @@ from attn_export.results import (
     RuntimeRun,
     Verdict,
 )
-from attn_export.runtimes.pool import Pool, outputs_of
+from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.process import Worker
 from attn_export.spec import Shape
-from attn_export.tensorfile import is_floating, read_outputs
+from attn_export.tensorfile import is_floating
 
 # -- a map of the errors in an output, for the worst verdict ------------------------------------
 
@@ -200,7 +199,6 @@ def judge_pool(
     pool: Pool,
     goldens: Sequence[Golden],
     axes: Mapping[str, Shape],
-    out: Path,
     gate: Gate,
     advance: Advance,
 ) -> tuple[tuple[RuntimeRun, ...], tuple[Verdict, ...]]:
@@ -210,7 +208,6 @@ def judge_pool(
         pool: The runtimes' processes, started on the cases of `goldens`.
         goldens: The cases with their truth.
         axes: The shape of each output, by name; dynamic axes by name.
-        out: The folder into which the pool writes outputs.
         gate: Tolerances of the user, checked in addition to the rule.
         advance: Called after every case.
 
@@ -219,11 +216,11 @@ def judge_pool(
     """
     runs = pool.absent()
     verdicts: list[Verdict] = []
-    numbered = {golden.case.name: (i, golden) for i, golden in enumerate(goldens)}
-    assert len(numbered) == len(goldens), "two cases of one name"
+    by_name = {golden.case.name: golden for golden in goldens}
+    assert len(by_name) == len(goldens), "two cases of one name"
     for (name, graph), worker in pool.workers.items():
         count = pool.cases_of(graph)
-        judged, worst, seconds = _judge_worker(worker, graph, count, numbered, out, gate, advance)
+        judged, worst, seconds = _judge_worker(worker, graph, count, by_name, gate, advance)
         verdicts += judged
         # A runtime that can run here must pass; only an absent one may be optional.
         facts = {"version": worker.runtime.version(), **worker.facts}
@@ -239,8 +236,7 @@ def _judge_worker(
     worker: Worker,
     graph: str,
     expected_count: int,
-    goldens: Mapping[str, tuple[int, Golden]],
-    out: Path,
+    goldens: Mapping[str, Golden],
     gate: Gate,
     advance: Advance,
 ) -> tuple[list[Verdict], Worst, dict[str, float]]:
@@ -258,8 +254,7 @@ def _judge_worker(
         if served.error:
             verdicts.append(Verdict(name, graph, served.case, "", "error", served.error))
         else:
-            number, golden = goldens[served.case]
-            outputs = read_outputs(outputs_of(out, name, graph, number), served.outputs)
+            golden, outputs = goldens[served.case], served.read_outputs()
             judged = judge(name, graph, golden, outputs, gate)
             worst.update(judged, golden, outputs)
             verdicts += judged

@@ -135,15 +135,16 @@ class Pool:
             inputs: The names of the inputs, in the order of their files.
             axes: The axes of every input and output, by name.
             cases: The cases; each graph gets those whose sizes it accepts.
-            out: The folder for all outputs, of which `outputs_of` gives each case one.
+            out: The folder for all outputs.
         """
         all_cases = list(cases)
         for name, file in self._graph_files.items():
             self._cases[name] = [case for case in all_cases if _accepts(file, case)]
-        numbers = {case.name: number for number, case in enumerate(all_cases)}
+        # Folders are named by numbers, as names of cases come from files of others.
+        numbers = {case.name: str(number) for number, case in enumerate(all_cases)}
         for (name, graph), worker in self.workers.items():
             files = [
-                (case.name, case.folder, outputs_of(out, name, graph, numbers[case.name]))
+                (case.name, case.folder, out / name / Path(graph).name / numbers[case.name])
                 for case in self._cases[graph]
             ]
             decodes = [case.name for case in self._cases[graph] if case.kind == WHOLE_DECODE]
@@ -170,17 +171,3 @@ class Pool:
 def _accepts(file: GraphFile, case: StoredCase) -> bool:
     # A whole decode is run in steps, whose sizes the worker chooses to fit the graph.
     return case.kind == WHOLE_DECODE or file.takes(case.sizes)
-
-
-def outputs_of(out: Path, runtime_name: str, graph: str, number: int) -> Path:
-    """Return the folder for the outputs of one case.
-
-    It is named by the number of the case, as names of cases come from files of others.
-
-    Args:
-        out: The folder of all outputs.
-        runtime_name: The runtime.
-        graph: The file name of the graph.
-        number: The number of the case.
-    """
-    return out / runtime_name / Path(graph).name / str(number)

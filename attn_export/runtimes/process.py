@@ -31,15 +31,23 @@ class CaseResult:
 
     Attributes:
         case: The name of the case.
+        folder: The folder of its outputs.
         outputs: The number of output files.
         error: The error message; empty if the case ran.
         seconds: The time that it took, if it was measured.
     """
 
     case: str
+    folder: Path
     outputs: int
     error: str
     seconds: float | None = None
+
+    def read_outputs(self) -> dict[str, np.ndarray]:
+        """Return the outputs by name."""
+        from attn_export.tensorfile import read_outputs
+
+        return read_outputs(self.folder, self.outputs)
 
 
 class Worker:
@@ -77,6 +85,7 @@ class Worker:
         }
         self._child: Child | None = None
         self._job: dict[str, Any] | None = None
+        self._folders: dict[str, Path] = {}
         if not lazy:
             self.launch()
 
@@ -127,6 +136,7 @@ class Worker:
                 case "case":
                     yield CaseResult(
                         event["name"],
+                        self._folders[event["name"]],
                         event.get("outputs", 0),
                         event.get("error", ""),
                         event.get("seconds"),
@@ -175,6 +185,7 @@ class Worker:
             ],
         }
         self._job = job
+        self._folders = {name: target for name, _, target in cases}
         if self._child is not None:
             self._child.send(job)  # If the process has ended, `results` reports it.
 
@@ -234,7 +245,7 @@ def run_once(
     Returns:
         The outputs of the cases, or the reason that there are none.
     """
-    from attn_export.tensorfile import read_outputs, write_tensors
+    from attn_export.tensorfile import write_tensors
 
     with scratch() as folder, Worker(runtime, limits) as worker:
         files = []
@@ -245,11 +256,10 @@ def run_once(
             files.append((name, source, folder / f"out_{number}"))
         names = list(next(iter(cases.values()), {}))
         worker.send_job(graph.absolute(), names, files, graph_file, options=options)
-        folders = {name: target for name, _, target in files}
         outputs, errors = {}, {}
         for result in worker.results():
             if result.error:
                 errors[result.case] = result.error
             else:
-                outputs[result.case] = read_outputs(folders[result.case], result.outputs)
+                outputs[result.case] = result.read_outputs()
         return RunResult(worker.outcome, worker.reason, outputs, errors, worker.facts)

@@ -181,7 +181,9 @@ def scripted(cases: Sequence[CaseFiles], serves: int, outcome: Outcome, *, loade
     limits = Limits(threads=1, seconds=2, memory_mib=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "child_command", lambda *_: [sys.executable, "-c", script, *names])
-        return Worker(runtime("ort-cpu"), limits)
+        worker = Worker(runtime("ort-cpu"), limits)
+    worker.send_job(Path("model.onnx"), [], cases)
+    return worker
 
 
 def run_script(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list[Outcome], int]:

@@ -22,7 +22,6 @@ from attn_export.parity.oracle import Oracle
 from attn_export.results import WHOLE_DECODE, Golden, GraphFile, StoredCase, Verdict
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
-from attn_export.tensorfile import read_outputs
 
 MORE = os.environ.get("ATTN_EXPORT_MORE_RUNTIMES", "") not in ("", "0")
 """True if all runtimes that are here are measured, on all subjects: `scripts/matrix` does so."""
@@ -190,7 +189,7 @@ def what_is_wrong(target: Runtime, subject: Stored, form: GraphFile, out: Path) 
             if result.error:
                 problems.append(f"{result.case}: {result.error}")
                 continue
-            outputs = read_outputs(files[result.case][2], result.outputs)
+            outputs = result.read_outputs()
             verdicts = judge(target.name, form.name, subject.goldens[result.case], outputs)
             problems += list(_failures(verdicts))
     if worker.outcome != "ran":
