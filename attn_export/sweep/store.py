@@ -111,7 +111,7 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             if path.exists() and path.stat().st_size and _start(path) != SQLITE:
                 raise UsageError(f"{path} is not a store of a sweep; choose another --output")
-            connection = sqlite3.connect(path, isolation_level=None)
+            connection = sqlite3.connect(path, isolation_level="IMMEDIATE")
         except (OSError, sqlite3.Error) as error:
             raise OutputError(f"cannot write {path}: {one_line(error)}") from error
         try:
@@ -137,7 +137,7 @@ class Store:
                     f"{path} has {name} {facts[name][:40]!r} and this is {value!r}; choose another "
                     "--output"
                 )
-        with self._transaction():
+        with connection:
             connection.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", ours.items())
         count = connection.execute("SELECT count(*) FROM cells").fetchone()[0]
         if new and count:
@@ -146,20 +146,10 @@ class Store:
                 "another --output"
             )
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._connection.execute("ROLLBACK")
-            raise
-        self._connection.execute("COMMIT")
-
     def add(self, rows: Iterable[Row]) -> None:
         """Add finished cells, replacing those with the same key."""
         marks = ", ".join("?" * len(COLUMNS))
-        with self._transaction():
+        with self._connection:
             self._connection.executemany(
                 f"INSERT OR REPLACE INTO cells VALUES ({marks})",
                 [dataclasses.astuple(row) for row in rows],
