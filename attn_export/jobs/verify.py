@@ -88,27 +88,10 @@ def verify(
     """
     replay = _Replay(
         Path(bundle), Path(graph) if graph else None, Selection.of(runtimes, require),
-        parse_budgets(budgets), Gate(atol, rtol), _Recomputation(recompute, module, sizes),
+        parse_budgets(budgets), Gate(atol, rtol), recompute, module, sizes,
         Trust.of(trust, oidc_issuer), limits or Limits.default(), progress or Progress(),
     )  # fmt: skip
     return _with_baseline(replay, Path(baseline), update) if baseline else replay.report()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Recomputation:
-    """Options of what `verify` computes with torch: the truth of stored cases, or other cases."""
-
-    recompute: bool
-    module: str | None
-    sizes: Sequence[str]
-
-    def __post_init__(self) -> None:
-        if self.recompute and self.sizes:
-            raise UsageError(
-                "--recompute is about the stored cases, --sizes about others; choose one"
-            )
-        if self.module is not None and not (self.recompute or self.sizes):
-            raise UsageError(f"--module {self.module} needs --recompute or --sizes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,10 +103,20 @@ class _Replay:
     selection: Selection
     budgets: tuple[Budget, ...]
     gate: Gate
-    recomputation: _Recomputation
+    recompute: bool
+    module: str | None
+    sizes: Sequence[str]
     trust: Trust | None
     limits: Limits
     progress: Progress
+
+    def __post_init__(self) -> None:
+        if self.recompute and self.sizes:
+            raise UsageError(
+                "--recompute is about the stored cases, --sizes about others; choose one"
+            )
+        if self.module is not None and not (self.recompute or self.sizes):
+            raise UsageError(f"--module {self.module} needs --recompute or --sizes")
 
     def report(self) -> Report:
         """Check the signature, run the cases, judge the outputs, and return the report."""
@@ -134,7 +127,7 @@ class _Replay:
 
     def _run(self, folder: Path, signature: Signature | None) -> Report:
         manifest = read_manifest(folder)
-        replacement, progress, options = self.graph, self.progress, self.recomputation
+        replacement, progress = self.graph, self.progress
         files = [_described(replacement, manifest)] if replacement else graph_files(manifest)
         with scratch() as out, Pool(self.selection, files, self.limits) as pool:
             inputs, cases = stored_cases(folder / GOLDEN)
@@ -142,16 +135,16 @@ class _Replay:
             graphs = (replacement.parent if replacement else folder).absolute()
             goldens: list[Golden] = []
             quality: Quality | None = None
-            if options.sizes:
+            if self.sizes:
                 from attn_export.jobs.recompute import Truth
 
                 read_bundle(folder)
-                truth = Truth(folder, manifest, options.module, progress)
-                goldens, cases = truth.random_cases(options.sizes, out / GOLDEN)
+                truth = Truth(folder, manifest, self.module, progress)
+                goldens, cases = truth.random_cases(self.sizes, out / GOLDEN)
             pool.start(graphs, inputs, axes, cases, out)
             # The files of the bundle are checked while the runtimes start and run. numpy is only
             # imported from here on, unless `graph` or `sizes` is given.
-            if not options.sizes:
+            if not self.sizes:
                 read_bundle(folder)
                 goldens = read_golden(folder / GOLDEN)
                 quality = read_quality(folder / GOLDEN, goldens, self.budgets)
@@ -160,17 +153,17 @@ class _Replay:
             check_statements(folder, manifest)
             signature = signature or state_of(folder)
             stored = goldens
-            if options.recompute:
+            if self.recompute:
                 from attn_export.jobs.recompute import Truth
 
-                truth = Truth(folder, manifest, options.module, progress)
+                truth = Truth(folder, manifest, self.module, progress)
                 goldens = truth.recompute(stored, cases)
             facts = environment()
             progress.expect(pool.total_cases())
             from attn_export.parity.replay import judge_pool
 
             runs, verdicts = judge_pool(pool, goldens, axes, self.gate, progress.advance)
-        if options.recompute:
+        if self.recompute:
             from attn_export.jobs.recompute import judge_stored
 
             run, stored_verdicts = judge_stored(goldens, stored)
