@@ -200,21 +200,18 @@ def _install_chromium(say: Say, *, system_packages: bool) -> None:
 class Node(ProgramRuntime):
     """The runtime `node`: onnxruntime-node.
 
-    Args:
-        folder: The name of the folder of its program and packages, within that of the runtimes.
+    Attributes:
+        folder: The folder of its program and packages, within that of the runtimes.
     """
 
     name = "node"
     device = "cpu"
     measured = "1.30.0"
-    package, program = NODE_PACKAGE, "serve.mjs"
-
-    def __init__(self, folder: str = NODE) -> None:
-        self._folder = folder
+    package, program, folder = NODE_PACKAGE, "serve.mjs", NODE
 
     def version(self) -> str | None:
         """Return the version of the npm package."""
-        return _package_version(home() / self._folder, self.package)
+        return _package_version(home() / self.folder, self.package)
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
@@ -227,16 +224,13 @@ class Node(ProgramRuntime):
         return ["node", self._program_file()]
 
     def _program_file(self) -> Path:
-        return home() / self._folder / self.program
+        return home() / self.folder / self.program
 
 
 class Wasm(Node):
     """The runtime `wasm`: onnxruntime-web on WebAssembly, in headless Chromium.
 
     Node.js runs the program that starts the browser.
-
-    Args:
-        folder: The name of the folder of its program and packages, within that of the runtimes.
     """
 
     name = "wasm"
@@ -254,10 +248,7 @@ class Wasm(Node):
             says="inputs of products are not rounded to 8 bits",
         ),
     )
-    package, program = WEB_PACKAGE, "serve_web.mjs"
-
-    def __init__(self, folder: str = WEB) -> None:
-        super().__init__(folder)
+    package, program, folder = WEB_PACKAGE, "serve_web.mjs", WEB
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""

@@ -116,7 +116,9 @@ def _in_folder(base: Runtime, folder: str) -> Runtime:
     from attn_export.runtimes.javascript import Node
 
     assert isinstance(base, Node)
-    return type(base)(folder)
+    release = type(base)()
+    release.folder = folder
+    return release
 
 
 def installed() -> list[str]:
