@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     from attn_export.export.export import Exported
     from attn_export.export.subject import Subject
     from attn_export.graph.lower import Lowered
-    from attn_export.parity.oracle import Oracle
-    from attn_export.results import Case, Golden, RuntimeRun, StoredCase, Verdict
+    from attn_export.results import Golden, RuntimeRun, Verdict
 
 WIDE = "in float32"
 """The name in the report of the graph of a float16 or bfloat16 subject in float32."""
@@ -249,34 +249,27 @@ class _Work:
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
         from attn_export.jobs.golden_vectors import golden_vectors
-        from attn_export.parity.golden import tried_note
+        from attn_export.parity.golden import fixed_note, tried_note
+        from attn_export.parity.notes import truth_notes
         from attn_export.parity.oracle import Oracle
 
         plan, oracle = subject.plan(), Oracle(subject)
         spec = subject.spec  # only our own layers have whole decodes, which need the axes
         axes = {**spec.input_shapes(), **spec.output_shapes()} if spec else {}
-
-        def start(written: Sequence[StoredCase]) -> int:
-            self.pool.start(self.folder, list(subject.inputs), axes, written, self.out)
-            return self.pool.total_cases()
-
+        names = list(subject.inputs)
+        start = functools.partial(self.pool.start, self.folder, names, axes, out=self.out)
         goldens, notes = golden_vectors(
             self.folder / GOLDEN, plan.cases, oracle, start, self.options.progress,
             ours=spec is not None, narrow=bool(subject.narrow_dtypes()),
         )  # fmt: skip
         cases = [golden.case for golden in goldens]
-        base = next(case for case in cases if case.name == BASE)
-        on_module = () if spec else self._notes_on_module(subject, oracle, base)
+        on_module: tuple[str, ...] = ()
+        if spec is None:
+            base = next(case for case in cases if case.name == BASE)
+            inputs = subject.input_descriptions()
+            shapes = {name: described.shape for name, described in inputs.items()}
+            on_module = (*fixed_note(shapes), *truth_notes(oracle, base))
         return goldens, (*subject.notes, *on_module, *plan.notes, *notes, tried_note(cases))
-
-    @staticmethod
-    def _notes_on_module(subject: Subject, oracle: Oracle, base: Case) -> tuple[str, ...]:
-        """Return notes on a user's module and on its truth."""
-        from attn_export.parity.golden import fixed_note
-        from attn_export.parity.notes import truth_notes
-
-        shapes = {name: described.shape for name, described in subject.input_descriptions().items()}
-        return (*fixed_note(shapes), *truth_notes(oracle, base))
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:
         """Write the files of the bundle other than the graphs and the golden vectors."""

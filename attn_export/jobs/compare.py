@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from attn_export.errors import AttnExportError, UsageError, printable
 from attn_export.jobs.compared_graph import ComparedGraph, write_bundle
 from attn_export.parity.gate import Gate, cpu_notes
 from attn_export.report.progress import Progress
-from attn_export.results import BASE, Golden, Report, StoredCase
+from attn_export.results import BASE, Golden, Report
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
 from attn_export.schema import TensorSignature
@@ -194,8 +195,12 @@ class _Comparison:
         reference, model = self.reference, self.compared.model
         oracle, plan = reference.oracle(least_eps(model)), self.plan()
         cases, left_out = reference.computable(oracle, plan.cases)
+        start = functools.partial(
+            self.pool.start, self.compared.path.parent.absolute(),
+            list(self.names.inputs.values()), self.axes(), out=self.out,
+        )  # fmt: skip
         goldens, notes = golden_vectors(
-            self.folder / GOLDEN, cases, oracle, self._start, self.progress,
+            self.folder / GOLDEN, cases, oracle, start, self.progress,
             ours=reference.spec is not None, narrow=reference.narrow, names=self.names,
         )  # fmt: skip
         base = next(case for case in cases if case.name == BASE)
@@ -226,11 +231,6 @@ class _Comparison:
         sizes = ", ".join(f"{axis} {size}" for axis, size in self.compared.file.fixed.items())
         if sizes:
             yield f"the graph has fixed axes, and no other sizes were tried: {sizes}"
-
-    def _start(self, written: Sequence[StoredCase]) -> int:
-        folder = self.compared.path.parent.absolute()
-        self.pool.start(folder, list(self.names.inputs.values()), self.axes(), written, self.out)
-        return self.pool.total_cases()
 
     def axes(self) -> dict[str, tuple[str | int, ...]]:
         """Return the axes of every input and output of the graph, by name."""

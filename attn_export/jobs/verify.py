@@ -141,7 +141,7 @@ class _Replay:
                 read_bundle(folder)
                 truth = Truth(folder, manifest, self.module, progress)
                 goldens, cases = truth.random_cases(self.sizes, out / GOLDEN)
-            pool.start(graphs, inputs, axes, cases, out)
+            runs_due = pool.start(graphs, inputs, axes, cases, out)
             # The files of the bundle are checked while the runtimes start and run. numpy is only
             # imported from here on, unless `graph` or `sizes` is given.
             if not self.sizes:
@@ -159,7 +159,7 @@ class _Replay:
                 truth = Truth(folder, manifest, self.module, progress)
                 goldens = truth.recompute(stored, cases)
             facts = environment()
-            progress.expect(pool.total_cases())
+            progress.expect(runs_due)
             from attn_export.parity.replay import judge_pool
 
             runs, verdicts = judge_pool(pool, goldens, axes, self.gate, progress.advance)

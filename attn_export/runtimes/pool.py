@@ -127,7 +127,7 @@ class Pool:
         axes: Mapping[str, Sequence[str | int]],
         cases: Iterable[StoredCase],
         out: Path,
-    ) -> None:
+    ) -> int:
         """Pass graphs and cases to the processes, and return at once.
 
         Args:
@@ -136,6 +136,9 @@ class Pool:
             axes: The axes of every input and output, by name.
             cases: The cases; each graph gets those whose sizes it accepts.
             out: The folder for all outputs.
+
+        Returns:
+            The number of cases of all processes together.
         """
         all_cases = list(cases)
         for name, file in self._graph_files.items():
@@ -150,6 +153,7 @@ class Pool:
             decodes = [case.name for case in self._cases[graph] if case.kind == WHOLE_DECODE]
             worker.send_job(folder / graph, inputs, files, self._graph_files[graph], axes, decodes)
         self._chain_custom_launches()
+        return sum(self.cases_of(graph) for _, graph in self.workers)
 
     def _chain_custom_launches(self) -> None:
         """Let each emulator and other release start the next one: all at once fill the memory."""
@@ -162,10 +166,6 @@ class Pool:
     def cases_of(self, graph: str) -> int:
         """Return the number of cases that each runtime received for a graph."""
         return len(self._cases[graph])
-
-    def total_cases(self) -> int:
-        """Return the number of cases of all processes together."""
-        return sum(self.cases_of(graph) for _, graph in self.workers)
 
 
 def _accepts(file: GraphFile, case: StoredCase) -> bool:
