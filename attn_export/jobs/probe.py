@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.protocol import Limits, Runtime
+from attn_export.runtimes.protocol import Limits
 from attn_export.system_info import environment
 from attn_export.temp_folders import scratch
 
@@ -36,7 +36,11 @@ def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
         RuntimeFailure: If the runtime cannot run here.
     """
     progress = progress or Progress()
-    target = _runtime_named(name)
+    try:
+        target = runtime(name)
+    except UsageError as error:
+        # "all" is no choice here.
+        raise UsageError(str(error).removesuffix(", all")) from error
     reason = target.unavailable()
     if reason:
         raise RuntimeFailure(f"{name} cannot run here: {reason}")
@@ -49,11 +53,3 @@ def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
         runner = ProbeRunner(target, probes(), folder, limits, progress.expect, progress.advance)
         rows = runner.rows()
     return Fingerprint(name, target.version() or "", rows, environment())
-
-
-def _runtime_named(name: str) -> Runtime:
-    try:
-        return runtime(name)
-    except UsageError as error:
-        # "all" is no choice here.
-        raise UsageError(str(error).removesuffix(", all")) from error

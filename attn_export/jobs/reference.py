@@ -185,12 +185,10 @@ class _GraphRuns:
 def _check_ranges(
     path: Path, inputs: Mapping[str, Input], ranges: Mapping[str, tuple[int, int]]
 ) -> None:
+    integers = [name for name, given in inputs.items() if given.dtype.startswith(("int", "uint"))]
     for name in ranges:
-        if name not in inputs or not inputs[name].dtype.startswith(("int", "uint")):
-            integer_inputs = [
-                n for n, described in inputs.items() if described.dtype.startswith(("int", "uint"))
-            ]
+        if name not in integers:
             raise UsageError(
                 f"--range {printable(name, 60)}: {path} has no such integer input; choose from "
-                f"{printable(', '.join(integer_inputs) or 'none', 150)}"
+                f"{printable(', '.join(integers) or 'none', 150)}"
             )
