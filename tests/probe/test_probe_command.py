@@ -145,7 +145,7 @@ def test_a_runtime_that_crashes_in_the_middle_still_has_a_full_table(changed, ca
 def test_a_runtime_that_loads_nothing_is_a_table_of_that_and_code_5(changed, capsys):
     changed(
         "from attn_export.runtimes.onnx_reference import OnnxReference as R\n"
-        "def refuses(self, graph, threads): raise ValueError('no licence for ' + str(graph))\n"
+        "def refuses(self, graph, *_): raise ValueError('no licence for ' + str(graph))\n"
         "R.load = refuses"
     )
     assert run(["probe", "onnx-reference", "--json", "-"]) == 5
