@@ -261,20 +261,20 @@ def with_options(session: Any, options: Options) -> Any:
         ValueError: If an optimisation level or the name of an entry is invalid.
     """
     for name, value in options.items():
-        if name != OPTIMIZATION:
-            # ONNX Runtime ignores names that it does not know. All that it knows have a dot.
-            if "." not in name:
+        if name == OPTIMIZATION:
+            level = getattr(sdk().GraphOptimizationLevel, f"ORT_{value.upper()}", None)
+            if level is None:
                 raise ValueError(
-                    f"there is no option {name!r}; it takes {OPTIMIZATION}, and entries of a "
-                    "session's configuration such as session.set_denormal_as_zero"
+                    f"{name} is {value!r}; choose from disable_all, enable_basic, "
+                    "enable_extended, enable_all"
                 )
+            session.graph_optimization_level = level
+        elif "." in name:
             session.add_session_config_entry(name, value)
-            continue
-        level = getattr(sdk().GraphOptimizationLevel, f"ORT_{value.upper()}", None)
-        if level is None:
+        else:
+            # ONNX Runtime ignores names that it does not know. All that it knows have a dot.
             raise ValueError(
-                f"{name} is {value!r}; choose from disable_all, enable_basic, enable_extended, "
-                "enable_all"
+                f"there is no option {name!r}; it takes {OPTIMIZATION}, and entries of a "
+                "session's configuration such as session.set_denormal_as_zero"
             )
-        session.graph_optimization_level = level
     return session
