@@ -93,15 +93,11 @@ class EmulatedCpu(OrtCpu):
     Args:
         cpu: One of `cpus`.
 
-    Attributes:
-        time_factor: The factor on the time limits, as emulated instructions take longer.
-        launcher_mib: The memory of the emulator itself, in MiB.
-
     Raises:
         UsageError: If the CPU is unknown.
     """
 
-    time_factor = 3.0
+    time_factor = 3.0  # emulated instructions take longer
     launcher_mib = 256
 
     def __init__(self, cpu: str) -> None:

@@ -66,12 +66,7 @@ class OpenVino(PackagedRuntime):
 
 
 class OpenVinoEngine(Engine):
-    """A compiled graph.
-
-    Args:
-        graph: The file of the graph.
-        config: Properties of the device, by name.
-    """
+    """A compiled graph; `config` are properties of the device, by name."""
 
     def __init__(self, graph: Path, config: Mapping[str, Any]) -> None:
         openvino = sdk()

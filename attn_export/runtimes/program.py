@@ -42,10 +42,7 @@ PATIENCE = 0.5
 class ProgramEngine(Engine):
     """A program that has loaded a graph.
 
-    Args:
-        command: The command line, to which the graph and the number of threads are appended.
-        graph: The file of the graph.
-        threads: The number of threads for computing.
+    The graph and the number of threads are appended to the command line.
 
     Raises:
         EngineDiedError: If the program ends before the graph is loaded, or sends an invalid line.

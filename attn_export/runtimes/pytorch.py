@@ -20,10 +20,6 @@ SLOTS = ("query", "key", "value", "attn_mask", "past_key", "past_value")
 class SdpaEngine(Engine):
     """An `Attention` node, computed by the kernel that PyTorch chooses.
 
-    Args:
-        graph: The file of the graph.
-        threads: The number of threads.
-
     Raises:
         ValueError: If the graph is not one `Attention` node, or uses what the function lacks.
     """

@@ -53,8 +53,6 @@ class Release(Runtime):
         name: ``"ort-cpu==1.25.1"``.
         npm_package: The npm package, or "".
         wheels: The PyPI packages, if it has any.
-        time_factor: The factor on the time limits.
-        launcher_mib: 0, as no emulator starts it.
 
     Raises:
         UsageError: If releases of the runtime cannot be installed, or the version is malformed.

@@ -113,13 +113,7 @@ def plain_cause(cause: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ReleaseVerdict:
-    """The verdict on one release.
-
-    Attributes:
-        release: The runtime and its release, such as ``"ort-cpu==1.25.1"``.
-        verdict: A verdict as in `Row`.
-        cause: The reason of any verdict but ``"passed"``.
-    """
+    """The verdict on one release, as in a `Row`; `cause` is the reason unless it passed."""
 
     release: str
     verdict: str

@@ -81,12 +81,7 @@ CREATE TABLE IF NOT EXISTS cells ({", ".join(COLUMNS)}, PRIMARY KEY (id));
 
 
 class Store:
-    """The results of a sweep.
-
-    Args:
-        folder: The folder of the store.
-        connection: The connection to the file in it.
-    """
+    """The results of a sweep; `open` yields a store."""
 
     def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
         self.folder = folder
