@@ -40,6 +40,7 @@ class Truth:
         UsageError: If torch is missing; if the bundle has no spec and `module` is None; or if
             `module` has other inputs or outputs.
         BundleError: If the graph lacks a weight that the spec requires.
+        ExportError: If the module has no float64 copy.
     """
 
     def __init__(
@@ -62,6 +63,9 @@ class Truth:
             )
         self.progress = progress
         _check_names(self.subject, manifest, module)
+        from attn_export.parity.oracle import Oracle
+
+        self._oracle = Oracle(self.subject)
 
     def recompute(self, goldens: Sequence[Golden], stored: Sequence[StoredCase]) -> list[Golden]:
         """Return cases with a truth that is computed anew from their stored inputs.
@@ -95,22 +99,16 @@ class Truth:
             UsageError: If a text is malformed, or a size is out of range.
             ExportError: If the module does not run at such sizes.
         """
-        from attn_export.parity.oracle import Oracle
-
         drawn = {case.name: case for case in map(self._case, sizes)}
-        move_off_ties = Oracle(self.subject).move_off_ties
-        cases = [move_off_ties(case) or case for case in drawn.values()]
+        cases = [self._oracle.move_off_ties(case) or case for case in drawn.values()]
         stored = [write_inputs(folder, number, case) for number, case in enumerate(cases)]
         return self._truths(cases), stored
 
     def _truths(self, cases: Sequence[Case]) -> list[Golden]:
-        from attn_export.parity.oracle import Oracle
-
-        oracle = Oracle(self.subject)
         goldens = []
         self.progress.expect(len(cases))
         for case in cases:
-            goldens.append(oracle.golden(case))
+            goldens.append(self._oracle.golden(case))
             self.progress.advance(f"float64 truth: {case.name}")
         return goldens
 
