@@ -123,7 +123,7 @@ def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
     choices = cover.choose(budget, CASE_BYTES)
     if cover.missed:
         notes.append(
-            f"{len(cover.missed)} of {cover.count} conditions are met by no case, because golden "
+            f"no case meets {len(cover.missed)} of {cover.count} conditions, because golden "
             f"vectors are limited in size: {first_few(cover.missed)}"
         )
     cases = [_case(sizes, contents, interface) for sizes, contents in _shuffle(choices)]
