@@ -275,9 +275,6 @@ class ScoreBias(WideBuffers):
             like: A tensor of the dtype that a bias must have.
         """
         spec = self.spec
-        has_window = spec.window_left is not None or spec.window_right is not None
-        if not (spec.alibi or spec.relative_buckets or has_window):
-            return mask
         offsets = key_offsets(queries, S)  # [L, S] or [B, L, S]
         mask = functional.restrict(mask, self._window(offsets))
         if spec.alibi_falcon:
