@@ -14,7 +14,7 @@ from conftest import ROOT
 
 from attn_export.cli import run
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.release import MARK, release_of
+from attn_export.runtimes.release import MARK, WHEELS, release_of
 from attn_export.sweep.releases import plain_cause
 from attn_export.sweep.store import Row, read_json
 
@@ -23,10 +23,7 @@ ABOUT = tomllib.loads((FOLDER / "cells.toml").read_text())
 OF_SWEEP = {name: about for name, about in ABOUT.items() if "found_by" not in about}
 KEPT = ROOT / "docs" / "results" / "releases.json"
 RED = {"failed", "crashed", "error", "timed out"}
-PACKAGES = {
-    "onnxruntime": "ort-cpu", "openvino": "openvino", "opencv-python-headless": "opencv",
-    "tract": "tract", "MNN": "mnn", "iree-base-compiler": "iree",
-}  # fmt: skip
+PACKAGES = {packages[0]: name for name, packages in WHEELS.items()}
 MOST_LINES = 22
 
 
