@@ -44,12 +44,12 @@ def _empty_and_full(drawn: DrawnCase) -> None:
 
 LENGTHS = (
     Content(
-        "beyond_length", "what a row does not hold is never seen", "keys behind the length",
+        "beyond_length", "what is beyond the length is never seen", "keys behind the length",
         _beyond_length,
     ),
     Content(
-        "empty_and_full", "rows of a batch have lengths of their own",
-        "the length of one row for all", _empty_and_full,
+        "empty_and_full", "batch elements have lengths of their own",
+        "the length of one batch element for all", _empty_and_full,
     ),
 )  # fmt: skip
 LENGTH_NAMES = frozenset(content.name for content in LENGTHS)
@@ -185,11 +185,11 @@ MASKS = (
         _one_visible, is_opaque=True, may_overflow=True,
     ),
     Content(
-        "left_padding", "rows of a batch start late", "keys that are always visible",
+        "left_padding", "batch elements start late", "keys that are always visible",
         functools.partial(_pad, left=True),
     ),
     Content(
-        "right_padding", "rows of a batch end early", "keys that are always visible",
+        "right_padding", "batch elements end early", "keys that are always visible",
         functools.partial(_pad, left=False),
     ),
 )  # fmt: skip

@@ -125,8 +125,8 @@ class AttentionFields:
     )
     cache: str = _field(
         "the KV cache; append: past_* in, present_* = past + new out; in-place: past_* are buffers "
-        "of one capacity, past_length says how many keys each row holds, and new keys are written "
-        "after those (keys beyond are never seen, but must be finite)",
+        "of one capacity, past_length says how many keys each batch element holds, and new keys are "
+        "written after those (keys beyond are never seen, but must be finite)",
         "none", choices=("none", "append", "in-place"),
     )  # fmt: skip
     attn_weights: bool = _field("the softmax weights [B, H, L, S] are an output", False)
@@ -148,8 +148,8 @@ class AttentionFields:
     )
     rotary_theta: float = _factor("the base of the wavelengths", 10000.0, least=1.001, most=HUGE)
     rotary_scaling: str = _field(
-        "the way to stretch the context; dynamic (NTK) and longrope go by the longest row of a "
-        "batch",
+        "the way to stretch the context; dynamic (NTK) and longrope go by the longest "
+        "sequence of a batch",
         "none", choices=("none", "linear", "dynamic", "llama3", "yarn", "longrope"),
     )  # fmt: skip
     rotary_factor: float = _factor("the factor by which the context is stretched", 1.0, least=1.0)
