@@ -260,7 +260,7 @@ class _Work:
         start = functools.partial(self.pool.start, self.folder, names, axes, out=self.out)
         goldens, notes = golden_vectors(
             self.folder / GOLDEN, plan.cases, oracle, start, self.options.progress,
-            ours=spec is not None, narrow=bool(subject.narrow_dtypes()),
+            is_own_layer=spec is not None, has_narrow_dtypes=bool(subject.narrow_dtypes()),
         )  # fmt: skip
         cases = [golden.case for golden in goldens]
         on_module: tuple[str, ...] = ()

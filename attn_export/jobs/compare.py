@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle import GOLDEN, dimensions, staging
-from attn_export.errors import AttnExportError, UsageError, printable
+from attn_export.errors import AttnExportError, printable
 from attn_export.jobs.compared_graph import ComparedGraph, write_bundle
 from attn_export.parity.gate import Gate, cpu_notes
 from attn_export.report.progress import Progress
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from attn_export.diagnose.eager_values import ValueReference
     from attn_export.diagnose.explanation import Explanation
     from attn_export.export.subject import Subject
+    from attn_export.graph.signature_check import TensorNames
     from attn_export.jobs.reference import Reference
     from attn_export.parity.plan import Plan
 
@@ -54,9 +55,10 @@ def compare(
     Args:
         reference: The module with its inputs, a spec, or an ONNX file.
         graph: The ONNX file to judge.
-        names: The names of inputs and outputs in the graph, by the names in the reference. Others
-            are matched by equal names, and the remaining ones by position.
-        ranges: The smallest and largest value of integer inputs, if the reference is a graph.
+        names: `{name in the reference: name in the graph}`, of inputs and outputs. Others are
+            matched by equal names, and the remaining ones by position.
+        ranges: `{input of the reference: (smallest, largest)}`, inclusive, of integer inputs, if
+            the reference is a graph. Default: as `graph/ranges` reads them from it.
         output: The folder for a bundle of the graph, the cases and the truth. Default: none.
         runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda if there is a GPU.
         require: Names of runtimes that must run at least one graph.
@@ -76,15 +78,17 @@ def compare(
         GraphError: If a graph cannot be read, or its inputs or outputs cannot be matched.
         ExportError: If the module does not run at some sizes, or an input changes no output.
     """
+    from attn_export.jobs.reference import read_reference
+
     selection, path = Selection.of(runtimes, require), Path(graph)
     limits, progress = limits or Limits.default(), progress or Progress()
     check_installed("torch")
     compared = ComparedGraph.read(path, limits)
-    with _folder(output) as (folder, publish), scratch() as out:
+    with _bundle_folder(output) as (folder, publish), scratch() as out:
         with Pool(selection, [compared.file], limits) as pool:
-            work = _Comparison(
+            work = _Comparison.start(
                 folder, out, pool, progress, compared,
-                lambda: _read_reference(reference, ranges or {}, seed), names or {},
+                lambda: read_reference(reference, ranges or {}, seed), names or {},
             )  # fmt: skip
             goldens, report = work.judge(Gate(atol, rtol))
         if output is not None or not report.passed:
@@ -93,29 +97,16 @@ def compare(
     return dataclasses.replace(report, model=bundle or path)
 
 
-def _read_reference(
-    reference: Subject | AttentionSpec | Path | str,
-    ranges: Mapping[str, tuple[int, int]],
-    seed: int,
-) -> Reference:
-    from attn_export.jobs.reference import of_graph, of_module
-
-    if isinstance(reference, str | Path):
-        return of_graph(Path(reference), ranges)
-    if ranges:
-        raise UsageError("ranges are for two graphs; a module has those of its example inputs")
-    return of_module(reference, seed)
-
-
 def explain_graph(
     module: Subject | AttentionSpec,
     graph: Path | str,
     runtime_name: str,
     *,
-    names: Mapping[str, str] | None = None,
-    limits: Limits | None = None,
-    progress: Progress | None = None,
-    **options: Any,
+    case: str | None,
+    options: Mapping[str, str],
+    output: Path,
+    seconds: float,
+    progress: Progress,
 ) -> Explanation:
     """Return an explanation of why a runtime's outputs for a graph differ from a module's.
 
@@ -123,37 +114,40 @@ def explain_graph(
         module: The module with its inputs, or a spec.
         graph: The ONNX file.
         runtime_name: The runtime.
-        names: The names of inputs and outputs in the graph, by those of the module.
-        limits: The limits of each process.
-        progress: Receiver of progress.
-        **options: Further options of `explain`.
+        case: As for `explain`, like the arguments below.
+        options: See `case`.
+        output: See `case`.
+        seconds: See `case`.
+        progress: See `case`.
 
     Raises:
         AttnExportError: The errors of `compare` and `explain`.
     """
     from attn_export.jobs.explain import explain
-    from attn_export.jobs.reference import of_module
+    from attn_export.jobs.reference import read_reference
 
-    selection, path = Selection.of([runtime_name], ()), Path(graph)
-    limits, progress = limits or Limits.default(), progress or Progress()
+    selection, path, limits = Selection.of([runtime_name], ()), Path(graph), Limits.default()
     check_installed("torch")
     compared = ComparedGraph.read(path, limits)
     with scratch() as folder, scratch() as out:
         with Pool(selection, [compared.file], limits) as pool:
-            work = _Comparison(
-                folder, out, pool, progress, compared, lambda: of_module(module, 0), names or {}
+            work = _Comparison.start(
+                folder, out, pool, progress, compared, lambda: read_reference(module, {}, 0), {}
             )
             goldens, report = work.judge(Gate())
         reference = work.bundle(report, goldens)
         return explain(
-            folder, runtime_name, graph=folder / path.name, reference=reference, limits=limits,
-            progress=progress, **options,
+            folder, runtime_name, case=case, graph=folder / path.name, options=options,
+            output=output, seconds=seconds, reference=reference, limits=limits, progress=progress,
         )  # fmt: skip
 
 
 @contextlib.contextmanager
-def _folder(output: Path | str | None) -> Iterator[tuple[Path, Any]]:
-    """Yield the folder to write to, and a function that publishes it and returns its final path."""
+def _bundle_folder(output: Path | str | None) -> Iterator[tuple[Path, Any]]:
+    """Yield the folder to write to, and a function that publishes it and returns its final path.
+
+    Without `output` the folder is temporary, and the function returns None.
+    """
     if output is None:
         with scratch() as folder:
             yield folder, lambda _: None
@@ -162,32 +156,37 @@ def _folder(output: Path | str | None) -> Iterator[tuple[Path, Any]]:
         yield stage.folder, lambda report: stage.publish(failed=not report.passed)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Comparison:
-    """A graph, its reference, and the folder for the bundle of the comparison.
+    """A graph, its reference, and the folder for the bundle of the comparison."""
 
-    `read` returns the reference. It is called while the runtimes start. `names` are the names in
-    the graph by those of the reference, as the user states them.
-    """
+    folder: Path
+    out: Path
+    pool: Pool
+    progress: Progress
+    reference: Reference
+    compared: ComparedGraph
+    names: TensorNames
 
-    def __init__(
-        self,
-        folder: Path,
-        out: Path,
-        pool: Pool,
-        progress: Progress,
-        compared: ComparedGraph,
-        read: Callable[[], Reference],
-        names: Mapping[str, str],
-    ) -> None:
-        self.folder, self.out, self.pool, self.progress = folder, out, pool, progress
+    @classmethod
+    def start(
+        cls, folder: Path, out: Path, pool: Pool, progress: Progress, compared: ComparedGraph,
+        read: Callable[[], Reference], names: Mapping[str, str],
+    ) -> _Comparison:  # fmt: skip
+        """Read the reference while the runtimes start, and match the graph to it.
+
+        `read` returns the reference. `names` are the names in the graph by those of the reference,
+        as the user states them.
+        """
         progress.phase("importing torch")
-        self.reference = read()
-        self.compared, self.names = compared.match(self.reference, names)
-        pool.add([self.compared.file])
+        reference = read()
+        compared, all_names = compared.match(reference, names)
+        pool.add([compared.file])
         progress.phase("choosing the cases")
+        return cls(folder, out, pool, progress, reference, compared, all_names)
 
     def _golden(self) -> tuple[list[Golden], tuple[str, ...]]:
-        """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
+        """Write the cases and run them; return them with their truth, and notes for the report."""
         from attn_export.graph.requirements import least_eps, precision_notes
         from attn_export.jobs.golden_vectors import golden_vectors
         from attn_export.parity.golden import tried_note
@@ -201,7 +200,8 @@ class _Comparison:
         )  # fmt: skip
         goldens, notes = golden_vectors(
             self.folder / GOLDEN, cases, oracle, start, self.progress,
-            ours=reference.spec is not None, narrow=reference.narrow, names=self.names,
+            is_own_layer=reference.spec is not None,
+            has_narrow_dtypes=reference.has_narrow_dtypes, names=self.names,
         )  # fmt: skip
         base = next(case for case in cases if case.name == BASE)
         return goldens, (
@@ -226,8 +226,8 @@ class _Comparison:
 
     def _name_notes(self) -> Iterator[str]:
         """Yield notes on names that differ from the reference, and on axes of fixed sizes."""
-        if self.names.note():
-            yield self.names.note()
+        if note := self.names.note():
+            yield note
         sizes = ", ".join(f"{axis} {size}" for axis, size in self.compared.file.fixed.items())
         if sizes:
             yield f"the graph has fixed axes, and no other sizes were tried: {sizes}"
@@ -282,7 +282,7 @@ class _Comparison:
     ) -> Report:  # fmt: skip
         """Complete the bundle, and return the report with the causes of failures.
 
-        If the bundle is not `required`, an error that prevents it becomes a note.
+        If the bundle cannot be completed, raise the error if it is `required`, else add a note.
         """
         from attn_export.jobs.explain_failures import explain_failures
 
@@ -305,7 +305,7 @@ class _Comparison:
         compared, path, reference = self.compared, self.compared.path, self.reference
         graphs = {path.name: (path, compared.model, compared.file)}
         if reference.path is not None and not self.names.note() and path.name != OTHER:
-            # `explain` uses a correct graph of the same names to find the first wrong value.
+            # A graph of the same names shows `explain` the first wrong value.
             file = dataclasses.replace(compared.file, name=OTHER)
             graphs = {OTHER: (reference.path, load_proto(reference.path), file), **graphs}
         write_bundle(self.folder, graphs, self._ends(goldens[0]), report)

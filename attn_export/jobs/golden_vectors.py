@@ -39,8 +39,8 @@ def golden_vectors(
     start: Start,
     progress: Progress,
     *,
-    ours: bool,
-    narrow: bool,
+    is_own_layer: bool,
+    has_narrow_dtypes: bool,
     names: TensorNames | None = None,
 ) -> tuple[list[Golden], tuple[str, ...]]:
     """Write the cases, start the runtimes on them, and compute the truth meanwhile.
@@ -51,8 +51,8 @@ def golden_vectors(
         oracle: The source of the truth.
         start: The function that starts the runtimes.
         progress: Receiver of progress.
-        ours: Whether the truth is that of one of our own layers.
-        narrow: Whether the subject has types narrower than float32.
+        is_own_layer: Whether the truth is that of one of our own layers.
+        has_narrow_dtypes: Whether the subject has types narrower than float32.
         names: The names of inputs and outputs in the graph, if they differ from the subject's.
 
     Returns:
@@ -63,7 +63,9 @@ def golden_vectors(
     """
     from attn_export.parity.golden import write_index, write_inputs, write_outputs
 
-    computed, usable, notes = _usable_cases(cases, oracle, ours=ours, narrow=narrow)
+    computed, usable, notes = _usable_cases(
+        cases, oracle, is_own_layer=is_own_layer, has_narrow_dtypes=has_narrow_dtypes
+    )
     renamed = [names.case(case) for case in usable] if names else usable
     runs = start([write_inputs(folder, number, case) for number, case in enumerate(renamed)])
     progress.expect(len(usable) + runs)
@@ -79,7 +81,7 @@ def golden_vectors(
     for future in written:
         future.result()
     # With narrow types the allowed error is large; the check was also made in float32.
-    check_influence(goldens, 1.0 if narrow else CLEARLY)
+    check_influence(goldens, 1.0 if has_narrow_dtypes else CLEARLY)
     if names:
         goldens = [names.golden(golden) for golden in goldens]
     write_index(folder, goldens)
@@ -111,7 +113,7 @@ SCALED = f"with inputs that were scaled down, {LOUD}"
 
 
 def _usable_cases(
-    cases: Sequence[Case], oracle: TruthSource, *, ours: bool, narrow: bool
+    cases: Sequence[Case], oracle: TruthSource, *, is_own_layer: bool, has_narrow_dtypes: bool
 ) -> tuple[dict[str, Golden], list[Case], list[str]]:
     """Select the planned cases that are usable as evidence, before they are run.
 
@@ -122,7 +124,7 @@ def _usable_cases(
         The truth computed so far, by the names of cases; the cases to run; and notes for the
         reader of a report.
     """
-    delicate = narrow or oracle.has_short_rows()
+    delicate = has_narrow_dtypes or oracle.has_short_rows()
     computed: dict[str, Golden] = {}
     selected: list[Case] = []
     names = {note: list[str]() for note in (AMPLIFYING, TIED, UNSETTLED, UNDEFINED, SCALED)}
@@ -133,14 +135,14 @@ def _usable_cases(
             continue
         if case.may_overflow or delicate:
             golden = oracle.usable(case)
-        elif not ours:
+        elif not is_own_layer:
             golden = oracle.golden(case)
         else:
             selected.append(case)
             continue
         if golden.tied and not golden.unusable and not _is_fixed(case):
             golden = oracle.usable(case)
-        reason = _reason_to_leave_out(case, golden, ours=ours)
+        reason = _reason_to_leave_out(case, golden, is_own_layer=is_own_layer)
         if reason:
             names[reason].append(case.name)
             continue
@@ -156,13 +158,13 @@ def _usable_cases(
     return computed, selected, notes
 
 
-def _reason_to_leave_out(case: Case, golden: Golden, *, ours: bool) -> str:
+def _reason_to_leave_out(case: Case, golden: Golden, *, is_own_layer: bool) -> str:
     """Return the start of the note on a case that is no evidence; "" if it is usable."""
     if golden.tied and not _is_fixed(case) and (case.contents or not golden.unusable):
         return TIED
     if golden.unusable and case.contents:
         return AMPLIFYING
-    return UNDEFINED if not ours and _is_undefined(case, golden) else ""
+    return UNDEFINED if not is_own_layer and _is_undefined(case, golden) else ""
 
 
 def _is_fixed(case: Case) -> bool:

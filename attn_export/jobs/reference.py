@@ -34,7 +34,7 @@ class Reference:
             the dtypes in the graph to judge.
         notes: Notes for the reader of the report.
         notes_on: A function that returns further notes from the source of the truth and a case.
-        narrow: Whether the reference has types narrower than float32.
+        has_narrow_dtypes: Whether the reference has types narrower than float32.
         spec: The spec, if the reference is one of our own layers.
         path: The path of a graph; None for a module.
     """
@@ -48,7 +48,7 @@ class Reference:
     oracle: Callable[[float], Any]
     notes: Notes
     notes_on: Callable[[Any, Case], Notes]
-    narrow: bool
+    has_narrow_dtypes: bool
     spec: AttentionSpec | None = None
     path: Path | None = None
 
@@ -65,17 +65,28 @@ class Reference:
         return (cases, ()) if self.path is None else oracle.computable(cases)
 
 
-def of_module(module: Any, seed: int) -> Reference:
-    """Return the reference for a module.
+def read_reference(reference: Any, ranges: Mapping[str, tuple[int, int]], seed: int) -> Reference:
+    """Return the reference for a module or a graph.
 
     Args:
-        module: A `Subject` or an `AttentionSpec`.
+        reference: A `Subject`, an `AttentionSpec` or the path of a graph.
+        ranges: `{input: (smallest, largest)}` of integer inputs of a graph.
         seed: The seed for the weights of a spec's module.
 
     Raises:
-        UsageError: If `module` is neither.
+        UsageError: If `reference` is nothing of that, it is a module and there are `ranges`, or
+            `ranges` has a name that is no integer input.
         ExportError: If the module does not run.
+        GraphError: If the file cannot be read, or cannot be evaluated in float64.
     """
+    if isinstance(reference, str | Path):
+        return _of_graph(Path(reference), ranges)
+    if ranges:
+        raise UsageError("ranges are for two graphs; a module has those of its example inputs")
+    return _of_module(reference, seed)
+
+
+def _of_module(module: Any, seed: int) -> Reference:
     from attn_export.export.subject import Subject
     from attn_export.export.subject_checks import output_dtypes
     from attn_export.parity.notes import truth_notes
@@ -96,17 +107,7 @@ def of_module(module: Any, seed: int) -> Reference:
     )  # fmt: skip
 
 
-def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
-    """Return the reference for a graph.
-
-    Args:
-        path: The path of the graph.
-        ranges: The smallest and largest value of integer inputs, as the user states them.
-
-    Raises:
-        UsageError: If `ranges` has a name that is no integer input.
-        GraphError: If the file cannot be read, or cannot be evaluated in float64.
-    """
+def _of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
     from attn_export.diagnose.evaluate import Evaluation
     from attn_export.export.trees import infer_output_shapes
     from attn_export.graph.load import load_model
