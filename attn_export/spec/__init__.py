@@ -1,7 +1,8 @@
 """`AttentionSpec`: frozen, validated description of the attention layer to build.
 
 Legend: B batch, L query length, S key length (past included), P past length,
-E embed_dim, H num_heads, Hkv num_kv_heads, D head_dim, Dv v_head_dim.
+E embed_dim, H num_heads, Hkv num_kv_heads, D head_dim, Dv v_head_dim, R rotary_dim,
+C kv_latent_dim.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ class AttentionSpec(AttentionFields):
 
     @property
     def stored_widths(self) -> tuple[int, int]:
-        """The widths of `past_key` and `past_value` in elements: D / 2 and Dv / 2 with int4."""
+        """The widths of `past_key` and `past_value` in elements of the cache's type.
+
+        They are `cache_widths`, or half of them with int4; block scales add 2 bytes for each block.
+        """
         key_width, value_width = self.cache_widths
         return stored_width(self, key_width), stored_width(self, value_width)
 
@@ -214,7 +218,7 @@ class AttentionSpec(AttentionFields):
 
     @classmethod
     def variant(cls, name: str, **changes: Any) -> Self:
-        """Return the spec for ``--variant``: E 512, H 8, causal, with mask and cache.
+        """Return a variant: E 512, H 8, causal, `attn_mask="bool[B,1,1,S]"`, `cache="append"`.
 
         Args:
             name: The variant: mha, mqa, gqa or mla.
@@ -276,7 +280,7 @@ class AttentionSpec(AttentionFields):
             raise SpecError(f"{path}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, including derived ones, but without those of None."""
+        """Return the fields as plain values, with derived ones, without fields that are None."""
         return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
 
     def to_toml(self) -> str:
