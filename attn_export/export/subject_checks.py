@@ -19,8 +19,8 @@ from attn_export.untrusted_files import checked
 # -- checks of the arguments of a subject -------------------------------------------------------
 
 INPUT_DTYPES = tuple(sorted(set(DTYPES.values()) - {"float64"}))
-"""Types of inputs. float64 is no such type, since ONNX Runtime rounds float64 constants to float32,
-so that graphs in float64 are exact to 1e-7 only."""
+"""Types of inputs. float64 is no such type, since scalars of float64 graphs become float32 in the
+exporter of PyTorch 2.13 and in fusions of ONNX Runtime 1.31: results are exact to 1e-7 only."""
 
 
 def check_arguments(
@@ -38,10 +38,10 @@ def check_arguments(
         module: The module.
         arguments: The arguments of its `forward`.
         tensors: The tensors within them, by name.
-        axes: The names of the dynamic axes of each tensor, by their indices.
+        axes: The names of the dynamic axes of each tensor: `{tensor: {index: name}}`.
         outputs: The names of the outputs.
         relations: The axes that are sums of others, with their terms.
-        bounds: The bounds of axes that have any.
+        bounds: `{axis: (smallest, largest)}`, inclusive, of axes that have bounds.
 
     Returns:
         The size of every axis in the example, by its name.
@@ -63,7 +63,7 @@ def _check_inputs(
     tensors: Mapping[str, Tensor],
     axes: Mapping[str, Mapping[int, str]],
 ) -> None:
-    """Check that inputs fit the module and have supported types, and the names of axes."""
+    """Check that inputs fit `forward` and have supported types, and that `axes` is well formed."""
     try:
         signature(module.forward).bind(**arguments)
     except TypeError as error:
@@ -77,14 +77,16 @@ def _check_inputs(
                 f"{name} is {dtype_of(tensor)}; inputs are one of {', '.join(INPUT_DTYPES)}"
             )
     if not isinstance(axes, Mapping):
-        raise UsageError(f"axes is {{'input': {{0: 'batch'}}}}, by input; got {axes!r}")
+        raise UsageError(f"axes must be a dict such as {{'query': {{0: 'batch'}}}}; got {axes!r}")
     for name, dynamic in axes.items():
         if not isinstance(dynamic, Mapping):
-            raise UsageError(f"axes[{name!r}] is {{0: 'batch', …}}; got {dynamic!r}")
+            raise UsageError(
+                f"axes[{name!r}] must be a dict such as {{0: 'batch'}}; got {dynamic!r}"
+            )
         for axis, label in dynamic.items():
             if not isinstance(axis, int) or not isinstance(label, str) or not label:
                 raise UsageError(
-                    f"axes[{name!r}] gives names to axes by number, as in {{0: 'batch'}}; "
+                    f"axes[{name!r}] must give names to axes by number, as in {{0: 'batch'}}; "
                     f"got {axis!r}: {label!r}"
                 )
             _check_name(label)
@@ -133,6 +135,8 @@ def _check_axes(
 def check_integers(tensors: Mapping[str, Tensor]) -> None:
     """Check that integer inputs have different values, since cases draw values of their range.
 
+    Integers of rank 2 or more that are all ones pass: they are a mask without padding.
+
     Raises:
         UsageError: If not.
     """
@@ -150,12 +154,12 @@ def check_integers(tensors: Mapping[str, Tensor]) -> None:
 def _check_outputs(module: nn.Module, tensors: Mapping[str, Tensor], outputs: object) -> None:
     """Check that names of outputs and inputs are strings that are unique in the graph."""
     if isinstance(outputs, str) or not isinstance(outputs, Sequence):
-        raise UsageError(f"outputs is a list of names, such as ['output']; got {outputs!r}")
+        raise UsageError(f"outputs must be a list of names, such as ['output']; got {outputs!r}")
     names = list(outputs)
     weights = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     for name in names:
         if not isinstance(name, str) or not name:
-            raise UsageError(f"outputs is a list of names; got {name!r} in it")
+            raise UsageError(f"outputs must be a list of names; got {name!r} in it")
         if names.count(name) > 1:
             raise UsageError(f"outputs names {name!r} twice; give each a name of its own")
         if name in tensors:
@@ -211,7 +215,7 @@ def refuse_train_mode(module: nn.Module) -> None:
 
 
 def dtype_of(tensor: Tensor) -> str:
-    """Return the numpy name of the dtype of a tensor of any shape."""
+    """Return the dtype of a tensor of any shape as text, without ``torch.``."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -222,7 +226,8 @@ def input_like(example: Tensor, axes: Mapping[int, str]) -> Input:
     """Return the description of an input, from an example of it.
 
     The description has the example's dtype and fixed sizes, the range of its integers, the common
-    first value of its rows if it is bool, and whether it contains -inf.
+    first value of its rows if it is bool (True for integers that are a mask of ones), and whether
+    it contains -inf.
 
     Args:
         example: The example, of any shape and of a dtype of `INPUT_DTYPES`.
@@ -236,7 +241,7 @@ def input_like(example: Tensor, axes: Mapping[int, str]) -> Input:
 
 
 def _span(example: Tensor) -> tuple[int, int]:
-    """Return the range of an integer input; 0 to 1 if it is all ones, i.e. a mask of no padding."""
+    """Return the range of an integer input; 0 to 1 for a padding mask that hides nothing."""
     return (0, 1) if _is_all_ones(example) else (int(example.min()), int(example.max()))
 
 

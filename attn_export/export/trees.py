@@ -257,7 +257,7 @@ def read_axes(axes: Any) -> tuple[Any, Bounds]:
 
     Returns:
         The names, see `Subject`, and the bounds. Objects that are no axes stay as they are;
-        `check_inputs` raises an error for them.
+        `check_arguments` raises an error for them.
 
     Raises:
         UsageError: If bounds are no valid sizes, or differ for one name.

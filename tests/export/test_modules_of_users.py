@@ -131,14 +131,14 @@ def test_a_module_that_rounds_within_is_said_to_be_far_from_its_truth(tmp_path: 
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "outputs as text": ({"outputs": "scores"}, "outputs is a list of names"),
+    "outputs as text": ({"outputs": "scores"}, "outputs must be a list of names"),
     "a number as output": ({"outputs": [3]}, "got 3 in it"),
     "an output with an escape": ({"outputs": ["\x1b[31m"]}, "must have 1 to 255 printable"),
     "an output of two lines": ({"outputs": ["y\n"]}, r"the name 'y\n' must have 1 to 255"),
     "an output twice": ({"outputs": ["a", "a"]}, "names 'a' twice"),
     "an output like an input": ({"outputs": ["x"]}, "'x' is an input and an output"),
     "an output like a weight": ({"outputs": ["linear.bias"]}, "is a weight of the module too"),
-    "no axes": ({"axes": None}, "axes is {'input': {0: 'batch'}}, by input; got None"),
+    "no axes": ({"axes": None}, "axes must be a dict such as {'query': {0: 'batch'}}; got None"),
     "axes as a list": ({"axes": {"x": ["batch"]}}, "got ['batch']"),
     "an axis by text": ({"axes": {"x": {"0": "batch"}}}, "got '0': 'batch'"),
     "a sum of no axis": (
