@@ -21,7 +21,7 @@ from attn_export.tensorfile import Array, is_floating
 # -- the smallest part of a failing case that still fails ---------------------------------------
 
 LENGTHS = (1, 2, 3)
-"""Numbers of queries, keys and past keys that are tried, besides all of them, and no past keys."""
+"""Numbers of queries, keys and past keys to keep. All of them are tried too, and no past keys."""
 
 MOST_BATCH_ELEMENTS = 4
 """The largest number of batch elements of which each is tried alone."""
@@ -211,7 +211,7 @@ def rerun_in_runtime(
             yield _result(name, changed_runner.trial(chosen), kind)
 
 
-def run_smaller_inputs(
+def run_scaled_inputs(
     runner: GraphRunner, original: GraphRun, right: EvaluatedGraph
 ) -> KindedExperiment:
     """Return the result for inputs divided by `DIVISOR`, which removes overflow and saturation.

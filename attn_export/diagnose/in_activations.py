@@ -17,7 +17,7 @@ from attn_export.diagnose.in_integers import stored_weights
 from attn_export.diagnose.mistake import (
     ArrayChange,
     Mistake,
-    Replaced,
+    Replacement,
     change_in_order,
     round_to_bfloat16,
     unchanged,
@@ -216,7 +216,7 @@ def _rounded_by_matmul(evaluation: Evaluation, node: onnx.NodeProto) -> Iterator
 def _misround(
     evaluation: Evaluation, inputs: Sequence[_RoundedInput], reading: InputReading,
     weights: Mapping[str, Array] = types.MappingProxyType({}),
-) -> Replaced:  # fmt: skip
+) -> Replacement:  # fmt: skip
     """Return the change of inputs, in the order of the graph, by a reading, and of weights."""
     changes = [
         (rounded_input.x, rounded_input.output, functools.partial(_apply, reading, rounded_input))

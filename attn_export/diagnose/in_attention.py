@@ -14,7 +14,7 @@ from attn_export.diagnose.evaluate import Evaluation, Values
 from attn_export.diagnose.misreadings import MISREADINGS, StepValues
 from attn_export.diagnose.mistake import (
     Mistake,
-    Replaced,
+    Replacement,
     array_of,
     change_value,
 )
@@ -156,7 +156,7 @@ def _multiply_by_frequencies(base: float, positions: Array, right_frequencies: A
 
 def _change_angle(
     evaluation: Evaluation, angle: str, change: Callable[[Array, Array], Array]
-) -> Replaced:
+) -> Replacement:
     """Return a function that computes an angle by `change` of its positions and frequencies."""
 
     def replaced(values: Values) -> Mapping[str, Array]:
@@ -216,7 +216,7 @@ def _replace_rotation(
     node: onnx.NodeProto,
     names: RotationNames,
     rotate: Callable[[Array, Array, Array, Array], Array],
-) -> Replaced:
+) -> Replacement:
     def replaced(values: Values) -> Mapping[str, Array]:
         a, b, cos, sin = (array_of(values, name) for name in names)
         return {node.output[0]: rotate(a, b, cos, sin)}

@@ -12,7 +12,7 @@ from attn_export.diagnose.evaluate import Evaluation, Values
 from attn_export.diagnose.mistake import (
     ArrayChange,
     Mistake,
-    Replaced,
+    Replacement,
     array_of,
     change_value,
     round_to_bfloat16,
@@ -154,7 +154,7 @@ def _mask_kind(node: onnx.NodeProto, array: Array) -> str:
 
 def _shift_mask(
     node: onnx.NodeProto, mask_kind: str, shift_of: Callable[[Values], int]
-) -> Replaced:
+) -> Replacement:
     """Return a function that shifts a mask along the keys."""
 
     def replaced(values: Values) -> Mapping[str, Array]:

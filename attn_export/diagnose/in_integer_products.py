@@ -16,7 +16,7 @@ from attn_export.diagnose.in_integers import StoredWeight
 from attn_export.diagnose.mistake import (
     ArrayChange,
     Mistake,
-    Replaced,
+    Replacement,
     change_in_order,
     round_to_bfloat16,
     unchanged,
@@ -229,7 +229,9 @@ def _misread_weight(reading: in_integers.WeightReading, weight: StoredWeight, x:
     return _Rounding()(reading(weight), x)
 
 
-def _multiply(evaluation: Evaluation, products: Sequence[_Product], multiply: Multiply) -> Replaced:
+def _multiply(
+    evaluation: Evaluation, products: Sequence[_Product], multiply: Multiply
+) -> Replacement:
     """Return the change of products, in the order of the graph, to those by `multiply`."""
     changes = [
         (product.x, product.output, functools.partial(multiply, product.weight))

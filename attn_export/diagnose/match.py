@@ -159,7 +159,7 @@ def _try(
         try:
             with np.errstate(all="ignore"):
                 match = _match(mistake, evaluation, evidence)
-        except (NotComputedError, ValueError, IndexError, AssertionError, TypeError, KeyError):
+        except (NotComputedError, ValueError, IndexError, TypeError, KeyError):
             continue  # the mistake is impossible with these shapes
         if match.unexplained < 1:
             yield match

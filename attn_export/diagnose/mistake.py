@@ -19,7 +19,7 @@ Part = TypeVar("Part")
 ArrayChange = Callable[[Array], Array]
 """Function that takes an array, and returns one that replaces it."""
 
-Replaced = Callable[[Values], Mapping[str, Array]]
+Replacement = Callable[[Values], Mapping[str, Array]]
 """Function that takes all values of a case, and returns those that the mistake changes, by name."""
 
 
@@ -27,7 +27,8 @@ Replaced = Callable[[Values], Mapping[str, Array]]
 class Mistake:
     """A known mistake, made at one place of a graph.
 
-    Made in a right graph, it may give the wrong outputs; made in a wrong one, cancel the fault.
+    It is made in a right graph, where it may give the wrong outputs, or in a wrong graph, where it
+    may correct them.
 
     Attributes:
         kind: The kind of the mistake, in a word or two: ``"scale"``. One that ends in
@@ -40,11 +41,11 @@ class Mistake:
     kind: str
     effect: str
     node: str
-    replaced: Replaced
+    replaced: Replacement
 
     @property
     def share(self) -> float:
-        """The least share of the error to account for; rounding cannot be repeated bit by bit."""
+        """The smallest share of the error that it must explain; rounding is not repeated."""
         return 0.3 if self.kind.endswith("precision") else 0.9
 
     def outputs(self, evaluation: Evaluation, values: Values) -> dict[str, Array]:
@@ -63,13 +64,17 @@ def array_of(values: Values, name: str) -> Array:
     Args:
         values: All values of a graph, by name.
         name: The name of the value.
+
+    Raises:
+        ValueError: If it is an optional value that is left out.
     """
     array = values[name]
-    assert array is not None
+    if array is None:
+        raise ValueError(f"{name!r} has no value")
     return array
 
 
-def change_value(name: str, change: ArrayChange) -> Replaced:
+def change_value(name: str, change: ArrayChange) -> Replacement:
     """Return a function that changes one value of a graph.
 
     Args:
@@ -79,12 +84,12 @@ def change_value(name: str, change: ArrayChange) -> Replaced:
     return lambda values: {name: change(array_of(values, name))}
 
 
-def skip_node(node: onnx.NodeProto) -> Replaced:
+def skip_node(node: onnx.NodeProto) -> Replacement:
     """Return a function that passes the first input of a node on as its first output."""
     return lambda values: {node.output[0]: array_of(values, node.input[0])}
 
 
-def join(functions: Iterable[Replaced]) -> Replaced:
+def join(functions: Iterable[Replacement]) -> Replacement:
     """Return a function that makes the changes of several. They must change different values."""
     parts = tuple(functions)
 
@@ -97,8 +102,8 @@ def join(functions: Iterable[Replaced]) -> Replaced:
 def change_in_order(
     evaluation: Evaluation, changes: Sequence[tuple[str, str, ArrayChange]],
     replacements: Mapping[str, Array] = types.MappingProxyType({}),
-) -> Replaced:  # fmt: skip
-    """Return a function that changes values, of which later ones depend on earlier ones.
+) -> Replacement:  # fmt: skip
+    """Return a function that changes values in turn, each computed with the changes before it.
 
     Args:
         evaluation: The graph to make mistakes in.
@@ -138,9 +143,9 @@ def swap_neighbours(axis: int) -> ArrayChange:
 
 
 def cache_scatters(evaluation: Evaluation) -> dict[str, onnx.NodeProto]:
-    """Return the TensorScatter of a graph that writes the keys, and the one that writes the values.
+    """Return the nodes that write a cache: a TensorScatter by ``"keys"``, another by ``"values"``.
 
-    Return nothing unless each is there once.
+    Return an empty dict unless there is exactly one of each.
     """
     scatters = {}
     for name, past in (("keys", "past_key"), ("values", "past_value")):
@@ -151,7 +156,7 @@ def cache_scatters(evaluation: Evaluation) -> dict[str, onnx.NodeProto]:
 
 
 def keys_and_values(parts: Mapping[str, Part]) -> dict[str, tuple[Part, ...]]:
-    """Return both parts of a cache together, and each alone, by their names."""
+    """Return ``{"keys and values": (K, V), "keys": (K,), "values": (V,)}`` from keys and values."""
     return {"keys and values": tuple(parts.values()), **{n: (p,) for n, p in parts.items()}}
 
 

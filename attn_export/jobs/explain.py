@@ -266,13 +266,13 @@ class _ExplainJob:
         from attn_export.diagnose.experiments import (
             rerun_in_runtime,
             run_elsewhere,
-            run_smaller_inputs,
+            run_scaled_inputs,
         )
 
         if within:
             yield from rerun_in_runtime(runner, trial, self.cases, self.out_of_time)
             if right is not None and not self.out_of_time():
-                yield run_smaller_inputs(runner, trial, right)
+                yield run_scaled_inputs(runner, trial, right)
         others = [
             other for other in self.bundled if not known_limit(other.runtime, other.graph_file)
         ]
