@@ -125,8 +125,8 @@ class AttentionFields:
     )
     cache: str = _field(
         "the KV cache; append: past_* in, present_* = past + new out; in-place: past_* are buffers "
-        "of one capacity, past_length says how many keys each batch element holds, and new keys are "
-        "written after those (keys beyond are never seen, but must be finite)",
+        "of one capacity, past_length says how many keys each batch element holds, and new keys "
+        "are written after those (keys beyond are never seen, but must be finite)",
         "none", choices=("none", "append", "in-place"),
     )  # fmt: skip
     attn_weights: bool = _field("the softmax weights [B, H, L, S] are an output", False)
