@@ -20,17 +20,17 @@ def builder() -> tuple[Builder, ir.Model]:
 def test_a_constant_is_held_once():
     op, model = builder()
     assert op.ints(1, 2) is op.ints(1, 2)
-    assert op.number(0.5, ir.DataType.FLOAT) is op.number(0.5, ir.DataType.FLOAT)
+    assert op.scalar(0.5, ir.DataType.FLOAT) is op.scalar(0.5, ir.DataType.FLOAT)
     assert len(model.graph.initializers) == 2
 
 
 def test_numbers_that_look_alike_are_not_taken_for_each_other():
     op, _ = builder()
-    first, second = (op.number(x, ir.DataType.FLOAT) for x in (0.35355339, 0.35355358))
+    first, second = (op.scalar(x, ir.DataType.FLOAT) for x in (0.35355339, 0.35355358))
     assert first is not second
     held = [x.const_value.numpy().item() for x in (first, second)]
     assert held == [np.float32(0.35355339), np.float32(0.35355358)]
-    assert op.number(0.35355358, ir.DataType.FLOAT) is second
+    assert op.scalar(0.35355358, ir.DataType.FLOAT) is second
 
 
 def test_nodes_go_before_theirs_under_names_of_their_own():

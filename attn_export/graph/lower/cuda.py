@@ -178,7 +178,7 @@ def _tables(op: Builder, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
     They are computed by copies of the graph's nodes from constant positions. ONNX Runtime folds
     these nodes when it loads the graph, so that the file holds no table.
     """
-    first, last, step = (op.scalar_int(number) for number in (0, POSITIONS, 1))
+    first, last, step = (op.scalar(number) for number in (0, POSITIONS, 1))
     positions = op("Unsqueeze", op("Range", first, last, step), op.ints(0))
     cos, sin = (
         op("Reshape", rotation.repeat(op, value, positions), op.ints(POSITIONS, -1))

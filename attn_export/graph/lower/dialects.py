@@ -22,8 +22,7 @@ from attn_export.graph.lower.ort import (
     Form,
     appends_to_cache,
     holds_values_transposed,
-    lower_for_any_length,
-    lower_for_one_query,
+    lower_node,
 )
 from attn_export.graph.lower.portable import lower_to_portable
 from attn_export.graph.lower.read import AttentionNode, read_attention
@@ -175,7 +174,7 @@ def _to_ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
     bound, layouts = _bound_caches(model), _cache_layouts(model)
     graphs = {"": _describe(model.clone(), ORT, layouts=layouts, bound=bound)}
     for node in nodes_of(graphs[""].model, "Attention"):
-        lower_for_any_length(graphs[""].model, node, form)
+        lower_node(graphs[""].model, node, form)
     length = _query_axis(model)
     if length:
         decode = graphs[DECODE] = _describe(
@@ -183,7 +182,7 @@ def _to_ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
         )
         fix_axis(decode.model, length, 1)
         for node in nodes_of(decode.model, "Attention"):
-            lower_for_one_query(decode.model, node, form)
+            lower_node(decode.model, node, form, one_query=True)
     for lowered in graphs.values():
         tidy(lowered.model)
         if nodes_of(lowered.model, "DequantizeLinear"):

@@ -191,23 +191,14 @@ class Builder:
         """Return a constant int64 vector, `[n]`."""
         return ints(self._model, *numbers)
 
-    def scalar_int(self, number: int, dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
-        """Return a constant scalar of an integer type.
+    def scalar(self, number: float, dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
+        """Return a constant scalar.
 
         Args:
             number: The number.
             dtype: The data type.
         """
-        return constant(self._model, np.array(number, dtype.numpy()))
-
-    def number(self, value: float, dtype: ir.DataType) -> ir.Value:
-        """Return a constant scalar of a floating point type.
-
-        Args:
-            value: The number.
-            dtype: The data type.
-        """
-        return constant(self._model, np.array(value).astype(dtype.numpy()))
+        return constant(self._model, np.array(number).astype(dtype.numpy()))
 
     def array(self, array: np.ndarray) -> ir.Value:
         """Return a constant of the shape and dtype of an array."""

@@ -25,19 +25,19 @@ def _gelu(op: Builder, node: ir.Node) -> ir.Value:
     x, dtype = _typed_input(node)
     if node.attributes.get_string("approximate", "none") == "tanh":
         cube = op("Mul", op("Mul", x, x), x)
-        inner = op("Add", x, op("Mul", cube, op.number(0.044715, dtype)))
-        curve = op("Tanh", op("Mul", inner, op.number(math.sqrt(2 / math.pi), dtype)))
+        inner = op("Add", x, op("Mul", cube, op.scalar(0.044715, dtype)))
+        curve = op("Tanh", op("Mul", inner, op.scalar(math.sqrt(2 / math.pi), dtype)))
     else:
-        curve = op("Erf", op("Mul", x, op.number(math.sqrt(0.5), dtype)))
-    scaled = op("Mul", x, op("Add", curve, op.number(1.0, dtype)))
-    return op("Mul", scaled, op.number(0.5, dtype))
+        curve = op("Erf", op("Mul", x, op.scalar(math.sqrt(0.5), dtype)))
+    scaled = op("Mul", x, op("Add", curve, op.scalar(1.0, dtype)))
+    return op("Mul", scaled, op.scalar(0.5, dtype))
 
 
 def _swish(op: Builder, node: ir.Node) -> ir.Value:
     """Return x · sigmoid(α · x) (Ramachandran et al. 2017)."""
     x, dtype = _typed_input(node)
     alpha = node.attributes.get_float("alpha", 1.0)
-    inner = x if alpha == 1 else op("Mul", x, op.number(alpha, dtype))
+    inner = x if alpha == 1 else op("Mul", x, op.scalar(alpha, dtype))
     return op("Mul", x, op("Sigmoid", inner))
 
 
@@ -144,7 +144,7 @@ def _rms_normalization(op: Builder, node: ir.Node) -> ir.Value:
         raise GraphError(f"{node.name} normalises more than the last axis; normalise one")
     wide = x if stash == dtype else op("Cast", x, to=stash)
     mean = op("ReduceMean", op("Mul", wide, wide), op.ints(-1), keepdims=1)
-    eps = op.number(node.attributes.get_float("epsilon", 1e-5), stash)
+    eps = op.scalar(node.attributes.get_float("epsilon", 1e-5), stash)
     normed = op("Div", wide, op("Sqrt", op("Add", mean, eps)))
     narrow = normed if stash == dtype else op("Cast", normed, to=dtype)
     return op("Mul", narrow, weight)
@@ -165,7 +165,7 @@ def _tensor_scatter(op: Builder, node: ir.Node) -> ir.Value:
     grid = coordinates[0]
     for other in coordinates[1:]:
         grid = op("Add", grid, other)
-    zeros = op("Mul", grid, op.scalar_int(0))  # not every runtime has a dynamic Expand
+    zeros = op("Mul", grid, op.scalar(0))  # not every runtime has a dynamic Expand
     spread = [op("Unsqueeze", op("Add", zeros, c), op.ints(-1)) for c in coordinates]
     return op("ScatterND", past, op("Concat", *spread, axis=-1), new)
 
@@ -177,7 +177,7 @@ def _coordinates(op: Builder, x: ir.Value, axis: int, last: int) -> ir.Value:
         shape = [size if i == axis else 1 for i in range(last + 1)]
         return op.array(np.arange(size).reshape(shape))
     length = op("Squeeze", op.size(x, axis))
-    numbers = op("Range", op.scalar_int(0), length, op.scalar_int(1))
+    numbers = op("Range", op.scalar(0), length, op.scalar(1))
     return op("Unsqueeze", numbers, op.ints(*(i for i in range(last + 1) if i != axis)))
 
 

@@ -81,44 +81,29 @@ FORMS = (
 )
 
 
-def lower_for_any_length(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> None:
-    """Lower a node for any number of queries.
+def lower_node(
+    model: ir.Model, node: ir.Node, form: Form = KERNELS, *, one_query: bool = False
+) -> None:
+    """Lower a node for any number of queries, or for one.
 
     Args:
         model: The graph; changed in place.
         node: The node.
         form: The choice where several forms are possible.
+        one_query: Whether the graph is for one query per batch element.
 
     Raises:
         GraphError: If heads or widths of the node are not known.
     """
     a = read_with_merge(node)
-    outputs = _attend_any_length(Builder(model, node), a, form)
+    outputs = _attend_one_query(Builder(model, node), a, form) if one_query else None
+    if outputs is None:
+        any_length = KERNELS if one_query else form  # forms of one query are for caches alone
+        outputs = _attend_any_length(Builder(model, node), a, any_length)
     if outputs is not None:
         replace_node(model, a, outputs)
     elif not _runs_as_it_is(a):
         lower_to_portable(model, node)
-
-
-def lower_for_one_query(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> None:
-    """Lower a node for one query.
-
-    Args:
-        model: The graph; changed in place.
-        node: The node.
-        form: The choice where several forms are possible.
-
-    Raises:
-        GraphError: If heads or widths of the node are not known.
-    """
-    a = read_with_merge(node)
-    outputs = None
-    if dims(a.query)[-2] == 1 and appends_to_cache(a) and not a.packed and a.is_plain:
-        outputs = _attend_one_query(Builder(model, node), a, form)
-    if outputs is not None:
-        replace_node(model, a, outputs)
-    else:
-        lower_for_any_length(model, node)
 
 
 def _attend_any_length(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir.Value] | None:
@@ -149,6 +134,8 @@ def _attend_any_length(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir
 
 def _attend_one_query(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir.Value] | None:
     """Add attention of one query, and return the outputs of the node; None if no form fits it."""
+    if dims(a.query)[-2] != 1 or not appends_to_cache(a) or a.packed or not a.is_plain:
+        return None
     # A single query is the last one, and sees all keys.
     a = dataclasses.replace(a, causal=False)
     cache, integer_cache = _cache(op, a), quantised_cache(a)
@@ -267,7 +254,7 @@ def _if_cache_is_empty(
         return ort_kernels.causal_attention(inner, new)[:1]
 
     longest = op("ReduceMax", cache.lengths, keepdims=0)
-    is_first = op("Equal", longest, op.scalar_int(0))
+    is_first = op("Equal", longest, op.scalar(0))
     (attended,) = op.add_if(is_first, attend_new_keys, otherwise, a.dtype)
     return attended
 

@@ -157,7 +157,7 @@ def _attend_and_write(
     new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value)
     query, key, value = merge_qkv(op, new)
     last = op("Cast", cache.lengths, to=INT32)
-    total = op("Add", op("ReduceMax", last, keepdims=0), op.scalar_int(1, INT32))
+    total = op("Add", op("ReduceMax", last, keepdims=0), op.scalar(1, INT32))
     inputs = [query, key, value, cache.past_key, cache.past_value, last, total, *optional]
     attended, *present = op.add_node(
         "GroupQueryAttention", inputs, 3, MICROSOFT, **attributes_of(a), **attributes
@@ -204,7 +204,7 @@ def zero_masked_rows(op: Builder, a: AttentionNode, attended: ir.Value, bias: ir
         attended: `[B, L, H·Dv]`.
         bias: The bias on the scores, `[B or 1, H or 1, L, S]`.
     """
-    zero, seen = op.number(0.0, a.dtype), sees_any(op, a, bias)
+    zero, seen = op.scalar(0.0, a.dtype), sees_any(op, a, bias)
     if same_for_heads(a):
         return op("Where", op("Squeeze", seen, op.ints(1)), attended, zero)
     seen = op("Transpose", seen, perm=SWAP_HEADS_AND_LENGTH)
@@ -272,7 +272,7 @@ def fold(
     """
     # With L = 1, `[B, L, H·D]` and `[B, H, L, D]` have the same order of elements.
     query = merged_source(a.query) or a.query
-    scaled = op("Mul", query, op.number(a.scale, a.dtype))
+    scaled = op("Mul", query, op.scalar(a.scale, a.dtype))
     rows = op("Reshape", scaled, op.ints(0, a.num_kv_heads, a.q_per_kv, a.head_dim))
     if scales is not None:
         rows = op("Mul", rows, op.array(scales[0]))
@@ -297,7 +297,7 @@ def fold(
     attended = op("Reshape", attended, op.ints(0, *shape))
     if bias is not None and a.mask is not None:  # without a mask, each query sees its own key
         seen = sees_any(op, a, bias, keepdims=int(not flat))
-        attended = op("Where", seen, attended, op.number(0.0, a.dtype))
+        attended = op("Where", seen, attended, op.scalar(0.0, a.dtype))
     return attended if flat else split_to_output(op, a, attended)
 
 

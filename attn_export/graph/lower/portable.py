@@ -103,12 +103,12 @@ def apply_softcap(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
     """
     if not a.softcap:
         return scores
-    cap = op.number(a.softcap, a.dtype)
+    cap = op.scalar(a.softcap, a.dtype)
     return op("Mul", op("Tanh", op("Div", scores, cap)), cap)
 
 
 def _scores(op: Builder, a: AttentionNode, query: ir.Value, key: ir.Value) -> ir.Value:
-    scaled = query if a.scale == 1 else op("Mul", query, op.number(a.scale, a.dtype))
+    scaled = query if a.scale == 1 else op("Mul", query, op.scalar(a.scale, a.dtype))
     if a.q_per_kv == 1:
         return op("MatMul", scaled, op("Transpose", key, perm=SWAP_LAST_AXES))
     # Group the query heads of each K/V head, and give the keys an axis of 1 to broadcast.
@@ -122,7 +122,7 @@ def _apply_mask(op: Builder, a: AttentionNode, scores: ir.Value, visible: Visibl
         scores = op("Add", scores, visible.added)
     if visible.keys is None:
         return scores
-    return op("Where", visible.keys, scores, op.number(-np.inf, a.dtype))
+    return op("Where", visible.keys, scores, op.scalar(-np.inf, a.dtype))
 
 
 def _softmax(op: Builder, a: AttentionNode, scores: ir.Value, visible: VisibleKeys) -> ir.Value:
@@ -134,7 +134,7 @@ def _softmax(op: Builder, a: AttentionNode, scores: ir.Value, visible: VisibleKe
     if visible.keys is None or not a.may_hide_all:
         return weights
     # The softmax of a query without visible keys is 0/0.
-    return op("Where", visible.keys, weights, op.number(0.0, a.dtype))
+    return op("Where", visible.keys, weights, op.scalar(0.0, a.dtype))
 
 
 def _weigh_values(

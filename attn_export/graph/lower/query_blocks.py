@@ -131,7 +131,7 @@ def _attend_by_products(
         The output, in the node's layout.
     """
     if a.scale != 1:
-        query = op("Mul", query, op.number(a.scale, a.dtype))
+        query = op("Mul", query, op.scalar(a.scale, a.dtype))
     length, size = op.size(a.query, -2), op.ints(block)
     count = op("Div", op("Add", length, op.ints(block - 1)), size)
     unseen = _keys_beyond_block_end(op, a, length)
@@ -213,7 +213,7 @@ def _attend_block(
         return split_to_output(op, a, attended)
     # The softmax of a query without visible keys is NaN.
     shown = sees_any(op, a, bias)
-    return split_to_output(op, a, op("Where", shown, attended, op.number(0.0, a.dtype)))
+    return split_to_output(op, a, op("Where", shown, attended, op.scalar(0.0, a.dtype)))
 
 
 def _attend_by_kernel(

@@ -68,9 +68,9 @@ def visible_keys(
             conditions.append(mask)
         else:
             added = mask
-            conditions.append(op("Greater", mask, op.number(-np.inf, a.dtype)))
+            conditions.append(op("Greater", mask, op.scalar(-np.inf, a.dtype)))
     if a.causal or a.valid_keys is not None:
-        keys = op("Range", op.scalar_int(0), op("Squeeze", S), op.scalar_int(1))  # [S]
+        keys = op("Range", op.scalar(0), op("Squeeze", S), op.scalar(1))  # [S]
         if a.causal:
             conditions.append(
                 op("LessOrEqual", keys, _last_visible(op, a, L, rows, grouped=grouped))
@@ -102,8 +102,8 @@ def score_bias(
     visible = visible_keys(op, a, L, S, grouped=False, rows=rows)
     if visible.keys is None:
         return None
-    shown = visible.added if visible.added is not None else op.number(0.0, a.dtype)
-    return op("Where", visible.keys, shown, op.number(-np.inf, a.dtype))
+    shown = visible.added if visible.added is not None else op.scalar(0.0, a.dtype)
+    return op("Where", visible.keys, shown, op.scalar(-np.inf, a.dtype))
 
 
 def sees_any(op: Builder, a: AttentionNode, bias: ir.Value, *, keepdims: int = 1) -> ir.Value:
@@ -116,7 +116,7 @@ def sees_any(op: Builder, a: AttentionNode, bias: ir.Value, *, keepdims: int = 1
         keepdims: 0 to drop the last axis.
     """
     best = op("ReduceMax", bias, op.ints(-1), keepdims=keepdims)
-    return op("Greater", best, op.number(-np.inf, a.dtype))
+    return op("Greater", best, op.scalar(-np.inf, a.dtype))
 
 
 def _block_of_mask(op: Builder, mask: ir.Value, rows: QueryBlock, S: ir.Value) -> ir.Value:
@@ -133,8 +133,8 @@ def _last_visible(
     op: Builder, a: AttentionNode, L: ir.Value, rows: QueryBlock | None, *, grouped: bool
 ) -> ir.Value:
     """Return the last visible key of each query: `[L, 1]`, or with axes for the batch before it."""
-    first = op.scalar_int(0) if rows is None else op("Squeeze", rows.first)
-    numbers = op("Range", first, op("Squeeze", L if rows is None else rows.end), op.scalar_int(1))
+    first = op.scalar(0) if rows is None else op("Squeeze", rows.first)
+    numbers = op("Range", first, op("Squeeze", L if rows is None else rows.end), op.scalar(1))
     column = op("Unsqueeze", numbers, op.ints(1))  # [L, 1]
     if a.past_key is not None:
         return op("Add", column, op.size(a.past_key, 2))
@@ -168,12 +168,12 @@ def _pad_to_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value)
         return mask
     kept = mask
     if mask.dtype == ir.DataType.BOOL:  # not every runtime pads bool
-        zero, hidden = op.number(0.0, a.dtype), op.number(-np.inf, a.dtype)
+        zero, hidden = op.scalar(0.0, a.dtype), op.scalar(-np.inf, a.dtype)
         kept = set_type(op("Where", mask, zero, hidden), a.dtype, mask.shape)
     missing = op("Sub", S, op("Shape", mask, start=-1))
     before = op.ints(*[0] * (2 * len(mask.shape) - 1))
     pads = op("Concat", before, missing, axis=0)
-    padded = op("Pad", kept, pads, op.number(-np.inf, a.dtype))
+    padded = op("Pad", kept, pads, op.scalar(-np.inf, a.dtype))
     return set_type(padded, a.dtype, ir.Shape([*mask.shape[:-1], None]))
 
 

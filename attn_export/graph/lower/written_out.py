@@ -169,7 +169,7 @@ def _mask(op: Builder, masks: Sequence[Mask], like: ir.Value) -> ir.Value | None
         number = mask
         if is_bool:
             floor = max(low, float(np.finfo(dtype.numpy()).min)) if low > -math.inf else low
-            number = op("Where", mask, op.number(0.0, dtype), op.number(floor, dtype))
+            number = op("Where", mask, op.scalar(0.0, dtype), op.scalar(floor, dtype))
             set_type(number, dtype, mask.shape)
         elif mask.dtype not in (None, dtype):
             number = set_type(op("Cast", mask, to=dtype), dtype, mask.shape)
