@@ -71,12 +71,11 @@ def size_text(size: Size) -> str:
 def reshape_target(before: Sequence[Size], after: Sequence[Size]) -> list[int] | None:
     """Return the constant target of a Reshape: 0 for a kept axis, -1 for one to infer.
 
+    It is None if several sizes would have to be inferred.
+
     Args:
         before: The shape before it.
         after: The shape after it.
-
-    Returns:
-        The target; None if several sizes would have to be inferred.
     """
     target: list[int] = []
     for axis, size in enumerate(after):

@@ -75,10 +75,7 @@ def quantisation_scales(graph: CheckedGraph) -> Iterator[str]:
 def _scales(node: onnx.NodeProto, computed: Set[str]) -> str:
     """Return the name of the scales that a node reads, or "".
 
-    Args:
-        node: The node.
-        computed: Names of scales that DynamicQuantizeLinear computes. They are multiplied with the
-            constant scale of the weight.
+    Scales that DynamicQuantizeLinear computes are multiplied with the constant one of the weight.
     """
     if node.op_type == "Mul" and not computed.isdisjoint(node.input):
         return next((name for name in node.input if name not in computed), "")

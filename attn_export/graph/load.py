@@ -188,12 +188,7 @@ def refuse_bad_data(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def _dangling(graph: onnx.GraphProto, outer: Set[str]) -> Iterator[str]:
-    """Yield nodes and outputs that read an undefined value, or define one twice.
-
-    Args:
-        graph: The graph.
-        outer: The names of values of the enclosing graphs.
-    """
+    """Yield nodes and outputs that read an undefined value, or define a name again."""
     defined = {"", *outer, *(i.name for i in graph.input), *(t.name for t in graph.initializer)}
     defined |= {t.values.name for t in graph.sparse_initializer}
     for node in graph.node:

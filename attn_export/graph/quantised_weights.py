@@ -122,18 +122,11 @@ def _quantise_dynamically(op: Builder, x: ir.Value) -> Sequence[ir.Value]:
 def _round_input(
     model: ir.Model, product: ir.Node, block: int, rounded: dict[ir.Value, ir.Value]
 ) -> None:
-    """Round the input of a product by block; products of the same input share the nodes.
-
-    Args:
-        model: The graph; changed in place.
-        product: The product.
-        block: The size of the blocks.
-        rounded: The rounded values of inputs that are rounded already; updated in place.
-    """
+    """Round the input of a product by block; products of the same input share the nodes."""
     x = product.inputs[0]
     assert x is not None
     if x not in rounded:
-        rounded[x] = round_in_blocks(Builder(model, product), x, block)
+        rounded[x] = _round_in_blocks(Builder(model, product), x, block)
     product.replace_input_with(0, rounded[x])
 
 
@@ -159,20 +152,12 @@ ORDER = "_order"
 # -- rounding of inputs by block ----------------------------------------------------------------
 
 
-def round_in_blocks(op: Builder, x: ir.Value, block: int) -> ir.Value:
-    """Add nodes that round a value to 8 bits, with a scale for each block of a token.
+def _round_in_blocks(op: Builder, x: ir.Value, block: int) -> ir.Value:
+    """Return `x [B, L, N]` rounded to 8 bits, with a scale for each block of N.
 
     It takes nine nodes of ai.onnx, from a Reshape into blocks to a Reshape back. MatMulNBits of
     ONNX Runtime does the same at `accuracy_level` 4
     (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md).
-
-    Args:
-        op: Builder of the nodes.
-        x: The value, float32 `[B, L, N]`.
-        block: The number of consecutive elements that share a scale; it divides N.
-
-    Returns:
-        The rounded value, float32 `[B, L, N]`.
     """
     assert x.shape is not None
     *rows, width = x.shape

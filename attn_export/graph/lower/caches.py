@@ -114,15 +114,12 @@ def can_be_written_by_operator(cache: InPlaceCache, key: ir.Value, value: ir.Val
 
 
 def transpose_value_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
-    """Change the layout of the value cache to `[B, Hkv, Dv, capacity]`.
+    """Return the written value cache, whose layout becomes `[B, Hkv, Dv, capacity]`.
 
     Args:
         op: Builder of the nodes.
         a: The `Attention` node as plain values.
         cache: The cache of the node.
-
-    Returns:
-        The written cache.
     """
     past, present = cache.past_value, a.value
     scatter = present.producer()

@@ -43,14 +43,11 @@ FLOATS = [0.0, 0.0, 1.0, -0.5, -np.inf, float(np.finfo(np.float32).min)]
 
 
 def _remove_causal_part(model: ir.Model, mask_graph: MaskGraph) -> ir.Value | None:
-    """Build the mask without the part that is computed from sizes, if that part is causal.
+    """Return the mask without its part that is computed from sizes; None unless that is causal.
 
     An operand that is computed from sizes, and is the same number for all visible keys, is replaced
     by this number where it is combined with data. This is right if the new mask equals the old one
     for visible keys, and the old one hides all others. Both are verified on random data.
-
-    Returns:
-        The new mask; None if there is no such part.
     """
     parts, last = _size_values(mask_graph), mask_graph.mask.producer()
     if not parts or last is None:
@@ -73,10 +70,7 @@ def _remove_causal_part(model: ir.Model, mask_graph: MaskGraph) -> ir.Value | No
 
 
 def _size_values(mask_graph: MaskGraph) -> dict[ir.Value, Array]:
-    """Return operands of data-dependent nodes that are computed from sizes, with their number.
-
-    Each is the same number for all visible keys. The arrays have that number as only element.
-    """
+    """Return operands of data-dependent nodes that are one number for all visible keys."""
     computed = {value for node in mask_graph.nodes for value in node.outputs}
     operands = {
         value: None

@@ -175,8 +175,8 @@ def _casts_to_int32(node: ir.Node) -> bool:
 def _tables(op: Builder, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
     """Return cosines and sines of all positions, `[POSITIONS, D/2]`.
 
-    They are computed by copies of the graph's nodes from constant positions. ONNX Runtime folds
-    these nodes when it loads the graph, so that the file holds no table.
+    They are computed by copies of the graph's nodes, which ONNX Runtime folds when it loads the
+    graph, so that the file holds no table.
     """
     first, last, step = (op.scalar(number) for number in (0, POSITIONS, 1))
     positions = op("Unsqueeze", op("Range", first, last, step), op.ints(0))

@@ -53,16 +53,13 @@ def merge_qkv(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Val
 
 
 def merge_heads(op: Builder, x: ir.Value, heads: int, width: int) -> ir.Value:
-    """Convert `[B, H, L, D]` to `[B, L, H·D]`.
+    """Return `[B, L, H·D]` of `[B, H, L, D]`: the value from which it was split, if there is one.
 
     Args:
         op: Builder of the nodes.
         x: `[B, H, L, D]`.
         heads: H.
         width: D.
-
-    Returns:
-        `[B, L, H·D]`: the value from which `x` was split, if it was split from one.
     """
     source = merged_source(x)
     if source is not None:
@@ -150,18 +147,6 @@ def split_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Val
     return op("Reshape", swapped, op.ints(0, 0, a.num_heads * a.v_head_dim))
 
 
-def split_heads(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
-    """Return `[B, L, H·Dv]` converted to `[B, H, L, Dv]`.
-
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-        attended: `[B, L, H·Dv]`.
-    """
-    split = op("Reshape", attended, op.ints(0, 0, a.num_heads, a.v_head_dim))
-    return op("Transpose", split, perm=SWAP_HEADS_AND_LENGTH)
-
-
 def merged_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     """Return `[B, L, H·Dv]` converted to the layout of the node's output.
 
@@ -170,7 +155,10 @@ def merged_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Va
         a: The `Attention` node as plain values.
         attended: `[B, L, H·Dv]`.
     """
-    return attended if a.merges_heads else split_heads(op, a, attended)
+    if a.merges_heads:
+        return attended
+    split = op("Reshape", attended, op.ints(0, 0, a.num_heads, a.v_head_dim))
+    return op("Transpose", split, perm=SWAP_HEADS_AND_LENGTH)
 
 
 def replace_node(model: ir.Model, a: AttentionNode, outputs: Sequence[ir.Value]) -> None:

@@ -36,15 +36,12 @@ class Rotation:
     positions: ir.Value
 
     def repeat(self, op: Builder, value: ir.Value, positions: ir.Value) -> ir.Value:
-        """Copy the nodes of `value` for other positions.
+        """Return cosines or sines of other positions, by copies of the nodes of `value`.
 
         Args:
             op: Builder of the nodes.
             value: `cos` or `sin`.
             positions: The other positions, int64 `[1, N]`.
-
-        Returns:
-            The new value, with an axis of N positions.
         """
         chain = _chain_to(value, self.positions)
         assert chain is not None  # `find_rotation` has checked this

@@ -36,14 +36,11 @@ NO_SINK = -1e30
 
 
 def full_attention(op: Builder, a: AttentionNode) -> ir.Value:
-    """Add attention in which every query sees every key.
+    """Return attention in which every query sees every key, in the node's layout.
 
     Args:
         op: Builder of the nodes.
         a: The `Attention` node as plain values.
-
-    Returns:
-        The output, in the node's layout.
     """
     query, key, value = merge_qkv(op, a)
     if a.q_per_kv > 1:  # MultiHeadAttention has no shared K/V heads
@@ -90,15 +87,14 @@ def causal_attention(op: Builder, a: AttentionNode) -> list[ir.Value]:
 
 
 def in_place_attention(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
-    """Add attention of one query per batch element to all its keys, with the cache in place.
+    """Return attention of one query per batch element to all its keys, with the cache in place.
+
+    It is in the node's layout.
 
     Args:
         op: Builder of the nodes.
         a: The `Attention` node as plain values; its key and value are the written cache.
         cache: The cache of the node.
-
-    Returns:
-        The output, in the node's layout.
     """
     return _attend_and_write(op, a, cache, (a.key, a.value))
 
@@ -106,9 +102,10 @@ def in_place_attention(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir
 def integer_attention(
     op: Builder, a: AttentionNode, integer_cache: QuantisedCache, *, whole_rows: bool = False
 ) -> ir.Value:
-    """Add attention of one query per batch element over a cache of integers.
+    """Return attention of one query per batch element over a cache of integers.
 
-    The operator quantises the new keys and values, and reads the integers.
+    It is in the node's layout. The operator quantises the new keys and values, and reads the
+    integers.
 
     Args:
         op: Builder of the nodes.
@@ -117,9 +114,6 @@ def integer_attention(
         whole_rows: Whether the kernel computes all scores of a head before it reads values. It does
             so if each head has an attention sink (a score without a value). `NO_SINK` is one that
             does not change the result.
-
-    Returns:
-        The output, in the node's layout.
     """
     scales = (integer_cache.k_scale, integer_cache.v_scale)
     quant_types = ["PER_CHANNEL" if scale.ndim else "PER_TENSOR" for scale in scales]
@@ -141,18 +135,10 @@ def _attend_and_write(
     *optional: ir.Value | None,
     **attributes: int | str,
 ) -> ir.Value:
-    """Add attention of one query per batch element, which writes the new keys and values.
+    """Return attention of one query per batch element, which writes the new keys and values.
 
     The operator writes them into the past's buffer if the caller binds the same buffer to past and
-    present.
-
-    Args:
-        op: Builder of the nodes.
-        a: The node.
-        cache: Its cache.
-        written: The written keys and values, which outputs of the operator replace.
-        *optional: The inputs from the eighth on.
-        **attributes: Attributes, besides those that every node has.
+    present. Its outputs replace `written`; `optional` are its inputs from the eighth on.
     """
     new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value)
     query, key, value = merge_qkv(op, new)
@@ -226,7 +212,7 @@ def _repeat_heads(op: Builder, a: AttentionNode, x: ir.Value, width: int) -> ir.
 
 
 def fold_integers(op: Builder, a: AttentionNode, integer_cache: QuantisedCache) -> ir.Value:
-    """Add attention as `fold` does, over a cache of integers.
+    """Return attention as `fold` does, over a cache of integers.
 
     Integers of 8 bits are only cast. Their scales multiply the query and the output, which are
     small compared with the cache.
@@ -235,9 +221,6 @@ def fold_integers(op: Builder, a: AttentionNode, integer_cache: QuantisedCache) 
         op: Builder of the nodes.
         a: The `Attention` node as plain values; its query is `[B, H, 1, D]`.
         integer_cache: The cache of the node.
-
-    Returns:
-        The output, in the node's layout.
     """
     if integer_cache.bits != 8:
         return fold(op, a, a.key, a.value)
@@ -257,7 +240,7 @@ def fold(
     transposed: bool = False,
     scales: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> ir.Value:
-    """Add attention of one query per batch element by products.
+    """Return attention of one query per batch element by products, in the node's layout.
 
     Args:
         op: Builder of the nodes.
@@ -266,9 +249,6 @@ def fold(
         value: `[B, Hkv, S, Dv]`, with the past.
         transposed: Whether `value` is `[B, Hkv, Dv, S]` instead.
         scales: Factors of key and value, scalars or `[Hkv, 1, D]`; None for 1.
-
-    Returns:
-        The output, in the node's layout.
     """
     # With L = 1, `[B, L, H·D]` and `[B, H, L, D]` have the same order of elements.
     query = merged_source(a.query) or a.query

@@ -37,14 +37,11 @@ def lower_to_portable(model: ir.Model, node: ir.Node) -> None:
 
 
 def attend(op: Builder, a: AttentionNode) -> list[ir.Value]:
-    """Add the nodes of attention.
+    """Return the output, present key and present value, and the scores if they are read.
 
     Args:
         op: Builder of the nodes.
         a: The `Attention` node as plain values.
-
-    Returns:
-        The output, present key and present value, and the scores if they are read.
     """
     query, key, value = split_qkv(op, a)
     present_key, present_value = key, value
@@ -91,15 +88,12 @@ def decompose(
 
 
 def apply_softcap(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
-    """Add softcap · tanh(scores / softcap), if the node has a softcap.
+    """Return softcap · tanh(scores / softcap), or the scores if the node has no softcap.
 
     Args:
         op: Builder of the nodes.
         a: The `Attention` node as plain values.
         scores: The scores before the mask.
-
-    Returns:
-        The scores; unchanged if the node has no softcap.
     """
     if not a.softcap:
         return scores

@@ -114,22 +114,9 @@ def _attend_by_products(
     value: ir.Value,
     block: int,
     *,
-    transposed: bool = False,
+    transposed: bool,
 ) -> ir.Value:
-    """Add attention by products over blocks of queries.
-
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-        query: `[B, H, L, D]`.
-        key: `[B, Hkv, S, D]`, with the past.
-        value: `[B, Hkv, S, Dv]`, with the past.
-        block: The number of queries of a block.
-        transposed: Whether the value is `[B, Hkv, Dv, S]` instead.
-
-    Returns:
-        The output, in the node's layout.
-    """
+    """Return the output in the node's layout, by products; the value may be `[B, Hkv, Dv, S]`."""
     if a.scale != 1:
         query = op("Mul", query, op.scalar(a.scale, a.dtype))
     length, size = op.size(a.query, -2), op.ints(block)
@@ -173,15 +160,10 @@ def _attend_block(
     *,
     transposed: bool,
 ) -> ir.Value:
-    """Add the attention of one block of queries, in the layout of the node's output.
+    """Return the attention of one block of queries, in the layout of the node's output.
 
-    Args:
-        op: Builder of the nodes within the loop.
-        a: The node.
-        rows: The queries of the block.
-        seen: The number of keys, from the first on, that the block sees; None for all.
-        operands: Scaled queries, keys and values.
-        transposed: Whether the values are `[B, Hkv, Dv, S]`.
+    The block sees the first `seen` keys, or all for None. Operands are scaled queries, keys and
+    values, and these are `[B, Hkv, Dv, S]` if `transposed`.
     """
     query, key, value = operands
     query = op("Slice", query, rows.first, rows.end, op.ints(2))
@@ -219,18 +201,9 @@ def _attend_block(
 def _attend_by_kernel(
     op: Builder, a: AttentionNode, key: ir.Value, value: ir.Value, past: ir.Value, block: int
 ) -> ir.Value:
-    """Add attention by the causal kernel over blocks of queries.
+    """Return the output in the node's layout, by the causal kernel.
 
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-        key: `[B, Hkv, S, D]`, with the past.
-        value: `[B, Hkv, S, D]`, with the past.
-        past: The number of keys before the first query of each batch element, int64 `[B]` or `[1]`.
-        block: The number of queries of a block.
-
-    Returns:
-        The output, in the node's layout.
+    `past` is the number of keys before the first query of each batch element, `[B]` or `[1]`.
     """
     query = a.query if a.packed else merge_heads(op, a.query, a.num_heads, a.head_dim)
     rows = op("Expand", past, op.size(query, 0))

@@ -24,7 +24,7 @@ def tidy(model: ir.Model) -> None:
     """Run all passes of this file."""
     merge_transposes(model)
     take_sizes_from_inputs(model)
-    share_sizes(model.graph)
+    _share_sizes(model.graph)
     common.RemoveUnusedNodesPass()(model)
     sink_into_branches(model)
 
@@ -82,17 +82,12 @@ def _replace_by_constant(model: ir.Model, node: ir.Node, array: np.ndarray) -> N
     node.outputs[0].replace_all_uses_with(constant(model, array))
 
 
-def share_sizes(graph: ir.Graph, known: dict[object, ir.Value] | None = None) -> None:
-    """Merge equal nodes of `SHARED` operators, also within subgraphs.
-
-    Args:
-        graph: The graph; changed in place.
-        known: The values of the enclosing graphs, by operator, inputs and attributes.
-    """
+def _share_sizes(graph: ir.Graph, known: dict[object, ir.Value] | None = None) -> None:
+    """Merge equal nodes of `SHARED` operators, also with `known` ones of the enclosing graphs."""
     known = dict(known or {})
     for node in graph:
         for branch in _branches(node):
-            share_sizes(branch, known)
+            _share_sizes(branch, known)
         if node.op_type not in SHARED or node.domain or len(node.outputs) != 1:
             continue
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
