@@ -29,12 +29,10 @@ from attn_export.graph.ir_helpers import (
 )
 from attn_export.spec.inputs import MASK_FLOOR
 
-PASSING_OPERATORS = frozenset(
-    {
-        "Add", "Cast", "Concat", "Expand", "Identity", "Mul", "Reshape", "Slice", "Squeeze",
-        "Sub", "Transpose", "Unsqueeze", "Where",
-    }
-)  # fmt: skip
+PASSING_OPERATORS = frozenset({
+    "Add", "Cast", "Concat", "Expand", "Identity", "Mul", "Reshape", "Slice", "Squeeze",
+    "Sub", "Transpose", "Unsqueeze", "Where",
+})  # fmt: skip
 """Operators that may pass a huge constant on to a mask."""
 
 

@@ -16,11 +16,7 @@ import onnx_ir as ir
 
 from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.ir_helpers import dims
-from attn_export.graph.lower.caches import (
-    InPlaceCache,
-    can_be_written_by_operator,
-    in_place_cache,
-)
+from attn_export.graph.lower.caches import InPlaceCache, can_be_written_by_operator, in_place_cache
 from attn_export.graph.lower.computed_masks import shown_and_hidden
 from attn_export.graph.lower.heads import (
     merge_heads,

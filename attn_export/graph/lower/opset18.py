@@ -199,18 +199,16 @@ OPSET, IR_VERSION = 18, 8
 FOUR_BITS = frozenset({ir.DataType.INT4, ir.DataType.UINT4})
 """Types that DequantizeLinear supports from opset 21 on."""
 
-ONLY_TYPES_ADDED = frozenset(
-    {
-        "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Constant",
-        "ConstantOfShape", "Conv", "ConvTranspose", "Cos", "Cosh", "Det", "Dropout", "Elu", "Equal",
-        "EyeLike", "Flatten", "GRU", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool",
-        "HardSigmoid", "HardSwish", "Identity", "If", "InstanceNormalization", "IsInf", "IsNaN",
-        "LSTM", "Loop", "LpNormalization", "LpPool", "MaxRoiPool", "MaxUnpool", "Mish", "Pad",
-        "RNN", "ReduceMax", "ReduceMin", "Reshape", "RoiAlign", "Round", "Scan", "Selu", "Shape",
-        "Sin", "Sinh", "Size", "Softplus", "Softsign", "SplitToSequence", "Squeeze", "Tan",
-        "ThresholdedRelu", "TopK", "Transpose", "Unsqueeze",
-    }
-)  # fmt: skip
+ONLY_TYPES_ADDED = frozenset({
+    "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Constant",
+    "ConstantOfShape", "Conv", "ConvTranspose", "Cos", "Cosh", "Det", "Dropout", "Elu", "Equal",
+    "EyeLike", "Flatten", "GRU", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool",
+    "HardSigmoid", "HardSwish", "Identity", "If", "InstanceNormalization", "IsInf", "IsNaN",
+    "LSTM", "Loop", "LpNormalization", "LpPool", "MaxRoiPool", "MaxUnpool", "Mish", "Pad",
+    "RNN", "ReduceMax", "ReduceMin", "Reshape", "RoiAlign", "Round", "Scan", "Selu", "Shape",
+    "Sin", "Sinh", "Size", "Softplus", "Softsign", "SplitToSequence", "Squeeze", "Tan",
+    "ThresholdedRelu", "TopK", "Transpose", "Unsqueeze",
+})  # fmt: skip
 """Operators whose later versions only add types: https://onnx.ai/onnx/operators/."""
 
 

@@ -25,11 +25,7 @@ from attn_export.graph.lower.caches import (
     quantised_cache,
     transpose_value_cache,
 )
-from attn_export.graph.lower.heads import (
-    read_with_merge,
-    replace_node,
-    split_to_output,
-)
+from attn_export.graph.lower.heads import read_with_merge, replace_node, split_to_output
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.ort_kernels import fold
 from attn_export.graph.lower.portable import attend, decompose, lower_to_portable
@@ -113,19 +109,19 @@ def _attend_any_length(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir
         # No build uses blocks: only `tune` finds where they are faster.
         from attn_export.graph.lower.query_blocks import attend_in_blocks, fits_blocks
 
-        fits = fits_blocks(a) if form.products else _fits_causal_kernel_in_blocks(a, cache)
-        if fits:
+        if fits_blocks(a) if form.products else _fits_causal_kernel(a, cache):
             transposed = cache is not None and holds_values_transposed(a, cache)
             return attend_in_blocks(
                 op, a, cache, form.block, products=form.products, transposed=transposed
             )
     if cache is not None and holds_values_transposed(a, cache):
         return [_attend_transposed_cache(op, a, cache)]
-    if cache is not None and _fits_causal_kernel(a, cache.new_key):
+    fits_causal_kernel = _fits_causal_kernel(a, cache)
+    if cache is not None and fits_causal_kernel:
         return [_if_cache_is_empty(op, a, cache, lambda inner: _without_kernel(inner, a, 1))]
     if _fits_full_kernel(a):
         return [ort_kernels.full_attention(op, a)]
-    if _fits_causal_kernel(a, a.key) and a.valid_keys is None:
+    if fits_causal_kernel:
         if a.past_key is None:
             return ort_kernels.causal_attention(op, a)
         return _attend_after_past(op, a)
@@ -199,8 +195,11 @@ def _fits_full_kernel(a: AttentionNode) -> bool:
     return a.is_plain and unseen and not hides and not a.softcap and a.dtype == FLOAT
 
 
-def _fits_causal_kernel(a: AttentionNode, new_key: ir.Value) -> bool:
+def _fits_causal_kernel(a: AttentionNode, cache: InPlaceCache | None) -> bool:
     """Return whether the causal kernel can compute the node, with one new key per query."""
+    if a.valid_keys is not None and cache is None:
+        return False
+    new_key = a.key if cache is None else cache.new_key
     is_plain = a.is_plain and a.dtype in (FLOAT, FLOAT16)
     if not a.causal or not is_plain or not ort_kernels.takes_widths(a):
         return False
@@ -230,16 +229,9 @@ def _attend_transposed_cache(op: Builder, a: AttentionNode, cache: InPlaceCache)
         attended, _ = decompose(inner, a, a.query, a.key, value, transposed=True)
         return [split_to_output(inner, a, attended)]
 
-    if not _fits_causal_kernel(a, cache.new_key):
+    if not _fits_causal_kernel(a, cache):
         return attend_all_keys(op)[0]
     return _if_cache_is_empty(op, a, cache, attend_all_keys)
-
-
-def _fits_causal_kernel_in_blocks(a: AttentionNode, cache: InPlaceCache | None) -> bool:
-    """Return whether the causal kernel can compute the node block by block."""
-    if a.valid_keys is not None and cache is None:
-        return False
-    return _fits_causal_kernel(a, a.key if cache is None else cache.new_key)
 
 
 def _if_cache_is_empty(

@@ -11,14 +11,7 @@ import onnx_ir as ir
 
 from attn_export.graph.lower.heads import SWAP_LAST_AXES, replace_node, split_qkv, split_to_output
 from attn_export.graph.lower.node_builder import Builder
-from attn_export.graph.lower.read import (
-    CAPPED,
-    MASKED,
-    RAW,
-    WEIGHTS,
-    AttentionNode,
-    read_attention,
-)
+from attn_export.graph.lower.read import CAPPED, MASKED, RAW, WEIGHTS, AttentionNode, read_attention
 from attn_export.graph.lower.visible_keys import VisibleKeys, visible_keys
 
 

@@ -35,12 +35,7 @@ from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.ort_kernels import INT32, attributes_of, zero_masked_rows
 from attn_export.graph.lower.portable import apply_softcap
 from attn_export.graph.lower.read import AttentionNode
-from attn_export.graph.lower.visible_keys import (
-    QueryBlock,
-    before_expand,
-    score_bias,
-    sees_any,
-)
+from attn_export.graph.lower.visible_keys import QueryBlock, before_expand, score_bias, sees_any
 
 
 def fits_blocks(a: AttentionNode) -> bool:

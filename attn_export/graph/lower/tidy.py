@@ -11,12 +11,10 @@ from onnx_ir.passes import common
 from attn_export.graph.axis_names import axis_of_an_input, reshape_target
 from attn_export.graph.ir_helpers import constant, dims, ints, value_before
 
-SHARED = frozenset(
-    {
-        "Add", "And", "Cast", "Concat", "Equal", "Expand", "Greater", "Less", "LessOrEqual", "Mul",
-        "Or", "Range", "ReduceMax", "Reshape", "Shape", "Squeeze", "Sub", "Unsqueeze", "Where",
-    }
-)  # fmt: skip
+SHARED = frozenset({
+    "Add", "And", "Cast", "Concat", "Equal", "Expand", "Greater", "Less", "LessOrEqual", "Mul",
+    "Or", "Range", "ReduceMax", "Reshape", "Shape", "Squeeze", "Sub", "Unsqueeze", "Where",
+})  # fmt: skip
 """Operators whose nodes are merged if inputs and attributes are the same."""
 
 
