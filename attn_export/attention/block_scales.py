@@ -63,9 +63,6 @@ def hadamard(width: int) -> Tensor:
 
     It is block-diagonal. Its blocks are Hadamard matrices, scaled to be orthogonal, of the largest
     power of 2 that divides the width.
-
-    Args:
-        width: The width.
     """
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while width % (2 * len(matrix)) == 0:
@@ -80,9 +77,6 @@ class BlockScales(CacheRounding):
 
     A cache is uint8 `[B, Hkv, S, D / 2 + 2 n]` for n blocks (Dv for values): the channels, see
     `join_nibbles`, then the index of the scale of each block, then its zero point.
-
-    Args:
-        spec: The spec; its `kv_scale` is ``"per-block"``.
 
     Attributes:
         hadamard: The matrix that queries and keys are multiplied by, `[D, D]`.

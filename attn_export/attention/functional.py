@@ -90,9 +90,6 @@ class AddedKeys(nn.Module):
 
     `add_bias_kv` adds a learned key and value, then `add_zero_attn` a key and value of 0. Every
     query attends to them: no mask hides them.
-
-    Args:
-        spec: The spec; its fields `add_bias_kv` and `add_zero_attn` are used.
     """
 
     def __init__(self, spec: AttentionSpec) -> None:

@@ -21,9 +21,6 @@ class LatentProjections(nn.Module):
     mean of latents (ibid., sec. 2.1.2). So one key/value head of width C serves all query heads,
     and the cache holds only the latent and the R rotated elements of each key.
 
-    Args:
-        spec: The spec.
-
     Attributes:
         key_up: The projection from the latent to keys, `[H, N, C]`.
         value_up: The projection from the latent to values, `[H, Dv, C]`.
@@ -44,14 +41,10 @@ class LatentProjections(nn.Module):
         self.value_up = nn.Parameter(_uniform(H, spec.v_head_dim, C))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, the elements of keys that will be rotated, and latents.
+        """Return queries, the elements of keys that will be rotated, and latents of `[B, L, E]`.
 
-        Args:
-            x: The input, `[B, L, E]`.
-
-        Returns:
-            Queries `[B, H, L, R + C]`, whose first R elements will be rotated; keys
-            `[B, 1, L, R]`; latents `[B, 1, L, C]`.
+        Queries are `[B, H, L, R + C]`, and their first R elements will be rotated. Keys are
+        `[B, 1, L, R]`, and latents `[B, 1, L, C]`.
         """
         C, R = self.spec.kv_latent_dim, self.spec.rotary_dim
         q = self.q_up(self.q_norm(self.q_down(x)) if self.spec.q_latent_dim else x)

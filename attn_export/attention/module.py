@@ -29,9 +29,6 @@ class Attention(nn.Module):
     Query head h attends to key/value head ``h // q_per_kv`` (blocks, as
     `Tensor.repeat_interleave`; Ainslie et al. 2023).
 
-    Args:
-        spec: The attention to build.
-
     Attributes:
         integers: The integers and scales of quantised weights, by name. The parameters of these
             names hold the dequantised values.

@@ -57,11 +57,7 @@ Turns = tuple[Tensor, Tensor]
 
 
 class Rotary(WideBuffers):
-    """Rotary position embedding: rotation of pairs of elements by position.
-
-    Args:
-        spec: The spec; its rotary fields are used.
-    """
+    """Rotary position embedding: rotation of pairs of elements by position."""
 
     inv_freq: Tensor
     long_inv_freq: Tensor
@@ -80,8 +76,7 @@ class Rotary(WideBuffers):
     def turns(self, positions: Tensor) -> Turns:
         """Return the cosine and sine of the angle of each position and pair.
 
-        Args:
-            positions: int64 `[L]`, or `[B, L]` if batch elements have different positions.
+        Positions are int64 `[L]`, or `[B, L]` if batch elements have different ones.
         """
         frequencies = self.inv_freq
         if self.spec.rotary_scaling == "dynamic":
@@ -240,11 +235,7 @@ def relative_buckets(buckets: int, max_distance: int, *, both_sides: bool) -> Te
 
 
 class ScoreBias(WideBuffers):
-    """Mask and bias on scores that depend on positions: windows, ALiBi, relative bias.
-
-    Args:
-        spec: The spec; its windows, ALiBi and relative bias are used.
-    """
+    """Mask and bias on scores that depend on positions: windows, ALiBi, relative bias."""
 
     slopes: Tensor
     buckets: Tensor

@@ -22,11 +22,8 @@ class QuantisedActivations(nn.Module, abc.ABC):
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` rounded to multiples of its scales.
 
-        While exporting `x` is returned as it is: the graph gets its rounding afterwards
-        (`graph/quantised_weights.py`).
-
-        Args:
-            x: The input of a projection, `[B, L, N]`.
+        It is the input of a projection, `[B, L, N]`. While exporting it is returned as it is: the
+        graph gets its rounding afterwards (`graph/quantised_weights.py`).
         """
         return x if onnx_attention.emitting() else self.integers(x) * self.scales(x)
 

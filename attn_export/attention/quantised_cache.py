@@ -44,35 +44,20 @@ MIDDLE = 8
 
 
 def pack(x: Tensor) -> Tensor:
-    """Pack integers from -8 to 7: two neighbours in a byte, the first in its lower half.
-
-    Args:
-        x: Whole numbers in floating point, `[..., D]`; D is even.
-
-    Returns:
-        uint8 `[..., D / 2]`.
-    """
+    """Pack whole numbers from -8 to 7, floating `[..., D]`, in pairs to uint8 `[..., D / 2]`."""
     return join_nibbles(x.int() + MIDDLE).to(torch.uint8)
 
 
 def join_nibbles(nibbles: Tensor) -> Tensor:
     """Join neighbouring integers from 0 to 15 to bytes, the first in the lower half.
 
-    Args:
-        nibbles: int32 `[..., D]`; D is even.
-
-    Returns:
-        int32 `[..., D / 2]`.
+    Both are int32: the integers `[..., D]` for an even D, and the bytes `[..., D / 2]`.
     """
     return nibbles[..., ::2] + 16 * nibbles[..., 1::2]
 
 
 def byte_nibbles(middle: int = MIDDLE) -> Tensor:
-    """Return the two 4-bit integers that each byte holds, float32 `[256, 2]`.
-
-    Args:
-        middle: The nibble that represents 0.
-    """
+    """Return the two integers that each byte holds, float32 `[256, 2]`; `middle` represents 0."""
     byte = torch.arange(256)
     return (torch.stack([byte & 15, byte >> 4], dim=-1) - middle).float()
 
@@ -143,9 +128,6 @@ class CacheScales(CacheRounding):
 
     Quotients by the scale are rounded half to even and clipped. A cache holds int8 of the shapes
     of keys and values, or bytes with two 4-bit integers each, see `pack`.
-
-    Args:
-        spec: The spec; its `kv_dtype` is an integer type.
 
     Attributes:
         k_scale: The scale of keys, float32: a scalar, or `[Hkv, 1, D]` by channel.
@@ -221,13 +203,9 @@ def _float16_steps(x: Tensor) -> Tensor:
 
 
 def round_to_float16(x: Tensor) -> Tensor:
-    """Return the nearest float16 number of each value, half to even.
+    """Return the nearest float16 number of each value of a tensor of any shape, half to even.
 
-    Args:
-        x: A floating point tensor of any shape.
-
-    Returns:
-        float16; or float64 if `x` is float64, since the truth computes in float64 throughout.
+    For float64 they are float64, since the truth computes in float64 throughout.
     """
     if x.dtype != torch.float64:
         return x.to(torch.float16)

@@ -66,10 +66,7 @@ FLEX = (
 
 
 def refuse_untranslated(program: ExportedProgram) -> None:
-    """Raise an error if a program contains flex_attention or autocast.
-
-    Args:
-        program: The captured program.
+    """Raise an error if a captured program contains flex_attention or autocast.
 
     Raises:
         ExportError: If it does; the message names the line and what to write instead.

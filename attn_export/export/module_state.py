@@ -68,9 +68,6 @@ def preserve_state(module: nn.Module) -> Iterator[None]:
     A module may keep a tensor from a call, such as a mask. If it is captured, such a tensor is a
     fake one without values. Restored are all attributes, and the contents of attributes that are
     dicts, lists or sets, but not the values of tensors.
-
-    Args:
-        module: The module.
     """
     before = [
         (part, dict(vars(part)), [(value, value.copy()) for value in _containers(part)])

@@ -194,10 +194,7 @@ PRESERVED = frozenset({
 def skip_empty_decomposition(program: ExportedProgram) -> None:
     """Let the exporter keep a program of `Attention` whose operations are all in `PRESERVED`.
 
-    The exporter traces every program again to decompose it, which takes half the time of an export.
-
-    Args:
-        program: The program, whose `run_decompositions` is replaced.
+    Otherwise the exporter traces it again to decompose it, which takes half the time of an export.
     """
     targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
     if all(_is_preserved(target) for target in targets):

@@ -65,11 +65,7 @@ class InputTree:
         return cls(tensors, tuple(names), tuple(leaf for _, leaf in leaves), structure)
 
     def rebuild(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nested arguments in which values replace the tensors.
-
-        Args:
-            values: A value for each tensor, by name.
-        """
+        """Return nested arguments in which values, by name, replace the tensors."""
         leaves = [
             values[name] if name is not None else constant
             for name, constant in zip(self.names, self.constants, strict=True)
@@ -78,13 +74,10 @@ class InputTree:
         return rebuilt
 
     def dynamic_shapes(self, shapes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the argument ``dynamic_shapes`` of `torch.export`.
+        """Return the argument ``dynamic_shapes`` of `torch.export` for dynamic shapes by name.
 
         `torch.export` expects the contents of a class that is no builtin container, such as a
         cache, as the flat list of its children.
-
-        Args:
-            shapes: The dynamic shape of each tensor, by name.
         """
         leaves = iter([shapes[name] if name is not None else None for name in self.names])
         built: dict[str, Any] = _replace_leaves(self.rebuild(self.tensors), leaves)

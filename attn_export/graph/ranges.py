@@ -100,11 +100,7 @@ def _usual_name(axis: str, axes: set[str]) -> str:
 
 
 class _ValueReaders:
-    """Index of the nodes that read each value of a graph.
-
-    Args:
-        model: The graph.
-    """
+    """Index of the nodes that read each value of a graph."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}

@@ -140,11 +140,7 @@ def _last_positions(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Va
 def narrow_inputs(model: ir.Model) -> dict[str, str]:
     """Change the type of int64 inputs that the graph only casts to int32, to save the Cast kernel.
 
-    Args:
-        model: The graph; changed in place.
-
-    Returns:
-        The new type of each changed input, by name.
+    Return the new type of each changed input, by name.
     """
     narrowed = {}
     for value in model.graph.inputs:

@@ -43,9 +43,6 @@ def fits_blocks(a: AttentionNode) -> bool:
 
     Its scores must be unused, its softmax in its own type, and its present outputs unused unless it
     has a past. A mask must have 2 or 4 axes, with 1 or L queries.
-
-    Args:
-        a: The `Attention` node as plain values.
     """
     if not a.is_plain:
         return False

@@ -38,11 +38,7 @@ PASSING = ("Cast", "Identity")
 
 
 def recognise_attention(model: ir.Model) -> int:
-    """Replace attention that is written out by `Attention` nodes, in place.
-
-    Returns:
-        The number of new nodes.
-    """
+    """Replace attention that is written out by `Attention` nodes, and return their number."""
     return sum(_recognise(model, node) for node in nodes_of(model, "Softmax"))
 
 
