@@ -105,15 +105,12 @@ def attention_node(
 
 
 def write(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
-    """Emit a `TensorScatter` node, which computes `functional.scatter`.
+    """Return `functional.scatter`, `[B, Hkv, S, D]`, from a `TensorScatter` node.
 
     Args:
         past: The cache, `[B, Hkv, S, D]`.
         new: The new keys or values, `[B, Hkv, L, D]`.
         past_length: The number of past keys of each batch element, int64 `[B]`.
-
-    Returns:
-        The cache with the new keys or values, `[B, Hkv, S, D]`.
     """
     return torch.onnx.ops.symbolic(
         "TensorScatter",
@@ -126,15 +123,12 @@ def write(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
 
 
 def quantise(x: Tensor, scale: Tensor) -> Tensor:
-    """Emit a `QuantizeLinear` node: int8, rounded half to even and clipped.
+    """Return integers of a `QuantizeLinear` node: int8, rounded half to even and clipped.
 
     Args:
         x: New keys or values, float32 `[B, Hkv, L, D]`.
         scale: A scalar, or `[Hkv, 1, D]`. The operator supports scales along one axis only, so `x`
             is divided by the latter before it.
-
-    Returns:
-        The integers, int8 `[B, Hkv, L, D]`.
     """
     if scale.dim():
         x, scale = x / scale, torch.ones(())
@@ -144,7 +138,7 @@ def quantise(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def dequantise(x: Tensor, scale: Tensor) -> Tensor:
-    """Emit a `DequantizeLinear` node with scale 1, and a product with the scale, float32.
+    """Return the float32 product of a `DequantizeLinear` node with scale 1 and the scale.
 
     ONNX Runtime 1.31 moves `DequantizeLinear` behind a `Transpose` or `Slice` that follows it, and
     converts int8 to uint8 there. Without a zero point the results are wrong in opset 18; with a
@@ -153,9 +147,6 @@ def dequantise(x: Tensor, scale: Tensor) -> Tensor:
     Args:
         x: A cache, int8 `[B, Hkv, S, D]`.
         scale: A scalar, or `[Hkv, 1, D]`.
-
-    Returns:
-        The keys or values, float32 `[B, Hkv, S, D]`.
     """
     numbers = torch.onnx.ops.symbolic(
         "DequantizeLinear",

@@ -22,16 +22,13 @@ from attn_export.spec.low_precision import BY_BLOCK, FLOAT_CACHE, KV_RANGES
 def quantise_module(
     module: Attention, stored: Mapping[str, QuantisedWeight] = types.MappingProxyType({})
 ) -> Attention:
-    """Quantise the weights of a module as its spec says, and calibrate its cache.
+    """Return a module after its weights are quantised by its spec, and its cache is calibrated.
 
     Args:
         module: The module, changed in place.
         stored: The integers of its weights, by name, if a checkpoint holds integers. The weights
             already have the values of these integers. The values before quantisation are not
             known, so `float_weights` stays empty.
-
-    Returns:
-        The module.
 
     Raises:
         WeightsError: If a weight is not finite.
@@ -83,14 +80,11 @@ def unquantise(module: Attention, *, keep_cache: bool = False) -> Attention:
 
 
 def read_cache(module: Attention, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return inputs with a quantised past dequantised to float32.
+    """Return inputs with the past dequantised to float32, `[B, Hkv, S, D]` and `[B, Hkv, S, Dv]`.
 
     Args:
         module: The module.
         inputs: Its inputs, by name. They stay as they are if its cache is not quantised.
-
-    Returns:
-        The inputs, with `past_key [B, Hkv, S, D]` and `past_value [B, Hkv, S, Dv]`.
     """
     if module.kv_scales is None:
         return dict(inputs)
@@ -185,7 +179,7 @@ def scale_rule(spec: AttentionSpec) -> str:
 
 
 def calibrate_cache(module: Attention, batches: Iterable[Batch] = ()) -> Attention:
-    """Set the scales of a module's cache by the keys and values of tokens.
+    """Return a module after the scales of its cache are set by the keys and values of tokens.
 
     The largest magnitude becomes the largest integer. Scales of 4-bit integers are smaller: those
     of the least squared error.
@@ -195,9 +189,6 @@ def calibrate_cache(module: Attention, batches: Iterable[Batch] = ()) -> Attenti
             fixed scales.
         batches: Batches of tokens: `query [B, L, E]`, and `position_ids [B, L]` if the spec has
             them. Default: random tokens from a fixed seed.
-
-    Returns:
-        The module.
     """
     scales, spec = module.kv_scales, module.spec
     if not isinstance(scales, CacheScales):

@@ -247,7 +247,7 @@ def _append(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Ten
 def append_to_past(
     rounding: CacheRounding | None, past: Past, new: Pair, past_length: Tensor | None
 ) -> tuple[Pair, Pair]:
-    """Append new keys and values to a cache, in its type.
+    """Return a cache with new keys and values, and what it represents in the type of the layer.
 
     Args:
         rounding: The conversion to the type of the cache; None if that is the layer's type.
@@ -255,9 +255,6 @@ def append_to_past(
         new: New keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`.
         past_length: The number of past keys of each batch element, int64 `[B]`, if the cache is
             written in place.
-
-    Returns:
-        The cache, and the keys and values that it represents, in the type of the layer.
     """
     stored = new if rounding is None else rounding(*new)
     present = (_append(past[0], stored[0], past_length), _append(past[1], stored[1], past_length))

@@ -75,15 +75,12 @@ def _sort(
 
 
 def grouped_product(x: Any, weights: Any, ends: Any) -> Any:
-    """Emit the product of each row with the matrix of its group, for experts in transformers.
+    """Return the product of each row with the matrix of its group, `[N, M]`, as of experts.
 
     Args:
         x: `[N, K]`, sorted by group.
         weights: `[G, K, M]`.
         ends: The row at which each group ends, int32 or int64 `[G]`.
-
-    Returns:
-        The products, `[N, M]`.
     """
     zero, one, last = (op.Constant(value_ints=[axis]) for axis in (0, 1, -1))
     count = op.Squeeze(op.Shape(x, start=0, end=1), zero)

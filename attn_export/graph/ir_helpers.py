@@ -105,15 +105,12 @@ def dims(value: ir.Value) -> tuple[Size, ...]:
 
 
 def set_type(value: ir.Value, dtype: ir.DataType | None, shape: ir.Shape | None) -> ir.Value:
-    """Set the type and shape of a value.
+    """Return a value after its type and shape are set.
 
     Args:
         value: The value; changed in place.
         dtype: The type of its elements; None to leave the type as it is.
         shape: The shape; None if it is not known.
-
-    Returns:
-        The value.
     """
     if dtype is not None:
         value.dtype = dtype
@@ -146,16 +143,13 @@ def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
 
 
 def add_initializer(model: ir.Model, name: str, array: np.ndarray, dtype: ir.DataType) -> ir.Value:
-    """Add an initialiser with a name.
+    """Return a new initialiser with a name.
 
     Args:
         model: The graph; changed in place.
         name: The name, which the graph does not have.
         array: The values, of any shape, which are converted to `dtype`.
         dtype: The type to store.
-
-    Returns:
-        The value of the initialiser.
     """
     stored = np.ascontiguousarray(array.astype(dtype.numpy()))
     value = ir.val(name, const_value=ir.tensor(stored, dtype=dtype, name=name))
@@ -188,7 +182,7 @@ def insert(
     dtype: ir.DataType | None = None,
     shape: ir.Shape | None = None,
 ) -> ir.Value:
-    """Insert a node before another.
+    """Return the output of a new node after it is inserted before another.
 
     Args:
         node: The existing node, whose metadata the new one gets.
@@ -196,9 +190,6 @@ def insert(
         like: The value from which type and shape are taken by default.
         dtype: The type of the output, if it is another.
         shape: The shape of the output, if it is another.
-
-    Returns:
-        The output of the new node.
     """
     assert node.graph is not None  # callers find it in a graph
     new.metadata_props.update(node.metadata_props)

@@ -44,14 +44,11 @@ NOTHING_HIDDEN = sys.maxsize
 
 
 def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
-    """Lower a node if `_fits` allows it and its mask, if it has one, is a window.
+    """Return whether a node is lowered: if it fits, and its mask, if it has one, is a window.
 
     Args:
         model: The graph; changed in place.
         node: The node.
-
-    Returns:
-        Whether the node was lowered; otherwise it stays.
 
     Raises:
         GraphError: If heads or widths of the node are not known.
@@ -180,16 +177,13 @@ def _tables(op: Builder, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
 
 
 def window_of(model: ir.Model, a: AttentionNode) -> int | None:
-    """Return the number of last keys that a mask shows, each query's own key included.
+    """Return the number of last keys that a mask shows, with the query's own; None for other masks.
 
     The nodes of the mask are run at several sizes, as in `computed_masks`.
 
     Args:
         model: The graph.
         a: The `Attention` node as plain values.
-
-    Returns:
-        The number; None if the mask is no such window.
     """
     try:
         trials = MaskTrials(model, a)

@@ -204,7 +204,9 @@ def find_norm(query: ir.Value, key: ir.Value) -> Norm | None:
 def pack_projections(
     op: Builder, query: ir.Value, key: ir.Value, value: ir.Value
 ) -> ir.Value | None:
-    """Compute queries, keys and values, concatenated on the last axis, by one product.
+    """Return queries, keys and values, concatenated on the last axis, from one product.
+
+    The result is None if the three are no projections of one input.
 
     Weights are concatenated by nodes that ONNX Runtime folds when it loads the graph, so that the
     file holds them once.
@@ -214,9 +216,6 @@ def pack_projections(
         query: `[B, L, H·D]`.
         key: `[B, L, Hkv·D]`.
         value: `[B, L, Hkv·Dv]`.
-
-    Returns:
-        `[B, L, H·D + Hkv·D + Hkv·Dv]`; None if the three are no projections of one input.
     """
     split = producer_of(query, "Split")
     if split is not None:

@@ -83,6 +83,8 @@ class MaskTrials:
     ) -> list[MaskTrial] | None:
         """Return trials that would refute a replacement, where a rule takes effect.
 
+        The result is None if one of them needs more than `MOST` scores.
+
         A window of n keys before the query's own hides a key from length n + 2 on. A rule for
         lengths of n or more has an effect from n or n + 1 on.
 
@@ -91,9 +93,6 @@ class MaskTrials:
             reach: The largest length that the rule may need before it takes effect: the sum of
                 numbers that are added, the product of divisors.
             tables: The lengths of the tables that the rule reads.
-
-        Returns:
-            The trials, or None if one of them needs more than `MOST` scores.
         """
         sizes: list[tuple[int, int, int]] = []
         for n in sorted(set(numbers)):

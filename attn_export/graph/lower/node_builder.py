@@ -41,7 +41,7 @@ class Builder:
         domain: str = "",
         **attributes: Any,
     ) -> Sequence[ir.Value]:
-        """Add one node with several outputs.
+        """Return the outputs of one new node.
 
         Args:
             op_type: The operator, such as ``"Add"``.
@@ -49,9 +49,6 @@ class Builder:
             count: The number of outputs.
             domain: The domain of the operator.
             **attributes: Attributes of the node.
-
-        Returns:
-            The outputs.
         """
         node = ir.node(
             op_type, inputs, attributes, domain=domain, num_outputs=count,
@@ -68,15 +65,12 @@ class Builder:
     def copy_node(
         self, node: ir.Node, replacements: Mapping[ir.Value, ir.Value], count: int | None = None
     ) -> Sequence[ir.Value]:
-        """Add a copy of a node.
+        """Return the outputs of a new copy of a node.
 
         Args:
             node: The node to copy.
             replacements: The values to read instead of inputs of the node.
             count: The number of outputs; None for as many as the node has.
-
-        Returns:
-            The outputs of the copy.
         """
         inputs = [None if x is None else replacements.get(x, x) for x in node.inputs]
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
@@ -90,16 +84,13 @@ class Builder:
         otherwise: Callable[[Builder], Sequence[ir.Value]],
         dtype: ir.DataType,
     ) -> Sequence[ir.Value]:
-        """Add an `If`.
+        """Return the outputs of a new `If`, those of the branch that runs.
 
         Args:
             condition: A bool scalar.
             then: Builds the nodes of the branch for True, and returns its outputs.
             otherwise: Builds those of the branch for False, with as many outputs.
             dtype: The type of all outputs.
-
-        Returns:
-            The outputs of the branch that runs.
         """
         branches: dict[str, Any] = {}
         count = 0
@@ -119,16 +110,13 @@ class Builder:
         dtype: ir.DataType,
         axis: int,
     ) -> ir.Value:
-        """Add a `Loop`.
+        """Return the results of the iterations of a new `Loop`, concatenated.
 
         Args:
             count: The number of iterations, an int64 scalar.
             build: Builds the nodes of an iteration from its index, an int64 scalar.
             dtype: The type of the results.
             axis: The axis along which they are concatenated.
-
-        Returns:
-            The results of its iterations, concatenated.
         """
         inner, nodes = self._inner()
         sequence_type = ir.SequenceType(ir.TensorType(dtype))
@@ -160,16 +148,15 @@ class Builder:
         shape: Sequence[int | str],
         dtype: ir.DataType,
     ) -> ir.Value:
-        """Add a `Scan` over the batch, which splits values without a copy.
+        """Return the results of a new `Scan` over the batch, `[B, …]`.
+
+        It splits values without a copy.
 
         Args:
             values: The values, `[B, …]`.
             build: Builds the nodes of a batch element from its values, `[1, …]`.
             shape: The shape of the result of a batch element, without the batch axis.
             dtype: The type of the result.
-
-        Returns:
-            The results of all batch elements, `[B, …]`.
         """
         inner, nodes = self._inner()
         rows = [ir.val(inner._fresh(f"/row_{number}")) for number in range(len(values))]

@@ -56,7 +56,7 @@ def full_attention(op: Builder, a: AttentionNode) -> ir.Value:
 
 
 def causal_attention(op: Builder, a: AttentionNode) -> list[ir.Value]:
-    """Add causal attention.
+    """Return causal attention in the node's layout, the present key and the present value.
 
     Query i sees keys up to P + i that the mask allows. If the past is not empty, the batch size
     must be 1.
@@ -64,9 +64,6 @@ def causal_attention(op: Builder, a: AttentionNode) -> list[ir.Value]:
     Args:
         op: Builder of the nodes.
         a: The `Attention` node as plain values.
-
-    Returns:
-        The output in the node's layout, present key and present value.
     """
     query, key, value = merge_qkv(op, a)
     L = op.size(query, 1)

@@ -56,7 +56,9 @@ def decompose(
     *,
     transposed: bool = False,
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the nodes of attention.
+    """Return the output, `[B, H, L, Dv]`, and the scores of the fourth output.
+
+    The scores are `[B, H, L, S]` or `[B, Hkv, r, L, S]`.
 
     Args:
         op: Builder of the nodes.
@@ -65,10 +67,6 @@ def decompose(
         key: `[B, Hkv, S, D]`, with the past.
         value: `[B, Hkv, S, Dv]`, with the past.
         transposed: Whether `value` is `[B, Hkv, Dv, S]` instead.
-
-    Returns:
-        The output, `[B, H, L, Dv]`, and the scores of the fourth output, `[B, H, L, S]` or
-        `[B, Hkv, r, L, S]`.
     """
     scores = _scores(op, a, query, key)  # [B, H, L, S] or [B, Hkv, r, L, S]
     stages = {RAW: scores}

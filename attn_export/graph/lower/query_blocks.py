@@ -64,7 +64,7 @@ def attend_in_blocks(
     products: bool,
     transposed: bool,
 ) -> Sequence[ir.Value]:
-    """Add attention over blocks of queries.
+    """Return the outputs of a node, computed over blocks of queries.
 
     Args:
         op: Builder of the nodes.
@@ -73,9 +73,6 @@ def attend_in_blocks(
         block: The number of queries of a block.
         products: Whether to compute products; else ONNX Runtime's causal kernel.
         transposed: Whether the cache holds values transposed.
-
-    Returns:
-        The outputs of the node.
     """
     if cache is not None and transposed:
         query, key, value = a.query, a.key, transpose_value_cache(op, a, cache)
