@@ -91,34 +91,27 @@ def _lines_of(nodes: Iterable[Node]) -> str:
     return f" ({line})" if line else ""
 
 
-def capture_error(subject: Subject, error: Exception) -> ExportError:
+def capture_error(subject: Subject, error: Exception, kept: Kept) -> ExportError:
     """Return the error for a failure of `torch.export`.
 
     Args:
         subject: The subject.
         error: The error.
+        kept: The tensors that the module keeps between calls; it was captured without them.
     """
+    if kept:
+        names = ", ".join(dict.fromkeys(name for _, name in kept))
+        return _explained(
+            error,
+            f"the module keeps {names} from call to call, which would fix its size in the graph, "
+            "and cannot be captured without; make it in each call",
+        )
     fixed = re.search(
         r"L\['(\w+)'\]\.size\(\)\[(\d+)\] as dynamic.* constant \((\d+)\)", str(error)
     )
     if fixed and fixed[1] in subject.axes:
         return fixed_axis_error(subject, fixed[1], int(fixed[2]), fixed[3])
     return _explained(error, "torch.export cannot capture the module")
-
-
-def kept_state_error(kept: Kept, error: Exception) -> ExportError:
-    """Return the error for a module that cannot be captured without the tensors that it keeps.
-
-    Args:
-        kept: The tensors that it keeps between calls.
-        error: The error of the capture without them.
-    """
-    names = ", ".join(dict.fromkeys(name for _, name in kept))
-    return _explained(
-        error,
-        f"the module keeps {names} from call to call, which would fix its size in the graph, and "
-        "cannot be captured without; make it in each call",
-    )
 
 
 def translation_error(error: Exception, program: ExportedProgram) -> ExportError:

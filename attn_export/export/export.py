@@ -181,9 +181,9 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
                 subject.module, (), arguments, dynamic_shapes=shapes, strict=False
             )
     except Exception as error:
-        from attn_export.export.advice import capture_error, kept_state_error
+        from attn_export.export.advice import capture_error
 
-        raise (kept_state_error(kept, error) if kept else capture_error(subject, error)) from error
+        raise capture_error(subject, error, kept) from error
 
 
 def _dynamic(subject: Subject, label: str) -> Any:
