@@ -57,8 +57,16 @@ def quantise_module(
 
 
 def quantisation_notes(spec: AttentionSpec) -> tuple[str, ...]:
-    """Return notes for the report on the scales of the cache and of activations."""
-    return (*_scale_notes(spec), *activation_notes(spec))
+    """Return notes for the report on random scales of the cache and on scales of activations."""
+    notes = activation_notes(spec)
+    if spec.kv_dtype not in KV_RANGES or spec.kv_scale == BY_BLOCK or spec.kv_scales_from != SEED:
+        return notes
+    return (
+        f"the scales of the {spec.kv_dtype} cache are {scale_rule(spec)} of {BATCH * TOKENS} "
+        "random tokens, from a seed; larger values are clipped: your own tokens may need other "
+        "scales",
+        *notes,
+    )
 
 
 def unquantise(module: Attention, *, keep_cache: bool = False) -> Attention:
@@ -159,18 +167,6 @@ class _Zeros(nn.Module):
         return x.new_zeros(*x.shape[:-1], self._width)
 
 
-def _scale_notes(spec: AttentionSpec) -> tuple[str, ...]:
-    """Return a note for the report if scales were calibrated on random tokens."""
-    random = spec.kv_scale != BY_BLOCK and spec.kv_scales_from == SEED
-    if spec.kv_dtype not in KV_RANGES or not random:
-        return ()
-    return (
-        f"the scales of the {spec.kv_dtype} cache are {scale_rule(spec)} of {BATCH * TOKENS} "
-        "random tokens, from a seed; larger values are clipped: your own tokens may need other "
-        "scales",
-    )
-
-
 def scale_rule(spec: AttentionSpec) -> str:
     """Return the rule by which scales are computed from keys and values, as part of a sentence."""
     if spec.kv_dtype in CLIPPED:
@@ -247,17 +243,3 @@ def token_inputs(spec: AttentionSpec, batch: Batch) -> dict[str, Tensor]:
     if "position_ids" in inputs:
         inputs["position_ids"] += torch.arange(L)
     return {**inputs, **batch}
-
-
-def set_scales(module: Attention, scales: Mapping[str, Tensor], origin: str) -> None:
-    """Set the scales of a module's cache, and record their origin in its spec.
-
-    Args:
-        module: The module, changed in place; its cache holds integers.
-        scales: `k_scale` and `v_scale`, of the shapes of the module's own.
-        origin: The value of the spec's field `kv_scales_from`.
-    """
-    assert module.kv_scales is not None
-    for name, scale in scales.items():
-        module.kv_scales.get_buffer(name).copy_(scale)
-    module.spec = dataclasses.replace(module.spec, kv_scales_from=origin)

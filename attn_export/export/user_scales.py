@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention import Attention
-from attn_export.attention.quantised import calibrate_cache, scale_rule, set_scales
+from attn_export.attention.quantised import calibrate_cache, scale_rule
 from attn_export.attention.quantised_cache import CacheScales
 from attn_export.errors import AttnExportError, ExportError, WeightsError, counted, one_line
 from attn_export.export.subject_checks import dtype_of
@@ -69,8 +69,10 @@ def set_user_scales(
     if scales_file is not None:
         from attn_export.weights.array_files import read_scales  # few builds read one
 
-        path = Path(scales_file)
-        set_scales(module, read_scales(path, dict(module.kv_scales.named_buffers())), OF_FILE)
+        path, buffers = Path(scales_file), dict(module.kv_scales.named_buffers())
+        for name, scale in read_scales(path, buffers).items():
+            buffers[name].copy_(scale)
+        module.spec = dataclasses.replace(spec, kv_scales_from=OF_FILE)
         return (f"the scales of the {spec.kv_dtype} cache are those of {path.name}",)
     assert calibrate is not None
     return _calibrate(module, calibrate)
