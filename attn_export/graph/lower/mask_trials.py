@@ -80,10 +80,8 @@ class MaskTrials:
 
     def refuting(
         self, numbers: Iterable[int], reach: int, tables: Iterable[int]
-    ) -> list[MaskTrial] | None:
+    ) -> list[MaskTrial]:
         """Return trials that would refute a replacement, where a rule takes effect.
-
-        The result is None if one of them needs more than `MOST` scores.
 
         A window of n keys before the query's own hides a key from length n + 2 on. A rule for
         lengths of n or more has an effect from n or n + 1 on.
@@ -93,6 +91,9 @@ class MaskTrials:
             reach: The largest length that the rule may need before it takes effect: the sum of
                 numbers that are added, the product of divisors.
             tables: The lengths of the tables that the rule reads.
+
+        Raises:
+            ValueError: If one of them needs more than `MOST` scores.
         """
         sizes: list[tuple[int, int, int]] = []
         for n in sorted(set(numbers)):
@@ -102,7 +103,7 @@ class MaskTrials:
         for n in sorted(set(tables)):
             sizes += [(1, 1, n - 1), (1, 2, n - 2), (1, n, 0)]
         if any(math.prod(self._lengths(self._bind(*size))) > MOST for size in sizes):
-            return None
+            raise ValueError("numbers of a mask are beyond what can be tried")
         return self._of(sizes)
 
     def known_size(self, size: Size, sizes: Mapping[str, int]) -> int:
@@ -115,36 +116,28 @@ class MaskTrials:
         Raises:
             ValueError: If that is not known.
         """
-        value = self._size(size, sizes)
-        if value is None:
-            raise ValueError(f"the size {size} is not known")
-        return value
-
-    def _size(self, size: Size, sizes: Mapping[str, int]) -> int | None:
-        """Return a size in a trial; None if it is not known."""
         if isinstance(size, int):
             return size
-        if size.value is None:
-            return None
-        name = str(size.value)
+        name = str(size.value or "")
         if name in self._totals:
             return sum(self.known_size(part, sizes) for part in self._totals[name])
         if name in sizes:
             return sizes[name]
-        if SYMBOL.fullmatch(name):
-            return None
-        parts = {
-            part: self.known_size(ir.SymbolicDim(part), sizes) for part in SYMBOL.findall(name)
-        }
-        value = size.evaluate(parts)
-        return int(value) if isinstance(value, int) else None
+        value = None
+        if name and not SYMBOL.fullmatch(name):
+            parts = SYMBOL.findall(name)
+            value = size.evaluate({x: self.known_size(ir.SymbolicDim(x), sizes) for x in parts})
+        if not isinstance(value, int):
+            raise ValueError(f"the size {size} is not known")
+        return int(value)
 
     def is_known(self, size: Size) -> bool:
         """Return whether a size is known in a trial."""
         try:
-            return self._size(size, self._bind(1, 1, 0)) is not None
+            self.known_size(size, self._bind(1, 1, 0))
         except ValueError:
             return False
+        return True
 
     def axis_of_sizes(self, observed: Sequence[tuple[MaskTrial, int]]) -> Size:
         """Return a size or symbol that has the observed size in each trial."""
@@ -154,7 +147,7 @@ class MaskTrials:
         mask = () if self._a.mask is None else dims(self._a.mask)
         names = [ir.SymbolicDim(name) for name in (*self._free, *self._totals)]
         for name in (*names, *(size for size in mask if self.is_known(size))):
-            if all(self._size(name, trial.sizes) == size for trial, size in observed):
+            if all(self.known_size(name, trial.sizes) == size for trial, size in observed):
                 return name
         return ir.SymbolicDim(None)
 

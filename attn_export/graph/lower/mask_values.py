@@ -118,10 +118,9 @@ class MaskGraph:
             raise ValueError("a mask bends its lengths")
         numbers = {math.ceil(n) for array in known.values() for n in _lengths_in(array) if n > 2}
         tables = {n for array in known.values() if array.size > SMALL for n in array.shape} - {1}
-        refuting = self.trials.refuting(numbers, self._reach(known), tables)
-        if refuting is None or len(numbers) > MOST_NUMBERS:
-            raise ValueError("numbers of a mask are beyond what can be tried")
-        yield from refuting
+        if len(numbers) > MOST_NUMBERS:
+            raise ValueError("a mask has too many numbers")
+        yield from self.trials.refuting(numbers, self._reach(known), tables)
 
     def _known_values(self, trials: Sequence[MaskTrial]) -> dict[ir.Value, Array]:
         """Return the values that do not depend on sizes or data: constants and values of them."""
