@@ -17,7 +17,7 @@ from attn_export.graph.axis_names import Size, known_equal
 from attn_export.graph.ir_helpers import (
     PAST_KEY_INPUT,
     PAST_VALUE_INPUT,
-    constant_array,
+    constant_numbers,
     dims,
     nodes_of,
     optional_input,
@@ -151,9 +151,9 @@ def _replace_value(old: ir.Value, new: ir.Value) -> None:
 
 def _is_whole(node: ir.Node) -> bool:
     """Return whether a Slice selects everything."""
-    starts, ends = _numbers(node.inputs[1]), _numbers(node.inputs[2])
+    starts, ends = constant_numbers(node.inputs[1]), constant_numbers(node.inputs[2])
     steps = optional_input(node, 4)
-    if not starts or not ends or (steps is not None and set(_numbers(steps) or [0]) != {1}):
+    if not starts or not ends or (steps is not None and set(constant_numbers(steps) or [0]) != {1}):
         return False
     return not any(starts) and min(ends) == np.iinfo(np.int64).max
 
@@ -171,13 +171,13 @@ def _unrepeated(value: ir.Value | None) -> ir.Value | None:
     if expand is None or lift is None or source is None or len(dims(source)) != 4:
         return None
     (B, G, S, D), heads = dims(source), dims(value)[HEADS]
-    if _numbers(lift.inputs[1]) != [HEADS + 1]:
+    if constant_numbers(lift.inputs[1]) != [HEADS + 1]:
         return None
     if not isinstance(heads, int) or not isinstance(G, int):
         return None
     # If the exporter did not note the shape of the Expand, its target is a constant.
     repeated = _all_equal([B, G, heads // G, S, D], dims(expand.outputs[0]))
-    repeated = repeated or _numbers(expand.inputs[1]) == [1, 1, heads // G, 1, 1]
+    repeated = repeated or constant_numbers(expand.inputs[1]) == [1, 1, heads // G, 1, 1]
     return source if repeated and _all_equal([B, heads, S, D], dims(value)) else None
 
 
@@ -190,9 +190,3 @@ def _repeats_one_head(source: ir.Value, value: ir.Value) -> bool:
 def _all_equal(sizes: Sequence[Size], others: Sequence[Size]) -> bool:
     """Return whether two shapes are known to be equal."""
     return len(sizes) == len(others) and all(map(known_equal, sizes, others))
-
-
-def _numbers(value: ir.Value | None) -> list[int] | None:
-    """Return the elements of an integer constant; None for other values."""
-    array = constant_array(value)
-    return None if array is None else [int(number) for number in array.ravel()]

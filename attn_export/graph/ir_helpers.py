@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -69,6 +70,12 @@ def constant_array(value: ir.Value | None) -> np.ndarray | None:
     """
     tensor = None if value is None or value.is_graph_input() else value.const_value
     return None if tensor is None else tensor.numpy()
+
+
+def constant_numbers(value: ir.Value | None) -> list[Any]:
+    """Return the elements of an initialiser; an empty list for other values."""
+    array = constant_array(value)
+    return [] if array is None else array.ravel().tolist()
 
 
 def slice_of_last_axis(value: ir.Value | None) -> tuple[ir.Value, int, int, int] | None:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from attn_export.graph.ir_helpers import (
     add_initializer,
-    constant_array,
+    constant_numbers,
     optional_input,
     producer_of,
     set_type,
@@ -186,11 +186,11 @@ def read_block_rounding(value: ir.Value) -> tuple[ir.Value, int] | None:
     blocks, scales = nodes["blocks"].outputs[0], nodes["scales"].outputs[0]
     same_scales = nodes["Div"].inputs[1] is nodes["Mul"].inputs[1] is scales
     same_blocks = nodes["Abs"].inputs[0] is nodes["Div"].inputs[0] is blocks
-    x, target = nodes["blocks"].inputs[0], _numbers(optional_input(nodes["blocks"], 1))
+    x, target = nodes["blocks"].inputs[0], constant_numbers(optional_input(nodes["blocks"], 1))
     if not same_scales or not same_blocks or x is None or len(target) != 4:
         return None
     count, block = int(target[2]), int(target[3])
-    merged = _numbers(optional_input(nodes["merged"], 1)) == [0, 0, count * block]
+    merged = constant_numbers(optional_input(nodes["merged"], 1)) == [0, 0, count * block]
     return (x, block) if merged and target[:2] == [0, 0] else None
 
 
@@ -225,15 +225,9 @@ def _has_8_bit_constants(nodes: dict[str, ir.Node]) -> bool:
     """Return whether the constants of the matched nodes are those of 8 bits."""
     reduce = nodes["ReduceMax"]
     return (
-        _numbers(optional_input(nodes["of 127"], 1)) == [BLOCK_LARGEST]
-        and _numbers(optional_input(nodes["scales"], 1)) == [LEAST_BLOCK_SCALE]
+        constant_numbers(optional_input(nodes["of 127"], 1)) == [BLOCK_LARGEST]
+        and constant_numbers(optional_input(nodes["scales"], 1)) == [LEAST_BLOCK_SCALE]
         and len(nodes["scales"].inputs) == 2
-        and _numbers(optional_input(reduce, 1)) in ([-1], [3])
+        and constant_numbers(optional_input(reduce, 1)) in ([-1], [3])
         and reduce.attributes.get_int("keepdims", 1) == 1
     )
-
-
-def _numbers(value: ir.Value | None) -> list[float]:
-    """Return the elements of a constant; an empty list for other values."""
-    array = constant_array(value)
-    return [] if array is None else array.ravel().tolist()
