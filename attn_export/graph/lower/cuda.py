@@ -68,16 +68,6 @@ def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
     return True
 
 
-def writes_in_place(model: ir.Model, a: AttentionNode) -> bool:
-    """Return whether a node has a cache in place and no mask but a window, in any element type.
-
-    Args:
-        model: The graph.
-        a: The `Attention` node as plain values.
-    """
-    return in_place_cache(a) is not None and (a.mask is None or window_of(model, a) is not None)
-
-
 def _fits(a: AttentionNode, cache: InPlaceCache) -> bool:
     """Return whether the operator can compute the node, and may write the cache itself."""
     one_query_or_batch = 1 in (dims(a.query)[0], dims(a.query)[-2])

@@ -195,13 +195,14 @@ def _to_ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
 def _to_cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
     if not nodes_of(model, "TensorScatter"):  # every cache in place is written by it
         raise GraphError(NOT_FOR_CUDA)
-    from attn_export.graph.lower.cuda import writes_in_place
+    from attn_export.graph.lower.cuda import window_of
 
     _prepare_masks(model)
     attentions = _attentions(model)
     are_half = all(a.dtype in HALF for a in attentions)
-    if not are_half and any(writes_in_place(model, a) for a in attentions):
-        raise NotInHalfError
+    for a in [] if are_half else attentions:
+        if in_place_cache(a) and (a.mask is None or window_of(model, a) is not None):
+            raise NotInHalfError
     length = _query_axis(model)
     if not length:  # the number of queries is fixed
         return {"": _cuda_graph(model, "", {})}
