@@ -21,7 +21,7 @@ NARROW = (torch.float16, torch.bfloat16)
 """Floating types narrower than float32."""
 
 
-class WideBuffers(nn.Module):
+class _WideBuffers(nn.Module):
     """Base class of modules whose constants stay float32 or wider, even after ``.half()``.
 
     Frequencies and slopes rounded to 8 or 11 bits would change the model.
@@ -32,12 +32,7 @@ class WideBuffers(nn.Module):
         self._exact: dict[str, Tensor] = {}
 
     def add_wide(self, name: str, exact: Tensor) -> None:
-        """Register a float64 tensor as a buffer of the default dtype.
-
-        Args:
-            name: The name of the buffer.
-            exact: The values, float64 of any shape.
-        """
+        """Register a float64 tensor as a buffer of the default dtype."""
         self._exact[name] = exact
         self.register_buffer(name, exact.to(torch.get_default_dtype()), persistent=False)
 
@@ -56,7 +51,7 @@ Turns = tuple[Tensor, Tensor]
 """Cosine and sine of the angle of each position and pair, each `[L, R/2]` or `[B, 1, L, R/2]`."""
 
 
-class Rotary(WideBuffers):
+class Rotary(_WideBuffers):
     """Rotary position embedding: rotation of pairs of elements by position."""
 
     inv_freq: Tensor
@@ -234,7 +229,7 @@ def relative_buckets(buckets: int, max_distance: int, *, both_sides: bool) -> Te
 # -- effects of positions on the scores: ALiBi, T5's relative bias, windows ---------------------
 
 
-class ScoreBias(WideBuffers):
+class ScoreBias(_WideBuffers):
     """Mask and bias on scores that depend on positions: windows, ALiBi, relative bias."""
 
     slopes: Tensor
@@ -267,7 +262,10 @@ class ScoreBias(WideBuffers):
         """
         spec = self.spec
         offsets = key_offsets(queries, S)  # [L, S] or [B, L, S]
-        mask = functional.restrict(mask, self._window(offsets))
+        shown = window_mask(offsets, spec.window_left, spec.window_right)
+        if shown is not None and shown.dim() == 3:
+            shown = shown.unsqueeze(1)  # [B, 1, L, S]
+        mask = functional.restrict(mask, shown)
         if spec.alibi_falcon:
             mask = functional.add_bias(mask, self._falcon(S).to(like.dtype))
         elif spec.alibi:
@@ -289,11 +287,6 @@ class ScoreBias(WideBuffers):
         keys = torch.arange(S, device=self.slopes.device).to(self.slopes.dtype)
         bias = _in_bfloat16(_in_bfloat16(keys) * self.slopes)  # [H, 1, S]
         return bias.unsqueeze(0) * self.spec.softmax_scale
-
-    def _window(self, offsets: Tensor) -> Tensor | None:
-        """Return the mask of the window, bool `[L, S]` or `[B, 1, L, S]`, or None."""
-        shown = window_mask(offsets, self.spec.window_left, self.spec.window_right)
-        return shown if shown is None or shown.dim() == 2 else shown.unsqueeze(1)
 
 
 def _in_bfloat16(x: Tensor) -> Tensor:
