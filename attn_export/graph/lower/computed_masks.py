@@ -17,7 +17,6 @@ those masks stay.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -179,29 +178,21 @@ HIDING = -1e9
 """The largest finite float32 that hides a key from a query that sees another key."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ComputedMask:
-    """Replacement of a mask.
-
-    Attributes:
-        mask: The new mask; None for no mask.
-        causal: Whether the node must get `is_causal`.
-    """
-
-    mask: ir.Value | None
-    causal: bool
+Replacement = tuple[ir.Value | None, bool]
+"""The new mask of a node, or None for no mask; and whether the node gets `is_causal`."""
 
 
 def recognise_masks(model: ir.Model) -> None:
     """Remove from every `Attention` the part of its mask that its attributes express."""
-    replacements: dict[object, ComputedMask | None] = {}
+    replacements: dict[object, Replacement | None] = {}
     for node in nodes_of(model, "Attention"):
         replacement = _cached_replacement(model, node, replacements)
         if replacement is None:
             continue
-        if replacement.causal:
+        mask, causal = replacement
+        if causal:
             node.attributes["is_causal"] = ir.AttrInt64("is_causal", 1)
-        node.replace_input_with(MASK_INPUT, replacement.mask)
+        node.replace_input_with(MASK_INPUT, mask)
         while node.inputs[-1] is None:
             node.resize_inputs(len(node.inputs) - 1)
     if any(replacements.values()):
@@ -210,8 +201,8 @@ def recognise_masks(model: ir.Model) -> None:
 
 
 def _cached_replacement(
-    model: ir.Model, node: ir.Node, replacements: dict[object, ComputedMask | None]
-) -> ComputedMask | None:
+    model: ir.Model, node: ir.Node, replacements: dict[object, Replacement | None]
+) -> Replacement | None:
     """Return the replacement of a node's mask; nodes that share a mask share the result."""
     if optional_input(node, MASK_INPUT) is None:
         return None
@@ -227,7 +218,7 @@ def _cached_replacement(
         return None
 
 
-def _replacement(model: ir.Model, a: AttentionNode, trials: MaskTrials) -> ComputedMask | None:
+def _replacement(model: ir.Model, a: AttentionNode, trials: MaskTrials) -> Replacement | None:
     foreign_lengths = a.valid_keys is not None and trials.cache is None
     if a.mask is None or foreign_lengths or (a.output(3) is not None and a.mode == MASKED):
         return None
@@ -237,10 +228,10 @@ def _replacement(model: ir.Model, a: AttentionNode, trials: MaskTrials) -> Compu
     if a.causal or not trials.appends:
         return None
     remaining_mask = _remove_causal_part(model, mask_graph)
-    return None if remaining_mask is None else ComputedMask(remaining_mask, causal=True)
+    return None if remaining_mask is None else (remaining_mask, True)
 
 
-def _replacement_by_sizes(mask_graph: MaskGraph) -> ComputedMask | None:
+def _replacement_by_sizes(mask_graph: MaskGraph) -> Replacement | None:
     """Return the replacement of a mask that is computed from sizes alone, or None."""
     redundant = causal = True
     for trial, shown, hidden in shown_and_hidden(mask_graph):
@@ -250,8 +241,8 @@ def _replacement_by_sizes(mask_graph: MaskGraph) -> ComputedMask | None:
         if not redundant and not causal:
             return None
     if redundant:
-        return ComputedMask(None, causal=False)
-    return ComputedMask(None, causal=True) if mask_graph.trials.appends else None
+        return None, False
+    return (None, True) if mask_graph.trials.appends else None
 
 
 def shown_and_hidden(mask_graph: MaskGraph) -> Iterator[tuple[MaskTrial, Array, Array]]:
