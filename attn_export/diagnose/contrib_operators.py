@@ -108,19 +108,19 @@ class MatMulNBits(OpRun):
         weight = packed_weight(constants, attributes)
         assert x is not None
         if attributes.get("accuracy_level") == INTEGER_PRODUCTS:
-            x = _round_by_block(x, attributes["block_size"])
+            x = self._round_input(x, attributes["block_size"])
         return (x @ weight,)
 
-
-def _round_by_block(x: Array, block: int) -> Array:
-    """Round an input `[…, K]` to whole multiples of a scale for each block of `block` elements."""
-    input_size = x.shape[-1]
-    padding = [(0, 0)] * (x.ndim - 1) + [(0, -input_size % block)]
-    blocks = np.pad(x, padding).reshape(*x.shape[:-1], -1, block)
-    largest = np.abs(blocks).max(axis=-1, keepdims=True)
-    scales = np.where(largest > 0, largest / BLOCK_LARGEST, 1.0)
-    rounded = np.rint(blocks / scales) * scales
-    return np.asarray(rounded.reshape(*x.shape[:-1], -1)[..., :input_size])
+    @staticmethod
+    def _round_input(x: Array, block: int) -> Array:
+        """Round an input `[…, K]` to whole multiples of a scale for each `block` elements."""
+        input_size = x.shape[-1]
+        padding = [(0, 0)] * (x.ndim - 1) + [(0, -input_size % block)]
+        blocks = np.pad(x, padding).reshape(*x.shape[:-1], -1, block)
+        largest = np.abs(blocks).max(axis=-1, keepdims=True)
+        scales = np.where(largest > 0, largest / BLOCK_LARGEST, 1.0)
+        rounded = np.rint(blocks / scales) * scales
+        return np.asarray(rounded.reshape(*x.shape[:-1], -1)[..., :input_size])
 
 
 def packed_weight(constants: Sequence[Array | None], attributes: Mapping[str, Any]) -> Array:

@@ -86,10 +86,8 @@ def compare(
     compared = ComparedGraph.read(path, limits)
     with _bundle_folder(output) as (folder, publish), scratch() as out:
         with Pool(selection, [compared.file], limits) as pool:
-            work = _Comparison.start(
-                folder, out, pool, progress, compared,
-                lambda: read_reference(reference, ranges or {}, seed), names or {},
-            )  # fmt: skip
+            read = functools.partial(read_reference, reference, ranges or {}, seed)
+            work = _Comparison.start(folder, out, pool, progress, compared, read, names or {})
             goldens, report = work.judge(Gate(atol, rtol))
         if output is not None or not report.passed:
             report = work.explain(report, goldens, reproduction, required=output is not None)

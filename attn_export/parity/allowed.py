@@ -70,7 +70,7 @@ def build_golden(
             rounded truth, except where the runs differ from it. The eps of float32 applies to
             them instead of the eps of their own type.
     """
-    expected = {name: _narrow(t, eager[name].dtype) for name, t in truth.items()}
+    expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
     allowed: dict[str, Allowed | None] = {}
     unusable: dict[str, str] = {}
     for name, t in truth.items():
@@ -110,7 +110,7 @@ def _allowed_error(
     eager_error = Measures(0.0, 0.0)
     if in_float32 and eps(e.dtype) > EPS_FLOAT32:
         # Most elements are the rounded truth, and a few the number next to it.
-        noise = _expected_error([_measure_run(_narrow(run, e.dtype), expected) for run in runs])
+        noise = _expected_error([_measure_run(narrow(run, e.dtype), expected) for run in runs])
         floor = _one_step(expected)
     else:
         noise = _expected_error([_measure_run(run, t) for run in runs])
@@ -140,8 +140,13 @@ def _expected_error(runs: Sequence[Measures]) -> Measures:
     return Measures(float(whole), float(row))
 
 
-def _narrow(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return an array in another type; values beyond its range become infinite."""
+def narrow(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return an array in another type; values beyond its range become infinite.
+
+    Args:
+        array: An array of any shape.
+        dtype: The type to convert to.
+    """
     with np.errstate(over="ignore"):
         return np.asarray(array.astype(dtype))
 

@@ -183,7 +183,7 @@ class Faulty(contrib_operators.MatMulNBits):
     fault: Fault = RIGHT
     places: tuple[str, ...] = ()
 
-    def round_input(self, x: Array, block: int) -> Array:
+    def _round_input(self, x: Array, block: int) -> Array:
         name = self.onnx_node.name.partition("/")[0]
         return (Faulty.fault if name in Faulty.places else RIGHT)(x, block)
 

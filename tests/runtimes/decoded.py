@@ -16,7 +16,7 @@ from shared import once
 
 from attn_export import DecodeSession, Report, Subject, build
 from attn_export.jobs import build as jobs_build
-from attn_export.parity import plan
+from attn_export.parity import fixed_cases
 from attn_export.parity.cover import Cover
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import numpy_dtype
@@ -75,7 +75,7 @@ def _built(name: str, folder: Path) -> Report:
     with pytest.MonkeyPatch.context() as patch:
         if not whole:
             patch.setattr(Cover, "choose", lambda *_: [])
-            patch.setattr(plan, "decode_case", lambda *_: (None, ""))
+            patch.setattr(fixed_cases, "_decode_case", lambda *_: (None, ""))
             patch.setattr(jobs_build, "_judge_in_float32", lambda *_: None)
         few = DIALECTS.get(name, ["standard", "ort"])
         report = build(
