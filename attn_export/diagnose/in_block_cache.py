@@ -10,7 +10,7 @@ import numpy as np
 
 from attn_export.diagnose.block_cache_steps import BlockSteps, block_parts
 from attn_export.diagnose.evaluate import Evaluation
-from attn_export.diagnose.in_integer_cache import OF_ANY_CACHE
+from attn_export.diagnose.in_integer_cache import OF_ANY_CACHE, OF_PACKED_CACHE
 from attn_export.diagnose.mistake import (
     ArrayChange,
     Mistake,
@@ -81,7 +81,8 @@ PLACES: Final[Mapping[str, Sequence[str]]] = {
 """Ends of sentences on a wrong index or zero point, with the prefixes of the steps that use it."""
 
 STEPS: Final[tuple[tuple[str, str, BlockSteps], ...]] = (
-    *((kind, effect, BlockSteps(**steps)) for kind, effect, steps in OF_ANY_CACHE),
+    *((kind, effect, BlockSteps(**steps))
+      for kind, effect, steps in (*OF_ANY_CACHE, *OF_PACKED_CACHE)),
     ("clipped range", "integers of {} beyond 15 start at 0 again",
      BlockSteps(clips=lambda x: x % 16)),
     ("clipped range", "integers of {} beyond 15 are not clipped", BlockSteps(clips=lambda x: x)),

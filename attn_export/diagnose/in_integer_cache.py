@@ -34,16 +34,19 @@ NIBBLE_OFFSET = 8
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Steps of writing and reading a cache, as changes of values. The defaults are right.
+    """Steps of writing and reading a cache, in their order.
+
+    Each maps the right array to the mistaken one. The default changes nothing.
 
     Attributes:
-        write_scale: Changes the scale by which new tokens are divided.
-        read_scale: Changes the scale by which integers are multiplied.
-        limits: Changes the least and the largest integer.
-        written: Changes the new integers, `[B, Hkv, L, D]`.
-        packed: Changes the new bytes, `[B, Hkv, L, D / 2]`.
-        stored: Changes the whole cache after it was written.
-        read: Changes the integers that are read, `[B, Hkv, S, D]`.
+        write_scale: Of the scales by which new tokens are divided, `[Hkv, 1, D]` or `[]`.
+        read_scale: Of the scales by which integers are multiplied, of the same shape.
+        rounds: Maps the quotients of new tokens to integers, both `[B, Hkv, L, D]`.
+        limits: Of the smallest and the largest integer.
+        written: Of the new integers, `[B, Hkv, L, D]`; with 4 bits, before two become a byte.
+        packed: Of the new bytes with two integers each, `[B, Hkv, L, D / 2]`.
+        stored: Of the whole cache, int8 `[B, Hkv, S, D]` or bytes `[B, Hkv, S, D / 2]`.
+        read: Of the integers that are read, `[B, Hkv, S, D]`.
         unrounded: Whether new tokens are read as they were before quantisation.
     """
 
@@ -63,14 +66,18 @@ class CachePart:
     """The keys, or the values, of a cache of integers in a graph.
 
     Attributes:
+        scale: The scale, `[]`, or `[Hkv, 1, D]` with one for each channel.
         new: The name of the new tokens before quantisation, `[B, Hkv, L, D]`.
+        scatter: The node that writes new integers into the cache.
         dequantised: The name of the dequantised cache, `[B, Hkv, S, D]`.
+        is_packed: Whether a byte of the cache holds two integers of 4 bits; else it is int8.
     """
 
     scale: Array
     new: str
     scatter: onnx.NodeProto
     dequantised: str
+    is_packed: bool
 
     def replaced(self, evaluation: Evaluation, steps: Steps, values: Values) -> dict[str, Array]:
         """Return the cache and its dequantised values, computed with other steps.
@@ -81,20 +88,19 @@ class CachePart:
             values: All values of the graph.
         """
         x, past = array_of(values, self.new), array_of(values, self.scatter.input[0])
-        is_packed = past.dtype == np.uint8
-        low, high = steps.limits(*((-8, 7) if is_packed else (-128, 127)))
+        low, high = steps.limits(*((-8, 7) if self.is_packed else (-128, 127)))
         rounded = steps.rounds(x / steps.write_scale(self.scale))
-        if is_packed:
+        if self.is_packed:
             new = steps.packed(_pack(steps.written(np.clip(rounded, low, high))))
         else:  # QuantizeLinear saturates after it has added the zero point
             new = np.clip(steps.written(rounded), low, high)
         new = new.astype(np.int64).astype(past.dtype)
         present = scatter_into_cache(self.scatter, evaluation, values, past, new)
         present = steps.stored(present).astype(past.dtype)
-        read = steps.read(_unpack(present) if is_packed else present.astype(np.float64))
+        read = steps.read(_unpack(present) if self.is_packed else present.astype(np.float64))
         dequantised = read * steps.read_scale(self.scale)
         if steps.unrounded:
-            past_values = (_unpack(past) if is_packed else past) * self.scale
+            past_values = (_unpack(past) if self.is_packed else past) * self.scale
             dequantised = scatter_into_cache(self.scatter, evaluation, values, past_values, x)
         return {self.scatter.output[0]: present, self.dequantised: dequantised}
 
@@ -111,7 +117,9 @@ def _unpack(stored: Array) -> Array:
 def _cache_parts(evaluation: Evaluation) -> dict[str, CachePart]:
     """Return the keys and the values of a cache of integers, if the graph has both."""
     parts = {}
+    dtypes = {i.name: i.type.tensor_type.elem_type for i in evaluation.proto.graph.input}
     for name, scatter in cache_scatters(evaluation).items():
+        # The initialisers are k_scale and v_scale.
         names = (n for n in evaluation.initializers if n.endswith(f"kv_scales.{name[0]}_scale"))
         scale = next(names, None)
         users = [node for node in evaluation.nodes if scale is not None and scale in node.input]
@@ -120,7 +128,10 @@ def _cache_parts(evaluation: Evaluation) -> dict[str, CachePart]:
         if scale is None or not len(writing) == len(reading) == 1:
             return {}
         new, dequantised = writing[0].input[0], reading[0].output[0]
-        parts[name] = CachePart(evaluation.initializers[scale], new, scatter, dequantised)
+        is_packed = dtypes[scatter.input[0]] == onnx.TensorProto.UINT8
+        parts[name] = CachePart(
+            evaluation.initializers[scale], new, scatter, dequantised, is_packed
+        )
     return parts
 
 
@@ -133,7 +144,7 @@ def _permute_pairs(*perm: int) -> ArrayChange:
 
 
 def _round_again(ratio: float) -> ArrayChange:
-    """Return a second rounding of int8, to `ratio` times the scale."""
+    """Return a function that rounds int8 once more, to `ratio` times the scale."""
     return lambda x: np.clip(np.rint(np.rint(x / ratio) * ratio), -128, 127)
 
 
@@ -171,34 +182,48 @@ OF_ANY_CACHE: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
     ("rounding", "{} are rounded up", {"rounds": np.ceil}),
     ("rounding", "{} are rounded towards 0", {"rounds": np.trunc}),
     ("rounding", "new {} are used before quantisation", {"unrounded": True}),
-    ("nibble order", "the two integers of a byte of {} are swapped",
-     {"written": swap_neighbours(-1), "read": swap_neighbours(-1)}),
     ("nibble order", "neighbouring channels of {} are swapped when the cache is written",
      {"written": swap_neighbours(-1)}),
     ("nibble order", "neighbouring channels of {} are swapped when the cache is read",
      {"read": swap_neighbours(-1)}),
+)  # fmt: skip
+"""Kind, effect and changed steps of mistakes in any cache, also in one with block scales."""
+
+OF_PACKED_CACHE: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
+    ("nibble order", "the two integers of a byte of {} are swapped",
+     {"written": swap_neighbours(-1), "read": swap_neighbours(-1)}),
     ("cache layout", "a byte holds the first of two channels of {} twice",
      {"written": lambda q: q[..., ::2].repeat(2, -1)}),
     ("cache layout", "the upper half of a byte of {} is moved by 3 bits, not 4",
      {"packed": lambda b: (b & 15) + 8 * (b >> 4)}),
 )  # fmt: skip
-"""Kind, effect and changed steps of mistakes in any cache, also in one with block scales."""
+"""The same of mistakes in a cache with two integers in a byte, also in one with block scales."""
 
-STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
+STEP_MISTAKES: Final[tuple[tuple[str, str, Steps], ...]] = (
     *_zero_point_steps(),
     *((kind, effect, Steps(**steps)) for kind, effect, steps in OF_ANY_CACHE),
     ("clipped range", "{} are clipped at one more than the least integer",
      Steps(limits=lambda low, high: (low + 1, high))),
     ("clipped range", "{} are clipped at one less than the largest integer",
      Steps(limits=lambda low, high: (low, high - 1))),
-    ("clipped range", "{} are clipped to the range of 4 bits", Steps(limits=lambda *_: (-8, 7))),
-    ("clipped range", "{} are not clipped from below", Steps(limits=lambda low, h: (2 * low, h))),
+    ("clipped range", "{} are not clipped from below",
+     Steps(limits=lambda low, high: (2 * low, high))),
     ("clipped range", "{} are not clipped from above",
-     Steps(limits=lambda low, h: (low, 2 * h + 1))),
-    *(("quantised twice", f"{{}} are rounded once more, to {ratio} times the scale",
-       Steps(stored=_round_again(ratio))) for ratio in range(2, 17)),
+     Steps(limits=lambda low, high: (low, 2 * high + 1))),
     ("signedness", "the sign of {} is lost", Steps(rounds=lambda x: np.rint(np.abs(x)))),
     ("signedness", "the sign of {} is lost when the cache is read", Steps(read=np.abs)),
+)  # fmt: skip
+"""Kind, effect and steps of each mistake in any cache; ``{}`` stands for the keys and values."""
+
+INT8_STEP_MISTAKES: Final[tuple[tuple[str, str, Steps], ...]] = (
+    ("clipped range", "{} are clipped to the range of 4 bits", Steps(limits=lambda *_: (-8, 7))),
+    *(("quantised twice", f"{{}} are rounded once more, to {ratio} times the scale",
+       Steps(stored=_round_again(ratio))) for ratio in range(2, 17)),
+)  # fmt: skip
+"""The same of mistakes in a cache of int8."""
+
+PACKED_STEP_MISTAKES: Final[tuple[tuple[str, str, Steps], ...]] = (
+    *((kind, effect, Steps(**steps)) for kind, effect, steps in OF_PACKED_CACHE),
     ("signedness", "{} are read as two's complement",
      Steps(read=lambda x: np.where(x < 0, x + NIBBLE_OFFSET, x - NIBBLE_OFFSET))),
     ("cache layout", "lower halves of all bytes of {} are read before all upper ones",
@@ -210,7 +235,14 @@ STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
     ("cache layout", "a byte holds channels c and c + D / 2 of {}",
      Steps(written=lambda x: np.stack(np.split(x, 2, axis=-1), axis=-1).reshape(x.shape))),
 )  # fmt: skip
-"""Kind, effect and steps of each mistake; ``{}`` stands for the keys and values."""
+"""The same of mistakes in a cache with two integers in a byte."""
+
+SCALE_USES: Final[Mapping[str, Sequence[str]]] = {
+    "": ("write_scale", "read_scale"),
+    " when the cache is read": ("read_scale",),
+    " when the cache is written": ("write_scale",),
+}
+"""Ends of sentences on a wrong scale, with the steps that use the scale."""
 
 
 def cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
@@ -231,17 +263,10 @@ def cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         exchanged = [_steps_with(fields, functools.partial(_scale_of, part)) for part in both[::-1]]
         effect = f"the scales of cached keys and values are exchanged{where}"
         yield _mistake(evaluation, both, "cache scale", effect, exchanged)
-    for kind, effect, steps in STEPS:
+    of_type = PACKED_STEP_MISTAKES if both[0].is_packed else INT8_STEP_MISTAKES
+    for kind, effect, steps in (*STEP_MISTAKES, *of_type):
         clause = effect.format("cached keys and values")
         yield _mistake(evaluation, both, kind, clause, [steps] * 2)
-
-
-SCALE_USES: Final[Mapping[str, Sequence[str]]] = {
-    "": ("write_scale", "read_scale"),
-    " when the cache is read": ("read_scale",),
-    " when the cache is written": ("write_scale",),
-}
-"""Ends of sentences on a wrong scale, with the steps that use the scale."""
 
 
 def fitted_cache_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:

@@ -13,6 +13,8 @@ from named_causes import first_cause
 from shared import extended, once, passed_bundle
 
 from attn_export import build
+from attn_export.diagnose.evaluate import Evaluation
+from attn_export.diagnose.in_integer_cache import cache_mistakes
 from attn_export.graph.load import load_model
 from attn_export.results import StoredCase
 
@@ -136,3 +138,14 @@ def test_the_cause_is_named_first(kind: str, name: str, fault: Fault):
     wanted = next(cause for start, cause in CAUSES.items() if name.startswith(start))
     wanted = SAME_OUTPUTS.get((kind, name), wanted)
     assert first_cause(folder, right, graph.proto) == ("" if name in UNNAMED else wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "impossible"),
+    [("per tensor", "byte"), ("packed", "once more"), ("packed", "to the range of 4 bits")],
+)
+def test_only_mistakes_that_the_type_of_a_cache_allows_are_tried(kind: str, impossible: str):
+    mistakes = cache_mistakes(Evaluation.load(bundle_of(kind) / "model.onnx"))
+    effects = [mistake.effect for mistake in mistakes]
+    assert effects
+    assert not [effect for effect in effects if impossible in effect]
