@@ -21,10 +21,10 @@ from attn_export.diagnose.mistake import (
 from attn_export.tensorfile import Array
 
 NEEDS_CAUSAL = frozenset({"causal dropped", "causal offset", "mask dropped beside causal"})
-"""Kinds of misreadings that have an effect of their own in causal nodes only."""
+"""Kinds of misreadings that are possible in causal nodes only."""
 
 MOST_HEADS = 32
-"""The number of heads, the first ones, of which every pair is tried."""
+"""The number of query heads, from the first on, of which every pair is tried."""
 
 
 def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
@@ -42,7 +42,10 @@ def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
 
 
 def head_swaps(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield, for each pair of the first `MOST_HEADS` query heads, the mistake of swapping them."""
+    """Yield, for each pair of the first `MOST_HEADS` query heads, the mistake of swapping them.
+
+    A pair beyond the heads of the node raises NotComputedError, and `match` skips it.
+    """
     for node in _attention_nodes(evaluation):
         for a, b in itertools.combinations(range(MOST_HEADS), 2):
             effect = f"the results of query heads {a} and {b} are swapped"
@@ -50,7 +53,7 @@ def head_swaps(evaluation: Evaluation) -> Iterator[Mistake]:
             yield _step_mistake(evaluation, node, "swapped heads", effect, changes)
 
 
-def wrong_scales_and_softcaps(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
+def fitted_scales_and_softcaps(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
     """Return functions from a factor to the mistake of a scale or softcap wrong by this factor."""
 
     def make(node: onnx.NodeProto, step: str, name: str, factor: float) -> Mistake:
@@ -84,17 +87,14 @@ def _has_softcap(node: onnx.NodeProto) -> bool:
 
 
 def _swap_keys_and_values(evaluation: Evaluation, node: onnx.NodeProto) -> Mistake:
+    names = [*node.input, *[""] * 6]
+    k, v, past_k, past_v = (names[i] for i in (1, 2, 4, 5))
+
     def replaced(values: Values) -> dict[str, Array]:
-        input_names = [*node.input, *[""] * 6]
-        k, v, past_k, past_v = (values[input_names[i]] for i in (1, 2, 4, 5))
-        if k is None or v is None or k.shape != v.shape:
+        if array_of(values, k).shape != array_of(values, v).shape:
             return {}
-        swapped = {
-            input_names[1]: v,
-            input_names[2]: k,
-            input_names[4]: past_v,
-            input_names[5]: past_k,
-        }
+        swapped = {k: values[v], v: values[k], past_k: values[past_v], past_v: values[past_k]}
+        # An input that is left out has the name "". The outputs with the cache stay right.
         outputs = evaluation.attention(node, {**values, **swapped, "": None}, {})
         return {node.output[0]: outputs[node.output[0]]}
 
@@ -122,12 +122,15 @@ BASES = (1e4, 5e5, 1e6)
 
 def rotary_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes of rotary embeddings: positions, direction, frequencies, channel pairs."""
-    for node in evaluation.nodes:
-        if node.op_type == "Cos":
-            sines = [n for n in evaluation.nodes if n.op_type == "Sin" and n.input == node.input]
-            if sines:
-                yield from _angle_mistakes(evaluation, node, sines[0])
-                yield from _rotation_mistakes(evaluation)
+    angles = [
+        (node, sine)
+        for node in evaluation.nodes if node.op_type == "Cos"
+        for sine in evaluation.nodes if sine.op_type == "Sin" and sine.input == node.input
+    ]  # fmt: skip
+    for cosine, sine in angles:
+        yield from _angle_mistakes(evaluation, cosine, sine)
+    if angles:
+        yield from _rotation_mistakes(evaluation)
 
 
 def _angle_mistakes(
@@ -200,7 +203,10 @@ RotationNames = tuple[str, str, str, str]
 
 
 def _rotation_operands(evaluation: Evaluation, node: onnx.NodeProto) -> RotationNames | None:
-    """Return the names of a, b, cos and sin, if the node is the Concat of a rotation."""
+    """Return the names of a, b, cos and sin, if the node is the Concat of a rotation.
+
+    Only the order of factors a·cos, b·sin is known, that of `attention/positions`.
+    """
     made_by = [evaluation.producer.get(name) for name in node.input]
     if node.op_type != "Concat" or [n.op_type if n else "" for n in made_by] != ["Sub", "Add"]:
         return None

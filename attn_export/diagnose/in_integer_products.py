@@ -165,7 +165,7 @@ def product_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
                 yield Mistake(kind, effect.format(name(group)), node, replaced)
 
 
-def wrong_input_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
+def fitted_input_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
     """Return functions from a factor to the mistake of a scale that is wrong by this factor."""
     products = list(_integer_products(evaluation))
 

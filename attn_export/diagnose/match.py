@@ -14,9 +14,9 @@ from attn_export.diagnose.explanation import OutOfTime
 from attn_export.diagnose.in_activations import activation_mistakes
 from attn_export.diagnose.in_attention import (
     attention_mistakes,
+    fitted_scales_and_softcaps,
     head_swaps,
     rotary_mistakes,
-    wrong_scales_and_softcaps,
 )
 from attn_export.diagnose.in_block_cache import block_mistakes
 from attn_export.diagnose.in_float16_cache import float16_cache_mistakes
@@ -27,7 +27,7 @@ from attn_export.diagnose.in_graph import (
     value_mistakes,
 )
 from attn_export.diagnose.in_integer_cache import cache_mistakes, fitted_cache_scales
-from attn_export.diagnose.in_integer_products import product_mistakes, wrong_input_scales
+from attn_export.diagnose.in_integer_products import fitted_input_scales, product_mistakes
 from attn_export.diagnose.in_integers import fitted_weight_mistakes, weight_mistakes
 from attn_export.diagnose.mistake import Mistake
 from attn_export.parity.measures import element_errors, eps
@@ -182,9 +182,9 @@ def _fitted_mistakes(
 ) -> Iterator[Mistake]:
     """Yield mistakes in scales and softcaps that are wrong by a factor, each with its best one."""
     for make in (
-        *wrong_scales_and_softcaps(evaluation),
+        *fitted_scales_and_softcaps(evaluation),
         *fitted_cache_scales(evaluation),
-        *wrong_input_scales(evaluation),
+        *fitted_input_scales(evaluation),
     ):
         if out_of_time():
             return
