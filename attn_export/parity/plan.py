@@ -38,7 +38,8 @@ CASE_BYTES = GOLDEN_BYTES // 2
 """Largest size of one case in bytes."""
 
 Fits = Callable[[Sizes], bool]
-"""A function that returns whether the module accepts inputs of these sizes."""
+"""A function that returns whether the module accepts sizes; axes may be left out, whose sizes are
+those of the example."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Groups:
             values = (*VALUES, FUTURE)
         return cls(values, masks, LENGTHS if spec is not None and spec.in_place else ())
 
-    def conditions(self, axes: Sequence[str]) -> list[str]:
+    def content_conditions(self, axes: Sequence[str]) -> list[str]:
         """Return all conditions on contents."""
         values, masks, lengths = (
             [content.name for content in group] for group in (self.values, self.masks, self.lengths)
@@ -102,7 +103,7 @@ def _fit_together(contents: Sequence[Content]) -> bool:
 
 
 def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
-    """Return cases that together meet all conditions, within `GOLDEN_BYTES`.
+    """Return cases that together meet as many conditions as fit into `GOLDEN_BYTES`.
 
     Args:
         interface: The inputs and outputs of the subject.
@@ -111,6 +112,7 @@ def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
     """
     long, notes = long_cases(interface)
     fixed = [*fixed_cases(interface), *long]
+    # Fixed cases are made whatever their size, so they may leave nothing of the limit.
     budget = GOLDEN_BYTES - sum(interface.case_bytes(case.sizes) for case in fixed)
     sums, bounds = interface.sums, interface.bounds
     axes = conditions.free_axes(interface.axes, list(sums))
@@ -118,7 +120,7 @@ def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
     sizes = _candidates(axes, fits, sums, bounds)
     costs = [interface.case_bytes(each) for each in sizes]
     at_bounds = [f"{axis} {end}" for axis, limits in bounds.items() for end in limits]
-    wanted = [*groups.conditions(axes), *at_bounds]
+    wanted = [*groups.content_conditions(axes), *at_bounds]
     cover = Cover(axes, wanted, sizes, costs, groups.combinations(), bounded=bool(bounds))
     choices = cover.choose(budget, CASE_BYTES)
     if cover.missed:
@@ -133,7 +135,7 @@ def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
 def covering_sizes(
     axes: Sequence[str], sums: Mapping[str, str], bounds: Bounds
 ) -> list[dict[str, int]]:
-    """Return sizes that together meet all conditions on sizes, except those next to blocks.
+    """Return sizes that together meet the conditions on sizes, but not at blocks or upper bounds.
 
     Args:
         axes: The names of the dynamic axes.
@@ -168,12 +170,13 @@ def _candidates(
         near_blocks.append((conditions.PAST, past_lengths))
     for axis, size_by_block in near_blocks if blocks else ():
         for block, size in size_by_block.items():
-            # There are several keys, since softmax over one key is constant.
+            # There are several keys, since softmax over one key is constant, and near some blocks
+            # no past, since graphs branch on it.
             small = {conditions.PAST: 0 if block in (128, 256) else 3, conditions.KEYS: 5}
             beside = {other: small.get(other, 1) for other in axes}
             sizes = {**clamp_sizes(beside, bounds), axis: size}
             if not fits(sizes):
-                break
+                break  # the larger blocks do not fit either
             if conditions.BATCH in axes:
                 candidates.append({**sizes, conditions.BATCH: 2})
             candidates.append(sizes)
@@ -209,8 +212,8 @@ def _distance_from_example(sizes: Sizes) -> float:
 
 def _is_filled(sizes: Sizes) -> bool:
     """Return whether the last batch element of a cache in place must have the longest past."""
-    # A single batch element has it next to a block only, so that in other cases a part of the
-    # capacity may be unused.
+    # A single batch element must have it next to a block only: else every case of one element would
+    # fill its capacity.
     most = max(conditions.tried_sizes(conditions.PAST))
     return sizes[conditions.BATCH] > 1 or sizes[conditions.PAST] > most
 

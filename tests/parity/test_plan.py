@@ -91,7 +91,7 @@ def test_a_small_layer_meets_all_conditions_without_a_note(planned):
         for found in (met_by_sizes(case.sizes, axes), met_by_contents(case.contents, case.sizes))
         for condition in found
     }
-    wanted = Groups.of(interface_of(spec)).conditions(axes)
+    wanted = Groups.of(interface_of(spec)).content_conditions(axes)
     assert set(size_conditions(axes)) <= met
     assert set(wanted) <= met
     assert plan.notes == ()
