@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 # -- error maps ---------------------------------------------------------------------------------
 
+# A figure shows an `ErrorMap`, with one picture, in SVG, of each of its panels. Figures and pictures
+# are dicts of the values that `page/error_maps.html.j2` names.
+
 STEPS = (0.01, 0.1, 0.25, 0.5, 1.0)
 """Upper limits of the colours of a picture, as fractions of its largest error."""
 
@@ -35,7 +38,7 @@ APART = 24
 
 
 def figures(report: Report) -> list[dict[str, object]]:
-    """Return the values of each figure, an error map: first failures, then the largest errors.
+    """Return the figures of a report: failures first, then in the order of their errors.
 
     Runtimes and graphs whose maps look the same share a figure.
     """
@@ -78,7 +81,7 @@ def _figure(error_map: ErrorMap, verdict: Verdict) -> dict[str, object]:
 
 
 def _picture(panel: ErrorMapPanel, error_map: ErrorMap) -> dict[str, object]:
-    """Return the values of a picture in SVG, whose coordinates are in units of a cell."""
+    """Return the picture of a panel, whose coordinates are in units of a cell."""
     across, down = len(panel.values[0]), len(panel.values)
     apart = max(across, down) <= APART
     axes = [
@@ -145,7 +148,7 @@ def _colour(value: float | None, largest: float) -> str:
 # it follow each other from top to bottom. Equal steps of adjacent columns are merged into one box.
 
 BELOW = {"output": "key", "present_key": "past_key", "present_value": "past_value"}
-"""Input in whose column each output is drawn."""
+"""Input in whose column each output is drawn, so that a cache stands below what it extends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,33 +192,34 @@ class Drawing:
 def draw_attention(neighbourhood: Neighbourhood) -> Drawing:
     """Return the grid of the surroundings of an attention node."""
     outputs = _output_columns(neighbourhood)
-    node = 1 + max((len(lane.steps) for lane in neighbourhood.before), default=0)
+    node_row = 1 + max((len(lane.steps) for lane in neighbourhood.before), default=0)
+    # Graph outputs have boxes of their own below the node, so its steps do not name them.
     below = [
-        Box(node + number, column, 1, 1, dataclasses.replace(step, gives=()))
+        Box(node_row + number, column, 1, 1, dataclasses.replace(step, gives=()))
         for lane, column in zip(neighbourhood.after, outputs, strict=True)
         for number, step in enumerate(lane.steps, start=1)
     ]
     inputs = tuple(range(1, len(neighbourhood.before) + 1))
     return Drawing(
         max((*inputs, *outputs)),
-        node,
+        node_row,
         inputs,
         outputs,
-        (*_above(neighbourhood.before, node), *below),
+        (*_above(neighbourhood.before, node_row), *below),
     )
 
 
-def _above(lanes: Sequence[Lane], node: int) -> Iterator[Box]:
-    for row in range(node - 1):
+def _above(lanes: Sequence[Lane], node_row: int) -> Iterator[Box]:
+    for row in range(node_row - 1):
         for first, last in _runs(lanes, row):
             yield Box(row + 1, first + 1, 1, last - first + 1, lanes[first].steps[row])
     for column, lane in enumerate(lanes, start=1):
-        if missing := node - 1 - len(lane.steps):
+        if missing := node_row - 1 - len(lane.steps):
             yield Box(len(lane.steps) + 1, column, missing, 1, None)
 
 
 def _runs(lanes: Sequence[Lane], row: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last index of lanes that share a box, since steps to here are equal."""
+    """Yield the first and last index of lanes with equal steps up to a row: they share a box."""
     first = 0
     for column in range(1, len(lanes) + 1):
         same = column < len(lanes) and (
@@ -228,10 +232,10 @@ def _runs(lanes: Sequence[Lane], row: int) -> Iterator[tuple[int, int]]:
 
 
 def _output_columns(neighbourhood: Neighbourhood) -> tuple[int, ...]:
-    """Return the column of each output: that of its input in `BELOW`, or the first free one."""
+    """Return the column of each output: that of its input by `BELOW`, or the first free one."""
     inputs = {lane.role: column for column, lane in enumerate(neighbourhood.before, start=1)}
     taken: list[int] = []
     for lane in neighbourhood.after:
         preferred = inputs.get(BELOW.get(lane.role, ""), 1)
-        taken.append(next(c for c in (preferred, *range(1, len(taken) + 3)) if c not in taken))
+        taken.append(next(c for c in (preferred, *range(1, len(taken) + 2)) if c not in taken))
     return tuple(taken)
