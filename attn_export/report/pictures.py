@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # -- error maps ---------------------------------------------------------------------------------
 
-# A figure shows an `ErrorMap`, with one picture, in SVG, of each of its panels. Figures and pictures
-# are dicts of the values that `page/error_maps.html.j2` names.
+# A figure shows an `ErrorMap`, with a picture in SVG of each of its panels. Both are dicts of the
+# values that `page/error_maps.html.j2` names.
 
 STEPS = (0.01, 0.1, 0.25, 0.5, 1.0)
 """Upper limits of the colours of a picture, as fractions of its largest error."""
