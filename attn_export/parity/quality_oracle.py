@@ -38,7 +38,7 @@ def measure_quality(
     """Measure a quantised subject against its unquantised module.
 
     Args:
-        subject: The subject; its module has quantised weights or a cache of integers.
+        subject: The subject; its module is an `Attention` with quantised weights, cache or both.
         goldens: The cases, with inputs and the truth of the quantised module.
         budgets: The limits.
 
@@ -47,22 +47,25 @@ def measure_quality(
     """
     module = subject.module
     assert isinstance(module, Attention)
-    before = unquantise(module)
+    unquantised = unquantise(module)
     inputs = [golden.case.inputs for golden in goldens]
     float_inputs = [to_numpy(read_cache(module, to_torch(arrays))) for arrays in inputs]
-    wide, heads_before = _run(subject, before, float_inputs)
+    float_outputs, float_heads = _run(subject, unquantised, float_inputs)
     _, heads = _run(subject, module, inputs)
-    floats = [
-        _as_stored(outputs, golden.expected) for outputs, golden in zip(wide, goldens, strict=True)
+    stored_outputs = [
+        _as_stored(outputs, golden.expected)
+        for outputs, golden in zip(float_outputs, goldens, strict=True)
     ]
     pairs = {
-        name: [(f[name], g.expected[name]) for f, g in zip(floats, goldens, strict=True)]
+        name: [(f[name], g.expected[name]) for f, g in zip(stored_outputs, goldens, strict=True)]
         for name, array in goldens[0].expected.items()
         if is_floating(array.dtype)
     }
     outputs, by_head = output_distances(pairs)
-    attended = head_distances(ATTENDED, list(zip(heads_before, heads, strict=True)))
-    parts = list(_part_distances(subject, module, before, (inputs, float_inputs), wide))
+    attended = head_distances(ATTENDED, list(zip(float_heads, heads, strict=True)))
+    parts = list(
+        _part_distances(subject, module, unquantised, (inputs, float_inputs), float_outputs)
+    )
     quality = Quality(
         outputs=tuple(outputs),
         heads=tuple(each for each in (*attended, *by_head) if is_finite(each)),
@@ -71,7 +74,7 @@ def measure_quality(
         logits=logit_distance(pairs, budgets),
         splits=tuple(each for _, each in parts if each is not None),
     )
-    return quality, floats
+    return quality, stored_outputs
 
 
 def _as_stored(outputs: Arrays, expected: Arrays) -> Arrays:
@@ -84,32 +87,37 @@ def _as_stored(outputs: Arrays, expected: Arrays) -> Arrays:
 
 
 def _part_distances(
-    subject: Subject, module: Attention, before: Attention,
-    inputs: tuple[Sequence[Arrays], Sequence[Arrays]], wide: Sequence[Arrays],
+    subject: Subject, module: Attention, unquantised: Attention,
+    inputs: tuple[Sequence[Arrays], Sequence[Arrays]], float_outputs: Sequence[Arrays],
 ) -> Iterator[tuple[Distance, Split | None]]:  # fmt: skip
     """Yield the distance of the first output if one part alone is quantised, and its split.
 
-    `before` is the module before it was quantised, with the outputs `wide`; `inputs` are those of
-    both modules.
+    `inputs` are those of `module`, then those of `unquantised`, whose past is in floating point.
+    `float_outputs` are the outputs of `unquantised`.
     """
     first = subject.outputs[0]
 
     def distance_of(part: str, outputs: Sequence[Arrays]) -> Distance:
-        return distance(part, ((f[first], q[first]) for f, q in zip(wide, outputs, strict=True)))
+        return distance(
+            part, ((f[first], q[first]) for f, q in zip(float_outputs, outputs, strict=True))
+        )
 
     def measure(part: str, changed: Attention) -> Distance:
         return distance_of(part, _run(subject, changed, inputs[1])[0])
 
     for name in module.float_weights:
-        yield _split_of_weight(name, module, before, measure)
+        yield _split_of_weight(name, module, unquantised, measure)
     if module.kv_scales is not None:
+        # If the cache alone is quantised, its distance is that of the output. Without
+        # `float_weights` it is alone: beside stored integers a spec has no quantised activations.
         if module.float_weights:
             only_cache = unquantise(module, keep_cache=True)
             yield distance_of(CACHE, _run(subject, only_cache, inputs[0])[0]), None
-        yield from _splits_of_cache(module, before, measure)
+        yield from _splits_of_cache(module, unquantised, measure)
     if isinstance(module.activations, QuantisedActivations):
-        before.activations = module.activations
-        apart = measure(ACTIVATIONS, before)
+        original, unquantised.activations = unquantised.activations, module.activations
+        apart = measure(ACTIVATIONS, unquantised)
+        unquantised.activations = original
         yield apart, Split(ACTIVATIONS, apart.sqnr if is_finite(apart) else None, None, 0.0)
 
 
@@ -147,6 +155,9 @@ class _PartlyRounded(nn.Module):
     """Replacement for a quantised cache, with errors of one kind in one part: keys or values.
 
     Attributes:
+        scales: The quantised cache whose errors these are.
+        part: The index of the part in `CACHED`.
+        error: The kind of errors: `ALL`, `ROUNDING` or `CLIPPED`.
         record: Receives the number of clipped values, and the number of all values.
     """
 
@@ -190,23 +201,23 @@ def split(error: Tensor, step: Tensor) -> dict[str, Tensor]:
 
 
 def _splits_of_cache(
-    module: Attention, before: Attention, measure: Measure
+    module: Attention, unquantised: Attention, measure: Measure
 ) -> Iterator[tuple[Distance, Split]]:
     """Yield the distance of the first output with quantised keys only, then with values only.
 
-    `before`, the module before it was quantised, is changed while it runs, and then restored.
+    `unquantised` is changed while it runs, and then restored.
     """
     scales = module.kv_scales
     assert scales is not None
     counts: list[tuple[int, int]] = []
 
     def measure_error(part: int, error: str) -> Distance:
-        before.kv_scales = _PartlyRounded(  # type: ignore[assignment]
+        unquantised.kv_scales = _PartlyRounded(  # type: ignore[assignment]
             scales, part, error, lambda *count: counts.append(count)
         )
-        distance = measure(CACHED[part], before)
-        before.kv_scales = None
-        return distance
+        measured = measure(CACHED[part], unquantised)
+        unquantised.kv_scales = None
+        return measured
 
     for number, part in enumerate(CACHED):
         counts.clear()
@@ -219,13 +230,13 @@ def _splits_of_cache(
 
 
 def _split_of_weight(
-    name: str, module: Attention, before: Attention, measure: Measure
+    name: str, module: Attention, unquantised: Attention, measure: Measure
 ) -> tuple[Distance, Split]:
     """Return the distance of the first output with one weight alone quantised.
 
-    `before`, the module before it was quantised, is changed while it runs, and then restored.
+    `unquantised` is changed while it runs, and then restored.
     """
-    weight, original = before.get_parameter(name), module.float_weights[name].double()
+    weight, original = unquantised.get_parameter(name), module.float_weights[name].double()
     difference = module.get_parameter(name).detach().double() - original
     integers = module.integers[name]
     scales = np.repeat(integers.scales, integers.block, axis=0).T.copy()  # [out, in]
@@ -235,7 +246,7 @@ def _split_of_weight(
     for error in (ALL, ROUNDING, CLIPPED) if clipped else (ALL,):
         with torch.no_grad():
             weight.copy_(original + errors[error])
-            distances[error] = measure(name, before)
+            distances[error] = measure(name, unquantised)
             weight.copy_(original)
     share = clipped / difference.numel()
     return distances[ALL], _split_of(name, {ROUNDING: distances[ALL], **distances}, share)
