@@ -178,13 +178,13 @@ HIDING = -1e9
 """The largest finite float32 that hides a key from a query that sees another key."""
 
 
-Replacement = tuple[ir.Value | None, bool]
+MaskReplacement = tuple[ir.Value | None, bool]
 """The new mask of a node, or None for no mask; and whether the node gets `is_causal`."""
 
 
 def recognise_masks(model: ir.Model) -> None:
     """Remove from every `Attention` the part of its mask that its attributes express."""
-    replacements: dict[object, Replacement | None] = {}
+    replacements: dict[object, MaskReplacement | None] = {}
     for node in nodes_of(model, "Attention"):
         replacement = _cached_replacement(model, node, replacements)
         if replacement is None:
@@ -201,8 +201,8 @@ def recognise_masks(model: ir.Model) -> None:
 
 
 def _cached_replacement(
-    model: ir.Model, node: ir.Node, replacements: dict[object, Replacement | None]
-) -> Replacement | None:
+    model: ir.Model, node: ir.Node, replacements: dict[object, MaskReplacement | None]
+) -> MaskReplacement | None:
     """Return the replacement of a node's mask; nodes that share a mask share the result."""
     if optional_input(node, MASK_INPUT) is None:
         return None
@@ -218,7 +218,7 @@ def _cached_replacement(
         return None
 
 
-def _replacement(model: ir.Model, a: AttentionNode, trials: MaskTrials) -> Replacement | None:
+def _replacement(model: ir.Model, a: AttentionNode, trials: MaskTrials) -> MaskReplacement | None:
     foreign_lengths = a.valid_keys is not None and trials.cache is None
     if a.mask is None or foreign_lengths or (a.output(3) is not None and a.mode == MASKED):
         return None
@@ -231,7 +231,7 @@ def _replacement(model: ir.Model, a: AttentionNode, trials: MaskTrials) -> Repla
     return None if remaining_mask is None else (remaining_mask, True)
 
 
-def _replacement_by_sizes(mask_graph: MaskGraph) -> Replacement | None:
+def _replacement_by_sizes(mask_graph: MaskGraph) -> MaskReplacement | None:
     """Return the replacement of a mask that is computed from sizes alone, or None."""
     redundant = causal = True
     for trial, shown, hidden in shown_and_hidden(mask_graph):
