@@ -72,7 +72,7 @@ def install(names: Collection[str], say: Say, *, system_packages: bool = False) 
         _install(home() / NODE, NODE_PACKAGE, say)
     if {"wasm", "webgpu"} & set(names):
         _install(home() / WEB, WEB_PACKAGE, say)
-        if chromium() is None:
+        if _missing_browser():
             _install_chromium(say, system_packages=system_packages)
 
 
@@ -100,6 +100,14 @@ def chromium() -> str | None:
     configured = os.environ.get("CHROME_PATH")
     paths = (shutil.which(name) for name in ([configured] if configured else BROWSERS))
     return next(filter(None, paths), None)
+
+
+def _missing_browser() -> str:
+    """Return the reason that there is no browser, or "" if there is one."""
+    if chromium() is not None:
+        return ""
+    path = os.environ.get("CHROME_PATH")
+    return f"CHROME_PATH is {path}, which is not a program" if path else NO_CHROMIUM
 
 
 def _package_version(folder: Path, package: str) -> str | None:
@@ -180,6 +188,8 @@ def _check_node() -> None:
 
 
 def _install_chromium(say: Say, *, system_packages: bool) -> None:
+    if os.environ.get("CHROME_PATH"):
+        raise InstallError(_missing_browser())
     by_hand = f"there is no Chromium; run: {' '.join(APT)}, or name one in CHROME_PATH"
     if not system_packages:
         raise InstallError(f"{by_hand}, or let it be installed, as root, by --system-packages")
@@ -252,9 +262,7 @@ class Wasm(Node):
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
-        if shutil.which("node") and chromium() is None:
-            return NO_CHROMIUM
-        return super().unavailable()
+        return (_missing_browser() if shutil.which("node") else "") or super().unavailable()
 
     def command(self) -> list[str | Path]:
         """Return the command line of the program, which starts a browser."""

@@ -175,9 +175,19 @@ def test_an_empty_folder_says_how_to_install(monkeypatch: pytest.MonkeyPatch, tm
     assert runtime("node").version() is None
 
 
+def without_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CHROME_PATH", raising=False)
+    monkeypatch.setattr(javascript, "BROWSERS", ("no-such-browser",))
+
+
 def test_without_node_or_chromium_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("CHROME_PATH", str(tmp_path / "nothing"))
+    without_browser(monkeypatch)
     assert "there is no Chromium; apt-get install chromium" in runtime("wasm").unavailable()
+    monkeypatch.setenv("CHROME_PATH", "/nothing")
+    says = "CHROME_PATH is /nothing, which is not a program"
+    assert runtime("wasm").unavailable() == says
+    with pytest.raises(InstallError, match=says):
+        javascript._install_chromium(print, system_packages=True)
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in (*NAMES, "webgpu"):
         assert runtime(name).unavailable().startswith("node is not installed; apt-get install")
@@ -193,7 +203,7 @@ def test_chromium_is_installed_only_if_the_flag_allows_it(
     (tmp_path / "apt-get").write_text(f'#!/bin/sh\necho "$1" >>{done}\n')
     (tmp_path / "apt-get").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("CHROME_PATH", str(tmp_path / "nothing"))
+    without_browser(monkeypatch)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     command = ["install", *(["--system-packages"] if system_packages else []), "wasm"]
     monkeypatch.setattr(sys, "argv", command)
