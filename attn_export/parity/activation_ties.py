@@ -1,11 +1,10 @@
-"""Rounding ties of quantised activations: moved cases, and the error that remaining ties allow.
+"""Rounding ties in the input of the output projection, if activations are quantised.
 
-Near a tie, floating-point error decides which of two integers a value becomes (see `near_ties`).
-The inputs of a case are moved away from ties. The input of the output projection cannot be moved
-by a small amount, since it is computed from integers. If a value of a token is near a tie there,
-one element of that token's query moves by one quantisation step, which changes all its values.
-This is repeated until no value is near a tie. If some remain, a correct graph may round them
-either way, and the allowed error grows by the change that this makes.
+`near_ties` moves the inputs of a case, and its new keys and values, away from ties. The input of
+the output projection cannot be moved by a small amount, since it is computed from integers. If a
+value of a token is near a tie there, one element of that token's query moves by one quantisation
+step, which changes all its values. This is repeated until no value is near a tie. If some remain, a
+correct graph may round them either way, and the allowed error grows by the change that this makes.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ LARGE, FEW_ATTEMPTS = 4_000_000, 4
 modules, since each attempt runs the module."""
 
 OTHER_TOKEN_EVERY = 4
-"""One of so many attempts moves another token than the one with a value near a tie. In the second
-half of the attempts every second one does."""
+"""Every 4th attempt moves another token than the one with a value near a tie; in the second half of
+the attempts every 2nd one does."""
 
 SHRINK_FACTOR = np.float32(1 - 2.0**-7)
 """The factor by which a channel of a past in floating point shrinks."""
@@ -57,10 +56,11 @@ MOST_ADDED = 0.25
 input of the output projection. With more, a graph that leaves the rounding out would pass."""
 
 OUTPUT = "output"
+"""The name of the output that the output projection computes."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Ties:
+class ProjectionTies:
     """Values near a tie in the input of the output projection.
 
     Attributes:
@@ -69,8 +69,8 @@ class Ties:
         near: Mask of the values near a tie, `[B, L, N]`.
         token_changes: An upper bound on the L2 norm of the change of each token of the output if
             all values near a tie round the other way, `[B, L]`.
-        unrounded_change: The estimated L2 norm of the change of the whole output if the input of
-            the output projection is not rounded.
+        unrounded_change: The estimated L2 norm of the change of the whole output if its projection
+            has no rounded input.
     """
 
     integers: Sequence[Tensor]
@@ -80,11 +80,14 @@ class Ties:
 
     @property
     def too_many(self) -> bool:
-        """Return whether ties allow so much error that a graph without rounding would pass."""
+        """Whether ties allow so much error that a graph without rounding would pass."""
         return float(self.token_changes.norm()) > MOST_ADDED * self.unrounded_change
 
     def widen_allowed_error(self, golden: Golden) -> Golden:
-        """Return the case with its allowed error increased by what ties, if any, can change."""
+        """Return the case with its allowed error increased by what values near a tie can change.
+
+        It is unusable if the error is beyond the limit, or too many values are near a tie.
+        """
         allowed, expected = golden.allowed[OUTPUT], golden.expected[OUTPUT]
         if not self.near.any():
             return golden
@@ -107,11 +110,11 @@ class Ties:
         )  # fmt: skip
 
 
-class ActivationTies:
-    """Finder of values near a tie in the runs of a float64 copy of a module.
+class ProjectionTieFinder:
+    """Finder of values near a tie in the input of the output projection of a module.
 
     Args:
-        module: The copy.
+        module: A float64 copy of the module.
         truth: Runs the copy on inputs.
         noisy: Runs the copy on inputs with random rounding; the number of the run is the seed.
     """
@@ -127,7 +130,7 @@ class ActivationTies:
         size = sum(parameter.numel() for parameter in module.parameters())
         self._attempts = MOST_ATTEMPTS if size < LARGE else FEW_ATTEMPTS
 
-    def move_off_ties(self, case: Case) -> Case | None:
+    def with_fewest_ties(self, case: Case) -> Case | None:
         """Return the case with the fewest values near a tie of those that were tried.
 
         Args:
@@ -157,7 +160,7 @@ class ActivationTies:
             case = self._move_tokens(case, ties.near.numpy(), random, attempt)
         return best
 
-    def find(self, inputs: Arrays) -> Ties:
+    def find(self, inputs: Arrays) -> ProjectionTies:
         """Return the values near a tie in a run of these inputs."""
         quantised = self._record(inputs)
         return self._ties(quantised, self._margin(inputs, quantised))
@@ -197,7 +200,7 @@ class ActivationTies:
         return dataclasses.replace(case, inputs=inputs)
 
     def _record(self, inputs: Arrays) -> list[Tensor]:
-        """Return the tensors that a run quantises; the output projection's input is the last."""
+        """Return the tensors that a run quantises; the output projection's input is last."""
         with record_quantised(self._module) as quantised:
             self._truth(inputs)
         return quantised
@@ -220,7 +223,7 @@ class ActivationTies:
         by_head: Tensor = heads.amax(-1, keepdim=True).expand_as(heads).flatten(-2)
         return by_head
 
-    def _ties(self, quantised: Sequence[Tensor], margin: Tensor) -> Ties:
+    def _ties(self, quantised: Sequence[Tensor], margin: Tensor) -> ProjectionTies:
         x = quantised[-1]  # [B, L, N]
         near = distance_from_tie(self._quotients(x)) < margin
         columns = self._module.out_proj.weight.detach().double().norm(dim=0)  # of [E, N]
@@ -228,7 +231,7 @@ class ActivationTies:
         # Errors of rounding are uniform within half a step.
         size = float(steps[steps.isfinite()].norm()) / 12**0.5
         integers = [self._rounding.integers(tensor) for tensor in quantised]
-        return Ties(integers, near, torch.where(near, steps, 0.0).sum(-1), size)
+        return ProjectionTies(integers, near, torch.where(near, steps, 0.0).sum(-1), size)
 
     def _quotients(self, x: Tensor) -> Tensor:
         """Return `x` divided by its scales, before rounding."""
@@ -250,8 +253,8 @@ def force_integers(integers: Sequence[Tensor | None], *modules: Attention) -> It
 
     Args:
         integers: The integers of each tensor that a run quantises, in order, `[B, L, N]`; None for
-            a tensor that the run rounds by itself. Runs that are stacked along the batch axis
-            repeat them.
+            a tensor that the run rounds by itself. If runs are stacked along the batch axis,
+            each gets the same integers.
         modules: The modules.
     """
 

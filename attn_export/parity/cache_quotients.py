@@ -28,16 +28,16 @@ RUNS = 2
 """The number of runs with random rounding that measure the error of each quotient."""
 
 SAFETY = 5.0
-"""The factor on the largest error of these runs, in the margin: the least distance from a tie at
-which rounding errors do not change the integer."""
+"""The factor on the largest error of these runs, in the margin: a distance from a tie at which
+rounding errors do not change the integer."""
 
 LEAST = 8.0
-"""The other term of the margin, in units of float32's eps of the quotient: a quotient by a scale,
-or a product with its inverse, rounds up to three times."""
+"""What is added to that, in units of float32's eps times the quotient: a quotient by a scale, or a
+product with its inverse, rounds up to three times."""
 
 FLOAT_CACHE_SAFETY = (3.5, 1.0)
-"""`SAFETY` and `LEAST` of a cache in floating point: nothing is divided by a scale, and near a tie
-either neighbour is accepted."""
+"""The values of `SAFETY` and `LEAST` for a cache in floating point: nothing is divided by a scale,
+and near a tie either neighbour is accepted."""
 
 SAMPLES, LEAST_RUNS, MOST_RUNS = 48, 3, 8
 """The number of errors per token to sample for a cache in floating point, and the least and the
@@ -47,15 +47,14 @@ SATURATE_FROM = 0.2
 """The margin from which on values are moved into saturation, since no value between two ties
 would be far enough from both."""
 
-ROUNDS = 200
+MOST_STEPS = 200
 """The largest number of steps away from ties."""
 
 Objective = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""A function that chooses the values that a step moves.
+"""A function that chooses, for each token, the weighted sum of its values that a step changes.
 
-It takes the shift that each value needs, `[B, L, N]`, and the units, see `CacheQuotients.units`. It
-returns weights, `[B, L, N]`, of a sum of the values whose gradient the step follows, and the change
-that this sum needs for each token, `[B, L, 1]`."""
+It takes the shift that each value needs, `[B, L, N]`, and `CacheQuotients.units`. It returns the
+weights of the values in the sum, `[B, L, N]`, and the change that the sum needs, `[B, L, 1]`."""
 
 
 def distance_from_tie(quotients: Tensor) -> Tensor:
@@ -69,7 +68,7 @@ def move_along_gradients(case: Case, module: Attention, objective: Objective) ->
     Args:
         case: The case.
         module: A float64 copy of an `Attention` without quantised activations.
-        objective: Chooses the values that move in a step.
+        objective: Chooses what a step changes.
 
     Returns:
         The case, and whether all its new keys and values are far enough from ties.
@@ -77,14 +76,14 @@ def move_along_gradients(case: Case, module: Attention, objective: Objective) ->
     quotients = CacheQuotients(module, case)
     query = case.inputs["query"]
     margin, limits = compute_margin(quotients, query), quotients.limits
-    moved, certain = query, False
-    for _ in range(ROUNDS):
+    moved, off_ties = query, False
+    for _ in range(MOST_STEPS):
         wide = torch.from_numpy(moved.astype(np.float64)).requires_grad_()
         with torch.enable_grad():
             values = quotients(wide)  # [B, L, N]
             shift = shift_from_ties(values.detach(), margin, *limits)
-            certain = not shift.any()
-            if certain:
+            off_ties = not shift.any()
+            if off_ties:
                 break
             weights, size = objective(shift, quotients.units)
             slope = quotients.gradient((values * weights).nansum(), wide)
@@ -93,7 +92,7 @@ def move_along_gradients(case: Case, module: Attention, objective: Objective) ->
         moved = moved.astype(query.dtype)
     if moved is not query:
         case = dataclasses.replace(case, inputs={**case.inputs, "query": moved})
-    return case, certain
+    return case, off_ties
 
 
 class CacheQuotients:
@@ -101,15 +100,14 @@ class CacheQuotients:
 
     For a cache of integers they are quotients by scales; for a cache in floating point, by the
     spacing of its type. N is the number of quotients of a token: those of its keys, then those of
-    its values.
+    its values. All attributes and the other methods are of the last call, so call it first.
 
     Args:
         module: A float64 copy of an `Attention` whose cache has another type than the layer.
         case: The case.
 
     Attributes:
-        new_pair: The keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]` of the last call, before
-            rounding.
+        new_pair: The keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`, before rounding.
     """
 
     new_pair: Pair
@@ -134,7 +132,7 @@ class CacheQuotients:
 
     @property
     def limits(self) -> tuple[Tensor, Tensor]:
-        """The least and the largest integer of each quotient of the last call, `[N]`."""
+        """The least and the largest integer of each quotient, `[N]`."""
         ends = torch.tensor([(part.low, part.high) for part in self._parts])
         low, high = ends.repeat_interleave(torch.tensor(self._widths), dim=0).unbind(-1)
         return low, high
@@ -152,7 +150,7 @@ class CacheQuotients:
 
     @property
     def _widths(self) -> list[int]:
-        """The number of quotients of a token in each part of the last call."""
+        """The number of quotients of a token in each part."""
         return [part.values[0, :, 0].numel() for part in self._parts]
 
     def largest_of_heads(self, x: Tensor) -> Tensor:
@@ -232,7 +230,7 @@ def shift_from_ties(values: Tensor, margin: Tensor, low: Tensor, high: Tensor) -
 
 # -- rounding errors of kernels that subtract the zero points of weights after the product -------
 
-LARGEST = 7
+LARGEST_INT4 = 7
 """The largest 4-bit weight; as an unsigned integer it is larger by `MIDDLE`, the zero point."""
 
 
@@ -242,12 +240,12 @@ def subtracting_zero_points(module: nn.Module) -> Iterator[None]:
 
     Such a kernel multiplies by unsigned integers, and subtracts the sum of each block of inputs
     times the block's zero point, both in float32. If the result is much smaller than these two
-    numbers, their rounding errors are most of its error. Inside this block the second number is
-    added to each product and subtracted again, so that both steps round at random.
+    numbers, their rounding errors are most of its error. While this context is open, the second
+    number is added to each product and subtracted again, so that both steps round at random.
 
     Args:
         module: A float64 copy of a module. Nothing changes unless its inputs are rounded by block:
-            no other kernels work so.
+            only kernels for these subtract zero points afterwards.
     """
     with contextlib.ExitStack() as hooks:
         if isinstance(module, Attention) and isinstance(module.activations, DynamicInt8PerBlock):
@@ -263,7 +261,7 @@ def _offset_hook(layer: nn.Linear, spec: AttentionSpec) -> Callable[..., Tensor]
     blocks = layer.weight.detach().unflatten(-1, (-1, spec.block_size))  # [N, blocks, block]
     # The zero points times the scales.
     if spec.scheme == "symmetric":
-        zeros = blocks.abs().amax(-1) * (MIDDLE / LARGEST)
+        zeros = blocks.abs().amax(-1) * (MIDDLE / LARGEST_INT4)
     else:
         zeros = -blocks.amin(-1).clamp(max=0)
     offset = zeros.double().T

@@ -3,7 +3,7 @@
 Near a tie, floating-point error alone decides between two integers, and both are right. So inputs
 are moved until the integers of quantised inputs, and the new ones of a quantised cache, are the
 same in every correct implementation. Those of a cache are compared exactly. `activation_ties` is
-for the input of the output projection.
+for the input of the output projection, `ties` for the order of equal values.
 
 Without quantised activations new keys and values change smoothly with the query, which is moved
 along their gradient. With them a small move changes nothing: an element of the token, chosen at
@@ -31,7 +31,7 @@ from attn_export.attention.quantised_activations import QuantisedActivations
 from attn_export.attention.quantised_cache import Pair
 from attn_export.parity.cache_quotients import (
     LEAST,
-    ROUNDS,
+    MOST_STEPS,
     CacheQuotients,
     compute_margin,
     distance_from_tie,
@@ -65,8 +65,8 @@ def move_off_ties(case: Case, module: nn.Module) -> Case | None:
     if not isinstance(module.activations, QuantisedActivations):
         if module.spec.kv_dtype == FLOAT16:
             return move_along_gradients(case, module, _weigh_all)[0]
-        moved, certain = move_along_gradients(case, module, _weigh_worst)
-        return moved if certain else None
+        moved, off_ties = move_along_gradients(case, module, _weigh_worst)
+        return moved if off_ties else None
     if module.kv_scales is None:
         return _move_inputs(case, module.activations)
     return _move_by_steps(case, module)
@@ -108,7 +108,7 @@ def _move_by_steps(case: Case, module: Attention) -> Case | None:
 def _try_steps(case: Case, module: Attention, random: np.random.Generator) -> Case | None:
     """Return a case moved by quantisation steps; the margin of its first inputs is used for all."""
     margin, rounding = None, activation_rounding(module)
-    for _ in range(ROUNDS):
+    for _ in range(MOST_STEPS):
         moved = _move_inputs(case, rounding)
         if moved is None:
             return None

@@ -40,7 +40,7 @@ from attn_export.tensorfile import is_floating
 
 if TYPE_CHECKING:
     from attn_export.diagnose.explanation import ReferenceStep
-    from attn_export.parity.activation_ties import ActivationTies, Ties
+    from attn_export.parity.activation_ties import ProjectionTieFinder, ProjectionTies
     from attn_export.parity.near_ties import Float16Values
     from attn_export.parity.ties import TieOrder
 
@@ -106,7 +106,7 @@ class Oracle(TruthSource):
         spec = self.subject.spec
         with self._threads_for(case):
             if self._ties:
-                return self._ties.move_off_ties(case)
+                return self._ties.with_fewest_ties(case)
             if spec is None or spec.kv_dtype == "none":
                 return case
             from attn_export.parity.near_ties import move_off_ties
@@ -118,19 +118,19 @@ class Oracle(TruthSource):
         is_large = sum(array.size for array in case.inputs.values()) >= LARGE_CASE
         return threads(torch.get_num_threads() if is_large or self._size >= ONE_THREAD_BELOW else 1)
 
-    def _activation_ties(self) -> ActivationTies | None:
+    def _activation_ties(self) -> ProjectionTieFinder | None:
         """Return the finder of ties of quantised activations; None if they are not quantised."""
         module = self.precise
         if not isinstance(module, Attention) or module.spec.activations == "none":
             return None
-        from attn_export.parity.activation_ties import ActivationTies
+        from attn_export.parity.activation_ties import ProjectionTieFinder
 
         def noisy(inputs: Arrays, number: int) -> Arrays:
             seed = seed_of("ties", number)
             mode = RandomRounding(EPS_FLOAT32, EPS_FLOAT32, seed, widening=self.widening)
             return self._noisy(widened_arrays(inputs), mode)
 
-        return ActivationTies(module, self.truth, noisy)
+        return ProjectionTieFinder(module, self.truth, noisy)
 
     def _golden(self, case: Case) -> Golden:
         eager = self.eager(case.inputs)
@@ -146,7 +146,9 @@ class Oracle(TruthSource):
         )  # fmt: skip
         return golden if self.subject.spec else self._with_ties(golden, truth)
 
-    def _with_integers(self, case: Case, eager: Arrays, truth: Arrays, ties: Ties) -> Golden:
+    def _with_integers(
+        self, case: Case, eager: Arrays, truth: Arrays, ties: ProjectionTies
+    ) -> Golden:
         """Return the golden of quantised activations; all its runs round to the same integers."""
         from attn_export.parity.activation_ties import force_integers
 
