@@ -51,8 +51,8 @@ class Checkpoint:
         weights: The state dict of an `Attention` of that spec, in its dtype, on the CPU; None for
             a config.json without tensors.
         notes: Notes for the reader: origin of the weights, conversions and pooling.
-        integers: The integers of the weights that the checkpoint stores as integers, by the names
-            of `weights`.
+        integers: The integers of the weights that the checkpoint stores as integers, by their
+            names in `weights`.
     """
 
     spec: AttentionSpec
@@ -72,12 +72,12 @@ def load_checkpoint(
     """Return one attention layer of a safetensors checkpoint; other tensors are not read.
 
     Args:
-        path: A .safetensors file, a .safetensors.index.json, or a folder with one of them; or a
-            config.json without weights, or its folder.
+        path: A .safetensors file, a .safetensors.index.json, a config.json without weights, or a
+            folder with one of these.
         layer: A number, or a prefix such as "decoder.layers.3.self_attn". Default: layer 0, or the
             only layer.
         spec: The spec of the layer. Default: from the config.json next to the weights.
-        fields: Single fields of the spec to change, such as cache and attn_mask.
+        fields: Values of single fields of the spec, such as ``{"cache": "append"}``.
         pool_kv_heads: The number of K/V heads after pooling. `spec` must have the number before
             it.
 
@@ -96,7 +96,7 @@ def load_checkpoint(
     if spec is not None and fields:
         spec = AttentionSpec.from_dict({**spec.to_dict(), **fields})
     if spec is None and config is not None and not config.towers:
-        find_family(config)
+        find_family(config)  # raises an error before tensors are searched
     match = choose_layer(source, layer, _wanted_role(spec, fields))
     if config is not None and config.towers and match.tower:
         config = config.for_tower(match.tower)
@@ -107,12 +107,12 @@ def load_checkpoint(
         sizes, more = _from_spec(source, match, spec, config)
     norms_minus_one = _stores_norms_minus_one(source, match, config)
     weights, integers, read = read_weights(source, match, sizes, norms_minus_one=norms_minus_one)
-    notes += [*more, *read, *_borrowed_bias(source, match, sizes.spec)]
+    notes += [*more, *read, *_relative_bias_note(source, match, sizes.spec)]
     final_spec, kv_heads = sizes.spec, sizes.spec.num_kv_heads
     if integers:
         final_spec = _spec_with_integers(source, final_spec, integers, pool_kv_heads)
         notes.append(
-            f"its projections hold {final_spec.weights_dtype} as stored, nothing was rounded"
+            f"its projections hold {final_spec.weights_dtype} as stored; nothing was rounded"
         )
     elif pool_kv_heads is not None:
         final_spec, weights = pool(weights, final_spec, pool_kv_heads)
@@ -127,13 +127,13 @@ def _load_config_alone(
     """Return the spec of one attention layer of a config.json without tensors."""
     config = Config.load(path)
     if config is None:
-        raise WeightsError(f"{path} is gone; give it again")
+        raise WeightsError(f"{path} was removed meanwhile; restore it")
     if pool_kv_heads is not None:
         raise WeightsError(
             f"{path} has no tensors beside it whose K/V heads could be pooled; change num_kv_heads"
         )
     number, role = parse_layer(layer, _wanted_role(None, fields))
-    find_family(config)
+    find_family(config)  # raises an error for a family that is not known
     side = "encoder" if role == ENCODER else "decoder"
     keys = [key.format(side=side) for key in LAYER_COUNTS if config.has(key.format(side=side))]
     if keys and number >= config.whole(keys[0]):
@@ -161,7 +161,7 @@ def _wanted_role(spec: AttentionSpec | None, fields: Mapping[str, Any]) -> str |
 def _from_spec(
     source: TensorSource, match: LayerMatch, spec: AttentionSpec, config: Config | None
 ) -> tuple[NamedSizes, list[str]]:
-    """Return the sizes of a spec that does not contradict the config, with notes."""
+    """Check a spec against the config; return its sizes and notes."""
     sizes = NamedSizes(spec, {}, "the spec")
     if config is None:
         return sizes, []
@@ -197,6 +197,7 @@ def _in_config(source: TensorSource, match: LayerMatch, config: Config) -> Confi
         stored = any(match.prefix + name in source.files for name in layout.biases)
         biases = "all" if stored else "none"
     else:
+        # A single name is that of a bias that packs those of q, k and v.
         names = layout.biases if len(layout.biases) > 1 else layout.biases * 3
         pairs = zip(("q", "k", "v", "out"), (*names, layout.out_names[1]), strict=True)
         biases = ",".join(side for side, name in pairs if match.prefix + name in source.files)
@@ -250,7 +251,8 @@ def _stores_norms_minus_one(source: TensorSource, match: LayerMatch, config: Con
     )
 
 
-def _borrowed_bias(source: TensorSource, match: LayerMatch, spec: AttentionSpec) -> list[str]:
+def _relative_bias_note(source: TensorSource, match: LayerMatch, spec: AttentionSpec) -> list[str]:
+    """Return a note if the relative bias is that of another layer."""
     name = relative_bias_name(match, source.files)
     if not spec.relative_buckets or name is None or name.startswith(match.prefix):
         return []

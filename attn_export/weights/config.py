@@ -7,7 +7,7 @@ config.json may lack keys that have the default of their model's class.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +52,9 @@ class Config:
     def for_tower(self, name: str) -> Config:
         """Return the config of an encoder of images or audio.
 
+        Args:
+            name: The name of the encoder in a prefix, such as ``"vision_tower"``.
+
         Raises:
             WeightsError: If the file does not describe that encoder.
         """
@@ -81,19 +84,19 @@ class Config:
             raise self.invalid(key, "a whole number")
         return value
 
-    def number(self, key: str) -> float:
-        """Return a positive number.
+    def positive(self, key: str) -> float:
+        """Return the positive number of a key.
 
         Raises:
             WeightsError: If it is missing or is no positive finite number.
         """
-        return self.positive(key, self.values.get(key))
+        return self.check_positive(key, self.values.get(key))
 
-    def positive(self, key: str, value: object) -> float:
-        """Return a value of the file as a float, which must be a positive finite number.
+    def check_positive(self, key: str, value: object) -> float:
+        """Return a value as a float, which must be a positive finite number.
 
         Args:
-            key: The key, for messages.
+            key: The name of the value in messages.
             value: The value.
 
         Raises:
@@ -143,6 +146,7 @@ class Config:
 
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
+"""The values of `layer_types` for layers without and with a sliding window."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,7 +159,7 @@ class Layer:
         number: The number of the layer.
         heads: H, the number of query heads.
         head_dim: D, the width of a head.
-        slides: Whether the layer has a sliding window, in a model in which only some layers do.
+        slides: Whether the layer has a sliding window; False if all layers of the model are alike.
     """
 
     config: Config
@@ -164,7 +168,3 @@ class Layer:
     heads: int
     head_dim: int
     slides: bool
-
-
-Rule = Callable[[Layer], dict[str, Any]]
-"""A function that returns the fields of the spec for one feature of a layer."""

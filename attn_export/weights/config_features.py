@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from attn_export.weights.config import Layer, Rule
+from attn_export.weights.config import Layer
 from attn_export.weights.config_rotary import (
     cohere_rotary,
     gemma3_rotary,
@@ -60,12 +60,12 @@ def qwen_window(layer: Layer) -> dict[str, Any]:
 
 def query_scale(layer: Layer) -> dict[str, Any]:
     """Set Gemma's scale: 1 / sqrt(`query_pre_attn_scalar`)."""
-    return {"scale": layer.config.number("query_pre_attn_scalar") ** -0.5}
+    return {"scale": layer.config.positive("query_pre_attn_scalar") ** -0.5}
 
 
 def granite_scale(layer: Layer) -> dict[str, Any]:
     """Set Granite's scale, `attention_multiplier`."""
-    return {"scale": layer.config.number("attention_multiplier")}
+    return {"scale": layer.config.positive("attention_multiplier")}
 
 
 def multi_query(layer: Layer) -> dict[str, Any]:
@@ -78,12 +78,12 @@ def multi_query(layer: Layer) -> dict[str, Any]:
 def softcap(layer: Layer) -> dict[str, Any]:
     """Set Gemma 2's cap on the scores, null for none."""
     key = "attn_logit_softcapping"
-    return {"softcap": layer.config.number(key)} if layer.config.has(key) else {}
+    return {"softcap": layer.config.positive(key)} if layer.config.has(key) else {}
 
 
 def head_norm(layer: Layer) -> dict[str, Any]:
     """Set RMSNorm of every query and key head."""
-    return {"qk_norm": "rms", "norm_eps": layer.config.number("rms_norm_eps")}
+    return {"qk_norm": "rms", "norm_eps": layer.config.positive("rms_norm_eps")}
 
 
 def causal_only(layer: Layer) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def mpt(layer: Layer) -> dict[str, Any]:
     scale = inner.get("softmax_scale")
     if scale is None:
         return {}
-    return {"scale": layer.config.positive("attn_config.softmax_scale", scale)}
+    return {"scale": layer.config.check_positive("attn_config.softmax_scale", scale)}
 
 
 def latent(layer: Layer) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def t5(layer: Layer) -> dict[str, Any]:
     }
 
 
-RULES: Final[Mapping[str, Rule]] = {
+RULES: Final[Mapping[str, Callable[[Layer], dict[str, Any]]]] = {
     rule.__name__: rule
     for rule in (
         alibi, bert, by_role, causal, causal_only, cohere_rotary, falcon, gemma3_rotary,

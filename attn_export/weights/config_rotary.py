@@ -103,12 +103,14 @@ def _fields(
     config = layer.config
     scaling = _scaling_type(parameters)
     theta = parameters.get("rope_theta")
-    theta = config.number(theta_key) if theta is None else config.positive("rope_theta", theta)
+    theta = (
+        config.positive(theta_key) if theta is None else config.check_positive("rope_theta", theta)
+    )
     share = parameters.get("partial_rotary_factor")
     if share is None:
         share = config.values.get(partial_key, 1.0)
     fields: dict[str, Any] = {"rotary": "half", "rotary_theta": theta}
-    if partial_key and config.positive(partial_key, share) < 1:
+    if partial_key and config.check_positive(partial_key, share) < 1:
         fields["rotary_dim"] = int(layer.head_dim * share)
     if scaling in (None, "default"):
         return fields
@@ -128,19 +130,19 @@ def _scaling(config: Config, scaling: str, parameters: Mapping[str, Any]) -> dic
         original = longest
     factor = parameters.get("factor")
     if factor is None and scaling in ("yarn", "longrope"):
-        whole = config.positive("max_position_embeddings", longest)
-        factor = whole / config.positive("original_max_position_embeddings", original)
-    factor = config.positive("rope_scaling.factor", factor)
+        whole = config.check_positive("max_position_embeddings", longest)
+        factor = whole / config.check_positive("original_max_position_embeddings", original)
+    factor = config.check_positive("rope_scaling.factor", factor)
     # Below 1 LongRoPE's factor means no factor on queries and keys, as 1 does.
     fields: dict[str, Any] = {
         "rotary_factor": max(factor, 1.0) if scaling == "longrope" else factor
     }
     if scaling != "linear":
-        length = config.positive("original_max_position_embeddings", original)
+        length = config.check_positive("original_max_position_embeddings", original)
         fields["rotary_original_len"] = int(length)
     for key, field in CONSTANTS.get(scaling, {}).items():
         if parameters.get(key) is not None:
-            fields[field] = config.positive(key, parameters[key])
+            fields[field] = config.check_positive(key, parameters[key])
     if scaling == "longrope":
         return fields | _longrope(config, parameters)
     return fields | (_yarn(config, parameters, factor) if scaling == "yarn" else {})
@@ -166,7 +168,9 @@ def _longrope(config: Config, parameters: Mapping[str, Any]) -> dict[str, Any]:
         numbers = parameters.get(key)
         if not isinstance(numbers, list):
             raise config.invalid(f"rope_scaling.{key}", "a list of numbers", numbers)
-        fields[field] = tuple(config.positive(f"rope_scaling.{key}", number) for number in numbers)
+        fields[field] = tuple(
+            config.check_positive(f"rope_scaling.{key}", number) for number in numbers
+        )
     return fields
 
 
@@ -177,8 +181,8 @@ def latent_magnitude(layer: Layer) -> float:
     share = parameters.get("mscale_all_dim")
     if scaling in (None, "default") or not share:
         return 1.0
-    factor = config.positive("rope_scaling.factor", parameters.get("factor"))
-    return _magnitude(config.positive("mscale_all_dim", share), factor)
+    factor = config.check_positive("rope_scaling.factor", parameters.get("factor"))
+    return _magnitude(config.check_positive("mscale_all_dim", share), factor)
 
 
 def _yarn(config: Config, parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
@@ -191,8 +195,8 @@ def _yarn(config: Config, parameters: Mapping[str, Any], factor: float) -> dict[
         fields["rotary_truncate"] = truncate
     mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
     if parameters.get("attention_factor") is None and mscale and all_dim:
-        of_queries = _magnitude(config.positive("mscale", mscale), factor)
-        in_scale = _magnitude(config.positive("mscale_all_dim", all_dim), factor)
+        of_queries = _magnitude(config.check_positive("mscale", mscale), factor)
+        in_scale = _magnitude(config.check_positive("mscale_all_dim", all_dim), factor)
         fields["rotary_magnitude"] = of_queries / in_scale
     return fields
 
