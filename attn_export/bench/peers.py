@@ -69,7 +69,7 @@ def ready(module: nn.Module, inputs: Mapping[str, Tensor], *, compiled: bool) ->
 
 
 def make_roofline(options: Mapping[str, Any], threads: int) -> Prepared:
-    """Return a matrix product or a sum over a buffer that is ready to run.
+    """Return a matrix product, or a sum over a buffer, as a candidate that is ready to run.
 
     Args:
         options: ``gemm``, the sizes [M, K, N] of a product; or ``read``, a number of float32s.
@@ -137,7 +137,8 @@ def layer(
     Args:
         spec: The spec, with an appending cache or none.
         sizes: The sizes of its axes, by name.
-        static: Whether the module has a cache of fixed capacity.
+        static: Whether the module has a cache of fixed capacity. It needs an appending cache in the
+            spec, and a query_len of 1.
         device: The device of the module and the inputs.
     """
     if static:
@@ -242,8 +243,11 @@ def export_bare(
 @contextlib.contextmanager
 def suppress_warnings() -> Iterator[None]:
     """Suppress log messages up to WARNING, and warnings, inside this block."""
-    logging.disable(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    logging.disable(logging.NOTSET)
+    level = logging.root.manager.disable
+    logging.disable(max(level, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -220,11 +220,11 @@ class Node(ProgramRuntime):
     package, program, folder = NODE_PACKAGE, "serve.mjs", NODE
 
     def version(self) -> str | None:
-        """Return the version of the npm package."""
+        """Return the version of the npm package, or None."""
         return _package_version(home() / self.folder, self.package)
 
     def unavailable(self) -> str:
-        """Return the reason that it cannot run here."""
+        """Return the reason that it cannot run here, or "" if it can."""
         if shutil.which("node") is None:
             return NODE_MISSING
         return missing(self.name, self._program_file(), _program_files(self.package).values())
@@ -261,7 +261,7 @@ class Wasm(Node):
     package, program, folder = WEB_PACKAGE, "serve_web.mjs", WEB
 
     def unavailable(self) -> str:
-        """Return the reason that it cannot run here."""
+        """Return the reason that it cannot run here, or "" if it can."""
         return (_missing_browser() if shutil.which("node") else "") or super().unavailable()
 
     def command(self) -> list[str | Path]:

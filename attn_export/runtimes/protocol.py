@@ -169,11 +169,11 @@ class PackagedRuntime(Runtime, Protocol):
     """The class of its engines, which takes a graph and the number of threads."""
 
     def version(self) -> str | None:
-        """Return the installed version of the package."""
+        """Return the installed version of the package, or None."""
         return installed_version(*self.packages)
 
     def unavailable(self) -> str:
-        """Return the reason that it cannot run here."""
+        """Return the reason that it cannot run here, or "" if it can."""
         return "" if find_spec(self.modules[0]) else missing_package(self.packages[0])
 
     def prepare(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -177,3 +178,10 @@ def test_a_specs_module_runs_as_it_is_and_with_a_static_cache(static: bool):
     result = peers.make_layer(options, 1, changed.append).run()
     assert len(changed) == 1
     assert [x.shape for x in result] == [(2, 1, 32), (2, 2, 10, 8), (2, 2, 10, 8)]
+
+
+def test_the_level_of_log_messages_is_restored_after_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logging.root.manager, "disable", logging.INFO)
+    with pytest.raises(ValueError, match="of the export"), peers.suppress_warnings():
+        raise ValueError("of the export")
+    assert logging.root.manager.disable == logging.INFO
