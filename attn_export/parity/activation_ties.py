@@ -80,7 +80,7 @@ class ProjectionTies:
 
     @property
     def too_many(self) -> bool:
-        """Whether ties allow so much error that a graph without rounding would pass."""
+        """True if ties allow so much error that a graph without rounding would pass."""
         return float(self.token_changes.norm()) > MOST_ADDED * self.unrounded_change
 
     def widen_allowed_error(self, golden: Golden) -> Golden:

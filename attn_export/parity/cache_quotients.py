@@ -32,8 +32,8 @@ SAFETY = 5.0
 rounding errors do not change the integer."""
 
 LEAST = 8.0
-"""What is added to that, in units of float32's eps times the quotient: a quotient by a scale, or a
-product with its inverse, rounds up to three times."""
+"""The term that the margin has besides, in units of float32's eps times the quotient: a quotient by
+a scale, or a product with its inverse, rounds up to three times."""
 
 FLOAT_CACHE_SAFETY = (3.5, 1.0)
 """The values of `SAFETY` and `LEAST` for a cache in floating point: nothing is divided by a scale,
