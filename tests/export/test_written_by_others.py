@@ -210,7 +210,7 @@ def test_a_branch_outside_the_bounds_is_none(tmp_path: Path):
         (Axis("query_len", min=9, max=30), "is 5 in the example, and 9 to 30 by its bounds"),
         (Axis("query_len", min=9, max=3), "must have 1 <= min < max"),
         (Axis("query_len", min=0), "must have 1 <= min < max"),
-        (Axis("", max=9), "gives names to axes by number"),
+        (Axis("", max=9), "must give names to axes by number"),
     ],
 )
 def test_bounds_that_cannot_be_are_refused(axis: Axis, says: str):
