@@ -261,6 +261,9 @@ class ScoreBias(_WideBuffers):
             like: A tensor of the dtype that a bias must have.
         """
         spec = self.spec
+        has_window = spec.window_left is not None or spec.window_right is not None
+        if not (spec.alibi or spec.relative_buckets or has_window):
+            return mask  # offsets that nothing reads would make the exporter trace it again
         offsets = key_offsets(queries, S)  # [L, S] or [B, L, S]
         shown = window_mask(offsets, spec.window_left, spec.window_right)
         if shown is not None and shown.dim() == 3:

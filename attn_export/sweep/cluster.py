@@ -82,7 +82,8 @@ def security(tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None) -
     for option, path in options.items():
         if path is None:
             raise UsageError(f"{option} is missing; TLS takes --tls-ca, --tls-cert and --tls-key")
-        if not path.is_file():
+    for option, path in options.items():
+        if path is not None and not path.is_file():
             raise UsageError(f"{option} {path}: no such file")
     check_installed("distributed")
     from distributed.security import Security
