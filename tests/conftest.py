@@ -80,6 +80,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Give weights that a test or its fixtures draw the same values in any order of the tests."""
+    torch.manual_seed(0)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
     if gc.get_count()[0] > OBJECTS:

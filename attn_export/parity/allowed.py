@@ -23,9 +23,17 @@ from attn_export.results import Allowed, Arrays, Case, Golden
 from attn_export.spec import Shape
 from attn_export.tensorfile import is_floating
 
-RUNS = ((64, 8), (250, 4), (1000, 2), (math.inf, 1))
+RUNS = ((250, 8), (1000, 2), (math.inf, 1))
 """Pairs of a number of rows, and the number of random runs for outputs of at most so many rows. The
 worst error of few rows varies more from run to run than the worst error of many."""
+
+RUNS_OF_ONE_ROW = 16
+"""The number of random runs where one row may have most of the error, for any number of rows. With
+4 runs, all of which happen to round that row well, one right result in 1,000 would fail."""
+
+SHARPENING = frozenset({"causal_future", "large_logits", "one_hot_rows", "outliers", "sharp"})
+"""Contents that bring softmax close to one-hot. The rounding of two scores that are nearly equal
+then changes one row far more than all others."""
 
 SAFETY = {np.dtype(np.float16): 5.0}
 """Factor on the error of random rounding, by the dtype of an output. Processors may add up float16
@@ -44,12 +52,18 @@ FLOOR = 2.0
 """The least allowed error, in units of eps."""
 
 
-def run_count(outputs: Arrays) -> tuple[int, int]:
-    """Return the number of last-axis rows of the smallest output, and the number of random runs."""
+def run_count(outputs: Arrays, contents: Collection[str]) -> tuple[int, int]:
+    """Return the number of last-axis rows of the smallest output, and the number of random runs.
+
+    Args:
+        outputs: The outputs of the case, by name.
+        contents: The names of the contents of its inputs.
+    """
     rows = min(math.prod(a.shape[:-1]) for a in outputs.values())
-    # The worst of short rows is one that nearly vanishes: its error varies for any number of rows.
-    if _have_short_rows({name: a.shape for name, a in outputs.items() if is_floating(a.dtype)}):
-        return rows, RUNS[0][1]
+    # The worst of short rows is one that nearly vanishes.
+    short = _have_short_rows({n: a.shape for n, a in outputs.items() if is_floating(a.dtype)})
+    if short or not SHARPENING.isdisjoint(contents):
+        return rows, RUNS_OF_ONE_ROW
     return rows, next(runs for most, runs in RUNS if rows <= most)
 
 

@@ -96,7 +96,7 @@ class GraphOracle(TruthSource):
             name: a.astype(self._dtype) if is_floating(a.dtype) else a
             for name, a in rounded.items()
         }
-        _, count = run_count(eager)
+        _, count = run_count(eager, case.contents)
         runs = [self._run(case, number) for number in range(count)]
         return build_golden(case, eager, truth, runs, in_float32=self._in_float32)
 

@@ -236,7 +236,7 @@ class Oracle(TruthSource):
             with _math_backend(recorder):
                 self.subject.call(self.subject.module, to_torch(case.inputs))
         inputs = widened_arrays(case.inputs)
-        fewest, count = run_count(eager)
+        fewest, count = run_count(eager, case.contents)
         count = max(count, least)
 
         def run(number: int, arrays: Arrays, copies: int = 1) -> Arrays:
