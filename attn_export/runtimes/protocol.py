@@ -14,11 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from attn_export.results import GraphFile
 from attn_export.system_info import missing_package
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a runtime's process starts sooner without the rest of the package
     import numpy as np
+
+    from attn_export.results import GraphFile
 
 
 # -- known limits: the entries of the tables in the runtimes' files -----------------------------
