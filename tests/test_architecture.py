@@ -90,6 +90,10 @@ ONLY_IN = {
 """Prefixes of the files that may import a package, anywhere in the file."""
 
 
+SHIPPED_IMPORTER = "parity/rule"
+"""The file that the Python kit ships beside one that it imports, in a package of another name."""
+
+
 @functools.cache
 def imports(file: str) -> list[str]:
     """Return the dotted names that a file imports, anywhere in it."""
@@ -98,8 +102,10 @@ def imports(file: str) -> list[str]:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}, line {node.lineno}: a relative import"
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
+            where = f"{file}, line {node.lineno}: a relative import"
+            assert node.level == int(file == SHIPPED_IMPORTER and node.module == "measures"), where
+            module = f"attn_export.parity.{node.module}" if node.level else node.module
+            names += [f"{module}.{alias.name}" for alias in node.names]
     return names
 
 

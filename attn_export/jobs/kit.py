@@ -17,7 +17,7 @@ from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGH
 from attn_export.errors import UsageError
 from attn_export.output_folder import replaceable, replacement_of, write_errors
 from attn_export.parity.golden import read_index
-from attn_export.parity.measures import beyond_limit
+from attn_export.parity.rule import beyond_limit
 from attn_export.report.progress import Progress
 from attn_export.results import WHOLE_DECODE, GraphFile
 from attn_export.runtimes.install_folder import KITS
@@ -72,6 +72,7 @@ LANGUAGES: Mapping[str, Language] = {
     ),
     "python": Language(
         {"python": ".", "../parity/measures.py": "attn_kit/measures.py",
+         "../parity/rule.py": "attn_kit/rule.py",
          "../tensorproto.py": "attn_kit/tensorproto.py",
          "../runtimes/eight_bit_sums.py": "attn_kit/eight_bit_sums.py"}, ORT_FIRST, BFLOAT16,
         ("python3 -m venv .venv", ".venv/bin/pip install .", ".venv/bin/attn-kit-test"),

@@ -31,7 +31,8 @@ from attn_export.parity.cache_quotients import (
     subtracting_zero_points,
 )
 from attn_export.parity.draw import generator
-from attn_export.parity.measures import EPS_FLOAT32, beyond_limit, row_norms
+from attn_export.parity.measures import EPS_FLOAT32, row_norms
+from attn_export.parity.rule import beyond_limit
 from attn_export.results import Allowed, Arrays, Case, Golden
 
 MOST_ATTEMPTS = 32

@@ -13,12 +13,12 @@ from attn_export.parity.draw import generator
 from attn_export.parity.measures import (
     EPS_FLOAT32,
     Measures,
-    beyond_limit,
     eps,
     fill_ignored_rows,
     measure,
     zero_rows,
 )
+from attn_export.parity.rule import beyond_limit
 from attn_export.results import Allowed, Arrays, Case, Golden
 from attn_export.spec import Shape
 from attn_export.tensorfile import is_floating

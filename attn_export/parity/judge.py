@@ -1,28 +1,16 @@
-"""Rule by which an output of a runtime passes; docs/parity.md defines it.
-
-In float64, with the truth t and the runtime's output r, ‖r − t‖ / ‖t‖ must not exceed the error
-that the case allows, for the whole output and for each row of its last axis. Where a row of t is 0,
-that row of r must be 0.
-"""
+"""Verdicts on a runtime's outputs of a case: the rule of `rule.py`, ties, and the user's gate."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any
 
 import numpy as np
 
 from attn_export.errors import counted
 from attn_export.parity.gate import Gate
-from attn_export.parity.measures import (
-    beyond_limit,
-    fill_ignored_rows,
-    measure,
-    worst_index,
-    wrong_kinds,
-)
-from attn_export.results import Allowed, Arrays, Golden, Verdict
+from attn_export.parity.measures import Measures, fill_ignored_rows
+from attn_export.parity.rule import describe_wrong, judge_array
+from attn_export.results import Arrays, Golden, Verdict
 from attn_export.tensorfile import is_floating
 
 TIES = "ties"
@@ -58,84 +46,51 @@ def judge(
 
 def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate) -> Verdict:
     name = verdict.output
-    truth, eager = golden.expected[name], golden.eager[name]
-    for attribute, expected, actual in (
-        ("dtype", truth.dtype, got.dtype),
-        ("shape", list(truth.shape), list(got.shape)),
-    ):
-        if expected != actual:
-            return _failed(verdict, f"{attribute} is {actual}, expected {expected}")
-    got = fill_ignored_rows(got, truth, golden.case.ignored_rows)
-    if not is_floating(truth.dtype):
-        return _equal(verdict, got, truth, golden)
-    if name in golden.unusable:
-        return _unusable(verdict, golden.unusable[name])
-    eager = fill_ignored_rows(eager, truth, golden.case.ignored_rows)
-    r, t, e = (array.astype(np.float64) for array in (got, truth, eager))
-    verdict = _with_differences(verdict, r, e)
-    problem = _non_finite_or_zero_problem(r, t)
-    if problem:
-        nan = (np.isnan(r) != np.isnan(t)).any()
-        verdict = dataclasses.replace(verdict, worst=math.nan if nan else math.inf)
-        return _failed(verdict, problem)
-    allowed = golden.allowed[name]
-    if allowed is None:
-        return _failed(verdict, "the golden vectors do not say what error is allowed")
-    beyond = beyond_limit(allowed.whole, allowed.row, truth.dtype)
-    if beyond:
-        return _unusable(verdict, beyond)
-    if t.size:
-        verdict = _within(verdict, r, t, allowed)
-    if verdict.status == "passed" and gate != Gate():
-        verdict = _through_gate(verdict, r, e, gate)
+    truth, eager, allowed = golden.expected[name], golden.eager[name], golden.allowed[name]
+    unusable, tied = golden.unusable.get(name), golden.tied.get(name)
+    comparable = (got.dtype, got.shape) == (truth.dtype, truth.shape)
+    if comparable:
+        got, eager = (fill_ignored_rows(x, truth, golden.case.ignored_rows) for x in (got, eager))
+    floating = is_floating(truth.dtype)
+    if comparable and not floating and tied is not None and (got != truth).any():
+        # Elements that ties do not decide must be equal.
+        untied = np.where(tied, truth, got)
+        if (untied == truth).all():
+            return dataclasses.replace(verdict, status="unusable", message=_ties(got != truth))
+        got, unusable = untied, None
+    limits = Measures(allowed.whole, allowed.row) if allowed else None
+    found = judge_array(got, truth, limits, unusable)
+    errors = dataclasses.asdict(found.errors) if found.errors else {}
+    verdict = dataclasses.replace(
+        verdict, status=found.status, message=found.message, worst=found.worst, **errors
+    )
+    if comparable and floating and unusable is None:
+        r, e = got.astype(np.float64), eager.astype(np.float64)
+        verdict = _with_differences(verdict, r, e)
+        return _through_gate(verdict, r, e, gate) if verdict.status == "passed" else verdict
+    if not floating and verdict.status == "passed":
+        return dataclasses.replace(verdict, max_abs=0.0, max_rel=0.0)
     return verdict
 
 
-def _equal(verdict: Verdict, got: np.ndarray, truth: np.ndarray, golden: Golden) -> Verdict:
-    wrong = got != truth
-    # Elements that ties do not decide must be equal.
-    tied = golden.tied.get(verdict.output)
-    if tied is not None and wrong.any() and not (wrong & ~tied).any():
-        count = f"{int(wrong.sum())} of {counted(wrong.size, 'element')}"
-        return _unusable(
-            verdict,
-            f"{TIES}: {count} differ, only where the values behind them are equal or nearer to "
-            f"each other than rounding; {TIES_ADVICE}",
-        )
-    if wrong.any() and (tied is not None or verdict.output not in golden.unusable):
-        return _failed(verdict, _where(wrong if tied is None else wrong & ~tied, got, truth))
-    if verdict.output in golden.unusable:
-        return _unusable(verdict, golden.unusable[verdict.output])
-    return dataclasses.replace(verdict, max_abs=0.0, max_rel=0.0)
-
-
-def _within(verdict: Verdict, r: np.ndarray, t: np.ndarray, allowed: Allowed) -> Verdict:
-    errors = measure(r, t)
-    verdict = dataclasses.replace(
-        verdict,
-        whole=errors.whole,
-        row=errors.row,
-        worst=max(errors.whole / allowed.whole, errors.row / allowed.row),
+def _ties(wrong: np.ndarray) -> str:
+    return (
+        f"{TIES}: {int(wrong.sum())} of {counted(wrong.size, 'element')} differ, only where the "
+        "values behind them are equal or nearer to each other than rounding; "
+        f"{TIES_ADVICE}"
     )
-    if not errors.whole <= allowed.whole:  # so that NaN fails
-        error, limit, over = errors.whole, allowed.whole, "the whole output"
-    elif not errors.row <= allowed.row:
-        error, limit, over = errors.row, allowed.row, "one row"
-    else:
-        return verdict
-    index = worst_index(r, t, by_row=over == "one row")
-    worst = f"worst at {list(index)}: {_values(r[index], t[index])}"
-    return _failed(verdict, f"relative error {error:.2e} over {over}, allowed {limit:.2e}; {worst}")
 
 
 def _through_gate(verdict: Verdict, r: np.ndarray, e: np.ndarray, gate: Gate) -> Verdict:
+    if gate == Gate():
+        return verdict
     with np.errstate(invalid="ignore"):  # Inf - Inf, where both are infinite
         excess = np.abs(r - e) - (gate.rtol or 0.0) * np.abs(e)
     over = np.where(np.isfinite(e), excess, 0.0) > (gate.atol or 0.0)
     if not over.any():
         return verdict
     limits = f"--atol {gate.atol or 0:g} --rtol {gate.rtol or 0:g}"
-    return _failed(verdict, f"outside {limits} of eager; {_where(over, r, e)}")
+    return _failed(verdict, f"outside {limits} of eager; {describe_wrong(over, r, e)}")
 
 
 def _with_differences(verdict: Verdict, r: np.ndarray, e: np.ndarray) -> Verdict:
@@ -149,36 +104,6 @@ def _with_differences(verdict: Verdict, r: np.ndarray, e: np.ndarray) -> Verdict
         max_abs=float(difference.max(initial=0.0)),
         max_rel=float(relative.max(initial=0.0)),
     )
-
-
-def _non_finite_or_zero_problem(r: np.ndarray, t: np.ndarray) -> str:
-    for problem, wrong in wrong_kinds(r, t):
-        if wrong.any():
-            return f"{problem}; {_where(wrong, r, t)}"
-    return ""
-
-
-def _where(wrong: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
-    """Describe the number of wrong elements, and the index and the values of the first."""
-    index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
-    at = [int(i) for i in index]
-    return (
-        f"{int(wrong.sum())} of {counted(wrong.size, 'element')}, the first at {at}: "
-        f"{_values(got[index], expected[index])}"
-    )
-
-
-def _values(actual: Any, expected: Any) -> str:
-    """Format two values with as many digits as are needed to show that they differ."""
-    for digits in (6, 9, 17):
-        shown = f"{actual:.{digits}g}", f"{expected:.{digits}g}"
-        if shown[0] != shown[1]:
-            break
-    return f"actual {shown[0]}, expected {shown[1]}"
-
-
-def _unusable(verdict: Verdict, message: str) -> Verdict:
-    return dataclasses.replace(verdict, status="unusable", message=message)
 
 
 def _failed(verdict: Verdict, message: str) -> Verdict:

@@ -17,7 +17,8 @@ from conformance import answers, need_tool, python_kit
 
 from attn_export.jobs.kit import KITS, tolerance
 from attn_export.parity.judge import judge
-from attn_export.parity.measures import largest_allowed
+from attn_export.parity.measures import Measures
+from attn_export.parity.rule import largest_allowed
 from attn_export.results import Allowed, Case, Golden
 from attn_export.schema import AllowedEntry
 from attn_export.tensorfile import is_floating, write_tensor
@@ -264,18 +265,16 @@ HELD = [case for case in CASES if "bfloat16" not in (case.truth.dtype.name, case
 def python_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable]:
     """Yield the judge of the kit in Python, with the files that the kit has."""
     with python_kit(tmp_path_factory.mktemp("kit")):
-        yield importlib.import_module("attn_kit.judge").judge
+        yield importlib.import_module("attn_kit.rule").judge_array
 
 
 @pytest.mark.parametrize("case", HELD, ids=[case.name for case in HELD])
 def test_python_says_what_the_judge_says(case: Judged, python_judge: Callable):
     (verdict,) = judge("python", "g", case.golden(), {"y": case.got})
-    allowed = case.allowed and dataclasses.asdict(case.allowed)
+    allowed = case.allowed and Measures(case.allowed.whole, case.allowed.row)
     before = case.got.copy()
     found = python_judge(case.got, case.truth, allowed, case.unusable, case.ignored_rows)
-    status = {"ok  ": "passed", "FAIL": "failed", "unusable": "unusable"}[found.status]
-    assert status == verdict.status, found
-    assert status != "passed" or not found.why
+    assert (found.status, found.message) == (verdict.status, verdict.message)
     if verdict.worst is not None and math.isfinite(verdict.worst):
-        assert found.share == pytest.approx(verdict.worst, rel=1e-9)
+        assert found.worst == pytest.approx(verdict.worst, rel=1e-9)
     np.testing.assert_array_equal(case.got, before)  # what an engine gave stays as it is

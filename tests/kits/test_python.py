@@ -100,9 +100,9 @@ def test_a_row_that_is_ignored_is_not_compared_and_others_are(what: str, tmp_pat
     if passes:
         assert (done.returncode, line[:4]) == (0, "ok  "), line
     else:
-        assert (done.returncode, line) == (
-            1, f"FAIL {ONE_ROW}  output: NaN in other places than the truth has them",
-        )  # fmt: skip
+        wrong = f"FAIL {ONE_ROW}  output: NaN in other places than the truth has them; 48 of "
+        assert done.returncode == 1
+        assert line.startswith(wrong)
 
 
 def test_no_evidence_does_not_pass_as_in_verify(tmp_path: Path):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from attn_kit.files import read, shown
+from attn_kit.measures import Measures
 from attn_kit.settings import AXES, INPUTS, OUTPUTS
 from attn_kit.tensorproto import TensorMessage, parse
 
@@ -30,7 +31,7 @@ class Case:
         name: The name of the case.
         inputs: The inputs by name.
         expected: The true outputs by name.
-        allowed: For each output the errors allowed, ``whole`` and ``row``; None: it must be equal.
+        allowed: For each output the errors allowed; None: it must be equal.
         unusable: The reason, for each output that is no evidence.
         ignored_rows: Batch elements that are not compared.
     """
@@ -38,7 +39,7 @@ class Case:
     name: str
     inputs: Mapping[str, np.ndarray]
     expected: Mapping[str, np.ndarray]
-    allowed: Mapping[str, Mapping[str, float] | None]
+    allowed: Mapping[str, Measures | None]
     unusable: Mapping[str, str]
     ignored_rows: Sequence[int]
 
@@ -127,12 +128,12 @@ def _check_sizes(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
         )
 
 
-def _errors(allowed: Mapping[str, float] | None) -> dict[str, float] | None:
+def _errors(allowed: Mapping[str, float] | None) -> Measures | None:
     if allowed is None:
         return None
-    errors = {part: allowed[part] for part in ("whole", "row")}
-    if any(error <= 0 for error in errors.values()):
-        raise ValueError(f"errors of {errors} are allowed")
+    errors = Measures(allowed["whole"], allowed["row"])
+    if errors.whole <= 0 or errors.row <= 0:
+        raise ValueError(f"the allowed errors are {errors}")
     return errors
 
 

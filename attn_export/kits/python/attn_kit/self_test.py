@@ -13,10 +13,13 @@ import numpy as np
 from attn_kit.cache_layout import from_graph, to_graph
 from attn_kit.files import one_line, printable
 from attn_kit.golden import Case, cases
-from attn_kit.judge import FAILED, PASSED, UNUSABLE, judge
 from attn_kit.model import Model, bundle_folder
 from attn_kit.replay import replay
+from attn_kit.rule import judge_array
 from attn_kit.settings import CACHE, NAME, REPLAY
+
+LABELS = {"failed": "FAIL", "unusable": "unusable", "passed": "ok  "}
+"""The printed form of each status, the worst first."""
 
 
 def main() -> int:
@@ -49,7 +52,7 @@ def check(
     try:
         outputs = run(case)
     except Exception as error:  # whatever the engine raises
-        print(f"{FAILED} {printable(name)}  {one_line(error)}")
+        print(f"{LABELS['failed']} {printable(name)}  {one_line(error)}")
         return False
     return passes(name, case, outputs, whole=whole)
 
@@ -63,27 +66,28 @@ def passes(name: str, case: Case, outputs: Mapping[str, np.ndarray], *, whole: b
         outputs: The outputs of a run.
         whole: Whether every output must be there.
     """
-    messages: dict[str, list[str]] = {FAILED: [], UNUSABLE: [], PASSED: []}
-    share = 0.0
+    messages: dict[str, list[str]] = {status: [] for status in LABELS}
+    worst = 0.0
     for output in set(outputs) - set(case.expected):
-        messages[FAILED].append(f"unexpected output {output}")
+        messages["failed"].append(f"unexpected output {output}")
     for output, truth in case.expected.items():
         if output in outputs:
-            verdict = judge(
+            found = judge_array(
                 outputs[output],
                 truth,
                 case.allowed[output],
                 case.unusable.get(output),
                 case.ignored_rows,
             )
-            share = max(share, verdict.share)
-            messages[verdict.status].append(f"{output}: {verdict.why}")
+            worst = max(worst, found.worst or 0.0)
+            messages[found.status].append(f"{output}: {found.message}")
         elif whole:
-            messages[FAILED].append(f"{output}: missing")
-    status = next((status for status, texts in messages.items() if texts), PASSED)
-    details = f"{share:.3f} of allowed" if status == PASSED else "; ".join(messages[status])
-    print(f"{status} {printable(name)}  {printable(details)}")
-    return status == PASSED
+            messages["failed"].append(f"{output}: missing")
+    status = next((status for status, texts in messages.items() if texts), "passed")
+    passed = status == "passed"
+    details = f"{worst:.3f} of allowed" if passed else "; ".join(messages[status])
+    print(f"{LABELS[status]} {printable(name)}  {printable(details)}")
+    return passed
 
 
 if __name__ == "__main__":
