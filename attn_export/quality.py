@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from attn_export.errors import UsageError, printable
+from attn_export.schema import Distance, Split
 
 MEASURES = {"sqnr": ">=", "cosine": ">=", "row": "<=", "kl": "<=", "top1": ">="}
 """The measures of budgets, with their relations to the limit: SQNR in dB, cosine, the largest
@@ -26,50 +27,6 @@ ATTENDED = "attention"
 """The name of the attention result before the output projection, which still has heads."""
 
 NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
-
-
-@dataclasses.dataclass(frozen=True)
-class Distance:
-    """Distance between values q of a quantised model and values f of the float model.
-
-    Attributes:
-        part: The name of the compared output or head, or of the only tensor that is quantised.
-        sqnr: The signal-to-noise ratio 10·log10(‖f‖² / ‖q − f‖²), in dB.
-        cosine: The cosine of the angle between f and q as vectors.
-        row: The largest ‖q_row − f_row‖ / ‖f_row‖ over the slices along the last axis.
-    """
-
-    part: str
-    sqnr: float
-    cosine: float
-    row: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """Error of the first output if one tensor is quantised, split by rounding and clipping.
-
-    Attributes:
-        part: The tensor: a weight, the keys or the values of the cache, or the activations.
-        rounding: The SQNR in dB of rounding errors alone, which are at most half a step; None if
-            there are none.
-        clipped: The SQNR in dB of clipping errors alone, of values outside the integers' range;
-            None if there are none.
-        share: The share of clipped values.
-    """
-
-    part: str
-    rounding: float | None
-    clipped: float | None
-    share: float
-
-    @property
-    def sentence(self) -> str:
-        """The figures in words."""
-        rounding = "nothing" if self.rounding is None else f"{self.rounding:.1f} dB"
-        clipped = "nothing" if self.clipped is None else f"{self.clipped:.1f} dB"
-        share = f" ({self.share:.2%} of its values)" if self.share else ""
-        return f"{self.part}: rounding {rounding}, clipping {clipped}{share}"
 
 
 @dataclasses.dataclass(frozen=True)

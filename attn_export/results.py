@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from attn_export.runtimes.dry_run_results import Observation
+    from attn_export.schema import Allowed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,14 +118,6 @@ class GraphFile:
     def takes(self, sizes: Mapping[str, int]) -> bool:
         """Return whether the graph accepts these sizes of the dynamic axes."""
         return all(sizes.get(axis, size) == size for axis, size in self.fixed.items())
-
-
-@dataclasses.dataclass(frozen=True)
-class Allowed:
-    """The allowed relative L2 error of an output: of the whole, and of any last-axis slice."""
-
-    whole: float
-    row: float
 
 
 @dataclasses.dataclass(frozen=True)

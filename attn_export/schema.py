@@ -1,8 +1,8 @@
 """Types of the JSON files that are read, with the ranges on which the rest of the code relies.
 
-`GraphEntry`, `AllowedEntry`, `DistanceEntry`, `SplitEntry` and `ReportedVerdict` have fields of
-data classes in `results` and `quality`. They are types of their own because files need ranges,
-which values of the package do not, and because msgspec accepts unknown fields of data classes.
+`GraphEntry` and `ReportedVerdict` have fields of data classes in `results`. They are types of their
+own because files need ranges, which values of the package do not, and because msgspec accepts
+unknown fields of data classes.
 """
 
 from __future__ import annotations
@@ -144,8 +144,13 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} takes {end} as int32, which is not an input of int64")
 
 
-class AllowedEntry(Struct, frozen=True, forbid_unknown_fields=True):
-    """The error allowed for one output; infinite after some failed builds."""
+class Allowed(Struct, frozen=True, forbid_unknown_fields=True):
+    """Relative L2 error allowed for one output; infinite after some failed builds.
+
+    Attributes:
+        whole: The error allowed for the whole output.
+        row: The error allowed for any row of the last axis.
+    """
 
     whole: Annotated[float, Meta(gt=0)]
     row: Annotated[float, Meta(gt=0)]
@@ -161,7 +166,7 @@ class CaseEntry(Struct, frozen=True, forbid_unknown_fields=True):
     ignored_rows: tuple[Count, ...]
     sizes: dict[Name, Count]
     folder: Annotated[str, Meta(pattern=r"\Atest_data_set_[0-9]{1,6}\Z")]
-    allowed: dict[Name, AllowedEntry | None]
+    allowed: dict[Name, Allowed | None]
     unusable: dict[Name, Reason]
 
 
@@ -189,8 +194,15 @@ class GoldenIndex(Struct, frozen=True, forbid_unknown_fields=True):
                 )
 
 
-class DistanceEntry(Struct, frozen=True, forbid_unknown_fields=True):
-    """The entry of a `quality.Distance`."""
+class Distance(Struct, frozen=True, forbid_unknown_fields=True):
+    """Distance between values q of a quantised model and values f of the float model.
+
+    Attributes:
+        part: The name of the compared output or head, or of the only tensor that is quantised.
+        sqnr: The signal-to-noise ratio 10·log10(‖f‖² / ‖q − f‖²), in dB.
+        cosine: The cosine of the angle between f and q as vectors.
+        row: The largest ‖q_row − f_row‖ / ‖f_row‖ over the slices along the last axis.
+    """
 
     part: Name
     sqnr: float
@@ -198,23 +210,40 @@ class DistanceEntry(Struct, frozen=True, forbid_unknown_fields=True):
     row: float
 
 
-class SplitEntry(Struct, frozen=True, forbid_unknown_fields=True):
-    """The entry of a `quality.Split`."""
+class Split(Struct, frozen=True, forbid_unknown_fields=True):
+    """Error of the first output if one tensor is quantised, split by rounding and clipping.
+
+    Attributes:
+        part: The tensor: a weight, the keys or the values of the cache, or the activations.
+        rounding: The SQNR in dB of rounding errors alone, which are at most half a step; None if
+            there are none.
+        clipped: The SQNR in dB of clipping errors alone, of values outside the integers' range;
+            None if there are none.
+        share: The share of clipped values.
+    """
 
     part: Name
     rounding: float | None
     clipped: float | None
     share: float
 
+    @property
+    def sentence(self) -> str:
+        """The figures in words."""
+        rounding = "nothing" if self.rounding is None else f"{self.rounding:.1f} dB"
+        clipped = "nothing" if self.clipped is None else f"{self.clipped:.1f} dB"
+        share = f" ({self.share:.2%} of its values)" if self.share else ""
+        return f"{self.part}: rounding {rounding}, clipping {clipped}{share}"
+
 
 class QualityFile(Struct, frozen=True, forbid_unknown_fields=True):
     """The content of `golden/quality.json`."""
 
     cases: Annotated[list[Count], Meta(min_length=1, max_length=100)]
-    heads: Annotated[list[DistanceEntry], Meta(max_length=100_000)]
-    weights: Annotated[list[DistanceEntry], Meta(max_length=100)]
+    heads: Annotated[list[Distance], Meta(max_length=100_000)]
+    weights: Annotated[list[Distance], Meta(max_length=100)]
     budgets: Annotated[list[Name], Meta(max_length=10)]
-    splits: Annotated[list[SplitEntry], Meta(max_length=100)] = []
+    splits: Annotated[list[Split], Meta(max_length=100)] = []
 
 
 class BaselineFile(Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.xdist_group("test_architecture")  # the tests share the
 # floors, and from files of its own folder on the same floor.
 FLOORS = {
     "errors": -3, "untrusted_files": -2, "dialect_names": -2, "tensorproto": -2, "results": -1,
-    "quality": -2,
+    "quality": -2, "schema": -2,
     "graph/load": 0,
-    "interruption": 0, "spec/": 0, "schema": 0, "tensorfile": 0, "system_info": 0,
+    "interruption": 0, "spec/": 0, "tensorfile": 0, "system_info": 0,
     "temp_folders": 0, "output_folder": 0, "code_templates": 0,
     "quantiser": 0,
     "attention/": 1, "weights/": 1, "graph/": 1, "runtimes/": 1,

@@ -14,8 +14,9 @@ from attn_export.diagnose.graph_evaluation import EvaluatedGraph, dtype_of
 from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner, passes
 from attn_export.parity.draw import Sizes
 from attn_export.parity.measures import eps, measure
-from attn_export.results import Allowed, Arrays, Case, Golden
+from attn_export.results import Arrays, Case, Golden
 from attn_export.runtimes.protocol import Runtime, known_limit
+from attn_export.schema import Allowed
 from attn_export.tensorfile import Array, is_floating
 
 # -- the smallest part of a failing case that still fails ---------------------------------------

@@ -16,7 +16,7 @@ from attn_export.diagnose.graph_run import GoldenCase, GraphRunner
 from attn_export.graph.load import load_graph
 from attn_export.graph.save import replace_graph
 from attn_export.output_folder import replaceable, replacement_of, write_errors
-from attn_export.results import Allowed
+from attn_export.schema import Allowed
 from attn_export.temp_folders import folder_beside
 
 TEMPLATE = Path(__file__).with_name("templates") / "reproduce.py.j2"

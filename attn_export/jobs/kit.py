@@ -21,7 +21,7 @@ from attn_export.parity.rule import beyond_limit
 from attn_export.report.progress import Progress
 from attn_export.results import WHOLE_DECODE, GraphFile
 from attn_export.runtimes.install_folder import KITS
-from attn_export.schema import AllowedEntry, CaseEntry, GoldenIndex, Manifest, TensorSignature
+from attn_export.schema import Allowed, CaseEntry, GoldenIndex, Manifest, TensorSignature
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, numpy_dtype
 from attn_export.tensorproto import CODES
@@ -245,9 +245,7 @@ def _values(
     return values
 
 
-def tolerance(
-    allowed: AllowedEntry | None, unusable: str | None, output_dtype: str
-) -> dict[str, Any]:
+def tolerance(allowed: Allowed | None, unusable: str | None, output_dtype: str) -> dict[str, Any]:
     """Return the error allowed of an output, or the reason that the output is no evidence.
 
     The reason is `unusable`, or `beyond_limit` if the error allowed is too large.

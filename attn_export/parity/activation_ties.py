@@ -33,7 +33,8 @@ from attn_export.parity.cache_quotients import (
 from attn_export.parity.draw import generator
 from attn_export.parity.measures import EPS_FLOAT32, row_norms
 from attn_export.parity.rule import beyond_limit
-from attn_export.results import Allowed, Arrays, Case, Golden
+from attn_export.results import Arrays, Case, Golden
+from attn_export.schema import Allowed
 
 MOST_ATTEMPTS = 32
 """The largest number of attempts to move the tokens of a case."""

@@ -19,7 +19,8 @@ from attn_export.parity.measures import (
     zero_rows,
 )
 from attn_export.parity.rule import beyond_limit
-from attn_export.results import Allowed, Arrays, Case, Golden
+from attn_export.results import Arrays, Case, Golden
+from attn_export.schema import Allowed
 from attn_export.spec import Shape
 from attn_export.tensorfile import is_floating
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import BundleError, counted, one_line
-from attn_export.results import BASE, CHANGED, Allowed, Arrays, Case, Golden, StoredCase
+from attn_export.results import BASE, CHANGED, Arrays, Case, Golden, StoredCase
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 if TYPE_CHECKING:
@@ -173,9 +173,6 @@ def _read_case(folder: Path, index: GoldenIndex, entry: CaseEntry) -> Golden:
         entry.name, entry.kind, entry.sizes, {}, entry.about,
         contents=entry.contents, ignored_rows=entry.ignored_rows,
     )  # fmt: skip
-    allowed = {
-        name: None if a is None else Allowed(a.whole, a.row) for name, a in entry.allowed.items()
-    }
     expected = read_tensors(case_folder, "output", index.outputs)
     eager = read_tensors(case_folder, "eager", index.outputs)
     for name, truth in expected.items():
@@ -183,7 +180,7 @@ def _read_case(folder: Path, index: GoldenIndex, entry: CaseEntry) -> Golden:
             raise ValueError(f"{case.name} has two shapes or types of {name}")
         if truth.ndim and any(row >= len(truth) for row in case.ignored_rows):
             raise ValueError(f"{case.name} ignores rows that {name} does not have")
-    return Golden(case, expected, eager, allowed, entry.unusable)
+    return Golden(case, expected, eager, entry.allowed, entry.unusable)
 
 
 # -- the cases that golden vectors must contain; docs/parity.md defines them --------------------

@@ -24,8 +24,9 @@ from attn_export.parity.quality_vectors import (
     logit_distance,
     output_distances,
 )
-from attn_export.quality import ATTENDED, Budget, Distance, Quality, Split, is_finite
+from attn_export.quality import ATTENDED, Budget, Quality, is_finite
 from attn_export.results import Arrays, Golden
+from attn_export.schema import Distance, Split
 from attn_export.tensorfile import is_floating
 
 CACHE, ACTIVATIONS = "cache", "activations"

@@ -7,26 +7,19 @@ the float64 output of the unquantised model, rounded to the output's type; it li
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from attn_export.errors import BundleError, UsageError
 from attn_export.parity.golden import data_set
-from attn_export.quality import (
-    OF_LOGITS,
-    Budget,
-    Distance,
-    LogitDistance,
-    Quality,
-    Split,
-    is_finite,
-    parse_budgets,
-)
+from attn_export.quality import OF_LOGITS, Budget, LogitDistance, Quality, is_finite, parse_budgets
 from attn_export.results import Arrays, Case, Golden
+from attn_export.schema import Distance
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 if TYPE_CHECKING:
@@ -171,9 +164,9 @@ def write_quality(
         write_tensors(folder / data_set(number), FLOAT, outputs)
     content = {
         "cases": list(numbers),
-        "heads": [dataclasses.asdict(each) for each in quality.heads],
-        "weights": [dataclasses.asdict(each) for each in quality.weights],
-        "splits": [dataclasses.asdict(each) for each in quality.splits],
+        "heads": [asdict(each) for each in quality.heads],
+        "weights": [asdict(each) for each in quality.weights],
+        "splits": [asdict(each) for each in quality.splits],
         "budgets": [str(budget) for budget in quality.budgets],
     }
     (folder / QUALITY).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -195,8 +188,6 @@ def read_quality(
     Raises:
         BundleError: If a file is missing or does not match the golden vectors.
     """
-    from msgspec.structs import asdict
-
     from attn_export.schema import QualityFile
     from attn_export.tensorfile import is_floating, read_tensors
 
@@ -219,9 +210,7 @@ def read_quality(
     except (OSError, ValueError, KeyError, UsageError) as error:
         raise BundleError(f"{folder / QUALITY} cannot be used: {error}; build again") from error
     outputs, _ = output_distances(pairs)
-    by_head, weights = (
-        tuple(Distance(**asdict(each)) for each in part)
-        for part in (content.heads, content.weights)
-    )
-    splits = tuple(Split(**asdict(each)) for each in content.splits)
-    return Quality(tuple(outputs), by_head, weights, limits, logit_distance(pairs, limits), splits)
+    return Quality(
+        tuple(outputs), tuple(content.heads), tuple(content.weights), limits,
+        logit_distance(pairs, limits), tuple(content.splits),
+    )  # fmt: skip

@@ -21,7 +21,6 @@ from attn_export.parity.measures import (
     wrong_kinds,
 )
 from attn_export.results import (
-    Allowed,
     Arrays,
     ErrorMap,
     ErrorMapPanel,
@@ -32,6 +31,7 @@ from attn_export.results import (
 )
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.process import Worker
+from attn_export.schema import Allowed
 from attn_export.tensorfile import is_floating
 
 if TYPE_CHECKING:  # `verify` starts sooner without the spec, which it does not need

@@ -8,6 +8,8 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from attn_export.quality import Quality
 from attn_export.results import Report
 
@@ -54,7 +56,7 @@ def _best_graphs(report: Report) -> list[dict[str, Any]]:
 
 def _quality(quality: Quality) -> dict[str, Any]:
     content: dict[str, Any] = {
-        name: [dataclasses.asdict(value) for value in getattr(quality, name)]
+        name: [asdict(value) for value in getattr(quality, name)]
         for name in ("outputs", "heads", "weights", "splits")
     }
     content["budgets"] = [str(budget) for budget in quality.budgets]

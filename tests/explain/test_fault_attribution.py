@@ -14,9 +14,10 @@ from attn_export.diagnose.evaluate import Evaluation, NotComputedError
 from attn_export.diagnose.fault_attribution import first_lossy, known_mistakes
 from attn_export.diagnose.graph_evaluation import EvaluatedGraph, is_right_when_rounded
 from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner
-from attn_export.results import Allowed, Case, Golden, GraphFile
+from attn_export.results import Case, Golden, GraphFile
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
+from attn_export.schema import Allowed
 
 BIAS = np.array([1, -2, 3], np.float32)
 

@@ -14,13 +14,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from conformance import answers, need_tool, python_kit
+from msgspec.structs import asdict, replace
 
 from attn_export.jobs.kit import KITS, tolerance
 from attn_export.parity.judge import judge
 from attn_export.parity.measures import Measures
 from attn_export.parity.rule import largest_allowed
-from attn_export.results import Allowed, Case, Golden
-from attn_export.schema import AllowedEntry
+from attn_export.results import Case, Golden
+from attn_export.schema import Allowed
 from attn_export.tensorfile import is_floating, write_tensor
 
 ALLOWED = Allowed(whole=1e-3, row=2e-3)
@@ -49,7 +50,7 @@ class Judged:
     def to_json(self) -> dict[str, object]:
         allowed = self.allowed and {
             part: error if math.isfinite(error) else str(error)  # JSON has no others
-            for part, error in dataclasses.asdict(self.allowed).items()
+            for part, error in asdict(self.allowed).items()
         }
         return {
             "expected": {"y": to_json(self.truth)}, "outputs": {"y": to_json(self.got)},
@@ -62,8 +63,7 @@ class Judged:
         files = [f"{path}_{kind}.pb" for kind in ("got", "truth")]
         for file, array in zip(files, (self.got, self.truth), strict=True):
             write_tensor(Path(file), "y", array)
-        entry = self.allowed and AllowedEntry(self.allowed.whole, self.allowed.row)
-        limits = tolerance(entry, self.golden().unusable.get("y"), self.truth.dtype.name)
+        limits = tolerance(self.allowed, self.golden().unusable.get("y"), self.truth.dtype.name)
         allowed = limits["allowed"]
         errors = [allowed.whole, allowed.row] if allowed else ["-", "-"]
         fields = [*errors, limits["unusable"], limits["beyond_limit"]]
@@ -135,11 +135,12 @@ def arrays() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
 def limits() -> Iterator[Judged]:
     """Yield allowed errors that are evidence, and such that are not."""
     for dtype in FLOATS:
-        t, most = np.ones((2, 3), dtype), largest_allowed(dtype)
+        t, limit = np.ones((2, 3), dtype), largest_allowed(dtype)
+        most = Allowed(limit.whole, limit.row)
         yield Judged(f"{dtype} at its limit", t, t, most)
         yield Judged(f"{dtype} off at its limit", t, t * dtype.type(2), most)
         for part in ("whole", "row"):
-            beyond = dataclasses.replace(most, **{part: getattr(most, part) * 1.01})
+            beyond = replace(most, **{part: getattr(most, part) * 1.01})
             yield Judged(f"{dtype} {part} beyond its limit", t, t, beyond)
             yield Judged(f"{dtype} {part} off beyond its limit", t, t * dtype.type(2), beyond)
     t = np.ones((2, 3), np.float32)

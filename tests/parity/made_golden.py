@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attn_export.results import Allowed, Arrays, Case, Golden
+from attn_export.results import Arrays, Case, Golden
+from attn_export.schema import Allowed
 
 ALLOWED = Allowed(whole=1e-3, row=1e-2)
 """Far from rounding errors, so that a test can be just inside or just outside."""

@@ -10,7 +10,8 @@ from made_golden import made_golden
 
 from attn_export.parity.judge import judge
 from attn_export.parity.replay import CELLS, Worst, name_output_axes
-from attn_export.results import Allowed, ErrorMap, Golden
+from attn_export.results import ErrorMap, Golden
+from attn_export.schema import Allowed
 
 WEIGHTS = ("batch", 3, "query_len", "total_len")
 RNG = np.random.default_rng(0)

@@ -19,7 +19,8 @@ from attn_export.parity.golden import (
     write_inputs,
     write_outputs,
 )
-from attn_export.results import Allowed, Case, Golden
+from attn_export.results import Case, Golden
+from attn_export.schema import Allowed
 from attn_export.tensorfile import read_outputs, read_tensors, write_tensors
 
 FOLDER = "test_data_set_0"

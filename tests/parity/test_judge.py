@@ -11,7 +11,8 @@ from made_golden import ALLOWED, made_golden
 
 from attn_export.parity.gate import Gate
 from attn_export.parity.judge import judge
-from attn_export.results import Allowed, Golden, Verdict
+from attn_export.results import Golden, Verdict
+from attn_export.schema import Allowed
 
 NAN, INF = np.nan, np.inf
 F32, F64, I64 = np.float32, np.float64, np.int64

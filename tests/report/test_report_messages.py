@@ -16,7 +16,8 @@ from attn_export.report.ci import to_junit
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
 from attn_export.report.terminal import to_text
-from attn_export.results import Allowed, Case, Golden, Report
+from attn_export.results import Case, Golden, Report
+from attn_export.schema import Allowed
 
 CAUSE = "bad, model.onnx: the graph is wrong: its scale is 0.3"
 
