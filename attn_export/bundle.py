@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import PARAGRAPH, BundleError, UsageError, printable
@@ -243,11 +243,11 @@ def dimensions(ends: Mapping[str, TensorSignature], spec: str = "") -> dict[str,
 
 def _refuse_links(folder: Path, names: Collection[str]) -> None:
     """Raise BundleError if a file, or a folder that contains one, is a symbolic link."""
-    folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
-    for path in sorted({*names, *folders} - {"."}):
-        if (folder / path).is_symlink():
+    folders = {name[:end] for name in names for end, char in enumerate(name) if char == "/"}
+    for name in sorted({*names, *folders}):
+        if (folder / name).is_symlink():
             raise BundleError(
-                f"{folder / path} is a link, and a bundle holds files alone; copy it with cp -rL"
+                f"{folder / name} is a link, and a bundle holds files alone; copy it with cp -rL"
             )
 
 

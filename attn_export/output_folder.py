@@ -19,7 +19,7 @@ from pathlib import Path
 from attn_export.errors import OutputError
 from attn_export.interruption import undo_at_end
 from attn_export.temp_folders import OLD, folder_beside, locked
-from attn_export.untrusted_files import regular_file
+from attn_export.untrusted_files import open_regular
 
 # -- checks of an existing output folder --------------------------------------------------------
 
@@ -90,7 +90,7 @@ def write_list(folder: Path, kind: str) -> None:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    with regular_file(path) as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

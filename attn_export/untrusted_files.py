@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import errno
 import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -23,8 +22,7 @@ MOST_TEXT = 64 * 2**20
 T = TypeVar("T")
 
 
-@contextlib.contextmanager
-def regular_file(path: Path) -> Iterator[FileIO]:
+def open_regular(path: Path) -> FileIO:
     """Open a regular file for reading. Refuse a FIFO or device, which could block or be endless.
 
     Raises:
@@ -32,10 +30,11 @@ def regular_file(path: Path) -> Iterator[FileIO]:
     """
     # Without O_NONBLOCK, opening a FIFO blocks until a writer opens it.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    with FileIO(os.open(path, flags), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        yield file
+    file = FileIO(os.open(path, flags), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
@@ -48,7 +47,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     Raises:
         OSError: If the file cannot be read, is larger, or is not a regular file.
     """
-    with regular_file(path) as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
             message = f"it has {size} bytes, and {most} is the most"
@@ -97,7 +96,7 @@ def safetensors_entries(path: Path) -> tuple[int, dict[str, Any]]:
         OSError: If the file cannot be read.
         ValueError: If the header is too long, or no JSON.
     """
-    with regular_file(path) as file:
+    with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > LONGEST_HEADER:
             raise ValueError(f"its header takes {length} bytes, and {LONGEST_HEADER} is the most")
