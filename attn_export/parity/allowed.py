@@ -24,13 +24,16 @@ from attn_export.schema import Allowed
 from attn_export.spec import Shape
 from attn_export.tensorfile import is_floating
 
-RUNS = ((250, 8), (1000, 2), (math.inf, 1))
+RUNS = ((64, 8), (250, 4), (1000, 2), (math.inf, 1))
 """Pairs of a number of rows, and the number of random runs for outputs of at most so many rows. The
 worst error of few rows varies more from run to run than the worst error of many."""
 
 RUNS_OF_ONE_ROW = 16
-"""The number of random runs where one row may have most of the error, for any number of rows. With
-4 runs, all of which happen to round that row well, one right result in 1,000 would fail."""
+"""The number of random runs where one row may have most of the error. With 4 runs, all of which
+happen to round that row well, one right result in 1,000 would fail."""
+
+MOST_SHARP_ROWS = 250
+"""The largest number of rows of which one sharp row is taken to have most of the error."""
 
 SHARPENING = frozenset({"causal_future", "large_logits", "one_hot_rows", "outliers", "sharp"})
 """Contents that bring softmax close to one-hot. The rounding of two scores that are nearly equal
@@ -61,9 +64,10 @@ def run_count(outputs: Arrays, contents: Collection[str]) -> tuple[int, int]:
         contents: The names of the contents of its inputs.
     """
     rows = min(math.prod(a.shape[:-1]) for a in outputs.values())
-    # The worst of short rows is one that nearly vanishes.
+    # The worst of short rows is one that nearly vanishes, for any number of rows.
     short = _have_short_rows({n: a.shape for n, a in outputs.items() if is_floating(a.dtype)})
-    if short or not SHARPENING.isdisjoint(contents):
+    sharp = rows <= MOST_SHARP_ROWS and not SHARPENING.isdisjoint(contents)
+    if short or sharp:
         return rows, RUNS_OF_ONE_ROW
     return rows, next(runs for most, runs in RUNS if rows <= most)
 
