@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from attn_export.parity.contents import FUTURE, VALUES
 from attn_export.parity.draw import generator
 from attn_export.parity.measures import (
     EPS_FLOAT32,
@@ -35,9 +36,7 @@ happen to round that row well, one right result in 1,000 would fail."""
 MOST_SHARP_ROWS = 250
 """The largest number of rows of which one sharp row is taken to have most of the error."""
 
-SHARPENING = frozenset({"causal_future", "large_logits", "one_hot_rows", "outliers", "sharp"})
-"""Contents that bring softmax close to one-hot. The rounding of two scores that are nearly equal
-then changes one row far more than all others."""
+SHARP_CONTENTS = frozenset(content.name for content in (*VALUES, FUTURE) if content.is_sharp)
 
 SAFETY = {np.dtype(np.float16): 5.0}
 """Factor on the error of random rounding, by the dtype of an output. Processors may add up float16
@@ -66,7 +65,7 @@ def run_count(outputs: Arrays, contents: Collection[str]) -> tuple[int, int]:
     rows = min(math.prod(a.shape[:-1]) for a in outputs.values())
     # The worst of short rows is one that nearly vanishes, for any number of rows.
     short = _have_short_rows({n: a.shape for n, a in outputs.items() if is_floating(a.dtype)})
-    sharp = rows <= MOST_SHARP_ROWS and not SHARPENING.isdisjoint(contents)
+    sharp = rows <= MOST_SHARP_ROWS and not SHARP_CONTENTS.isdisjoint(contents)
     if short or sharp:
         return rows, RUNS_OF_ONE_ROW
     return rows, next(runs for most, runs in RUNS if rows <= most)

@@ -93,6 +93,8 @@ class Content:
         change: The function that changes the inputs of a case in place.
         is_opaque: Whether the change hides faults that other inputs show: inputs close to 0 do.
         may_overflow: Whether inputs may have to be scaled down because the module overflows.
+        is_sharp: Whether softmax comes close to one-hot. The rounding of two scores that are nearly
+            equal then changes one row far more than all others.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Content:
     change: Change
     is_opaque: bool = False
     may_overflow: bool = False
+    is_sharp: bool = False
 
 
 def is_mask(name: str, input_: Input) -> bool:
@@ -226,7 +229,7 @@ VALUES = (
     Content(
         "large_logits", f"inputs times {LARGE:g}: softmax close to one-hot",
         "softmax without its maximum, clipped scores", _large_logits,
-        is_opaque=True, may_overflow=True,
+        is_opaque=True, may_overflow=True, is_sharp=True,
     ),
     Content(
         "small_inputs", f"inputs times {SMALL:g}: softmax close to uniform",
@@ -236,7 +239,7 @@ VALUES = (
     Content(
         "sharp", f"inputs times {SHARP:g}: some keys weigh more",
         "query head h and K/V head h // q_per_kv, wrong scales",
-        functools.partial(_multiply_all, factor=SHARP), may_overflow=True,
+        functools.partial(_multiply_all, factor=SHARP), may_overflow=True, is_sharp=True,
     ),
     Content(
         "tiny_values", "inputs next to the smallest numbers",
@@ -244,7 +247,7 @@ VALUES = (
     ),
     Content(
         "outliers", f"elements of up to {OUTLIER:g} in each input", "numbers cut at a limit",
-        _outliers, is_opaque=True, may_overflow=True,
+        _outliers, is_opaque=True, may_overflow=True, is_sharp=True,
     ),
     Content(
         "equal_tokens", "all tokens of a sequence and all elements of a row alike",
@@ -252,10 +255,10 @@ VALUES = (
     ),
     Content(
         "one_hot_rows", "a power of 2 in each row, else zeros", "rounding to few bits", _one_hot,
-        is_opaque=True,
+        is_opaque=True, is_sharp=True,
     ),
 )  # fmt: skip
 FUTURE = Content(
     "causal_future", "keys after the query's own are hidden", "a causal mask that is too wide",
-    _large_future, may_overflow=True,
+    _large_future, may_overflow=True, is_sharp=True,
 )  # fmt: skip

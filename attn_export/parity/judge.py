@@ -52,12 +52,13 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
     if comparable:
         got, eager = (fill_ignored_rows(x, truth, golden.case.ignored_rows) for x in (got, eager))
     floating = is_floating(truth.dtype)
-    if comparable and not floating and tied is not None and (got != truth).any():
+    if comparable and not floating and tied is not None:
+        wrong = got != truth
         # Elements that ties do not decide must be equal.
-        untied = np.where(tied, truth, got)
-        if (untied == truth).all():
-            return dataclasses.replace(verdict, status="unusable", message=_ties(got != truth))
-        got, unusable = untied, None
+        if (wrong & ~tied).any():
+            got, unusable = np.where(tied, truth, got), None
+        elif wrong.any():
+            return dataclasses.replace(verdict, status="unusable", message=_ties(wrong))
     limits = Measures(allowed.whole, allowed.row) if allowed else None
     found = judge_array(got, truth, limits, unusable)
     errors = dataclasses.asdict(found.errors) if found.errors else {}

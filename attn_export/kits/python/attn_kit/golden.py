@@ -133,7 +133,7 @@ def _errors(allowed: Mapping[str, float] | None) -> Measures | None:
         return None
     errors = Measures(allowed["whole"], allowed["row"])
     if errors.whole <= 0 or errors.row <= 0:
-        raise ValueError(f"the allowed errors are {errors}")
+        raise ValueError(f"errors of {errors.whole} and {errors.row} are allowed")
     return errors
 
 
