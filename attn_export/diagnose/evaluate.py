@@ -95,7 +95,7 @@ class Evaluation:
         proto: The model with float64 in place of its floating types.
         nodes: The nodes in the order of computation.
         outputs: The names of the graph outputs.
-        initializers: The initialisers by name, floating ones as float64.
+        initializers: The initialisers and `Constant` nodes by name, floating ones as float64.
         producer: The node that computes each value, by the name of the value.
 
     Raises:
@@ -237,8 +237,32 @@ def widen_model(original: onnx.ModelProto) -> onnx.ModelProto:
     # A graph with bfloat16 inputs casts them to float32, and computes in float32.
     cast_targets = {a.i for n in model.graph.node for a in n.attribute if n.op_type == "Cast"}
     wide_enough = onnx.TensorProto.FLOAT in dtypes | cast_targets
+    _lift_constants(model.graph)
     _widen(model.graph, NARROW if wide_enough else frozenset())
     return model
+
+
+def _lift_constants(graph: onnx.GraphProto) -> None:
+    """Replace `Constant` nodes by initialisers, which all readers of an evaluation expect."""
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        value = node.attribute[0] if node.op_type == "Constant" and node.attribute else None
+        if value is None or value.name not in CONSTANTS:
+            graph.node.append(node)
+            continue
+        content = helper.get_attribute_value(value)
+        dtype = CONSTANTS[value.name]
+        tensor = content if dtype is None else numpy_helper.from_array(np.array(content, dtype))
+        graph.initializer.append(tensor)
+        graph.initializer[-1].name = node.output[0]
+
+
+CONSTANTS = {
+    "value": None, "value_float": np.float32, "value_floats": np.float32,
+    "value_int": np.int64, "value_ints": np.int64,
+}  # fmt: skip
+"""Attributes of `Constant` that hold numbers, with the type of the array; None for a tensor."""
 
 
 def _widen(graph: onnx.GraphProto, narrow: frozenset[int]) -> None:

@@ -192,7 +192,7 @@ def _rounded_inputs(evaluation: Evaluation) -> Iterator[_RoundedInput]:
         names = [node.op_type]
         source: onnx.NodeProto | None = node
         while source is not None and len(names) < len(ROUNDING):
-            source = evaluation.producer.get(source.input[0])
+            source = evaluation.producer.get(source.input[0]) if source.input else None
             names.append(source.op_type if source is not None else "")
         if tuple(names) == ROUNDING and source is not None:
             shape = evaluation.initializers.get(source.input[1])

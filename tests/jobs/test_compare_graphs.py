@@ -45,6 +45,22 @@ def test_of_two_graphs_the_wrong_one_fails_and_its_first_wrong_node_is_named(goo
     assert re.search(r"differs from good\.onnx first at Mul ", report.explanations[0])
 
 
+def in_constant_nodes(graph: onnx.GraphProto, factor: float = 1.0) -> None:
+    """Hold the scale, `[1]`, in a `Constant` node, as the TorchScript exporter does."""
+    (scale,) = (t for t in graph.initializer if t.dims == [1] and t.data_type == TensorProto.FLOAT)
+    numbers = [float(numpy_helper.to_array(scale)[0]) * factor]
+    graph.initializer.remove(scale)
+    graph.node.insert(0, helper.make_node("Constant", [], [scale.name], value_floats=numbers))
+
+
+def test_a_wrong_constant_node_is_named(good: Path, tmp_path: Path):
+    one = changed(good, tmp_path / "one.onnx", in_constant_nodes)
+    other = changed(good, tmp_path / "other.onnx", lambda graph: in_constant_nodes(graph, 1.1))
+    report = compare(one, other, runtimes=["ort-cpu"])
+    assert report.exit_code == 6
+    assert re.search("first at Mul .*the initialiser .* has other values", report.explanations[0])
+
+
 def small_fault(graph: onnx.GraphProto) -> None:
     """Make one weight of many wrong by 1 %."""
     tensor = next(t for t in graph.initializer if t.name.endswith("out.bias"))
