@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,11 @@ def number(value: float) -> str:
     return repr(float(value))
 
 
+def shell(text: str) -> str:
+    """Return a word of a POSIX shell, without characters that cannot be seen."""
+    return shlex.quote("".join(filter(str.isprintable, text)))
+
+
 def identifier(name: str) -> str:
     """Return a name unchanged if it is an ASCII identifier, else as a JSON string."""
     return name if name.isascii() and name.isidentifier() else to_json(name)
@@ -122,6 +128,7 @@ ESCAPES: Mapping[str, Callable[[Any], str]] = {
     "python_comment": python_comment,
     "json": to_json,
     "number": number,
+    "shell": shell,
     "identifier": identifier,
     "markdown": markdown,
     "code": markdown_code,

@@ -23,7 +23,15 @@ MOST_BYTES, MOST_ELEMENTS = 255, 2**31
 in C have buffers of these sizes."""
 
 Text = Annotated[str, Meta(max_length=2000, pattern=rf"\A[^{_CONTROL}]*\Z")]
+LongText = Annotated[str, Meta(max_length=100_000, pattern=rf"\A[^{_CONTROL}]*\Z")]
 Name = Annotated[str, Meta(min_length=1, max_length=500, pattern=rf"\A[^{_CONTROL}]*\Z")]
+RuntimeName = Annotated[
+    str,
+    Meta(
+        max_length=500, pattern=rf"\A[^={_CONTROL}]+(?:==[0-9]{{1,5}}(?:\.[0-9]{{1,5}}){{0,3}})?\Z"
+    ),
+]
+"""The name of a runtime, or of a release of it: ``ort-cpu==1.27.0``."""
 Reason = Annotated[str, Meta(max_length=2000, pattern=rf"\A[^{_CONTROL}]*\S[^{_CONTROL}]*\Z")]
 FileName = Annotated[
     str, Meta(max_length=500, pattern=rf"\A{_ORDINARY}{_PART}(?:/{_ORDINARY}{_PART})*\Z")

@@ -1,4 +1,4 @@
-"""Reading of untrusted files: regular files of limited size, JSON and headers of safetensors."""
+"""Reading of untrusted files: regular files of limited size, JSON, TOML, headers of safetensors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+import tomllib
 from collections.abc import Callable
 from functools import partial
 from io import FileIO
@@ -18,6 +19,18 @@ from attn_export.errors import printable
 
 MOST_TEXT = 64 * 2**20
 """The largest size of a text file, in bytes. The manifest of 10,000 cases is smaller."""
+
+MOST_TOML = 2**20
+"""The largest size of a TOML file, in bytes: tomllib reads about 1 MB a second."""
+
+MOST_DOTS = 5 * 10**7
+"""The largest sum of the squares of the numbers of dots in the lines of a TOML file."""
+
+MOST_LEVELS = 100
+"""The largest number of lists and objects within each other. Python's `repr` has a limit, too."""
+
+MOST_BITS = 10_000
+"""The largest number of bits of an integer; `str` refuses those of 4,301 digits."""
 
 T = TypeVar("T")
 
@@ -77,9 +90,48 @@ def parse_json(text: str) -> Any:
         ValueError: If the text is not valid JSON, or is nested too deep.
     """
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
+    _check_values(value)
+    return value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file of at most `MOST_TOML` bytes.
+
+    Raises:
+        OSError: If the file cannot be read, is larger, or is not a regular file.
+        ValueError: If it is not valid TOML, or takes too long to read.
+    """
+    text = read_bytes(path, MOST_TOML).decode("utf-8")
+    # A key of n names takes tomllib n² steps: 64 s for 64 kB.
+    if sum(line.count(".") ** 2 for line in text.split("\n")) > MOST_DOTS:
+        raise ValueError("it has too many dots in a line")
+    try:
+        values = tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    _check_values(values)
+    return values
+
+
+def _check_values(value: object) -> None:
+    """Raise ValueError if values are nested too deep, or an integer has more digits than `str`."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        if not level:
+            return
+        # Such integers are hexadecimal ones of TOML.
+        if any(isinstance(each, int) and each.bit_length() > MOST_BITS for each in level):
+            raise ValueError(f"an integer has more than {MOST_BITS} bits")
+        level = [
+            item
+            for each in level
+            if isinstance(each, dict | list)
+            for item in (each.values() if isinstance(each, dict) else each)
+        ]
+    raise ValueError("it is nested too deep")
 
 
 LONGEST_HEADER = 100_000_000

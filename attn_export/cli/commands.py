@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +120,7 @@ def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, 
     In c, cpp, node, web or python: a project with its own build file and README that makes inputs,
     runs, decodes with the KV cache, and replays the golden vectors.
     """
+    from attn_export.code_templates import shell
     from attn_export.jobs.kit import LANGUAGES, ORT_PLACEHOLDER, write_kit
     from attn_export.report.progress import progress
     from attn_export.runtimes.native import ort_root
@@ -128,10 +128,10 @@ def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, 
     with progress(quiet=quiet) as bar:
         folder = write_kit(language, bundle, output, dialect, bar)
     if not quiet:
-        commands = " && ".join((f"cd {shlex.quote(str(folder))}", *LANGUAGES[language].test))
+        commands = " && ".join((f"cd {shell(str(folder))}", *LANGUAGES[language].test))
         library = ort_root()
         if library is not None:
-            commands = commands.replace(ORT_PLACEHOLDER, shlex.quote(str(library)))
+            commands = commands.replace(ORT_PLACEHOLDER, shell(str(library)))
         click.echo(printable(f"kit: {folder}", PARAGRAPH))
         click.echo(printable(f"try: {commands}", PARAGRAPH))
     return 0

@@ -8,6 +8,7 @@ from math import isfinite
 from rich.console import Console
 
 from attn_export.bench.measurements import BenchReport, Measured, WorkloadResult
+from attn_export.code_templates import shell
 from attn_export.diagnose.explanation import Explanation
 from attn_export.diagnose.findings import Fingerprint, ProbeFinding, ProbeRow
 from attn_export.dialect_names import PORTABLE
@@ -195,4 +196,4 @@ def _evidence(explanation: Explanation) -> Iterator[str]:
     for note in explanation.notes:
         yield f"note: {note}"
     if explanation.folder is not None and explanation.smallest:
-        yield f"reproduce: python {explanation.folder}/reproduce.py"
+        yield f"reproduce: python {shell(f'{explanation.folder}/reproduce.py')}"

@@ -11,7 +11,6 @@ import dataclasses
 import difflib
 import json
 import math
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +27,7 @@ from attn_export.spec.low_precision import (
     stored_width,
 )
 from attn_export.spec.rules import DTYPES
+from attn_export.untrusted_files import read_toml
 
 __all__ = ["DTYPES", "VARIANTS", "AttentionSpec", "Input", "MaskSpec", "Shape"]
 
@@ -269,10 +269,10 @@ class AttentionSpec(AttentionFields):
             SpecError: If the file cannot be read, is not TOML, or is no valid spec.
         """
         try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
+            values = read_toml(path)
         except OSError as error:
             raise SpecError(f"cannot read the spec {path}: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise SpecError(f"{path} is not TOML: {error}") from error
         try:
             return cls.from_dict(values | changes)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from attn_export.errors import RuntimeFailure, one_line
+from attn_export.errors import PARAGRAPH, RuntimeFailure, one_line, printable
 from attn_export.report.progress import Progress
 from attn_export.sweep.cluster import DEATHS, resource, unavailable_here
 from attn_export.sweep.store import Row, Store
@@ -199,7 +199,10 @@ class _Sweep:
         """Store the cells of a finished task."""
         source = work.source
         content = source.content
-        spec = content if isinstance(content, str) else json.dumps(short_fields(content))
+        spec = (
+            printable(content, PARAGRAPH) if isinstance(content, str)
+            else json.dumps(short_fields(content))
+        )  # fmt: skip
         self._store.add(
             Row(
                 id=cell.id, source=source.key, name=source.name, spec=spec, dtype=cell.dtype,

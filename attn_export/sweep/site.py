@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from attn_export.code_templates import shell
 from attn_export.errors import SpecError, UsageError
 from attn_export.output_folder import replacement_of
 from attn_export.report.html import TEMPLATES, render_page
@@ -23,6 +24,7 @@ from attn_export.spec import AttentionSpec
 from attn_export.sweep.releases import defects
 from attn_export.sweep.store import COLUMNS, Row
 from attn_export.sweep.sweep_plan import short_fields
+from attn_export.untrusted_files import parse_json
 
 PAGE: Final = "index.html"
 
@@ -166,7 +168,7 @@ def _titles(rows: Sequence[Row]) -> dict[str, str]:
 def _fields(row: Row) -> dict[str, Any]:
     """Return all fields of a layer's spec, or {} for a bundle or a module."""
     try:
-        values = json.loads(row.spec)
+        values = parse_json(row.spec)
         return AttentionSpec.from_dict(values).to_dict() if isinstance(values, dict) else {}
     except (ValueError, SpecError):
         return {}
@@ -195,10 +197,10 @@ def _reproduction(row: Row) -> str:
         for name, value in short_fields(values).items()
     )
     architecture = row.runtime.partition("dry-run@")[2]
-    build = f"attn-export build layer.toml --dialect {row.dialect} --output layer"
+    build = f"attn-export build layer.toml --dialect {shell(row.dialect)} --output layer"
     last = (
-        f"attn-export dry-run layer --arch {architecture}" if architecture
-        else f"attn-export verify layer --runtime {row.runtime}"
+        f"attn-export dry-run layer --arch {shell(architecture)}" if architecture
+        else f"attn-export verify layer --runtime {shell(row.runtime)}"
     )  # fmt: skip
     return f"cat > layer.toml <<'END'\n{spec}END\n{build}\n{last}\n"
 

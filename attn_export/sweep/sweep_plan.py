@@ -8,20 +8,21 @@ import itertools
 import json
 import math
 import re
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from attn_export.dialect_names import DIALECTS, check_dialects
 from attn_export.errors import SpecError, UsageError
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.dry_run_results import architectures_named
+from attn_export.schema import GraphName, Name
 from attn_export.spec import AttentionSpec
 from attn_export.spec.fields import NUMBERS, TYPES
-from attn_export.untrusted_files import read_text
+from attn_export.untrusted_files import checked, read_toml
 
 ALL: Final = "all"
 SPEC, BUNDLE, MODULE = "spec", "bundle", "module"
@@ -30,7 +31,11 @@ DRY_RUN: Final = "dry-run@"
 """Prefix of the name of a dry run of CUDA, which is given like a runtime: ``dry-run@sm_80``."""
 
 MOST_CELLS: Final = 200_000
-"""Largest number of cells of one sweep, against products of lists that are too large by mistake."""
+"""Largest number of cells of one sweep, against products of lists that are too large by mistake.
+Those that are equal or excluded count too."""
+
+MOST_CONDITIONS: Final = 1000
+"""Largest number of values in all rules that exclude cells."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,16 +103,18 @@ class Cell:
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Content of the TOML file. docs/sweep.md explains the fields."""
 
-    name: str = ""
-    seed: int = 0
-    dialects: list[str] = msgspec.field(default_factory=lambda: [ALL])
-    dtypes: list[str] = []
-    runtimes: list[str] = msgspec.field(default_factory=lambda: ["ort-cpu"])
-    architectures: list[str] = []
+    name: GraphName = ""
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    dialects: list[Name] = msgspec.field(default_factory=lambda: [ALL])
+    dtypes: list[Name] = []
+    runtimes: Annotated[list[Name], Meta(max_length=1000)] = msgspec.field(
+        default_factory=lambda: ["ort-cpu"]
+    )
+    architectures: list[Name] = []
     base: dict[str, Any] = {}
     spec: list[dict[str, Any]] = []
-    bundle: list[str] = []
-    module: list[str] = []
+    bundle: list[Name] = []
+    module: list[Name] = []
     exclude: list[dict[str, Any]] = []
 
 
@@ -157,9 +164,11 @@ def read_plan(path: Path, *, allow_modules: bool = False) -> SweepPlan:
             than `MOST_CELLS`.
     """
     try:
-        file = msgspec.convert(tomllib.loads(read_text(path)), _File)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not a plan of a sweep: {str(error)[:200]}") from error
+        file = checked(read_toml(path), _File)
+    except OSError as error:
+        raise UsageError(f"cannot read the plan {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not a plan of a sweep: {error}") from error
     if file.module and not allow_modules:
         raise UsageError(
             f"{path} names the module {file.module[0][:80]!r}, whose code would run on the "
@@ -177,16 +186,15 @@ def _plan(path: Path, file: _File) -> SweepPlan:
     runtimes = {name: tuple(runtime(name).dialects) for name in file.runtimes}
     cards = architectures_named(file.architectures) if file.architectures else ()
     runtimes |= {f"{DRY_RUN}{card.name}": DIALECTS for card in cards}
+    pairs = [(name, each) for name, has in runtimes.items() for each in dialects if each in has]
     _check_excludes(path, file.exclude)
-    cells = []
-    for source in _sources(path, file):
-        for name, supported in runtimes.items():
-            for dialect in dialects:
-                cell = Cell(source, dialect, name)
-                if dialect in supported and not any(_matches(rule, cell) for rule in file.exclude):
-                    cells.append(cell)
-                if len(cells) > MOST_CELLS:
-                    raise UsageError(f"{path} has more than {MOST_CELLS} cells; split it")
+    _check_count(path, file, len(pairs))
+    cells = [
+        cell
+        for source in _sources(path, file)
+        for cell in (Cell(source, dialect, name) for name, dialect in pairs)
+        if not any(_matches(rule, cell) for rule in file.exclude)
+    ]
     if not cells:
         raise UsageError(f"{path} has no cells; give [[spec]], bundle or module, and runtimes")
     return SweepPlan(file.name or path.stem, file.seed, dialects, tuple(cells))
@@ -205,17 +213,27 @@ def _sources(path: Path, file: _File) -> Iterator[Source]:
             yield source
 
 
-def _specs(path: Path, file: _File) -> Iterator[Source]:
-    """Yield a layer for each combination of the values of each table `[[spec]]`."""
+def _tables(path: Path, file: _File) -> Iterator[dict[str, list[Any]]]:
+    """Yield the values of each field of each table `[[spec]]`."""
     for table in file.spec:
         fields = {**file.base, **({"dtype": file.dtypes} if file.dtypes else {}), **table}
         unknown = [name for name in fields if name not in TYPES]
         if unknown:
             raise UsageError(f"{path}: a spec has no field {unknown[0][:60]!r}")
-        count = math.prod(len(_values(name, value)) for name, value in fields.items())
-        if count > MOST_CELLS:
-            raise UsageError(f"{path} has more than {MOST_CELLS} cells; split it")
-        for values in itertools.product(*(_values(name, v) for name, v in fields.items())):
+        yield {name: _values(name, value) for name, value in fields.items()}
+
+
+def _check_count(path: Path, file: _File, pairs: int) -> None:
+    """Raise UsageError if there are too many cells, given the pairs of a runtime and a dialect."""
+    specs = sum(math.prod(map(len, fields.values())) for fields in _tables(path, file))
+    if (specs + len(file.bundle) + len(file.module)) * max(pairs, 1) > MOST_CELLS:
+        raise UsageError(f"{path} has more than {MOST_CELLS} cells; split it")
+
+
+def _specs(path: Path, file: _File) -> Iterator[Source]:
+    """Yield a layer for each combination of the values of each table `[[spec]]`."""
+    for fields in _tables(path, file):
+        for values in itertools.product(*fields.values()):
             spec = dict(zip(fields, values, strict=True))
             if any(_excludes(rule, spec) for rule in file.exclude):
                 continue
@@ -231,7 +249,10 @@ def _values(name: str, value: Any) -> list[Any]:
     return value
 
 
-def _check_excludes(path: Path, rules: Iterable[Mapping[str, Any]]) -> None:
+def _check_excludes(path: Path, rules: Sequence[Mapping[str, Any]]) -> None:
+    values = sum(len(v) if isinstance(v, list) else 1 for rule in rules for v in rule.values())
+    if max(len(rules), values) > MOST_CONDITIONS:
+        raise UsageError(f"{path}: [[exclude]] has more than {MOST_CONDITIONS} values; split it")
     known = {"runtime", "dialect", "kind", *TYPES}
     for rule in rules:
         unknown = [name for name in rule if name not in known]

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from attn_export.bundle import MANIFEST, failed_folder, graph_files, read_bundle, read_manifest
-from attn_export.errors import AttnExportError, BundleError, OutputError, one_line
+from attn_export.errors import AttnExportError, BundleError, OutputError, one_line, printable
 from attn_export.results import Report, RuntimeRun, Verdict
 from attn_export.spec import AttentionSpec
 from attn_export.sweep.sweep_plan import BUNDLE, DRY_RUN
@@ -230,7 +230,7 @@ def _cell_fields(report: Report, graphs: set[str], folder: Path) -> CellFields:
         explanations = (text for text in report.explanations if any(name in text for name in names))
         cause = next(explanations, cause)
     return {
-        "verdict": verdict, "cause": cause.replace(f"{folder}{os.sep}", "")[:LONGEST],
+        "verdict": verdict, "cause": printable(cause.replace(f"{folder}{os.sep}", ""), LONGEST),
         "version": next((str(run.facts["version"]) for run in runs if "version" in run.facts), ""),
         "worst": max(figures, default=None),
         "cases": len({verdict.case for verdict in verdicts}),
@@ -283,6 +283,6 @@ def _run_dry(folder: Path, architecture: str, dialects: Sequence[str]) -> dict[s
             for step in run.steps
         ]
     return {
-        name: {"verdict": "seen", "cause": "; ".join(texts)[:LONGEST]}
+        name: {"verdict": "seen", "cause": printable("; ".join(texts), LONGEST)}
         for name, texts in lines.items()
     }

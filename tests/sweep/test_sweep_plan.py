@@ -89,6 +89,14 @@ WRONG = [
         (f"{BASE}[[spec]]\nseed = 1\n", "a spec has no field 'seed'"),
         (f"{BASE}[[spec]]\nhead_dim = [{', '.join(map(str, range(1, 600)))}]\n"
          f"window_left = [{', '.join(map(str, range(400)))}]\n", "more than 200000 cells"),
+        (BASE + f"[[spec]]\nhead_dim = [{'8, ' * 90_000}]\n" * 3, "more than 200000 cells"),
+        (f"{BASE}[[spec]]\n[[exclude]]\nhead_dim = [{'8, ' * 1001}]\n", "more than 1000 values"),
+        (f"{'a.' * 20_000}b = 1\n", "it has too many dots in a line"),
+        (f"seed = 0x{'F' * 5000}\n", "an integer has more than 10000 bits"),
+        (f"base = {'{a = ' * 150}1{'}' * 150}\n", "it is nested too deep"),
+        ('name = "../x"\n', "name`, which is '../x'"),
+        ('bundle = ["a\\n"]\n', "without such characters"),
+        ("seed = -1\n", "seed`, which is -1"),
 ]  # fmt: skip
 
 

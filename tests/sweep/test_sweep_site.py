@@ -7,6 +7,7 @@ import dataclasses
 import html
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +103,21 @@ def test_a_reproduction_repeats_the_cell(site: Path, tmp_path: Path):
     assert AttentionSpec.from_toml(tmp_path / "layer.toml") == AttentionSpec(
         embed_dim=16, num_heads=4, num_kv_heads=1
     )
+
+
+def test_commands_to_repeat_quote_names():
+    rows = [
+        dataclasses.replace(row(1, "standard; id", "ort-cpu"), runtime="dry-run@$(id)"),
+        dataclasses.replace(row(2, "a'b", "ort-cpu"), runtime="x\nEND\u202e & id"),
+    ]
+    text = html.unescape(site_files(rows, "t", [])["index.html"])
+    commands = re.findall(r"^attn-export (?:build|verify|dry-run) .*", text, re.M)
+    assert [shlex.split(command) for command in commands] == [
+        ["attn-export", "build", "layer.toml", "--dialect", "standard; id", "--output", "layer"],
+        ["attn-export", "dry-run", "layer", "--arch", "$(id)"],
+        ["attn-export", "build", "layer.toml", "--dialect", "a'b", "--output", "layer"],
+        ["attn-export", "verify", "layer", "--runtime", "xEND & id"],
+    ]
 
 
 def test_json_and_csv_hold_all_cells_and_no_formulas():

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from attn_export.cli import run
 from attn_export.errors import OutputError, UsageError
 from attn_export.sweep.store import FILE, Row, Store, merge, to_json
 
@@ -84,6 +87,62 @@ def test_a_truncated_store_is_one_line(tmp_path: Path):
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(OutputError, match="cannot use"), Store.open(tmp_path) as store:
         store.rows()
+
+
+DOES_NOT_FIT = [
+    ("UPDATE cells SET worst = 'x'", "`$.worst`, which is 'x'"),
+    ("UPDATE cells SET worst = 9e999", "`$.worst`, which is inf"),
+    ("UPDATE cells SET cases = -1", "`$.cases`, which is -1"),
+    ("UPDATE cells SET runtime = 5", "`$.runtime`, which is 5"),
+    ("UPDATE cells SET runtime = 'ort-cpu==x'", "`$.runtime`, which is 'ort-cpu==x'"),
+    ("UPDATE cells SET cause = x'00'", "`$.cause`, which is b'"),
+    ("UPDATE cells SET name = 'a' || char(27) || '[31m'", "`$.name`, which is 'a"),
+    ("UPDATE cells SET verdict = NULL", "got `null` - at `$.verdict`"),
+    ("UPDATE facts SET value = x'00' WHERE name = 'version'", "has version b'"),
+    ("DROP TABLE cells; CREATE VIEW cells AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL "
+     "SELECT x + 1 FROM c) SELECT x AS id FROM c", "it has the 'view' 'cells'"),
+    ("CREATE TRIGGER t AFTER INSERT ON cells BEGIN DELETE FROM facts; END", "the 'trigger' 't'"),
+    ("CREATE TABLE more (x)", "the 'table' 'more'"),
+    ("ALTER TABLE facts ADD more AS (1)", "the 'table' 'facts'"),
+    ("CREATE INDEX i ON cells (name)", "the 'index' 'i'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("statement", "message"), DOES_NOT_FIT)
+def test_a_store_of_another_schema_is_one_line(
+    statement: str, message: str, tmp_path: Path, capsys
+):
+    with Store.open(tmp_path / "s") as store:
+        store.add([row(1)])
+    with contextlib.closing(sqlite3.connect(tmp_path / "s" / FILE)) as connection:
+        connection.executescript(statement)
+    output = str(tmp_path / "o")
+    for words in (["site", str(tmp_path / "s")], ["sweep", "--merge", str(tmp_path / "s")]):
+        assert run([*words, "--output", output]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", [FILE, f"{FILE}-wal", f"{FILE}-journal"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("none")])
+def test_a_store_has_neither_links_nor_fifos(name: str, make: Callable, tmp_path: Path):
+    make(tmp_path / name)
+    with pytest.raises(UsageError, match="is a link, or no regular file"), Store.open(tmp_path):
+        pass
+    assert not (tmp_path / "none").exists()
+
+
+def test_reading_a_store_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with Store.open(tmp_path) as store:
+        store.add([row(number, cause="x" * 2000) for number in range(50)])
+    monkeypatch.setattr("attn_export.sweep.store.MOST_TEXT", 50_000)
+    with pytest.raises(UsageError, match="more than 50000 bytes"), Store.open(tmp_path) as store:
+        store.rows()
+    monkeypatch.setattr("attn_export.sweep.store.SECONDS", 0.0)
+    monkeypatch.setattr("attn_export.sweep.store.STEPS", 10)
+    with pytest.raises(OutputError, match="it takes longer than 0 s"), Store.open(tmp_path):
+        pass
 
 
 def test_merging_takes_all_cells_and_the_last_of_equal_ones(tmp_path: Path):
