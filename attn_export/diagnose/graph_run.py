@@ -72,6 +72,7 @@ class GraphRunner:
         """
         accepted = [case for case in cases if self.graph_file.takes(case.sizes)]
         ran = self.run({case.name: case.inputs for case in accepted}, options)
+        ran = _with_failed_separate(ran, accepted)
         failed = [case for case in accepted if not passes(case.golden, ran.outputs.get(case.name))]
         passed = [case for case in accepted if case not in failed]
         return GraphRun(ran, tuple(sorted(failed, key=lambda c: c.size)), tuple(passed))
@@ -129,6 +130,19 @@ def passes(golden: Golden, outputs: Arrays | None) -> bool:
         return False
     verdicts = judge("", "", golden, outputs)
     return all(verdict.status in ("passed", "unusable") for verdict in verdicts)
+
+
+def _with_failed_separate(ran: RunResult, cases: Iterable[GoldenCase]) -> RunResult:
+    """Take the outputs of runs with separate buffers where they fail, and the others pass."""
+    goldens = {case.name: case.golden for case in cases}
+    only_separate = {
+        name: outputs
+        for name, outputs in ran.separate.items()
+        if passes(goldens[name], ran.outputs[name]) and not passes(goldens[name], outputs)
+    }
+    return dataclasses.replace(
+        ran, outputs={**ran.outputs, **only_separate}, separate=only_separate
+    )
 
 
 def golden_cases(folder: Path, only: str | None) -> list[GoldenCase]:

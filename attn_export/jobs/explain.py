@@ -32,6 +32,10 @@ SECONDS = 45.0
 """The default time after which no further mistake, experiment or smaller case is tried."""
 
 RULE = "by the judge's rule alone: --atol, --rtol and baselines are not applied"
+ONLY_SEPARATE = (
+    "it fails where past and present have separate buffers, as in a plain run of a session; with "
+    "shared ones the graph reads what it has just written"
+)
 DECODES = "whole decodes were not looked at: verify runs them"
 ELSEWHERE = ("ort-cpu", "onnx-reference")
 """Other runtimes in which a failing graph is run for comparison. The first also replaces float64
@@ -187,6 +191,7 @@ class _ExplainJob:
         base = Explanation(
             runner.runtime.name, runner.graph_file.name, runner.options, "did not run",
             tuple(case.name for case in trial.failed), len(trial.failed) + len(trial.passed),
+            notes=(ONLY_SEPARATE,) if trial.ran.separate else (),
         )  # fmt: skip
         if not trial.ran.outputs:
             reason = trial.ran.complaint or "no case ran"
@@ -242,7 +247,7 @@ class _ExplainJob:
             first=first,
             experiments=tuple(results),
             pattern=pattern.lines,
-            notes=(reason,) if reason else (),
+            notes=(*base.notes, reason) if reason else base.notes,
         )
         return self._with_reproduction(explained, runner, trial, right or evaluated, output)
 

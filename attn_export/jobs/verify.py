@@ -160,7 +160,7 @@ class _Replay:
                 goldens = truth.recompute(stored, cases)
             facts = environment()
             progress.expect(runs_due)
-            from attn_export.parity.replay import judge_pool
+            from attn_export.parity.replay import buffers_note, judge_pool
 
             runs, verdicts = judge_pool(pool, goldens, axes, self.gate, progress.advance)
         if self.recompute:
@@ -168,7 +168,10 @@ class _Replay:
 
             run, stored_verdicts = judge_stored(goldens, stored)
             runs, verdicts = (run, *runs), (*stored_verdicts, *verdicts)
-        notes = (tried_note([golden.case for golden in goldens]), *cpu_notes(verdicts, goldens))
+        notes = (
+            tried_note([golden.case for golden in goldens]), *buffers_note(files),
+            *cpu_notes(verdicts, goldens),
+        )  # fmt: skip
         spec = read_text(folder / SPEC) if SPEC in manifest.files else ""
         if self.budgets and quality is None:
             raise UsageError(

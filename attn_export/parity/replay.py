@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,12 +25,14 @@ from attn_export.results import (
     ErrorMap,
     ErrorMapPanel,
     Golden,
+    GraphFile,
     RelativeTo,
     RuntimeRun,
     Verdict,
 )
 from attn_export.runtimes.pool import Pool
-from attn_export.runtimes.process import Worker
+from attn_export.runtimes.process import CaseResult, Worker
+from attn_export.runtimes.protocol import SEPARATE_BUFFERS
 from attn_export.schema import Allowed
 from attn_export.tensorfile import is_floating
 
@@ -235,6 +237,16 @@ def judge_pool(
     return tuple(runs), tuple(verdicts)
 
 
+def buffers_note(graphs: Iterable[GraphFile]) -> tuple[str, ...]:
+    """Return a note on the runs with separate buffers, if one of the graphs has them."""
+    if not any(file.bound for file in graphs):
+        return ()
+    return (
+        "caches in place: runtimes that let past and present share a buffer ran each case "
+        "a second time, with separate ones",
+    )
+
+
 def _judge_worker(
     worker: Worker,
     graph: str,
@@ -257,8 +269,8 @@ def _judge_worker(
         if served.error:
             verdicts.append(Verdict(name, graph, served.case, "", "error", served.error))
         else:
-            golden, outputs = goldens[served.case], served.read_outputs()
-            judged = judge(name, graph, golden, outputs, gate)
+            golden = goldens[served.case]
+            judged, outputs = _judge_case(name, graph, golden, served, gate)
             worst.update(judged, golden, outputs)
             verdicts += judged
         advance(f"{name}: {served.case}")
@@ -272,3 +284,29 @@ def _judge_worker(
         reason = worker.reason
         verdicts = [dataclasses.replace(v, status="error", message=reason) for v in verdicts]
     return verdicts, worst, seconds
+
+
+def _judge_case(
+    runtime: str, graph: str, golden: Golden, result: CaseResult, gate: Gate
+) -> tuple[list[Verdict], Arrays]:
+    """Return the verdicts on a case, and the outputs that they are about.
+
+    They are those of the run with separate buffers if it alone fails.
+    """
+    outputs = result.read_outputs()
+    judged = judge(runtime, graph, golden, outputs, gate)
+    if not result.separate or _any_failed(judged):
+        return judged, outputs
+    separate = result.read_separate()
+    judged_separate = judge(runtime, graph, golden, separate, gate)
+    if not _any_failed(judged_separate):
+        return judged, outputs
+    says = [
+        dataclasses.replace(v, message=f"{SEPARATE_BUFFERS}: {v.message}") if v.message else v
+        for v in judged_separate
+    ]
+    return says, separate
+
+
+def _any_failed(verdicts: Sequence[Verdict]) -> bool:
+    return any(verdict.status == "failed" for verdict in verdicts)

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from attn_export.results import GraphFile, Outcome
 from attn_export.runtimes.child import Child, ChildFailedError, child_command
-from attn_export.runtimes.protocol import CustomLaunch, Facts, Limits, Options, Runtime
+from attn_export.runtimes.protocol import (
+    SEPARATE,
+    CustomLaunch,
+    Facts,
+    Limits,
+    Options,
+    Runtime,
+)
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
@@ -35,6 +42,7 @@ class CaseResult:
         outputs: The number of output files.
         error: The error message; empty if the case ran.
         seconds: The time that it took, if it was measured.
+        separate: The number of output files of the run with separate buffers, if it differs.
     """
 
     case: str
@@ -42,12 +50,19 @@ class CaseResult:
     outputs: int
     error: str
     seconds: float | None = None
+    separate: int = 0
 
     def read_outputs(self) -> dict[str, np.ndarray]:
         """Return the outputs by name."""
         from attn_export.tensorfile import read_outputs
 
         return read_outputs(self.folder, self.outputs)
+
+    def read_separate(self) -> dict[str, np.ndarray]:
+        """Return the outputs of the run with separate buffers, if they differ; else nothing."""
+        from attn_export.tensorfile import read_outputs
+
+        return read_outputs(self.folder / SEPARATE, self.separate)
 
 
 class Worker:
@@ -140,6 +155,7 @@ class Worker:
                         event.get("outputs", 0),
                         event.get("error", ""),
                         event.get("seconds"),
+                        event.get("separate", 0),
                     )
                 case "done":
                     self.reason = event["objection"]
@@ -206,6 +222,7 @@ class RunResult:
         outcome: `"ran"` if the process answered every case.
         reason: The reason that the outcome is not `"ran"`; else empty.
         outputs: The outputs by name, of each case that ran.
+        separate: The outputs of each case whose run with separate buffers gave others.
         errors: The error message of each case that did not run.
         facts: The limits, and the facts that the runtime reported.
     """
@@ -215,6 +232,7 @@ class RunResult:
     outputs: Mapping[str, Mapping[str, np.ndarray]]
     errors: Mapping[str, str]
     facts: Facts
+    separate: Mapping[str, Mapping[str, np.ndarray]] = dataclasses.field(default_factory=dict)
 
     @property
     def complaint(self) -> str:
@@ -256,10 +274,12 @@ def run_once(
             files.append((name, source, folder / f"out_{number}"))
         names = list(next(iter(cases.values()), {}))
         worker.send_job(graph.absolute(), names, files, graph_file, options=options)
-        outputs, errors = {}, {}
+        outputs, errors, separate = {}, {}, {}
         for result in worker.results():
             if result.error:
                 errors[result.case] = result.error
-            else:
-                outputs[result.case] = result.read_outputs()
-        return RunResult(worker.outcome, worker.reason, outputs, errors, worker.facts)
+                continue
+            outputs[result.case] = result.read_outputs()
+            if result.separate:
+                separate[result.case] = result.read_separate()
+        return RunResult(worker.outcome, worker.reason, outputs, errors, worker.facts, separate)

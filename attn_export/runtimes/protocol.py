@@ -71,6 +71,14 @@ class Limits:
         return cls(threads=cores or 1, seconds=120.0, memory_mib=memory)
 
 
+SEPARATE = "separate"
+"""The folder for outputs of a run in which no output shares the buffer of an input, within the
+folder for the outputs of the same case with shared buffers."""
+
+SEPARATE_BUFFERS = "with separate buffers for past and present"
+"""The start of messages on such a run."""
+
+
 class EngineDiedError(Exception):
     """The engine's program ended or sent an invalid line, so that it can run no further case."""
 

@@ -18,6 +18,7 @@ from attn_export.errors import one_line
 from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.child_main import EventWriter, Jobs, outcome_of
+from attn_export.runtimes.protocol import SEPARATE, SEPARATE_BUFFERS, Engine
 from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
 
 # -- whole decodes, step by step ----------------------------------------------------------------
@@ -199,18 +200,22 @@ def serve(send: EventWriter, jobs: Jobs, name: str, threads: str) -> None:
         started = time.perf_counter()
         try:
             inputs = read_tensors(Path(case["inputs"]), "input", job["inputs"])
-            outputs = _outputs(engine, inputs, job, whole_decode=case["decode"])
+            outputs = _outputs(engine, inputs, job, whole_decode=case["decode"], separate=False)
+            seconds = time.perf_counter() - started
+            separate = _differing_separate(
+                engine, inputs, outputs, job, whole_decode=case["decode"]
+            )
         except Exception as error:
             if outcome_of(error) != "refused":
                 raise  # the engine can run no further case
             send("case", name=case["name"], error=one_line(error))
             continue
-        _store(outputs, Path(case["outputs"]))
+        folder = Path(case["outputs"])
+        _store(outputs, folder)
+        if separate:
+            _store(separate, folder / SEPARATE)
         send(
-            "case",
-            name=case["name"],
-            outputs=len(outputs),
-            seconds=time.perf_counter() - started,
+            "case", name=case["name"], outputs=len(outputs), separate=len(separate), seconds=seconds
         )
     send("done", objection=engine.objection())
 
@@ -227,14 +232,84 @@ def _store(outputs: ArrayDict, folder: Path) -> None:
 
 
 def _outputs(
-    engine: Any, inputs: ArrayDict, job: dict[str, Any], *, whole_decode: bool
+    engine: Engine, inputs: ArrayDict, job: dict[str, Any], *, whole_decode: bool, separate: bool
 ) -> ArrayDict:
     graph_file = job["graph_file"]
 
     def run(inputs: ArrayDict) -> ArrayDict:
         converted = to_graph_layout(inputs, graph_file["layouts"], graph_file["dtypes"])
-        return to_case_layout(engine.run(converted, graph_file["bound"]), graph_file["layouts"])
+        outputs = (
+            _run_separately(engine, converted)
+            if separate
+            else engine.run(converted, graph_file["bound"])
+        )
+        return to_case_layout(outputs, graph_file["layouts"])
 
     if not whole_decode:
         return run(inputs)
     return decode(run, inputs, job["axes"], graph_file["fixed"])
+
+
+# -- runs in which no output shares the buffer of an input --------------------------------------
+
+
+def _differing_separate(
+    engine: Engine, inputs: ArrayDict, shared: ArrayDict, job: dict[str, Any], *, whole_decode: bool
+) -> ArrayDict:
+    """Run a graph with a cache in place in buffers of its own, as a plain call of a runtime does.
+
+    Returns:
+        The outputs, if one of them differs in any bit from `shared`, the outputs of the run that
+        shares buffers; else nothing.
+
+    Raises:
+        RuntimeError: If the run fails or changes an input.
+    """
+    graph_file = job["graph_file"]
+    if not graph_file["bound"] or type(engine).run is Engine.run:  # which never shares buffers
+        return {}
+    try:
+        separate = _outputs(engine, inputs, job, whole_decode=whole_decode, separate=True)
+    except Exception as error:
+        if outcome_of(error) != "refused":
+            raise
+        raise RuntimeError(f"{SEPARATE_BUFFERS}: {one_line(error)}") from error
+    if not whole_decode and LEAVES_ROWS_UNSET in graph_file["features"]:
+        _fill_unset_rows(separate, shared, inputs, graph_file["bound"])
+    return {} if _equal_bits(separate, shared) else separate
+
+
+def _run_separately(engine: Engine, inputs: ArrayDict) -> ArrayDict:
+    """Run a graph without shared buffers, and check that its inputs stay as they were."""
+    passed = {name: np.array(array) for name, array in inputs.items()}
+    outputs: ArrayDict = engine.run(passed, {})
+    for name, array in inputs.items():
+        if not _equal_bits({name: array}, {name: passed[name]}):
+            raise RuntimeError(f"the run changed its input {name}")
+    return outputs
+
+
+def _equal_bits(first: ArrayDict, second: ArrayDict) -> bool:
+    return first.keys() == second.keys() and all(
+        (array.shape, array.dtype, array.tobytes())
+        == (second[name].shape, second[name].dtype, second[name].tobytes())
+        for name, array in first.items()
+    )
+
+
+LEAVES_ROWS_UNSET = "com.microsoft.GroupQueryAttention"
+"""An operator that copies the rows of a cache up to the last new one. In a buffer of its own, it
+leaves the others as the allocator returns them. No later step reads them."""
+
+
+def _fill_unset_rows(
+    separate: ArrayDict, shared: ArrayDict, inputs: ArrayDict, bound: Mapping[str, str]
+) -> None:
+    """Take rows `[B, Hkv, capacity, D]` behind the last one that was written from `shared`."""
+    for name, source in bound.items():
+        before, after, other = inputs[source], shared.get(name), separate.get(name)
+        if after is None or other is None or not before.shape == after.shape == other.shape:
+            continue  # the judge refuses it
+        kept = (before == after) | ((before != before) & (after != after))  # NaN
+        is_behind = np.flip(np.cumprod(np.flip(kept.all(axis=(1, 3)), 1), 1), 1)  # [B, capacity]
+        separate[name] = np.where(is_behind[:, None, :, None], after, other)
