@@ -27,7 +27,7 @@ from attn_export.export.trees import (
     state_of,
     to_torch,
 )
-from attn_export.graph.check_structure import Expected
+from attn_export.graph.checked_graph import Expected
 from attn_export.parity.draw import TRACED_SIZES, Interface, add_sums, bounds, draw_inputs, may_try
 from attn_export.parity.plan import Plan, plan_cases
 from attn_export.spec import AttentionSpec, Input, Shape

@@ -1,111 +1,17 @@
-"""Checks of ONNX validity, shapes, dynamic axes and operators, and the types of all checks."""
+"""Checks of ONNX validity, shapes, dynamic axes and operators."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
 import onnx
 
 from attn_export.dialect_names import CUDA, MICROSOFT, ORT, PORTABLE, STANDARD
 from attn_export.errors import one_line
+from attn_export.graph.checked_graph import MOST_ELEMENTS, CheckedGraph, shape_of, show
 from attn_export.graph.load import subgraphs
-from attn_export.results import GraphFile
 from attn_export.spec import Shape
-
-
-@dataclasses.dataclass(frozen=True)
-class Expected:
-    """Expected properties of a graph; read from a spec or a manifest.
-
-    Attributes:
-        inputs: The shape of every input, by name; dynamic axes are names.
-        outputs: The shape of every output, by name.
-        dialect: One of `DIALECTS`.
-        attentions: The required number of `Attention` nodes; None if unknown.
-        ours: Whether the graph is of attn-export's own module, whose operators are all known.
-    """
-
-    inputs: Mapping[str, Shape]
-    outputs: Mapping[str, Shape]
-    dialect: str = STANDARD
-    attentions: int | None = None
-    ours: bool = False
-
-
-def expected_of(file: GraphFile, standard: Expected) -> Expected:
-    """Return the expected properties of one graph of a bundle.
-
-    Args:
-        file: The differences of the graph from the signature.
-        standard: The expected properties of the graph in the standard dialect.
-    """
-
-    def lay_out(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-        laid_out = {}
-        for name, shape in shapes.items():
-            sizes = [file.fixed.get(str(axis), axis) for axis in shape]
-            laid_out[name] = tuple(sizes[i] for i in file.layouts.get(name, range(len(sizes))))
-        return laid_out
-
-    return dataclasses.replace(
-        standard,
-        inputs=lay_out(standard.inputs),
-        outputs=lay_out(standard.outputs),
-        dialect=file.dialect,
-        attentions=standard.attentions if file.dialect == STANDARD else None,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckedGraph:
-    """A graph under check.
-
-    Attributes:
-        proto: The graph without external data.
-        path: Its file; external data is beside it.
-        expected: The expected properties; None for a file of unknown origin.
-    """
-
-    proto: onnx.ModelProto
-    path: Path
-    expected: Expected | None
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckFinding:
-    """Defect of a graph.
-
-    Attributes:
-        check: The name of the check.
-        message: The description and the remedy.
-        is_warning: Whether the ONNX standard allows it, so that it is only a warning.
-    """
-
-    check: str
-    message: str
-    is_warning: bool = False
-
-
-Check = Callable[[CheckedGraph], Iterator[str]]
-"""Function that yields a message for each defect; its name is the name of the check."""
-
-
-def shape_of(value: onnx.ValueInfoProto) -> Shape | None:
-    """Return the declared shape, "" for an axis without size or name; None without a shape."""
-    if not value.type.tensor_type.HasField("shape"):
-        return None
-    return tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param
-        for dim in value.type.tensor_type.shape.dim
-    )
-
-
-def show(shape: Shape | None) -> str:
-    """Format a shape as text."""
-    return "unknown" if shape is None else f"[{', '.join(str(axis) or '?' for axis in shape)}]"
 
 
 def signature(graph: CheckedGraph) -> Iterator[str]:
@@ -275,37 +181,30 @@ def onnx_checker(graph: CheckedGraph) -> Iterator[str]:
 def strict_shape_inference(graph: CheckedGraph) -> Iterator[str]:
     """Run shape inference in strict mode, which fails at the first operator it cannot infer."""
     try:
-        onnx.shape_inference.infer_shapes(
-            graph.proto, check_type=True, strict_mode=True, data_prop=True
-        )
+        graph.infer(graph.proto, check_type=True, strict_mode=True)
     except Exception as error:  # its own, and what damaged files make of it
         yield f"{one_line(error)}; correct the node's inputs or attributes"
 
 
+def value_sizes(graph: CheckedGraph) -> Iterator[str]:
+    """Check that no value of a known size has more elements than any memory holds."""
+    for name, count in graph.sizes.items():
+        if count > MOST_ELEMENTS:
+            yield f"{name} has {count} elements, which no memory holds; correct what gives its size"
+
+
 def declared_shapes(graph: CheckedGraph) -> Iterator[str]:
-    """Compare declared shapes with inferred ones, and refuse axes that are declared 0."""
-    undeclared = onnx.ModelProto()
-    undeclared.CopyFrom(graph.proto)
-    del undeclared.graph.value_info[:]
-    for output in undeclared.graph.output:
-        output.type.tensor_type.ClearField("shape")
-    try:
-        inferred = onnx.shape_inference.infer_shapes(undeclared, data_prop=True)
-    except Exception:
-        return  # `strict_shape_inference` says so.
-    produced = {v.name: shape_of(v) for v in (*inferred.graph.value_info, *inferred.graph.output)}
-    values = (*graph.proto.graph.input, *graph.proto.graph.value_info, *graph.proto.graph.output)
-    initializers = {t.name for t in graph.proto.graph.initializer}  # these may have an axis of 0
-    for value in values:
-        if value.name in initializers:
-            continue
-        declared, found = shape_of(value), produced.get(value.name)
-        if declared is None:
-            continue
-        if 0 in declared:
-            yield f"{value.name} is declared {show(declared)}: no tensor has an axis of 0; name it"
-        elif found is not None and not _agree(declared, found):
-            yield f"{value.name} is declared {show(declared)} but is {show(found)}; declare that"
+    """Compare declared shapes with inferred ones."""
+    for name, declared, found in graph.shapes:
+        if found is not None and not _agree(declared, found):
+            yield f"{name} is declared {show(declared)} but is {show(found)}; declare that"
+
+
+def empty_axes(graph: CheckedGraph) -> Iterator[str]:
+    """Check that axes are declared 0 only where inference gives 0: some exporters mean "any"."""
+    for name, declared, found in graph.shapes:
+        if 0 in declared and not (found and 0 in found):
+            yield f"{name} is declared {show(declared)}: no tensor has an axis of 0; name it"
 
 
 def _agree(declared: Shape, inferred: Shape) -> bool:

@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from attn_export.errors import one_line
 from attn_export.graph import check_structure
-from attn_export.graph.check_structure import Check, CheckedGraph, CheckFinding, Expected
+from attn_export.graph.checked_graph import Check, CheckedGraph, CheckFinding, Expected
 from attn_export.graph.load import external_problems, load_proto, subgraphs
 
 SCALES = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2}
@@ -54,7 +54,10 @@ def _float64_inside(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def quantisation_scales(graph: CheckedGraph) -> Iterator[str]:
-    """Check that the constant scales of quantised values are positive and finite."""
+    """Check that the constant scales of quantised values are finite, and not 0 before a division.
+
+    Ours are positive. Other quantisers also write negative ones, and 0 for a block of zeros.
+    """
     initializers = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
     nodes = graph.proto.graph.node
     computed = {node.output[1] for node in nodes if node.op_type == "DynamicQuantizeLinear"}
@@ -63,7 +66,12 @@ def quantisation_scales(graph: CheckedGraph) -> Iterator[str]:
         if scales is None or scales.data_location == TensorProto.EXTERNAL:
             continue
         values = onnx.numpy_helper.to_array(scales).astype("float64")
-        for problem, wrong in (("not finite", ~np.isfinite(values)), ("not positive", values <= 0)):
+        positive = graph.expected is not None
+        for problem, wrong in (
+            ("not finite", ~np.isfinite(values)),
+            ("not positive", positive & (values <= 0)),
+            ("0", (node.op_type == "QuantizeLinear") & (values == 0)),
+        ):
             if wrong.any():
                 yield (
                     f"{_name(node)}: {int(wrong.sum())} of {values.size} scales in {scales.name} "
@@ -158,8 +166,10 @@ def _name(node: onnx.NodeProto) -> str:
 
 CHECKS: tuple[Check, ...] = (
     check_structure.onnx_checker,
+    check_structure.value_sizes,
     check_structure.strict_shape_inference,
     check_structure.declared_shapes,
+    check_structure.empty_axes,
     check_structure.signature,
     check_structure.dynamic_axes,
     check_structure.named_axes,
@@ -176,8 +186,8 @@ CHECKS: tuple[Check, ...] = (
 )
 
 PROJECT_RULES = frozenset({
-    "ir_version", "named_axes", "no_dead_nodes", "no_duplicate_initializers", "no_float64",
-    "no_host_paths",
+    "empty_axes", "ir_version", "named_axes", "no_dead_nodes", "no_duplicate_initializers",
+    "no_float64", "no_host_paths",
 })  # fmt: skip
 """Checks of rules of this project, which the ONNX standard does not have."""
 

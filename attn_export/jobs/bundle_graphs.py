@@ -16,7 +16,7 @@ from attn_export.system_info import versions
 if TYPE_CHECKING:
     from attn_export.export.export import Exported
     from attn_export.export.subject import Subject
-    from attn_export.graph.check_structure import Expected
+    from attn_export.graph.checked_graph import Expected
     from attn_export.graph.lower import Lowered
 
 ALL = "all"
@@ -90,7 +90,7 @@ def save_checked(graphs: Sequence[Lowered], expected: Expected, folder: Path) ->
     Raises:
         GraphError: If a check refuses a graph.
     """
-    from attn_export.graph.check_structure import expected_of
+    from attn_export.graph.checked_graph import expected_of
     from attn_export.graph.checks import check_graph
     from attn_export.graph.save import save_graphs
 
@@ -169,7 +169,7 @@ def manifest_of(
 
 def _graph_entry(graph: Lowered, expected: Expected, origins: Mapping[str, str]) -> dict[str, Any]:
     """Return the manifest's entry of a graph; `expected` is that of the standard dialect."""
-    from attn_export.graph.check_structure import expected_of
+    from attn_export.graph.checked_graph import expected_of
 
     file, expected_here = graph.file, expected_of(graph.file, expected)
     needs: dict[str, object] = {

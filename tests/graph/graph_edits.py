@@ -205,18 +205,40 @@ def constant_twice(model):
     by_name(model.graph.node, "Concat").input[0] = "another_one"
 
 
-def scale(value: float) -> Edit:
+def scale(value: float, operator: str = "DequantizeLinear") -> Edit:
     """Return the edit that quantises a weight, with one scale of this value."""
 
     def edit(model):
         weight = by_name(model.graph.initializer, "q_proj.weight")
         scales = np.full(weight.dims[1], 0.5, np.float32)
         scales[3] = value
-        weight.CopyFrom(numpy_helper.from_array(np.ones(weight.dims, np.int8), "integers"))
         constant("scales", scales)(model)
-        by_name(model.graph.node, "q_proj/MatMul").input[1] = "dequantised"
+        if operator == "DequantizeLinear":
+            weight.CopyFrom(numpy_helper.from_array(np.ones(weight.dims, np.int8), "integers"))
+            by_name(model.graph.node, "q_proj/MatMul").input[1] = "scaled"
+        else:
+            scaled = helper.make_tensor_value_info("scaled", TensorProto.UINT8, weight.dims)
+            model.graph.output.append(scaled)
         inputs = [weight.name, "scales"]
-        node = helper.make_node("DequantizeLinear", inputs, ["dequantised"], name="DQ", axis=1)
+        node = helper.make_node(operator, inputs, ["scaled"], name="DQ", axis=1)
         model.graph.node.insert(0, node)
+
+    return edit
+
+
+def long_range(count: int) -> Edit:
+    """Return the edit that adds a chain of nodes over a range with so many elements."""
+
+    def edit(model):
+        for name, value in (("start", 0), ("limit", count), ("step", 1)):
+            constant(name, np.int64(value))(model)
+        model.graph.node.extend(
+            [
+                helper.make_node("Range", ["start", "limit", "step"], ["long"]),
+                helper.make_node("Cast", ["long"], ["mean_of"], to=TensorProto.FLOAT),
+                helper.make_node("ReduceMean", ["mean_of"], ["mean"], keepdims=0),
+            ]
+        )
+        model.graph.output.append(helper.make_tensor_value_info("mean", TensorProto.FLOAT, []))
 
     return edit

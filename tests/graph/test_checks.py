@@ -13,7 +13,7 @@ from broken_graphs import FAULTS, Fault
 from onnx import TensorProto, helper, numpy_helper
 from small_graphs import PLAIN, exported, saved, tiny_model
 
-from attn_export.graph.check_structure import CheckFinding
+from attn_export.graph.checked_graph import CheckFinding, shape_of
 from attn_export.graph.checks import CHECKS, check_graph
 
 
@@ -84,12 +84,15 @@ def test_a_message_names_the_thing_and_what_to_do_in_one_line(fault, healthy, tm
 # -- what the onnx checker does not see -------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["Attention.out", "present_key"])
-def test_an_axis_declared_0_passes_the_onnx_checker_and_not_this_one(value, healthy, tmp_path):
+@pytest.mark.parametrize(
+    ("value", "checks"),
+    [("Attention.out", ["declared_shapes", "empty_axes"]), ("present_key", ["empty_axes"])],
+)
+def test_an_axis_declared_0_passes_the_onnx_checker_only(value, checks, healthy, tmp_path):
     model = onnx.load(healthy)
     edit.axis(value, 2, 0)(model)
     onnx.checker.check_model(model, full_check=True)
-    assert checks_that_find(model, tmp_path) == ["declared_shapes"]
+    assert checks_that_find(model, tmp_path) == checks
 
 
 def test_an_opset_of_the_future_passes_the_onnx_checker_and_not_this_one(tmp_path):
@@ -172,6 +175,52 @@ def test_our_own_module_has_no_float64_inside(tmp_path):
 
 def test_other_graphs_may_compute_in_float64_inside(tmp_path):
     assert checks_that_find(through_a_float64_constant(), tmp_path) == []
+
+
+VALID = {
+    "a constant without elements": tiny_model(
+        helper.make_node("Constant", [], ["scalar"], value=ones("scalar", 0, dtype=np.int64)),
+        helper.make_node("Reshape", ["half", "scalar"], ["c"]),
+        helper.make_node("Mul", ["x", "c"], ["y"]),
+        initializers=(ones("half", 1),),
+    ),
+    "an output without elements": tiny_model(
+        helper.make_node("Slice", ["x", "four", "four", "one"], ["none"]),
+        helper.make_node("Concat", ["none", "x"], ["y"], axis=1),
+        initializers=(
+            numpy_helper.from_array(np.array([4]), "four"),
+            numpy_helper.from_array(np.array([1]), "one"),
+        ),
+    ),
+}
+"""Graphs of other exporters: each axis of 0 is right, and declared by shape inference."""
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_a_value_that_has_no_elements_is_valid(name, tmp_path):
+    model = onnx.shape_inference.infer_shapes(VALID[name])
+    assert any(0 in shape_of(value) for value in model.graph.value_info)
+    assert findings_of(model, tmp_path) == []
+
+
+def test_an_input_that_has_no_elements_is_a_warning(tmp_path):
+    model = tiny_model()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 0
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 0
+    assert [(f.check, f.is_warning) for f in findings_of(model, tmp_path)] == [("empty_axes", True)]
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_other_quantisers_may_write_scales_that_are_not_positive(scale, healthy, tmp_path):
+    model = onnx.load(healthy)
+    edit.scale(scale)(model)
+    assert checks_that_find(model, tmp_path) == []
+
+
+def test_a_long_range_that_memory_holds_takes_no_time(tmp_path):
+    model = tiny_model()
+    edit.long_range(2**36)(model)
+    assert checks_that_find(model, tmp_path) == []
 
 
 def test_a_dynamic_axis_that_a_value_declares_fixed_is_a_contradiction(healthy, tmp_path):

@@ -41,7 +41,7 @@ def test_a_plain_export_passes_with_one_line_for_each_kind_of_warning(cli: Cli, 
     count = sum(finding.check == "no_host_paths" for finding in check(plain))
     assert count > 2
     assert warnings[1].endswith(f"(and {count - 1} more like it)")
-    assert lines[-1].endswith(": 14 checks passed")
+    assert lines[-1].endswith(": 16 checks passed")
 
 
 def test_a_violation_of_the_standard_fails_beside_warnings(cli: Cli, plain: Path):
