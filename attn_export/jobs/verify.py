@@ -19,7 +19,13 @@ from attn_export.dialect_names import MODEL
 from attn_export.errors import UsageError
 from attn_export.jobs.sign import Trust, signed_files, state_of
 from attn_export.parity.gate import Gate, apply_baseline, cpu_notes, read_baseline, write_baseline
-from attn_export.parity.golden import check_evidence, read_golden, stored_cases, tried_note
+from attn_export.parity.golden import (
+    check_evidence,
+    read_golden,
+    stored_cases,
+    tried_note,
+    with_inputs,
+)
 from attn_export.parity.quality_vectors import read_quality
 from attn_export.quality import Budget, Quality, parse_budgets
 from attn_export.report.progress import Progress
@@ -146,10 +152,13 @@ class _Replay:
             # imported from here on, unless `graph` or `sizes` is given.
             if not self.sizes:
                 read_bundle(folder)
+                from attn_export.parity.labels import check_labels
+
                 goldens = read_golden(folder / GOLDEN)
                 quality = read_quality(folder / GOLDEN, goldens, self.budgets)
-                shapes = shapes_of(manifest.inputs)
-                check_evidence(shapes, [g.case for g in goldens], ours=SPEC in manifest.files)
+                shapes, ours = shapes_of(manifest.inputs), SPEC in manifest.files
+                check_evidence(shapes, [golden.case for golden in goldens], ours=ours)
+                check_labels(shapes, with_inputs(goldens, cases, inputs), ours=ours)
             check_statements(folder, manifest)
             signature = signature or state_of(folder)
             stored = goldens

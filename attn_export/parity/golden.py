@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,25 @@ def read_inputs(case: StoredCase, names: Sequence[str]) -> Arrays:
         return read_tensors(case.folder, "input", names)
     except (OSError, ValueError) as error:
         raise BundleError(f"{case.folder} cannot be read: {one_line(error)}") from error
+
+
+def with_inputs(
+    goldens: Sequence[Golden], cases: Sequence[StoredCase], names: Sequence[str]
+) -> list[Golden]:
+    """Return golden vectors with the inputs of their cases.
+
+    Args:
+        goldens: The golden vectors without inputs.
+        cases: Their cases on disk.
+        names: The names of the inputs, in the order of their files.
+
+    Raises:
+        BundleError: If a file is missing or holds no tensor of that name.
+    """
+    return [
+        replace(golden, case=replace(golden.case, inputs=read_inputs(case, names)))
+        for golden, case in zip(goldens, cases, strict=True)
+    ]
 
 
 def read_index(folder: Path) -> GoldenIndex:

@@ -18,7 +18,7 @@ from attn_export import Subject, build, verify
 from attn_export.bundle import manifest_content, write_manifest
 from attn_export.errors import BundleError, UsageError
 from attn_export.jobs.recompute import STORED
-from attn_export.tensorfile import read_tensor, write_tensors
+from attn_export.tensorfile import read_tensor, write_tensor, write_tensors
 
 Index = dict[str, Any]
 
@@ -96,6 +96,30 @@ def test_fewer_cases_than_the_rule_asks_for_are_no_evidence(name: str, copy: Pat
     with pytest.raises(BundleError, match="are no evidence") as caught:
         verify(copy, runtimes=["ort-cpu"])
     assert message in str(caught.value)
+
+
+def ignore_all_rows(index: Index) -> None:
+    for case in index["cases"]:
+        case["ignored_rows"] = list(range(case["sizes"]["batch"]))
+
+
+def test_rows_that_are_ignored_without_a_reason_are_no_evidence(copy: Path):
+    change_index(copy, ignore_all_rows)
+    for recompute in (False, True):
+        with pytest.raises(BundleError, match="ignores batch element 0, whose inputs are finite"):
+            verify(copy, runtimes=["ort-cpu"], recompute=recompute)
+
+
+def test_open_masks_under_the_labels_of_others_are_no_evidence(copy: Path):
+    index = json.loads((copy / "golden" / "index.json").read_text())
+    number = index["inputs"].index("attn_mask")
+    for case in index["cases"]:
+        path = copy / "golden" / case["folder"] / f"input_{number}.pb"
+        if not case["name"].startswith("changed_"):
+            write_tensor(path, "attn_mask", np.ones_like(read_tensor(path)[1]))
+    seal(copy)
+    with pytest.raises(BundleError, match="is said to have"):
+        verify(copy, runtimes=["ort-cpu"])
 
 
 def test_a_module_without_dynamic_axes_needs_no_other_sizes(tmp_path: Path):

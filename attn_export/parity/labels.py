@@ -1,0 +1,306 @@
+"""Checks that the inputs of stored cases are what the index of the golden vectors says of them.
+
+Anybody can write an index. What it says of a case (its sizes, its contents, the batch elements that
+are not compared) is evidence only if the inputs show it. Thresholds are far from what honest inputs
+have; `verify --recompute` compares them exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from attn_export.errors import BundleError
+from attn_export.results import BASE, CHANGED, Case, Golden
+
+if TYPE_CHECKING:
+    from attn_export.spec import Shape
+
+SCALED = re.compile(r"; inputs times (0\.[0-9]{1,9})\Z")
+"""The end of the description of a case whose inputs were scaled down, see `allowed.usable`."""
+
+MANY, ENOUGH = 64, 16
+"""Numbers of random elements: of so many some are hidden, and their root mean square is usual."""
+
+USUAL = (0.4, 2.5)
+"""The root mean square of random inputs, with a margin; it is 1."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+    """The inputs of a stored case.
+
+    Attributes:
+        case: The case with its inputs.
+        base: The base case.
+        ours: Whether the case is that of a layer of ours. The inputs of users' modules have any
+            names, and True in a mask may mean either.
+    """
+
+    case: Case
+    base: Case
+    ours: bool
+
+    @property
+    def scale(self) -> float:
+        """The factor by which the inputs were scaled down."""
+        match = SCALED.search(self.case.about)
+        return float(match[1]) if match else 1.0
+
+    def masks(self) -> Iterator[np.ndarray]:
+        """Yield a mask of the hidden keys for each input that may hide keys."""
+        for name, array in self.case.inputs.items():
+            if not array.ndim or not array.size or (self.ours and name != "attn_mask"):
+                continue
+            if array.dtype == np.bool_:
+                yield ~array
+                if not self.ours:
+                    yield array
+            elif _is_float(array):
+                yield np.isneginf(array)
+            elif not self.ours and ((array == 0) | (array == 1)).all():
+                yield array == 0
+
+    def values(self) -> list[np.ndarray]:
+        """Return the floating inputs that are no masks, in float32.
+
+        Left out are caches with large values beyond their length, and inputs of a user's module
+        that are not random numbers of the usual size in the base case.
+        """
+        names = [
+            name for name, array in self.case.inputs.items() if array.size and _is_float(array)
+        ]
+        if not set(self.case.contents).isdisjoint(LENGTH_LABELS):
+            names = [name for name in names if not name.startswith("past_")]
+        is_value = (lambda name: name != "attn_mask") if self.ours else self._is_usual
+        return [self.case.inputs[n].astype(np.float32, copy=False) for n in names if is_value(n)]
+
+    def _is_usual(self, name: str) -> bool:
+        array = self.base.inputs[name]
+        return array.size >= ENOUGH and USUAL[0] < _rms(array.astype(np.float32)) < USUAL[1]
+
+    def keys(self) -> int:
+        """Return the largest number of keys of a row of a mask."""
+        inputs = self.case.inputs
+        if self.ours and "past_length" in inputs:
+            lengths = inputs["past_length"]
+            by_batch = any(len(mask) == len(lengths) for mask in self.masks())
+            past = lengths.max() if by_batch else lengths.min()
+            return int(past) + int(inputs["query"].shape[1])
+        return max((mask.shape[-1] for mask in self.masks()), default=0)
+
+
+LabelCheck = Callable[[_Inputs], bool]
+
+
+def _is_float(array: np.ndarray) -> bool:
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+
+
+# -- what contents say of masks -----------------------------------------------------------------
+
+
+def _some_mask(is_so: Callable[[np.ndarray], bool]) -> LabelCheck:
+    return lambda inputs: any(is_so(hidden) for hidden in inputs.masks())
+
+
+def _is_padded(inputs: _Inputs, *, left: bool) -> bool:
+    """Return whether all rows hide keys at one end, or have one key at most."""
+    if inputs.keys() <= 1:
+        return True
+    in_place = inputs.ours and "past_length" in inputs.case.inputs
+    for hidden in inputs.masks():
+        starts = hidden[..., 1:] & ~hidden[..., :-1]
+        ends = hidden[..., :-1] & ~hidden[..., 1:]
+        if left:
+            is_padding = not starts.any()
+        else:  # beyond the length of a cache in place, all is visible
+            is_padding = (starts.sum(-1) <= 1).all() if in_place else not ends.any()
+        if is_padding and hidden.any() and not hidden.all():
+            return True
+    return False
+
+
+def _has_lowest(inputs: _Inputs) -> bool:
+    """Return whether a mask has the lowest number; one in float16 has none for its first key."""
+    for array in inputs.case.inputs.values():
+        if _is_float(array):
+            low = np.where(np.isneginf(array), 0, array) < LOW[array.itemsize]
+            if low.any() or (array.itemsize == 2 and array.shape[-1] == 1):
+                return True
+    return False
+
+
+LOW = {2: -6e4, 4: -3e38, 8: -1e308}
+"""Numbers above the lowest finite one, by the size of the type in bytes. Of the two types of 2
+bytes, float16 has the smaller range."""
+
+
+# -- what contents say of values and lengths ------------------------------------------------------
+
+
+def _values(is_so: Callable[[np.ndarray, float], bool]) -> LabelCheck:
+    """Return a check of all values, or of some of a user's module, given their scale."""
+
+    def check(inputs: _Inputs) -> bool:
+        found = [is_so(array, inputs.scale) for array in inputs.values()]
+        return all(found) if inputs.ours else not found or any(found)
+
+    return check
+
+
+def _largest(array: np.ndarray) -> float:
+    return max(float(array.max()), -float(array.min()))
+
+
+def _rms(array: np.ndarray) -> float:
+    norm: float = np.linalg.norm(array).item()
+    return norm / math.sqrt(array.size)
+
+
+def _tokens_are_equal(array: np.ndarray, _: float) -> bool:
+    # Values may have been moved away from rounding ties.
+    return array.ndim < 2 or np.allclose(array, array[..., :1, :], rtol=0.1, atol=0.1)
+
+
+def _is_one_hot(array: np.ndarray, _: float) -> bool:
+    large = np.abs(array) > 0.3 * np.abs(array).max(-1, keepdims=True)
+    return not array.ndim or bool((large.sum(-1) == 1).all())
+
+
+def _has_large_queries(inputs: _Inputs) -> bool:
+    later = inputs.case.inputs["query"][:, 1:].astype(np.float32)
+    return later.size < MANY or _largest(later) >= 4 * inputs.scale
+
+
+def _has_short_pasts(inputs: _Inputs) -> bool:
+    return int(inputs.case.inputs["past_length"].max(initial=0)) <= 2
+
+
+def _is_empty_and_full(inputs: _Inputs) -> bool:
+    arrays = inputs.case.inputs
+    lengths, capacity = arrays["past_length"], arrays["past_key"].shape[2]
+    is_full = int(lengths[-1]) == capacity - arrays["query"].shape[1]
+    return is_full and not lengths[:-1].any()
+
+
+LENGTH_LABELS: Mapping[str, LabelCheck] = {
+    "beyond_length": _has_short_pasts,
+    "empty_and_full": _is_empty_and_full,
+}
+
+LABELS: Mapping[str, LabelCheck] = {
+    "nothing_masked": _some_mask(lambda hidden: not hidden.any()),
+    "all_keys_masked": _some_mask(lambda hidden: bool(hidden.all())),
+    "fully_masked_rows": _some_mask(lambda hidden: bool(hidden.all(-1).any())),
+    "one_visible_key": _some_mask(lambda hidden: bool(((~hidden).sum(-1) == 1).all())),
+    "left_padding": lambda inputs: _is_padded(inputs, left=True),
+    "right_padding": lambda inputs: _is_padded(inputs, left=False),
+    "lowest_float": _has_lowest,
+    "large_logits": _values(lambda x, scale: x.size < MANY or _largest(x) >= 4 * scale),
+    "small_inputs": _values(lambda x, _: _largest(x) <= 0.25),
+    "sharp": _values(lambda x, scale: x.size < MANY or _rms(x) >= 1.5 * scale),
+    "tiny_values": _values(lambda x, _: _largest(x) <= 0.05),
+    "outliers": _values(lambda x, scale: _largest(x) >= 100 * scale),
+    "equal_tokens": _values(_tokens_are_equal),
+    "one_hot_rows": _values(_is_one_hot),
+    "causal_future": _has_large_queries,
+    **LENGTH_LABELS,
+}
+"""The check of each of the contents, by name. Other names are not checked."""
+
+
+# -- the checks ----------------------------------------------------------------------------------
+
+PADDED = ("left_padding", "right_padding")
+
+
+def check_labels(inputs: Mapping[str, Shape], goldens: Sequence[Golden], *, ours: bool) -> None:
+    """Raise an error unless the inputs of all cases are what the index says of them.
+
+    Args:
+        inputs: The shape of every input; dynamic axes by name.
+        goldens: The golden vectors, with the inputs of their cases.
+        ours: Whether the cases are those of a layer of ours.
+
+    Raises:
+        BundleError: If a case is not what the index says.
+    """
+    base = next(golden.case for golden in goldens if golden.case.name == BASE)
+    stored = [_Inputs(golden.case, base, ours) for golden in goldens]
+    for each, golden in zip(stored, goldens, strict=True):
+        wrong = next(_wrong(each, inputs), "")
+        if not wrong and not any(map(_has_finite, golden.expected.values())):
+            wrong = "has no finite number in its truth"
+        if wrong:
+            _refuse(f"{each.case.name} {wrong}")
+    for label in PADDED if ours and "attn_mask" in inputs else ():
+        if not any(label in each.case.contents and each.keys() > 1 for each in stored):
+            _refuse(f"no case with two keys has {label}")
+
+
+def _refuse(wrong: str) -> NoReturn:
+    raise BundleError(f"the golden vectors are no evidence: {wrong}; build the bundle again")
+
+
+def _wrong(inputs: _Inputs, shapes: Mapping[str, Shape]) -> Iterator[str]:
+    case, sizes = inputs.case, inputs.case.sizes
+    for name, shape in shapes.items():
+        actual = case.inputs[name].shape
+        if actual != tuple(sizes.get(axis) if isinstance(axis, str) else axis for axis in shape):
+            yield f"has sizes {dict(sizes)}, and {name} is {list(actual)}"
+    yield from _wrongly_ignored(inputs, shapes)
+    for label in case.contents:
+        if label in LABELS and not LABELS[label](inputs):
+            yield f"is said to have {label}, and its inputs have not"
+    changed = case.name.removeprefix(CHANGED)
+    if changed != case.name and np.array_equal(case.inputs[changed], inputs.base.inputs[changed]):
+        yield f"has the same {changed} as {BASE}"
+    if inputs.ours and case.kind == "shape" and not case.contents:
+        yield from _not_random(inputs)
+
+
+def _not_random(inputs: _Inputs) -> Iterator[str]:
+    low, high = USUAL
+    for array in inputs.values():
+        if array.size >= MANY and not low < _rms(array) / inputs.scale < high:
+            yield f"is said to have random inputs, and their root mean square is {_rms(array):.2g}"
+    for mask in inputs.masks():
+        hidden = mask[..., 1:]  # the first key is never hidden
+        if hidden.size >= MANY and hidden.all() == hidden.any():
+            yield "is said to have a random mask, and it is the same everywhere"
+
+
+def _wrongly_ignored(inputs: _Inputs, shapes: Mapping[str, Shape]) -> Iterator[str]:
+    """Yield what is wrong with `ignored_rows`: they must be the batch elements with NaN or Inf."""
+    case, rows = inputs.case, set[int]()
+    if not case.ignored_rows and not inputs.ours:
+        return  # a user's module may take NaN or Inf
+    for name, array in case.inputs.items():
+        if shapes[name][:1] == ("batch",) and not _is_finite(array) and name != "attn_mask":
+            # -Inf belongs to a mask.
+            wrong = ~(array.reshape(len(array), -1) < np.inf).all(-1)
+            rows |= {int(row) for row in np.flatnonzero(wrong)}
+    for row in sorted(rows.symmetric_difference(case.ignored_rows)):
+        is_finite = "ignores batch element {}, whose inputs are finite"
+        unsaid = "has NaN or Inf in batch element {}, and does not say so"
+        yield (unsaid if row in rows else is_finite).format(row)
+    if case.ignored_rows and len(rows) == case.sizes["batch"]:
+        yield "ignores all batch elements"
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    """Return whether an array is surely finite: sums of NaN and infinities are not."""
+    if not _is_float(array):
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(array.sum())
+
+
+def _has_finite(array: np.ndarray) -> bool:
+    return _is_finite(array) or bool(np.isfinite(array).any())

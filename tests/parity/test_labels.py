@@ -1,0 +1,184 @@
+"""Labels of stored cases: honest ones are accepted, and each must be what the inputs show."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from conftest import interface_of, small_spec
+
+from attn_export.errors import BundleError
+from attn_export.parity.contents import FUTURE, VALUES
+from attn_export.parity.draw import Interface
+from attn_export.parity.labels import LABELS, check_labels
+from attn_export.parity.mask_contents import LENGTHS, LOWEST, MASKS
+from attn_export.parity.plan import plan_cases
+from attn_export.results import Case, Golden
+from attn_export.spec import Input
+from attn_export.tensorfile import ArrayDict
+
+USERS = Interface(
+    {
+        "x": Input(("batch", "tokens", 8)),
+        "padding": Input(("batch", "tokens"), "bool", first=False),
+        "bias": Input(("batch", 1, "tokens", "tokens"), hides=True),
+    },
+    {"y": ("batch", "tokens", 8)},
+)
+INTERFACES = {
+    "append": interface_of(small_spec()),
+    "in place": interface_of(small_spec(cache="in-place", attn_mask="float[1,S]")),
+    "float16": interface_of(small_spec(dtype="float16", cache="none", attn_mask="float[B,H,L,S]")),
+    "users": USERS,
+}
+
+
+@functools.cache
+def goldens_of(name: str) -> tuple[Golden, ...]:
+    truth = {"output": np.ones(1)}
+    return tuple(Golden(case, truth, {}, {}, {}) for case in plan_cases(INTERFACES[name]).cases)
+
+
+def check(name: str, goldens: list[Golden]) -> None:
+    interface = INTERFACES[name]
+    shapes = {input_name: input_.shape for input_name, input_ in interface.inputs.items()}
+    check_labels(shapes, goldens, ours=interface.spec is not None)
+
+
+def changed(name: str, applies: Callable[[Case], bool], change: Callable[[ArrayDict], object]):
+    """Return the cases of an interface with changed inputs where the change applies."""
+    goldens = list(goldens_of(name))
+    for number, golden in enumerate(goldens):
+        if applies(golden.case):
+            inputs = {key: array.copy() for key, array in golden.case.inputs.items()}
+            change(inputs)
+            case = dataclasses.replace(golden.case, inputs=inputs)
+            goldens[number] = dataclasses.replace(golden, case=case)
+    return goldens
+
+
+@pytest.mark.parametrize("name", INTERFACES)
+def test_the_cases_of_a_plan_are_what_their_labels_say(name: str):
+    check(name, list(goldens_of(name)))
+
+
+def test_every_content_has_a_check():
+    contents = (*VALUES, *MASKS, *LENGTHS, FUTURE, LOWEST)
+    assert {content.name for content in contents} <= LABELS.keys()
+
+
+def fill(name: str, value: object) -> Callable[[ArrayDict], None]:
+    def change(inputs: ArrayDict) -> None:
+        inputs[name][...] = value
+
+    return change
+
+
+def has(label: str) -> Callable[[Case], bool]:
+    return lambda case: label in case.contents
+
+
+def is_plain(case: Case) -> bool:
+    return case.kind == "shape" and not case.contents
+
+
+def shrink(inputs: ArrayDict) -> None:
+    inputs["query"][...] *= np.float32(0.01)
+
+
+def draw_again(inputs: ArrayDict) -> None:
+    for name in ("query", "x"):
+        if name in inputs:
+            shape = inputs[name].shape
+            inputs[name][...] = np.random.default_rng(0).standard_normal(shape)
+
+
+OPEN, HIDDEN = fill("attn_mask", True), fill("attn_mask", False)
+FORGED = {
+    **{label: ("append", has(label), OPEN, f"is said to have {label}") for label in (
+        "fully_masked_rows", "all_keys_masked", "one_visible_key", "left_padding", "right_padding",
+    )},
+    **{label: ("append", has(label), draw_again, f"is said to have {label}") for label in (
+        "large_logits", "small_inputs", "sharp", "tiny_values", "outliers", "equal_tokens",
+        "one_hot_rows", "causal_future",
+    )},
+    **{f"{label} of a user": ("users", has(label), draw_again, f"is said to have {label}")
+       for label in ("large_logits", "small_inputs", "tiny_values", "outliers", "equal_tokens")},
+    "padding of a user": ("users", has("left_padding"), lambda inputs: (
+        fill("padding", True)(inputs), fill("bias", 0.0)(inputs)), "is said to have left_padding"),
+    "all visible": ("append", has("nothing_masked"), HIDDEN, "is said to have nothing_masked"),
+    "lowest": ("float16", has("lowest_float"), fill("attn_mask", 0), "to have lowest_float"),
+    "lengths": ("in place", has("beyond_length"), fill("past_length", 9), "to have beyond_length"),
+    "full": ("in place", has("empty_and_full"), fill("past_length", 0), "to have empty_and_full"),
+    "open masks": ("append", is_plain, OPEN, "is said to have a random mask"),
+    "small inputs": ("append", is_plain, shrink, "is said to have random inputs"),
+    "nothing": ("append", is_plain, fill("query", 0), "is said to have random inputs"),
+    "no change": ("append", lambda case: case.name in ("base", "changed_query"),
+                  fill("query", 1), "changed_query has the same query as base"),
+    "NaN": ("append", lambda case: case.name == "base", fill("query", np.nan),
+            "base has NaN or Inf in batch element 0, and does not say so"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_label_that_the_inputs_do_not_show_is_refused(name: str):
+    of, applies, change, message = FORGED[name]
+    with pytest.raises(BundleError, match=r"^the golden vectors are no evidence: ") as caught:
+        check(of, changed(of, applies, change))
+    assert message in str(caught.value)
+
+
+def relabelled(applies: Callable[[Case], bool], **fields: object) -> list[Golden]:
+    """Return cases with other labels, on the same inputs."""
+    return [
+        dataclasses.replace(golden, case=dataclasses.replace(golden.case, **fields))
+        if applies(golden.case)
+        else golden
+        for golden in goldens_of("append")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("forged", "message"),
+    [
+        (relabelled(lambda case: case.sizes["batch"] == 3, ignored_rows=(0, 1, 2)),
+         "whose inputs are finite"),
+        (relabelled(lambda case: case.name == "base", ignored_rows=(1,)),
+         "base ignores batch element 1, whose inputs are finite"),
+        (relabelled(lambda case: bool(case.ignored_rows), ignored_rows=()),
+         "has NaN or Inf in batch element"),
+        (relabelled(lambda case: case.name == "base", sizes={
+            "batch": 1, "query_len": 1, "past_len": 0, "total_len": 1}), "base has sizes"),
+        (relabelled(has("left_padding"), contents=()), "no case with two keys has left_padding"),
+        ([dataclasses.replace(g, expected={"output": np.full(2, np.nan)})
+          for g in goldens_of("append")], "has no finite number in its truth"),
+    ],
+)  # fmt: skip
+def test_a_label_that_other_inputs_would_need_is_refused(forged: list[Golden], message: str):
+    with pytest.raises(BundleError) as caught:
+        check("append", forged)
+    assert message in str(caught.value)
+
+
+def test_batch_elements_that_are_all_nan_are_no_evidence():
+    def is_nan(case: Case) -> bool:
+        return case.name == "nan_in_one_row"
+
+    def fill_all(inputs: ArrayDict) -> None:
+        for name in ("query", "past_key", "past_value"):
+            inputs[name][...] = np.nan
+
+    goldens = changed("append", is_nan, fill_all)
+    rows = tuple(range(goldens[0].case.sizes["batch"]))
+    rows = next(tuple(range(g.case.sizes["batch"])) for g in goldens if is_nan(g.case))
+    forged = [
+        dataclasses.replace(g, case=dataclasses.replace(g.case, ignored_rows=rows))
+        if is_nan(g.case)
+        else g
+        for g in goldens
+    ]
+    with pytest.raises(BundleError, match="nan_in_one_row ignores all batch elements"):
+        check("append", forged)
