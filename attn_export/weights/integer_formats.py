@@ -2,7 +2,7 @@
 
 The formats are GPTQ and AWQ ("gemm"), as written by AutoGPTQ, GPTQModel and AutoAWQ;
 compressed-tensors ("pack-quantized", and "int-quantized" without activations); and bitsandbytes'
-int8.
+int8. The shapes of tensors are checked before any is read.
 
 Legend: in and out, the `in_features` and `out_features` of a layer; groups, the number of blocks of
 inputs that share a scale.
@@ -10,7 +10,7 @@ inputs that share a scale.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -18,34 +18,43 @@ import torch
 from torch import Tensor
 
 from attn_export.quantiser import QuantisedWeight
-from attn_export.weights.source import bracketed
+from attn_export.weights.source import Stored, bracketed
 
-GPTQ, AWQ, COMPRESSED, INT8 = "GPTQ", "AWQ", "compressed-tensors", "bitsandbytes int8"
+GPTQ, AWQ, INT8 = "GPTQ", "AWQ", "bitsandbytes int8"
+PACKED, UNPACKED = "compressed-tensors, packed", "compressed-tensors, int8"
 
 MARKS: Final = {
     "qweight": GPTQ,
-    "weight_packed": COMPRESSED,
-    "weight_scale": COMPRESSED,
+    "weight_packed": PACKED,
+    "weight_scale": UNPACKED,
     "SCB": INT8,
 }
-"""The tensors by which a layer is recognised, each with its format. AWQ has ``qweight`` too."""
+"""The tensors by which a layer is recognised, each with its format; the first that exists counts.
+AWQ has ``qweight`` too."""
 
 TENSORS: Final = {
     GPTQ: ("qweight", "qzeros", "scales", "g_idx"),
     AWQ: ("qweight", "qzeros", "scales"),
-    COMPRESSED: (
-        "weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape",
-        "weight_g_idx",
+    PACKED: (
+        "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
     ),
+    UNPACKED: ("weight", "weight_scale", "weight_zero_point", "weight_g_idx"),
     INT8: ("weight", "SCB", "weight_format"),
 }  # fmt: skip
 """The tensors that a layer may have, by format."""
 
-OPTIONAL: Final = {
-    "g_idx", "weight_packed", "weight", "weight_zero_point", "weight_shape", "weight_g_idx",
-    "weight_format",
-}  # fmt: skip
+OPTIONAL: Final = {"g_idx", "weight_zero_point", "weight_g_idx", "weight_format"}
 """The tensors that a layer may lack."""
+
+INTS, WORDS, FLOATS = ("I32", "I64"), ("I32",), ("F64", "F32", "F16", "BF16")
+
+KINDS: Final = {
+    "qweight": (2, WORDS), "qzeros": (2, WORDS), "scales": (2, FLOATS), "g_idx": (1, INTS),
+    "weight_packed": (2, WORDS), "weight": (2, ("I8",)), "weight_scale": (2, FLOATS),
+    "weight_zero_point": (2, WORDS), "weight_shape": (1, INTS), "weight_g_idx": (1, INTS),
+    "SCB": (1, FLOATS), "weight_format": (0, ("U8", "I8", *INTS)),
+}  # fmt: skip
+"""The number of axes and the dtypes of each tensor of a layer."""
 
 AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 """The position in a 32-bit word of each of 8 neighbouring outputs, in AWQ."""
@@ -55,6 +64,77 @@ LARGEST_INT8: Final = 127.0
 """The integer of the largest weight of an output in bitsandbytes; SCB is its magnitude."""
 
 
+def check_layer(
+    format_name: str, stored: Mapping[str, Stored], weight_shape: Callable[[], list[int]]
+) -> tuple[int, int]:
+    """Return `[out, in]` of a layer, by the shapes of its tensors, which must match each other.
+
+    Args:
+        format_name: The format, one of those in `TENSORS`.
+        stored: The tensors of the layer, by the last part of their names.
+        weight_shape: A function that reads the two numbers in `weight_shape`.
+
+    Raises:
+        ValueError: If a tensor is missing, or has another shape or dtype than in the format.
+    """
+    for part in TENSORS[format_name]:
+        if part not in stored and part not in OPTIONAL:
+            raise ValueError(f"{part} is missing")
+    for part, tensor in stored.items():
+        # Only packed zero points are words.
+        is_byte = format_name == UNPACKED and part == "weight_zero_point"
+        axes, dtypes = KINDS["weight" if is_byte else part]
+        if len(tensor.shape) != axes or tensor.dtype not in dtypes:
+            raise ValueError(f"{part} is {tensor.dtype} {bracketed(tensor.shape)}")
+    shapes = {part: tensor.shape for part, tensor in stored.items()}
+    (out, inputs), groups, expected = _expected_shapes(format_name, shapes, weight_shape)
+    for part, wanted in expected.items():
+        if shapes.get(part, wanted) != wanted:
+            raise ValueError(f"{part} is {bracketed(shapes[part])}, expected {bracketed(wanted)}")
+    if min(out, inputs, groups) < 1 or inputs % groups:
+        raise ValueError(f"{inputs} inputs and {out} outputs in {groups} blocks of inputs")
+    return out, inputs
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _expected_shapes(
+    format_name: str, shapes: Shapes, weight_shape: Callable[[], list[int]]
+) -> tuple[tuple[int, int], int, Shapes]:
+    """Return `[out, in]` of a layer, its number of groups, and the shapes of its tensors."""
+    if format_name == GPTQ:
+        groups, out = shapes["scales"]
+        bits = _bits(shapes["qzeros"][1], out)
+        inputs = shapes["qweight"][0] * WORD // bits
+        zeros = groups, _words_of(out, bits)
+        return (out, inputs), groups, {
+            "qweight": (_words_of(inputs, bits), out), "qzeros": zeros, "g_idx": (inputs,),
+        }  # fmt: skip
+    if format_name == AWQ:
+        (groups, out), inputs = shapes["scales"], shapes["qweight"][0]
+        zeros = groups, _words_of(out, 4)
+        return (out, inputs), groups, {"qweight": (inputs, zeros[1]), "qzeros": zeros}
+    if format_name == INT8:
+        out, inputs = shapes["weight"]
+        return (out, inputs), 1, {"SCB": (out,)}
+    groups = shapes["weight_scale"][1]
+    if format_name == UNPACKED:
+        out, inputs = shapes["weight"]
+        packed, zeros = (out, inputs), (out, groups)
+    else:
+        out, inputs = weight_shape() if shapes["weight_shape"] == (2,) else (-1, -1)
+        if not 0 < min(out, inputs) <= max(out, inputs) < 2**31:
+            raise ValueError("weight_shape does not hold the two sizes of a weight")
+        bits = _bits(shapes["weight_packed"][1], inputs)
+        packed = out, _words_of(inputs, bits)
+        zeros = _words_of(out, bits), groups
+    return (out, inputs), groups, {
+        "weight_packed": packed, "weight_scale": (out, groups), "weight_zero_point": zeros,
+        "weight_g_idx": (inputs,),
+    }  # fmt: skip
+
+
 def read_weight(
     format_name: str, parts: Mapping[str, Tensor], *, stated_bits: int | None, zeros_minus_one: bool
 ) -> QuantisedWeight:
@@ -62,17 +142,18 @@ def read_weight(
 
     Args:
         format_name: The format, one of those in `TENSORS`.
-        parts: The tensors of the layer, by the last part of their names.
+        parts: The tensors of a layer that `check_layer` accepts, by the last part of their names.
         stated_bits: The bits of an integer of GPTQ in config.json; None if it does not state them.
         zeros_minus_one: Whether zero points of GPTQ are stored minus 1.
 
     Raises:
-        ValueError: If the tensors do not match each other, blocks do not divide the inputs, or a
-            scale is not positive and finite.
+        ValueError: If a group or a zero point is out of range, or a scale is not positive and
+            finite.
     """
     if format_name == GPTQ:
         return _gptq(parts, stated_bits, zeros_minus_one)
-    return {AWQ: _awq, COMPRESSED: _compressed, INT8: _int8}[format_name](parts)
+    readers = {AWQ: _awq, PACKED: _packed, UNPACKED: _unpacked, INT8: _int8}
+    return readers[format_name](parts)
 
 
 def _gptq(
@@ -81,7 +162,7 @@ def _gptq(
     """Read GPTQ: `qweight [in * bits / 32, out]` and `qzeros [groups, out * bits / 32]`."""
     scales = _floats(parts["scales"])  # [groups, out]
     qweight = _words(parts["qweight"])
-    bits = _bits(parts["qzeros"].shape[-1], scales.shape[-1])
+    bits = _bits(parts["qzeros"].shape[1], scales.shape[1])
     if stated_bits not in (None, bits):
         raise ValueError(f"its integers have {bits} bits, config.json says {stated_bits}")
     integers = _unpack(qweight.T, bits).T
@@ -103,27 +184,36 @@ def _awq(parts: Mapping[str, Tensor]) -> QuantisedWeight:
     return _weight(4, outputs(parts["qweight"]), scales, outputs(parts["qzeros"]), None)
 
 
-def _compressed(parts: Mapping[str, Tensor]) -> QuantisedWeight:
-    """Read compressed-tensors: `weight_packed [out, in * bits / 32]`, or `weight [out, in]`."""
+def _packed(parts: Mapping[str, Tensor]) -> QuantisedWeight:
+    """Read compressed-tensors' `weight_packed [out, in * bits / 32]`."""
+    outputs, inputs = parts["weight_shape"].tolist()
+    words = _words(parts["weight_packed"])
+    bits = _bits(words.shape[1], inputs)
+    zeros = None
+    if "weight_zero_point" in parts:  # packed along the outputs
+        zeros = _unpack(_words(parts["weight_zero_point"]).T, bits)[:, :outputs]
+    return _compressed(parts, bits, _unpack(words, bits)[:, :inputs].T, zeros)
+
+
+def _unpacked(parts: Mapping[str, Tensor]) -> QuantisedWeight:
+    """Read compressed-tensors' int8 `weight [out, in]`."""
+    zeros = None
+    if "weight_zero_point" in parts:
+        zeros = _unsigned(parts["weight_zero_point"])
+    return _compressed(parts, 8, _unsigned(parts["weight"]), zeros)
+
+
+def _compressed(
+    parts: Mapping[str, Tensor], bits: int, integers: np.ndarray, zeros: np.ndarray | None
+) -> QuantisedWeight:
+    """Return a weight of compressed-tensors, of unsigned integers `[in, out]`."""
     scales = _floats(parts["weight_scale"]).T  # [groups, out]
-    zeros = order = None
-    if "weight_packed" in parts:
-        words, inputs = _words(parts["weight_packed"]), int(parts["weight_shape"][1])
-        bits = _bits(words.shape[1], inputs)
-        middle = 2 ** (bits - 1)  # added to packed integers
-        integers = _unpack(words, bits)[:, :inputs].T
-        if "weight_zero_point" in parts:
-            packed = _words(parts["weight_zero_point"])  # along the outputs
-            zeros = _unpack(packed.T, bits)[:, : scales.shape[1]]
-    else:
-        bits, middle = 8, 128
-        integers = _unsigned(parts["weight"])
-        if "weight_zero_point" in parts:
-            zeros = parts["weight_zero_point"].numpy().astype(np.int16).T + middle
+    order = None
     if "weight_g_idx" in parts:
         order = _order(parts["weight_g_idx"], len(scales))
         integers = integers if order is None else integers[order]
-    zeros = np.full(scales.shape, middle, np.int16) if zeros is None else zeros
+    if zeros is None:
+        zeros = np.full(scales.shape, 2 ** (bits - 1), np.int16)  # was added to the integers
     return _weight(bits, integers, scales, zeros, order)
 
 
@@ -143,14 +233,9 @@ def _weight(
 ) -> QuantisedWeight:  # fmt: skip
     """Return a weight of unsigned integers `[in, out]`, or signed ones without zero points."""
     middle = 2 ** (bits - 1)
-    if zeros.shape != scales.shape:
-        raise ValueError(f"zero points {bracketed(zeros.shape)}, scales {bracketed(scales.shape)}")
     signed = bool((zeros == middle).all())
     if not signed and zeros.max() >= 2**bits:
         raise ValueError(f"a zero point of {zeros.max()}, which {bits} bits do not hold")
-    (inputs, outputs), groups = integers.shape, scales.shape
-    if groups[1] != outputs or not groups[0] or inputs % groups[0]:
-        raise ValueError(f"{inputs} inputs and {outputs} outputs, scales {bracketed(groups)}")
     if not (np.isfinite(scales) & (scales > 0)).all():
         raise ValueError("a scale is not positive and finite")
     return QuantisedWeight(
@@ -164,23 +249,17 @@ def _weight(
 
 
 def _floats(tensor: Tensor) -> np.ndarray:
-    if not tensor.is_floating_point() or tensor.dim() not in (1, 2):
-        raise ValueError(f"scales are {tensor.dtype} {bracketed(tensor.shape)}")
     array: np.ndarray = tensor.to(torch.float32).numpy().copy()
     return array
 
 
 def _unsigned(weight: Tensor) -> np.ndarray:
     """Return an int8 weight `[out, in]` as numbers from 0 to 255, int16 `[in, out]`."""
-    if weight.dtype != torch.int8:
-        raise ValueError(f"weight is {weight.dtype}, not int8")
     integers: np.ndarray = weight.numpy().astype(np.int16).T + 128
     return integers
 
 
 def _words(tensor: Tensor) -> np.ndarray:
-    if tensor.dtype != torch.int32 or tensor.dim() != 2:
-        raise ValueError(f"packed integers are {tensor.dtype} {bracketed(tensor.shape)}")
     words: np.ndarray = tensor.numpy().view(np.uint32)
     return words
 
@@ -188,6 +267,11 @@ def _words(tensor: Tensor) -> np.ndarray:
 def _bits(words: int, count: int) -> int:
     """Return the bits of an integer, 4 or 8, given the words that `count` integers fill."""
     return 8 if words * WORD == count * 8 else 4
+
+
+def _words_of(count: int, bits: int) -> int:
+    """Return the number of words that integers fill."""
+    return -(-count * bits // WORD)
 
 
 def _unpack(words: np.ndarray, bits: int) -> np.ndarray:
@@ -204,8 +288,6 @@ def _order(g_idx: Tensor, groups: int) -> np.ndarray | None:
     `g_idx` is the group of each input, `[in]`, and `groups` the number of groups with scales.
     """
     numbers = g_idx.numpy().astype(np.int64)
-    if numbers.ndim != 1:
-        raise ValueError(f"g_idx has {numbers.ndim} axes, not 1")
     if numbers.min() < 0 or numbers.max() >= groups:
         raise ValueError(f"g_idx has groups outside 0 to {groups - 1}, which have scales")
     sizes = np.bincount(numbers, minlength=groups)

@@ -18,9 +18,10 @@ from attn_export.quantiser import QuantisedWeight
 from attn_export.weights.config import Config
 from attn_export.weights.integer_formats import (
     AWQ,
+    GPTQ,
     MARKS,
-    OPTIONAL,
     TENSORS,
+    check_layer,
     read_weight,
 )
 from attn_export.weights.source import Stored, TensorSource, bracketed, shown
@@ -51,7 +52,7 @@ class QuantisedSource(TensorSource):
         names = list(names)
         described = self.plain.describe(name for name in names if not self.is_packed(name))
         for name in filter(self.is_packed, names):
-            described[name] = Stored(self.integers(name).integers.shape[::-1], "F32")
+            described[name] = Stored(self._check(name)[1], "F32")
         return described
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
@@ -76,21 +77,35 @@ class QuantisedSource(TensorSource):
         Raises:
             WeightsError: If its tensors do not match each other.
         """
+        names, _ = self._check(name)
+        tensors = self.plain.read(names.values())
+        parts = {part: tensors[full] for part, full in names.items()}
+        prefix = name.removesuffix(".weight")
+        try:
+            return read_weight(
+                self.packed[prefix], parts,
+                stated_bits=self.bits, zeros_minus_one=self.zeros_minus_one,
+            )  # fmt: skip
+        except ValueError as error:
+            raise self._wrong(prefix, f"{error}") from error
+
+    def _check(self, name: str) -> tuple[dict[str, str], tuple[int, int]]:
+        """Return the names of the tensors of a packed weight by part, and its shape `[out, in]`."""
         prefix = name.removesuffix(".weight")
         format_name = self.packed[prefix]
         names = {part: f"{prefix}.{part}" for part in TENSORS[format_name]}
         names = {part: full for part, full in names.items() if full in self.plain.files}
-        missing = [p for p in TENSORS[format_name] if p not in names and p not in OPTIONAL]
-        if missing:
-            raise self._wrong(prefix, f"{missing[0]} is missing")
-        tensors = self.plain.read(names.values())
-        parts = {part: tensors[full] for part, full in names.items()}
+        described = self.plain.describe(names.values())
+        stored = {part: described[full] for part, full in names.items()}
+
+        def weight_shape() -> list[int]:
+            full = names["weight_shape"]
+            return list(map(int, self.plain.read([full])[full]))
+
         try:
-            return read_weight(
-                format_name, parts, stated_bits=self.bits, zeros_minus_one=self.zeros_minus_one
-            )
-        except (ValueError, RuntimeError, ZeroDivisionError, KeyError) as error:
-            shapes = ", ".join(f"{part} {bracketed(t.shape)}" for part, t in parts.items())
+            return names, check_layer(format_name, stored, weight_shape)
+        except ValueError as error:
+            shapes = ", ".join(f"{part} {bracketed(each.shape)}" for part, each in stored.items())
             raise self._wrong(prefix, f"{error} ({shapes})") from error
 
     def _wrong(self, prefix: str, why: str) -> WeightsError:
@@ -114,22 +129,23 @@ def wrap_quantised(source: TensorSource, config: Config | None) -> TensorSource:
     quantisation = config.values.get("quantization_config") if config else None
     quantisation = quantisation if isinstance(quantisation, dict) else {}
     method = str(quantisation.get("quant_method", "")).lower()
-    packed: dict[str, str] = {}
-    for name in source.files:
-        prefix, _, part = name.rpartition(".")
-        if part in MARKS:
-            packed[prefix] = (
-                AWQ if part == "qweight" and _is_awq(source, prefix, method) else MARKS[part]
-            )
-    if not packed:
+    marked = {name.rpartition(".")[0] for name in source.files if name.rpartition(".")[2] in MARKS}
+    marks = {
+        prefix: next(mark for mark in MARKS if f"{prefix}.{mark}" in source.files)
+        for prefix in sorted(marked)
+    }
+    if not marks:
         return source
+    packed = {prefix: MARKS[mark] for prefix, mark in marks.items()}
+    for prefix, format_name in packed.items():
+        if format_name == GPTQ and _is_awq(source, prefix, method):
+            packed[prefix] = AWQ
     _check_known(source.path, quantisation, method)
     names = _zero_biases(source, packed)
     for prefix, format_name in packed.items():
         names |= {f"{prefix}.{part}" for part in TENSORS[format_name]}
     files = {name: file for name, file in source.files.items() if name not in names}
-    for prefix in packed:
-        mark = next(part for part in MARKS if f"{prefix}.{part}" in source.files)
+    for prefix, mark in marks.items():
         files[f"{prefix}.weight"] = source.files[f"{prefix}.{mark}"]
     bits = quantisation.get("bits", quantisation.get("w_bit"))
     return QuantisedSource(

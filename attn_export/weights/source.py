@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Final
@@ -17,7 +16,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attn_export.errors import WeightsError, one_line
-from attn_export.untrusted_files import LONGEST_HEADER, safetensors_entries
+from attn_export.untrusted_files import (
+    LONGEST_HEADER,
+    open_regular,
+    parse_json,
+    read_text,
+    safetensors_entries,
+)
 
 SINGLE: Final = "model.safetensors"
 CONFIG: Final = "config.json"
@@ -119,10 +124,6 @@ def open_source(path: Path) -> TensorSource:
         path = _in_folder(path)
     if path.suffix in PICKLES:
         raise WeightsError(f"{path} is a pickle by its name; {CONVERT}")
-    if path.exists() and not path.is_file():  # opening a pipe would wait for ever
-        raise WeightsError(
-            f"{path} is not a file; give a .safetensors file, its index or its folder"
-        )
     if path.suffix == ".json":
         return TensorSource(path, _read_index(path))
     with _opened(path) as handle:
@@ -140,10 +141,10 @@ def read_json(path: Path, meaning: str) -> dict[str, Any]:
         WeightsError: If it cannot be read, or holds no JSON object.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(read_text(path))
     except OSError as error:
         raise WeightsError(f"cannot read {meaning} {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise WeightsError(f"{path} is not JSON: {one_line(error)}; download it again") from error
     if not isinstance(values, dict):
         raise WeightsError(f"{path} holds no JSON object; download it again")
@@ -153,6 +154,7 @@ def read_json(path: Path, meaning: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     try:
+        open_regular(file).close()  # opening a FIFO by its name would wait for ever
         with safe_open(file, framework="pt") as handle:
             yield handle
     except (SafetensorError, OSError) as error:
@@ -212,7 +214,7 @@ def _diagnose(file: Path, error: Exception) -> str:
         return "is a folder; give a .safetensors file"
     try:
         size = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             start = stream.read(9)
     except FileNotFoundError:
         return "does not exist; check the path"

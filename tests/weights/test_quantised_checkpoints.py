@@ -21,6 +21,7 @@ from torch import Tensor
 from attn_export import Subject, build
 from attn_export.cli import run
 from attn_export.errors import WeightsError
+from attn_export.weights.checkpoint import load_checkpoint
 
 E, H, HKV, D, GROUP = 64, 4, 2, 16, 32
 SHAPES = {
@@ -232,7 +233,7 @@ BROKEN = {
     "blocks that do not divide": (
         {"q_proj.scales": torch.ones(3, 64, dtype=torch.float16),
          "q_proj.qzeros": torch.zeros(3, 8, dtype=torch.int32),
-         "q_proj.g_idx": torch.arange(64, dtype=torch.int32) // 22}, {}, "groups have 20 to 22",
+         "q_proj.g_idx": torch.arange(64, dtype=torch.int32) // 22}, {}, "in 3 blocks of inputs",
     ),
     "another number of outputs": (
         {"q_proj.scales": torch.ones(2, 56, dtype=torch.float16)}, {},
@@ -241,7 +242,7 @@ BROKEN = {
     "groups beyond": (
         {"q_proj.g_idx": torch.full((64,), 7, dtype=torch.int32)}, {}, "outside 0 to 1",
     ),
-    "no integers": ({"q_proj.qweight": torch.ones(8, 64)}, {}, "packed integers are torch.float32"),
+    "no integers": ({"q_proj.qweight": torch.ones(8, 64)}, {}, "qweight is F32"),
     "zero points too large": (
         {"q_proj.qzeros": torch.full((2, 8), -1, dtype=torch.int32)}, {}, "a zero point of 16",
     ),
@@ -253,6 +254,37 @@ BROKEN = {
              "config_groups": {"a": {"input_activations": {"num_bits": 8}}}}, "input_activations",
     ),
 }  # fmt: skip
+
+
+DAMAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "cut off": lambda tensor: tensor[..., :-1],
+    "repeated": lambda tensor: torch.cat([tensor, tensor], -1),
+    "of more rows": lambda tensor: torch.cat([tensor, tensor]),
+    "of one axis": lambda tensor: tensor.flatten()[:1],
+    "of one more axis": lambda tensor: tensor[None],
+    "empty": lambda tensor: tensor[..., :0],
+    "float64": lambda tensor: tensor.double() if tensor.dtype != torch.float64 else tensor.int(),
+    "bool": lambda tensor: tensor != 0,
+    "negative": lambda tensor: -1 - tensor.abs(),
+}
+
+
+@pytest.mark.parametrize("name", ["GPTQ, act order", "AWQ", "compressed-tensors, asymmetric",
+                                  "compressed-tensors, int8", "bitsandbytes"])  # fmt: skip
+def test_a_tensor_of_another_shape_or_dtype_is_one_line(name: str, tmp_path: Path):
+    stored, _ = FORMATS[name][0](np.random.default_rng(0), *SHAPES["q_proj"], **FORMATS[name][1])
+    accepted = []
+    for part, tensor in stored.items():
+        for damage, change in DAMAGES.items():
+            saved(tmp_path, name, **{f"q_proj.{part}": change(tensor).contiguous()})
+            try:
+                load_checkpoint(tmp_path)
+                accepted.append((part, damage))
+            except WeightsError as error:
+                assert "model.safetensors" in str(error)  # noqa: PT017
+    may_be = {(part, "float64") for part in ("scales", "weight_scale", "SCB")}
+    integers = {"qweight", "qzeros", "weight", "weight_packed", "weight_zero_point"}
+    assert {*accepted} <= may_be | {(part, "negative") for part in integers}
 
 
 @pytest.mark.parametrize(("tensors", "stated", "message"), BROKEN.values(), ids=BROKEN)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from attn_export.errors import WeightsError
 from attn_export.weights.checkpoint import load_checkpoint
-from attn_export.weights.source import TensorSource
+from attn_export.weights.source import INDEX, TensorSource, open_source
 
 SPEC = spec_of()
 WEIGHTS = random_weights(SPEC)
@@ -227,7 +227,14 @@ def test_a_path_that_is_no_file(tmp_path):
 
 def test_a_pipe_is_refused_before_it_is_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe.safetensors")
-    assert "is not a file" in refusal(tmp_path / "pipe.safetensors")
+    assert "not a regular file" in refusal(tmp_path / "pipe.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a.weight": "pipe.safetensors"}}))
+    source = open_source(tmp_path / INDEX)
+    for read in (source.describe, source.read):
+        with pytest.raises(WeightsError, match="not a regular file"):
+            read(["a.weight"])
+    os.mkfifo(tmp_path / "pipe.json")
+    assert "not a regular file" in refusal(tmp_path / "pipe.json")
 
 
 # -- pickles -------------------------------------------------------------------------------------
