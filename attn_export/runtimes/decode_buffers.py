@@ -206,6 +206,23 @@ def _matches(shape: tuple[int, ...], inferred: list[int | str | None]) -> bool:
     return all(not isinstance(dim, int) or dim == n for n, dim in zip(shape, inferred, strict=True))
 
 
+def clear_padding(buffer: np.ndarray, axes: Shape, ends: Mapping[str, np.ndarray]) -> None:
+    """Set elements of an input to 0 that belong to padding.
+
+    No token attends to them, but a NaN or a large number in the cache would still be multiplied by
+    the weight 0.
+
+    Args:
+        buffer: The input, which is changed.
+        axes: Its axes.
+        ends: The size of each batch element along axes that are padded, int64 `[B]` by axis.
+    """
+    for axis in {*ends}.intersection(axes) if "batch" in axes else ():
+        rows = np.moveaxis(buffer, (axes.index("batch"), axes.index(axis)), (0, 1))
+        for row in np.flatnonzero(ends[axis] < rows.shape[1]):
+            rows[row, ends[axis][row] :] = 0
+
+
 # -- checks of inputs ---------------------------------------------------------------------------
 
 SHOWN = 60
@@ -259,6 +276,23 @@ def check_inputs(
         dtype = numpy_dtype(described[name].dtype)
         if array.dtype != dtype:
             raise UsageError(f"{name} is {array.dtype}; give {dtype}")
+
+
+def whole_number(name: str, value: object, most: int) -> int:
+    """Return an argument that must be a whole number from 1.
+
+    Args:
+        name: The name of the argument.
+        value: Its value.
+        most: The largest allowed number.
+
+    Raises:
+        UsageError: If it is something else.
+    """
+    number = _whole_numbers(value)
+    if number is None or number.ndim or not 1 <= number <= most:
+        raise UsageError(f"{name} is {_shown(value)}; give a whole number from 1 to {most}")
+    return int(number)
 
 
 def lengths_of(lengths: Sequence[int] | None, rows: int, tokens: int) -> np.ndarray:

@@ -7,7 +7,9 @@ cache is copied only when it grows or is reordered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +25,11 @@ from attn_export.runtimes.decode_buffers import (
     Caches,
     arrays_of,
     check_inputs,
+    clear_padding,
     lengths_of,
     load_session,
     rows_of,
+    whole_number,
 )
 from attn_export.runtimes.ort_cuda import no_cuda_device
 from attn_export.schema import Manifest
@@ -39,12 +43,16 @@ PREFERRED = {"cpu": (ORT, STANDARD, PORTABLE), "cuda": (CUDA, STANDARD, ORT, POR
 
 BLOCK = 512
 
+MOST_THREADS, MOST_KEYS = 1024, 2**24
+"""The largest number of threads, and the largest block."""
+
 
 class DecodeSession:
     """Decoding with one attention layer, in ONNX Runtime.
 
     Some graphs cannot write a cache into the buffer of their input: those with sinks, learned keys
-    or bfloat16. For them the session copies the cache at every step.
+    or bfloat16. For them the session copies the cache at every step. Threads take turns with a
+    session: a call while another runs raises an error.
 
     Args:
         bundle: The folder of a bundle with ``cache = "in-place"``.
@@ -59,8 +67,8 @@ class DecodeSession:
         lengths: The number of cached keys of each batch element, int64 `[B]`.
 
     Raises:
-        UsageError: If the bundle has no such cache or no graph of the dialect, or the device is
-            unknown.
+        UsageError: If the bundle has no such cache or no graph of the dialect, the device is
+            unknown, or a number is out of range.
         BundleError: If the bundle is damaged.
         RuntimeFailure: If ONNX Runtime is missing or refuses a graph, there is no GPU, or the
             attention does not run on it.
@@ -76,15 +84,17 @@ class DecodeSession:
         device: str = "cpu",
     ) -> None:
         _check_device(device)
+        self._block = whole_number("block", block, MOST_KEYS)
+        threads = None if threads is None else whole_number("threads", threads, MOST_THREADS)
+        if not isinstance(bundle, str | Path):
+            raise UsageError(f"bundle is a {type(bundle).__name__}; give the path of its folder")
         folder = Path(bundle)
         self._manifest = read_bundle(folder)
         self._spec = _spec_in_place(folder, self._manifest)
         files = _select_graphs(graph_files(self._manifest), dialect, folder, PREFERRED[device])
         self._bound = dict(files[0].bound)
         self._layouts = files[0].layouts
-        if block < 1:
-            raise UsageError(f"a cache cannot grow by blocks of {block}; give 1 or more")
-        self._block, self._device = block, device
+        self._device, self._lock = device, threading.Lock()
         self._sessions = [
             (file, load_session(folder / file.name, threads, device)) for file in files
         ]
@@ -106,8 +116,8 @@ class DecodeSession:
             query: `[B, L, E]`.
             lengths: The number of tokens of each prompt, `[B]`, where prompts of different
                 lengths are padded on the right to L tokens. Requires causal attention, in which
-                no token attends to the padding after it. Outputs at padding are meaningless.
-                Default: L for each.
+                no token attends to the padding after it. Whatever inputs hold there is replaced
+                by 0, and outputs are meaningless. Default: L for each.
             inputs: The other inputs of the bundle without the caches, such as `position_ids`.
                 The axis of keys of `attn_mask` has the size L.
 
@@ -116,10 +126,13 @@ class DecodeSession:
             the bundle has them, with as many keys as the mask.
 
         Raises:
-            UsageError: If an input is missing, unknown, or of another shape or type. The cache is
-                unchanged then.
+            UsageError: If an input is missing, unknown, or of another shape or type, or another
+                thread uses the session. The cache is unchanged then.
         """
-        arrays = arrays_of({"query": query, **inputs})
+        with self._alone():
+            return self._prefill(arrays_of({"query": query, **inputs}), lengths)
+
+    def _prefill(self, arrays: ArrayDict, lengths: Sequence[int] | None) -> ArrayDict:
         B, L, _ = arrays["query"].shape
         self._check(arrays, np.zeros(B, np.int64))
         counts = lengths_of(lengths, B, L)
@@ -130,7 +143,11 @@ class DecodeSession:
             )
         self._caches = self._bound_graph = None
         self.lengths = np.zeros(B, np.int64)
-        return self._run(arrays, counts)
+        try:
+            return self._run(arrays, counts)
+        except BaseException:
+            self._caches = self._bound_graph = None  # a step must not continue from nothing
+            raise
 
     def step(self, query: np.ndarray, **inputs: np.ndarray) -> ArrayDict:
         """Run L new tokens, usually one, for every batch element.
@@ -144,12 +161,15 @@ class DecodeSession:
             The same outputs as `prefill`.
 
         Raises:
-            UsageError: If `prefill` was not called, or an input is missing, unknown, or of another
-                shape or type.
+            UsageError: If `prefill` was not called, an input is missing, unknown, or of another
+                shape or type, or another thread uses the session.
         """
+        with self._alone():
+            return self._step(arrays_of({"query": query, **inputs}))
+
+    def _step(self, arrays: ArrayDict) -> ArrayDict:
         if self._caches is None:
             raise UsageError("a step without a prompt; call prefill first")
-        arrays = arrays_of({"query": query, **inputs})
         B, L, _ = arrays["query"].shape
         if len(self.lengths) != B:
             raise UsageError(
@@ -165,16 +185,27 @@ class DecodeSession:
             rows: Indices of batch elements, `[N]` with N ≥ 1. The batch size becomes N.
 
         Raises:
-            UsageError: If `prefill` was not called, or an index is out of range.
+            UsageError: If `prefill` was not called, an index is out of range, or another thread
+                uses the session.
         """
-        if self._caches is None:
-            raise UsageError("nothing to reorder; call prefill first")
-        chosen = rows_of(rows, len(self.lengths))
-        self._caches.reorder(chosen)
-        self.lengths = self.lengths[chosen]
-        self._bound_graph = None
+        with self._alone():
+            if self._caches is None:
+                raise UsageError("nothing to reorder; call prefill first")
+            chosen = rows_of(rows, len(self.lengths))
+            self._caches.reorder(chosen)
+            self.lengths = self.lengths[chosen]
+            self._bound_graph = None
 
     # -- one run -------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise UsageError("another thread uses this session; give each thread one of its own")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _check(self, arrays: ArrayDict, cached: np.ndarray) -> None:
         described = {
@@ -188,17 +219,19 @@ class DecodeSession:
     def _run(self, arrays: ArrayDict, counts: np.ndarray) -> ArrayDict:
         """Run the graph; `counts [B]` are the new tokens of each element that are no padding."""
         B, L, _ = arrays["query"].shape
-        keys = int(self.lengths.max()) + L
+        keys, ends = int(self.lengths.max()) + L, self.lengths + counts
         caches = self._caches_for(B, keys)
         graph = self._graph({"batch": B, "query_len": L, CAPACITY: caches.capacity}, caches)
         for name, array in arrays.items():
             graph.inputs[name][tuple(slice(size) for size in array.shape)] = array
+            axes = self._manifest.inputs[name].shape
+            clear_padding(graph.inputs[name], axes, {QUERY_LEN: counts, CAPACITY: ends})
         graph.inputs[PAST_LENGTH][...] = self.lengths
         graph.run()
         for present, past in CACHES.items():
             if present not in self._bound:
                 caches.write(past, graph.outputs[present])
-        self.lengths = self.lengths + counts
+        self.lengths = ends
         return {
             name: self._without_spare_keys(name, array, keys)
             for name, array in graph.outputs.items()
@@ -251,7 +284,7 @@ def _spec_in_place(folder: Path, manifest: Manifest) -> AttentionSpec:
 
 
 def _check_device(device: str) -> None:
-    if device not in PREFERRED:
+    if device not in list(PREFERRED):  # it may be of any type
         raise UsageError(f"unknown device {device!r}; choose from {', '.join(PREFERRED)}")
     reason = no_cuda_device() if device == "cuda" else ""
     if reason:
@@ -262,9 +295,9 @@ def _select_graphs(
     files: Sequence[GraphFile], dialect: str | None, folder: Path, preferred: Sequence[str]
 ) -> list[GraphFile]:
     """Return the graphs of one dialect. The first takes all sizes, later ones are faster."""
-    there = {file.dialect for file in files}
+    there = sorted({file.dialect for file in files})
     if dialect is not None and dialect not in there:
-        raise UsageError(f"{folder} has no {dialect} graphs; it has {', '.join(sorted(there))}")
+        raise UsageError(f"{folder} has no {dialect} graphs; it has {', '.join(there)}")
     selected_dialect = dialect or next((name for name in preferred if name in there), "")
     chosen = sorted(
         (file for file in files if file.dialect == selected_dialect),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from decoded import Arrays, Sequence, bundle_of, close, open_session
 
 from attn_export import DecodeSession
 from attn_export.errors import AttnExportError, BundleError, RuntimeFailure, UsageError
+from attn_export.runtimes.decode_buffers import BoundGraph
 
 GQA, PLAIN = "gqa, rotary, mask", "not causal"
 SEQUENCE = Sequence.random(GQA, 2, 12)
@@ -44,10 +47,39 @@ def test_a_dialect_that_is_not_there_is_refused_with_those_that_are():
     refused(UsageError, said, DecodeSession, bundle_of(PLAIN), dialect="portable")
 
 
-@pytest.mark.parametrize("block", [0, -4])
-def test_a_block_without_keys_is_refused(block: int):
-    said = f"blocks of {block}; give 1 or more"
-    refused(UsageError, said, DecodeSession, bundle_of(GQA), block=block)
+@pytest.mark.parametrize("name", ["block", "threads"])
+@pytest.mark.parametrize("value", [0, -4, "x", 1.5, 2**40, 2**80, True, [1], np.uint64(2**63)])
+def test_numbers_out_of_range_are_refused(name: str, value: object):
+    said = f"{name} is .*; give a whole number from 1 to "
+    refused(UsageError, said, DecodeSession, bundle_of(GQA), **{name: value})
+
+
+@pytest.mark.parametrize("name", ["dialect", "device"])
+def test_names_of_other_types_are_refused(name: str):
+    said = r"no \['ort'\] graphs|unknown device \['ort'\]"
+    refused(UsageError, said, DecodeSession, bundle_of(GQA), **{name: ["ort"]})
+    refused(UsageError, "give the path", DecodeSession, 5)
+
+
+def test_two_threads_at_once_are_refused(monkeypatch: pytest.MonkeyPatch):
+    session, held = session_with(5), SEQUENCE.truth()["output"][:, 5:6]
+    started, ended = threading.Event(), threading.Event()
+    run = BoundGraph.run
+
+    def slow(graph: BoundGraph) -> None:
+        started.set()
+        ended.wait(60)
+        run(graph)
+
+    monkeypatch.setattr(BoundGraph, "run", slow)
+    with ThreadPoolExecutor(1) as threads:
+        step = threads.submit(session.step, **TOKEN)
+        started.wait(60)
+        for call, given in ((session.step, TOKEN), (session.prefill, TOKEN)):
+            refused(UsageError, "another thread uses this session", call, **given)
+        refused(UsageError, "another thread uses this session", session.reorder, [0])
+        ended.set()
+        close(GQA, step.result()["output"], held)
 
 
 @pytest.mark.parametrize("file", ["model.ort.onnx", "spec.toml", "manifest.json"])
@@ -187,6 +219,10 @@ def test_an_error_of_onnx_runtime_is_one_line(monkeypatch: pytest.MonkeyPatch):
     )
     session._bound_graph._session.run_with_iobinding = fail
     refused(RuntimeFailure, "RuntimeError: it failed", session.step, **SEQUENCE.piece(6, 7))
+    monkeypatch.setattr(BoundGraph, "run", fail)
+    with pytest.raises(RuntimeError):
+        session.prefill(**SEQUENCE.piece(0, 5))
+    refused(UsageError, "call prefill first", session.step, **SEQUENCE.piece(0, 1))
 
 
 # -- without torch ----------------------------------------------------------------------------

@@ -90,6 +90,44 @@ def test_prompts_of_different_lengths_are_rows_of_their_own(name: str, dialect: 
     assert session.lengths.tolist() == (prompts + steps).tolist()
 
 
+@pytest.mark.parametrize(
+    ("name", "dialect"),
+    [("gqa, rotary, mask", "ort"), ("gqa, rotary, mask", "standard"),
+     ("mha, weights, float mask", "ort"), ("mha, weights, float mask", "portable"),
+     ("bfloat16", "ort")],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_what_padding_holds_changes_nothing(name: str, dialect: str, value: float):
+    prompts = np.array([1, 4, 2])
+    sequence = Sequence.random(name, 3, 12)
+    session = open_session(name, dialect, BLOCK)
+    outputs = []
+    for padding in (0, value):
+        rows = []
+        piece = with_padding(sequence.piece(0, 4), prompts, padding)
+        first = session.prefill(**piece, lengths=prompts.tolist())["output"]
+        rows += [first[row, :length] for row, length in enumerate(prompts)]
+        for _ in range(5):
+            held = session.lengths
+            piece = with_padding(of_rows(sequence, held), held + 1, padding)
+            rows.append(session.step(**piece)["output"])
+        outputs.append(rows)
+    for wanted, got in zip(*outputs, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def with_padding(piece: Arrays, ends: np.ndarray, value: float) -> Arrays:
+    """Return inputs with a value in padding of queries, and of keys of a mask of numbers."""
+    found = {name: array.copy() for name, array in piece.items()}
+    for row, end in enumerate(ends):
+        if found["query"].shape[1] > 1:
+            found["query"][row, end:] = value
+        if found.get("attn_mask", np.zeros(0, bool)).dtype != np.bool_:
+            found["attn_mask"][row, ..., end:] = value
+            found["attn_mask"][row, :, end:] = value
+    return found
+
+
 def alone(sequence: Sequence, row: int) -> np.ndarray:
     one = {name: array[row : row + 1] for name, array in sequence.inputs.items()}
     return Sequence(sequence.name, one).truth()["output"][0]
@@ -100,7 +138,8 @@ def of_rows(sequence: Sequence, held: np.ndarray) -> Arrays:
     rows = np.arange(len(held))
     found = {n: x[rows, held][:, None] for n, x in sequence.inputs.items() if n != "attn_mask"}
     if "attn_mask" in sequence.inputs:
-        found["attn_mask"] = sequence.inputs["attn_mask"][..., : int(held.max()) + 1]
+        mask = sequence.inputs["attn_mask"][..., : int(held.max()) + 1]
+        found["attn_mask"] = mask[rows, :, held][:, :, None] if mask.shape[2] > 1 else mask
     return found
 
 
