@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Set
 from pathlib import Path
 
 import onnx
@@ -16,7 +17,7 @@ from attn_export.graph.ir_helpers import (
     producer_of,
     trace_back,
 )
-from attn_export.graph.load import load_graph
+from attn_export.graph.load import load_graph, subgraphs
 
 ATTENTION = "Attention"
 OPTIONAL = {MASK_INPUT: "mask", PAST_KEY_INPUT: "past", 6: "nonpad_kv_seqlen"}
@@ -143,8 +144,28 @@ def depends_on_contents(value: ir.Value) -> bool:
 PORTABLE_UP_TO = 18
 """The newest opset that every runtime supports."""
 
-EPS = {onnx.TensorProto.FLOAT16: 2.0**-10, onnx.TensorProto.BFLOAT16: 2.0**-7}
+EPS: Mapping[int, float] = {onnx.TensorProto.FLOAT16: 2.0**-10, onnx.TensorProto.BFLOAT16: 2.0**-7}
 """The eps of types that are narrower than float32."""
+
+FLOATING: Set[int] = {*EPS, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
+
+EXACT = frozenset({
+    "Abs", "Cast", "CastLike", "Ceil", "Clip", "Concat", "Constant", "ConstantOfShape", "Dropout",
+    "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Identity", "Max", "Min",
+    "Neg", "Pad", "Range", "ReduceMax", "ReduceMin", "Relu", "Reshape", "Round", "ScatterElements",
+    "ScatterND", "Sign", "Slice", "Split", "Squeeze", "TensorScatter", "Tile", "TopK", "Transpose",
+    "Trilu", "Unsqueeze", "Where",
+})  # fmt: skip
+"""Operators that round nothing: they move, choose or compare elements."""
+
+NOT_FLOATING = frozenset({
+    "ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
+    "LessOrEqual", "NonZero", "Shape", "Size",
+})  # fmt: skip
+"""Operators whose outputs are not floating, whatever they read."""
+
+TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
+"""The attributes that state the type of a node's output."""
 
 QUANTISED = frozenset({
     "DequantizeLinear", "DynamicQuantizeLinear", "GatherBlockQuantized", "MatMulInteger",
@@ -168,18 +189,112 @@ def dialect_of(names: tuple[str, ...]) -> str:
 
 
 def least_eps(model: onnx.ModelProto) -> float:
-    """Return the eps of the narrowest type to which a graph casts; 0 if outputs are as narrow."""
+    """Return the eps of the narrowest type in which a graph computes or stores values; 0 if none.
+
+    Where an output is as narrow, its type tells the precision of values that are only stored.
+    """
+    stored, computed = _narrow_types(model)
     outputs = {output.type.tensor_type.elem_type for output in model.graph.output}
-    if outputs & EPS.keys():
-        return 0.0  # the types of the outputs tell the precision
-    casts = {a.i for n in model.graph.node if n.op_type == "Cast" for a in n.attribute}
-    return max((EPS[code] for code in casts & EPS.keys()), default=0.0)
+    types = computed if outputs & EPS.keys() else stored | computed
+    return max((EPS[code] for code in types), default=0.0)
+
+
+def _narrow_types(model: onnx.ModelProto) -> tuple[set[int], set[int]]:
+    """Return the narrow types of constants and casts that nodes read, and of values they compute.
+
+    Values that only move elements of an input of the graph belong to neither.
+    """
+    types = _ValueTypes(model.functions)
+    inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    types.walk_graph(model.graph, inputs, set(inputs))
+    return types.stored & EPS.keys(), types.computed & EPS.keys()
+
+
+class _ValueTypes:
+    """The types of values that nodes read or compute, in a graph with its functions and subgraphs.
+
+    An operator that is not known returns the type of its first floating operand.
+
+    Attributes:
+        stored: The types of the values that some node reads.
+        computed: The types of the outputs of nodes that may round.
+    """
+
+    def __init__(self, functions: Iterable[onnx.FunctionProto]) -> None:
+        self.stored: set[int] = set()
+        self.computed: set[int] = set()
+        self._outputs: dict[tuple[str, str], list[int]] = {}
+        for function in functions:
+            types = self._walk(function.node, {}, set(function.input))
+            self._outputs[function.domain, function.name] = [
+                types.get(name, 0) for name in function.output
+            ]
+
+    def walk_graph(
+        self, graph: onnx.GraphProto, types: Mapping[str, int], inputs: Collection[str]
+    ) -> list[int]:
+        """Collect the types in a graph, and return those of its outputs.
+
+        Args:
+            graph: The graph.
+            types: The types of values from outside, by name.
+            inputs: The names of inputs of the whole graph, and of what only moves their elements.
+        """
+        weights = {tensor.name: tensor.data_type for tensor in graph.initializer}
+        weights |= {
+            sparse.values.name: sparse.values.data_type for sparse in graph.sparse_initializer
+        }
+        found = self._walk(graph.node, {**types, **weights}, set(inputs) - weights.keys())
+        return [found.get(value.name) or value.type.tensor_type.elem_type for value in graph.output]
+
+    def _walk(
+        self, nodes: Iterable[onnx.NodeProto], types: dict[str, int], inputs: set[str]
+    ) -> dict[str, int]:
+        for node in nodes:
+            self.stored |= {types.get(name, 0) for name in node.input if name not in inputs}
+            found = self._outputs_of(node, types, inputs)
+            types |= zip(node.output, found, strict=False)
+            if node.op_type not in EXACT:
+                self.computed |= set(found)
+            elif node.op_type not in ("Cast", "CastLike"):
+                moved = {n for n in node.input if n in inputs or types.get(n) in FLOATING}
+                inputs |= set(node.output) if moved and moved <= inputs else set()
+        return types
+
+    def _outputs_of(
+        self, node: onnx.NodeProto, types: Mapping[str, int], inputs: Collection[str]
+    ) -> list[int]:
+        """Return the types of a node's outputs; 0 for those that are not known or not floating."""
+        bodies = [self._walk_body(node, body, types, inputs) for body in subgraphs(node)]
+        if bodies:  # The first outputs of a body of `Loop` are none of the node.
+            return bodies[0][max(0, len(bodies[0]) - len(node.output)) :]
+        stated = [a.i for a in node.attribute if a.name in TYPE_ATTRIBUTES and a.i]
+        stated += [a.t.data_type for a in node.attribute if a.HasField("t")]
+        operands = [types.get(name, 0) for name in node.input]
+        if node.op_type == "CastLike":
+            stated = operands[1:2]
+        floats = [] if node.op_type in NOT_FLOATING else [t for t in operands if t in FLOATING]
+        usual = [next(iter([*stated, *floats]), 0)] * len(node.output)
+        known = self._outputs.get((node.domain, node.op_type), usual)
+        return [found or default for found, default in zip(known, usual, strict=False)]
+
+    def _walk_body(
+        self, node: onnx.NodeProto, body: onnx.GraphProto, types: Mapping[str, int],
+        inputs: Collection[str],
+    ) -> list[int]:  # fmt: skip
+        # The last operands of a `Loop` or `Scan` are the last inputs of its body.
+        names = [value.name for value in body.input]
+        passed = dict(zip(reversed(names), reversed(node.input), strict=False))
+        inner = {**types, **{name: types.get(outer, 0) for name, outer in passed.items()}}
+        from_input = {name for name, outer in passed.items() if outer in inputs}
+        return self.walk_graph(body, inner, (set(inputs) - set(names)) | from_input)
 
 
 def precision_notes(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return notes on a graph that computes in fewer bits than its outputs have."""
     notes = []
-    if least_eps(model):
+    types = {output.type.tensor_type.elem_type for output in model.graph.output} & FLOATING
+    if least_eps(model) > min((EPS.get(code, 0.0) for code in types), default=0.0):
         notes.append(
             "the graph computes in fewer bits than its outputs have: the error allowed is that of "
             "the narrower type"

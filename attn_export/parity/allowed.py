@@ -19,7 +19,7 @@ from attn_export.parity.measures import (
     measure,
     zero_rows,
 )
-from attn_export.parity.rule import beyond_limit
+from attn_export.parity.rule import beyond_limit, largest_allowed
 from attn_export.results import Arrays, Case, Golden
 from attn_export.schema import Allowed
 from attn_export.spec import Shape
@@ -73,7 +73,7 @@ def run_count(outputs: Arrays, contents: Collection[str]) -> tuple[int, int]:
 
 def build_golden(
     case: Case, eager: Arrays, truth: Arrays, runs: Sequence[Arrays], *, in_float32: bool,
-    exactly: Collection[str] = (),
+    exactly: Collection[str] = (), is_narrower: bool = False,
 ) -> Golden:  # fmt: skip
     """Return a case with its truth and the error allowed for each output.
 
@@ -87,6 +87,7 @@ def build_golden(
         exactly: The names of outputs in a type narrower than float32 that must be equal to the
             rounded truth, except where the runs differ from it. The eps of float32 applies to
             them instead of the eps of their own type.
+        is_narrower: Whether the runs round to a narrower type than the outputs have.
     """
     expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
     allowed: dict[str, Allowed | None] = {}
@@ -102,6 +103,8 @@ def build_golden(
         rounded = [fill_ignored_rows(run[name], t, case.ignored_rows) for run in runs]
         least = EPS_FLOAT32 if name in exactly else eps(e.dtype)
         error = _allowed_error(t, e, expected[name], rounded, in_float32=in_float32, least=least)
+        if is_narrower:
+            error = _within_limit(error, e.dtype)
         if bool((np.isfinite(t) & ~np.isfinite(e.astype(np.float64))).any()):
             reason = "eager is not finite where the float64 truth is: no evidence"
         else:
@@ -138,6 +141,16 @@ def _allowed_error(
         max(safety * noise.whole, EAGER * eager_error.whole, FLOOR * floor.whole),
         max(safety * noise.row, EAGER * eager_error.row, FLOOR * floor.row),
     )
+
+
+def _within_limit(error: Allowed, dtype: np.dtype) -> Allowed:
+    """Lower an allowed error to the limit of the output's type, if the error of the runs is within.
+
+    Right outputs have no larger errors than the runs.
+    """
+    limit = largest_allowed(dtype)
+    pairs = ((error.whole, limit.whole), (error.row, limit.row))
+    return Allowed(*(min(e, most) if e <= USUAL_SAFETY * most else e for e, most in pairs))
 
 
 def _measure_run(run: np.ndarray, truth: np.ndarray) -> Measures:

@@ -19,6 +19,7 @@ from attn_export.diagnose.attention_steps import StepChange
 from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values, is_float
 from attn_export.diagnose.explanation import ReferenceStep
 from attn_export.errors import GraphError, first_few
+from attn_export.graph.requirements import EXACT
 from attn_export.parity.allowed import TruthSource, build_golden, run_count
 from attn_export.parity.draw import seed_of
 from attn_export.parity.measures import EPS_FLOAT32, eps
@@ -27,15 +28,6 @@ from attn_export.parity.rounding import RandomRounding
 from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
 from attn_export.spec import Shape
 from attn_export.tensorfile import is_floating
-
-EXACT = frozenset({
-    "Abs", "Cast", "CastLike", "Ceil", "Clip", "Concat", "Constant", "ConstantOfShape", "Dropout",
-    "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Identity", "Max", "Min",
-    "Neg", "Pad", "Range", "ReduceMax", "ReduceMin", "Relu", "Reshape", "Round", "ScatterElements",
-    "ScatterND", "Sign", "Slice", "Split", "Squeeze", "TensorScatter", "Tile", "TopK", "Transpose",
-    "Trilu", "Unsqueeze", "Where",
-})  # fmt: skip
-"""Operators that round nothing: they move, choose or compare elements."""
 
 ATTENTIONS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
 
@@ -61,6 +53,7 @@ class GraphOracle(TruthSource):
     ) -> None:
         self._evaluation, self._name, self._dtype, self._shapes = evaluation, name, dtype, shapes
         self._in_float32 = dtype.name == "bfloat16"
+        self._is_narrower = least_eps > 0
         self._eps = max(EPS_FLOAT32 if self._in_float32 else eps(dtype), least_eps)
 
     def output_shapes(self) -> Mapping[str, Shape]:
@@ -98,7 +91,9 @@ class GraphOracle(TruthSource):
         }
         _, count = run_count(eager, case.contents)
         runs = [self._run(case, number) for number in range(count)]
-        return build_golden(case, eager, truth, runs, in_float32=self._in_float32)
+        return build_golden(
+            case, eager, truth, runs, in_float32=self._in_float32, is_narrower=self._is_narrower
+        )
 
     def move_off_ties(self, case: Case) -> Case | None:
         """Return the case itself, or None if DynamicQuantizeLinear makes it meaningless.

@@ -143,6 +143,7 @@ class Oracle(TruthSource):
         golden = build_golden(
             case, eager, truth, rounded,
             in_float32=self._computes_in_float32 and case.kind != WHOLE_DECODE,
+            is_narrower=self._least_eps > 0,
         )  # fmt: skip
         return golden if self.subject.spec else self._with_ties(golden, truth)
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from compared import changed, exported, good_graph, scaled_graph
 from conftest import Cli
 from onnx import TensorProto, helper, numpy_helper
+from shared import extended
 
 from attn_export.errors import UsageError
 from attn_export.jobs.compare import compare
@@ -71,6 +73,34 @@ def small_fault(graph: onnx.GraphProto) -> None:
 
 def test_a_small_fault_is_no_rounding(good: Path, tmp_path: Path):
     assert not compare(good, changed(good, tmp_path / "w.onnx", small_fault)).passed
+
+
+def stored_as(dtype: int, factor: float = 1.0) -> Callable[[onnx.GraphProto], None]:
+    """Return a change that stores the weights of a graph in a narrower type, and casts them."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        weights = [t for t in graph.initializer if len(t.dims) == 2]
+        for tensor in weights:
+            values = numpy_helper.to_array(tensor).ravel() * factor
+            stored = helper.make_tensor(f"{tensor.name}.stored", dtype, tensor.dims, values)
+            cast = helper.make_node("Cast", [stored.name], [tensor.name], to=TensorProto.FLOAT)
+            graph.initializer.remove(tensor)
+            graph.initializer.append(stored)
+            graph.node.insert(0, cast)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "dtype", extended([TensorProto.FLOAT16, TensorProto.BFLOAT16], TensorProto.BFLOAT16.__eq__)
+)
+def test_weights_in_a_narrower_type_are_judged_by_its_precision(dtype, good: Path, tmp_path: Path):
+    graph = changed(good, tmp_path / "narrow.onnx", stored_as(dtype))
+    report = compare(good, graph, runtimes=["ort-cpu"])
+    assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
+    assert any("fewer bits" in note for note in report.notes)
+    wrong = changed(good, tmp_path / "wrong.onnx", stored_as(dtype, 1.1))
+    assert compare(good, wrong, runtimes=["ort-cpu"]).exit_code == 6
 
 
 def decoder(path: Path, *, table: int = 400, wrong: bool = False) -> Path:
