@@ -260,7 +260,7 @@ class _Work:
         names = list(subject.inputs)
         start = functools.partial(self.pool.start, self.folder, names, axes, out=self.out)
         goldens, notes = golden_vectors(
-            self.folder / GOLDEN, plan.cases, oracle, start, self.options.progress,
+            self.folder / GOLDEN, plan, oracle, start, self.options.progress,
             is_own_layer=spec is not None, has_narrow_dtypes=bool(subject.narrow_dtypes()),
         )  # fmt: skip
         cases = [golden.case for golden in goldens]

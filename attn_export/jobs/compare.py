@@ -192,12 +192,13 @@ class _Comparison:
         reference, model = self.reference, self.compared.model
         oracle, plan = reference.oracle(least_eps(model)), self.plan()
         cases, left_out = reference.computable(oracle, plan.cases)
+        plan = dataclasses.replace(plan, cases=tuple(cases))
         start = functools.partial(
             self.pool.start, self.compared.path.parent.absolute(),
             list(self.names.inputs.values()), self.axes(), out=self.out,
         )  # fmt: skip
         goldens, notes = golden_vectors(
-            self.folder / GOLDEN, cases, oracle, start, self.progress,
+            self.folder / GOLDEN, plan, oracle, start, self.progress,
             is_own_layer=reference.spec is not None,
             has_narrow_dtypes=reference.has_narrow_dtypes, names=self.names,
         )  # fmt: skip

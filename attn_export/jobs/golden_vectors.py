@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.errors import ExportError, UsageError, counted, first_few
+from attn_export.errors import UsageError, counted, first_few
+from attn_export.parity.influence import CLEARLY, check_influence, find_influence
 from attn_export.parity.mask_contents import MASKS
-from attn_export.parity.measures import measure
 from attn_export.quality import Budget, Quality
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, CHANGED, Case, Golden, StoredCase
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from attn_export.export.subject import Subject
     from attn_export.graph.signature_check import TensorNames
     from attn_export.parity.allowed import TruthSource
+    from attn_export.parity.plan import Plan
 
 # -- golden vectors -----------------------------------------------------------------------------
 
@@ -34,7 +35,7 @@ Start = Callable[[Sequence[StoredCase]], int]
 
 def golden_vectors(
     folder: Path,
-    cases: Sequence[Case],
+    plan: Plan,
     oracle: TruthSource,
     start: Start,
     progress: Progress,
@@ -47,7 +48,7 @@ def golden_vectors(
 
     Args:
         folder: The folder to write to.
-        cases: The planned cases.
+        plan: The planned cases.
         oracle: The source of the truth.
         start: The function that starts the runtimes.
         progress: Receiver of progress.
@@ -64,7 +65,7 @@ def golden_vectors(
     from attn_export.parity.golden import write_index, write_inputs, write_outputs
 
     computed, usable, notes = _usable_cases(
-        cases, oracle, is_own_layer=is_own_layer, has_narrow_dtypes=has_narrow_dtypes
+        plan, oracle, is_own_layer=is_own_layer, has_narrow_dtypes=has_narrow_dtypes
     )
     renamed = [names.case(case) for case in usable] if names else usable
     runs = start([write_inputs(folder, number, case) for number, case in enumerate(renamed)])
@@ -80,12 +81,16 @@ def golden_vectors(
             progress.advance(f"float64 truth: {case.name}")
     for future in written:
         future.result()
-    # With narrow types the allowed error is large; the check was also made in float32.
-    check_influence(goldens, 1.0 if has_narrow_dtypes else CLEARLY)
+    check_influence(goldens, _clearly(has_narrow_dtypes))
     if names:
         goldens = [names.golden(golden) for golden in goldens]
     write_index(folder, goldens)
     return goldens, (*notes, *_near_ties_note(goldens))
+
+
+def _clearly(has_narrow_dtypes: bool) -> float:
+    # With narrow types the allowed error is large; the check was also made in float32.
+    return 1.0 if has_narrow_dtypes else CLEARLY
 
 
 def _near_ties_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
@@ -113,7 +118,7 @@ SCALED = f"with inputs that were scaled down, {LOUD}"
 
 
 def _usable_cases(
-    cases: Sequence[Case], oracle: TruthSource, *, is_own_layer: bool, has_narrow_dtypes: bool
+    plan: Plan, oracle: TruthSource, *, is_own_layer: bool, has_narrow_dtypes: bool
 ) -> tuple[dict[str, Golden], list[Case], list[str]]:
     """Select the planned cases that are usable as evidence, before they are run.
 
@@ -125,6 +130,15 @@ def _usable_cases(
         reader of a report.
     """
     delicate = has_narrow_dtypes or oracle.has_short_rows()
+
+    def golden_of(case: Case) -> Golden:
+        return oracle.usable(case) if case.may_overflow or delicate else oracle.golden(case)
+
+    cases: Sequence[Case] = plan.cases
+    known: dict[str, Golden] = {}
+    if not is_own_layer:
+        clearly = _clearly(has_narrow_dtypes)
+        cases, known = find_influence(cases, plan.interface, golden_of, clearly)
     computed: dict[str, Golden] = {}
     selected: list[Case] = []
     names = {note: list[str]() for note in (AMPLIFYING, TIED, UNSETTLED, UNDEFINED, SCALED)}
@@ -133,13 +147,10 @@ def _usable_cases(
         if case is None:
             names[UNSETTLED].append(planned.name)
             continue
-        if case.may_overflow or delicate:
-            golden = oracle.usable(case)
-        elif not is_own_layer:
-            golden = oracle.golden(case)
-        else:
+        if is_own_layer and not (case.may_overflow or delicate):
             selected.append(case)
             continue
+        golden = known.get(case.name) or golden_of(case)
         if golden.tied and not golden.unusable and not _is_fixed(case):
             golden = oracle.usable(case)
         reason = _reason_to_leave_out(case, golden, is_own_layer=is_own_layer)
@@ -177,65 +188,6 @@ def _is_undefined(case: Case, golden: Golden) -> bool:
     masked = {content.name for content in MASKS} & set(case.contents)
     truths = golden.expected.values()
     return bool(masked) and any(np.isnan(truth.astype(np.float64)).any() for truth in truths)
-
-
-# -- influence of every input: without it, the cases could not show a mistake -------------------
-
-CLEARLY = 100
-"""The change of an output, as a multiple of its allowed error, that shows an input's influence."""
-
-ENOUGH = 0.1
-"""The change of an output, relative to the output, that is enough if `CLEARLY` requires more."""
-
-
-def check_influence(goldens: Sequence[Golden], clearly: float = CLEARLY) -> None:
-    """Raise an error unless each input changes an output, and each output is changed by an input.
-
-    The base case is compared with the cases that change one input of it.
-
-    Args:
-        goldens: All cases with their truth.
-        clearly: The required change of an output, as a multiple of the allowed error.
-
-    Raises:
-        ExportError: If an input changes no output, or no input changes an output.
-    """
-    by_name = {golden.case.name: golden for golden in goldens}
-    base = by_name[BASE]
-    reacting: set[str] = set()
-    for name in base.case.inputs:
-        moved = {
-            out for out in base.expected if _moves(base, by_name[f"{CHANGED}{name}"], out, clearly)
-        }
-        if not moved:
-            raise ExportError(
-                f"the input {name} changes no output, so no case could show a mistake with it; "
-                "remove it from the inputs"
-            )
-        reacting |= moved
-    for out in base.expected:
-        if out not in reacting:
-            raise ExportError(
-                f"the output {out} reacts to no input, so comparing it proves nothing; "
-                "remove it from the outputs"
-            )
-
-
-def _moves(base: Golden, changed: Golden, output: str, clearly: float) -> bool:
-    allowed = base.allowed[output]
-    before, after = base.expected[output], changed.expected[output]
-    if before.shape != after.shape:
-        raise ExportError(
-            f"the shape of {output} depends on values: {list(before.shape)} and "
-            f"{list(after.shape)} for inputs of the same sizes; give it a shape of its own"
-        )
-    if allowed is None:
-        return bool((before != after).any())
-    if not before.any():
-        return bool(after.any())
-    # A change is seldom much larger than the output itself.
-    enough = min(clearly * allowed.whole, max(ENOUGH, allowed.whole))
-    return measure(after, before).whole > enough
 
 
 # -- quantised subjects: distance from the float model, and budgets -----------------------------

@@ -44,10 +44,17 @@ those of the example."""
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The chosen cases, and notes on their choice for the reader of a report."""
+    """The chosen cases.
+
+    Attributes:
+        cases: The cases.
+        notes: Notes on their choice for the reader of a report.
+        interface: The inputs and outputs that they are for.
+    """
 
     cases: tuple[Case, ...]
     notes: tuple[str, ...]
+    interface: Interface
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +136,7 @@ def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
             f"vectors are limited in size: {first_few(cover.missed)}"
         )
     cases = [_case(sizes, contents, interface) for sizes, contents in _shuffle(choices)]
-    return Plan((*cases, *fixed), tuple(notes))
+    return Plan((*cases, *fixed), tuple(notes), interface)
 
 
 def covering_sizes(

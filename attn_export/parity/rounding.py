@@ -30,8 +30,8 @@ DEVIATION = 0.4
 """The standard deviation of one rounding error, in units of u·|x|, where u = eps / 2: errors
 are uniform within half a unit in the last place, and |x| lies anywhere between two powers of 2."""
 
-MAX_ERROR = 1e300
-"""The largest error of one addition; it is finite, since infinity minus infinity would be NaN."""
+HUGE = 1e30
+"""The size of numbers that stand for infinity in masks, next to which scores vanish."""
 
 PRODUCTS = frozenset({"addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv"})
 ADDED_UP = PRODUCTS | {"convolution", "mean", "sum"}
@@ -97,6 +97,8 @@ class RandomRounding(OperationMode):
         out = self._compute(func, args, kwargs) if out is None else out
         if not rounds(name, func, out) or self._is_whole_numbered(out):
             return out
+        if name == "mul" and any(map(_is_huge, args)):
+            return out  # a mask of 0 and 1 times the lowest number, without overflow
         if self._widening:
             args = tuple(x if is_large(x) else widen(x) for x in args)
         noisy = self._round(name, func, out, args, kwargs)
@@ -138,7 +140,7 @@ class RandomRounding(OperationMode):
         if name in SIMPLE:
             return self.rounded(out, APPROXIMATION_ERROR * unit if name in APPROXIMATE else unit)
         if name in ("add", "sub"):
-            return self._addition(out, args, unit)
+            return self._addition(name, out, args, unit)
         if name in ("_softmax", "_safe_softmax"):
             return self._softmax(out, args[1], unit)
         if name in ADDED_UP:
@@ -182,11 +184,9 @@ class RandomRounding(OperationMode):
         # So the squares of all partial sums add up to count / 2 times the sum of squares of the
         # terms plus count / 3 times the square of the result.
         partial = (count / 2 * squares + count / 3 * out.square()).sqrt_()
-        # A mask that the product adds (baddbmm) may make a result -inf, which is exact.
-        if not math.isfinite(out.sum()):  # much faster than a test of each element
-            partial.masked_fill_(out.isinf(), 0.0)
         noise = self._random.normal(out.shape)
-        noisy = torch.addcmul(out, noise, partial, value=DEVIATION * min(self._sums, unit))
+        size = DEVIATION * min(self._sums, unit)
+        noisy = torch.addcmul(out, noise, _without_huge(partial, out), value=size)
         # The last partial sum is rounded to the type of the result.
         return self.rounded(noisy, unit) if self._sums < unit else noisy
 
@@ -226,15 +226,30 @@ class RandomRounding(OperationMode):
         grouped = (normed.reshape(rows), mean.unsqueeze(-1), inverse.unsqueeze(-1))
         return self._layer_norm(grouped, bias, unit)[0].view(normed.shape), mean, inverse
 
-    def _addition(self, out: Tensor, args: Sequence[Any], unit: float) -> Tensor:
+    def _addition(self, name: str, out: Tensor, args: Sequence[Any], unit: float) -> Tensor:
         """Round the sum of two operands by no more than the size of either: -1e30 + 1 is -1e30."""
-        if any(_is_mask(x, out) for x in args[:2]):
+        first, second = args[:2]
+        if first is out:  # an addition in place
+            first = out - second if name == "add" else out + second
+        if any(_is_mask(x, out) for x in (first, second)):
             return out
-        limit = out.abs().mul_(unit).clamp_(max=MAX_ERROR)
-        for x in args[:2]:
+        limit = out.abs().mul_(unit)
+        for x in (first, second):
             size = x.abs() if isinstance(x, Tensor) else torch.tensor(abs(x), dtype=out.dtype)
             torch.minimum(limit, size, out=limit)
-        return torch.addcmul(out, limit, self._random.uniform(out.shape))
+        return torch.addcmul(out, _without_huge(limit, out), self._random.uniform(out.shape))
+
+
+def _without_huge(errors: Tensor, out: Tensor) -> Tensor:
+    """Return errors of results, 0 where a mask that was added makes a result huge, so exact."""
+    if not abs(float(out.sum())) < HUGE:  # much faster than a test of each element
+        errors.masked_fill_(out.abs() > HUGE, 0.0)
+    return errors
+
+
+def _is_huge(x: Any) -> bool:
+    """Return whether an operand is a single number beyond all scores, as the lowest float is."""
+    return (not isinstance(x, Tensor) or not x.dim()) and abs(float(x)) > HUGE
 
 
 def _is_mask(x: Any, out: Tensor) -> bool:

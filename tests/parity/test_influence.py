@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,14 @@ from conftest import small_spec
 from made_golden import ALLOWED, made_golden
 from torch import Tensor, nn
 
+from attn_export import Axis
 from attn_export.errors import ExportError
 from attn_export.export.subject import Subject
-from attn_export.jobs.golden_vectors import check_influence
+from attn_export.parity.influence import CLEARLY as CLEARLY_MOVED
+from attn_export.parity.influence import check_influence, find_influence
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Golden
+from attn_export.schema import Allowed
 
 CLEARLY = 100 * ALLOWED.whole
 """Least change of an output, relative to itself."""
@@ -64,6 +69,14 @@ def test_inputs_that_matter_pass(a, b, dtype):
 def test_an_idle_input_or_output_is_refused_by_name(a, b, dtype, named):
     with pytest.raises(ExportError, match=named):
         check_influence(goldens(a=a, b=b, dtype=dtype))
+
+
+def test_an_error_without_a_limit_is_said_to_be_one():
+    found = goldens(a={"y": 2}, b={"y": 3})
+    endless = {"y": Allowed(np.inf, np.inf)}
+    found = [dataclasses.replace(golden, allowed=endless) for golden in found]
+    with pytest.raises(ExportError, match="the error allowed for y is infinite in the case base"):
+        check_influence(found)
 
 
 def goldens_of(subject: Subject) -> list[Golden]:
@@ -118,3 +131,67 @@ def test_a_users_module_with_something_idle_is_refused(uses_bias, returns_consta
         return
     with pytest.raises(ExportError, match=named):
         check_influence(found)
+
+
+# -- inputs that matter at some sizes, or beside some other inputs -------------------------------
+
+
+class Gated(nn.Module):
+    """Module whose bias matters only where a switch is on."""
+
+    def forward(self, x: Tensor, bias: Tensor, switch: Tensor) -> Tensor:
+        return torch.where(switch, x + bias, x * 2)
+
+
+class Distant(nn.Module):
+    """Module whose bias matters to tokens behind the fifth."""
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        behind = torch.arange(x.shape[1]) >= 5
+        return torch.where(behind[:, None], x + bias, x)
+
+
+class Segments(nn.Module):
+    """Module of packed sequences: the first and the last cut are the ends of all."""
+
+    def forward(self, x: Tensor, cuts: Tensor) -> Tensor:
+        segment = (torch.arange(x.shape[0])[:, None] >= cuts[1:]).sum(-1)
+        return (segment[:, None] == segment[None]).to(x.dtype) @ x
+
+
+def gated() -> Subject:
+    example = {"x": torch.ones(2, 8), "bias": torch.ones(2, 8), "switch": torch.ones(1) > 0}
+    axes = {"x": {0: "batch"}, "bias": {0: "batch"}}
+    return Subject(Gated().eval(), example, axes, ["y"])
+
+
+def distant() -> Subject:
+    example = {"x": torch.ones(2, 4, 8), "bias": torch.ones(8)}
+    return Subject(Distant().eval(), example, {"x": {0: "batch", 1: "query_len"}}, ["y"])
+
+
+def segments() -> Subject:
+    def draw(sizes, rng):
+        inner = np.sort(rng.integers(0, sizes["tokens"] + 1, sizes["cuts"] - 2))
+        cuts = np.concatenate([[0], inner, [sizes["tokens"]]])
+        return {"x": rng.standard_normal((sizes["tokens"], 4)), "cuts": cuts.astype(np.int64)}
+
+    axes = {"x": {0: "tokens"}, "cuts": {0: Axis("cuts", min=3, max=64)}}
+    return Subject(Segments().eval(), draw, axes, ["y"])
+
+
+@pytest.mark.parametrize("subject_of", [gated, distant, segments])
+def test_an_input_that_matters_now_and_then_is_drawn_until_it_does(subject_of):
+    subject = subject_of()
+    plan, oracle = subject.plan(), Oracle(subject)
+    with pytest.raises(ExportError, match="changes no output"):  # as they are drawn first
+        check_influence([oracle.golden(case) for case in plan.cases if case.kind == "probe"])
+    cases, known = find_influence(plan.cases, plan.interface, oracle.golden, CLEARLY_MOVED)
+    check_influence(list(known.values()))
+    assert [case.name for case in cases] == [case.name for case in plan.cases]
+    base = next(case for case in cases if case.name == "base")
+    for name in subject.inputs:
+        changed = next(case for case in cases if case.name == f"changed_{name}")
+        assert changed.sizes == base.sizes
+        differing = [n for n, a in base.inputs.items() if not np.array_equal(a, changed.inputs[n])]
+        assert differing == [name]

@@ -9,14 +9,12 @@ from conftest import interface_of, small_spec
 from attn_export.parity.contents import VALUES
 from attn_export.parity.draw import Interface, add_sums
 from attn_export.parity.fixed_cases import (
-    BASE,
-    CHANGED,
     NON_FINITE,
-    PROBE_SIZES,
     content_case,
     fixed_cases,
 )
-from attn_export.results import Case
+from attn_export.parity.influence import PROBE_SIZES
+from attn_export.results import BASE, CHANGED, Case
 from attn_export.spec import Input
 
 CROSS = {"cross": True, "causal": False, "cache": "none"}

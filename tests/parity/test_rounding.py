@@ -148,6 +148,25 @@ def test_hidden_keys_stay_hidden_and_nan_stays_where_it_is(add):
     assert found[1].isnan().all()
 
 
+LOWEST = {name: torch.finfo(getattr(torch, name)).min for name in ("float32", "float64")}
+"""A float64 copy of a module asks for the lowest number of float64."""
+
+
+def lowest_times_hidden(x: Tensor, mask: Tensor) -> Tensor:
+    return x + mask.sign().abs() * mask.amin()
+
+
+@pytest.mark.parametrize("add", [added, added_in_a_product, lowest_times_hidden])
+@pytest.mark.parametrize("lowest", LOWEST.values(), ids=LOWEST)
+def test_keys_with_the_lowest_score_round_to_the_same_weights(add, lowest):
+    x = torch.from_numpy(drawn(2, 2)).double()
+    for hidden, weights in ([0.0, lowest], [1, 0]), ([lowest, lowest], [0.5, 0.5]):
+        for seed in range(8):
+            with RandomRounding(EPS, EPS, seed):
+                found = add(x, torch.tensor(hidden, dtype=x.dtype)).softmax(-1)
+            assert found == pytest.approx(np.array([weights] * 2), abs=1e-6)
+
+
 def test_runs_in_one_batch_round_differently():
     a, b = (torch.from_numpy(drawn(4, 8)).double() for _ in range(2))
     with RandomRounding(EPS, EPS, 0, copies=3):
