@@ -19,7 +19,7 @@ from attn_export.output_folder import replaceable, replacement_of, write_errors
 from attn_export.parity.golden import read_index
 from attn_export.parity.rule import beyond_limit
 from attn_export.report.progress import Progress
-from attn_export.results import WHOLE_DECODE, GraphFile
+from attn_export.results import BASE, WHOLE_DECODE, GraphFile
 from attn_export.runtimes.install_folder import KITS
 from attn_export.schema import Allowed, CaseEntry, GoldenIndex, Manifest, TensorSignature
 from attn_export.spec import AttentionSpec
@@ -191,6 +191,7 @@ def _facts(
     """Return the values of a kit's templates by name; `decode` is the graph for single tokens."""
     names = [file.name for file in (graph, decode) if file is not None]
     outputs = _values(manifest.outputs, graph.layouts)
+    mask = manifest.inputs.get("attn_mask") if spec else None  # others' masks may mean the inverse
     return {
         "name": manifest.name,
         "version": manifest.versions.get("attn-export", ""),
@@ -207,6 +208,11 @@ def _facts(
         },
         "files": [*names, *(name for name in manifest.files if name == WEIGHTS)],
         "inputs": _values(manifest.inputs, graph.layouts),
+        "mask": mask and ("bool" if mask.dtype == "bool" else "float"),
+        "sizes": next((case.sizes for case in index.cases if case.name == BASE), {}),
+        "first_step": next(
+            (case.sizes for case in index.cases if case.sizes.get(PAST) == 0), {"batch": 1}
+        ),
         "outputs": outputs,
         "cases": [
             {

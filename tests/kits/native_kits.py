@@ -45,6 +45,25 @@ def compile_kit(kind: str, kit: Path, how: str, flags: str = "") -> None:
     call("cmake", "--build", "build", cwd=kit)
 
 
+def compile_and_run(
+    kit: Path, kind: str, program: str, folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Compile a program with the library that a kit has built, and run it in the kit's folder."""
+    compiler, library = {"c": ("cc", "attention_model"), "cpp": ("c++", "attention_cpp_model")}[
+        kind
+    ]
+    source, libraries = folder / f"mine.{kind}", home() / "onnxruntime" / "lib"
+    source.write_text(program)
+    built = [next((kit / "build").rglob(f"lib{name}.a")) for name in (library, "attention_core")]
+    call(
+        compiler, "-Wall", "-Wextra", "-Werror", f"-I{kit / 'src'}", f"-I{kit / 'core'}", source,
+        *built,
+        f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lonnxruntime", "-lm", "-o", folder / "mine",
+        cwd=folder,
+    )  # fmt: skip
+    return subprocess.run([folder / "mine"], cwd=kit, capture_output=True, text=True)
+
+
 def kit_without_evidence(kind: str) -> Path:
     """Return a kit of a bundle with unusable cases, one of which ignores a missing row."""
 

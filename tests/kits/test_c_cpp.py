@@ -21,6 +21,7 @@ from native_kits import (
     WRONG_FORMS,
     WRONG_TRUTHS,
     changed,
+    compile_and_run,
     judged,
     kit_of,
     kit_without_evidence,
@@ -28,7 +29,10 @@ from native_kits import (
     run,
     scale,
 )
+from readmes import blocks, commands, states_the_meaning_of_true
 from shared import BUNDLES, bundle_of, extended
+
+from attn_export.jobs.kit import LANGUAGES
 
 # C++ takes long to compile.
 KITS = [("c", name) for name in BUNDLES if name != "append"]
@@ -62,6 +66,19 @@ def test_its_self_test_passes_every_case_and_the_decode(kit: Path, bundle: Path)
     assert all(line.startswith("ok   ") and "of allowed" in line for line in lines)
     assert " token by token  " in lines[-1]
     assert f"append: {len(lines)} of {len(lines)} passed" in done.stdout
+
+
+def test_its_readme_has_the_commands_that_build_and_test_it(kit: Path, language: str):
+    assert commands(kit) == list(LANGUAGES[language].test)
+    assert states_the_meaning_of_true(kit)
+
+
+@pytest.mark.parametrize("name", extended(["append", "in-place"], "append".__eq__))
+def test_the_program_in_its_readme_runs(language: str, name: str, tmp_path: Path):
+    kit = kit_of(language, name)
+    (program,) = blocks(kit, language)
+    done = compile_and_run(kit, language, program, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("kit", extended(KITS, lambda kit: kit in DEFAULT), ids="-".join)

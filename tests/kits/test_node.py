@@ -22,6 +22,7 @@ from evidence import (
     without_evidence,
 )
 from javascript_kits import kit_of, plant_fault, run
+from readmes import blocks, commands, states_the_meaning_of_true
 from shared import bundle_of, spec_of
 
 from attn_export.bundle import FORMAT
@@ -38,12 +39,26 @@ def _node(need: Need) -> None:
 
 def test_it_is_set_up_tested_and_decodes_as_its_readme_says(tmp_path: Path):
     kit = write_kit("node", bundle_of("append"), tmp_path / "kit")
-    installed = run(kit, "npm", "ci", "--ignore-scripts")
-    assert installed.returncode == 0, installed.stderr
-    tested = run(kit, "npm", "test", "--silent")
-    assert tested.returncode == 0, tested.stdout + tested.stderr
-    decoded = run(kit, "npm", "run", "--silent", "decode")
+    ready, test, decode = commands(kit)
+    for command in (ready, f"{test} --silent"):
+        done = run(kit, *command.split())
+        assert done.returncode == 0, done.stdout + done.stderr
+    decoded = run(kit, *decode.split(), "--silent")
     assert re.search(r"64 tokens of \d+\.\d+ ms each; 72 in the cache", decoded.stdout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_programs_in_its_readme_run(name: str, tmp_path: Path):
+    kit = kit_of("node", bundle_of(name), tmp_path, "node")
+    programs = blocks(kit, "js")
+    assert len(programs) == 1 + (name != "no-cache")
+    has_step = "console.log(step.output.dims.length);" if name != "no-cache" else ""
+    show = f"console.log(Object.keys(outputs).join(' ')); {has_step}"
+    (kit / "mine.mjs").write_text("\n".join([*programs, show]))
+    done = run(kit, "node", "mine.mjs")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("output")
+    assert states_the_meaning_of_true(kit) == (name == "append")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -26,6 +26,7 @@ from evidence import (
     rewritten,
     without_evidence,
 )
+from readmes import blocks, commands, states_the_meaning_of_true
 from shared import bundle_of
 
 from attn_export import build, verify
@@ -56,6 +57,26 @@ def test_its_self_test_passes_and_replays_token_by_token(name, tmp_path: Path):
     lines = done.stdout.splitlines()
     assert lines[-1] == f"{name}: {len(lines) - 1}/{len(lines) - 1} passed"
     assert len(lines) > 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_program_in_its_readme_runs(name: str, tmp_path: Path):
+    kit = write_kit("python", bundle_of(name), tmp_path / "kit")
+    (program,) = blocks(kit, "python")
+    command = [sys.executable, "-W", "error", "-c", f"{program}\nprint(*outputs)"]
+    done = subprocess.run(command, cwd=kit, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "output"
+    assert states_the_meaning_of_true(kit) == (name == "append")
+
+
+def test_the_commands_in_its_readme_are_those_that_the_kit_has(tmp_path: Path):
+    kit = write_kit("python", bundle_of("append"), tmp_path / "kit")
+    ready, *others = commands(kit)
+    assert ready == "python3 -m venv .venv && .venv/bin/pip install ."
+    scripts = tomllib.loads((kit / "pyproject.toml").read_text())["project"]["scripts"]
+    assert others == [f".venv/bin/{script}" for script in ("attn-kit-test", "attn-kit-decode")]
+    assert {"attn-kit-test", "attn-kit-decode"} <= scripts.keys()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from chromium_page import Page
 from conftest import ROOT
 from evidence import NO_EVIDENCE, ONE_ROW, ROWS, change_row, without_evidence
 from javascript_kits import kit_of, plant_fault, run, served, several_queries
+from readmes import blocks
 from shared import bundle_of, extended, spec_of
 
 from attn_export.jobs.kit import write_kit
@@ -97,6 +98,20 @@ def test_it_is_set_up_as_its_readme_says(tmp_path: Path, page: Page):
         finally:
             os.killpg(server.pid, signal.SIGKILL)  # npm and what it started
     assert page.evaluate(STATE) == "passed", page.evaluate(TEXT)
+
+
+@pytest.mark.parametrize("name", extended(NAMES, lambda name: name == "in-place"))
+def test_the_programs_in_its_readme_run(name: str, tmp_path: Path, page: Page):
+    kit = kit_of("web", bundle_of(name), tmp_path, "web")
+    show = "document.body.dataset.mine = [outputs, step].map((of) => Object.keys(of)[0]).join();"
+    (kit / "mine.mjs").write_text("\n".join([*blocks(kit, "js"), show]))
+    with served(kit) as address:
+        page.open(address)
+        page.wait(DONE)
+        page.evaluate("import('/mine.mjs').catch((e) => { document.body.dataset.mine = e; }), 0")
+        page.wait("document.body.dataset.mine")
+        assert page.evaluate("document.body.dataset.mine") == "output,output"
+    page.open("about:blank")
 
 
 @pytest.mark.parametrize("name", extended(NAMES, lambda name: name == "in-place"))

@@ -4,3 +4,4 @@ export { open } from './files.mjs';
 export { ENGINE, load, loadGraphs } from './engine.mjs';
 export { Decoder, emptyPasts } from './decoding.mjs';
 export { BundleError, readCase } from './bundle.mjs';
+export { zeros } from './dtypes.mjs';
