@@ -19,6 +19,9 @@ from attn_export.runtimes.protocol import Limits
 LIBRARY_PATH = "LD_LIBRARY_PATH"
 """The variable with the folders in which Linux looks for libraries first."""
 
+MOST_SIZE = 2**24
+"""The largest size of an axis."""
+
 DryRunSizes = tuple[int, int | None, int | None]
 """B, L and P of a dry run; None for the defaults of `dry_run`."""
 
@@ -53,7 +56,8 @@ def dry_run(
         The observations of each graph on each architecture.
 
     Raises:
-        UsageError: If an architecture or dialect is unknown, or the bundle has no such graph.
+        UsageError: If an architecture or dialect is unknown, the bundle has no such graph, or a
+            size is too large.
         RuntimeFailure: If the stand-in libraries are not built.
         GraphError: If the file cannot be read.
         BundleError: If a file of the bundle is missing or was changed.
@@ -105,6 +109,7 @@ def observe_all(
 
     Raises:
         GraphError: If a graph cannot be read, or a process ended, unless `for_report`.
+        UsageError: If the inputs are too large, unless `for_report`.
     """
     cards = cards or architectures_named(())
     progress.expect(len(files) * len(cards))
@@ -113,7 +118,7 @@ def observe_all(
         for card in cards:
             try:
                 observations.append(observe(folder, file, card, sizes, limits))
-            except GraphError as error:
+            except (GraphError, UsageError) as error:
                 if not for_report:
                     raise
                 observations.append(Observation(file.name, card.name, refused=str(error)))
@@ -161,8 +166,15 @@ def observe(
     import msgspec
 
     batch, query_len, past_len = sizes
-    if batch < 1 or (query_len is not None and query_len < 1) or (past_len or 0) < 0:
-        raise UsageError(f"sizes of a dry run are at least 1 (past_len 0); got {sizes}")
+    for name, size, least in (
+        ("batch", batch, 1),
+        ("query_len", query_len, 1),
+        ("past_len", past_len, 0),
+    ):
+        if size is not None and (type(size) is not int or not least <= size <= MOST_SIZE):
+            raise UsageError(
+                f"{name} of a dry run is {size!r}; give a whole number from {least} to {MOST_SIZE}"
+            )
     batch = file.fixed.get("batch", batch)
     if query_len is not None:  # 1 in a graph for one query
         query_len = file.fixed.get("query_len", query_len)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attn_export.errors import GraphError, printable
+from attn_export.errors import GraphError, UsageError, printable
 from attn_export.runtimes.ort_cpu import dtype_name
 from attn_export.tensorproto import DTYPES
 
@@ -84,8 +84,8 @@ def inputs_of(ends: Sequence[Any], sizes: StepSizes, lengths: Mapping[str, int])
         lengths: The result of `lengths_in`.
 
     Raises:
-        GraphError: If the type of an input is not supported, or all inputs together take more
-            than `MOST_BYTES`.
+        GraphError: If the type of an input is not supported, or its fixed axes are too large.
+        UsageError: If all inputs together take more than `MOST_BYTES`.
     """
     import numpy as np
 
@@ -98,8 +98,10 @@ def inputs_of(ends: Sequence[Any], sizes: StepSizes, lengths: Mapping[str, int])
             raise GraphError(f"input {printable(end.name, 60)} has the shape {shape}")
         remaining -= math.prod(shape) * dtype.itemsize
         if remaining < 0:
-            raise GraphError(
-                f"inputs of {sizes} take more than {MOST_BYTES >> 30} GiB; choose smaller sizes"
+            is_fixed = all(isinstance(axis, int) for axis in end.shape)
+            raise (GraphError if is_fixed else UsageError)(
+                f"inputs take more than {MOST_BYTES >> 30} GiB with batch {sizes.batch}, query_len "
+                f"{sizes.query_len}, past_len {sizes.past_len}; choose smaller sizes"
             )
         arrays[end.name] = np.full(shape, _content(end.name, dtype, sizes, lengths), dtype)
     return arrays

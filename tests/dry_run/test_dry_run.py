@@ -151,9 +151,16 @@ def test_a_launch_is_reported_with_its_node(need_dry_run):
         ({"architectures": ["sm_81"]}, "choose from sm_75, sm_80, sm_86, sm_89, sm_90, sm_100"),
         ({"dialects": ["other"]}, "unknown dialect 'other'"),
         ({"dialects": ["ort"]}, "--dialect is for bundles"),
+        (
+            {"batch": 2**25},
+            "batch of a dry run is 33554432; give a whole number from 1 to 16777216",
+        ),
+        ({"query_len": 1.5}, "query_len of a dry run is 1.5"),
+        ({"past_len": -1}, "past_len of a dry run is -1; give a whole number from 0"),
+        ({"batch": 2**20, "query_len": 2**20}, "inputs take more than 2 GiB with batch 1048576"),
     ],
 )
-def test_a_wrong_option_is_answered_with_the_right_ones(tmp_path, options, says):
+def test_a_wrong_option_is_answered_with_the_right_ones(need_dry_run, tmp_path, options, says):
     with pytest.raises(UsageError, match=says):
         dry_run(standard(tmp_path / "model.onnx"), **options)
 
