@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -18,6 +19,7 @@ from attn_export.errors import INTERRUPTED
 
 MESSAGE = "interrupted; nothing half-written is left"
 
+_message = MESSAGE
 _undo_actions: dict[object, Callable[[], None]] = {}
 _raises_on_ctrl_c = False
 
@@ -61,6 +63,17 @@ def ctrl_c_raises() -> Iterator[None]:
         _raises_on_ctrl_c = before
 
 
+@contextlib.contextmanager
+def message_if_ended(message: str) -> Iterator[None]:
+    """Print another message than `MESSAGE` if a signal ends the process inside this block."""
+    global _message
+    before, _message = _message, message
+    try:
+        yield
+    finally:
+        _message = before
+
+
 def end_on_signal() -> None:
     """Install the handler for SIGINT, SIGTERM and SIGHUP, except for ignored ones, as by nohup."""
     for number in _signals():
@@ -81,6 +94,12 @@ def _end(number: int, _: FrameType | None) -> None:
     for undo in reversed(list(_undo_actions.values())):
         with contextlib.suppress(Exception):
             undo()
+    if util := sys.modules.get("multiprocessing.util"):
+        with contextlib.suppress(Exception):
+            for child in sys.modules["multiprocessing"].active_children():
+                child.kill()
+            # Semaphores have names in the system, and Python warns of those left there.
+            util._run_finalizers(0)
     with contextlib.suppress(OSError):
-        os.write(2, f"attn-export: {MESSAGE}\n".encode())
+        os.write(2, f"attn-export: {_message}\n".encode())
     os._exit(INTERRUPTED if number == signal.SIGINT else 128 + number)

@@ -92,6 +92,18 @@ with undo_at_end(slowly):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_it_says_what_the_command_knows_and_leaves_no_semaphore(tmp_path: Path):
+    lock = """
+import multiprocessing
+from attn_export.interruption import message_if_ended
+lock = multiprocessing.get_context("spawn").Lock()
+with message_if_ended("interrupted; go on with --resume"):
+    ready(); wait()
+"""
+    done = end(lock, tmp_path, signal.SIGINT)
+    assert done.stderr == "attn-export: interrupted; go on with --resume\n"
+
+
 def test_a_failed_undo_does_not_prevent_the_others(tmp_path: Path):
     two = """
 (here / "left").touch()

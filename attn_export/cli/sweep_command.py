@@ -14,6 +14,7 @@ from attn_export.cli.options import PATH, STDOUT, json_option, quiet_option, wit
 from attn_export.cli.output import messages, write_file
 from attn_export.dialect_names import STANDARD
 from attn_export.errors import ParityError, RuntimeFailure, UsageError, printable
+from attn_export.interruption import message_if_ended
 
 if TYPE_CHECKING:
     from attn_export.sweep.store import Store
@@ -122,8 +123,9 @@ def sweep_command(
     if install:
         _install({cell.runtime for cell in plan.cells}, quiet=quiet)
     output = output or Path(f"{plan.name}.sweep")
+    ended = f"interrupted; {output} keeps the finished cells: give --resume to run the rest"
     with Store.open(output, new=not resume) as store:
-        with progress(quiet=quiet) as bar:
+        with progress(quiet=quiet) as bar, message_if_ended(printable(ended)):
             bar.phase("starting the workers")
             with connected(scheduler, tls, workers) as client:
                 if not quiet and json_file != STDOUT and _has_dashboard(client):

@@ -128,6 +128,20 @@ def test_every_cell_has_a_verdict_and_a_second_sweep_runs_only_what_is_missing(t
     assert all(after[key] == row for key, row in rows.items())
 
 
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path):
+    (tmp_path / "plan.toml").write_text(f"{SMALL}[[spec]]\n")
+    store = tmp_path / "store"
+    process = attn_export("sweep", tmp_path / "plan.toml", "--output", store, "--workers", 1)
+    until((store / "cells.sqlite").exists)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.splitlines()[-1].endswith(
+        "keeps the finished cells: give --resume to run the rest"
+    )
+
+
 def killing_module(folder: Path) -> Path:
     """Write a subject whose build kills its worker."""
     path = folder / "mine.py"
