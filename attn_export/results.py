@@ -247,7 +247,8 @@ class Report:
         model: The path of the graph, for links and drawings.
         explanations: The causes of failures, with a sentence for each explained runtime.
         dimensions: The dtype and shape of each input and output, and the spec if there is one.
-        error: The error that ended the job before there were verdicts.
+        error: The error that ended the job before there were verdicts, or because of which they do
+            not count.
         quality: The distance of a quantised model from the float model.
         signature: The digital signature of a verified bundle.
         dry_runs: Dry runs of the graphs on CUDA. They do not affect the exit code.

@@ -245,13 +245,24 @@ class Split(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QualityFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of `golden/quality.json`."""
+    """The content of `golden/quality.json`. It is empty if there is no float model to measure."""
 
-    cases: Annotated[list[Count], Meta(min_length=1, max_length=100)]
+    cases: Annotated[list[Count], Meta(max_length=100)]
     heads: Annotated[list[Distance], Meta(max_length=100_000)]
     weights: Annotated[list[Distance], Meta(max_length=100)]
     budgets: Annotated[list[Name], Meta(max_length=10)]
     splits: Annotated[list[Split], Meta(max_length=100)] = []
+
+    def __post_init__(self) -> None:
+        """Check rules that involve several fields.
+
+        Raises:
+            ValueError: If there are figures without a case, or cases without a budget.
+        """
+        if not self.cases and (self.heads or self.weights or self.budgets or self.splits):
+            raise ValueError("it has figures, and names no case")
+        if self.cases and not self.budgets:
+            raise ValueError("it names no budget")
 
 
 class BaselineFile(Struct, frozen=True, forbid_unknown_fields=True):

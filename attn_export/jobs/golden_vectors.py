@@ -6,7 +6,7 @@ For a quantised subject, its distance from the float model is measured and store
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attn_export.errors import UsageError, counted, first_few
+from attn_export.parity.golden import Start
 from attn_export.parity.influence import CLEARLY, check_influence, find_influence
 from attn_export.parity.mask_contents import MASKS
 from attn_export.quality import Budget, Quality
 from attn_export.report.progress import Progress
-from attn_export.results import BASE, CHANGED, Case, Golden, StoredCase
+from attn_export.results import BASE, CHANGED, Case, Golden
 from attn_export.spec.low_precision import BY_BLOCK, FLOAT16
 
 if TYPE_CHECKING:
@@ -26,11 +27,7 @@ if TYPE_CHECKING:
     from attn_export.graph.signature_check import TensorNames
     from attn_export.parity.allowed import TruthSource
     from attn_export.parity.plan import Plan
-
-# -- golden vectors -----------------------------------------------------------------------------
-
-Start = Callable[[Sequence[StoredCase]], int]
-"""A function that starts the runtimes on stored cases, and returns the number of all their runs."""
+    from attn_export.spec import AttentionSpec
 
 
 def golden_vectors(
@@ -226,6 +223,11 @@ def budgets_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...
     if budgets or not _has_float_model(subject):
         return tuple(budgets)
     assert spec is not None
+    return default_budgets(spec)
+
+
+def default_budgets(spec: AttentionSpec) -> tuple[Budget, ...]:
+    """Return the budgets of a quantised layer if the user gives none."""
     of_weights = [LEAST_SQNR[dtype] for dtype in spec.quantised_weights.values()]
     of_cache = LEAST_SQNR_OF_CACHE[BY_BLOCK if spec.kv_scale == BY_BLOCK else spec.kv_dtype]
     return (Budget("sqnr", min([*of_weights, of_cache])),)
@@ -243,18 +245,23 @@ def write_quality_of(
         budgets: The budgets.
 
     Returns:
-        The figures; None if the subject is not quantised.
+        The figures; None if the subject is not quantised, or no float model is known that differs.
     """
-    if not _has_float_model(subject):
+    spec = subject.spec
+    if spec is None or not (spec.quantised_weights or spec.kv_dtype != "none"):
         return None
-    from attn_export.parity.quality_oracle import measure_quality
     from attn_export.parity.quality_vectors import quality_cases, write_quality
 
-    keeps_integers = subject.spec is not None and subject.spec.kv_dtype != "none"
-    numbers = quality_cases([golden.case for golden in goldens], without_past=keeps_integers)
-    quality, floats = measure_quality(subject, [goldens[number] for number in numbers], budgets)
-    write_quality(folder, numbers, floats, quality)
-    return quality
+    if _has_float_model(subject):
+        from attn_export.parity.quality_oracle import measure_quality
+
+        numbers = quality_cases([g.case for g in goldens], without_past=spec.kv_dtype != "none")
+        quality, floats = measure_quality(subject, [goldens[number] for number in numbers], budgets)
+        if any(distance.part == subject.outputs[0] for distance in quality.outputs):
+            write_quality(folder, numbers, floats, quality)
+            return quality
+    write_quality(folder, [], [], Quality((), (), (), ()))
+    return None
 
 
 def _has_float_model(subject: Subject) -> bool:

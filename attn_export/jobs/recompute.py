@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.bundle import GOLDEN, bundle_spec
+from attn_export import system_info
+from attn_export.bundle import bundle_spec
 from attn_export.dialect_names import MODEL
-from attn_export.errors import BundleError, UsageError
-from attn_export.parity.golden import read_inputs, write_inputs
+from attn_export.errors import BundleError, UsageError, counted
+from attn_export.parity.differences import Difference, compare_cases, judge_stored
+from attn_export.parity.golden import GoldenEvidence, Start, write_inputs
+from attn_export.quality import Quality
 from attn_export.report.progress import Progress
-from attn_export.results import Case, Golden, RuntimeRun, StoredCase, Verdict
+from attn_export.results import Case, Golden, StoredCase
 from attn_export.schema import Manifest
-from attn_export.system_info import check_installed
 
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject
 
-STORED = "golden vectors"
-"""The runtime name in the report under which the stored truth is judged."""
+SAME_SQNR = 0.1
+"""The largest difference of two equal distances from a float model, in dB."""
+
+OF_CASES = ("attn-export", "numpy", "torch")
+"""The packages whose versions determine cases and allowed errors."""
 
 MOST_ELEMENTS = 2**30
 """The largest number of elements of an input or output in a case of `--sizes`."""
@@ -46,7 +50,7 @@ class Truth:
     def __init__(
         self, folder: Path, manifest: Manifest, module: str | None, progress: Progress
     ) -> None:
-        check_installed("torch")
+        system_info.check_installed("torch")
         progress.phase("importing torch")
         if module is not None:
             from attn_export.user_module import load_subject
@@ -67,20 +71,80 @@ class Truth:
 
         self._oracle = Oracle(self.subject)
 
-    def recompute(self, goldens: Sequence[Golden], stored: Sequence[StoredCase]) -> list[Golden]:
-        """Return cases with a truth that is computed anew from their stored inputs.
+    def recompute(
+        self, stored: GoldenEvidence, versions: Mapping[str, str], folder: Path, start: Start
+    ) -> GoldenEvidence:
+        """Compute cases, truth and allowed errors as `build` does, and compare the stored ones.
 
         Args:
-            goldens: The cases to compute.
-            stored: The golden vectors of the bundle.
+            stored: The evidence in the bundle, with the inputs of its cases.
+            versions: The versions of the packages that the bundle was built with.
+            folder: The folder to write the cases to.
+            start: The function that starts the runtimes on them.
+
+        Returns:
+            The new evidence, with a note on each difference, and verdicts on the stored truth.
         """
-        inputs = list(self.subject.inputs)
-        cases = []
-        for golden, case in zip(goldens, stored, strict=True):
-            # Copies, because torch requires writable arrays.
-            arrays = {name: array.copy() for name, array in read_inputs(case, inputs).items()}
-            cases.append(dataclasses.replace(golden.case, inputs=arrays))
-        return self._truths(cases)
+        from attn_export.jobs.golden_vectors import golden_vectors
+
+        subject = self.subject
+        goldens, _ = golden_vectors(
+            folder, subject.plan(), self._oracle, start, self.progress,
+            is_own_layer=subject.spec is not None, has_narrow_dtypes=bool(subject.narrow_dtypes()),
+        )  # fmt: skip
+        quality, of_quality = self._quality(stored.quality, goldens, folder)
+        differences = [*compare_cases(goldens, stored.goldens), *of_quality]
+        here = system_info.versions()
+        others = [name for name in OF_CASES if _release(versions, name) != _release(here, name)]
+        wrong = [each for each in differences if each.is_wrong]
+        error = None
+        if others:
+            built = ", ".join(f"{name} {versions.get(name, 'unknown')}" for name in others)
+            others_here = {each.case for each in differences if each.is_of_case}
+            same = sum(golden.case.name not in others_here for golden in goldens)
+            about = (
+                f"the bundle was built with {built}: judged by the cases that are computed here, "
+                f"of which it has {same} of {len(goldens)}"
+            )
+            differences = [Difference(about), *(d for d in differences if not d.is_of_case)]
+        elif wrong:
+            error = BundleError(
+                f"the golden vectors are not those that are computed anew: "
+                f"{counted(len(wrong), 'difference')}, the first: {wrong[0]}"
+            )
+        runs, verdicts = judge_stored(goldens, stored.goldens)
+        notes = (*stored.notes, *map(str, differences))
+        return GoldenEvidence(goldens, quality, notes, runs, verdicts, error)
+
+    def _quality(
+        self, stored: Quality | None, goldens: Sequence[Golden], folder: Path
+    ) -> tuple[Quality | None, list[Difference]]:
+        """Return the distance from the float model, and how the stored one differs."""
+        from attn_export.jobs.golden_vectors import default_budgets, write_quality_of
+
+        spec = self.subject.spec
+        if stored is None or spec is None:
+            return stored, []
+        differences = []
+        default = default_budgets(spec)
+        if stored.budgets != default:
+            shown = [", ".join(map(str, budgets)) for budgets in (stored.budgets, default)]
+            differences.append(Difference(f"the budget is {shown[0]}, and by default {shown[1]}"))
+        if spec.quantised_weights:
+            about = (
+                "the float weights are not in the bundle: the distance from them is its own claim"
+            )
+            return stored, [*differences, Difference(about)]
+        quality = write_quality_of(folder, self.subject, goldens, stored.budgets)
+        before = {each.part: each.sqnr for each in stored.outputs}
+        for each in quality.outputs if quality else ():
+            if not abs(before.get(each.part, math.inf) - each.sqnr) <= SAME_SQNR:
+                text = (
+                    f"{each.part} is {before.get(each.part, math.nan):.1f} dB from the float model "
+                    f"by the stored vectors, and {each.sqnr:.1f} dB by those that are computed anew"
+                )
+                differences.append(Difference(text, is_wrong=True))
+        return quality, differences
 
     def random_cases(
         self, sizes: Sequence[str], folder: Path
@@ -148,26 +212,9 @@ def _parse_sizes(text: str, axes: Sequence[str], sums: Mapping[str, str]) -> dic
     return sizes
 
 
-def judge_stored(
-    recomputed: Sequence[Golden], stored: Sequence[Golden]
-) -> tuple[RuntimeRun, list[Verdict]]:
-    """Judge the stored truth as if it were the output of a runtime.
-
-    Args:
-        recomputed: The cases with the new truth.
-        stored: The golden vectors of the bundle.
-
-    Returns:
-        The run of that runtime, and the verdicts.
-    """
-    from attn_export.parity.judge import judge
-
-    run = RuntimeRun(STORED, GOLDEN, "ran", "", True, {})
-    return run, [
-        verdict
-        for new, old in zip(recomputed, stored, strict=True)
-        for verdict in judge(STORED, GOLDEN, new, old.expected)
-    ]
+def _release(versions: Mapping[str, str], name: str) -> str:
+    """Return the version of a package without the local part, which names a build of it."""
+    return versions.get(name, "").partition("+")[0]
 
 
 def _check_names(subject: Subject, manifest: Manifest, module: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,17 +21,19 @@ from attn_export.errors import UsageError
 from attn_export.jobs.sign import Trust, signed_files, state_of
 from attn_export.parity.gate import Gate, apply_baseline, cpu_notes, read_baseline, write_baseline
 from attn_export.parity.golden import (
+    GoldenEvidence,
+    Start,
     check_evidence,
     read_golden,
     stored_cases,
     tried_note,
     with_inputs,
 )
-from attn_export.parity.quality_vectors import read_quality
-from attn_export.quality import Budget, Quality, parse_budgets
+from attn_export.parity.quality_vectors import claim_notes, read_quality
+from attn_export.quality import Budget, parse_budgets
 from attn_export.report.progress import Progress
 from attn_export.report.statements import check_statements
-from attn_export.results import Golden, GraphFile, Report, Signature
+from attn_export.results import GraphFile, Report, Signature
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
 from attn_export.schema import Manifest
@@ -70,8 +73,8 @@ def verify(
         rtol: See `atol`.
         budgets: Limits for the error of a quantised model against the float model, which replace
             those of the bundle: ``sqnr>=30``.
-        recompute: Compute the truth anew from the stored inputs, and judge by it. The stored truth
-            must agree with it. Requires torch.
+        recompute: Compute the cases, their truth and the error allowed anew, and judge by them. The
+            stored ones must agree with them. Requires torch.
         module: The user's module from which to compute the truth, as ``PATH.py:FUNCTION``.
             Default: the spec of the bundle with the weights of `model.onnx`.
         sizes: Sizes of random cases to run instead of the golden vectors:
@@ -85,7 +88,8 @@ def verify(
         progress: Receiver of progress.
 
     Returns:
-        The report, with a verdict on each output of each case in each runtime.
+        The report, with a verdict on each output of each case in each runtime. Its `error` is a
+        `BundleError` if stored cases differ from those that are computed anew.
 
     Raises:
         UsageError: If a name is unknown, or `baseline` does not exist.
@@ -133,64 +137,75 @@ class _Replay:
 
     def _run(self, folder: Path, signature: Signature | None) -> Report:
         manifest = read_manifest(folder)
-        replacement, progress = self.graph, self.progress
+        spec = read_text(folder / SPEC) if SPEC in manifest.files else ""
+        replacement, axes = self.graph, shapes_of(manifest.ends)
         files = [_described(replacement, manifest)] if replacement else graph_files(manifest)
         with scratch() as out, Pool(self.selection, files, self.limits) as pool:
-            inputs, cases = stored_cases(folder / GOLDEN)
-            axes = shapes_of(manifest.ends)
             graphs = (replacement.parent if replacement else folder).absolute()
-            goldens: list[Golden] = []
-            quality: Quality | None = None
-            if self.sizes:
-                from attn_export.jobs.recompute import Truth
-
-                read_bundle(folder)
-                truth = Truth(folder, manifest, self.module, progress)
-                goldens, cases = truth.random_cases(self.sizes, out / GOLDEN)
-            runs_due = pool.start(graphs, inputs, axes, cases, out)
-            # The files of the bundle are checked while the runtimes start and run. numpy is only
-            # imported from here on, unless `graph` or `sizes` is given.
-            if not self.sizes:
-                read_bundle(folder)
-                from attn_export.parity.labels import check_labels
-
-                goldens = read_golden(folder / GOLDEN)
-                quality = read_quality(folder / GOLDEN, goldens, self.budgets)
-                shapes, ours = shapes_of(manifest.inputs), SPEC in manifest.files
-                check_evidence(shapes, [golden.case for golden in goldens], ours=ours)
-                check_labels(shapes, with_inputs(goldens, cases, inputs), ours=ours)
+            start = functools.partial(pool.start, graphs, list(manifest.inputs), axes, out=out)
+            evidence = self._evidence(folder, manifest, spec, out / GOLDEN, start)
             check_statements(folder, manifest)
             signature = signature or state_of(folder)
-            stored = goldens
-            if self.recompute:
-                from attn_export.jobs.recompute import Truth
-
-                truth = Truth(folder, manifest, self.module, progress)
-                goldens = truth.recompute(stored, cases)
             facts = environment()
-            progress.expect(runs_due)
             from attn_export.parity.replay import buffers_note, judge_pool
 
-            runs, verdicts = judge_pool(pool, goldens, axes, self.gate, progress.advance)
-        if self.recompute:
-            from attn_export.jobs.recompute import judge_stored
-
-            run, stored_verdicts = judge_stored(goldens, stored)
-            runs, verdicts = (run, *runs), (*stored_verdicts, *verdicts)
-        notes = (
-            tried_note([golden.case for golden in goldens]), *buffers_note(files),
-            *cpu_notes(verdicts, goldens),
-        )  # fmt: skip
-        spec = read_text(folder / SPEC) if SPEC in manifest.files else ""
-        if self.budgets and quality is None:
+            runs, verdicts = judge_pool(
+                pool, evidence.goldens, axes, self.gate, self.progress.advance
+            )
+        if self.budgets and evidence.quality is None:
             raise UsageError(
                 f"a budget of {self.budgets[0]}, and nothing to measure it on: {folder} has no "
                 "quantised weights, or --sizes is given; leave it out"
             )
-        return Report(
-            manifest.name, runs, verdicts, facts, notes,
-            dimensions=dimensions(manifest.ends, spec), quality=quality, signature=signature,
+        notes = (
+            tried_note([golden.case for golden in evidence.goldens]), *buffers_note(files),
+            *cpu_notes(verdicts, evidence.goldens), *evidence.notes,
         )  # fmt: skip
+        return Report(
+            manifest.name, (*evidence.runs, *runs), (*evidence.verdicts, *verdicts), facts, notes,
+            dimensions=dimensions(manifest.ends, spec), error=evidence.error,
+            quality=evidence.quality, signature=signature,
+        )  # fmt: skip
+
+    def _evidence(
+        self, folder: Path, manifest: Manifest, spec: str, place: Path, start: Start
+    ) -> GoldenEvidence:
+        """Start the runtimes on cases, and return these with the truth to judge by.
+
+        Args:
+            folder: The bundle's folder.
+            manifest: Its manifest.
+            spec: The text of its spec, or "".
+            place: The folder for cases that are not stored.
+            start: The function that starts the runtimes.
+        """
+        inputs, cases = stored_cases(folder / GOLDEN)
+        if not self.sizes and not self.recompute:
+            self.progress.expect(start(cases))
+        # The files of the bundle are checked while the runtimes start and run. numpy is only
+        # imported from here on, unless `graph` is given.
+        read_bundle(folder)
+        if self.sizes:
+            from attn_export.jobs.recompute import Truth
+
+            truth = Truth(folder, manifest, self.module, self.progress)
+            goldens, cases = truth.random_cases(self.sizes, place)
+            self.progress.expect(start(cases))
+            return GoldenEvidence(goldens)
+        from attn_export.parity.labels import check_labels
+
+        ours = SPEC in manifest.files
+        stored = with_inputs(read_golden(folder / GOLDEN), cases, inputs)
+        quality = read_quality(folder / GOLDEN, stored, self.budgets, spec)
+        check_evidence(shapes_of(manifest.inputs), [g.case for g in stored], ours=ours)
+        check_labels(manifest.inputs, stored, ours=ours)
+        evidence = GoldenEvidence(stored, quality, claim_notes(quality, self.budgets, spec))
+        if not self.recompute:
+            return evidence
+        from attn_export.jobs.recompute import Truth
+
+        truth = Truth(folder, manifest, self.module, self.progress)
+        return truth.recompute(evidence, manifest.versions, place, start)
 
 
 def _with_baseline(replay: _Replay, baseline: Path, update: bool) -> Report:

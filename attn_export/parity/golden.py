@@ -9,13 +9,23 @@ numpy is imported inside functions: `verify` starts the runtimes' processes befo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.errors import BundleError, counted, one_line
-from attn_export.results import BASE, CHANGED, Arrays, Case, Golden, StoredCase
+from attn_export.errors import AttnExportError, BundleError, counted, one_line
+from attn_export.quality import Quality
+from attn_export.results import (
+    BASE,
+    CHANGED,
+    Arrays,
+    Case,
+    Golden,
+    RuntimeRun,
+    StoredCase,
+    Verdict,
+)
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 if TYPE_CHECKING:
@@ -201,6 +211,31 @@ def _read_case(folder: Path, index: GoldenIndex, entry: CaseEntry) -> Golden:
         if truth.ndim and any(row >= len(truth) for row in case.ignored_rows):
             raise ValueError(f"{case.name} ignores rows that {name} does not have")
     return Golden(case, expected, eager, entry.allowed, entry.unusable)
+
+
+Start = Callable[[Sequence[StoredCase]], int]
+"""A function that starts the runtimes on stored cases, and returns the number of all their runs."""
+
+
+@dataclass(frozen=True)
+class GoldenEvidence:
+    """The cases by which a bundle is judged.
+
+    Attributes:
+        goldens: The cases with their truth.
+        quality: The distance of a quantised model from the float model.
+        notes: Notes for the reader of the report.
+        runs: The run of the stored truth, if it is judged by a new one.
+        verdicts: The verdicts on it.
+        error: The error if stored cases differ from those that are computed anew.
+    """
+
+    goldens: Sequence[Golden]
+    quality: Quality | None = None
+    notes: tuple[str, ...] = ()
+    runs: tuple[RuntimeRun, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    error: AttnExportError | None = None
 
 
 # -- the cases that golden vectors must contain; docs/parity.md defines them --------------------

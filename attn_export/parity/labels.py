@@ -11,15 +11,15 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.errors import BundleError
+from attn_export.errors import BundleError, one_line
 from attn_export.results import BASE, CHANGED, Case, Golden
 
 if TYPE_CHECKING:
-    from attn_export.spec import Shape
+    from attn_export.schema import InputSignature
 
 SCALED = re.compile(r"; inputs times (0\.[0-9]{1,9})\Z")
 """The end of the description of a case whose inputs were scaled down, see `allowed.usable`."""
@@ -217,44 +217,53 @@ LABELS: Mapping[str, LabelCheck] = {
 
 # -- the checks ----------------------------------------------------------------------------------
 
-PADDED = ("left_padding", "right_padding")
 
-
-def check_labels(inputs: Mapping[str, Shape], goldens: Sequence[Golden], *, ours: bool) -> None:
+def check_labels(
+    inputs: Mapping[str, InputSignature], goldens: Sequence[Golden], *, ours: bool
+) -> None:
     """Raise an error unless the inputs of all cases are what the index says of them.
 
     Args:
-        inputs: The shape of every input; dynamic axes by name.
+        inputs: The type and shape of every input.
         goldens: The golden vectors, with the inputs of their cases.
         ours: Whether the cases are those of a layer of ours.
 
     Raises:
         BundleError: If a case is not what the index says.
     """
+    try:
+        wrong = next(_all_wrong(inputs, goldens, ours=ours), "")
+    except (LookupError, TypeError, ValueError) as error:  # they have other inputs than the spec's
+        wrong = f"their inputs cannot be checked: {one_line(error)}"
+    if wrong:
+        raise BundleError(f"the golden vectors are no evidence: {wrong}; build the bundle again")
+
+
+def _all_wrong(
+    inputs: Mapping[str, InputSignature], goldens: Sequence[Golden], *, ours: bool
+) -> Iterator[str]:
     base = next(golden.case for golden in goldens if golden.case.name == BASE)
     stored = [_Inputs(golden.case, base, ours) for golden in goldens]
     for each, golden in zip(stored, goldens, strict=True):
-        wrong = next(_wrong(each, inputs), "")
-        if not wrong and not any(map(_has_finite, golden.expected.values())):
-            wrong = "has no finite number in its truth"
-        if wrong:
-            _refuse(f"{each.case.name} {wrong}")
-    for label in PADDED if ours and "attn_mask" in inputs else ():
+        yield from (f"{each.case.name} {wrong}" for wrong in _wrong(each, inputs))
+        if not any(map(_has_finite, golden.expected.values())):
+            yield f"{each.case.name} has no finite number in its truth"
+    for label in ("left_padding", "right_padding") if ours and "attn_mask" in inputs else ():
         if not any(label in each.case.contents and each.keys() > 1 for each in stored):
-            _refuse(f"no case with two keys has {label}")
+            yield f"no case with two keys has {label}"
 
 
-def _refuse(wrong: str) -> NoReturn:
-    raise BundleError(f"the golden vectors are no evidence: {wrong}; build the bundle again")
-
-
-def _wrong(inputs: _Inputs, shapes: Mapping[str, Shape]) -> Iterator[str]:
+def _wrong(inputs: _Inputs, signatures: Mapping[str, InputSignature]) -> Iterator[str]:
     case, sizes = inputs.case, inputs.case.sizes
-    for name, shape in shapes.items():
-        actual = case.inputs[name].shape
-        if actual != tuple(sizes.get(axis) if isinstance(axis, str) else axis for axis in shape):
-            yield f"has sizes {dict(sizes)}, and {name} is {list(actual)}"
-    yield from _wrongly_ignored(inputs, shapes)
+    if list(case.inputs) != list(signatures):
+        yield f"has the inputs {', '.join(case.inputs)}"
+    for name, signature in signatures.items():
+        array, axes = case.inputs[name], signature.shape
+        if array.shape != tuple(sizes.get(a) if isinstance(a, str) else a for a in axes):
+            yield f"has sizes {dict(sizes)}, and {name} is {list(array.shape)}"
+        if array.dtype.name != signature.dtype:
+            yield f"has {name} in {array.dtype.name}, not {signature.dtype}"
+    yield from _wrongly_ignored(inputs, signatures)
     for label in case.contents:
         if label in LABELS and not LABELS[label](inputs):
             yield f"is said to have {label}, and its inputs have not"
@@ -276,13 +285,17 @@ def _not_random(inputs: _Inputs) -> Iterator[str]:
             yield "is said to have a random mask, and it is the same everywhere"
 
 
-def _wrongly_ignored(inputs: _Inputs, shapes: Mapping[str, Shape]) -> Iterator[str]:
+def _wrongly_ignored(inputs: _Inputs, signatures: Mapping[str, InputSignature]) -> Iterator[str]:
     """Yield what is wrong with `ignored_rows`: they must be the batch elements with NaN or Inf."""
     case, rows = inputs.case, set[int]()
     if not case.ignored_rows and not inputs.ours:
         return  # a user's module may take NaN or Inf
     for name, array in case.inputs.items():
-        if shapes[name][:1] == ("batch",) and not _is_finite(array) and name != "attn_mask":
+        if (
+            signatures[name].shape[:1] == ("batch",)
+            and not _is_finite(array)
+            and name != "attn_mask"
+        ):
             # -Inf belongs to a mask.
             wrong = ~(array.reshape(len(array), -1) < np.inf).all(-1)
             rows |= {int(row) for row in np.flatnonzero(wrong)}

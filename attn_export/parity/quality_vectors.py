@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
@@ -172,8 +172,32 @@ def write_quality(
     (folder / QUALITY).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
+def claim_notes(quality: Quality | None, budgets: Sequence[Budget], spec: str) -> tuple[str, ...]:
+    """Return a note on what nothing but the bundle itself says of a quantised layer.
+
+    Args:
+        quality: The distances, or None.
+        budgets: The budgets of the user.
+        spec: The text of the bundle's spec.
+    """
+    if quality is None and _quantised_parts(spec):
+        return ("the float weights are unknown: the bundle's own claim, so there is no budget",)
+    if quality is None or budgets:
+        return ()
+    stated = ", ".join(map(str, quality.budgets))
+    return (f"the budget {stated} is the bundle's own claim; --budget sets another",)
+
+
+def _quantised_parts(spec: str) -> set[str]:
+    """Return the fields by which a layer is quantised, from the text of its spec."""
+    # `verify` starts sooner without a parser of TOML.
+    lines = (line.replace(" ", "").partition("=") for line in spec.splitlines())
+    fields = {name: value for name, _, value in lines}
+    return {n for n in ("weights_dtype", "kv_dtype") if fields.get(n, '"none"') != '"none"'}
+
+
 def read_quality(
-    folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget]
+    folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget], spec: str = ""
 ) -> Quality | None:
     """Return the distances of the stored truths from the stored outputs of the unquantised model.
 
@@ -181,36 +205,60 @@ def read_quality(
         folder: The folder `golden/`.
         goldens: All golden vectors of the bundle.
         budgets: The limits; if empty, those of the bundle apply.
+        spec: The text of the bundle's spec, by which the distances are part of the evidence; "" if
+            the bundle has none.
 
     Returns:
-        The distances, or None if the bundle is not quantised.
+        The distances; None if the bundle is not quantised or its float model is unknown.
 
     Raises:
-        BundleError: If a file is missing or does not match the golden vectors.
+        BundleError: If a file is missing, does not match the golden vectors, or holds the outputs
+            of the quantised model as those of the float model.
     """
     from attn_export.schema import QualityFile
-    from attn_export.tensorfile import is_floating, read_tensors
 
+    quantised = _quantised_parts(spec)
     if not (folder / QUALITY).is_file():
+        if quantised:
+            raise BundleError(
+                f"the golden vectors are no evidence: {folder / QUALITY} is missing, by which a "
+                "quantised layer is compared with the float one; build the bundle again"
+            )
         return None
     try:
         content = checked(parse_json(read_text(folder / QUALITY)), QualityFile)
-        pairs: dict[str, list[tuple[Any, Any]]] = {}
-        for number in content.cases:
-            if number >= len(goldens):
-                raise ValueError(f"there is no case {number}")
-            expected = goldens[number].expected
-            floats = read_tensors(folder / data_set(number), FLOAT, list(expected))
-            for name, q in expected.items():
-                if (floats[name].shape, floats[name].dtype) != (q.shape, q.dtype):
-                    raise ValueError(f"case {number} has two shapes or types of {name}")
-                if is_floating(q.dtype):
-                    pairs.setdefault(name, []).append((floats[name], q))
+        if not content.cases and "kv_dtype" in quantised:
+            raise ValueError("it names no case")  # only float weights may be unknown
+        pairs = _read_pairs(folder, content.cases, goldens)
         limits = tuple(budgets) or parse_budgets(content.budgets)
+        outputs, _ = output_distances(pairs)
+        if pairs and not any(distance.part == next(iter(pairs)) for distance in outputs):
+            raise ValueError("the outputs of the float model are those of the quantised one")
     except (OSError, ValueError, KeyError, UsageError) as error:
         raise BundleError(f"{folder / QUALITY} cannot be used: {error}; build again") from error
-    outputs, _ = output_distances(pairs)
+    if not pairs:
+        return None
     return Quality(
         tuple(outputs), tuple(content.heads), tuple(content.weights), limits,
         logit_distance(pairs, limits), tuple(content.splits),
     )  # fmt: skip
+
+
+def _read_pairs(
+    folder: Path, numbers: Sequence[int], goldens: Sequence[Golden]
+) -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
+    """Return the floating outputs of the unquantised and of the quantised model, by name."""
+    from attn_export.tensorfile import is_floating, read_tensors
+
+    pairs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for number in numbers:
+        if number >= len(goldens):
+            raise ValueError(f"there is no case {number}")
+        expected = goldens[number].expected
+        floats = read_tensors(folder / data_set(number), FLOAT, list(expected))
+        for name, q in expected.items():
+            if (floats[name].shape, floats[name].dtype) != (q.shape, q.dtype):
+                raise ValueError(f"case {number} has two shapes or types of {name}")
+            if is_floating(q.dtype):
+                pairs.setdefault(name, []).append((floats[name], q))
+    return pairs

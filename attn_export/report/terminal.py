@@ -127,6 +127,8 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
         console: The console to print on.
         option: The command-line option that shows the whole report.
     """
+    if report.error is not None:
+        say(f"[red]{as_text(report.error)}[/]", console)
     for sentence in report.explanations:
         say(f"why: {as_text(sentence)}", console)
     all_summaries = summaries(report)

@@ -17,7 +17,7 @@ from conftest import Cli, small_spec
 from attn_export import Subject, build, verify
 from attn_export.bundle import manifest_content, write_manifest
 from attn_export.errors import BundleError, UsageError
-from attn_export.jobs.recompute import STORED
+from attn_export.parity.differences import STORED
 from attn_export.tensorfile import read_tensor, write_tensor, write_tensors
 
 Index = dict[str, Any]
@@ -172,6 +172,69 @@ def test_truth_that_is_computed_anew_agrees(bundle: Path):
     stored = [verdict for verdict in report.verdicts if verdict.runtime == STORED]
     assert max(verdict.worst or 0 for verdict in stored) < 0.01
     assert len({verdict.case for verdict in stored}) > 30
+
+
+def larger(factor: float) -> Callable[[Index], None]:
+    def change(index: Index) -> None:
+        for case in index["cases"]:
+            for allowed in case["allowed"].values():
+                allowed["whole"] *= factor
+                allowed["row"] *= factor
+
+    return change
+
+
+def no_labels(index: Index) -> None:
+    for case in index["cases"]:
+        if case["name"].startswith("outliers"):
+            case["contents"] = []
+
+
+def fewer_cases(index: Index) -> None:
+    index["cases"] = [case for case in index["cases"] if "sharp" not in case["contents"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (larger(1.2), "1.2 times what is computed"), (larger(8.0), "8 times what is computed"),
+        (no_labels, "its contents is (), and ('outliers'"), (fewer_cases, "is missing"),
+    ],
+)  # fmt: skip
+def test_evidence_that_is_computed_otherwise_is_damage(
+    change: Callable[[Index], None], difference: str, copy: Path
+):
+    change_index(copy, change)
+    assert verify(copy, runtimes=["ort-cpu"]).passed
+    report = verify(copy, runtimes=["ort-cpu"], recompute=True)
+    assert report.exit_code == 7
+    assert "are not those that are computed anew" in str(report)
+    assert any(difference in note for note in report.notes)
+    assert {verdict.status for verdict in report.verdicts} == {"passed"}
+
+
+def test_inputs_that_are_drawn_otherwise_are_damage(copy: Path):
+    index = json.loads((copy / "golden" / "index.json").read_text())
+    number = next(n for n, case in enumerate(index["cases"]) if case["name"] == "base")
+    path = copy / "golden" / f"test_data_set_{number}" / "input_0.pb"
+    write_tensor(path, "query", read_tensor(path)[1][..., ::-1].copy())
+    seal(copy)
+    report = verify(copy, runtimes=["ort-cpu"], recompute=True)
+    assert report.exit_code == 7
+    assert "base: its query is not the one that is computed" in report.notes
+
+
+def test_a_bundle_of_another_version_is_judged_by_the_cases_of_this_one(copy: Path):
+    change_index(copy, fewer_cases)
+    content = manifest_content(copy)
+    content["versions"]["attn-export"] = "0.0.1"
+    write_manifest(copy, content)
+    report = verify(copy, runtimes=["ort-cpu"], recompute=True)
+    assert report.passed
+    about = "built with attn-export 0.0.1: judged by the cases that are computed here"
+    assert any(about in note for note in report.notes)
+    judged = {v.case for v in report.verdicts if v.runtime == "ort-cpu"}
+    assert any(case.startswith("sharp") for case in judged)
 
 
 def test_a_weight_that_the_spec_asks_for_has_to_be_there(copy: Path):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -27,7 +29,7 @@ from attn_export.report.data import to_json
 from attn_export.report.html import to_html
 from attn_export.report.terminal import to_text
 from attn_export.results import Report
-from attn_export.tensorfile import read_tensor
+from attn_export.tensorfile import read_tensor, write_tensor
 
 ONLY = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
 
@@ -188,9 +190,92 @@ def test_a_budget_without_quantised_weights_is_refused(tmp_path: Path, bundle: P
         verify(bundle, runtimes=["ort-cpu"], budgets=["sqnr>=3"], sizes=["batch=1"])
 
 
+CLAIM = "the budget sqnr>=12 is the bundle's own claim; --budget sets another"
+
+
+def test_a_budget_is_the_claim_of_the_bundle_unless_the_user_gives_it(bundle: Path, report: Report):
+    assert CLAIM in report.notes
+    given = verify(bundle, runtimes=["ort-cpu"], budgets=["sqnr>=12"])
+    assert not any("claim" in note for note in given.notes)
+
+
+def change_quality(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / GOLDEN / "quality.json"
+    quality = json.loads(path.read_text())
+    change(quality)
+    path.write_text(json.dumps(quality))
+
+
+def lower_budget(folder: Path) -> None:
+    change_quality(folder, lambda quality: quality.update(budgets=["sqnr>=1"]))
+
+
+def use_quantised_as_float(folder: Path) -> None:
+    for path in folder.glob(f"{GOLDEN}/*/float_*.pb"):
+        shutil.copy(path.with_name(path.name.replace("float", "output")), path)
+
+
+def forget_float_model(folder: Path) -> None:
+    empty: dict[str, list[str]] = {"cases": [], "heads": [], "weights": [], "budgets": []}
+    change_quality(folder, lambda quality: (quality.clear(), quality.update(empty)))
+
+
+def come_nearer(folder: Path) -> None:
+    """Move the outputs of the float model half way to those of the quantised one."""
+    for path in folder.glob(f"{GOLDEN}/*/float_0.pb"):
+        quantised = read_tensor(path.with_name("output_0.pb"))[1]
+        write_tensor(path, "output", (read_tensor(path)[1] + quantised) / 2)
+
+
+def forged(bundle: Path, place: Path, change: Callable[[Path], object]) -> Path:
+    shutil.copytree(bundle, place)
+    change(place)
+    write_manifest(place, manifest_content(place))
+    return place
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / GOLDEN / "quality.json").unlink(), r"quality\.json is missing"),
+        (use_quantised_as_float, "outputs of the float model are those of the quantised one"),
+        (lambda folder: change_quality(folder, lambda q: q.update(budgets=[])), "names no budget"),
+    ],
+)
+def test_a_quantised_layer_without_a_float_model_is_no_evidence(
+    bundle: Path, tmp_path: Path, change, message: str
+):
+    with pytest.raises(BundleError, match=message):
+        verify(forged(bundle, tmp_path / "b", change), runtimes=["ort-cpu"])
+
+
+def test_the_claims_of_a_bundle_on_its_float_model_are_said(bundle: Path, tmp_path: Path):
+    options: dict[str, Any] = {"runtimes": ["ort-cpu"], "recompute": True}
+    notes = verify(forged(bundle, tmp_path / "a", lower_budget), **options).notes
+    assert "the budget is sqnr>=1, and by default sqnr>=12" in notes
+    assert any("distance from them is its own claim" in note for note in notes)
+    report = verify(forged(bundle, tmp_path / "b", forget_float_model), runtimes=["ort-cpu"])
+    assert report.quality is None
+    assert any("the float weights are unknown: the bundle's own claim" in n for n in report.notes)
+
+
+def test_a_cache_of_integers_is_compared_with_the_float_model_anew(tmp_path: Path):
+    folder = tmp_path / "b"
+    spec = small_spec(cache="in-place", kv_dtype="int8")
+    assert build(spec, folder, **ONLY).passed
+    assert verify(folder, runtimes=["ort-cpu"], recompute=True).passed
+    for change, message in (
+        (come_nearer, "output is .* dB from the float model by the stored vectors, and .* anew"),
+        (forget_float_model, "it names no case"),
+    ):
+        copy = forged(folder, tmp_path / change.__name__, change)
+        with pytest.raises(BundleError, match=message):
+            verify(copy, runtimes=["ort-cpu"], recompute=True).raise_if_failed()
+
+
 BROKEN = {
     "a case that is not there": lambda q: q["cases"].append(500),
-    "no case": lambda q: q["cases"].clear(),
+    "figures and no case": lambda q: q["cases"].clear(),
     "another case": lambda q: q["cases"].append(0 if 0 not in q["cases"] else 1),
     "a budget that is none": lambda q: q["budgets"].append("sqnr>=x"),
     "text for a number": lambda q: q["heads"][0].update(sqnr="1"),

@@ -17,6 +17,7 @@ from attn_export.parity.labels import LABELS, check_labels
 from attn_export.parity.mask_contents import LENGTHS, LOWEST, MASKS
 from attn_export.parity.plan import plan_cases
 from attn_export.results import Case, Golden
+from attn_export.schema import InputSignature
 from attn_export.spec import Input
 from attn_export.tensorfile import ArrayDict
 
@@ -44,8 +45,8 @@ def goldens_of(name: str) -> tuple[Golden, ...]:
 
 def check(name: str, goldens: list[Golden]) -> None:
     interface = INTERFACES[name]
-    shapes = {input_name: input_.shape for input_name, input_ in interface.inputs.items()}
-    check_labels(shapes, goldens, ours=interface.spec is not None)
+    inputs = {n: InputSignature(i.dtype, i.shape) for n, i in interface.inputs.items()}
+    check_labels(inputs, goldens, ours=interface.spec is not None)
 
 
 def changed(name: str, applies: Callable[[Case], bool], change: Callable[[ArrayDict], object]):
