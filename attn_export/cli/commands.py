@@ -82,18 +82,18 @@ def check_command(model: Path) -> int:
 @click.option("--dialect", required=True, metavar="NAME", help="standard, portable, ort.")
 @click.option("--output", required=True, type=PATH, metavar="OUT.onnx", help="The file to write.")
 def lower_command(model: Path, dialect: str, output: Path) -> int:
-    """Rewrite the Attention nodes of any ONNX file.
+    """Rewrite the Attention nodes of any ONNX file, and attention that is written out.
 
     standard: ai.onnx Attention, opset 23 or 24. portable: opset 18, without Attention, for
     runtimes that have no such operator. ort: the fastest forms in ONNX Runtime; with a KV cache,
     a graph for one query a step goes to OUT.decode.onnx.
     """
-    from attn_export.jobs.lower import has_attention, lower_file
+    from attn_export.jobs.lower import lower_file
 
-    operators = lower_file(model, output, dialect)
-    if not has_attention(model):
-        click.echo(printable(f"{model}: there is no Attention node; only the opset was changed"))
-    for path, counts in operators.items():
+    lowered = lower_file(model, output, dialect)
+    if lowered.note:
+        click.echo(printable(f"{model}: {lowered.note}"))
+    for path, counts in lowered.operators.items():
         text = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
         click.echo(printable(f"{path}: {dialect}: {text}", PARAGRAPH))
     return 0

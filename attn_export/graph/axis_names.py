@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -99,6 +99,19 @@ def axis_of_an_input(model: ir.Model, size: Size) -> tuple[ir.Value, int] | None
             if isinstance(dim, ir.SymbolicDim) and known_equal(dim, size):
                 return value, axis
     return None
+
+
+def common_axis(model: ir.Model, sizes: Iterable[Size]) -> str:
+    """Return the name of the graph input axis that all sizes are; "" if they are not the same.
+
+    Args:
+        model: The graph.
+        sizes: The sizes.
+    """
+    names = {size.value if isinstance(size, ir.SymbolicDim) else None for size in sizes}
+    shapes = [value.shape or () for value in model.graph.inputs]
+    axes = {dim.value for shape in shapes for dim in shape if not isinstance(dim, int)}
+    return str(names.pop()) if len(names) == 1 and names <= axes - {None} else ""
 
 
 def terms(expression: str) -> tuple[str, ...]:

@@ -16,21 +16,10 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 
-from attn_export.graph.axis_names import (
-    axis_of_an_input,
-    known_equal,
-    name_sums_of_axes,
-    reshape_target,
-)
+from attn_export.graph.axis_names import name_sums_of_axes
 from attn_export.graph.fuse_cache import fuse_attention
-from attn_export.graph.ir_helpers import (
-    constant_name,
-    dims,
-    insert,
-    ints,
-    merge_equal_weights,
-    nodes_of,
-)
+from attn_export.graph.ir_helpers import constant_name, merge_equal_weights, nodes_of
+from attn_export.graph.lower.tidy import expand_by_position, reshape_by_position
 from attn_export.graph.ort_compat import make_ort_compatible
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
@@ -120,50 +109,6 @@ def fold_weight_transposes(model: ir.Model) -> None:
         node.outputs[0].replace_all_uses_with(source)
 
 
-def reshape_by_position(model: ir.Model) -> None:
-    """Replace the target shapes of Reshape by constants: 0 keeps an axis, -1 infers one.
-
-    The exporter computes them with Shape and Concat, which several runtimes do not support.
-    """
-    for node in nodes_of(model, "Reshape"):
-        before, shape, after = node.inputs[0], node.inputs[1], node.outputs[0]
-        if shape is None or shape.const_value is not None:
-            continue
-        if before is None or before.shape is None or after.shape is None:
-            continue
-        target = reshape_target(dims(before), dims(after))
-        if target is None:
-            continue
-        node.replace_input_with(1, ints(model, *target))
-        node.attributes.pop("allowzero", None)
-
-
-def expand_by_position(model: ir.Model) -> None:
-    """Replace the target shapes of Expand by shapes that are 1 along every axis that does not grow.
-
-    Only the sizes of growing axes are then computed by Shape and Concat.
-    """
-    for node in nodes_of(model, "Expand"):
-        before, after = node.inputs[0], node.outputs[0]
-        if before is None or before.shape is None or after.shape is None:
-            continue
-        axes = range(len(after.shape))
-        grown_axes = [axis for axis in axes if _grows(before.shape, after.shape, axis)]
-        sources = {axis: axis_of_an_input(model, after.shape[axis]) for axis in grown_axes}
-        if any(source is None for source in sources.values()):
-            continue
-        parts: list[ir.Value] = []
-        for axis in axes:
-            source = sources.get(axis)
-            if source is None:
-                parts.append(ints(model, 1))
-            else:
-                value, start = source
-                size = ir.node("Shape", [value], {"start": start, "end": start + 1})
-                parts.append(insert(node, size))
-        node.replace_input_with(1, insert(node, ir.node("Concat", parts, {"axis": 0})))
-
-
 def drop_unused_outputs(model: ir.Model) -> None:
     """Remove unread outputs of `Attention` nodes; those before a read one get an empty name."""
     graph_outputs = set(model.graph.outputs)
@@ -245,9 +190,3 @@ def strip_metadata(model: ir.Model) -> None:
 
 def _reads(node: ir.Node, names: Set[str]) -> bool:
     return any(value is not None and value.name in names for value in node.inputs)
-
-
-def _grows(before: ir.Shape, after: ir.Shape, axis: int) -> bool:
-    """Return whether an Expand enlarges an axis of its output; shapes align at the last axis."""
-    before_axis = axis - len(after) + len(before)
-    return not known_equal(after[axis], before[before_axis] if before_axis >= 0 else 1)

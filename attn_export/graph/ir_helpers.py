@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,11 @@ def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
         op_type: The operator, such as ``"Add"``.
     """
     return [node for node in model.graph if node.op_type == op_type and node.domain == ""]
+
+
+def every_node(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the nodes of a graph and of its subgraphs."""
+    yield from ir.traversal.RecursiveGraphIterator(graph)
 
 
 def producer_of(value: ir.Value | None, op_type: str) -> ir.Node | None:

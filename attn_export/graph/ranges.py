@@ -165,6 +165,45 @@ class _ValueReaders:
                     waiting.append(after)
 
 
+MOST_PATCHES = 32
+"""The largest number of patches in a row of an image that is tried."""
+
+
+def image_sizes(model: onnx.ModelProto, inputs: Mapping[str, Input]) -> Iterator[dict[str, int]]:
+    """Yield sizes of images that a graph may take: the channels of its convolution, and patches.
+
+    Args:
+        model: The graph.
+        inputs: The descriptions of its inputs.
+    """
+    weights = {tensor.name: tensor.dims for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        shape = inputs[node.input[0]].shape if node.input[:1] and node.input[0] in inputs else ()
+        if node.op_type != "Conv" or len(shape) < 3 or node.input[1] not in weights:
+            continue
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        channels = {shape[1]: weights[node.input[1]][1] * attributes.get("group", 1)}
+        fixed = {axis: size for axis, size in channels.items() if isinstance(axis, str)}
+        yield fixed
+        strides = attributes.get("strides", [1] * len(shape[2:]))
+        for count in range(1, MOST_PATCHES + 1):
+            sides = zip(shape[2:], strides, strict=False)
+            yield fixed | {side: count * step for side, step in sides if isinstance(side, str)}
+
+
+def small_integers(model: onnx.ModelProto) -> Iterator[np.ndarray]:
+    """Yield the small integer constants of a graph, `[n]` with n up to 8, as Reshape has them.
+
+    Args:
+        model: The graph.
+    """
+    constants = [a.t for n in model.graph.node if n.op_type == "Constant" for a in n.attribute]
+    for tensor in (*model.graph.initializer, *constants):
+        is_inside = tensor.data_location != onnx.TensorProto.EXTERNAL
+        if tensor.data_type == onnx.TensorProto.INT64 and is_inside and np.prod(tensor.dims) <= 8:
+            yield numpy_helper.to_array(tensor)
+
+
 def weight_count(model: onnx.ModelProto) -> int:
     """Return the number of elements of all initialisers."""
     return sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)

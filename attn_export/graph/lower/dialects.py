@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD, check_dialects, graph_name
 from attn_export.errors import GraphError
-from attn_export.graph.axis_names import Size, fix_axis
+from attn_export.graph.axis_names import common_axis, fix_axis
 from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.ir_helpers import dims, merge_equal_constants, nodes_of
 from attn_export.graph.lower.caches import in_place_cache, is_bound
@@ -25,11 +26,14 @@ from attn_export.graph.lower.ort import (
     lower_node,
 )
 from attn_export.graph.lower.portable import lower_to_portable
-from attn_export.graph.lower.read import AttentionNode, read_attention
-from attn_export.graph.lower.tidy import tidy
+from attn_export.graph.lower.read import attentions_of
+from attn_export.graph.lower.tidy import drop_inner_shapes, tidy
 from attn_export.graph.ort_compat import make_ort_compatible, spread_masks
 from attn_export.graph.requirements import features
 from attn_export.results import GraphFile
+
+if TYPE_CHECKING:
+    from attn_export.graph.lower.normal_form import Observed
 
 DECODE, PREFILL = "decode", "prefill"
 """The phases of graphs for one query per batch element, and for batch size 1 (`cuda`)."""
@@ -68,12 +72,17 @@ class Lowered:
     recognised: int = 0
 
 
+ATTENTION_OPSET = 23
+"""The opset that introduced `Attention`."""
+
 NOTHING_TO_LOWER = (
     "the graph has no Attention node; there is nothing to lower to the {dialect} dialect"
 )
 
 
-def lower(model: ir.Model, dialect: str, form: Form = KERNELS) -> dict[str, Lowered]:
+def lower(
+    model: ir.Model, dialect: str, form: Form = KERNELS, observed: Observed | None = None
+) -> dict[str, Lowered]:
     """Lower a graph to a dialect. The result shares the weights with the source.
 
     Args:
@@ -81,6 +90,8 @@ def lower(model: ir.Model, dialect: str, form: Form = KERNELS) -> dict[str, Lowe
             with attention that is written out. It is not changed.
         dialect: One of `DIALECTS`.
         form: The form of attention nodes in the dialect ``ort``.
+        observed: The shapes of the values in runs, for graphs of other exporters. Attention that
+            is written out is then recognised for every dialect.
 
     Returns:
         The graph under ``""``; in the dialects ``ort`` and ``cuda``, if there is a KV cache, also
@@ -95,7 +106,13 @@ def lower(model: ir.Model, dialect: str, form: Form = KERNELS) -> dict[str, Lowe
     source = model.clone()
     _refuse_other_domains(source, dialect)
     recognised = 0
-    if dialect == ORT:
+    if observed is not None:
+        from attn_export.graph.lower.normal_form import normalise
+
+        normal = normalise(source.clone(), observed)
+        recognised = _recognise_written_out(normal)
+        source = normal if recognised else source
+    elif dialect == ORT:
         source = _with_shapes(source, [node.inputs[0] for node in nodes_of(source, "Softmax")])
         recognised = _recognise_written_out(source)
     _refuse_without_attention(source, dialect)
@@ -130,9 +147,10 @@ def _to_portable(model: ir.Model, _: Form) -> dict[str, Lowered]:
     bound = _bound_caches(model)
     for node in nodes_of(model, "Attention"):
         lower_to_portable(model, node)
+    _raise_opset(model, OPSET)
     to_opset18(model)
     tidy(model)
-    _drop_inner_shapes(model)
+    drop_inner_shapes(model)
     return {"": _describe(model, PORTABLE, bound=bound)}
 
 
@@ -147,19 +165,6 @@ def _describe(
 ) -> Lowered:
     name = graph_name(dialect, phase)
     return Lowered(model, GraphFile(name, dialect, fixed or {}, layouts or {}, bound))
-
-
-def _drop_inner_shapes(model: ir.Model) -> None:
-    """Remove the dynamic shapes of values within the graph.
-
-    tract infers `past_len + query_len`, and treats the declared `total_len` as another size.
-    """
-    for node in model.graph:
-        for value in node.outputs:
-            if not value.is_graph_output() and not all(
-                isinstance(size, int) for size in dims(value)
-            ):
-                value.shape = None
 
 
 def _prepare_masks(model: ir.Model) -> None:
@@ -198,7 +203,7 @@ def _to_cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
     from attn_export.graph.lower.cuda import window_of
 
     _prepare_masks(model)
-    attentions = _attentions(model)
+    attentions = attentions_of(model)
     are_half = all(a.dtype in HALF for a in attentions)
     for a in [] if are_half else attentions:
         if in_place_cache(a) and (a.mask is None or window_of(model, a) is not None):
@@ -207,7 +212,7 @@ def _to_cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
     if not length:  # the number of queries is fixed
         return {"": _cuda_graph(model, "", {})}
     graphs = {DECODE: _cuda_graph(model, DECODE, {length: 1})}
-    batch = _common_axis(model, [dims(a.query)[0] for a in attentions])
+    batch = common_axis(model, [dims(a.query)[0] for a in attentions])
     if batch:
         graphs[PREFILL] = _cuda_graph(model, PREFILL, {batch: 1})
     tidy(model)
@@ -257,10 +262,6 @@ def _refuse_without_attention(model: ir.Model, dialect: str) -> None:
         raise GraphError(NOTHING_TO_LOWER.format(dialect=dialect))
 
 
-def _attentions(model: ir.Model) -> list[AttentionNode]:
-    return [read_attention(node) for node in nodes_of(model, "Attention")]
-
-
 def _bound_caches(model: ir.Model) -> dict[str, str]:
     """Return the graph outputs that may share the buffer of a graph input: present name to past."""
     bound = {}
@@ -273,7 +274,7 @@ def _bound_caches(model: ir.Model) -> dict[str, str]:
 
 def _cache_layouts(model: ir.Model) -> dict[str, tuple[int, ...]]:
     layouts: dict[str, tuple[int, ...]] = {}
-    for a in _attentions(model):
+    for a in attentions_of(model):
         cache = in_place_cache(a)
         if cache is not None and holds_values_transposed(a, cache):
             layouts |= dict.fromkeys(
@@ -284,36 +285,32 @@ def _cache_layouts(model: ir.Model) -> dict[str, tuple[int, ...]]:
 
 def _query_axis(model: ir.Model) -> str:
     """Return the name of the query axis of all nodes with a cache; "" if it is not unique."""
-    return _common_axis(
-        model, [dims(a.query)[-2] for a in _attentions(model) if appends_to_cache(a)]
+    return common_axis(
+        model, [dims(a.query)[-2] for a in attentions_of(model) if appends_to_cache(a)]
     )
 
 
-def _common_axis(model: ir.Model, sizes: Iterable[Size]) -> str:
-    """Return the name of the graph input axis that all sizes are; "" if they are not the same."""
-    names = {size.value if isinstance(size, ir.SymbolicDim) else None for size in sizes}
-    input_axes = {
-        dim.value for x in model.graph.inputs for dim in dims(x) if not isinstance(dim, int)
-    }
-    return str(names.pop()) if len(names) == 1 and names <= input_axes - {None} else ""
-
-
 def _with_shapes(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Model:
-    """Infer shapes with onnx, if one of these values has none.
-
-    The shapes of outputs are kept, because onnx may set their unknown sizes to 0.
-    """
+    """Infer shapes with onnx, if one of these values has none."""
     if not any(value is None or value.shape is None for value in values):
         return model
-    declared = {value.name: value.shape for value in model.graph.outputs}
-    inferred = common.ShapeInferencePass()(model).model
-    for value in inferred.graph.outputs:
-        value.shape = declared[value.name]
-    return inferred
+    from attn_export.graph.lower.normal_form import with_types
+
+    return with_types(model)
+
+
+def _raise_opset(model: ir.Model, opset: int) -> None:
+    if model.graph.opset_imports.get("", opset) < opset:  # of no graph of our own
+        from attn_export.graph.lower.newer_opset import raise_opset
+
+        raise_opset(model, opset)
 
 
 def _finish(lowered: Lowered) -> Lowered:
     common.RemoveUnusedNodesPass()(lowered.model)
+    nodes = ir.traversal.RecursiveGraphIterator(lowered.model.graph)
+    has_attention = any(node.op_type == "Attention" and not node.domain for node in nodes)
+    _raise_opset(lowered.model, ATTENTION_OPSET if has_attention else OPSET)
     common.RemoveUnusedOpsetsPass()(lowered.model)
     merge_equal_constants(lowered.model)  # a constant of the module may equal one that was added
     file = dataclasses.replace(lowered.file, features=features(lowered.model))

@@ -170,7 +170,7 @@ class MaskGraph:
         computed = {value for node in nodes for value in node.outputs} - set(cut)
         inputs = read - computed
         constants = {x: array for x, array in self._constants.items() if x in read}
-        model = _reference_model(nodes[::-1], inputs, outputs)
+        model = reference_model(nodes[::-1], inputs, outputs)
 
         def evaluate(trial: MaskTrial, data: ValueArrays) -> dict[ir.Value, Array]:
             known = {**constants, **self._sizes(trial), **data}
@@ -240,17 +240,25 @@ def _divisor(node: ir.Node, known: ValueArrays) -> float:
     return max([1.0, *numbers])
 
 
-def _reference_model(
-    nodes: Sequence[ir.Node], inputs: Collection[ir.Value], outputs: Sequence[ir.Value]
-) -> ReferenceEvaluator:
-    """Return an evaluator of nodes, which are in an order in which they can run."""
+def reference_model(
+    nodes: Sequence[ir.Node], inputs: Collection[ir.Value], outputs: Sequence[ir.Value],
+    opset: int = 0,
+) -> ReferenceEvaluator:  # fmt: skip
+    """Return an evaluator of nodes.
+
+    Args:
+        nodes: The nodes, in an order in which they can run.
+        inputs: The values that they read.
+        outputs: The values to compute.
+        opset: The opset of the nodes; 0 for that of their graph.
+    """
     graph = helper.make_graph(
         [ir.to_proto(node) for node in nodes], "mask",
         [helper.make_empty_tensor_value_info(str(value.name)) for value in inputs],
         [helper.make_empty_tensor_value_info(str(value.name)) for value in outputs],
     )  # fmt: skip
-    opset = helper.make_opsetid("", _opset(nodes))
-    return ReferenceEvaluator(helper.make_model(graph, opset_imports=[opset]))
+    version = helper.make_opsetid("", opset or _opset(nodes))
+    return ReferenceEvaluator(helper.make_model(graph, opset_imports=[version]))
 
 
 def broadcast_to_scores(mask: Array, trial: MaskTrial) -> Array:

@@ -27,6 +27,7 @@ class Builder:
         # Collected once per graph: with thousands of nodes it takes longer than all else.
         self._names: set[str] = model.graph.meta.get(NAMES) or {n.name or "" for n in model.graph}
         model.graph.meta[NAMES] = self._names
+        self.graph = before.graph
         self._add: Callable[[ir.Node], None] = lambda node: model.graph.insert_before(before, node)
 
     def __call__(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:

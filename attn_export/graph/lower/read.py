@@ -11,7 +11,7 @@ import math
 import onnx_ir as ir
 
 from attn_export.errors import GraphError
-from attn_export.graph.ir_helpers import optional_input
+from attn_export.graph.ir_helpers import nodes_of, optional_input
 
 RAW, CAPPED, MASKED, WEIGHTS = range(4)
 """Values of `qk_matmul_output_mode`: the scores that the fourth output holds."""
@@ -135,6 +135,15 @@ def read_attention(node: ir.Node) -> AttentionNode:
         mode=node.attributes.get_int("qk_matmul_output_mode", RAW),
         dtype=query.dtype,
     )  # fmt: skip
+
+
+def attentions_of(model: ir.Model) -> list[AttentionNode]:
+    """Return the `Attention` nodes of a graph as plain values.
+
+    Raises:
+        GraphError: As for `read_attention`.
+    """
+    return [read_attention(node) for node in nodes_of(model, "Attention")]
 
 
 def _shape(node: ir.Node, value: ir.Value) -> ir.Shape:

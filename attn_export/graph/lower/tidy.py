@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from attn_export.graph.axis_names import axis_of_an_input, reshape_target
-from attn_export.graph.ir_helpers import constant, dims, ints, value_before
+from attn_export.graph.axis_names import axis_of_an_input, known_equal, reshape_target
+from attn_export.graph.ir_helpers import constant, dims, insert, ints, nodes_of, value_before
 
 SHARED = frozenset({
     "Add", "And", "Cast", "Concat", "Equal", "Expand", "Greater", "Less", "LessOrEqual", "Mul",
@@ -117,3 +117,72 @@ def _branches(node: ir.Node) -> Iterator[ir.Graph]:
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             yield attribute.as_graph()
+
+
+# -- shapes ---------------------------------------------------------------------------------------
+
+
+def drop_inner_shapes(model: ir.Model) -> None:
+    """Remove the dynamic shapes of values within the graph.
+
+    tract infers `past_len + query_len`, and treats the declared `total_len` as another size.
+
+    Args:
+        model: The graph; changed in place.
+    """
+    for node in model.graph:
+        for value in node.outputs:
+            if not value.is_graph_output() and not all(
+                isinstance(size, int) for size in dims(value)
+            ):
+                value.shape = None
+
+
+def reshape_by_position(model: ir.Model) -> None:
+    """Replace the target shapes of Reshape by constants: 0 keeps an axis, -1 infers one.
+
+    The exporter computes them with Shape and Concat, which several runtimes do not support.
+    """
+    for node in nodes_of(model, "Reshape"):
+        before, shape, after = node.inputs[0], node.inputs[1], node.outputs[0]
+        if shape is None or shape.const_value is not None:
+            continue
+        if before is None or before.shape is None or after.shape is None:
+            continue
+        target = reshape_target(dims(before), dims(after))
+        if target is None:
+            continue
+        node.replace_input_with(1, ints(model, *target))
+        node.attributes.pop("allowzero", None)
+
+
+def expand_by_position(model: ir.Model) -> None:
+    """Replace the target shapes of Expand by shapes that are 1 along every axis that does not grow.
+
+    Only the sizes of growing axes are then computed by Shape and Concat.
+    """
+    for node in nodes_of(model, "Expand"):
+        before, after = node.inputs[0], node.outputs[0]
+        if before is None or before.shape is None or after.shape is None:
+            continue
+        axes = range(len(after.shape))
+        grown_axes = [axis for axis in axes if _grows(before.shape, after.shape, axis)]
+        sources = {axis: axis_of_an_input(model, after.shape[axis]) for axis in grown_axes}
+        if any(source is None for source in sources.values()):
+            continue
+        parts: list[ir.Value] = []
+        for axis in axes:
+            source = sources.get(axis)
+            if source is None:
+                parts.append(ints(model, 1))
+            else:
+                value, start = source
+                size = ir.node("Shape", [value], {"start": start, "end": start + 1})
+                parts.append(insert(node, size))
+        node.replace_input_with(1, insert(node, ir.node("Concat", parts, {"axis": 0})))
+
+
+def _grows(before: ir.Shape, after: ir.Shape, axis: int) -> bool:
+    """Return whether an Expand enlarges an axis of its output; shapes align at the last axis."""
+    before_axis = axis - len(after) + len(before)
+    return not known_equal(after[axis], before[before_axis] if before_axis >= 0 else 1)

@@ -1,9 +1,9 @@
 """Replacement of attention that is written out in operators by one `Attention` node.
 
-The search starts at a `Softmax` over the last axis. Before it there may be scales, masks that are
-added or filled in, a softcap and casts, up to the product of queries and keys; after it the product
-with the values. Products may be `MatMul` or `Einsum`, of rank 3 or 4. If anything else is found,
-the nodes stay.
+The search starts at products that read a `Softmax` over the last axis. Before it there may be
+scales, masks that are added or filled in, a softcap and casts, up to the product of queries and
+keys. Between them, values may be rearranged by any route (`views`). If anything else is found, the
+nodes stay.
 
 The node is equivalent except for queries whose keys are all hidden by -inf, whose result is NaN if
 attention is written out. Callers must compare the graph with its source: `build` does so with all
@@ -12,201 +12,247 @@ cases, `lower` with random inputs.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
-from attn_export.graph.ir_helpers import dims, nodes_of, set_type, trace_back, value_before
+from attn_export.graph.axis_names import Size
+from attn_export.graph.ir_helpers import dims, nodes_of, set_type
+from attn_export.graph.lower.new_shapes import reordered
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.read import WEIGHTS
+from attn_export.graph.lower.views import Heads, NoMatchError, Views
 from attn_export.graph.lower.written_scores import (
     Mask,
-    NoMatchError,
+    Operand,
     Scores,
-    add_head_axis,
-    equation,
-    order_axes,
-    permute,
     read_scores,
 )
-
-PASSING = ("Cast", "Identity")
-"""Operators that may lie between the weights and their product with the values."""
+from attn_export.graph.lower.written_weights import Weights, weights_of
 
 
 def recognise_attention(model: ir.Model) -> int:
     """Replace attention that is written out by `Attention` nodes, and return their number."""
-    return sum(_recognise(model, node) for node in nodes_of(model, "Softmax"))
+    products = [*nodes_of(model, "MatMul"), *nodes_of(model, "Einsum")]
+    found = [match for node in products for match in weights_of(node)]
+    softmaxes = [match.softmax for match in found]
+    views = Views(model) if found else None
+    count = 0
+    for match in found:
+        if softmaxes.count(match.softmax) == 1 and views is not None:
+            with contextlib.suppress(NoMatchError, ValueError):
+                _Attention(model, views, match).replace()
+                count += 1
+    if count:
+        common.RemoveUnusedNodesPass()(model)
+        model.graph.sort()  # readers of weights may come before the values
+    return count
 
 
-def _recognise(model: ir.Model, softmax: ir.Node) -> bool:
-    source = softmax.inputs[0]
-    if source is None or softmax.attributes.get_int("axis", -1) not in (-1, len(dims(source)) - 1):
-        return False
-    try:
-        product = _find_product(softmax.outputs[0])
-        op = Builder(model, product)
-        sources = [None if x is None else trace_back(x, PASSING) for x in product.inputs]
-        weights = sources.index(softmax.outputs[0])
-        scores = read_scores(op, source)
-        value, order = _values(op, product, weights)
-        attended, weights_output = _attention(op, scores, value, softmax.outputs[0])
-        output = permute(op, attended, order)
-    except (NoMatchError, ValueError):
-        return False
-    take_over(product.outputs[0], output)
-    if weights_output is not None:
-        take_over(softmax.outputs[0], weights_output)
-        model.graph.sort()  # readers of the weights may come before the values
-    return True
+class _Attention:
+    """Attention that is written out, to be replaced by a node.
 
+    Args:
+        model: The graph; changed by `replace`.
+        views: The reader of values that rearrange others.
+        weights: The product of weights and values.
+    """
 
-# -- towards the outputs -------------------------------------------------------------------------
+    def __init__(self, model: ir.Model, views: Views, weights: Weights) -> None:
+        self._views, self._weights = views, weights
+        self._op = Builder(model, weights.product)
+        source = weights.softmax.inputs[0]
+        assert source is not None  # that is how the weights were found
+        self._scores = _with_zeros(read_scores(self._op, source), weights.seen)
 
+    def replace(self) -> None:
+        """Replace the product, and the weights if others read them.
 
-def _find_product(value: ir.Value) -> ir.Node:
-    """Return the only product that reads the weights, directly or after Cast and Identity."""
-    while True:
-        products = [node for node, _ in value.uses() if node.op_type in ("MatMul", "Einsum")]
-        if len(products) == 1:
-            return products[0]
-        if len(value.uses()) != 1 or value.is_graph_output():
+        Raises:
+            NoMatchError: If it is no attention.
+        """
+        for batch, count in self._batches_and_heads():
+            with contextlib.suppress(NoMatchError):
+                self._replace(batch, count)
+                return
+        raise NoMatchError
+
+    def _batches_and_heads(self) -> Iterator[tuple[Size, int]]:
+        """Yield batch and number of heads that the scores may have."""
+        scores, source = self._scores, self._weights.softmax.inputs[0]
+        assert source is not None
+        shapes = [scores.leads, dims(source)[:-2], *(mask.leads for mask in scores.masks)]
+        for leads in shapes:
+            heads = [size for size in leads[1:] if isinstance(size, int)]
+            if len(leads) in (2, 3) and len(heads) == len(leads) - 1:
+                yield leads[0], math.prod(heads)
+        if len(scores.leads) == 1:
+            sizes = self._views.sizes(scores.leads[0])
+            for batch in self._views.leading_axes(scores.query.value):
+                counts = {n / b for n, b in zip(sizes, self._views.sizes(batch), strict=True)}
+                if len(counts) == 1 and counts == {int(max(counts))}:
+                    yield batch, int(max(counts))
+        last = scores.leads[-1] if scores.leads else 1
+        if isinstance(last, int) and len(scores.leads) < 2:
+            yield 1, last
+        elif scores.leads:
+            yield _product_of(scores.leads), 1
+
+    def _replace(self, batch: Size, count: int) -> None:
+        op, views, scores, weights = self._op, self._views, self._scores, self._weights
+        heads = Heads(batch, count, scores.leads)
+        query, factor = self._operand(scores.query, heads, scaled=True, count=count)
+        key, key_factor = self._operand(scores.key, heads, scaled=True)
+        of_values = Heads(batch, count, weights.leads)
+        value, _ = self._operand(weights.value, of_values)
+        counts = [size for size in (dims(key)[1], dims(value)[1]) if isinstance(size, int)]
+        if len(set(counts)) > 1:  # of heads that are shared in one of them alone
+            key, key_factor = self._operand(scores.key, heads, scaled=True, count=max(counts))
+            value, _ = self._operand(weights.value, of_values, count=max(counts))
+        scale = scores.scale * factor * key_factor
+        mask = self._mask([self._four_axes(mask, batch, count) for mask in scores.masks], query)
+        read = [x for x in weights.path if _is_read_elsewhere(x, weights)]
+        attended, shown = self._node([query, key, value], mask, scale, weights_read=bool(read))
+        out = weights.product.outputs[0]
+        old, new = views.replace_furthest(op, attended, out, weights.order)
+        made = weights.softmax.outputs[0]
+        if shown is not None:
+            shown = reordered(op, shown, range(4), dims(made))
+            if shown is None or made.dtype != query.dtype:
+                raise NoMatchError
+        take_over(old, new)
+        if shown is not None:
+            take_over(made, shown)
+
+    def _operand(
+        self, operand: Operand, heads: Heads, *, scaled: bool = False, count: int = 0
+    ) -> tuple[ir.Value, float]:
+        return self._views.with_heads(
+            self._op, operand.value, heads, perm=operand.perm, scaled=scaled, count=count
+        )
+
+    def _four_axes(self, mask: Mask, batch: Size, count: int) -> Mask:
+        """Return a mask that broadcasts to `[B, H, L, S]`."""
+        rank, leads = len(dims(mask.value)), mask.leads
+        if not rank:
             raise NoMatchError
-        ((node, _),) = value.uses()
-        if node.op_type not in PASSING:
+        value = mask.value
+        if rank == 1:
+            value = set_type(
+                self._op("Unsqueeze", value, self._op.ints(0)), value.dtype,
+                ir.Shape([1, *dims(value)]),
+            )  # fmt: skip
+        elif rank > 2 and len(leads) != 2:
+            value, _ = self._views.with_heads(self._op, value, Heads(batch, count, leads))
+        elif rank == 3:
+            value = set_type(
+                self._op("Unsqueeze", value, self._op.ints(0)), value.dtype,
+                ir.Shape([1, *dims(value)]),
+            )  # fmt: skip
+        return dataclasses.replace(mask, value=value)
+
+    def _mask(self, masks: Sequence[Mask], like: ir.Value) -> ir.Value | None:
+        """Combine all masks: to a bool one if all of them hide by -inf, else to an added one."""
+        op, dtype = self._op, like.dtype
+        if not masks:
+            return None
+        if dtype is None:
             raise NoMatchError
-        value = node.outputs[0]
+        if all(mask.visible and mask.low == -math.inf for mask in masks):
+            return self._combined("And", [mask.value for mask in masks], ir.DataType.BOOL)
+        numbers = []
+        for mask in masks:
+            number = mask.value
+            if mask.visible:
+                floor = (
+                    max(mask.low, float(np.finfo(dtype.numpy()).min))
+                    if mask.low > -math.inf
+                    else mask.low
+                )
+                number = op("Where", mask.value, op.scalar(0.0, dtype), op.scalar(floor, dtype))
+                set_type(number, dtype, mask.value.shape)
+            elif mask.value.dtype not in (None, dtype):
+                number = set_type(op("Cast", number, to=dtype), dtype, number.shape)
+            if mask.factor != 1 and not mask.visible:
+                scaled = op("Mul", number, op.scalar(mask.factor, dtype))
+                number = set_type(scaled, dtype, number.shape)
+            numbers.append(number)
+        return self._combined("Add", numbers, dtype)
 
+    def _combined(self, op_type: str, masks: Sequence[ir.Value], dtype: ir.DataType) -> ir.Value:
+        """Combine masks by an operator, and set the broadcast shape."""
+        combined, *others = masks
+        for other in others:
+            rank = max(len(dims(combined)), len(dims(other)))
+            first, second = ((1,) * (rank - len(dims(x))) + dims(x) for x in (combined, other))
+            shape = [b if a == 1 else a for a, b in zip(first, second, strict=True)]
+            combined = set_type(self._op(op_type, combined, other), dtype, ir.Shape(shape))
+        return combined
 
-def _values(op: Builder, product: ir.Node, weights: int) -> tuple[ir.Value, list[int]]:
-    """Return the values `[..., S, Dv]`, and the axes of `[..., L, Dv]` in the product's order."""
-    value = product.inputs[1 - weights]
-    if value is None:
-        raise NoMatchError
-    if product.op_type == "MatMul":
-        if weights != 0:
+    def _node(
+        self, parts: Sequence[ir.Value], mask: ir.Value | None, scale: float, *, weights_read: bool
+    ) -> tuple[ir.Value, ir.Value | None]:
+        """Return the output of a new node, and the weights if others read them."""
+        query, key, value = parts
+        widths = (dims(query)[-1], dims(key)[-1], dims(value)[-1])
+        if not all(isinstance(size, int) for size in widths) or not scale:
             raise NoMatchError
-        return value, list(range(len(dims(value))))
-    of_weights, of_value, out = equation(product, weights)
-    batch, row, key = of_weights[:-2], of_weights[-2], of_weights[-1]
-    width = [letter for letter in of_value if letter not in of_weights]
-    if len(width) != 1 or key not in of_value or set(out) != {*batch, row, width[0]}:
+        softcap = self._scores.softcap
+        attributes: dict[str, Any] = {"softcap": softcap} if softcap else {}
+        attributes |= {"qk_matmul_output_mode": WEIGHTS} if weights_read else {}
+        inputs = [query, key, value, *([] if mask is None else [mask])]
+        outputs = self._op.add_node(
+            "Attention", inputs, 4 if weights_read else 1, scale=scale, **attributes
+        )
+        outputs[0].shape = ir.Shape([*dims(query)[:3], dims(value)[-1]])
+        for output in outputs:
+            output.type = query.type
+        if not weights_read:
+            return outputs[0], None
+        outputs[3].shape = ir.Shape([*dims(query)[:3], dims(key)[2]])
+        return outputs[0], outputs[3]
+
+
+def _product_of(sizes: Sequence[Size]) -> Size:
+    if all(isinstance(size, int) for size in sizes):
+        return math.prod(size for size in sizes if isinstance(size, int))
+    return ir.SymbolicDim("*".join(f"({size})" for size in sizes))
+
+
+def _with_zeros(scores: Scores, seen: ir.Value | None) -> Scores:
+    """Return scores whose last mask hides by -inf, since the weights are set to 0 by it, too.
+
+    Raises:
+        NoMatchError: If the weights are set to 0 by a condition that is not the last mask.
+    """
+    if seen is None:
+        return scores
+    *others, last = scores.masks or (None,)
+    if last is None or not last.visible or last.value is not seen:
         raise NoMatchError
-    ordered = order_axes(op, value, of_value, [*batch, key, *width])
-    return ordered, [[*batch, row, *width].index(letter) for letter in out]
+    return dataclasses.replace(scores, masks=(*others, dataclasses.replace(last, low=-math.inf)))
 
 
-# -- the node ------------------------------------------------------------------------------------
+def _is_read_elsewhere(value: ir.Value, weights: Weights) -> bool:
+    """Return whether another node than those between softmax and product reads the weights."""
+    inner = {user for x in weights.path for user in _makers(x, weights)} | {weights.product}
+    return value.is_graph_output() or any(use.node not in inner for use in value.uses())
 
 
-Outputs = tuple[ir.Value, ir.Value | None]
-"""The output of attention; and the weights, if other nodes than the product read them."""
-
-
-def _attention(op: Builder, scores: Scores, value: ir.Value, softmax: ir.Value) -> Outputs:
-    """Add the node, and return its outputs with the rank of the values."""
-    parts = [scores.query, scores.key, value]
-    ranks = {len(dims(part)) for part in parts}
-    if ranks not in ({3}, {4}):
-        raise NoMatchError
-    masks = list(scores.masks)
-    weights_read = len(softmax.uses()) > 1 or softmax.is_graph_output()
-    if weights_read and softmax.dtype != scores.query.dtype:
-        raise NoMatchError
-    if ranks == {4}:
-        return _node(op, scores, parts, _mask(op, masks, scores.query), weights_read=weights_read)
-    operands = [_source_with_heads(part) for part in parts]
-    if any(part is None for part in operands) or not _are_shared(masks):
-        operands = [add_head_axis(op, part) for part in parts]
-        masks = [(add_head_axis(op, m) if len(dims(m)) == 3 else m, b, low) for m, b, low in masks]
-    whole = [part for part in operands if part is not None]
-    attended, weights = _node(
-        op, scores, whole, _mask(op, masks, scores.query), weights_read=weights_read
-    )
-    width = dims(value)[-1]
-    if not isinstance(width, int):
-        raise NoMatchError
-    target = op("Concat", op.ints(-1), op.size(scores.query, 1), op.ints(width), axis=0)
-    flat = op("Reshape", attended, target)
-    flat.shape, flat.type = ir.Shape([*dims(scores.query)[:2], width]), attended.type
-    if weights is not None:
-        sizes = [op.ints(-1), op.size(scores.query, 1), op("Shape", weights, start=3)]
-        weights = op("Reshape", weights, op("Concat", *sizes, axis=0))
-    return flat, weights
-
-
-def _source_with_heads(value: ir.Value) -> ir.Value | None:
-    """Return the `[B, H, n, m]` that a Reshape converts to `value` `[B·H, n, m]`, or None."""
-    source = value_before(value, "Reshape")
-    if source is None or len(dims(source)) != 4:
-        return None
-    return source if dims(source)[-1] == dims(value)[-1] else None
-
-
-def _are_shared(masks: Sequence[Mask]) -> bool:
-    """Return whether all masks are `[L, S]`, the same for all batch elements and heads."""
-    return all(len(dims(mask)) == 2 for mask, *_ in masks)
-
-
-def _mask(op: Builder, masks: Sequence[Mask], like: ir.Value) -> ir.Value | None:
-    """Combine all masks: to a bool one if all of them hide by -inf, else to an added one."""
-    if not masks:
-        return None
-    dtype = like.dtype
-    if dtype is None or any(not dims(mask) for mask, *_ in masks):
-        raise NoMatchError
-    if all(is_bool and low == -math.inf for _, is_bool, low in masks):
-        return _combine_all(op, "And", [mask for mask, *_ in masks], ir.DataType.BOOL)
-    numbers = []
-    for mask, is_bool, low in masks:
-        number = mask
-        if is_bool:
-            floor = max(low, float(np.finfo(dtype.numpy()).min)) if low > -math.inf else low
-            number = op("Where", mask, op.scalar(0.0, dtype), op.scalar(floor, dtype))
-            set_type(number, dtype, mask.shape)
-        elif mask.dtype not in (None, dtype):
-            number = set_type(op("Cast", mask, to=dtype), dtype, mask.shape)
-        numbers.append(number)
-    return _combine_all(op, "Add", numbers, dtype)
-
-
-def _combine_all(
-    op: Builder, op_type: str, masks: Sequence[ir.Value], dtype: ir.DataType
-) -> ir.Value:
-    """Combine masks by an operator, and set the broadcast shape."""
-    combined, *others = masks
-    for other in others:
-        rank = max(len(dims(combined)), len(dims(other)))
-        first, second = ((1,) * (rank - len(dims(x))) + dims(x) for x in (combined, other))
-        shape = [b if a == 1 else a for a, b in zip(first, second, strict=True)]
-        combined = set_type(op(op_type, combined, other), dtype, ir.Shape(shape))
-    return combined
-
-
-def _node(
-    op: Builder,
-    scores: Scores,
-    parts: Sequence[ir.Value],
-    mask: ir.Value | None,
-    *,
-    weights_read: bool,
-) -> Outputs:
-    query, key, value = parts
-    widths = (dims(query)[-1], dims(key)[-1], dims(value)[-1], dims(query)[1], dims(key)[1])
-    if not all(isinstance(size, int) for size in widths) or scores.scale <= 0:
-        raise NoMatchError
-    if mask is not None and len(dims(mask)) not in (2, 3, 4):
-        raise NoMatchError
-    attributes: dict[str, Any] = {"softcap": scores.softcap} if scores.softcap else {}
-    attributes |= {"qk_matmul_output_mode": WEIGHTS} if weights_read else {}
-    inputs = [query, key, value, *([] if mask is None else [mask])]
-    outputs = op.add_node(
-        "Attention", inputs, 4 if weights_read else 1, scale=scores.scale, **attributes
-    )
-    outputs[0].shape = ir.Shape([*dims(query)[:3], dims(value)[-1]])
-    for output in outputs:
-        output.type = query.type
-    return outputs[0], outputs[3] if weights_read else None
+def _makers(value: ir.Value, weights: Weights) -> set[ir.Node]:
+    """Return the nodes that compute a value from the output of the softmax."""
+    nodes, waiting = set[ir.Node](), [value.producer()]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node is not weights.softmax and node not in nodes:
+            nodes.add(node)
+            if len(nodes) > 64:
+                break
+            waiting += [x.producer() for x in node.inputs if x is not None]
+    return nodes

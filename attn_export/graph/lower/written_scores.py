@@ -4,42 +4,55 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from attn_export.graph.axis_names import Size, known_equal
 from attn_export.graph.ir_helpers import (
-    constant_array,
+    constant_numbers,
     dims,
-    producer_of,
+    optional_input,
     set_type,
-    trace_back,
     value_before,
 )
 from attn_export.graph.lower.node_builder import Builder
+from attn_export.graph.lower.views import MOVES, NoMatchError, number_of, scaling
+from attn_export.spec.inputs import MASK_FLOOR
 
 ABSORBING = -1e9
 """The largest finite number that hides a key: added to a float32 score, it absorbs the score."""
 
-
-Mask = tuple[ir.Value, bool, float]
-"""A mask, whether it is bool (True for visible keys), and the number filled in for hidden keys. A
-mask that is not bool is added."""
-
-
-INPUTS = {
-    "Add": 2, "Cast": 1, "Div": 2, "Einsum": 2, "Identity": 1, "MatMul": 2, "Mul": 2, "Where": 3,
-}  # fmt: skip
-"""Operators that may lie between a product and its softmax, with their numbers of inputs."""
-
-MOST_DEPTH = 12
+MOST_DEPTH = 16
 """The largest number of nodes between a product and its softmax. The search follows both operands
 of each sum."""
 
 
-class NoMatchError(Exception):
-    """Error for nodes that are not those of attention."""
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """A mask on scores.
+
+    Attributes:
+        value: The mask.
+        leads: The axes of the scores, where it is applied, before those of queries and keys.
+        visible: Whether it is a bool mask, True for visible keys. If not, it is added.
+        low: The number that a bool mask fills in for hidden keys.
+        factor: The factor on an added mask.
+    """
+
+    value: ir.Value
+    leads: tuple[Size, ...]
+    visible: bool = False
+    low: float = 0.0
+    factor: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """A factor of a product, and the order of its axes; None stands for an axis of 1."""
+
+    value: ir.Value
+    perm: tuple[int | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +62,15 @@ class Scores:
     Attributes:
         query: `[..., L, D]`.
         key: `[..., S, D]`.
+        leads: The axes of their product before L and S.
         scale: The factor on their product.
         softcap: The softcap; 0 for none.
         masks: The masks in the order in which they are applied.
     """
 
-    query: ir.Value
-    key: ir.Value
+    query: Operand
+    key: Operand
+    leads: tuple[Size, ...]
     scale: float = 1.0
     softcap: float = 0.0
     masks: tuple[Mask, ...] = ()
@@ -65,7 +80,7 @@ def read_scores(op: Builder, value: ir.Value, depth: int = MOST_DEPTH) -> Scores
     """Return the parts of the scores, from the input of the softmax to the product.
 
     Args:
-        op: Builder of the nodes that convert operands and masks.
+        op: Builder of the nodes that convert masks.
         value: The input of the softmax.
         depth: The largest number of nodes between the product and the softmax.
 
@@ -73,98 +88,179 @@ def read_scores(op: Builder, value: ir.Value, depth: int = MOST_DEPTH) -> Scores
         NoMatchError: If the nodes are not those of scores.
     """
     node = value.producer()
-    if node is None or depth == 0:
+    if node is None or node.domain or depth == 0 or not node.inputs or None in node.inputs:
         raise NoMatchError
+    if node.op_type in ("MatMul", "Einsum"):
+        query, key, perm, leads = factors(node)
+        if list(perm) != sorted(perm):
+            raise NoMatchError
+        return Scores(query, _swapped(key), leads)
     inputs = [value_read for value_read in node.inputs if value_read is not None]
-    if len(inputs) < len(node.inputs) or len(inputs) != INPUTS.get(node.op_type):
+    match node.op_type, inputs:
+        case "Mul" | "Div", [_, _]:
+            return _read_scaled(op, depth - 1, node)
+        case "Add" | "Sub", [one, other]:
+            return _read_added_mask(op, depth - 1, node, one, other)
+        case "Where", [condition, yes, no]:
+            return _read_filled_mask(op, depth - 1, value, condition, yes, no)
+        case "Max" | "Clip", [one, floor]:
+            return _read_floor(op, depth - 1, one, floor)
+    if node.op_type != "Cast" and not (node.op_type in MOVES and keeps_rows(inputs[0], value)):
         raise NoMatchError
-    match node.op_type:
-        case "MatMul":
-            return Scores(inputs[0], _transpose_keys(op, inputs[1]))
-        case "Einsum":
-            return _read_einsum(op, node, *inputs)
-        case "Mul" | "Div":
-            return _read_scaled(op, depth - 1, node.op_type, *inputs)
-        case "Add":
-            return _read_added_mask(op, depth - 1, *inputs)
-        case "Where":
-            return _read_filled_mask(op, depth - 1, *inputs)
     return read_scores(op, inputs[0], depth - 1)
 
 
-def _transpose_keys(op: Builder, value: ir.Value) -> ir.Value:
-    """Convert the second operand of the product, `[..., D, S]`, to keys `[..., S, D]`."""
-    if len(dims(value)) < 3:
+def keeps_rows(before: ir.Value, after: ir.Value) -> bool:
+    """Return whether a value has the same queries and keys after its leading axes were merged.
+
+    Args:
+        before: The scores or weights before a node.
+        after: Those after it.
+    """
+    rows = dims(before)[-2:], dims(after)[-2:]
+    kept = len(rows[0]) == len(rows[1]) == 2 and all(map(known_equal, *rows))
+    node = after.producer()
+    return kept and node is not None and node.op_type not in ("Transpose", "Expand")
+
+
+Factors = tuple[Operand, Operand, tuple[int, ...], tuple[Size, ...]]
+"""Factors `[..., n, k]` and `[..., k, m]` of a product, the order in which the axes of its output
+are `[..., n, m]`, and the sizes of its leading axes."""
+
+
+def factors(node: ir.Node, first: int = 0) -> Factors:
+    """Return the factors of a product of matrices, with one of its inputs as the first.
+
+    Args:
+        node: A node, of any operator.
+        first: The index of the input that becomes the first factor, if need be transposed.
+
+    Raises:
+        NoMatchError: If it is no product of matrices.
+    """
+    operands = [x for x in node.inputs if x is not None and dims(x)]
+    out = dims(node.outputs[0])
+    if len(operands) != 2 or len(node.inputs) != 2 or len(out) < 2:
         raise NoMatchError
-    rank = len(dims(value))
-    perm = [*range(rank - 2), rank - 1, rank - 2]
-    transpose = producer_of(value, "Transpose")
-    if transpose is not None and transpose.inputs[0] is not None:
-        inner = list(transpose.attributes.get_ints("perm", range(rank)[::-1]))
-        value, perm = transpose.inputs[0], [inner[axis] for axis in perm]
-    return permute(op, value, perm)
-
-
-def _read_einsum(op: Builder, node: ir.Node, query: ir.Value, key: ir.Value) -> Scores:
-    one, other, out = equation(node)
-    batch, row, column = out[:-2], out[-2], out[-1]
-    if row not in one:
-        query, key, one, other = key, query, other, one
-    width = set(one) - {*batch, row}
-    if column not in other or len(width) != 1 or not set(other) - {column} <= set(one) - {row}:
+    one, other = operands[first], operands[1 - first]
+    if node.op_type == "Einsum":
+        return _einsum_factors(node, one, other, first)
+    ranks = [len(dims(x)) for x in operands]
+    if node.op_type != "MatMul" or min(ranks) < 2 or ranks[1] == 2 != ranks[0]:
         raise NoMatchError
-    last = width.pop()
-    return Scores(
-        order_axes(op, query, one, [*batch, row, last]),
-        order_axes(op, key, other, [*batch, column, last]),
-    )
+    parts = [Operand(x, tuple(range(len(dims(x))))) for x in (one, other)]
+    order = tuple(range(len(out)))
+    if first:  # the transposed product is that of the transposed factors
+        parts, order = [_swapped(part) for part in parts], (*order[:-2], order[-1], order[-2])
+    return parts[0], parts[1], order, out[:-2]
 
 
-def _read_scaled(op: Builder, depth: int, op_type: str, one: ir.Value, other: ir.Value) -> Scores:
-    number = _number(other)
-    if number is None and op_type == "Mul":
-        one, number = other, _number(one)
-    if number is None or not math.isfinite(number) or number == 0:
+def _einsum_factors(node: ir.Node, one: ir.Value, other: ir.Value, index: int) -> Factors:
+    text = node.attributes.get_string("equation", "").replace(" ", "")
+    sides, arrow, out = text.partition("->")
+    parts = sides.split(",")
+    repeats = any(len(set(part)) < len(part) for part in (*parts, out))
+    if not arrow or len(parts) != 2 or "." in text or repeats:
         raise NoMatchError
-    capped = value_before(one, "Tanh") if op_type == "Mul" else None
+    first, second = parts[index], parts[1 - index]
+    summed = [letter for letter in first if letter not in out]
+    rows = [letter for letter in out if letter not in second]
+    columns = [letter for letter in out if letter not in first]
+    if len(summed) != 1 or not rows or len(columns) != 1 or not set(second) <= {*out, *summed}:
+        raise NoMatchError
+    # Letters of heads that only the first factor has come before that of its rows.
+    batch = [letter for letter in out if letter not in (rows[-1], *columns)]
+    orders = [[*batch, rows[-1], *summed], [*batch, *summed, *columns]]
+    found = [
+        Operand(value, tuple(have.index(c) if c in have else None for c in order))
+        for value, have, order in zip((one, other), (first, second), orders, strict=True)
+    ]
+    order = tuple(out.index(letter) for letter in (*batch, rows[-1], *columns))
+    leads = tuple(dims(node.outputs[0])[axis] for axis in order[:-2])
+    return found[0], found[1], order, leads
+
+
+def _swapped(operand: Operand) -> Operand:
+    *leads, rows, columns = operand.perm
+    return Operand(operand.value, (*leads, columns, rows))
+
+
+def _read_scaled(op: Builder, depth: int, node: ir.Node) -> Scores:
+    found = scaling(node)
+    if found is None:
+        raise NoMatchError
+    value, factor = found
+    capped = value_before(value, "Tanh") if node.op_type == "Mul" else None
     if capped is not None:
         inner = read_scores(op, capped, depth)
         # softcap * tanh(scores / softcap): the inner factor holds the division.
-        if inner.masks or inner.softcap or number < 0:
+        if inner.masks or inner.softcap or factor < 0:
             raise NoMatchError
-        return dataclasses.replace(inner, scale=inner.scale * number, softcap=number)
-    scores = read_scores(op, one, depth)
-    if scores.masks or scores.softcap:
-        raise NoMatchError  # the masks would be scaled too
-    factor = number if op_type == "Mul" else 1 / number
-    return dataclasses.replace(scores, scale=scores.scale * factor)
+        return dataclasses.replace(inner, scale=inner.scale * factor, softcap=factor)
+    scores = read_scores(op, value, depth)
+    if scores.softcap or (factor < 0 and scores.masks):
+        raise NoMatchError
+    masks = [
+        dataclasses.replace(m, low=m.low * factor, factor=m.factor * factor) for m in scores.masks
+    ]
+    if any(mask.visible and mask.low > ABSORBING for mask in masks):
+        raise NoMatchError
+    return dataclasses.replace(scores, scale=scores.scale * factor, masks=tuple(masks))
 
 
-def _read_added_mask(op: Builder, depth: int, one: ir.Value, other: ir.Value) -> Scores:
-    for scores_input, mask in ((one, other), (other, one)):
+def _read_added_mask(
+    op: Builder, depth: int, node: ir.Node, one: ir.Value, other: ir.Value
+) -> Scores:
+    if node.op_type == "Sub" and _is_largest_of(other, one):  # softmax does not change by it
+        return read_scores(op, one, depth)
+    pairs = ((one, other), (other, one)) if node.op_type == "Add" else ((one, other),)
+    for scores_input, mask in pairs:
+        if not _same_size(scores_input, node.outputs[0]):
+            continue
         try:
             scores = read_scores(op, scores_input, depth)
         except NoMatchError:
             continue
         if _is_zero(mask):
             return scores
-        return dataclasses.replace(scores, masks=(*scores.masks, (mask, False, 0.0)))
+        factor = 1.0 if node.op_type == "Add" else -1.0
+        added = Mask(mask, dims(node.outputs[0])[:-2], factor=factor)
+        return dataclasses.replace(scores, masks=(*scores.masks, added))
     raise NoMatchError
 
 
+def _is_largest_of(largest: ir.Value, scores: ir.Value) -> bool:
+    """Return whether a value is the largest score of each row."""
+    node = largest.producer()
+    if node is None or node.op_type != "ReduceMax" or node.inputs[0] is not scores:
+        return False
+    axes = constant_numbers(optional_input(node, 1)) or node.attributes.get_ints("axes", [])
+    return list(axes) in ([-1], [len(dims(scores)) - 1]) and bool(
+        node.attributes.get_int("keepdims", 1)
+    )
+
+
+def _same_size(one: ir.Value, other: ir.Value) -> bool:
+    """Return whether a mask does not enlarge the scores."""
+    return len(dims(one)) == len(dims(other)) and all(map(known_equal, dims(one), dims(other)))
+
+
 def _is_zero(value: ir.Value) -> bool:
-    """Return whether a value is a product with 0, as `torch.baddbmm` with beta 0 exports it."""
-    product = producer_of(value, "Mul")
-    return product is not None and 0.0 in map(_number, product.inputs)
+    """Return whether a value is 0, or a product with 0, as `baddbmm` with beta 0 exports it."""
+    node = value.producer()
+    product = node if node is not None and node.op_type == "Mul" else None
+    return number_of(value) == 0 or (product is not None and 0.0 in map(number_of, product.inputs))
 
 
 def _read_filled_mask(
-    op: Builder, depth: int, condition: ir.Value, yes: ir.Value, no: ir.Value
+    op: Builder, depth: int, out: ir.Value, condition: ir.Value, yes: ir.Value, no: ir.Value
 ) -> Scores:
-    scores_input, low, visible = yes, _number(no), True
+    scores_input, low, visible = yes, number_of(no), True
     if low is None:
-        scores_input, low, visible = no, _number(yes), False
+        scores_input, low, visible = no, number_of(yes), False
     if low is None or low > ABSORBING:
+        raise NoMatchError
+    if not _same_size(scores_input, out):
         raise NoMatchError
     scores = read_scores(op, scores_input, depth)
     if not visible:
@@ -172,78 +268,28 @@ def _read_filled_mask(
         if negated is None:
             negated = set_type(op("Not", condition), ir.DataType.BOOL, condition.shape)
         condition = negated
-    return dataclasses.replace(scores, masks=(*scores.masks, (condition, True, low)))
+    # A lower number gives the same weights, and absorbs scores of any size.
+    filled = Mask(
+        condition, dims(scores_input)[:-2], visible=True,
+        low=low if low == -math.inf else min(low, MASK_FLOOR),
+    )  # fmt: skip
+    return dataclasses.replace(scores, masks=(*scores.masks, filled))
 
 
-def _number(value: ir.Value | None) -> float | None:
-    """Return the value of a constant scalar; None for other values."""
-    if value is None:
-        return None
-    array = constant_array(trace_back(value, ("Cast", "Identity", "Expand")))
-    if array is None or array.size != 1:
-        return None
-    return float(array.astype(np.float64).reshape(()))
-
-
-def equation(node: ir.Node, first: int = 0) -> tuple[str, str, str]:
-    """Return the letters of both inputs of an `Einsum`, and of its output.
-
-    Args:
-        node: The node.
-        first: The index of the input whose letters come first.
-
-    Raises:
-        NoMatchError: If it does not have two inputs, or if letters repeat within one.
-    """
-    text = node.attributes.get_string("equation", "").replace(" ", "")
-    sides, arrow, out = text.partition("->")
-    parts = sides.split(",")
-    if not arrow or len(parts) != 2 or "." in text or any(len(set(p)) < len(p) for p in parts):
+def _read_floor(op: Builder, depth: int, one: ir.Value, floor: ir.Value) -> Scores:
+    """Read scores that are kept above a number, which matters only where all keys are hidden."""
+    number = number_of(floor)
+    if number is None or number > MASK_FLOOR:
         raise NoMatchError
-    return parts[first], parts[1 - first], out
-
-
-def order_axes(op: Builder, value: ir.Value, have: str, want: Sequence[str]) -> ir.Value:
-    """Return a value in an order of axes, with an axis of 1 for heads if it has none.
-
-    Args:
-        op: Builder of the nodes.
-        value: The value.
-        have: A letter for each of its axes.
-        want: The letters of the result: batch, heads and two more.
-
-    Raises:
-        NoMatchError: If the letters differ in more than the heads.
-    """
-    shared = [letter for letter in want if letter in have]
-    if sorted(have) != sorted(shared) or (len(shared) < len(want) != 4):
-        raise NoMatchError
-    if len(shared) < len(want) and (want[1] in have or len(shared) != 3):
-        raise NoMatchError
-    ordered = permute(op, value, [have.index(letter) for letter in shared])
-    return ordered if len(shared) == len(want) else add_head_axis(op, ordered)
-
-
-def permute(op: Builder, value: ir.Value, perm: Sequence[int]) -> ir.Value:
-    """Return a value transposed; the value itself if no axis moves.
-
-    Args:
-        op: Builder of the nodes.
-        value: The value; its shape is known.
-        perm: The axes of the value, in the order of the result.
-    """
-    if list(perm) == sorted(perm):
-        return value
-    shape = ir.Shape([dims(value)[axis] for axis in perm])
-    return set_type(op("Transpose", value, perm=list(perm)), value.dtype, shape)
-
-
-def add_head_axis(op: Builder, value: ir.Value) -> ir.Value:
-    """Return a value with an axis of size 1 for heads after the batch axis.
-
-    Args:
-        op: Builder of the nodes.
-        value: The value; its shape is known.
-    """
-    first, *rest = dims(value)
-    return set_type(op("Unsqueeze", value, op.ints(1)), value.dtype, ir.Shape([first, 1, *rest]))
+    scores = read_scores(op, one, depth)
+    masks = []
+    for mask in scores.masks:
+        value = mask.value
+        if not mask.visible:
+            if value.dtype is None:
+                raise NoMatchError
+            lowest = max(MASK_FLOOR, float(np.finfo(value.dtype.numpy()).min))
+            floor = op.scalar(lowest, value.dtype)
+            value = set_type(op("Max", value, floor), value.dtype, value.shape)
+        masks.append(dataclasses.replace(mask, value=value, low=max(mask.low, MASK_FLOOR)))
+    return dataclasses.replace(scores, masks=tuple(masks))

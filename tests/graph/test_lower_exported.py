@@ -1,0 +1,106 @@
+"""`lower` on graphs of other exporters, which `scripts/exported_graphs` made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+from conftest import Cli
+from onnx import TensorProto, helper
+from shared import extended
+
+from attn_export.jobs.lower import lower_here
+
+FOLDER = Path(__file__).parents[1] / "exported"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.onnx"))
+DEFAULT = frozenset({
+    "dynamo18.sdpa_gqa", "dynamo18.sdpa_bool", "dynamo18.cached", "torchscript14.timm",
+    "torchscript14.opt", "torchscript17.length_first", "torchscript17.channels",
+    "torchscript17.cross", "optimum.bert", "transformers.llama",
+})  # fmt: skip
+KERNELS = {"Attention", "GroupQueryAttention", "MultiHeadAttention"}
+
+
+@pytest.mark.parametrize("name", extended(NAMES, DEFAULT.__contains__))
+def test_attention_is_one_node(name: str, tmp_path: Path):
+    """Look at the nodes alone: `lower` has compared both graphs, at several sizes."""
+    target = str(tmp_path / "lowered.onnx")
+    found = lower_here(str(FOLDER / f"{name}.onnx"), target, "ort")
+    operators = found["operators"][target]
+    assert KERNELS & set(operators)
+    assert "Softmax" not in operators
+    assert "opset" not in found["note"]
+
+
+def test_there_are_graphs_of_six_exporters():
+    exporters = {name.partition(".")[0] for name in NAMES}
+    assert exporters == {
+        "dynamo18", "dynamo23", "torchscript14", "torchscript17", "optimum", "transformers",
+    }  # fmt: skip
+    assert len(NAMES) >= 40
+    assert set(NAMES) >= DEFAULT
+
+
+@pytest.mark.parametrize(("dialect", "operator"), [("standard", "Attention"), ("portable", "")])
+def test_other_dialects_find_it_too(dialect: str, operator: str, tmp_path: Path, cli: Cli):
+    source = FOLDER / "torchscript14.bert.onnx"
+    done = cli("lower", str(source), "--dialect", dialect, "--output", "x.onnx")
+    assert done.returncode == 0, done.stderr
+    assert "1 attention written out in operators became a node" in done.stdout
+    assert "only the opset" not in done.stdout
+    model = onnx.load(tmp_path / "x.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    names = {node.op_type for node in model.graph.node}
+    assert ("Softmax" not in names) if operator else ("Attention" not in names)
+    assert {o.version for o in model.opset_import} == {23 if operator else 18}
+
+
+def test_keys_and_values_of_shared_heads_are_not_repeated(tmp_path: Path):
+    target = tmp_path / "x.onnx"
+    lower_here(str(FOLDER / "dynamo18.sdpa_gqa.onnx"), str(target), "standard")
+    (node,) = (node for node in ir.load(target).graph if node.op_type == "Attention")
+    query, key, value = (x.shape for x in node.inputs[:3] if x is not None)
+    assert (query[1], key[1], value[1]) == (4, 2, 2)
+
+
+def attention_graph(path: Path, *, opset: int, low: float = 0.0, axis: int = -1) -> Path:
+    """Write attention with scores of which a number is filled in beyond the diagonal."""
+    shape = ["batch", 2, "length", 8]
+    seen, fill = ([helper.make_tensor(name, kind, [], [value])] for name, kind, value in (
+        ("three", TensorProto.INT64, 3), ("low", TensorProto.FLOAT, low)))  # fmt: skip
+    nodes = [
+        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q", "kt"], ["product"]),
+        helper.make_node("Less", ["order", "three"], ["seen"]),
+        helper.make_node("Where", ["seen", "product", "low"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["weights"], axis=axis),
+        helper.make_node("MatMul", ["weights", "v"], ["y"]),
+    ]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "qkv"]
+    inputs.append(helper.make_tensor_value_info("order", TensorProto.INT64, ["length"]))
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [*seen, *fill])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"opset": 17, "low": -100.0}, "nothing to lower"),
+        ({"opset": 17, "low": -1e30, "axis": -2}, "nothing to lower"),
+        ({"opset": 12, "low": -1e30, "axis": 3}, "opset 12; export it at opset 13 or later"),
+    ],
+)
+def test_a_graph_that_cannot_be_lowered_is_refused_in_one_line(
+    options, says: str, tmp_path: Path, cli: Cli
+):
+    attention_graph(tmp_path / "a.onnx", **options)
+    done = cli("lower", "a.onnx", "--dialect", "ort", "--output", "x.onnx")
+    assert done.returncode == 4
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "x.onnx").exists()
