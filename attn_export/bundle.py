@@ -9,7 +9,14 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.errors import PARAGRAPH, BundleError, UsageError, printable
+from attn_export.errors import (
+    PARAGRAPH,
+    AttnExportError,
+    BundleError,
+    UsageError,
+    one_line,
+    printable,
+)
 from attn_export.output_folder import Digests, replaceable, sha256, take_place, write_errors
 from attn_export.results import GraphFile
 from attn_export.temp_folders import folder_beside
@@ -204,6 +211,49 @@ def read_bundle(folder: Path) -> Manifest:
                 "and build it again"
             )
     return manifest
+
+
+@contextlib.contextmanager
+def refuse_exchange(folder: Path) -> Iterator[None]:
+    """Raise an error at the end of the block if the bundle is not the one of its start.
+
+    Raises:
+        BundleError: If the folder was exchanged or its manifest changed, whatever else went wrong.
+    """
+    before = _identity(folder)
+    error: AttnExportError | OSError | None = None
+    try:
+        yield
+    except (AttnExportError, OSError) as raised:
+        error = raised
+    if _identity(folder) != before:
+        raise BundleError(f"{folder} was exchanged while it was read; try again") from error
+    if error is not None:
+        raise error
+
+
+def _identity(folder: Path) -> tuple[int, int, str] | None:
+    try:
+        state = folder.stat()
+        return state.st_dev, state.st_ino, sha256(folder / MANIFEST)
+    except OSError:
+        return None
+
+
+def spec_text(folder: Path, manifest: Manifest) -> str:
+    """Return the text of a bundle's spec; "" if it is of a user's module.
+
+    Args:
+        folder: The bundle's folder.
+        manifest: Its manifest.
+
+    Raises:
+        BundleError: If the file cannot be read.
+    """
+    try:
+        return read_text(folder / SPEC) if SPEC in manifest.files else ""
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{folder / SPEC} cannot be read: {one_line(error)}") from error
 
 
 def bundle_spec(folder: Path, manifest: Manifest) -> AttentionSpec | None:

@@ -14,7 +14,9 @@ from attn_export.bundle import (
     graph_files,
     read_bundle,
     read_manifest,
+    refuse_exchange,
     shapes_of,
+    spec_text,
 )
 from attn_export.dialect_names import MODEL
 from attn_export.errors import UsageError
@@ -39,7 +41,6 @@ from attn_export.runtimes.protocol import Limits
 from attn_export.schema import Manifest
 from attn_export.system_info import environment
 from attn_export.temp_folders import scratch
-from attn_export.untrusted_files import read_text
 
 
 def verify(
@@ -130,20 +131,24 @@ class _Replay:
 
     def report(self) -> Report:
         """Check the signature, run the cases, judge the outputs, and return the report."""
-        with signed_files(self.bundle, self.trust) as (folder, signature):
+        with (
+            signed_files(self.bundle, self.trust) as (folder, signature),
+            refuse_exchange(folder),
+        ):
             report = self._run(folder, signature)
+            if not report.passed:
+                read_bundle(folder)  # files may have gone after they were checked
         # Not the path in `folder`, which may have been a temporary copy.
         return dataclasses.replace(report, model=self.graph or self.bundle / MODEL)
 
     def _run(self, folder: Path, signature: Signature | None) -> Report:
         manifest = read_manifest(folder)
-        spec = read_text(folder / SPEC) if SPEC in manifest.files else ""
         replacement, axes = self.graph, shapes_of(manifest.ends)
         files = [_described(replacement, manifest)] if replacement else graph_files(manifest)
         with scratch() as out, Pool(self.selection, files, self.limits) as pool:
             graphs = (replacement.parent if replacement else folder).absolute()
             start = functools.partial(pool.start, graphs, list(manifest.inputs), axes, out=out)
-            evidence = self._evidence(folder, manifest, spec, out / GOLDEN, start)
+            evidence = self._evidence(folder, manifest, out / GOLDEN, start)
             check_statements(folder, manifest)
             signature = signature or state_of(folder)
             facts = environment()
@@ -163,19 +168,18 @@ class _Replay:
         )  # fmt: skip
         return Report(
             manifest.name, (*evidence.runs, *runs), (*evidence.verdicts, *verdicts), facts, notes,
-            dimensions=dimensions(manifest.ends, spec), error=evidence.error,
+            dimensions=dimensions(manifest.ends, spec_text(folder, manifest)), error=evidence.error,
             quality=evidence.quality, signature=signature,
         )  # fmt: skip
 
     def _evidence(
-        self, folder: Path, manifest: Manifest, spec: str, place: Path, start: Start
+        self, folder: Path, manifest: Manifest, place: Path, start: Start
     ) -> GoldenEvidence:
         """Start the runtimes on cases, and return these with the truth to judge by.
 
         Args:
             folder: The bundle's folder.
             manifest: Its manifest.
-            spec: The text of its spec, or "".
             place: The folder for cases that are not stored.
             start: The function that starts the runtimes.
         """
@@ -194,7 +198,7 @@ class _Replay:
             return GoldenEvidence(goldens)
         from attn_export.parity.labels import check_labels
 
-        ours = SPEC in manifest.files
+        spec, ours = spec_text(folder, manifest), SPEC in manifest.files
         stored = with_inputs(read_golden(folder / GOLDEN), cases, inputs)
         quality = read_quality(folder / GOLDEN, stored, self.budgets, spec)
         check_evidence(shapes_of(manifest.inputs), [g.case for g in stored], ours=ours)

@@ -17,6 +17,7 @@ from attn_export import build, verify
 from attn_export.bundle import manifest_content, read_manifest, write_manifest
 from attn_export.errors import BundleError, GraphError
 from attn_export.parity.golden import stored_cases
+from attn_export.report.progress import Progress
 from attn_export.results import Report
 
 
@@ -231,6 +232,30 @@ def test_a_manifest_is_written_again_with_its_order_and_without_further_keys(
 def test_a_file_beside_the_bundles_own_is_no_damage(copy: Path):
     (copy / "notes.txt").write_text("mine")
     assert verify(copy, runtimes=["ort-cpu"]).passed
+
+
+class Exchange(Progress):
+    """Replaces a bundle by a broken one, or by nothing, once its runtimes have started."""
+
+    def __init__(self, bundle: Path, other: Path | None) -> None:
+        self.bundle, self.other = bundle, other
+
+    def expect(self, steps: int) -> None:  # noqa: ARG002
+        if not self.bundle.with_suffix(".old").exists():
+            self.bundle.rename(self.bundle.with_suffix(".old"))
+            if self.other is not None:
+                self.other.rename(self.bundle)
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_bundle_that_is_exchanged_while_it_is_verified_is_damage(
+    is_replaced: bool, copy: Path, tmp_path: Path
+):
+    other = Path(shutil.copytree(copy, tmp_path / "other"))
+    (other / "model.onnx").write_text("no graph")
+    write_manifest(other, manifest_content(other))
+    with pytest.raises(BundleError, match="was exchanged while it was read; try again"):
+        verify(copy, runtimes=["ort-cpu"], progress=Exchange(copy, other if is_replaced else None))
 
 
 def test_a_folder_that_is_no_bundle_is_a_bundle_error(tmp_path: Path):
