@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hostile.surfaces  # noqa: F401 (it adds kinds)
 import pytest
 from hostile.bundles import MAKERS
 from hostile.trial import tried

@@ -25,6 +25,7 @@ SECONDS = 60.0
 """The time after which a command hangs: reading has a limit, and a runtime takes a few seconds."""
 
 CODES = {0, 2, 4, 5, 6, 7}
+STORE = "s"
 LINE = 320
 """The largest length of a line of an error, its name included."""
 
@@ -118,6 +119,8 @@ def state_of(trial_folder: Path) -> set[tuple[str, int, int]]:
     """Return the files below a folder, and when they were changed: none of them may be."""
     found = set()
     for path in trial_folder.rglob("*"):
+        if path.parent.name == STORE:
+            continue  # SQLite writes into the folder of a store that it reads
         state = path.lstat()
         if not stat.S_ISDIR(state.st_mode):
             found.add((str(path), state.st_ino, state.st_mtime_ns))
