@@ -101,7 +101,8 @@ def parity(request: pytest.FixtureRequest) -> Callable[..., Report]:
         __tracebackhide__ = True
         from attn_export.jobs.assert_parity import failure
 
-        report = _report(request, of, *arguments, **_with_runtimes(options, request.config))
+        options = _with_runtimes(options, request.config)
+        report = _report(request, of, *arguments, title=request.node.name, **options)
         if not report.passed:
             pytest.fail(failure(report), pytrace=False)
         return report
@@ -138,7 +139,11 @@ class ParityCase:
         if not lines and not self.verdicts:
             lines = ["no graph of the bundle was run with it"]
         if lines:
-            causes = self.report.explanations if wrong else ()
+            from attn_export.report.tables import reproduce_command
+
+            causes = [*self.report.explanations] if wrong else []
+            if wrong and (command := reproduce_command(self.report.reproduction)):
+                causes.append(f"reproduce: {command}")
             pytest.fail("\n".join([f"no parity in {self.name}", *causes, *lines]), pytrace=False)
 
 
@@ -156,10 +161,15 @@ def parity_case(request: pytest.FixtureRequest) -> ParityCase:
     return ParityCase(request.param, reports[key])
 
 
-def _report(request: pytest.FixtureRequest, of: Any, *arguments: Any, **options: Any) -> Report:
-    """Return the report and write it if required; fail the test with the message of an error."""
+def _report(
+    request: pytest.FixtureRequest, of: Any, *arguments: Any, title: str = "", **options: Any
+) -> Report:
+    """Return the report and write it if required; fail the test with the message of an error.
+
+    The name of the report is `title`, or by default that of the bundle.
+    """
     __tracebackhide__ = True
-    from attn_export.errors import AttnExportError
+    from attn_export.errors import AttnExportError, printable
     from attn_export.jobs.assert_parity import parity_report
 
     stem = _report_stem(request)
@@ -170,6 +180,7 @@ def _report(request: pytest.FixtureRequest, of: Any, *arguments: Any, **options:
     except AttnExportError as error:
         message = str(error)
     else:
+        report = dataclasses.replace(report, name=printable(title) or report.name)
         _write(report, stem)
         return report
     # Not within `except`, where pytest would also show the error as the context of the failure.

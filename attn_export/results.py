@@ -252,6 +252,7 @@ class Report:
         quality: The distance of a quantised model from the float model.
         signature: The digital signature of a verified bundle.
         dry_runs: Dry runs of the graphs on CUDA. They do not affect the exit code.
+        reproduction: The folder whose `reproduce.py` repeats a failure, if one was written.
     """
 
     name: str
@@ -266,6 +267,7 @@ class Report:
     quality: Quality | None = None
     signature: Signature | None = None
     dry_runs: tuple[Observation, ...] = ()
+    reproduction: Path | None = None
 
     @property
     def exit_code(self) -> int:

@@ -155,7 +155,10 @@ def test_modules_specs_and_bundles_pass_and_a_failure_is_explained(project: Path
     reports = sorted((project / "reports").glob("*.json"))
     assert len(reports) == 4
     assert all("<html" in path.with_suffix(".html").read_text() for path in reports)
-    assert sum(json.loads(path.read_text())["passed"] for path in reports) == 3
+    contents = [json.loads(path.read_text()) for path in reports]
+    assert sum(content["passed"] for content in contents) == 3
+    names = {"test_a_module", "test_a_spec", "test_a_graph_of_others"}
+    assert {content["name"] for content in contents} == names | {"test_a_gate_that_nothing_meets"}
 
 
 @pytest.mark.extended
@@ -204,9 +207,17 @@ def test_a_failure_leaves_a_folder_that_reproduces_it(project: Path):
     (project / "test_scaled.py").write_text(
         "def test_scaled(parity): parity('small', graph='scaled.onnx', runtimes=['ort-cpu'])"
     )
-    counts, _ = outcomes(project, "test_scaled.py", "--parity-report", "reports")
+    counts, said = outcomes(
+        project, "test_scaled.py", "--parity-report", "reports", "--junitxml", "junit.xml"
+    )
     assert counts == {"failed": 1}
     (folder,) = (project / "reports").glob("*.explained")
+    command = f"python reports/{folder.name}/reproduce.py"
+    (page,) = (project / "reports").glob("*.html")
+    assert f"<code>{command}</code>" in page.read_text()
+    assert "folder of the bundle" not in page.read_text()
+    assert f"reproduce: {command}" in said
+    assert command in (project / "junit.xml").read_text()
     done = subprocess.run([sys.executable, "reproduce.py"], cwd=folder, capture_output=True)
     assert done.returncode == 1, done.stderr
 

@@ -77,6 +77,9 @@ def explain_failures(
             break
         if explanation.fault != "none":  # "none" if only a gate or a baseline fails
             sentences.append(explanation.sentence)
+            report = dataclasses.replace(
+                report, reproduction=report.reproduction or explanation.folder
+            )
     return dataclasses.replace(report, explanations=(*sentences,))
 
 

@@ -146,7 +146,6 @@ def _refuse_dtypes(name: str, project: Language, manifest: Manifest) -> None:
 
 # -- facts about a bundle for the templates of a kit --------------------------------------------
 
-
 NEW, PAST = "query_len", "past_len"
 ENOUGH = 16
 """Preferred number of tokens of a replay: enough to show mistakes, few enough to be quick."""
@@ -210,9 +209,7 @@ def _facts(
         "inputs": _values(manifest.inputs, graph.layouts),
         "mask": mask and ("bool" if mask.dtype == "bool" else "float"),
         "sizes": next((case.sizes for case in index.cases if case.name == BASE), {}),
-        "first_step": next(
-            (case.sizes for case in index.cases if case.sizes.get(PAST) == 0), {"batch": 1}
-        ),
+        "first_step": next((case.sizes for case in index.cases if case.sizes.get(PAST) == 0), {}),
         "outputs": outputs,
         "cases": [
             {
@@ -299,7 +296,6 @@ def _replay(spec: AttentionSpec | None, cases: Sequence[CaseEntry]) -> str | Non
 
 
 # -- files of a kit -----------------------------------------------------------------------------
-
 
 TEMPLATE = ".j2"
 """Suffix of the files that are rendered; others are copied."""

@@ -18,6 +18,7 @@ from attn_export.report.tables import (
     graph_label,
     markdown_table,
     problems,
+    reproduce_command,
     summaries,
     summary_table,
     verdicts_by_case,
@@ -57,6 +58,8 @@ def to_markdown(report: Report) -> str:
     }
     if report.signature is not None:
         lines += ["", f"Signature: {_escaped(str(report.signature))}"]
+    if command := reproduce_command(report.reproduction):
+        lines += ["", f"Reproduce: {_escaped(command)}"]
     for title, items in sections.items():
         if items:
             lines += ["", f"### {title}", "", *dict.fromkeys(items)]
@@ -183,6 +186,8 @@ def _suite_of_run(report: Report, run: RuntimeRun) -> ElementTree.Element:
 def _cases(report: Report, run: RuntimeRun, suite: str) -> Iterator[ElementTree.Element]:
     prefix = f"{run.runtime}, {run.graph}: "
     why = [f"why: {sentence}" for sentence in report.explanations if sentence.startswith(prefix)]
+    if command := reproduce_command(report.reproduction):
+        why.append(f"reproduce: {command}")
     for name, verdicts in verdicts_by_case(report, run).items():
         yield _case(suite, name, verdicts, why, run.seconds.get(name))
     if run.outcome != "ran":

@@ -32,6 +32,7 @@ def to_json(report: Report) -> str:
         "environment": report.environment,
         "notes": report.notes,
         "explanations": report.explanations,
+        "reproduction": None if report.reproduction is None else str(report.reproduction),
         "dimensions": dict(report.dimensions),
         "error": None if report.error is None else str(report.error),
         "runs": [dataclasses.asdict(run) for run in report.runs],

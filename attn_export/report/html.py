@@ -6,12 +6,14 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attn_export.bundle import MANIFEST
 from attn_export.report import pictures
 from attn_export.report.tables import (
     Summary,
     graph_label,
     largest,
     problems,
+    reproduce_command,
     shown,
     summaries,
     verdicts_by_case,
@@ -57,6 +59,8 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
         attention=drawing,
         drawn=pictures.draw_attention(drawing) if drawing else None,
         dry_run=_dry_run(report),
+        reproduce=reproduce_command(report.reproduction),
+        is_of_bundle=report.model is None or (report.model.parent / MANIFEST).is_file(),
     )
 
 

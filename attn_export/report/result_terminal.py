@@ -8,11 +8,19 @@ from math import isfinite
 from rich.console import Console
 
 from attn_export.bench.measurements import BenchReport, Measured, WorkloadResult
-from attn_export.code_templates import shell
 from attn_export.diagnose.explanation import Explanation
 from attn_export.diagnose.findings import Fingerprint, ProbeFinding, ProbeRow
 from attn_export.dialect_names import PORTABLE
-from attn_export.report.tables import Column, Style, Styled, Table, in_mib, in_ms, three_digits
+from attn_export.report.tables import (
+    Column,
+    Style,
+    Styled,
+    Table,
+    in_mib,
+    in_ms,
+    reproduce_command,
+    three_digits,
+)
 from attn_export.report.terminal import as_text, print_table, say
 
 # -- benchmarks ---------------------------------------------------------------------------------
@@ -196,4 +204,4 @@ def _evidence(explanation: Explanation) -> Iterator[str]:
     for note in explanation.notes:
         yield f"note: {note}"
     if explanation.folder is not None and explanation.smallest:
-        yield f"reproduce: python {shell(f'{explanation.folder}/reproduce.py')}"
+        yield f"reproduce: {reproduce_command(explanation.folder)}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attn_export.dialect_names import STANDARD
@@ -158,6 +159,15 @@ def summaries(report: Report) -> list[Summary]:
 def problems(report: Report) -> list[Verdict]:
     """Return the verdicts that did not pass."""
     return [verdict for verdict in report.verdicts if verdict.status != "passed"]
+
+
+def reproduce_command(folder: Path | None) -> str:
+    """Return the command that repeats a failure, or "" if no folder for it was written."""
+    if folder is None:
+        return ""
+    from attn_export.code_templates import shell
+
+    return f"python {shell(str(folder / 'reproduce.py'))}"
 
 
 def verdicts_by_case(report: Report, run: RuntimeRun) -> dict[str, list[Verdict]]:

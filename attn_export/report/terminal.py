@@ -22,6 +22,7 @@ from attn_export.report.tables import (
     graph_label,
     matrix,
     problems,
+    reproduce_command,
     summaries,
     summary_table,
 )
@@ -159,6 +160,8 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
     optional = (s for s in all_summaries if few and not s.run.required and not s.ran)
     for line in dict.fromkeys(_not_ran(summary) for summary in optional):
         say(line, console)
+    if command := reproduce_command(report.reproduction):
+        say(f"reproduce: {as_text(command)}", console)
     verdict_line = "[green]passed[/]" if report.passed else f"[red]failed[/] ({report.exit_code})"
     say(f"{as_text(report.name)}: {verdict_line}", console)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,7 +14,8 @@ from conftest import Cli
 from reports import clean, mixed, run, verdict
 from xmlschema import XMLSchema
 
-from attn_export.report.ci import to_junit
+from attn_export.report.ci import to_junit, to_markdown
+from attn_export.report.html import to_html
 from attn_export.results import Report, RuntimeRun, Verdict
 
 SCHEMA = XMLSchema(Path(__file__).with_name("junit-10.xsd"))
@@ -110,3 +114,15 @@ def test_the_command_line_writes_it_and_refuses_first_what_it_cannot(
     done = cli("verify", bundle, "--junit", "nowhere/out.xml")
     assert done.returncode == 2
     assert "cannot write nowhere/out.xml: there is no such folder" in done.stderr
+
+
+def test_a_failure_names_the_folder_that_reproduces_it_and_no_other_bundle():
+    folder = Path("reports", "it's mine.explained")
+    report = dataclasses.replace(REPORTS["failed"], reproduction=folder, model=Path("mine.onnx"))
+    (failure,) = ElementTree.fromstring(to_junit(report)).iter("failure")
+    command = f"python {shlex.quote(str(folder / 'reproduce.py'))}"
+    assert f"reproduce: {command}" in str(failure.text).splitlines()
+    page = html.unescape(to_html(report))
+    assert command in page
+    assert "In the folder of the bundle" not in page
+    assert "Reproduce: python" in to_markdown(report)
