@@ -8,32 +8,35 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from attn_export.parity import conditions
+from attn_export.parity import blocks
 
 Items = list[pytest.Item]
 
-LONGEST = 256
-"""The largest of `conditions.BLOCKS` for which builds in the processes of the tests have a case."""
+LONGEST = 32
+"""The largest of `blocks.BLOCKS` for which builds in the processes of the tests have cases."""
 
-ALL_BLOCKS = conditions.BLOCKS
+ALL_BLOCKS = blocks.BLOCKS
 
 
 def shorten_cases() -> None:
-    """Leave out the cases of 513 and 1026 queries, which take a sixth of the time of the tests.
+    """Leave out the cases at larger blocks, which take half of the time of the tests.
 
-    Command lines build with all cases, and so do tests inside `long_cases`.
+    Command lines that are not forked build with all cases, and so do tests inside `long_cases`.
     """
-    conditions.BLOCKS = {block: size for block, size in ALL_BLOCKS.items() if block <= LONGEST}
+    blocks.BLOCKS = tuple(block for block in ALL_BLOCKS if block <= LONGEST)
+
+
+warm_up = shorten_cases  # called by the server of forked processes
 
 
 @contextlib.contextmanager
 def long_cases() -> Iterator[None]:
     """Have builds in this block make cases of every length."""
-    before, conditions.BLOCKS = conditions.BLOCKS, ALL_BLOCKS
+    before, blocks.BLOCKS = blocks.BLOCKS, ALL_BLOCKS
     try:
         yield
     finally:
-        conditions.BLOCKS = before
+        blocks.BLOCKS = before
 
 
 def default_share(items: Sequence[pytest.Item]) -> tuple[Items, Items]:

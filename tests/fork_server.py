@@ -32,7 +32,7 @@ IMPORTED = {
         "attn_export.report.html", "onnx.reference", "onnxruntime",
     ),
     WITH_TORCH: (
-        "forking", "exporter_once", "attn_export.cli", "attn_export.jobs.build",
+        "forking", "exporter_once", "default_share", "attn_export.cli", "attn_export.jobs.build",
         "attn_export.jobs.compare", "attn_export.jobs.golden_vectors",
         "attn_export.runtimes.pytorch",
     ),

@@ -74,8 +74,8 @@ def longest_sequence() -> int:
 
 
 def test_cases_of_many_queries_are_left_to_all_and_to_long_cases(request: pytest.FixtureRequest):
-    by_default = 1026 if request.config.getoption("--all") else 257
+    by_default = 1025 if request.config.getoption("--all") else 49
     assert longest_sequence() == by_default
     with long_cases():
-        assert longest_sequence() == 1026
+        assert longest_sequence() == 1025
     assert longest_sequence() == by_default

@@ -11,10 +11,9 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from attn_export.parity.blocks import BATCH, KEYS, LAST, PAST, QUERIES, near_blocks
 from attn_export.parity.draw import Sizes
 from attn_export.parity.mask_contents import LENGTH_NAMES
-
-BATCH, QUERIES, PAST, KEYS = "batch", "query_len", "past_len", "key_len"
 
 LEVELS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     BATCH: {"small": (1, 2), "middle": (3, 6), "large": (7, math.inf)},
@@ -24,14 +23,11 @@ LEVELS: Mapping[str, Mapping[str, tuple[float, float]]] = {
 """Ranges of small, middle and large sizes, by axis; "" stands for all other axes."""
 
 VALUES = {
-    BATCH: (1, 2, 3, 4, 5, 7, 8, 9, 17),
+    BATCH: (1, 2, 3, 4, 5, 7, 8, 9, 16, 17),
     PAST: (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33),
     "": (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 49),
 }
 """Sizes to try, by axis: small numbers, powers of 2 with their neighbours, and 49."""
-
-BLOCKS: Mapping[int, int] = {64: 65, 128: 127, 256: 257, 512: 513, 1024: 1026}
-"""Block sizes of kernels, each with the size to try next to it."""
 
 KNOWN = (BATCH, QUERIES, PAST, KEYS)
 """Axes whose meaning is known, as those of our own layers."""
@@ -78,16 +74,11 @@ def tried_sizes(axis: str) -> tuple[int, ...]:
     return VALUES.get(axis, VALUES[""])
 
 
-def tried_blocks(axis: str) -> Mapping[int, int]:
-    """Return the block sizes to try along an axis, each with the size next to it."""
-    return {} if axis in (BATCH, PAST) else BLOCKS
-
-
 def corners(axes: Sequence[str]) -> list[dict[str, int]]:
     """Return all combinations of the smallest and the largest size to try of each axis.
 
-    They show faults that start or end at some size of one or several axes. Block sizes do not
-    count. There are none if an axis is not in `KNOWN`.
+    They show faults that start or end at some size of one or several axes. There are none if an
+    axis is not in `KNOWN`.
     """
     if not set(axes) <= set(KNOWN):
         return []
@@ -100,23 +91,30 @@ def corners(axes: Sequence[str]) -> list[dict[str, int]]:
 # -- sizes ---------------------------------------------------------------------------------------
 
 
-def size_conditions(axes: Sequence[str]) -> list[str]:
-    """Return all conditions on the sizes of these axes."""
-    names = [f"{axis} {value}" for axis in axes for value in tried_sizes(axis)]
-    names += [
-        f"{level} {one}, {other_level} {other}"
+def size_conditions(axes: Sequence[str]) -> dict[str, int]:
+    """Return all conditions on the sizes of these axes, with their ranks.
+
+    Conditions of a lower rank are met first; `BlockSizes.conditions` has those at blocks.
+    """
+    next_to_blocks = {size for size, distance in near_blocks().items() if distance}
+    ranks = {
+        f"{axis} {value}": 2 if value in next_to_blocks else 0
+        for axis in axes
+        for value in tried_sizes(axis)
+    }
+    ranks |= {
+        f"{level} {one}, {other_level} {other}": 0
         for one, other in itertools.combinations(axes, 2)
         for level, other_level in itertools.product(_levels(one), _levels(other))
-    ]
-    names += [f"{axis} near {block}" for axis in axes for block in tried_blocks(axis)]
-    names += [_joint_condition(corner) for corner in corners(axes)]
+    }
+    for corner in corners(axes):
+        is_large = all(corner.get(axis) == max(tried_sizes(axis)) for axis in (BATCH, QUERIES))
+        ranks[_joint_condition(corner)] = LAST if is_large else 0
     if QUERIES in axes:
         # Graphs for one query run only in cases with one query.
-        others = [axis for axis in axes if axis != QUERIES]
-        names += [f"{ONE_QUERY}, {condition}" for condition in size_conditions(others)]
-        if PAST in axes:
-            names += [f"{ONE_QUERY}, {block} keys" for block in BLOCKS]
-    return names
+        others = size_conditions([axis for axis in axes if axis != QUERIES])
+        ranks |= {f"{ONE_QUERY}, {condition}": rank for condition, rank in others.items()}
+    return ranks
 
 
 def met_by_sizes(sizes: Sizes, axes: Sequence[str], *, is_opaque: bool = False) -> Iterator[str]:
@@ -129,8 +127,6 @@ def met_by_sizes(sizes: Sizes, axes: Sequence[str], *, is_opaque: bool = False) 
     """
     yield from (f"{axis} {sizes[axis]}" for axis in axes)
     if not is_opaque:
-        for axis in axes:
-            yield from (f"{axis} near {block}" for block in _blocks_near(sizes[axis]))
         for one, other in itertools.combinations(axes, 2):
             yield f"{_level(one, sizes[one])} {one}, {_level(other, sizes[other])} {other}"
         yield _joint_condition({axis: sizes[axis] for axis in axes})
@@ -138,12 +134,6 @@ def met_by_sizes(sizes: Sizes, axes: Sequence[str], *, is_opaque: bool = False) 
         others = [axis for axis in axes if axis != QUERIES]
         met = met_by_sizes(sizes, others, is_opaque=is_opaque)
         yield from (f"{ONE_QUERY}, {condition}" for condition in met)
-        blocks = () if is_opaque else _blocks_near(keys_of(sizes) or 0)
-        yield from (f"{ONE_QUERY}, {block} keys" for block in blocks)
-
-
-def _blocks_near(size: int) -> Iterator[int]:
-    return (block for block, near in BLOCKS.items() if abs(size - near) <= 2)
 
 
 def _joint_condition(sizes: Sizes) -> str:
@@ -253,13 +243,14 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
     batch = "1" if sizes.get(BATCH) == 1 else "> 1"
     may_have_more = sizes.get(QUERIES) != 1 or bool(sizes.get(PAST)) or KEYS in sizes
     few_keys = may_have_more and not many
-    # Large logits scale batch elements in four ways: with one query in each, only a large batch
-    # shows them all.
-    small_batch = pattern == A_PAST and BATCH in sizes and _level(BATCH, sizes[BATCH]) != "large"
+    # Large logits scale batch elements in four ways: with one query in each, or one key visible to
+    # it, only a large batch shows them all.
+    few_elements = BATCH in sizes and _level(BATCH, sizes[BATCH]) != "large"
+    small_batch = pattern == A_PAST and few_elements
     if (
         {"empty_and_full", "large_logits"} <= set(contents)
         and may_differ_in_length(sizes)
-        and not small_batch
+        and not few_elements
     ):
         yield f"{LARGE_AND_EMPTY}{pattern}"
     for name in contents:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attn_export.errors import first_few
 from attn_export.parity import conditions
+from attn_export.parity.blocks import BATCH, BLOCKS, PAST, QUERIES, BlockSizes
 from attn_export.parity.contents import FUTURE, VALUES, Content, DrawnCase, is_mask
-from attn_export.parity.cover import Choice, Cover
+from attn_export.parity.cover import Choice, Cover, Fits
 from attn_export.parity.draw import (
     Bounds,
     FunctionInputs,
     Interface,
     Sizes,
     add_sums,
-    clamp_sizes,
     draw_inputs,
     generator,
     is_within,
@@ -36,10 +36,6 @@ is used."""
 
 CASE_BYTES = GOLDEN_BYTES // 2
 """Largest size of one case in bytes."""
-
-Fits = Callable[[Sizes], bool]
-"""A function that returns whether the module accepts sizes; axes may be left out, whose sizes are
-those of the example."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +110,7 @@ def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
 
     Args:
         interface: The inputs and outputs of the subject.
-        fits: Returns whether the module accepts sizes; called for sizes next to blocks and for
+        fits: Returns whether the module accepts sizes; called for sizes at large blocks and for
             upper bounds.
     """
     long, notes = long_cases(interface)
@@ -123,20 +119,35 @@ def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
     budget = GOLDEN_BYTES - sum(interface.case_bytes(case.sizes) for case in fixed)
     sums, bounds = interface.sums, interface.bounds
     axes = conditions.free_axes(interface.axes, list(sums))
-    groups = Groups.of(interface)
-    sizes = _candidates(axes, fits, sums, bounds)
+    groups, blocks = Groups.of(interface), BlockSizes(axes, sums, bounds)
+    sizes = _candidates(axes, fits, sums, bounds, blocks)
     costs = [interface.case_bytes(each) for each in sizes]
     at_bounds = [f"{axis} {end}" for axis, limits in bounds.items() for end in limits]
     wanted = [*groups.content_conditions(axes), *at_bounds]
-    cover = Cover(axes, wanted, sizes, costs, groups.combinations(), bounded=bool(bounds))
-    choices = cover.choose(budget, CASE_BYTES)
-    if cover.missed:
-        notes.append(
-            f"no case meets {len(cover.missed)} of {cover.count} conditions, because golden "
-            f"vectors are limited in size: {first_few(cover.missed)}"
-        )
+    contents = groups.combinations()
+    cover = Cover(axes, blocks, wanted, sizes, costs, contents, bounded=bool(bounds))
+    choices = cover.choose(budget, CASE_BYTES, fits)
+    notes += _notes(cover, blocks)
     cases = [_case(sizes, contents, interface) for sizes, contents in _shuffle(choices)]
     return Plan((*cases, *fixed), tuple(notes), interface)
+
+
+def _notes(cover: Cover, blocks: BlockSizes) -> Iterator[str]:
+    """Yield notes on the conditions that no case meets."""
+    at_blocks, missed = blocks.conditions(), cover.missed()
+    others = [name for name in missed if name not in at_blocks]
+    if others:
+        yield (
+            f"no case meets {len(others)} of {cover.count} conditions, because golden vectors are "
+            f"limited in size: {first_few(others)}"
+        )
+    for reason, names in (
+        (f"golden vectors take at most {GOLDEN_BYTES >> 20} MiB", missed),
+        ("the module raises there or is too large to try them", cover.refused()),
+    ):
+        sizes = blocks.summary(names)
+        if sizes:
+            yield f"no case has these sizes at blocks of kernels, since {reason}: {sizes}"
 
 
 def covering_sizes(
@@ -150,9 +161,9 @@ def covering_sizes(
         bounds: The bounds of axes that have any.
     """
     free = conditions.free_axes(list(axes), list(sums))
-    sizes = _candidates(free, lambda _: False, sums, bounds, blocks=False)
+    sizes = _candidates(free, lambda _: False, sums, bounds)
     costs = [0] * len(sizes)
-    cover = Cover(free, (conditions.SMALLEST,), sizes, costs, [()], bounded=bool(bounds))
+    cover = Cover(free, None, (conditions.SMALLEST,), sizes, costs, [()], bounded=bool(bounds))
     return [sizes for sizes, _ in _shuffle(cover.choose(0, 0))]
 
 
@@ -161,33 +172,20 @@ def _candidates(
     fits: Fits,
     sums: Mapping[str, str],
     bounds: Bounds,
-    *,
-    blocks: bool = True,
+    blocks: BlockSizes | None = None,
 ) -> list[dict[str, int]]:
     """Return sizes to choose from, within bounds and with sums; those like the example first."""
     values = {axis: _sizes_within(axis, bounds, fits) for axis in axes}
     candidates = _combinations(values)
-    if conditions.QUERIES in axes:
-        candidates += _combinations({**values, conditions.QUERIES: (1,)})
+    if QUERIES in axes:
+        candidates += _combinations({**values, QUERIES: (1,)})
     candidates.append({axis: min(of_axis) for axis, of_axis in values.items()})
     candidates += conditions.corners(axes)
-    near_blocks = [(axis, conditions.tried_blocks(axis)) for axis in axes]
-    if conditions.PAST in axes:
-        past_lengths = {block: size - 1 for block, size in conditions.BLOCKS.items()}
-        near_blocks.append((conditions.PAST, past_lengths))
-    for axis, size_by_block in near_blocks if blocks else ():
-        for block, size in size_by_block.items():
-            # There are several keys, since softmax over one key is constant, and near some blocks
-            # no past, since graphs branch on it.
-            small = {conditions.PAST: 0 if block in (128, 256) else 3, conditions.KEYS: 5}
-            beside = {other: small.get(other, 1) for other in axes}
-            sizes = {**clamp_sizes(beside, bounds), axis: size}
-            if not fits(sizes):
-                break  # the larger blocks do not fit either
-            if conditions.BATCH in axes:
-                candidates.append({**sizes, conditions.BATCH: 2})
-            candidates.append(sizes)
-    complete = [add_sums(each, sums) for each in sorted(candidates, key=_distance_from_example)]
+    candidates += blocks.candidates() if blocks else ()
+    unique = {tuple(each[axis] for axis in axes): each for each in candidates}
+    complete = [
+        add_sums(each, sums) for each in sorted(unique.values(), key=_distance_from_example)
+    ]
     return [each for each in complete if is_within(each, bounds)]
 
 
@@ -219,10 +217,9 @@ def _distance_from_example(sizes: Sizes) -> float:
 
 def _is_filled(sizes: Sizes) -> bool:
     """Return whether the last batch element of a cache in place must have the longest past."""
-    # A single batch element must have it next to a block only: else every case of one element would
+    # A single batch element must have it at a block only: else every case of one element would
     # fill its capacity.
-    most = max(conditions.tried_sizes(conditions.PAST))
-    return sizes[conditions.BATCH] > 1 or sizes[conditions.PAST] > most
+    return sizes[BATCH] > 1 or sizes[PAST] >= BLOCKS[0] - 2
 
 
 def _shuffle(choices: Sequence[Choice]) -> list[Choice]:

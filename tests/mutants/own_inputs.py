@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from attn_export.export.subject import Subject
-from attn_export.parity.conditions import QUERIES, free_axes, tried_sizes
+from attn_export.parity.blocks import QUERIES
+from attn_export.parity.conditions import free_axes, tried_sizes
 from attn_export.parity.contents import DrawnCase
 from attn_export.parity.draw import Interface, add_sums, axis_names, draw_inputs, generator
 from attn_export.parity.plan import Groups

@@ -82,8 +82,14 @@ def planned(request) -> tuple[AttentionSpec, Plan]:
 # -- small layers -----------------------------------------------------------------------------
 
 
-def test_a_small_layer_meets_all_conditions_without_a_note(planned):
-    spec, plan = planned
+QUADRATIC = ("cached, a mask without batch", "attention weights of one head")
+"""Specs with inputs or outputs of a size for each query and key."""
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name not in QUADRATIC])
+def test_a_small_layer_meets_all_conditions_without_a_note(name):
+    spec = small_spec(**SPECS[name])
+    plan = plan_of(spec)
     axes = free_of(spec)
     met = {
         condition
@@ -92,14 +98,14 @@ def test_a_small_layer_meets_all_conditions_without_a_note(planned):
         for condition in found
     }
     wanted = Groups.of(interface_of(spec)).content_conditions(axes)
-    assert set(size_conditions(axes)) <= met
+    assert size_conditions(axes).keys() <= met
     assert set(wanted) <= met
     assert plan.notes == ()
 
 
 def test_a_plan_has_as_many_cases_as_it_needs(planned):
     _, plan = planned
-    assert 30 <= len(plan.cases) <= 85
+    assert 30 <= len(plan.cases) <= 140
 
 
 def test_all_cases_of_fixed_sizes_are_there(planned):
@@ -232,7 +238,7 @@ def test_a_large_layer_keeps_every_content_and_single_queries(llama, llama_plan)
 
 
 def test_a_large_layer_has_a_note_of_what_is_met_by_no_case(llama, llama_plan):
-    (note,) = llama_plan.notes
+    note, _ = llama_plan.notes
     start, _, reason = note.partition(" conditions, because golden vectors are limited in size: ")
     assert start.startswith("no case meets ")
     assert reason
@@ -303,15 +309,19 @@ def test_sizes_that_a_module_does_not_take_are_not_tried():
     inputs = {"x": Input(("batch", "frames", 4))}
     interface = Interface(inputs, {"y": ("batch", "frames", 2)})
     plan = plan_cases(interface, lambda sizes: sizes["frames"] < 200)
-    assert max(case.sizes["frames"] for case in plan.cases) == 127
-    assert len(plan.notes) == 1
+    assert max(case.sizes["frames"] for case in plan.cases) == 129
+    assert plan.notes == (
+        "no case has these sizes at blocks of kernels, since the module raises there "
+        "or is too large to try them: "
+        "frames 255-257, 511-513, 1023-1025 where frames > 1",
+    )
 
 
 def test_a_past_that_a_module_does_not_take_is_not_tried():
     inputs = {"x": Input(("batch", "query_len", 4)), "past": Input(("batch", "past_len", 4))}
     interface = Interface(inputs, {"y": ("batch", "query_len", 2)})
     plan = plan_cases(interface, lambda sizes: sizes["past_len"] < 200)
-    assert max(case.sizes["past_len"] for case in plan.cases) == 126
+    assert max(case.sizes["past_len"] for case in plan.cases) == 129
 
 
 @settings(deadline=None, max_examples=20)

@@ -1,0 +1,215 @@
+"""Sizes at the blocks of kernels: small layers try all, others blocks first, with a note."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import onnx
+import pytest
+import shared
+from conftest import interface_of
+from mutants.planting import Planter, float_values, plant
+
+from attn_export import verify
+from attn_export.parity.blocks import BlockSizes
+from attn_export.parity.contents import VALUES
+from attn_export.parity.draw import Interface, Sizes
+from attn_export.parity.mask_contents import LENGTHS, MASKS
+from attn_export.parity.plan import Plan, plan_cases
+from attn_export.spec import AttentionSpec, Input
+
+long = pytest.mark.usefixtures("every_length")
+
+BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
+NEAR = sorted(block + step for block in BLOCKS for step in (-1, 0, 1))
+OPAQUE = {c.name for c in (*VALUES, *MASKS, *LENGTHS) if c.is_opaque}
+
+SMALL = {"embed_dim": 64, "num_heads": 4, "num_kv_heads": 2}
+CROSS = {"num_kv_heads": 4, "cross": True}
+SPECS: dict[str, dict[str, object]] = {
+    "append": {"causal": True, "cache": "append"},
+    "append, masked": {"causal": True, "cache": "append", "attn_mask": "bool[B,1,1,S]"},
+    "in place": {"causal": True, "cache": "in-place"},
+    "no cache": {"causal": True},
+    "no cache, not causal": {},
+    "cross": CROSS,
+    "cross, masked": {**CROSS, "attn_mask": "bool[B,1,1,S]"},
+}
+
+
+class Call(NamedTuple):
+    """The numbers of queries, past keys and all keys."""
+
+    L: int
+    P: int
+    S: int
+
+
+CALLS: dict[str, Callable[[Call], bool]] = {
+    "whole": lambda call: call.L > 1 and call.P == 0,
+    "one query": lambda call: call.L == 1 and call.S > 1,
+    "chunk": lambda call: call.L > 1 and call.P > 0,
+}
+AXES = ("L", "P", "S")
+
+
+def call_of(sizes: Sizes) -> Call:
+    L, P = sizes["query_len"], sizes.get("past_len", 0)
+    return Call(L, P, sizes.get("key_len", L + P))
+
+
+def plan_of(**changes: object) -> Plan:
+    return plan_cases(interface_of(AttentionSpec.from_dict({**SMALL, **changes})))
+
+
+def plainly_tried(plan: Plan) -> list[Sizes]:
+    """Return the sizes of the cases whose contents hide nothing."""
+    return [case.sizes for case in plan.cases if OPAQUE.isdisjoint(case.contents)]
+
+
+def can_vary(spec: str, call: str, axis: str) -> bool:
+    has_past, is_cross = "cache" in SPECS[spec], spec.startswith("cross")
+    if call == "chunk":
+        return has_past
+    if call == "one query":
+        return axis in "PS" if has_past else axis == "S" and is_cross
+    return axis in "LS"
+
+
+@long
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_layer_of_64_wide_tries_every_size_at_blocks_in_every_call(spec):
+    plan = plan_of(**SPECS[spec])
+    tried = {
+        (call, axis, getattr(call_of(sizes), axis))
+        for sizes in plainly_tried(plan)
+        for call, holds in CALLS.items()
+        if holds(call_of(sizes))
+        for axis in AXES
+    }
+    wanted = {
+        (call, axis, size)
+        for call in CALLS
+        for axis in AXES
+        if can_vary(spec, call, axis)
+        for size in NEAR
+    }
+    assert len(wanted) >= 2 * len(NEAR)
+    assert wanted - tried == set()
+    assert not any("at blocks" in note for note in plan.notes)
+
+
+@long
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("batch", [1, 2, 3, 8, 16, 17])
+def test_each_call_is_tried_with_each_batch_size(spec, batch):
+    sizes = [each for each in plainly_tried(plan_of(**SPECS[spec])) if each["batch"] == batch]
+    for call, holds in CALLS.items():
+        if any(can_vary(spec, call, axis) for axis in AXES):
+            assert any(holds(call_of(each)) for each in sizes), call
+
+
+@long
+@pytest.mark.parametrize("relation", ["m + t", "t + m"])
+def test_the_axes_of_users_are_tried_under_any_name(relation):
+    inputs = {"x": Input(("batch", "t", 8)), "past": Input(("batch", "m", 8))}
+    plan = plan_cases(Interface(inputs, {"y": ("batch", "t", 8)}, sums={"all": relation}))
+    sizes = plainly_tried(plan)
+    for axis in ("t", "m"):
+        other = "m" if axis == "t" else "t"
+        for size in NEAR:
+            assert any(each[axis] == size and each[other] == 1 for each in sizes)
+            assert any(each[axis] == size and each[other] > 1 for each in sizes)
+            assert any(each["all"] == size and each[axis] == 1 for each in sizes)
+    assert all(any(each["all"] == n and each["t"] > 1 < each["m"] for each in sizes) for n in NEAR)
+
+
+def test_bounds_limit_the_sizes_and_the_least_size_of_an_axis():
+    blocks = BlockSizes(["batch", "frames"], {}, {"frames": (3, 40)})
+    assert "frames 16 where frames > 3" in blocks.conditions()
+    plan = plan_cases(
+        Interface({"x": Input(("batch", "frames", 4))}, {"y": ("batch", "frames", 4)},
+                  bounds={"frames": (3, 40)})
+    )  # fmt: skip
+    assert {15, 16, 17, 31, 32, 33} <= {case.sizes["frames"] for case in plan.cases}
+    assert plan.notes == ()
+
+
+# -- layers that are too large for all sizes ----------------------------------------------------
+
+
+@long
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"embed_dim": 512, "num_heads": 8, "num_kv_heads": 1},
+        {"embed_dim": 512, "num_heads": 8, "num_kv_heads": 8, "attn_mask": "bool[B,1,1,S]"},
+        {"embed_dim": 4096, "num_heads": 32, "num_kv_heads": 8},
+        {"embed_dim": 512, "num_heads": 8, "num_kv_heads": 2, "cache": "in-place"},
+    ],
+    ids=str,
+)
+def test_sizes_that_are_left_out_are_named_and_blocks_come_before_their_neighbours(changes):
+    plan = plan_of(**{"causal": True, "cache": "append", **changes})
+    tried = [call_of(sizes) for sizes in plainly_tried(plan)]
+    (note,) = (note for note in plan.notes if "at blocks of kernels" in note)
+    parts = dict(zip(CALLS, note.partition(": ")[2].split("; "), strict=True))
+    for call, holds in CALLS.items():
+        for axis in AXES:
+            if not can_vary("append", call, axis):
+                continue
+            found = {getattr(each, axis) for each in tried if holds(each)}
+            assert named(parts[call], axis) == {size for size in NEAR if size not in found}
+            for block in BLOCKS if call != "chunk" else ():
+                assert block in found or not {block - 1, block + 1} <= found
+
+
+NAMES = {"L": "query_len", "P": "past_len", "S": "total_len|capacity"}
+
+
+def named(part: str, axis: str) -> set[int]:
+    """Return the sizes of an axis that a part of a note names."""
+    sizes: set[int] = set()
+    for names, numbers in re.findall(r"([a-z][a-z_ ]*) ([\d, -]+)(?=, [a-z]| where)", part):
+        if re.search(NAMES[axis], names):
+            for run in numbers.split(", "):
+                first, _, last = run.partition("-")
+                sizes |= set(range(int(first), int(last or first) + 1))
+    return sizes
+
+
+# -- faults at exact sizes ----------------------------------------------------------------------
+
+FAULTS = {
+    "S % 32 == 0": ("S", "Mod", 32),
+    "S == 32": ("S", "", 32),
+    "L == 31": ("L", "", 31),
+    "B == 16": ("B", "", 16),
+    "P == 33": ("P", "", 33),
+    "L == 16": ("L", "", 16),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_at_one_size_fails(fault: str, tmp_path: Path):
+    axis, operator, number = FAULTS[fault]
+    bundle = shared.bundle_of("append")
+    model = onnx.load(bundle / "model.portable.onnx")
+    source, position = {
+        "B": ("query", 0), "L": ("query", 1), "P": ("past_key", 2), "S": ("present_key", 2),
+    }[axis]  # fmt: skip
+
+    def wrong(p: Planter, x: str) -> str:
+        size = p.size(source, position)
+        at = p("Equal", p("Mod", size, number), 0) if operator else p("Equal", size, number)
+        return p("Where", at, p("Mul", x, 1.5), x)
+
+    (output,) = (value for value in float_values(model) if value.name == "output")
+    plant(model, output, wrong)
+    onnx.save(model, tmp_path / "wrong.onnx")
+    report = verify(bundle, graph=tmp_path / "wrong.onnx", runtimes=["ort-cpu"])
+    failed = {v.case for v in report.verdicts if v.status == "failed"}
+    assert failed
