@@ -232,7 +232,7 @@ class Cached(Layer):
 
 X = {"x": TOKENS}
 MASKED = {"x": TOKENS, "mask": PADDING}
-PAST = torch.zeros(2, 2, 3, D)
+PAST, NOTHING = torch.zeros(2, 2, 3, D), torch.zeros(2, 7, dtype=torch.int64)
 
 MODULES: Mapping[str, tuple[Callable[[], nn.Module], Inputs]] = {
     "sdpa": (lambda: Layer(sdpa_plain), X),
@@ -254,9 +254,9 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], Inputs]] = {
     "stable": (lambda: Layer(stable), X),
     "timm": (lambda: Timm(fused=False), X),
     "timm_fused": (lambda: Timm(fused=True), X),
-    "length_first": (LengthFirst, {"x": torch.zeros(5, 2, E), "hidden": torch.zeros(2, 5)}),
+    "length_first": (LengthFirst, {"x": torch.zeros(5, 2, E), "hidden": NOTHING[:, :5]}),
     "channels": (Channels, {"x": torch.zeros(2, E, 3, 4)}),
-    "cross": (Cross, {"x": TOKENS, "y": torch.zeros(2, 7, E), "hidden": torch.zeros(2, 7)}),
+    "cross": (Cross, {"x": TOKENS, "y": torch.zeros(2, 7, E), "hidden": NOTHING}),
     "cached": (lambda: Cached(sdpa_plain, 4), {"x": TOKENS, "past_key": PAST, "past_value": PAST}),
 }  # fmt: skip
 

@@ -111,6 +111,13 @@ def mask_that_is_scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return ((q @ k.mT + torch.arange(k.shape[2])) * 0.5).softmax(-1) @ v
 
 
+def with_sinks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT * D**-0.5 + torch.full((k.shape[2], k.shape[2]), -torch.inf).triu(1)
+    sinks = torch.linspace(-1, 2, H).view(1, H, 1, 1).expand(len(q), H, q.shape[2], 1)
+    logits = torch.cat([scores, sinks], -1)
+    return (logits - logits.amax(-1, keepdim=True)).softmax(-1)[..., :-1] @ v
+
+
 def weights_read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = (q @ k.mT).softmax(-1)
     return weights @ v + weights.amax(-1, keepdim=True)
@@ -124,7 +131,7 @@ def weights_of_a_batch_read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 FORMS = [
     plain, scaled_before, filled, kept, added, einsum, einsum_of_one_head, batched, softcap,
-    in_float32, shared_heads, biased, mask_that_is_scaled,
+    in_float32, shared_heads, biased, mask_that_is_scaled, with_sinks,
     weights_read, weights_of_a_batch_read,
 ]  # fmt: skip
 
@@ -213,7 +220,9 @@ def over_the_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "attend", [filled_with_little, over_the_queries], ids=lambda form: form.__name__
+    "attend",
+    [filled_with_little, over_the_queries],
+    ids=lambda form: form.__name__,
 )
 def test_something_else_is_left_alone(attend: Attend, tmp_path: Path):
     report = build(subject_of(attend), tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"])

@@ -70,6 +70,8 @@ class _Attention:
         source = weights.softmax.inputs[0]
         assert source is not None  # that is how the weights were found
         self._scores = _with_zeros(read_scores(self._op, source), weights.seen)
+        if weights.drops_last != (self._scores.sink is not None):
+            raise NoMatchError
 
     def replace(self) -> None:
         """Replace the product, and the weights if others read them.
@@ -117,11 +119,15 @@ class _Attention:
             value, _ = self._operand(weights.value, of_values, count=max(counts))
         scale = scores.scale * factor * key_factor
         mask = self._mask([self._four_axes(mask, batch, count) for mask in scores.masks], query)
+        if scores.sink is not None:
+            key, value, mask = self._with_sink(key, value, mask, scores.sink, query)
         read = [x for x in weights.path if _is_read_elsewhere(x, weights)]
         attended, shown = self._node([query, key, value], mask, scale, weights_read=bool(read))
         out = weights.product.outputs[0]
         old, new = views.replace_furthest(op, attended, out, weights.order)
         made = weights.softmax.outputs[0]
+        if bool(read) and scores.sink is not None:
+            raise NoMatchError
         if shown is not None:
             shown = reordered(op, shown, range(4), dims(made))
             if shown is None or made.dtype != query.dtype:
@@ -184,6 +190,31 @@ class _Attention:
                 number = set_type(scaled, dtype, number.shape)
             numbers.append(number)
         return self._combined("Add", numbers, dtype)
+
+    def _with_sink(
+        self, key: ir.Value, value: ir.Value, mask: ir.Value | None, sink: ir.Value, like: ir.Value
+    ) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """Return keys and values with one more key of zeros, to which the mask adds the sink."""
+        op, dtype = self._op, like.dtype
+        if dtype is None or sink.dtype != dtype or len(dims(sink)) != 4:
+            raise NoMatchError
+        one_more = op.ints(0, 0, 0, 0, 0, 0, 1, 0)
+        longer = [op("Pad", x, one_more) for x in (key, value)]
+        keys = dims(key)[2]
+        total = keys + 1 if isinstance(keys, int) else ir.SymbolicDim(f"{keys.value} + 1")
+        for old, new in zip((key, value), longer, strict=True):
+            set_type(new, dtype, ir.Shape([*dims(old)[:2], total, dims(old)[3]]))
+        before = op("Concat", op.ints(0, 0, 0), op.size(key, 2), op.ints(0, 0, 0, 0), axis=0)
+        bias = set_type(op("Pad", sink, before), dtype, ir.Shape([*dims(sink)[:3], total]))
+        if mask is None:
+            return longer[0], longer[1], bias
+        if mask.dtype == ir.DataType.BOOL:
+            numbers = op("Where", mask, op.scalar(0.0, dtype), op.scalar(-math.inf, dtype))
+            mask = set_type(numbers, dtype, mask.shape)
+        rank = len(dims(mask))
+        padded = op("Pad", mask, op.ints(*[0] * (2 * rank - 1), 1))
+        set_type(padded, dtype, ir.Shape([*dims(mask)[:-1], total]))
+        return longer[0], longer[1], self._combined("Add", [padded, bias], dtype)
 
     def _combined(self, op_type: str, masks: Sequence[ir.Value], dtype: ir.DataType) -> ir.Value:
         """Combine masks by an operator, and set the broadcast shape."""

@@ -66,6 +66,8 @@ class Scores:
         scale: The factor on their product.
         softcap: The softcap; 0 for none.
         masks: The masks in the order in which they are applied.
+        sink: A score after those of the keys, which takes part in the softmax and has no value,
+            `[..., L, 1]`; None if there is none.
     """
 
     query: Operand
@@ -74,6 +76,7 @@ class Scores:
     scale: float = 1.0
     softcap: float = 0.0
     masks: tuple[Mask, ...] = ()
+    sink: ir.Value | None = None
 
 
 def read_scores(op: Builder, value: ir.Value, depth: int = MOST_DEPTH) -> Scores:
@@ -103,6 +106,8 @@ def read_scores(op: Builder, value: ir.Value, depth: int = MOST_DEPTH) -> Scores
             return _read_added_mask(op, depth - 1, node, one, other)
         case "Where", [condition, yes, no]:
             return _read_filled_mask(op, depth - 1, value, condition, yes, no)
+        case "Concat", [one, sink]:
+            return _read_sink(op, depth - 1, node, one, sink)
         case "Max" | "Clip", [one, floor]:
             return _read_floor(op, depth - 1, one, floor)
     if node.op_type != "Cast" and not (node.op_type in MOVES and keeps_rows(inputs[0], value)):
@@ -194,11 +199,11 @@ def _read_scaled(op: Builder, depth: int, node: ir.Node) -> Scores:
     if capped is not None:
         inner = read_scores(op, capped, depth)
         # softcap * tanh(scores / softcap): the inner factor holds the division.
-        if inner.masks or inner.softcap or factor < 0:
+        if inner.masks or inner.softcap or inner.sink is not None or factor < 0:
             raise NoMatchError
         return dataclasses.replace(inner, scale=inner.scale * factor, softcap=factor)
     scores = read_scores(op, value, depth)
-    if scores.softcap or (factor < 0 and scores.masks):
+    if scores.softcap or scores.sink is not None or (factor < 0 and scores.masks):
         raise NoMatchError
     masks = [
         dataclasses.replace(m, low=m.low * factor, factor=m.factor * factor) for m in scores.masks
@@ -221,6 +226,8 @@ def _read_added_mask(
             scores = read_scores(op, scores_input, depth)
         except NoMatchError:
             continue
+        if scores.sink is not None:
+            raise NoMatchError
         if _is_zero(mask):
             return scores
         factor = 1.0 if node.op_type == "Add" else -1.0
@@ -263,6 +270,8 @@ def _read_filled_mask(
     if not _same_size(scores_input, out):
         raise NoMatchError
     scores = read_scores(op, scores_input, depth)
+    if scores.sink is not None:
+        raise NoMatchError
     if not visible:
         negated = value_before(condition, "Not")
         if negated is None:
@@ -276,12 +285,22 @@ def _read_filled_mask(
     return dataclasses.replace(scores, masks=(*scores.masks, filled))
 
 
+def _read_sink(op: Builder, depth: int, node: ir.Node, one: ir.Value, sink: ir.Value) -> Scores:
+    axis = node.attributes.get_int("axis", 0)
+    if axis not in (-1, 3) or len(dims(one)) != 4 or dims(sink)[-1:] != (1,):
+        raise NoMatchError
+    scores = read_scores(op, one, depth)
+    return dataclasses.replace(scores, sink=value_before(sink, "Expand") or sink)
+
+
 def _read_floor(op: Builder, depth: int, one: ir.Value, floor: ir.Value) -> Scores:
     """Read scores that are kept above a number, which matters only where all keys are hidden."""
     number = number_of(floor)
     if number is None or number > MASK_FLOOR:
         raise NoMatchError
     scores = read_scores(op, one, depth)
+    if scores.sink is not None:
+        raise NoMatchError
     masks = []
     for mask in scores.masks:
         value = mask.value

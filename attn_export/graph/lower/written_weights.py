@@ -9,7 +9,12 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.axis_names import Size
-from attn_export.graph.ir_helpers import constant_array, dims
+from attn_export.graph.ir_helpers import (
+    constant_array,
+    constant_numbers,
+    dims,
+    optional_input,
+)
 from attn_export.graph.lower.mask_values import reference_model
 from attn_export.graph.lower.views import MOVES, NoMatchError, number_of
 from attn_export.graph.lower.written_scores import Operand, factors, keeps_rows
@@ -30,6 +35,7 @@ class Weights:
         leads: The axes of the product before these.
         path: The weights as they are from the softmax to the product.
         seen: The condition on which weights are kept and are 0 otherwise, if data decides it.
+        drops_last: Whether the last weight of each row, that of a sink, is left out.
     """
 
     softmax: ir.Node
@@ -39,6 +45,7 @@ class Weights:
     leads: tuple[Size, ...]
     path: tuple[ir.Value, ...]
     seen: ir.Value | None = None
+    drops_last: bool = False
 
 
 def weights_of(product: ir.Node) -> Iterator[Weights]:
@@ -56,37 +63,39 @@ def weights_of(product: ir.Node) -> Iterator[Weights]:
             perm = [axis for axis in weights.perm if axis is not None]
             found = _trace(weights.value, perm)
             if found is not None:
-                softmax, path, seen = found
-                yield Weights(softmax, product, value, order, leads, path, seen)
+                softmax, path, seen, drops_last = found
+                yield Weights(softmax, product, value, order, leads, path, seen, drops_last)
 
 
 def _trace(
     value: ir.Value, perm: list[int]
-) -> tuple[ir.Node, tuple[ir.Value, ...], ir.Value | None] | None:
+) -> tuple[ir.Node, tuple[ir.Value, ...], ir.Value | None, bool] | None:
     """Return the softmax behind weights, the values on the way, and the condition if data sets 0.
+
+    The last item is whether the last weight of each row is left out on the way.
 
     `perm` is the order in which the axes of the weights are `[..., L, S]`.
     """
-    path, guards, seen = [value], list[ir.Node](), None
+    path, guards, seen, drops_last = [value], list[ir.Node](), None, False
     for _ in range(MOST_NODES):
         node = value.producer()
-        if node is None or node.domain or not node.inputs or node.inputs[0] is None:
+        source = node.inputs[0] if node is not None and not node.domain and node.inputs else None
+        if node is None or source is None:
             return None
-        source = node.inputs[0]
         if node.op_type == "Softmax":
-            is_read = perm == sorted(perm) and _is_over_keys(node)
-            return (
-                (node, tuple(path[::-1]), seen)
-                if is_read and _only_replace_nan(node, guards)
-                else None
-            )
+            if (
+                perm != sorted(perm)
+                or not _is_over_keys(node)
+                or not _only_replace_nan(node, guards)
+            ):
+                return None
+            return node, tuple(path[::-1]), seen, drops_last
         if node.op_type == "Transpose":
             moved = node.attributes.get_ints("perm", range(len(perm))[::-1])
             perm = [moved[axis] for axis in perm]
-        elif node.op_type == "Where" and seen is None:
-            found = _guarded(node)
-            if found is None:
-                return None
+        elif node.op_type == "Slice" and not drops_last and _drops_last(node, value):
+            drops_last = True
+        elif node.op_type == "Where" and seen is None and (found := _guarded(node)) is not None:
             source, seen = found
             guards += [] if seen is not None else [node]
         elif node.op_type in MOVES and perm == sorted(perm) and keeps_rows(source, value):
@@ -96,6 +105,14 @@ def _trace(
         value = source
         path.append(value)
     return None
+
+
+def _drops_last(node: ir.Node, out: ir.Value) -> bool:
+    """Return whether a Slice leaves out the last element of each row."""
+    starts, ends, axes = (constant_numbers(optional_input(node, index)) for index in (1, 2, 3))
+    steps = constant_numbers(optional_input(node, 4)) or [1]
+    last = len(dims(out)) - 1
+    return starts == [0] and ends == [-1] and axes in ([-1], [last]) and steps == [1]
 
 
 def _is_over_keys(softmax: ir.Node) -> bool:
