@@ -284,7 +284,7 @@ def _spec_in_place(folder: Path, manifest: Manifest) -> AttentionSpec:
 
 
 def _check_device(device: str) -> None:
-    if device not in list(PREFERRED):  # it may be of any type
+    if not isinstance(device, str) or device not in PREFERRED:
         raise UsageError(f"unknown device {device!r}; choose from {', '.join(PREFERRED)}")
     reason = no_cuda_device() if device == "cuda" else ""
     if reason:
@@ -296,7 +296,7 @@ def _select_graphs(
 ) -> list[GraphFile]:
     """Return the graphs of one dialect. The first takes all sizes, later ones are faster."""
     there = sorted({file.dialect for file in files})
-    if dialect is not None and dialect not in there:
+    if dialect is not None and not (isinstance(dialect, str) and dialect in there):
         raise UsageError(f"{folder} has no {dialect} graphs; it has {', '.join(there)}")
     selected_dialect = dialect or next((name for name in preferred if name in there), "")
     chosen = sorted(

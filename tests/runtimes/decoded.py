@@ -45,6 +45,7 @@ SPECS: dict[str, AttentionSpec] = {
             "attn_mask": "none",
         },
         "not causal": {"causal": False, "attn_mask": "none"},
+        "plain": {"embed_dim": 16, "num_kv_heads": 4, "attn_mask": "none"},
     }.items()
 }  # fmt: skip
 

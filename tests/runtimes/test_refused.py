@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from decoded import Arrays, Sequence, bundle_of, close, open_session
+from hostile.decoding import decode
 
 from attn_export import DecodeSession
 from attn_export.errors import AttnExportError, BundleError, RuntimeFailure, UsageError
@@ -56,6 +57,8 @@ def test_numbers_out_of_range_are_refused(name: str, value: object):
 
 @pytest.mark.parametrize("name", ["dialect", "device"])
 def test_names_of_other_types_are_refused(name: str):
+    refused(UsageError, "no .*graphs|unknown device", DecodeSession, bundle_of(GQA),
+            **{name: np.zeros(2)})  # fmt: skip
     said = r"no \['ort'\] graphs|unknown device \['ort'\]"
     refused(UsageError, said, DecodeSession, bundle_of(GQA), **{name: ["ort"]})
     refused(UsageError, "give the path", DecodeSession, 5)
@@ -223,6 +226,11 @@ def test_an_error_of_onnx_runtime_is_one_line(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(RuntimeError):
         session.prefill(**SEQUENCE.piece(0, 5))
     refused(UsageError, "call prefill first", session.step, **SEQUENCE.piece(0, 1))
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_hostile_arguments_are_one_line_and_spoil_nothing(number: int):
+    assert decode(bundle_of("plain"), number)
 
 
 # -- without torch ----------------------------------------------------------------------------
