@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from attn_export.schema import TensorSignature
 from attn_export.system_info import versions
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from attn_export.export.export import Exported
     from attn_export.export.subject import Subject
     from attn_export.graph.checked_graph import Expected
@@ -58,7 +60,38 @@ def lower_all(exported: Exported, dialects: Sequence[str]) -> tuple[list[Lowered
             if dialect == CUDA and isinstance(error, GraphError):  # most graphs do not fit it
                 continue
             notes.append(f"not in the {dialect} dialect: {error}")
-    return graphs, tuple(notes)
+    return graphs, (*notes, *_cache_notes(exported))
+
+
+SCATTERS = ("ScatterElements", "ScatterND")
+"""Operators as which `index_copy`, `index_put` and `slice_scatter` are exported."""
+
+
+def _cache_notes(exported: Exported) -> Iterator[str]:
+    """Yield notes on caches that the module writes itself: no operator is known to do the same."""
+    from attn_export.graph.ir_helpers import nodes_of, trace_back
+
+    for op_type in SCATTERS:
+        for node in nodes_of(exported.model, op_type):
+            source = None if node.inputs[0] is None else trace_back(node.inputs[0], MOVING)
+            written = [node.outputs[0], *(x for n in _movers(node) for x in n.outputs)]
+            is_cache = (
+                source is not None and source.is_graph_input() and len(source.shape or ()) > 2
+            )
+            if source is not None and is_cache and any(x.is_graph_output() for x in written):
+                yield (
+                    f"{source.name} is written at indices of the module's own ({op_type}), so it "
+                    "is not bound in place, and there is no graph for decoding; a layer of "
+                    'AttentionSpec(cache="in-place") writes it from past_length on'
+                )
+
+
+def _movers(node: ir.Node) -> list[ir.Node]:
+    return [use.node for use in node.outputs[0].uses() if use.node.op_type in MOVING]
+
+
+MOVING = ("Identity", "Transpose")
+"""Operators that may lie between a cache and the node that writes it."""
 
 
 def _lowered(exported: Exported, dialect: str) -> Iterable[Lowered]:

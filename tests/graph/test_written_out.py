@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attn_export import Subject, build
+from attn_export import Axis, Subject, build
 from attn_export.errors import GraphError
 from attn_export.graph.lower import written_out
 from attn_export.graph.lower.node_builder import Builder
@@ -208,6 +208,33 @@ def test_a_mask_of_the_caller_stays_a_mask(tmp_path: Path):
     assert report.passed
     assert "Softmax" not in operators(tmp_path / "b" / ORT)
     lower_file(tmp_path / "b" / "model.onnx", tmp_path / "alone.onnx", "ort")
+
+
+class Static(Layer):
+    """A cache that the module writes at positions of the caller's."""
+
+    def forward(self, x: Tensor, position: Tensor, past_key: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        key = past_key.index_copy(1, position, x)
+        seen = torch.arange(key.shape[1]) <= position[:, None]
+        scores = (x @ key.mT).masked_fill(~seen, -1e30)
+        return scores.softmax(-1) @ key, key
+
+
+def draw(sizes: Mapping[str, int], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    B, L, C = sizes["batch"], sizes["query_len"], sizes["capacity"]
+    x, past = rng.standard_normal((B, L, E)), rng.standard_normal((B, C, E))
+    return {"x": x, "position": rng.integers(0, C - L + 1) + np.arange(L), "past_key": past}
+
+
+def test_a_cache_that_is_not_bound_has_a_note(tmp_path: Path):
+    length, capacity = Axis("query_len", min=1, max=8), Axis("capacity", min=16, max=99)
+    axes = {"x": {0: "batch", 1: length}, "position": {0: length}}
+    axes["past_key"] = {0: "batch", 1: capacity}
+    subject = Subject(Static(plain).eval(), draw, axes, ["y", "present_key"])
+    report = build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"])
+    assert report.passed
+    (note,) = (note for note in report.notes if "past_key is written" in note)
+    assert "not bound in place" in note
 
 
 def filled_with_little(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
