@@ -51,6 +51,13 @@ OutputDim = Count | Annotated[str, Meta(max_length=MOST_BYTES, pattern=rf"\A[^{_
 it."""
 
 
+CACHES = {"present_key": "past_key", "present_value": "past_value"}
+"""The caches of our own layers: the input of the next step that takes an output."""
+
+AxisRole: TypeAlias = Literal["batch", "query_len", "past_len", "key_len"]
+"""The role of a dynamic axis; see `parity.roles`."""
+
+
 class TensorSignature(Struct, frozen=True, forbid_unknown_fields=True):
     """The dtype and shape of an input or output."""
 
@@ -110,6 +117,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     files: Annotated[dict[FileName, Digest], Meta(min_length=1, max_length=100_000)]
     digest: Digest
     bounds: dict[EndName, Annotated[list[Count | None], Meta(min_length=2, max_length=2)]] = {}
+    roles: dict[EndName, AxisRole] | None = None
+    caches: dict[EndName, EndName] = {}
     tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
@@ -131,6 +140,18 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             self._check_ends(name, graph)
             if not axes.issuperset(graph.fixed):
                 raise ValueError(f"{name} fixes an axis that is not there: {set(graph.fixed)}")
+        roles = self.roles or {}
+        if not axes.issuperset(roles) or len(set(roles.values())) < len(roles):
+            raise ValueError(f"the roles are not those of one axis each: {self.roles}")
+        for output, source in self.caches.items():
+            new, old = self.outputs.get(output), self.inputs.get(source)
+            alike = new and old and (new.dtype, len(new.shape)) == (old.dtype, len(old.shape))
+            if not alike or list(self.caches.values()).count(source) > 1:
+                raise ValueError(f"{source} is not the cache that {output} continues")
+
+    def role(self, axis: str) -> str:
+        """Return the role of an axis, or ""; the axes of our own layers are named after them."""
+        return axis if self.roles is None else self.roles.get(axis, "")
 
     @property
     def ends(self) -> dict[str, TensorSignature]:
@@ -144,8 +165,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             if end not in ends or sorted(order) != list(range(len(ends[end].shape))):
                 raise ValueError(f"{name} has a layout of {end} that is none: {list(order)}")
         for output, source in graph.bound.items():
-            is_cache = output.replace("present_", "past_", 1) == source != output
-            if not is_cache or output not in self.outputs or source not in self.inputs:
+            is_there = output in self.outputs and source in self.inputs
+            if not is_there or (self.caches or CACHES).get(output) != source:
                 raise ValueError(f"{name} binds {output} to {source}, which is not its past")
         for end in graph.dtypes:
             if end not in self.inputs or self.inputs[end].dtype != "int64":

@@ -32,7 +32,7 @@ FLOORS = {
     "parity/cover": 1, "parity/draw": 1, "parity/fixed_cases": 1, "parity/golden": 1,
     "parity/influence": 1,
     "parity/mask_contents": 1, "parity/measures": 0,
-    "parity/plan": 1,
+    "parity/plan": 1, "parity/roles": 1,
     "bundle": 2, "runtimes/dry_run_": 2, "runtimes/dry_run_results": -2,
     "export/__init__": 2, "export/user_scales": 2, "export/input_function": 2,
     "export/module_state": 2,

@@ -19,8 +19,9 @@ from onnx import TensorProto, helper
 from shared import extended
 from torch import nn
 
-from attn_export import Subject, build
+from attn_export import Axis, Subject, build
 from attn_export.errors import ExportError, GraphError
+from attn_export.export.capture import sizes_to_try
 from attn_export.export.export import export
 from attn_export.graph.checks import check_graph
 from attn_export.graph.save import save_graph
@@ -85,6 +86,53 @@ def test_a_branch_that_leaves_no_range_is_refused_by_running_both_programs(condi
         export(subject_of(Branching(condition)))
     assert at in str(caught.value)
     assert "branch" in str(caught.value)
+
+
+class Segments(nn.Module):
+    """Rows in segments: `starts` without its first is as short as 1, where it broadcasts."""
+
+    def forward(self, x, starts):
+        segment = (torch.arange(x.shape[0])[:, None] >= starts[1:]).sum(-1)
+        return (segment[:, None] == segment[None]).float() @ x
+
+
+def test_a_slice_that_broadcasts_at_size_1_is_no_branch():
+    inputs = {"x": torch.randn(6, 4), "starts": torch.tensor([0, 2, 3, 5])}
+    axes = {"x": {0: "tokens"}, "starts": {0: Axis("starts", min=2)}}
+    subject = Subject(Segments().eval(), inputs, axes, ["y"])
+    assert 2 in {sizes["starts"] for sizes in sizes_to_try(subject)}
+    export(subject)
+
+
+def test_a_sum_that_is_narrowed_by_a_branch_is_refused():
+    class Both(nn.Module):
+        def forward(self, x, past):
+            whole = torch.cat([past, x], 1)
+            return whole.sum(1) if whole.shape[1] > 5 else whole.amax(1)
+
+    inputs = {"x": torch.randn(2, 4, 8), "past": torch.randn(2, 5, 8)}
+    axes = {"x": {0: "batch", 1: "n"}, "past": {0: "batch", 1: "m"}}
+    with pytest.raises(ExportError, match="branch"):
+        export(Subject(Both().eval(), inputs, axes, ["y"]))
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"min": 2}, {"max": 2**30}, {"max": 40_000}], ids=["no end", "far", "large scores"]
+)
+def test_sizes_that_need_much_memory_are_not_tried(bounds):
+    class Attention(nn.Module):
+        longest = 0
+
+        def forward(self, x):
+            Attention.longest = max(x.shape[1], Attention.longest)
+            assert x.shape[1] < 5000
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    axes = {"x": {0: "batch", 1: Axis("query_len", **bounds)}}
+    subject = Subject(Attention().eval(), {"x": torch.randn(2, 5, 4)}, axes, ["y"])
+    plan = subject.plan()
+    assert 100 < Attention.longest < 5000
+    assert any("no case reaches query_len" in note for note in plan.notes) == ("max" in bounds)
 
 
 def test_a_module_without_branches_passes_the_same_proof():

@@ -8,93 +8,31 @@ compared with those of the program.
 
 from __future__ import annotations
 
-import itertools
-import math
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
 from attn_export.errors import ExportError, one_line
+from attn_export.export.guards import broken_guards
 from attn_export.export.subject import Subject
-from attn_export.parity.draw import MAX_SIZE, Sizes, add_sums, is_within
+from attn_export.parity.draw import (
+    MAX_SIZE,
+    Interface,
+    Sizes,
+    add_sums,
+    by_role,
+    terms_of,
+)
 from attn_export.parity.plan import covering_sizes
 
-# -- guards: conditions on sizes under which a captured program computes the same ---------------
-
-# `torch.export` records the module's conditions on sizes as guards, but the program ignores them.
-# For each guard, the outputs are compared at sizes that break it.
-
-
-SIZE = re.compile(r"L((?:\['?[^\]]+'?\])+)\.size\(\)\[(\d+)\]")
-"""An expression for a size of an input in the code of a guard."""
-
-ORDINARY = (1, 2, 3, 5, 16, 33, 64, 100)
-"""Sizes to try for any guard."""
-
-LARGEST = 1 << 20
-"""The largest product of the varied sizes that are tried to break a guard."""
-
-
-def _broken_guards(subject: Subject, program: ExportedProgram) -> Iterator[Sizes]:
-    """Yield for each guard the smallest sizes that break it, if any of those to try do."""
-    for guard in getattr(program, "_guards_code", []):
-        code, axes = _with_variables(guard, subject)
-        if axes and "L[" not in code:
-            sizes = _breaking_sizes(code, axes, subject)
-            if sizes is not None:
-                yield sizes
-
-
-def _with_variables(guard: str, subject: Subject) -> tuple[str, dict[str, str]]:
-    """Replace the sizes in the code of a guard; return the code, and the variable of each axis."""
-    variables: dict[str, str] = {}
-
-    def replacement(match: re.Match[str]) -> str:
-        keys = re.findall(r"\['?([^\]']+)'?\]", match[1])
-        name, axis = ".".join(keys), int(match[2])
-        label = subject.axes.get(name, {}).get(axis)
-        if label is not None:
-            return variables.setdefault(label, f"s{len(variables)}")
-        shape = subject.inputs[name].shape if name in subject.inputs else ()
-        return str(shape[axis]) if axis < len(shape) else match[0]
-
-    return SIZE.sub(replacement, guard), variables
-
-
-def _breaking_sizes(code: str, axes: dict[str, str], subject: Subject) -> Sizes | None:
-    """Return the smallest sizes for which a guard, a Python expression, is false, or None."""
-    numbers = {int(n) for n in re.findall(r"\d+", re.sub(r"\bs\d+\b", "", code)) if len(n) < 7}
-    near = {n + step for n in numbers for step in (-1, 0, 1)} | {math.isqrt(n) + 1 for n in numbers}
-    tried = sorted({n for n in near if 1 <= n <= LARGEST} | set(ORDINARY))
-    free = [label for label in subject.example_sizes if label not in subject.relations]
-    varied = [label for label in free if label in axes or set(axes) & subject.relations.keys()]
-    combinations = [
-        dict(zip(varied, sizes, strict=True))
-        for sizes in itertools.product(tried, repeat=len(varied))
-        if math.prod(sizes) <= LARGEST
-    ]
-    for changed in sorted(combinations, key=lambda sizes: math.prod(sizes.values())):
-        sizes = subject.sizes_with(changed)
-        if not is_within(sizes, subject.bounds):
-            continue
-        values = {variable: sizes[label] for label, variable in axes.items()}
-        try:
-            holds = eval(code, {"__builtins__": {}, "math": math, "min": min, "max": max}, values)
-        except Exception:
-            return None  # the guard uses functions of torch
-        if not holds:
-            return sizes
-    return None
-
-
-# -- checks of a captured program ---------------------------------------------------------------
+MOST_NARROWED = 8
+"""The number of sizes that are tried at each end of those outside the range of a program."""
 
 TRACE_MINIMUM = 2
 """The least size that `torch.export` assumes for dynamic axes. The program may be right for 0 and 1
-as well; for users' modules `_check_numbers` tests 1, and 0 for `past_len`."""
+as well; for users' modules `_check_numbers` tests 1, and 0 for a past."""
 
 
 def check_capture(
@@ -149,16 +87,18 @@ def _check_ranges(
         low, high = subject.bounds.get(label, (1, MAX_SIZE))
         lowest = max(low, minima[label], TRACE_MINIMUM * len(size.node.expr.free_symbols))
         narrow = int(allowed.lower) > lowest
-        bounded = not _is_unbounded(allowed.upper) and int(allowed.upper) < high
-        beyond = int(allowed.upper) + 1 if bounded else max(int(allowed.lower) - 1, 0)
-        # Beyond its bound the module itself may raise, as beyond a table of positions.
-        if narrow or (bounded and subject.runs_with({label: beyond}, "beyond")):
-            further = [{label: size} for size in (beyond, 2 * beyond + 1) if size <= high]
-            if bounded and not narrow and _is_equivalent(subject, runnable(), further):
-                continue  # the branch changes no output: it may only make a tensor contiguous
+        beyond = None if _is_unbounded(allowed.upper) else int(allowed.upper) + 1
+        below = range(low, int(allowed.lower)) if narrow else range(0)
+        above = (
+            [] if beyond is None else [size for size in (beyond, 2 * beyond + 1) if size <= high]
+        )
+        # The branch may change no output, as one that only makes a tensor contiguous. And
+        # `torch.export` assumes that no slice of an axis is as short as 1, where it broadcasts.
+        differing = _first_difference(subject, label, [*below, *above], runnable)
+        if differing is not None:
             from attn_export.export.advice import branch_at
 
-            at = branch_at(subject, {label: beyond})
+            at = branch_at(subject, differing)
             raise ExportError(
                 f"axis {label!r} ({name}.shape[{axis}]) was narrowed to "
                 f"[{allowed.lower}, {allowed.upper}]{at}: the module takes another branch "
@@ -185,8 +125,30 @@ def _dynamic_axes(
     return sorted(axes, key=lambda entry: entry[2] in subject.relations)
 
 
-def _is_equivalent(subject: Subject, captured: torch.nn.Module, sizes: Iterable[Sizes]) -> bool:
-    return not any(_difference(subject, captured, subject.sizes_with(each)) for each in sizes)
+def _first_difference(
+    subject: Subject, label: str, sizes: Sequence[int], runnable: Callable[[], torch.nn.Module]
+) -> Sizes | None:
+    """Return the first of some sizes of an axis at which the program is not the module, or None.
+
+    The module itself may raise at some, as beyond a table of positions.
+    """
+    terms = terms_of(subject.relations.get(label, label))
+    axes = [term for term in terms if not term.isdigit()]
+    tried = [*sizes[:MOST_NARROWED], *sizes[MOST_NARROWED:][-MOST_NARROWED:]]
+    captured = None
+    for size in tried:
+        # Of a sum, one term after the other takes what the sum exceeds the smallest terms by.
+        least = add_sums(dict.fromkeys(axes, 1), {label: subject.relations.get(label, label)})[
+            label
+        ]
+        for axis in axes:
+            changed = {**dict.fromkeys(axes, 1), axis: 1 + size - least}
+            if changed[axis] < 0 or not subject.runs_with(changed, "outside"):
+                continue
+            captured = captured or runnable()
+            if _difference(subject, captured, subject.sizes_with(changed)):
+                return changed
+    return None
 
 
 def _is_unbounded(bound: object) -> bool:
@@ -224,8 +186,20 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
+def sizes_to_try(subject: Subject) -> Iterator[dict[str, int]]:
+    """Yield sizes that together show branches on sizes.
+
+    Args:
+        subject: The subject with a user's module.
+    """
+    roles, inputs = subject.roles, subject.input_descriptions()
+    planned = by_role(Interface(inputs, {}, None, subject.sums, subject.bounds, roles))
+    for sizes in covering_sizes(planned.axes, planned.sums, planned.bounds):
+        yield roles.sizes(sizes)
+
+
 def _check_numbers(subject: Subject, program: ExportedProgram, captured: torch.nn.Module) -> None:
-    for sizes in covering_sizes(list(subject.example_sizes), subject.relations, subject.bounds):
+    for sizes in sizes_to_try(subject):
         try:
             difference = _difference(subject, captured, sizes)
         except ExportError as error:
@@ -234,7 +208,7 @@ def _check_numbers(subject: Subject, program: ExportedProgram, captured: torch.n
             raise bounds_error(subject, sizes, error) from error
         if difference:
             raise _difference_error(subject, captured, sizes, difference)
-    for breaking in _broken_guards(subject, program):
+    for breaking in broken_guards(subject, program):
         try:
             difference = _difference(subject, captured, breaking)
         except ExportError:

@@ -56,7 +56,8 @@ def in_float32(subject: Subject) -> Subject:
         copy_module(subject.module).float(), subject.tree.rebuild(wide), subject.axes,
         subject.outputs, relations=subject.relations, spec=spec,
     )  # fmt: skip
-    float32_subject.bounds, float32_subject.function = subject.bounds, subject.function
+    for name in ("bounds", "with_least", "function"):
+        setattr(float32_subject, name, getattr(subject, name))
     try:
         with torch.inference_mode():
             float32_subject.call(float32_subject.module, float32_subject.inputs)

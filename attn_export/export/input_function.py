@@ -52,7 +52,7 @@ def draw_example(
         UsageError: If the function does not return inputs by name.
         ExportError: If the function raises; the message names the line.
     """
-    named, bounds = read_axes(axes)
+    named, bounds, _ = read_axes(axes)
     by_input = [dynamic for dynamic in dict(named).values() if isinstance(dynamic, Mapping)]
     labels = dict.fromkeys(str(label) for dynamic in by_input for label in dynamic.values())
     sizes = _example_sizes(list(labels), relations, bounds)

@@ -28,7 +28,7 @@ def find_kept_tensors(subject: Subject) -> Kept:
     kept: Kept = []
     for label, size in subject.example_sizes.items():
         sizes = subject.sizes_with(clamp_sizes({label: max(most, size) + 1}, subject.bounds))
-        if label in subject.sums or not most or not may_try(weights, sizes):
+        if label in subject.sums or not most or not may_try(weights, sizes, subject.sums):
             continue
         with contextlib.suppress(Exception):  # the module does not accept such sizes
             inputs = subject.tree.rebuild(subject.draw(sizes, "larger"))

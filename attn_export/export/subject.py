@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -61,12 +63,16 @@ class Subject:
     Attributes:
         sums: The relations, and further sums that drawing inputs requires (`spec.sums`).
         bounds: The least and the largest size of axes that have bounds.
+        with_least: The axes whose least size is stated.
         example_sizes: The sizes of the example, including those of `sums` and of their terms.
+        roles: What the axes do, found by runs of the module.
 
     Raises:
         UsageError: If names or axes do not match each other or the module.
         ExportError: If a submodule is in train mode.
     """
+
+    roles = functools.cached_property(subject_checks.roles_of)
 
     def __init__(
         self,
@@ -91,7 +97,7 @@ class Subject:
         copies = tree_map_only(Tensor, lambda t: t.detach().clone(), dict(inputs))
         self.tree = InputTree.flatten(copies)
         self.inputs = dict(self.tree.tensors)
-        named, self.bounds = read_axes(axes)
+        named, self.bounds, self.with_least = read_axes(axes)
         sizes = subject_checks.check_arguments(
             module, inputs, self.inputs, named, outputs, self.relations, self.bounds
         )
@@ -100,8 +106,7 @@ class Subject:
         self.sums = self.relations if spec is None else spec.sums
         if spec is not None:  # sizes that only bound integers are no axes of the example
             sizes |= {name: TRACED_SIZES[name] for name in bounds(spec.inputs())}
-        free = {label: size for label, size in sizes.items() if label not in self.sums}
-        self.example_sizes = add_sums(free, self.sums)
+        self.example_sizes = add_sums(sizes, self.sums)
         if spec is None and not self.function:  # both define the values of integers
             subject_checks.check_integers(self.inputs)
         subject_checks.refuse_train_mode(module)
@@ -201,9 +206,7 @@ class Subject:
         """Return the description of every input, by name."""
         if self.spec is not None:
             return self.spec.inputs()
-        inputs = {
-            name: subject_checks.input_like(x, self.axes[name]) for name, x in self.inputs.items()
-        }
+        inputs = {n: subject_checks.input_like(x, self.axes[n]) for n, x in self.inputs.items()}
         if self.function is None:
             return inputs
         from attn_export.export.input_function import inputs_of_function
@@ -235,9 +238,9 @@ class Subject:
         if self.spec is not None:
             return self.spec.output_shapes()
 
+        @torch.inference_mode()
         def shapes_at(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-            with torch.inference_mode():
-                outputs = self.call(self.module, self.draw(sizes, "shapes"))
+            outputs = self.call(self.module, self.draw(sizes, "shapes"))
             return {name: tuple(tensor.shape) for name, tensor in outputs.items()}
 
         return infer_output_shapes(shapes_at, self.example_sizes, self.relations, self.bounds)
@@ -259,31 +262,33 @@ class Subject:
             returned = self._run(self.module, self.inputs)
         return tuple(returned) if is_named(returned, self.outputs) else self.outputs
 
+    def interface(self) -> Interface:
+        """Return what cases are planned from."""
+        inputs, shapes = self.input_descriptions(), self.output_shapes()
+        return Interface(inputs, shapes, self.spec, self.sums, self.bounds, self.roles)
+
     def plan(self) -> Plan:
         """Return the test cases of the subject."""
-        inputs, shapes = self.input_descriptions(), self.output_shapes()
-        return plan_cases(Interface(inputs, shapes, self.spec, self.sums, self.bounds), self.takes)
+        return plan_cases(self.interface(), self.takes)
 
     def takes(self, sizes: Sizes) -> bool:
         """Return whether the module runs at these sizes; False if to try a user's takes long."""
-        if self.spec is not None:
-            return True
         weights = sum(parameter.numel() for parameter in self.module.parameters())
-        return may_try(weights, sizes) and self.runs_with(sizes, "sizes")
+        is_quick = may_try(weights, self.sizes_with(sizes), self.sums)
+        return self.spec is not None or (is_quick and self.runs_with(sizes, "sizes"))
 
     def runs_with(self, changed: Sizes, seed_word: str) -> bool:
-        """Return whether the module runs on random inputs of sizes that `sizes_with` returns.
+        """Return whether the module runs on random inputs of sizes that need little memory.
 
         Args:
             changed: The sizes that differ from those of the example.
             seed_word: The seed of the inputs.
         """
-        try:
-            with torch.inference_mode():
-                self.call(self.module, self.draw(self.sizes_with(changed), seed_word))
-        except ExportError:
-            return False
-        return True
+        sizes = self.sizes_with(changed)
+        with contextlib.suppress(ExportError), torch.inference_mode():
+            is_small = may_try(0, sizes, self.sums)
+            return is_small and bool(self.call(self.module, self.draw(sizes, seed_word)))
+        return False
 
     def expected(self) -> Expected:
         """Return the expected properties of the subject's graph."""

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from attn_export.errors import ExportError, UsageError, printable
 from attn_export.parity.draw import Bounds, Sizes
-from attn_export.schema import MOST_BYTES, EndName
+from attn_export.schema import CACHES, MOST_BYTES, EndName
 from attn_export.spec import Input
+from attn_export.spec.inputs import Roles
 from attn_export.tensorproto import DTYPES
 from attn_export.untrusted_files import checked
 
@@ -265,3 +266,16 @@ def output_dtypes(run: Callable[[], Mapping[str, Tensor]]) -> dict[str, str]:
     """Return the dtypes of the outputs of a run, by name."""
     with torch.inference_mode():
         return {name: dtype_of(tensor) for name, tensor in run().items()}
+
+
+def roles_of(subject: Any) -> Roles:
+    """Return the roles of the axes of a subject; those of our own layers have their names.
+
+    Args:
+        subject: The `Subject`, which this file cannot import.
+    """
+    if subject.spec is not None:
+        return Roles(caches=CACHES if subject.spec.has_cache else {})
+    from attn_export.export.subject_roles import find_subject_roles
+
+    return find_subject_roles(subject)

@@ -233,53 +233,60 @@ class Axis:
 
     Attributes:
         name: The name of the axis; axes of one name have one size.
-        min: The least size.
+        min: The least size. Default: 1, or 0 for an axis that acts as a past.
         max: The largest size; None if there is none.
     """
 
     name: str
-    min: int = 1
+    min: int | None = None
     max: int | None = None
 
 
-def read_axes(axes: Any) -> tuple[Any, Bounds]:
-    """Return the names of axes, and the bounds of those that have any.
+def read_axes(axes: Any) -> tuple[Any, Bounds, set[str]]:
+    """Return the names of axes, the bounds of those that have any, and which have a least size.
 
     Args:
         axes: The dynamic axes of each input: a name, an `Axis` or a `torch.export.Dim` by index.
 
     Returns:
-        The names, see `Subject`, and the bounds. Objects that are no axes stay as they are;
-        `check_arguments` raises an error for them.
+        The names, see `Subject`; the bounds, by name; and the names of axes whose least size is
+        given. Objects that are no axes stay as they are; `check_arguments` raises an error for
+        them.
 
     Raises:
         UsageError: If bounds are no valid sizes, or differ for one name.
     """
-    bounds: dict[str, tuple[int, int]] = {}
+    limits: dict[str, tuple[int | None, int | None]] = {}
     if not isinstance(axes, Mapping):
-        return axes, bounds
+        return axes, {}, set()
     names: dict[Any, Any] = {}
     for name, dynamic in axes.items():
         names[name] = dynamic
         if isinstance(dynamic, Mapping):
-            names[name] = {number: _name_of(axis, bounds) for number, axis in dynamic.items()}
-    return names, {label: limits for label, limits in bounds.items() if limits != (1, MAX_SIZE)}
+            names[name] = {number: _name_of(axis, limits) for number, axis in dynamic.items()}
+    bounds = {n: _bounds_of(*ends) for n, ends in limits.items() if ends != (None, None)}
+    return names, bounds, {name for name, (low, _) in limits.items() if low is not None}
 
 
-def _name_of(axis: Any, bounds: dict[str, tuple[int, int]]) -> object:
-    low, high = getattr(axis, "min", None), getattr(axis, "max", None)
-    if isinstance(axis, str) or low is None:
+def _bounds_of(low: int | None = None, high: int | None = None) -> tuple[int, int]:
+    return 1 if low is None else low, MAX_SIZE if high is None else high
+
+
+def _name_of(axis: Any, limits: dict[str, tuple[int | None, int | None]]) -> object:
+    if isinstance(axis, str) or not hasattr(axis, "min"):
         return axis
     # Without bounds, a Dim has 0 as its minimum and an object for infinity as its maximum.
-    high = high if isinstance(high, int) else None
-    name, low = (axis.name, low) if isinstance(axis, Axis) else (axis.__name__, low or 1)
-    limits = (low, MAX_SIZE if high is None else high)
-    if not isinstance(low, int) or not 1 <= low < limits[1]:
-        raise UsageError(f"Axis({name!r}) must have 1 <= min < max; got min {low} and max {high}")
-    if bounds.setdefault(name, limits) != limits:
+    high = axis.max if isinstance(axis.max, int) else None
+    own = isinstance(axis, Axis)
+    name, low = (axis.name, axis.min) if own else (axis.__name__, axis.min or None)
+    least, most = _bounds_of(low, high)
+    if not isinstance(least, int) or not 0 <= least < most:
+        raise UsageError(f"Axis({name!r}) must have 0 <= min < max; got min {low} and max {high}")
+    if limits.setdefault(name, (low, high)) != (low, high):
+        before = _bounds_of(*limits[name])
         raise UsageError(
-            f"axis {name!r} is {bounds[name][0]} to {bounds[name][1]} in one place and {limits[0]} "
-            f"to {limits[1]} in another; give it the same bounds everywhere"
+            f"axis {name!r} is {before[0]} to {before[1]} in one place and {least} to {most} in "
+            "another; give it the same bounds everywhere"
         )
     return name
 

@@ -13,13 +13,6 @@ from onnx import helper, numpy_helper
 from attn_export.graph.signature_check import dtype_name, inputs_of
 from attn_export.spec import Input
 
-USUAL = {
-    "batch_size": "batch", "sequence_length": "query_len", "seq_len": "query_len",
-    "past_sequence_length": "past_len", "encoder_sequence_length": "key_len",
-    "total_sequence_length": "total_len",
-}  # fmt: skip
-"""Names that exporters give to axes, with the names by which sizes of cases are chosen."""
-
 SUM = re.compile(r"\s*[\w.]+(\s*\+\s*[\w.]+)+\s*")
 """The name of an axis that is a sum, such as ``past_len + query_len``."""
 
@@ -51,14 +44,13 @@ def described_inputs(
         The inputs by name, the sum that each such axis equals, and notes on ranges.
     """
     graph = _ValueReaders(model)
-    values, axes = inputs_of(model), _axes(model)
     inputs, notes, sums = {}, [], {}
-    for value in values:
-        dtype, shape = dtype_name(value), _shape(value, axes)
+    for value in inputs_of(model):
+        dtype, shape = dtype_name(value), _shape(value)
         for axis in shape:
             if isinstance(axis, str) and SUM.fullmatch(axis):
                 terms = axis.split("+")
-                sums[axis] = " + ".join(_usual_name(term.strip(), axes) for term in terms)
+                sums[axis] = " + ".join(term.strip() for term in terms)
         low = high = 0
         if dtype.startswith(("int", "uint")):
             (low, high), reason = ranges.get(value.name, (0, 0)), ""
@@ -76,27 +68,14 @@ def described_inputs(
 
 def declared_outputs(model: onnx.ModelProto) -> dict[str, tuple[str | int, ...]]:
     """Return the declared shape of every output, its axes named as those of the inputs."""
-    axes = _axes(model)
-    return {value.name: _shape(value, axes) for value in model.graph.output}
+    return {value.name: _shape(value) for value in model.graph.output}
 
 
-def _axes(model: onnx.ModelProto) -> set[str]:
-    return {d.dim_param for value in inputs_of(model) for d in value.type.tensor_type.shape.dim}
-
-
-def _shape(value: onnx.ValueInfoProto, axes: set[str]) -> tuple[str | int, ...]:
+def _shape(value: onnx.ValueInfoProto) -> tuple[str | int, ...]:
     return tuple(
-        dim.dim_value
-        if dim.HasField("dim_value")
-        else _usual_name(dim.dim_param, axes) or f"{value.name}.{number}"
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}.{number}"
         for number, dim in enumerate(value.type.tensor_type.shape.dim)
     )
-
-
-def _usual_name(axis: str, axes: set[str]) -> str:
-    """Return the usual name of an axis, unless another axis of the graph has that name."""
-    usual = USUAL.get(axis, axis)
-    return axis if usual in axes else usual
 
 
 class _ValueReaders:

@@ -27,6 +27,8 @@ def match_graph_file(
     inputs: Mapping[str, TensorSignature],
     outputs: Mapping[str, TensorSignature],
     whose: str = "the bundle",
+    *,
+    may_fix: bool = True,
 ) -> GraphFile:
     """Check the inputs and outputs of a graph that replaces one of a bundle, or is compared.
 
@@ -37,12 +39,14 @@ def match_graph_file(
         inputs: The inputs that the bundle states.
         outputs: Its outputs.
         whose: The owner of these inputs and outputs, for messages.
+        may_fix: Whether the graph may fix axes that are dynamic there.
 
     Returns:
         The description, with the dynamic axes that have a fixed size in this file.
 
     Raises:
-        GraphError: If the graph has other inputs or outputs: names, dtypes, ranks or sizes.
+        GraphError: If the graph has other inputs or outputs: names, dtypes, ranks or sizes; or if
+            it fixes an axis that it may not fix.
     """
     file_inputs = inputs_of(model)
     fixed: dict[str, int] = {}
@@ -63,8 +67,14 @@ def match_graph_file(
                     f"{path}: {_shown(value.name)} is {dtype}; in {whose} it is {wanted}"
                 )
             fixed_here = _fixed_axes(path, value, shape, whose)
-            if label == "inputs":
+            if label == "inputs" or not may_fix:
                 fixed |= fixed_here
+    if fixed and not may_fix:
+        shown = ", ".join(f"{_shown(axis)} is fixed at {size}" for axis, size in fixed.items())
+        raise GraphError(
+            f"{path}: {shown} in the graph, and dynamic in {whose}; export it with these axes "
+            f"dynamic, or leave them unnamed in {whose}"
+        )
     return dataclasses.replace(graph_file, fixed=fixed)
 
 
@@ -143,8 +153,8 @@ def _fixed_axes(path: str, value: onnx.ValueInfoProto, wanted: Shape, whose: str
             f"{path}: {_shown(value.name)} has the shape {sizes}; in {whose} it is {list(wanted)}"
         )
     return {
-        axis: size
-        for size, axis in zip(sizes, wanted, strict=True)
+        axis or f"{value.name}.shape[{number}]": size
+        for number, (size, axis) in enumerate(zip(sizes, wanted, strict=True))
         if isinstance(axis, str) and isinstance(size, int)
     }
 

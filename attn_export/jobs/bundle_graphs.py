@@ -190,14 +190,23 @@ def manifest_of(
         "outputs": output_signatures(subject, dtypes),
         "weights": "linear weights are stored [in, out], as MatMul reads them",
     }
-    if subject.bounds:
-        from attn_export.parity.draw import MAX_SIZE
+    from attn_export.parity.draw import MAX_SIZE
+    from attn_export.spec.inputs import KNOWN
 
-        content["bounds"] = {
+    interface, caches = subject.interface(), dict(subject.roles.caches)
+    for graph in graphs:
+        caches |= graph.file.bound
+    further: dict[str, Any] = {
+        "bounds": {
             axis: [least, None if most == MAX_SIZE else most]
-            for axis, (least, most) in subject.bounds.items()
-        }
-    return content
+            for axis, (least, most) in interface.all_bounds.items()
+        },
+        "caches": caches,
+    }
+    if subject.spec is None:
+        roles = {axis: subject.roles.name(axis) for axis in interface.axes}
+        further["roles"] = {axis: role for axis, role in roles.items() if role in KNOWN}
+    return content | {key: value for key, value in further.items() if value or key == "roles"}
 
 
 def _graph_entry(graph: Lowered, expected: Expected, origins: Mapping[str, str]) -> dict[str, Any]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from attn_export.export.subject import Subject
     from attn_export.graph.signature_check import TensorNames
     from attn_export.jobs.reference import Reference
-    from attn_export.parity.plan import Plan
 
 OTHER = "reference.onnx"
 """The file name of the reference in the bundle of a comparison of two graphs."""
@@ -178,7 +177,7 @@ class _Comparison:
         """
         progress.phase("importing torch")
         reference = read()
-        compared, all_names = compared.match(reference, names)
+        all_names = compared.match(reference, names)
         pool.add([compared.file])
         progress.phase("choosing the cases")
         return cls(folder, out, pool, progress, reference, compared, all_names)
@@ -188,9 +187,11 @@ class _Comparison:
         from attn_export.graph.requirements import least_eps, precision_notes
         from attn_export.jobs.golden_vectors import golden_vectors
         from attn_export.parity.golden import tried_note
+        from attn_export.parity.plan import plan_cases
 
         reference, model = self.reference, self.compared.model
-        oracle, plan = reference.oracle(least_eps(model)), self.plan()
+        oracle = reference.oracle(least_eps(model))
+        plan = plan_cases(reference.interface, reference.takes)
         cases, left_out = reference.computable(oracle, plan.cases)
         plan = dataclasses.replace(plan, cases=tuple(cases))
         start = functools.partial(
@@ -199,7 +200,7 @@ class _Comparison:
         )  # fmt: skip
         goldens, notes = golden_vectors(
             self.folder / GOLDEN, plan, oracle, start, self.progress,
-            is_own_layer=reference.spec is not None,
+            is_own_layer=reference.interface.spec is not None,
             has_narrow_dtypes=reference.has_narrow_dtypes, names=self.names,
         )  # fmt: skip
         base = next(case for case in cases if case.name == BASE)
@@ -209,44 +210,19 @@ class _Comparison:
             tried_note([golden.case for golden in goldens]),
         )  # fmt: skip
 
-    def plan(self) -> Plan:
-        """Plan the cases, with the sizes that the graph has fixed."""
-        from attn_export.parity.draw import Interface, solve_sizes, with_fixed_sizes
-        from attn_export.parity.plan import plan_cases
-
-        ref, fixed = self.reference, self.compared.file.fixed
-        interface = Interface(ref.inputs, ref.outputs, ref.spec, ref.sums)
-        if not fixed:
-            return plan_cases(interface, ref.takes)
-        sizes = solve_sizes(fixed, ref.sums)
-        return plan_cases(
-            with_fixed_sizes(interface, sizes), lambda free: ref.takes({**sizes, **free})
-        )
-
     def _name_notes(self) -> Iterator[str]:
-        """Yield notes on names that differ from the reference, and on axes of fixed sizes."""
+        """Yield a note on names that differ from the reference."""
         if note := self.names.note():
             yield note
-        sizes = ", ".join(f"{axis} {size}" for axis, size in self.compared.file.fixed.items())
-        if sizes:
-            yield f"the graph has fixed axes, and no other sizes were tried: {sizes}"
 
     def axes(self) -> dict[str, tuple[str | int, ...]]:
         """Return the axes of every input and output of the graph, by name."""
-        from attn_export.parity.draw import fixed_shape, solve_sizes
-
-        names = self.names
-        fixed_sizes = solve_sizes(self.compared.file.fixed, self.reference.sums)
-        shapes = {
-            names.inputs[n]: described.shape for n, described in self.reference.inputs.items()
-        }
-        shapes |= {names.outputs[n]: shape for n, shape in self.reference.outputs.items()}
+        names, interface = self.names, self.reference.interface
+        shapes = {names.inputs[n]: described.shape for n, described in interface.inputs.items()}
+        shapes |= {names.outputs[n]: shape for n, shape in interface.output_shapes.items()}
         # A dynamic axis of an output that is no axis of an input has the name "".
         return {
-            name: tuple(
-                f"{name}.{number}" if axis == "" else axis
-                for number, axis in enumerate(fixed_shape(shape, fixed_sizes))
-            )
+            name: tuple(f"{name}.{at}" if axis == "" else axis for at, axis in enumerate(shape))
             for name, shape in shapes.items()
         }
 

@@ -33,8 +33,7 @@ class ComparedGraph:
     Attributes:
         path: The path of the file.
         model: The content of the file without external data.
-        file: The description of the graph: dialect, features and, after `match`, axes of fixed
-            sizes.
+        file: The description of the graph: its dialect and features.
     """
 
     path: Path
@@ -61,9 +60,7 @@ class ComparedGraph:
         features = tuple(limited(function, str(path), limits, path=str(path)))
         return cls(path, model, GraphFile(path.name, dialect_of(features), features=features))
 
-    def match(
-        self, reference: Reference, names: Mapping[str, str]
-    ) -> tuple[ComparedGraph, TensorNames]:
+    def match(self, reference: Reference, names: Mapping[str, str]) -> TensorNames:
         """Match the inputs and outputs of the graph to those of a reference.
 
         Args:
@@ -71,12 +68,12 @@ class ComparedGraph:
             names: The names in the graph by those of the reference, as the user states them.
 
         Returns:
-            The graph with its axes of fixed sizes, and all names in the graph by those of the
-            reference.
+            All names in the graph by those of the reference.
 
         Raises:
             UsageError: If `names` has an unknown name.
-            GraphError: If the inputs or outputs do not fit the reference.
+            GraphError: If the inputs or outputs do not fit the reference, or an axis that is
+                dynamic there is fixed.
         """
         from attn_export.graph.signature_check import (
             TensorNames,
@@ -88,29 +85,29 @@ class ComparedGraph:
         inputs = [value.name for value in inputs_of(self.model)]
         outputs = [value.name for value in self.model.graph.output]
         _check_names(self.path, names, reference, {*inputs, *outputs})
-        shown, whose = str(self.path), reference.whose
+        interface, shown, whose = reference.interface, str(self.path), reference.whose
         matched = TensorNames(
-            matched_names(shown, "inputs", inputs, list(reference.inputs), names, whose),
-            matched_names(shown, "outputs", outputs, list(reference.outputs), names, whose),
+            matched_names(shown, "inputs", inputs, list(interface.inputs), names, whose),
+            matched_names(shown, "outputs", outputs, list(interface.output_shapes), names, whose),
         )
         expected_inputs = {
             matched.inputs[n]: TensorSignature(expected.dtype, expected.shape)
-            for n, expected in reference.inputs.items()
+            for n, expected in interface.inputs.items()
         }
         expected_outputs = {
             matched.outputs[n]: TensorSignature(reference.dtypes[n], shape)
-            for n, shape in reference.outputs.items()
+            for n, shape in interface.output_shapes.items()
         }
-        file = match_graph_file(
-            self.model, shown, self.file, expected_inputs, expected_outputs, whose
+        match_graph_file(
+            self.model, shown, self.file, expected_inputs, expected_outputs, whose, may_fix=False
         )
-        return dataclasses.replace(self, file=file), matched
+        return matched
 
 
 def _check_names(
     path: Path, names: Mapping[str, str], reference: Reference, graph_names: set[str]
 ) -> None:
-    reference_names = {*reference.inputs, *reference.outputs}
+    reference_names = {*reference.interface.inputs, *reference.interface.output_shapes}
     for name, graph_name in names.items():
         for where, unknown, known in (
             (reference.whose, name, reference_names),
@@ -186,7 +183,7 @@ def _entry(model: onnx.ModelProto, file: GraphFile) -> dict[str, Any]:
     return {
         "dialect": file.dialect,
         "needs": {"opset": opsets.get("ai.onnx", 0), "ir_version": model.ir_version},
-        "fixed": {},  # axes of fixed sizes are static in the whole bundle
+        "fixed": {},
         "layouts": {},
         "dtypes": {},
         "bound": {},

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import GraphError, UsageError, printable
-from attn_export.parity.draw import add_sums, axis_names, draw_inputs, may_try
+from attn_export.parity.draw import Interface, add_sums, axis_names, draw_inputs, may_try
+from attn_export.parity.roles import Trial, find_roles
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
+from attn_export.spec.inputs import Roles
 
 if TYPE_CHECKING:
     from attn_export.diagnose.evaluate import Evaluation
@@ -25,31 +27,25 @@ class Reference:
 
     Attributes:
         whose: The description in messages, such as ``"the module"``.
-        inputs: The description of every input, by name.
-        outputs: The shape of every output, with names for dynamic axes.
+        interface: Its inputs and outputs.
         dtypes: The dtype of every output.
-        sums: Axes that are sums of others.
         takes: A function that returns whether the reference runs at some sizes in reasonable time.
         oracle: A function that returns the source of the truth. Its argument is the least eps of
             the dtypes in the graph to judge.
         notes: Notes for the reader of the report.
         notes_on: A function that returns further notes from the source of the truth and a case.
         has_narrow_dtypes: Whether the reference has types narrower than float32.
-        spec: The spec, if the reference is one of our own layers.
         path: The path of a graph; None for a module.
     """
 
     whose: str
-    inputs: Mapping[str, Input]
-    outputs: Mapping[str, Shape]
+    interface: Interface
     dtypes: Mapping[str, str]
-    sums: Mapping[str, str]
     takes: Callable[[Sizes], bool]
     oracle: Callable[[float], Any]
     notes: Notes
     notes_on: Callable[[Any, Case], Notes]
     has_narrow_dtypes: bool
-    spec: AttentionSpec | None = None
     path: Path | None = None
 
     def computable(self, oracle: Any, cases: Sequence[Case]) -> tuple[Sequence[Case], Notes]:
@@ -99,11 +95,10 @@ def _of_module(module: Any, seed: int) -> Reference:
             f"{type(module).__name__}"
         )
     return Reference(
-        "the module", subject.input_descriptions(), subject.output_shapes(),
-        output_dtypes(lambda: subject.call(subject.module, subject.inputs)),
-        subject.sums, subject.takes,
+        "the module", subject.interface(),
+        output_dtypes(lambda: subject.call(subject.module, subject.inputs)), subject.takes,
         lambda least_eps: Oracle(subject, least_eps), subject.notes, truth_notes,
-        bool(subject.narrow_dtypes()), subject.spec,
+        bool(subject.narrow_dtypes()),
     )  # fmt: skip
 
 
@@ -137,11 +132,13 @@ def _of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
 
     def takes(sizes: Sizes) -> bool:
         all_sizes = add_sums({**dict.fromkeys(axes, 2), **sizes}, sums)
-        return may_try(weights, sizes) and graph.runs(all_sizes)
+        return may_try(weights, all_sizes, sums) and graph.runs(all_sizes)
 
     shapes, dtype = infer_output_shapes(graph.shapes, axes, sums, {}), floating_dtype(model)
+    roles = graph.roles(shapes, sums, dict.fromkeys(axes, 2))
     return Reference(
-        path.name, inputs, shapes, {o.name: dtype_name(o) for o in model.graph.output}, sums, takes,
+        path.name, Interface(inputs, shapes, sums=sums, roles=roles),
+        {o.name: dtype_name(o) for o in model.graph.output}, takes,
         lambda least_eps: GraphOracle(graph.evaluation, path.name, dtype, shapes, least_eps),
         (*notes, f"eager is {path.name}, with each value rounded to {dtype.name}"),
         lambda *_: (), dtype.itemsize < 4, path=path,
@@ -161,6 +158,28 @@ class _GraphRuns:
         """Return the outputs at some sizes, by name."""
         drawn = draw_inputs(self.inputs, sizes, seed_words=("sizes",))
         return self.evaluation.outputs_of(self.evaluation.values(drawn))
+
+    def roles(self, shapes: Mapping[str, Shape], sums: Mapping[str, str], example: Sizes) -> Roles:
+        """Return the roles of the axes.
+
+        Args:
+            shapes: The shape of every output.
+            sums: The axes that are sums of others, with their terms.
+            example: The sizes to run the graph at.
+        """
+
+        def draw(changed: Sizes, seed: str) -> Mapping[str, Any]:
+            sizes = add_sums({**example, **changed}, sums)
+            return draw_inputs(self.inputs, sizes, seed_words=(seed,))
+
+        def run(arrays: Mapping[str, Any]) -> Trial:
+            values = self.evaluation.values(arrays)
+            nodes = (n for n in self.evaluation.nodes if n.op_type == "Concat")
+            joined = [a for n in nodes if (a := values[n.output[0]]) is not None]
+            return Trial(self.evaluation.outputs_of(values), joined)
+
+        inputs = {name: input_.shape for name, input_ in self.inputs.items()}
+        return find_roles(inputs, shapes, sums, draw, run)
 
     def shapes(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the outputs at some sizes, by name."""

@@ -13,8 +13,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from attn_export.parity.draw import Bounds, Sizes, add_sums, terms_of
-
-BATCH, QUERIES, PAST, KEYS = "batch", "query_len", "past_len", "key_len"
+from attn_export.spec.inputs import BATCH, KEYS, PAST
 
 BLOCKS: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
 """Block sizes of kernels."""

@@ -11,14 +11,14 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from attn_export.parity.blocks import BATCH, KEYS, LAST, PAST, QUERIES, near_blocks
+from attn_export.parity.blocks import LAST, near_blocks
 from attn_export.parity.draw import Sizes
 from attn_export.parity.mask_contents import LENGTH_NAMES
+from attn_export.spec.inputs import BATCH, KEYS, KNOWN, PAST, QUERIES
 
 LEVELS: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    BATCH: {"small": (1, 2), "middle": (3, 6), "large": (7, math.inf)},
-    PAST: {"small": (0, 3), "middle": (4, 15), "large": (16, math.inf)},
-    "": {"small": (1, 3), "middle": (4, 15), "large": (16, math.inf)},
+    BATCH: {"small": (0, 2), "middle": (3, 6), "large": (7, math.inf)},
+    "": {"small": (0, 3), "middle": (4, 15), "large": (16, math.inf)},
 }
 """Ranges of small, middle and large sizes, by axis; "" stands for all other axes."""
 
@@ -29,8 +29,6 @@ VALUES = {
 }
 """Sizes to try, by axis: small numbers, powers of 2 with their neighbours, and 49."""
 
-KNOWN = (BATCH, QUERIES, PAST, KEYS)
-"""Axes whose meaning is known, as those of our own layers."""
 
 PLAIN = "random inputs"
 SMALLEST = f"{PLAIN}, smallest sizes"

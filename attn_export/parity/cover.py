@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from attn_export.parity import conditions
-from attn_export.parity.blocks import BATCH, LAST, PAST, BlockSizes
+from attn_export.parity.blocks import LAST, BlockSizes
 from attn_export.parity.contents import Content
 from attn_export.parity.draw import Sizes
+from attn_export.spec.inputs import BATCH, PAST
 
 CASE_COST, LEAST_COST, STEP_COST = 2**20, 2**17, 2**16
 """The cost in bytes that each case has besides its size, since it takes time in every runtime; a

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from attn_export.spec import AttentionSpec, Input, Shape
+from attn_export.spec.inputs import PAST, Roles
 from attn_export.tensorfile import ArrayDict, is_floating, numpy_dtype
 
 # -- sizes of dynamic axes -----------------------------------------------------------------------
@@ -58,15 +59,22 @@ def is_within(sizes: Sizes, bounds: Bounds) -> bool:
 MOST_WORK = 2**30
 """The largest number of weights times the product of all sizes of a run that only tries sizes."""
 
+MOST_SCORES = 2**25
+"""The largest product of all sizes and the longest, as scores of attention have, of such a run. In
+float64, 8 heads of them take 2 GiB."""
 
-def may_try(weights: int, sizes: Sizes) -> bool:
-    """Return whether a run is short enough to find out whether these sizes are accepted.
+
+def may_try(weights: int, sizes: Sizes, sums: Mapping[str, str]) -> bool:
+    """Return whether a run is small enough to find out whether these sizes are accepted.
 
     Args:
         weights: The number of weights of the module or graph.
         sizes: The size of every axis.
+        sums: The axes that are sums of others.
     """
-    return weights * math.prod(sizes.values()) <= MOST_WORK
+    product = math.prod(size for axis, size in sizes.items() if axis not in sums)
+    scores = product * max(sizes.values(), default=1)
+    return weights * product <= MOST_WORK and scores <= MOST_SCORES
 
 
 def clamp_sizes(sizes: Sizes, bounds: Bounds) -> dict[str, int]:
@@ -100,33 +108,6 @@ def terms_of(expression: str) -> list[str]:
     return expression.replace(" ", "").split("+")
 
 
-def solve_sizes(fixed: Sizes, sums: Mapping[str, str]) -> dict[str, int]:
-    """Return the fixed sizes, with those that follow from sums with a single unknown term.
-
-    Args:
-        fixed: The sizes of fixed axes.
-        sums: The axes that are sums of others, with their terms.
-    """
-    sizes = dict(fixed)
-    for name, expression in sums.items():
-        terms = terms_of(expression)
-        unknown = [term for term in terms if not term.isdigit() and term not in sizes]
-        if name in sizes and len(unknown) == 1:
-            known = (int(t) if t.isdigit() else sizes[t] for t in terms if t not in unknown)
-            sizes[unknown[0]] = sizes[name] - sum(known)
-    return sizes
-
-
-def fixed_shape(shape: Shape, fixed: Sizes) -> Shape:
-    """Return a shape with the sizes of fixed axes in place of their names.
-
-    Args:
-        shape: Sizes, and names of dynamic axes.
-        fixed: The sizes of axes.
-    """
-    return tuple(fixed.get(axis, axis) if isinstance(axis, str) else axis for axis in shape)
-
-
 # -- the interface of a subject -----------------------------------------------------------------
 
 
@@ -157,6 +138,7 @@ class Interface:
         spec: The spec of the module, if it is ours.
         sums: The axes that are sums of others, with their terms.
         bounds: The bounds of axes that have any.
+        roles: What the axes do.
     """
 
     inputs: Mapping[str, Input]
@@ -164,11 +146,20 @@ class Interface:
     spec: AttentionSpec | None = None
     sums: Mapping[str, str] = dataclasses.field(default_factory=dict)
     bounds: Bounds = dataclasses.field(default_factory=dict)
+    roles: Roles = dataclasses.field(default_factory=Roles)
 
     @property
     def axes(self) -> list[str]:
         """The names of all sizes that a case has, see `axis_names`."""
         return axis_names(self.inputs, self.sums)
+
+    @property
+    def all_bounds(self) -> dict[str, tuple[int, int]]:
+        """The bounds of axes that have any, and of those that act as a past."""
+        unbounded = (0, MAX_SIZE)
+        least = self.roles.least.items()
+        pasts = {axis: (low, self.bounds.get(axis, unbounded)[1]) for axis, low in least}
+        return {**self.bounds, **pasts}
 
     def case_bytes(self, sizes: Sizes) -> int:
         """Return the size in bytes of a case on disk, with its outputs twice: truth and eager."""
@@ -187,28 +178,33 @@ class Interface:
         return input_bytes + 2 * itemsize * output_elements
 
 
-def with_fixed_sizes(interface: Interface, fixed: Sizes) -> Interface:
-    """Return the interface of a graph in which axes have fixed sizes; it has no spec.
+def by_role(interface: Interface) -> Interface:
+    """Return an interface whose axes have the names of their roles, with the bounds of pasts.
 
     Args:
-        interface: The interface of the graph's reference.
-        fixed: The sizes of the axes that are fixed, see `solve_sizes`.
+        interface: The interface.
     """
-    inputs: dict[str, Input] = {}
-    for name, input_ in interface.inputs.items():
-        high = fixed.get(input_.high, input_.high) if isinstance(input_.high, str) else input_.high
-        shape = fixed_shape(input_.shape, fixed)
-        inputs[name] = dataclasses.replace(input_, shape=shape, high=high)
+    roles, sums = interface.roles, interface.sums
+    bounds = {roles.name(axis): ends for axis, ends in interface.all_bounds.items()}
+    if bounds.get(PAST) == (0, MAX_SIZE):
+        del bounds[PAST]  # 0 is among its usual sizes
+    if not roles.names:
+        return dataclasses.replace(interface, bounds=bounds)
+    inputs: dict[str, Input] = {
+        name: dataclasses.replace(
+            input_, shape=roles.shape(input_.shape),
+            high=roles.name(input_.high) if isinstance(input_.high, str) else input_.high,
+        )
+        for name, input_ in interface.inputs.items()
+    }  # fmt: skip
     if isinstance(interface.inputs, FunctionInputs):
         draw = interface.inputs.function
-        inputs = FunctionInputs(inputs, lambda sizes, rng: draw({**fixed, **sizes}, rng))
-    sums = {
-        name: " + ".join(str(fixed.get(term, term)) for term in terms_of(expression))
-        for name, expression in interface.sums.items()
-        if name not in fixed
-    }
-    shapes = {name: fixed_shape(shape, fixed) for name, shape in interface.output_shapes.items()}
-    return Interface(inputs, shapes, sums=sums)
+        inputs = FunctionInputs(inputs, lambda sizes, rng: draw(roles.sizes(sizes), rng))
+    return dataclasses.replace(
+        interface, inputs=inputs, bounds=bounds, roles=Roles(),
+        output_shapes={name: roles.shape(s) for name, s in interface.output_shapes.items()},
+        sums={roles.name(n): " + ".join(map(roles.name, terms_of(t))) for n, t in sums.items()},
+    )  # fmt: skip
 
 
 # -- random input arrays ------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from attn_export.results import (
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 if TYPE_CHECKING:
-    from attn_export.schema import CaseEntry, GoldenIndex
+    from attn_export.schema import CaseEntry, GoldenIndex, Manifest
     from attn_export.spec import Shape
 
 # -- golden vectors on disk ---------------------------------------------------------------------
@@ -244,24 +244,24 @@ LEAST_SIZES = 3
 """The least number of different sizes that each dynamic axis of an input must have."""
 
 SMALLEST = {"batch": 1, "query_len": 1, "past_len": 0}
-"""The size of each axis that some case must have."""
+"""The size that some case must have of the axis with a role, unless its bounds exclude it."""
 
 MASK_CONTENTS = ("fully_masked_rows", "one_visible_key", "left_padding", "right_padding")
 """Contents that some case must have if a layer of ours has a mask."""
 
 
-def check_evidence(inputs: Mapping[str, Shape], cases: Sequence[Case], *, ours: bool) -> None:
+def check_evidence(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> None:
     """Raise an error if golden vectors lack a case that evidence requires.
 
     Args:
-        inputs: The shape of every input; dynamic axes by name.
+        manifest: The manifest of the bundle.
         cases: The cases.
         ours: Whether the cases are those of a layer of ours.
 
     Raises:
         BundleError: If a case is missing.
     """
-    missing = next(_missing(inputs, cases, ours=ours), "")
+    missing = next(_missing(manifest, cases, ours=ours), "")
     if missing:
         raise BundleError(
             f"the golden vectors are no evidence: of {counted(len(cases), 'case')}, {missing}; "
@@ -288,7 +288,8 @@ def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
     return (f"no other size was tried of axes that are numbers: {shown}",) if fixed else ()
 
 
-def _missing(inputs: Mapping[str, Shape], cases: Sequence[Case], *, ours: bool) -> Iterator[str]:
+def _missing(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> Iterator[str]:
+    inputs = {name: signature.shape for name, signature in manifest.inputs.items()}
     names = {case.name for case in cases}
     for name in (BASE, *(f"{CHANGED}{input_name}" for input_name in inputs)):
         if name not in names:
@@ -297,8 +298,9 @@ def _missing(inputs: Mapping[str, Shape], cases: Sequence[Case], *, ours: bool) 
         sizes = {case.sizes.get(axis, 0) for case in cases}
         if len(sizes) < LEAST_SIZES:
             yield f"{axis} has {len(sizes)} sizes, not {LEAST_SIZES} or more"
-        smallest = SMALLEST.get(axis)
-        if smallest is not None and smallest not in sizes:
+        smallest = SMALLEST.get(manifest.role(axis))
+        least = manifest.bounds.get(axis, [smallest])[0]
+        if smallest is not None and least == smallest and smallest not in sizes:
             yield f"none has {axis} {smallest}"
     contents = {name for case in cases for name in case.contents}
     for content in MASK_CONTENTS if ours and "attn_mask" in inputs else ():

@@ -18,6 +18,7 @@ from attn_export.parity.draw import (
     Limit,
     Sizes,
     add_sums,
+    by_role,
     clamp_sizes,
     draw_inputs,
     generator,
@@ -46,8 +47,10 @@ def base_case(interface: Interface, attempt: int = 0) -> Case:
         interface: The inputs and outputs of the subject.
         attempt: The index in `ATTEMPTS`; each has other random inputs.
     """
-    drawn = draw_base(interface, base_sizes(interface, attempt), attempt)
-    return Case(BASE, "probe", drawn.sizes, drawn.inputs, "what the changed_* cases differ from")
+    planned = by_role(interface)
+    drawn = draw_base(planned, base_sizes(planned, attempt), attempt)
+    sizes, about = interface.roles.sizes(drawn.sizes), "what the changed_* cases differ from"
+    return Case(BASE, "probe", sizes, drawn.inputs, about)
 
 
 def changed_cases(interface: Interface, name: str, attempt: int = 0) -> Iterator[Case]:
@@ -61,11 +64,12 @@ def changed_cases(interface: Interface, name: str, attempt: int = 0) -> Iterator
     Raises:
         UsageError: If a user's function draws the input alike each time.
     """
-    sizes, inputs = base_sizes(interface, attempt), interface.inputs
+    planned = by_role(interface)
+    sizes, inputs = base_sizes(planned, attempt), planned.inputs
     is_drawn = isinstance(inputs, FunctionInputs)
     differs = False
     for number in range(DRAWS):
-        drawn = draw_base(interface, sizes, attempt)
+        drawn = draw_base(planned, sizes, attempt)
         if name == "attn_mask" and not is_drawn and not number:
             _change_mask(drawn)
         else:
@@ -77,7 +81,8 @@ def changed_cases(interface: Interface, name: str, attempt: int = 0) -> Iterator
             span = (0, 0) if is_drawn else limits(inputs[name], sizes)
             drawn.inputs[name] = _differing(drawn.inputs[name], other, *span)
         differs = True
-        yield Case(f"{CHANGED}{name}", "probe", sizes, drawn.inputs, f"{name} matters")
+        named = interface.roles.sizes(sizes)
+        yield Case(f"{CHANGED}{name}", "probe", named, drawn.inputs, f"{name} matters")
     if not differs:
         raise UsageError(
             f"inputs(sizes, rng) draws {name} alike {DRAWS} times, so no case could show a mistake "

@@ -9,15 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attn_export.errors import first_few
 from attn_export.parity import conditions
-from attn_export.parity.blocks import BATCH, BLOCKS, PAST, QUERIES, BlockSizes
+from attn_export.parity.blocks import BLOCKS, BlockSizes
 from attn_export.parity.contents import FUTURE, VALUES, Content, DrawnCase, is_mask
 from attn_export.parity.cover import Choice, Cover, Fits
 from attn_export.parity.draw import (
+    MAX_SIZE,
     Bounds,
     FunctionInputs,
     Interface,
     Sizes,
     add_sums,
+    by_role,
     draw_inputs,
     generator,
     is_within,
@@ -26,6 +28,7 @@ from attn_export.parity.fixed_cases import fixed_cases, long_cases
 from attn_export.parity.mask_contents import LENGTH_NAMES, LENGTHS, LOWEST, MASKS
 from attn_export.results import Case
 from attn_export.spec import Input
+from attn_export.spec.inputs import BATCH, PAST, QUERIES
 
 GOLDEN_BYTES = 32 * 2**20
 """Largest size on disk of the golden vectors of a bundle."""
@@ -113,6 +116,14 @@ def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
         fits: Returns whether the module accepts sizes; called for sizes at large blocks and for
             upper bounds.
     """
+    roles = interface.roles
+    plan = _plan_by_role(by_role(interface), lambda sizes: fits(roles.sizes(sizes)))
+    cases = [dataclasses.replace(case, sizes=roles.sizes(case.sizes)) for case in plan.cases]
+    return Plan(tuple(cases), (*roles.notes(), *plan.notes), interface)
+
+
+def _plan_by_role(interface: Interface, fits: Fits) -> Plan:
+    """Return the cases of an interface whose axes have the names of their roles."""
     long, notes = long_cases(interface)
     fixed = [*fixed_cases(interface), *long]
     # Fixed cases are made whatever their size, so they may leave nothing of the limit.
@@ -128,6 +139,13 @@ def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
     cover = Cover(axes, blocks, wanted, sizes, costs, contents, bounded=bool(bounds))
     choices = cover.choose(budget, CASE_BYTES, fits)
     notes += _notes(cover, blocks)
+    ends = [(axis, high) for axis, (_, high) in bounds.items() if high < MAX_SIZE]
+    unreached = [f"{a} {high}" for a, high in ends if all(each[a] != high for each in sizes)]
+    if unreached:
+        notes.append(
+            f"no case reaches {first_few(unreached)}, where the module raises or a run would take "
+            "too much time or memory"
+        )
     cases = [_case(sizes, contents, interface) for sizes, contents in _shuffle(choices)]
     return Plan((*cases, *fixed), tuple(notes), interface)
 
@@ -194,7 +212,9 @@ def _sizes_within(axis: str, bounds: Bounds, fits: Fits) -> tuple[int, ...]:
     if axis not in bounds:
         return conditions.tried_sizes(axis)
     low, high = bounds[axis]
-    ends = [low, min(low + 1, high), high] if fits({axis: high}) else [low, min(low + 1, high)]
+    ends = [low, min(low + 1, high)]
+    if high < MAX_SIZE and fits({axis: high}):
+        ends.append(high)
     usual = [value for value in conditions.tried_sizes(axis) if low < value < high]
     return tuple(sorted({*usual, *ends}))
 

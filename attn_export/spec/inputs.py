@@ -1,9 +1,10 @@
-"""Descriptions of a graph's inputs, and the text format of masks: ``bool[B,1,1,S]``."""
+"""Descriptions of a graph's inputs, roles of its axes, and the text of masks: ``bool[B,1,1,S]``."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator, Mapping
 from typing import Final, Self
 
 from attn_export.errors import SpecError
@@ -88,3 +89,56 @@ class Input:
     first: bool | None = True
     hides: bool = False
     columns: tuple[tuple[int, int, int], ...] = ()
+
+
+# -- `Roles`: what the axes of a graph do -------------------------------------------------------
+
+
+BATCH, QUERIES, PAST, KEYS = "batch", "query_len", "past_len", "key_len"
+"""The roles: names of axes in plans, which are also the names in our own layers."""
+
+KNOWN = (BATCH, QUERIES, PAST, KEYS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """Roles of dynamic axes and caches. By default axes have the names of their roles.
+
+    Attributes:
+        names: The name in plans of each axis that has another one there: its role, or for an axis
+            that is only called like a role, a name that is none.
+        least: The least size of each axis that acts as a past and has none by the user: 0, or 1
+            where the module raises or gives NaN without a past.
+        caches: The input that takes what an output gave in the step before, by output.
+    """
+
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    least: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    caches: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def name(self, axis: str) -> str:
+        """Return the name of an axis in plans."""
+        return self.names.get(axis, axis)
+
+    def axis(self, role: str) -> str:
+        """Return the axis that has a role; the role, or "", which are then no axes, if none has."""
+        missing = "" if role in self.names else role
+        return next((axis for axis, name in self.names.items() if name == role), missing)
+
+    def shape(self, shape: Shape) -> Shape:
+        """Return a shape with the names of plans."""
+        return tuple(self.name(axis) if isinstance(axis, str) else axis for axis in shape)
+
+    def sizes(self, planned: Mapping[str, int]) -> dict[str, int]:
+        """Return the sizes of a plan by the names of the axes."""
+        axes = {name: axis for axis, name in self.names.items()}
+        return {axes.get(name, name): size for name, size in planned.items()}
+
+    def notes(self) -> Iterator[str]:
+        """Yield notes for the reader of a report."""
+        found = [f"{axis} is {role}" for axis, role in self.names.items() if role in KNOWN]
+        if found:
+            yield f"axes by what they do: {', '.join(found)}"
+        for axis, least in self.least.items():
+            if least:
+                yield f"{axis} is tried from 1 on: at 0 the module raises or gives NaN"

@@ -104,20 +104,6 @@ def test_a_file_of_the_users_may_have_one(tmp_path):
     assert load_subject(f"{file}:subject").draw({"batch": 7}, "word")["input"].shape == (7, 4)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_graph_with_a_fixed_axis_is_compared_at_its_size(tmp_path):
-    def draw(sizes: Mapping[str, int], rng: np.random.Generator) -> dict[str, Any]:
-        return {"input": rng.standard_normal((sizes["batch"], sizes["width"], 4))}
-
-    module, axes = nn.Linear(4, 2).eval(), {"input": {0: "batch", 1: "width"}}
-    example = (torch.randn(2, 5, 4),)
-    torch.onnx.export(
-        module, example, tmp_path / "mine.onnx", dynamo=True, verbose=False,
-        input_names=["input"], output_names=["output"], dynamic_shapes=({0: "batch"},),
-    )  # fmt: skip
-    assert assert_parity(module, draw, axes, graph=tmp_path / "mine.onnx").passed
-
-
 @pytest.mark.parametrize(
     ("function", "axes", "kind", "says"),
     [

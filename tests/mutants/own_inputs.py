@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from attn_export.export.subject import Subject
-from attn_export.parity.blocks import QUERIES
 from attn_export.parity.conditions import free_axes, tried_sizes
 from attn_export.parity.contents import DrawnCase
 from attn_export.parity.draw import Interface, add_sums, axis_names, draw_inputs, generator
 from attn_export.parity.plan import Groups
 from attn_export.results import Case
+from attn_export.spec.inputs import QUERIES
 
 USUAL, ONE_QUERY, LONG = 70, 50, 6
 """The number of cases of usual sizes, with one query, and of sizes beyond blocks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import logging
 import time
@@ -21,9 +22,9 @@ from torch.export import Dim
 
 from attn_export import Subject, build
 from attn_export.errors import AttnExportError
+from attn_export.export.capture import sizes_to_try
 from attn_export.export.export import _named_parameters
 from attn_export.export.trees import to_numpy
-from attn_export.parity.plan import covering_sizes
 from attn_export.temp_folders import scratch
 
 OTHERS = 3
@@ -109,8 +110,8 @@ def with_exporter(subject: Subject) -> bool:
 def disagreement(subject: Subject, path: Path) -> str:
     """Return where a graph is not the module: at the example's sizes and at others; "" if not."""
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    others = covering_sizes(list(subject.example_sizes), subject.relations, subject.bounds)
-    for sizes in [subject.example_sizes, *others[:OTHERS]]:
+    others = sizes_to_try(subject)
+    for sizes in [subject.example_sizes, *itertools.islice(others, OTHERS)]:
         inputs = subject.draw(sizes, "stranger")
         with torch.inference_mode():
             wanted = to_numpy(subject.call(subject.module, inputs))
