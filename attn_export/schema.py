@@ -153,6 +153,12 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         """Return the role of an axis, or ""; the axes of our own layers are named after them."""
         return axis if self.roles is None else self.roles.get(axis, "")
 
+    def axis(self, role: str) -> str:
+        """Return the axis with a role, or "" if none has it."""
+        if self.roles is None:
+            return role
+        return next((axis for axis, name in self.roles.items() if name == role), "")
+
     @property
     def ends(self) -> dict[str, TensorSignature]:
         """The inputs and outputs by name."""

@@ -15,7 +15,6 @@ import torch
 from torch.export import ExportedProgram
 
 from attn_export.errors import ExportError, one_line
-from attn_export.export.guards import broken_guards
 from attn_export.export.subject import Subject
 from attn_export.parity.draw import (
     MAX_SIZE,
@@ -208,6 +207,8 @@ def _check_numbers(subject: Subject, program: ExportedProgram, captured: torch.n
             raise bounds_error(subject, sizes, error) from error
         if difference:
             raise _difference_error(subject, captured, sizes, difference)
+    from attn_export.export.guards import broken_guards
+
     for breaking in broken_guards(subject, program):
         try:
             difference = _difference(subject, captured, breaking)

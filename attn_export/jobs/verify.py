@@ -201,8 +201,8 @@ class _Replay:
         spec, ours = spec_text(folder, manifest), SPEC in manifest.files
         stored = with_inputs(read_golden(folder / GOLDEN), cases, inputs)
         quality = read_quality(folder / GOLDEN, stored, self.budgets, spec)
-        check_evidence(shapes_of(manifest.inputs), [g.case for g in stored], ours=ours)
-        check_labels(manifest.inputs, stored, ours=ours)
+        check_evidence(manifest, [g.case for g in stored], ours=ours)
+        check_labels(manifest.inputs, stored, ours=ours, batch=manifest.axis("batch"))
         evidence = GoldenEvidence(stored, quality, claim_notes(quality, self.budgets, spec))
         if not self.recompute:
             return evidence

@@ -17,6 +17,7 @@ import numpy as np
 
 from attn_export.errors import BundleError, one_line
 from attn_export.results import BASE, CHANGED, Case, Golden
+from attn_export.spec.inputs import BATCH
 
 if TYPE_CHECKING:
     from attn_export.schema import InputSignature
@@ -40,11 +41,13 @@ class _Inputs:
         base: The base case.
         ours: Whether the case is that of a layer of ours. The inputs of users' modules have any
             names, and True in a mask may mean either.
+        batch: The name of the batch axis.
     """
 
     case: Case
     base: Case
     ours: bool
+    batch: str
 
     @property
     def scale(self) -> float:
@@ -219,7 +222,11 @@ LABELS: Mapping[str, LabelCheck] = {
 
 
 def check_labels(
-    inputs: Mapping[str, InputSignature], goldens: Sequence[Golden], *, ours: bool
+    inputs: Mapping[str, InputSignature],
+    goldens: Sequence[Golden],
+    *,
+    ours: bool,
+    batch: str = BATCH,
 ) -> None:
     """Raise an error unless the inputs of all cases are what the index says of them.
 
@@ -227,12 +234,13 @@ def check_labels(
         inputs: The type and shape of every input.
         goldens: The golden vectors, with the inputs of their cases.
         ours: Whether the cases are those of a layer of ours.
+        batch: The name of the batch axis.
 
     Raises:
         BundleError: If a case is not what the index says.
     """
     try:
-        wrong = next(_all_wrong(inputs, goldens, ours=ours), "")
+        wrong = next(_all_wrong(inputs, goldens, ours=ours, batch=batch), "")
     except (LookupError, TypeError, ValueError) as error:  # they have other inputs than the spec's
         wrong = f"their inputs cannot be checked: {one_line(error)}"
     if wrong:
@@ -240,10 +248,10 @@ def check_labels(
 
 
 def _all_wrong(
-    inputs: Mapping[str, InputSignature], goldens: Sequence[Golden], *, ours: bool
+    inputs: Mapping[str, InputSignature], goldens: Sequence[Golden], *, ours: bool, batch: str
 ) -> Iterator[str]:
     base = next(golden.case for golden in goldens if golden.case.name == BASE)
-    stored = [_Inputs(golden.case, base, ours) for golden in goldens]
+    stored = [_Inputs(golden.case, base, ours, batch) for golden in goldens]
     for each, golden in zip(stored, goldens, strict=True):
         yield from (f"{each.case.name} {wrong}" for wrong in _wrong(each, inputs))
         if not any(map(_has_finite, golden.expected.values())):
@@ -291,11 +299,8 @@ def _wrongly_ignored(inputs: _Inputs, signatures: Mapping[str, InputSignature]) 
     if not case.ignored_rows and not inputs.ours:
         return  # a user's module may take NaN or Inf
     for name, array in case.inputs.items():
-        if (
-            signatures[name].shape[:1] == ("batch",)
-            and not _is_finite(array)
-            and name != "attn_mask"
-        ):
+        is_by_batch = signatures[name].shape[:1] == (inputs.batch,)
+        if is_by_batch and not _is_finite(array) and name != "attn_mask":
             # -Inf belongs to a mask.
             wrong = ~(array.reshape(len(array), -1) < np.inf).all(-1)
             rows |= {int(row) for row in np.flatnonzero(wrong)}
@@ -303,7 +308,7 @@ def _wrongly_ignored(inputs: _Inputs, signatures: Mapping[str, InputSignature]) 
         is_finite = "ignores batch element {}, whose inputs are finite"
         unsaid = "has NaN or Inf in batch element {}, and does not say so"
         yield (unsaid if row in rows else is_finite).format(row)
-    if case.ignored_rows and len(rows) == case.sizes["batch"]:
+    if case.ignored_rows and len(rows) == case.sizes.get(inputs.batch):
         yield "ignores all batch elements"
 
 

@@ -17,6 +17,7 @@ from attn_export.parity.measures import eps, measure
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Case
 from attn_export.source_location import is_user_file, show
+from attn_export.spec.inputs import BATCH
 from attn_export.tensorfile import is_floating
 
 # -- calls by which a module tests whether it is being exported or compiled ---------------------
@@ -83,7 +84,8 @@ def truth_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
 def _mixing_notes(oracle: Oracle, case: Case) -> Iterator[str]:
     """Yield a note if the elements of a batch depend on one another."""
     names = {n for n, a in case.inputs.items() if oracle.has_batch(n) and is_floating(a.dtype)}
-    if not names or case.sizes.get("batch", 1) < 2:
+    count = case.sizes.get(oracle.subject.roles.axis(BATCH), 1)
+    if not names or count < 2:
         return
     other = dict(case.inputs)
     for name in names:
@@ -92,7 +94,7 @@ def _mixing_notes(oracle: Oracle, case: Case) -> Iterator[str]:
         array[1:] = np.where(np.isfinite(array[1:]), -2.5 * array[1:], array[1:])
     before, after = oracle.truth(case.inputs), oracle.truth(other)
     for name, t in before.items():
-        batch_first = t.ndim > 0 and len(t) == case.sizes["batch"] and is_floating(t.dtype)
+        batch_first = t.ndim > 0 and len(t) == count and is_floating(t.dtype)
         if batch_first and measure(after[name][:1], t[:1]).whole > POOR:
             yield (
                 f"rows of a batch depend on one another: {name} of row 0 changes with the "

@@ -35,6 +35,7 @@ from attn_export.parity.operations import Recording, RoundingRecorder, threads
 from attn_export.parity.rounding import RandomRounding
 from attn_export.results import WHOLE_DECODE, Arrays, Case, Golden
 from attn_export.spec import Shape
+from attn_export.spec.inputs import BATCH
 from attn_export.spec.low_precision import FLOAT16, PER_RUN
 from attn_export.tensorfile import is_floating
 
@@ -288,7 +289,7 @@ class Oracle(TruthSource):
 
     def has_batch(self, name: str) -> bool:
         """Return whether the first axis of an input is the batch axis."""
-        return self.subject.axes[name].get(0) == "batch"
+        return self.subject.axes[name].get(0) == self.subject.roles.axis(BATCH)
 
 
 @contextlib.contextmanager

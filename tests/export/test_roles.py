@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from attn_export import Axis, Subject
+from attn_export import Axis, Subject, build, verify
 from attn_export.errors import ExportError
 from attn_export.export.capture import sizes_to_try
 from attn_export.export.export import export
@@ -167,3 +169,31 @@ def test_two_pasts_are_both_tried_empty():
     assert subject.roles.least == {"l": 0, "m": 0}
     for axis in "lm":
         assert {0, 1} <= {case.sizes[axis] for case in subject.plan().cases}
+
+
+class Nested(nn.Module):
+    """Attention with nested caches, as transformers' models have them."""
+
+    def forward(self, q: Tensor, past: list[tuple[Tensor, Tensor]]) -> Any:
+        (old_k, old_v), *_ = past
+        k, v = torch.cat([old_k, q], 1), torch.cat([old_v, 2 * q], 1)
+        return attend(q, k, v), ((k, v),)
+
+
+def test_a_bundle_states_roles_and_caches_and_verifies(tmp_path: Path):
+    old = [(torch.randn(2, 5, D), torch.randn(2, 5, D))]
+    axes = {f"past.0.{i}": {0: "b", 1: "m"} for i in range(2)} | {"q": {0: "b", 1: "n"}}
+    outputs = ["y", "present.0.0", "present.0.1"]
+    subject = Subject(Nested().eval(), {"q": torch.randn(2, 3, D), "past": old}, axes, outputs)
+    options = {"runtimes": ["ort-cpu"], "dialects": ["standard"], "dry_run": False}
+    report = build(subject, tmp_path / "b", **options)
+    assert report.passed
+    assert "axes by what they do: b is batch, n is query_len, m is past_len" in report.notes
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+    assert manifest["roles"] == {"b": "batch", "m": "past_len", "n": "query_len"}
+    assert manifest["caches"] == {"present.0.0": "past.0.0", "present.0.1": "past.0.1"}
+    assert manifest["bounds"] == {"m": [0, None]}
+    index = json.loads((tmp_path / "b" / "golden" / "index.json").read_text())
+    assert {(case["sizes"]["b"], case["sizes"]["m"]) for case in index["cases"]} >= {(1, 0), (2, 0)}
+    assert any(case["ignored_rows"] for case in index["cases"])
+    assert verify(tmp_path / "b", runtimes=["ort-cpu"]).passed
