@@ -54,9 +54,6 @@ it."""
 CACHES = {"present_key": "past_key", "present_value": "past_value"}
 """The caches of our own layers: the input of the next step that takes an output."""
 
-AxisRole: TypeAlias = Literal["batch", "query_len", "past_len", "key_len"]
-"""The role of a dynamic axis; see `parity.roles`."""
-
 
 class TensorSignature(Struct, frozen=True, forbid_unknown_fields=True):
     """The dtype and shape of an input or output."""
@@ -117,7 +114,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     files: Annotated[dict[FileName, Digest], Meta(min_length=1, max_length=100_000)]
     digest: Digest
     bounds: dict[EndName, Annotated[list[Count | None], Meta(min_length=2, max_length=2)]] = {}
-    roles: dict[EndName, AxisRole] | None = None
+    roles: dict[EndName, EndName] = {}
     caches: dict[EndName, EndName] = {}
     tuning: Tuning | None = None
 
@@ -140,24 +137,14 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             self._check_ends(name, graph)
             if not axes.issuperset(graph.fixed):
                 raise ValueError(f"{name} fixes an axis that is not there: {set(graph.fixed)}")
-        roles = self.roles or {}
-        if not axes.issuperset(roles) or len(set(roles.values())) < len(roles):
+        planned = [self.roles.get(axis, axis) for axis in axes]
+        if not axes.issuperset(self.roles) or len(set(planned)) < len(planned):
             raise ValueError(f"the roles are not those of one axis each: {self.roles}")
         for output, source in self.caches.items():
             new, old = self.outputs.get(output), self.inputs.get(source)
             alike = new and old and (new.dtype, len(new.shape)) == (old.dtype, len(old.shape))
             if not alike or list(self.caches.values()).count(source) > 1:
                 raise ValueError(f"{source} is not the cache that {output} continues")
-
-    def role(self, axis: str) -> str:
-        """Return the role of an axis, or ""; the axes of our own layers are named after them."""
-        return axis if self.roles is None else self.roles.get(axis, "")
-
-    def axis(self, role: str) -> str:
-        """Return the axis with a role, or "" if none has it."""
-        if self.roles is None:
-            return role
-        return next((axis for axis, name in self.roles.items() if name == role), "")
 
     @property
     def ends(self) -> dict[str, TensorSignature]:

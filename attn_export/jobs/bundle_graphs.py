@@ -191,7 +191,6 @@ def manifest_of(
         "weights": "linear weights are stored [in, out], as MatMul reads them",
     }
     from attn_export.parity.draw import MAX_SIZE
-    from attn_export.spec.inputs import KNOWN
 
     interface, caches = subject.interface(), dict(subject.roles.caches)
     for graph in graphs:
@@ -203,10 +202,8 @@ def manifest_of(
         },
         "caches": caches,
     }
-    if subject.spec is None:
-        roles = {axis: subject.roles.name(axis) for axis in interface.axes}
-        further["roles"] = {axis: role for axis, role in roles.items() if role in KNOWN}
-    return content | {key: value for key, value in further.items() if value or key == "roles"}
+    further["roles"] = dict(subject.roles.names)
+    return content | {key: value for key, value in further.items() if value}
 
 
 def _graph_entry(graph: Lowered, expected: Expected, origins: Mapping[str, str]) -> dict[str, Any]:

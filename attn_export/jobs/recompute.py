@@ -179,33 +179,35 @@ class Truth:
     def _case(self, text: str) -> Case:
         from attn_export.parity.draw import concrete_shape
         from attn_export.parity.plan import random_case
+        from attn_export.spec.inputs import PAST
 
-        changed = _parse_sizes(text, list(self.subject.example_sizes), self.subject.sums)
-        sizes = self.subject.sizes_with(changed)
-        for name, (low, high) in self.subject.bounds.items():
+        subject, bounds = self.subject, self.subject.interface().all_bounds
+        axes = [axis for axis in subject.example_sizes if axis not in subject.sums]
+        usual = {axis: int(subject.roles.name(axis) != PAST) for axis in axes}
+        least = {axis: bounds.get(axis, (low, 0))[0] for axis, low in usual.items()}
+        sizes = subject.sizes_with(_parse_sizes(text, least))
+        for name, (low, high) in bounds.items():
             if not low <= sizes[name] <= high:
                 raise UsageError(f"--sizes {text}: {name} is {low} to {high}; got {sizes[name]}")
-        shapes = [described.shape for described in self.subject.input_descriptions().values()]
-        for shape in (*shapes, *self.subject.output_shapes().values()):
+        shapes = [described.shape for described in subject.input_descriptions().values()]
+        for shape in (*shapes, *subject.output_shapes().values()):
             elements = math.prod(concrete_shape(shape, sizes))
             if elements > MOST_ELEMENTS:
                 raise UsageError(f"--sizes {text}: {list(shape)} would have {elements} elements")
-        return random_case(sizes, self.subject.input_descriptions(), self.subject.sums)
+        return random_case(sizes, subject.input_descriptions(), subject.sums)
 
 
-def _parse_sizes(text: str, axes: Sequence[str], sums: Mapping[str, str]) -> dict[str, int]:
-    """Parse sizes such as ``"batch=4,query_len=2048"``; axes that are sums must not be named."""
-    free = [axis for axis in axes if axis not in sums]
+def _parse_sizes(text: str, least: Mapping[str, int]) -> dict[str, int]:
+    """Parse sizes such as ``"batch=4,query_len=2048"``, given the least size of each free axis."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))
-        least = 0 if name == "past_len" else 1
-        if name not in free:
+        if name not in least:
             raise UsageError(
-                f"--sizes {text}: {name!r} is not an axis; choose from {', '.join(free)}"
+                f"--sizes {text}: {name!r} is not an axis; choose from {', '.join(least)}"
             )
-        if not size.isascii() or not size.isdigit() or int(size) < least:
-            raise UsageError(f"--sizes {text}: {name} must be {least} or more; got {size!r}")
+        if not size.isascii() or not size.isdigit() or int(size) < least[name]:
+            raise UsageError(f"--sizes {text}: {name} must be {least[name]} or more; got {size!r}")
         if name in sizes:
             raise UsageError(f"--sizes {text}: {name} is given twice")
         sizes[name] = int(size)

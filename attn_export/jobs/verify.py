@@ -197,12 +197,14 @@ class _Replay:
             self.progress.expect(start(cases))
             return GoldenEvidence(goldens)
         from attn_export.parity.labels import check_labels
+        from attn_export.spec.inputs import Roles
 
+        batch = Roles(manifest.roles).axis("batch")
         spec, ours = spec_text(folder, manifest), SPEC in manifest.files
         stored = with_inputs(read_golden(folder / GOLDEN), cases, inputs)
         quality = read_quality(folder / GOLDEN, stored, self.budgets, spec)
         check_evidence(manifest, [g.case for g in stored], ours=ours)
-        check_labels(manifest.inputs, stored, ours=ours, batch=manifest.axis("batch"))
+        check_labels(manifest.inputs, stored, ours=ours, batch=batch)
         evidence = GoldenEvidence(stored, quality, claim_notes(quality, self.budgets, spec))
         if not self.recompute:
             return evidence

@@ -108,6 +108,16 @@ def terms_of(expression: str) -> list[str]:
     return expression.replace(" ", "").split("+")
 
 
+def fixed_shape(shape: Shape, fixed: Sizes) -> Shape:
+    """Return a shape with the sizes of fixed axes in place of their names.
+
+    Args:
+        shape: Sizes, and names of dynamic axes.
+        fixed: The sizes of axes.
+    """
+    return tuple(fixed.get(axis, axis) if isinstance(axis, str) else axis for axis in shape)
+
+
 # -- the interface of a subject -----------------------------------------------------------------
 
 

@@ -298,7 +298,7 @@ def _missing(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> Iterat
         sizes = {case.sizes.get(axis, 0) for case in cases}
         if len(sizes) < LEAST_SIZES:
             yield f"{axis} has {len(sizes)} sizes, not {LEAST_SIZES} or more"
-        smallest = SMALLEST.get(manifest.role(axis))
+        smallest = SMALLEST.get(manifest.roles.get(axis, axis))
         least = manifest.bounds.get(axis, [smallest])[0]
         if smallest is not None and least == smallest and smallest not in sizes:
             yield f"none has {axis} {smallest}"

@@ -17,7 +17,6 @@ import numpy as np
 
 from attn_export.errors import BundleError, one_line
 from attn_export.results import BASE, CHANGED, Case, Golden
-from attn_export.spec.inputs import BATCH
 
 if TYPE_CHECKING:
     from attn_export.schema import InputSignature
@@ -41,7 +40,7 @@ class _Inputs:
         base: The base case.
         ours: Whether the case is that of a layer of ours. The inputs of users' modules have any
             names, and True in a mask may mean either.
-        batch: The name of the batch axis.
+        batch: The batch axis.
     """
 
     case: Case
@@ -222,11 +221,7 @@ LABELS: Mapping[str, LabelCheck] = {
 
 
 def check_labels(
-    inputs: Mapping[str, InputSignature],
-    goldens: Sequence[Golden],
-    *,
-    ours: bool,
-    batch: str = BATCH,
+    inputs: Mapping[str, InputSignature], goldens: Sequence[Golden], *, ours: bool, batch: str
 ) -> None:
     """Raise an error unless the inputs of all cases are what the index says of them.
 

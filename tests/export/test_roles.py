@@ -190,7 +190,7 @@ def test_a_bundle_states_roles_and_caches_and_verifies(tmp_path: Path):
     assert report.passed
     assert "axes by what they do: b is batch, n is query_len, m is past_len" in report.notes
     manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
-    assert manifest["roles"] == {"b": "batch", "m": "past_len", "n": "query_len"}
+    assert manifest["roles"] == {**BN, "m": "past_len"}
     assert manifest["caches"] == {"present.0.0": "past.0.0", "present.0.1": "past.0.1"}
     assert manifest["bounds"] == {"m": [0, None]}
     index = json.loads((tmp_path / "b" / "golden" / "index.json").read_text())

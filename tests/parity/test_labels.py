@@ -46,7 +46,7 @@ def goldens_of(name: str) -> tuple[Golden, ...]:
 def check(name: str, goldens: list[Golden]) -> None:
     interface = INTERFACES[name]
     inputs = {n: InputSignature(i.dtype, i.shape) for n, i in interface.inputs.items()}
-    check_labels(inputs, goldens, ours=interface.spec is not None)
+    check_labels(inputs, goldens, ours=interface.spec is not None, batch="batch")
 
 
 def changed(name: str, applies: Callable[[Case], bool], change: Callable[[ArrayDict], object]):
