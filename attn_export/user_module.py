@@ -7,10 +7,13 @@ import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import TYPE_CHECKING
 
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
-from attn_export.export.subject import Subject
 from attn_export.source_location import line_of
+
+if TYPE_CHECKING:
+    from attn_export.export.subject import Subject
 
 
 def load_subject(reference: str) -> Subject:
@@ -29,6 +32,8 @@ def load_subject(reference: str) -> Subject:
         raise UsageError(f"--module is PATH.py:FUNCTION; got {reference!r}")
     if not path.is_file():
         raise UsageError(f"--module {reference}: there is no file {path}")
+    from attn_export.export.subject import Subject  # imports torch
+
     try:
         function = getattr(_run(path), name, None)
         if not callable(function):

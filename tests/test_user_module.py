@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -99,3 +100,16 @@ def test_a_change_of_the_same_size_within_a_second_is_seen(
         os.utime(file, (1_000_000_000, 1_000_000_000))
         with pytest.raises(UsageError, match=f"returned {name}, not"):
             load_subject(f"{file}:subject")
+
+
+@pytest.mark.parametrize(
+    "words", [["--module", "nothing.py:f"], ["--module", "nothing"], ["--weights", "nothing"]]
+)
+def test_a_path_that_is_wrong_is_refused_before_torch_is_imported(words, tmp_path: Path):
+    code = (
+        "import sys; from attn_export.cli import run; code = run(sys.argv[1:]); "
+        "print(code, 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, "build", *words, "--runtime", "onnx-reference"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "2 False\n", done.stderr

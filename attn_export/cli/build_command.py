@@ -20,7 +20,7 @@ from attn_export.cli.options import (
     with_options,
 )
 from attn_export.cli.output import Output, output_options
-from attn_export.errors import UsageError
+from attn_export.errors import UsageError, WeightsError
 from attn_export.report.progress import Progress
 from attn_export.spec import VARIANTS, AttentionSpec
 from attn_export.spec.fields import FIELDS, TYPES, Field, default_text
@@ -141,6 +141,9 @@ class _BuildInput:
             names = [*self.changes, *files]
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
             raise UsageError(f"{flags} with --module {self.module}, which defines it; leave it out")
+        for name in files:
+            if not Path(getattr(self, name)).exists():
+                raise WeightsError(f"{getattr(self, name)} does not exist; check the path")
         for flag, value in (("--layer", self.layer), ("--pool-kv-heads", self.pool_kv_heads)):
             if value is not None and not self.weights:
                 raise UsageError(f"{flag} {value} without --weights; name the checkpoint")

@@ -160,10 +160,24 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
     optional = (s for s in all_summaries if few and not s.run.required and not s.ran)
     for line in dict.fromkeys(_not_ran(summary) for summary in optional):
         say(line, console)
-    if command := reproduce_command(report.reproduction):
-        say(f"reproduce: {as_text(command)}", console)
-    verdict_line = "[green]passed[/]" if report.passed else f"[red]failed[/] ({report.exit_code})"
-    say(f"{as_text(report.name)}: {verdict_line}", console)
+    say(f"{as_text(report.name)}: {_result(report)}", console)
+
+
+def _result(report: Report) -> str:
+    if report.passed:
+        return "[green]passed[/]"
+    return ": ".join(
+        filter(None, (f"[red]failed[/] ({report.exit_code})", as_text(_failure(report))))
+    )
+
+
+def _failure(report: Report) -> str:
+    """Return the runtimes that were wrong or did not run to their end."""
+    wrong = {v.runtime: v.status for v in report.verdicts if v.status != "passed"}
+    ended = {r.runtime: r.outcome for r in report.runs if r.required and r.outcome != "ran"}
+    parts = [f"{runtime} {state}" for runtime, state in {**wrong, **ended}.items()]
+    parts += ["beyond the budget"] if report.quality and report.quality.missed else []
+    return ", ".join(parts[:3]) + (f" and {len(parts) - 3} more" if len(parts) > 3 else "")
 
 
 def _print_notes(report: Report, console: Console) -> None:
@@ -171,6 +185,8 @@ def _print_notes(report: Report, console: Console) -> None:
         say(f"signature: {as_text(report.signature)}", console)
     for note in report.notes:
         say(f"note: {as_text(note)}", console)
+    if command := reproduce_command(report.reproduction):
+        say(f"reproduce: {as_text(command)}", console)
 
 
 def to_text(report: Report, option: str) -> str:

@@ -258,7 +258,7 @@ class AttentionSpec(AttentionFields):
         return cls(**values)
 
     @classmethod
-    def from_toml(cls, path: Path, **changes: Any) -> Self:
+    def from_toml(cls, path: Path | str, **changes: Any) -> Self:
         """Return a spec from a TOML file, with some fields changed.
 
         Args:
@@ -269,7 +269,7 @@ class AttentionSpec(AttentionFields):
             SpecError: If the file cannot be read, is not TOML, or is no valid spec.
         """
         try:
-            values = read_toml(path)
+            values = read_toml(Path(path))
         except OSError as error:
             raise SpecError(f"cannot read the spec {path}: {error.strerror}") from error
         except ValueError as error:

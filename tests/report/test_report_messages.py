@@ -98,6 +98,14 @@ def test_dimensions_and_the_date_are_on_the_page():
     assert "2026-01-02 03:04 UTC. Exit code 0" in page
 
 
+def test_the_last_line_names_the_runtimes_that_failed():
+    runs = (run("ort-cpu"), run("ort-cpu@n1", "not run", "no emulator"), run("tract", "crashed"))
+    verdicts = (verdict("ort-cpu", "passed", 0.1),)
+    report = Report("mqa", runs, verdicts, {}, ())
+    says = "mqa: failed (5): ort-cpu@n1 not run, tract crashed"
+    assert to_text(report, "--json FILE").splitlines()[-1] == says
+
+
 def test_a_report_as_text_has_at_most_20_lines_and_the_cause_second():
     lines = str(explained()).splitlines()
     assert lines[0] == "test & <more>: failed (6)"

@@ -44,6 +44,7 @@ def test_bias_in_a_file_is_text_or_a_list(tmp_path: Path, text: str) -> None:
     path = tmp_path / "spec.toml"
     path.write_text(f"embed_dim = 32\nnum_heads = 4\nbias = {text}\n")
     spec = AttentionSpec.from_toml(path)
+    assert AttentionSpec.from_toml(str(path)) == spec
     assert spec.bias == "q,v"
     assert 'bias = "q,v"\n' in spec.to_toml()
 

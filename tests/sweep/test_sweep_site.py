@@ -94,6 +94,17 @@ def test_a_target_is_recommended_the_dialect_that_passes_most(site: Path):
     assert "<td>none</td>" in said["dry-run@sm_80"]
 
 
+def test_of_dialects_that_pass_alike_the_fastest_is_recommended_whatever_their_errors():
+    rows = [
+        row(1, dialect, runtime, worst=worst)
+        for runtime in ("ort-cpu", "ort-cuda")
+        for dialect, worst in (("standard", 0.2), ("ort", 0.20001), ("cuda", 0.21))
+    ]
+    text = site_files(rows, "t", [])["index.html"]
+    forms = text[text.index('id="forms"') : text.index("<h2>Every cell</h2>")]
+    assert re.findall(r"<td>(\w+)</td><td class=.number.>1 of 1", forms) == ["ort", "cuda"]
+
+
 def test_a_reproduction_repeats_the_cell(site: Path, tmp_path: Path):
     text = html.unescape((site / "index.html").read_text())
     start = text.index("cat > layer.toml")
