@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.dialect_names import STANDARD, check_dialects
+from attn_export.dialect_names import MICROSOFT, STANDARD, check_dialects
 from attn_export.errors import GraphError, OutputError, UsageError, counted
 from attn_export.graph.ir_helpers import every_node, nodes_of
 from attn_export.graph.load import load_graph, load_proto
@@ -86,7 +86,8 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
     source, target = Path(model), Path(output)
     graph = load_graph(source)
     weights = {path for path in external_files(graph) if path.exists()}
-    runs = SourceRuns(source) if nodes_of(graph, "Softmax") else None
+    is_foreign = nodes_of(graph, "Softmax") or any(n.domain == MICROSOFT for n in graph.graph)
+    runs = SourceRuns(source) if is_foreign else None
     graphs = lower(graph, dialect, observed=None if runs is None else runs.observed())
     recognised = graphs[""].recognised
     is_written_out = not has_attention(source)

@@ -65,6 +65,18 @@ def test_keys_and_values_of_shared_heads_are_not_repeated(tmp_path: Path):
     assert (query[1], key[1], value[1]) == (4, 2, 2)
 
 
+@pytest.mark.parametrize("name", ["torchscript14.timm", "dynamo18.sdpa_gqa_causal"])
+@pytest.mark.parametrize("dialect", ["standard", "portable"])
+def test_contrib_operators_go_back(name: str, dialect: str, tmp_path: Path):
+    there, back = tmp_path / "ort.onnx", tmp_path / "back.onnx"
+    lower_here(str(FOLDER / f"{name}.onnx"), str(there), "ort")
+    assert any(node.domain == "com.microsoft" for node in onnx.load(there).graph.node)
+    lower_here(str(there), str(back), dialect)
+    model = onnx.load(back)
+    assert not any(node.domain for node in model.graph.node)
+    onnx.checker.check_model(model, full_check=True)
+
+
 def attention_graph(path: Path, *, opset: int, low: float = 0.0, axis: int = -1) -> Path:
     """Write attention with scores of which a number is filled in beyond the diagonal."""
     shape = ["batch", 2, "length", 8]

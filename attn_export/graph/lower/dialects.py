@@ -104,17 +104,19 @@ def lower(
     """
     (dialect,) = check_dialects([dialect])
     source = model.clone()
-    _refuse_other_domains(source, dialect)
     recognised = 0
     if observed is not None:
+        from attn_export.graph.lower.from_contrib import from_contrib
         from attn_export.graph.lower.normal_form import normalise
 
         normal = normalise(source.clone(), observed)
         recognised = _recognise_written_out(normal)
+        recognised += from_contrib(normal) if dialect in (STANDARD, PORTABLE) else 0
         source = normal if recognised else source
     elif dialect == ORT:
         source = _with_shapes(source, [node.inputs[0] for node in nodes_of(source, "Softmax")])
         recognised = _recognise_written_out(source)
+    _refuse_other_domains(source, dialect)
     _refuse_without_attention(source, dialect)
     nodes = [*nodes_of(source, "Attention"), *nodes_of(source, "RotaryEmbedding")]
     source = _with_shapes(
