@@ -66,6 +66,7 @@ ONLY_IN = {
         "runtimes/ort_cuda",
         "bench/own_graphs",
         "runtimes/decode_buffers",
+        "runtimes/decode_inputs",
     ),
     "openvino": ("runtimes/openvino",),
     "tract": ("runtimes/tract",),

@@ -19,15 +19,13 @@ from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import BundleError, RuntimeFailure, UsageError
 from attn_export.parity.draw import add_sums
 from attn_export.results import GraphFile
-from attn_export.runtimes.decode_buffers import (
+from attn_export.runtimes.decode_buffers import BoundGraph, Caches, load_session
+from attn_export.runtimes.decode_inputs import (
     CAPACITY,
-    BoundGraph,
-    Caches,
     arrays_of,
     check_inputs,
     clear_padding,
     lengths_of,
-    load_session,
     rows_of,
     whole_number,
 )

@@ -378,7 +378,7 @@ def store(bundle: Path, place: Path, random: Random) -> list[str]:
     elif kind == 4:
         displace(folder / f"{FILE}{pick(random, ['', '-wal', '-shm', '-journal'])}", random)
     else:
-        # What cannot be changed stays as it is.
+        # A change that SQLite refuses is none.
         with (
             contextlib.closing(sqlite3.connect(file)) as connection,
             contextlib.suppress(sqlite3.Error, OverflowError, UnicodeError),

@@ -97,7 +97,7 @@ def test_prompts_of_different_lengths_are_rows_of_their_own(name: str, dialect: 
      ("bfloat16", "ort")],
 )  # fmt: skip
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
-def test_what_padding_holds_changes_nothing(name: str, dialect: str, value: float):
+def test_values_in_padding_change_nothing(name: str, dialect: str, value: float):
     prompts = np.array([1, 4, 2])
     sequence = Sequence.random(name, 3, 12)
     session = open_session(name, dialect, BLOCK)
