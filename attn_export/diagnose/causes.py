@@ -177,9 +177,12 @@ def _runtime_causes(
     causes += [Cause(kind, f"{verdict}: it passes with {name}") for kind, name in passing]
     first = observations.first
     if first is not None:
-        says = f"{verdict}: it first differs from the float64 run at {first.location}"
-        sentence = f"{says}, by {first.error:.1e}{passes_with}"
-        causes.append(Cause("operator", sentence, first.node, first.line))
+        differs = f"it first differs from the float64 run at {first.location}, by {first.error:.1e}"
+        inexact = f"{first.location} is inexact there: {first.says}"
+        says = f"{verdict}: {inexact if first.says else differs}{passes_with}"
+        cause = Cause("operator", says, first.node, first.line)
+        # An inexact operator was seen to give the wrong outputs.
+        causes.insert(0 if first.says else len(causes), cause)
     return causes
 
 

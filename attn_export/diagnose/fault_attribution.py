@@ -16,6 +16,7 @@ from attn_export.diagnose.graph_evaluation import (
     sample_cases,
 )
 from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner
+from attn_export.diagnose.inexact_operators import inexact_operator
 from attn_export.diagnose.localise import (
     NO_SUCH_NODE,
     first_difference,
@@ -150,7 +151,9 @@ def _first_in_runtime(suspect: EvaluatedGraph, case: GoldenCase) -> Deviation | 
     if actual is None:
         return None
     actual = suspect.runner.to_graph_layout(actual)  # outputs came in the bundle's axis order
-    return first_runtime_deviation(suspect.evaluation, values, rounded, actual)
+    return inexact_operator(suspect, case, actual) or first_runtime_deviation(
+        suspect.evaluation, values, rounded, actual
+    )
 
 
 def first_lossy(

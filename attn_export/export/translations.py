@@ -71,6 +71,20 @@ def _sort(
     return op.TopK(x, count, axis=dim, largest=int(descending), sorted=1)
 
 
+# -- functions that lose digits as the exporter writes them --------------------------------------
+
+
+def _log_sigmoid(x: Any) -> Any:
+    """Emit log(sigmoid(x)) as -softplus(-x): sigmoid(x) is 0 in float32 from -104 on."""
+    return op.Neg(op.Softplus(op.Neg(x)))
+
+
+def _expm1(x: Any) -> Any:
+    """Emit exp(x) - 1 as tanh(x / 2) (exp(x) + 1), which has all digits for small x."""
+    two, one = (op.CastLike(op.Constant(value_float=number), x) for number in (2.0, 1.0))
+    return op.Mul(op.Tanh(op.Div(x, two)), op.Add(op.Exp(x), one))
+
+
 # -- experts ------------------------------------------------------------------------------------
 
 
@@ -96,6 +110,9 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     table: dict[Callable[..., Any], Callable[..., Any]] = {
         torch.ops.aten.scaled_dot_product_attention.default: _attention,
         torch.ops.aten.sort.stable: _sort,
+        torch.ops.aten.log_sigmoid.default: _log_sigmoid,
+        torch.ops.aten.log_sigmoid_forward.default: lambda x: (_log_sigmoid(x), x),
+        torch.ops.aten.expm1.default: _expm1,
     }
     experts = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     if experts is not None:  # known once transformers is imported

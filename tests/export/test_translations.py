@@ -14,7 +14,12 @@ from torch.export import Dim
 
 from attn_export.export import export as exporter
 from attn_export.export.subject import Subject
-from attn_export.export.translations import ON_PAIRS, decompose_complex, grouped_product
+from attn_export.export.translations import (
+    ON_PAIRS,
+    decompose_complex,
+    grouped_product,
+    translations,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch.export, as a build ignores them
 
@@ -111,3 +116,17 @@ def test_a_program_that_is_not_decomposed_has_the_same_graph(name: str, monkeypa
 
 def to_bytes(model: ir.Model) -> bytes:
     return ir.to_proto(model).SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("operation", "numbers"),
+    [
+        (torch.ops.aten.log_sigmoid.default, [-800, -90, -1, 0, 1, 10]),
+        (torch.ops.aten.expm1.default, [-30, -1, -1e-4, 1e-6, 1, 20]),
+    ],
+)
+def test_a_function_keeps_its_digits(operation, numbers):
+    x = np.array(numbers, np.float32)
+    found = translations()[operation](x)
+    wanted = operation(torch.from_numpy(x).double()).numpy()
+    np.testing.assert_allclose(found.value, wanted, rtol=1e-6)

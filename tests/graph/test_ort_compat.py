@@ -290,3 +290,16 @@ def test_operators_of_another_domain_are_not_touched():
     node_of(model, "Attention").domain = "com.microsoft"
     ort_compat.make_ort_compatible(model)
     assert operators(model) == ["Attention"]
+
+
+# -- gates --------------------------------------------------------------------------------------
+
+
+def test_a_sigmoid_is_written_so_that_nearly_closed_gates_keep_their_digits():
+    x, y = value("x", "n"), value("y", "n")
+    model = model_of([x], [y], [ir.node("Sigmoid", [x], outputs=[y])])
+    ort_compat.write_sigmoids(model)
+    assert operators(model) == ["Neg", "Exp", "Add", "Div"]
+    numbers = np.array([-80, -20, -16, -1, 0, 1, 30, 200], np.float32)
+    wanted = 1 / (1 + np.exp(-numbers.astype(np.float64)))
+    np.testing.assert_allclose(run_ort(model, {"x": numbers})[0], wanted, rtol=1e-6)

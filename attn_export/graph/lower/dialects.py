@@ -28,7 +28,7 @@ from attn_export.graph.lower.ort import (
 from attn_export.graph.lower.portable import lower_to_portable
 from attn_export.graph.lower.read import attentions_of
 from attn_export.graph.lower.tidy import drop_inner_shapes, tidy
-from attn_export.graph.ort_compat import make_ort_compatible, spread_masks
+from attn_export.graph.ort_compat import make_ort_compatible, spread_masks, write_sigmoids
 from attn_export.graph.requirements import features
 from attn_export.results import GraphFile
 
@@ -192,6 +192,7 @@ def _to_ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
             lower_node(decode.model, node, form, one_query=True)
     for lowered in graphs.values():
         tidy(lowered.model)
+        write_sigmoids(lowered.model)
         if nodes_of(lowered.model, "DequantizeLinear"):
             from attn_export.graph.lower.integer_products import multiply_integers
 
