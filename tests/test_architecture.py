@@ -66,7 +66,6 @@ ONLY_IN = {
         "runtimes/ort_cuda",
         "bench/own_graphs",
         "runtimes/decode_buffers",
-        "runtimes/decode_inputs",
     ),
     "openvino": ("runtimes/openvino",),
     "tract": ("runtimes/tract",),
