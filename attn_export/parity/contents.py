@@ -33,6 +33,9 @@ HUGE, HUGE_FLOAT16 = 2.0**17, 14.0
 """The factor on huge inputs. Scores reach several 1e9, below the usual finite numbers for -inf."""
 
 SHARP, SMALL = 3.0, 0.02
+SMALLER = (2.0**-12, 2.0**-24, 2.0**-50)
+"""Factors of small inputs in the batch elements after the first, in turn."""
+
 OUTLIER, OUTLIER_FLOAT16 = 30000.0, 300.0
 OUTLIER_RATIO = 30.0
 """The divisor of the outlier in every other batch element."""
@@ -159,6 +162,19 @@ def _multiply_all(drawn: DrawnCase, *, factor: float) -> None:
         multiply(drawn, name, factor)
 
 
+def _small(drawn: DrawnCase) -> None:
+    """Multiply all inputs by a small factor, which differs in the batch elements of our modules."""
+    _multiply_all(drawn, factor=SMALL)
+    # Scales of integers would make the smaller numbers 0.
+    spec = drawn.spec
+    if spec is None or (spec.activations, spec.kv_dtype) != ("none", "none"):
+        return
+    for name in drawn.value_names():
+        if drawn.descriptions[name].shape[:1] == ("batch",) and not drawn.is_narrow(name):
+            for first, factor in enumerate(SMALLER, start=1):
+                _multiply_part(drawn.inputs[name][first :: len(SMALLER) + 1], factor / SMALL)
+
+
 def _tiny(drawn: DrawnCase) -> None:
     for name in drawn.value_names():
         # Scales of blocks must be normal numbers: kernels divide by them.
@@ -232,9 +248,8 @@ VALUES = (
         is_opaque=True, may_overflow=True, is_sharp=True,
     ),
     Content(
-        "small_inputs", f"inputs times {SMALL:g}: softmax close to uniform",
-        "numbers below a threshold taken for 0", functools.partial(_multiply_all, factor=SMALL),
-        is_opaque=True,
+        "small_inputs", f"inputs times {SMALL:g} and less: softmax close to uniform",
+        "numbers below a threshold taken for 0", _small, is_opaque=True,
     ),
     Content(
         "sharp", f"inputs times {SHARP:g}: some keys weigh more",

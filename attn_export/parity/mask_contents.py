@@ -14,8 +14,9 @@ from attn_export.tensorfile import is_floating, lowest_number
 
 # -- contents of a cache that is written in place -----------------------------------------------
 
-UNUSED_FACTOR = 1e3
-"""The factor on cache entries that are not in use; float16 can hold the scores of such keys."""
+UNUSED_FACTOR, UNUSED_FACTOR_NARROW = 2.0**80, 1e3
+"""The factor on keys that are not in use: their scores stay finite, since kernels may read them,
+and are far above any finite number that stands for -inf. Narrow types can hold less."""
 
 
 def _beyond_length(drawn: DrawnCase) -> None:
@@ -28,8 +29,13 @@ def _beyond_length(drawn: DrawnCase) -> None:
         array, input_ = inputs[name], drawn.descriptions[name]
         is_unused = np.arange(array.shape[2]) >= lengths[:, None]  # [B, S]
         unused = np.broadcast_to(is_unused[:, None], array.shape[:3])
-        if is_floating(array.dtype):
-            array[unused] *= UNUSED_FACTOR
+        if array.dtype in (np.float32, np.float16) and name == "past_value":
+            # Their weights are 0, so they may be as large as finite numbers can be.
+            largest = -float(lowest_number(array.dtype))
+            array[unused] = np.where(array[unused] < 0, -largest, largest)
+        elif is_floating(array.dtype):
+            wide = array.dtype == np.float32
+            array[unused] *= UNUSED_FACTOR if wide else UNUSED_FACTOR_NARROW
         else:  # the least or the largest integer
             low, high = limits(input_, drawn.sizes)
             array[unused] = np.where(array[unused] < (low + high + 1) // 2, low, high)

@@ -21,6 +21,7 @@ from attn_export.parity.contents import (
     PAIR_DIFFERENCE,
     SHARP,
     SMALL,
+    SMALLER,
     UNEVEN,
     VALUES,
     Content,
@@ -84,11 +85,22 @@ def test_values_of_few_bits_stay_finite_and_are_not_all_zero(name):
         assert after[one].any()
 
 
-@pytest.mark.parametrize(("name", "factor"), [("small_inputs", SMALL), ("sharp", SHARP)])
-def test_factors_multiply_all_values(name, factor):
-    before, after = changed(name)
+def test_sharp_inputs_are_all_multiplied():
+    before, after = changed("sharp")
     for one in VALUE_INPUTS:
-        np.testing.assert_allclose(after[one], before[one] * factor, rtol=1e-6)
+        np.testing.assert_allclose(after[one], before[one] * SHARP, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "factors"),
+    [({}, (SMALL, *SMALLER)), ({"dtype": "float16"}, 4 * (SMALL,))],
+    ids=str,
+)
+def test_small_inputs_reach_from_thresholds_of_1e_3_to_those_below_1e_14(changes, factors):
+    before, after = changed("small_inputs", {**SIZES, "batch": 4}, **changes)
+    for one in VALUE_INPUTS:
+        for row, factor in enumerate(factors):
+            np.testing.assert_allclose(after[one][row], before[one][row] * factor, rtol=2e-3)
 
 
 def test_tiny_values_are_numbers_that_a_flush_at_1e_30_takes_for_0():

@@ -105,11 +105,15 @@ def test_elements_beyond_the_keys_of_a_row_are_large():
             for row, held in enumerate(lengths):
                 rest, kept = case.inputs[name][row][:, held:], case.inputs[name][row][:, :held]
                 assert not rest.size or np.abs(rest).max() > UNUSED_FACTOR / 2
-                assert (
-                    not kept.size
-                    or np.abs(kept).max() < UNUSED_FACTOR / 2
-                    or "outliers" in case.name
-                )
+                assert not kept.size or np.abs(kept).max() < 1e5
+                assert np.isfinite(rest).all()
+                assert name == "past_key" or (np.abs(rest) == np.finfo(np.float32).max).all()
+
+
+def test_scores_of_keys_beyond_the_length_are_above_any_number_for_minus_infinity_and_finite():
+    for case in cases_with("beyond_length"):
+        rest = np.abs(case.inputs["past_key"]).max()
+        assert 1e20 < rest < np.finfo(np.float32).max / 1e6
 
 
 def test_rows_are_empty_and_full():
