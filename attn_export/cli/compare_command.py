@@ -35,6 +35,10 @@ from attn_export.errors import PARAGRAPH, ParityError, RuntimeFailure, UsageErro
     "--range", "ranges", multiple=True, metavar="NAME=LOW:HIGH",
     help="The least and the largest value of an integer input of A.",
 )  # fmt: skip
+@click.option(
+    "--relation", "relations", multiple=True, metavar="AXIS=SUM",
+    help="An axis of A that equals another, or a sum: total_len=past_len+query_len.",
+)  # fmt: skip
 @runtime_options
 @click.option(
     "--output", type=PATH, metavar="DIR",
@@ -47,6 +51,7 @@ def compare_command(
     graph: Path | None,
     names: tuple[str, ...],
     ranges: tuple[str, ...],
+    relations: tuple[str, ...],
     output: Path | None,
     destinations: Output,
     **options: Any,
@@ -61,6 +66,7 @@ def compare_command(
     _check_sources(graphs, module, graph)
     pairs = dict(_pair("--name", text) for text in names)
     limits = dict(_range(text) for text in ranges)
+    sums = dict(_pair("--relation", text) for text in relations)
     limit_own_memory()
     judged_graph = graph or graphs[1]
     with destinations.job(judged_graph.stem) as bar:
@@ -71,7 +77,8 @@ def compare_command(
 
             reference = load_subject(module)
         report = compare(
-            reference, judged_graph, names=pairs, ranges=limits, output=output,
+            reference, judged_graph, names=pairs, ranges=limits, relations=sums,
+            output=output,
             progress=bar, **options,
         )  # fmt: skip
     bundle = output if output is None or report.passed else failed_folder(output)

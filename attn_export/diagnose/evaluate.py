@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,11 +41,16 @@ class NotComputedError(GraphError):
 
     Attributes:
         node: Its name.
+        shapes: The shapes of its operands.
+        output: The name of its first output.
     """
 
-    def __init__(self, node: onnx.NodeProto, error: Exception) -> None:
+    def __init__(
+        self, node: onnx.NodeProto, error: Exception, operands: Sequence[object] = ()
+    ) -> None:
         super().__init__(f"{node.op_type} {node.name} cannot be computed: {one_line(error)}")
-        self.node = node.name
+        self.node, self.output = node.name, next(iter(node.output), "")
+        self.shapes = [x.shape for x in operands if isinstance(x, np.ndarray)]
 
 
 class Attention(OpRun):
@@ -215,7 +220,8 @@ class Evaluation:
             with np.errstate(all="ignore"), contextlib.redirect_stdout(None):
                 outputs = operator.run(*(values[name] for name in node.input), **context)
         except Exception as error:  # a graph of unknown origin may raise anything
-            raise NotComputedError(node, error) from error
+            operands = [values.get(name) for name in node.input]
+            raise NotComputedError(node, error, operands) from error
         return dict(zip(node.output, outputs, strict=False))
 
 

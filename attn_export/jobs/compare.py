@@ -39,6 +39,7 @@ def compare(
     *,
     names: Mapping[str, str] | None = None,
     ranges: Mapping[str, tuple[int, int]] | None = None,
+    relations: Mapping[str, str] | None = None,
     output: Path | str | None = None,
     runtimes: Sequence[str] = (),
     require: Sequence[str] = (),
@@ -58,6 +59,8 @@ def compare(
             matched by equal names, and the remaining ones by position.
         ranges: `{input of the reference: (smallest, largest)}`, inclusive, of integer inputs, if
             the reference is a graph. Default: as `graph/ranges` reads them from it.
+        relations: `{axis: sum}` of axes of the reference that equal another, or a sum of others, if
+            it is a graph. Default: as runs of it show.
         output: The folder for a bundle of the graph, the cases and the truth. Default: none.
         runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda if there is a GPU.
         require: Names of runtimes that must run at least one graph.
@@ -85,7 +88,7 @@ def compare(
     compared = ComparedGraph.read(path, limits)
     with _bundle_folder(output) as (folder, publish), scratch() as out:
         with Pool(selection, [compared.file], limits) as pool:
-            read = functools.partial(read_reference, reference, ranges or {}, seed)
+            read = functools.partial(read_reference, reference, ranges or {}, relations or {}, seed)
             work = _Comparison.start(folder, out, pool, progress, compared, read, names or {})
             goldens, report = work.judge(Gate(atol, rtol))
         if output is not None or not report.passed:
@@ -129,7 +132,7 @@ def explain_graph(
     with scratch() as folder, scratch() as out:
         with Pool(selection, [compared.file], limits) as pool:
             work = _Comparison.start(
-                folder, out, pool, progress, compared, lambda: read_reference(module, {}, 0), {}
+                folder, out, pool, progress, compared, lambda: read_reference(module, {}, {}, 0), {}
             )
             goldens, report = work.judge(Gate())
         reference = work.bundle(report, goldens)

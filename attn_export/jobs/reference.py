@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import GraphError, UsageError, printable
+from attn_export.graph.axis_relations import Misfit, terms_of
 from attn_export.parity.draw import Interface, add_sums, axis_names, draw_inputs, may_try
 from attn_export.parity.roles import Trial, find_roles
 from attn_export.results import Case
@@ -61,24 +62,33 @@ class Reference:
         return (cases, ()) if self.path is None else oracle.computable(cases)
 
 
-def read_reference(reference: Any, ranges: Mapping[str, tuple[int, int]], seed: int) -> Reference:
+def read_reference(
+    reference: Any,
+    ranges: Mapping[str, tuple[int, int]],
+    relations: Mapping[str, str],
+    seed: int,
+) -> Reference:
     """Return the reference for a module or a graph.
 
     Args:
         reference: A `Subject`, an `AttentionSpec` or the path of a graph.
         ranges: `{input: (smallest, largest)}` of integer inputs of a graph.
+        relations: `{axis: sum}` of axes of a graph that equal others, or sums of them.
         seed: The seed for the weights of a spec's module.
 
     Raises:
-        UsageError: If `reference` is nothing of that, it is a module and there are `ranges`, or
-            `ranges` has a name that is no integer input.
+        UsageError: If `reference` is nothing of that, it is a module and there are `ranges` or
+            `relations`, or these have a name that the graph does not have.
         ExportError: If the module does not run.
         GraphError: If the file cannot be read, or cannot be evaluated in float64.
     """
     if isinstance(reference, str | Path):
-        return _of_graph(Path(reference), ranges)
-    if ranges:
-        raise UsageError("ranges are for two graphs; a module has those of its example inputs")
+        return _of_graph(Path(reference), ranges, relations)
+    if ranges or relations:
+        raise UsageError(
+            "ranges and relations are for two graphs; a module has those of its example inputs and "
+            "of its Subject"
+        )
     return _of_module(reference, seed)
 
 
@@ -102,9 +112,12 @@ def _of_module(module: Any, seed: int) -> Reference:
     )  # fmt: skip
 
 
-def _of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
+def _of_graph(
+    path: Path, ranges: Mapping[str, tuple[int, int]], relations: Mapping[str, str]
+) -> Reference:
     from attn_export.diagnose.evaluate import Evaluation
     from attn_export.export.trees import infer_output_shapes
+    from attn_export.graph.axis_relations import find_relations
     from attn_export.graph.load import load_model
     from attn_export.graph.ranges import (
         declared_outputs,
@@ -121,14 +134,26 @@ def _of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
     _check_ranges(path, inputs, ranges)
     graph = _GraphRuns(Evaluation(model, str(path)), inputs, declared_outputs(model))
     axes, weights = axis_names(inputs, known_sums), weight_count(model)
-    sums = find_sums(axes, known_sums, graph.runs)
+    _check_relations(path, axes, relations)
+    known_sums |= relations
+    sizes = {size for input_ in inputs.values() for size in input_.shape if isinstance(size, int)}
+    fixed = sizes | {size for tensor in model.graph.initializer for size in tensor.dims}
+    sums = find_relations(axes, known_sums, fixed, graph.misfit)
     if sums is None:
-        raise GraphError(f"{path} cannot be evaluated in float64 at any sizes: {graph.problem}")
-    if sums != known_sums:
-        relations = ", ".join(
-            f"{axis} = {terms}" for axis, terms in sums.items() if axis not in known_sums
+        sums = find_sums(axes, known_sums, graph.runs)
+    if sums is None:
+        raise GraphError(
+            f"{path} cannot be evaluated in float64 at any sizes; state axes that are equal or "
+            f"sums with --relation AXIS=AXIS or AXIS=AXIS+AXIS: {graph.problem}"
         )
-        notes = (*notes, f"of the axes, {relations}: {path.name} runs at no other sizes")
+    if sums != known_sums:
+        found = ", ".join(f"{axis} = {t}" for axis, t in sums.items() if axis not in known_sums)
+        notes = (*notes, f"of the axes, {found}: {path.name} runs at no other sizes")
+
+    equal = {axis: text for axis, text in sums.items() if text in axes}
+    sums = {axis: text for axis, text in sums.items() if axis not in equal}
+    graph = graph.with_names(equal)
+    axes = [axis for axis in axes if axis not in equal]
 
     def takes(sizes: Sizes) -> bool:
         all_sizes = add_sums({**dict.fromkeys(axes, 2), **sizes}, sums)
@@ -137,7 +162,7 @@ def _of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
     shapes, dtype = infer_output_shapes(graph.shapes, axes, sums, {}), floating_dtype(model)
     roles = graph.roles(shapes, sums, dict.fromkeys(axes, 2))
     return Reference(
-        path.name, Interface(inputs, shapes, sums=sums, roles=roles),
+        path.name, Interface(graph.inputs, shapes, sums=sums, roles=roles),
         {o.name: dtype_name(o) for o in model.graph.output}, takes,
         lambda least_eps: GraphOracle(graph.evaluation, path.name, dtype, shapes, least_eps),
         (*notes, f"eager is {path.name}, with each value rounded to {dtype.name}"),
@@ -153,6 +178,15 @@ class _GraphRuns:
     inputs: Mapping[str, Input]
     declared: Mapping[str, Shape]
     problem: str = ""
+
+    def with_names(self, names: Mapping[str, str]) -> _GraphRuns:
+        """Return the runs of the same graph, with other names of some axes."""
+        inputs = {
+            name: dataclasses.replace(input_, shape=Roles(names).shape(input_.shape))
+            for name, input_ in self.inputs.items()
+        }
+        declared = {name: Roles(names).shape(shape) for name, shape in self.declared.items()}
+        return _GraphRuns(self.evaluation, inputs, declared)
 
     def outputs(self, sizes: Sizes) -> Mapping[str, Any]:
         """Return the outputs at some sizes, by name."""
@@ -187,19 +221,37 @@ class _GraphRuns:
 
     def runs(self, sizes: Sizes) -> bool:
         """Return whether the graph runs at some sizes, and the outputs fit the declared axes."""
+        return self.misfit(sizes) is None
+
+    def misfit(self, sizes: Sizes) -> Misfit | None:
+        """Return the shapes that do not fit each other at some sizes, of operands or outputs."""
         from attn_export.diagnose.evaluate import NotComputedError
 
+        nodes = self.evaluation.nodes
         try:
             shapes = self.shapes(sizes)
         except NotComputedError as error:
             self.problem = self.problem or str(error)
-            return False
-        return all(
-            sizes.get(str(axis), size) == size
-            for name, declared in self.declared.items()
-            if name in shapes and len(declared) == len(shapes[name])
-            for axis, size in zip(declared, shapes[name], strict=True)
-        )
+            outputs = [next(iter(node.output), "") for node in nodes]
+            return Misfit(outputs.index(error.output), error.shapes)
+        for name, declared in self.declared.items():
+            for axis, size in zip(declared, shapes.get(name, ()), strict=False):
+                if sizes.get(str(axis), size) != size and len(declared) == len(shapes[name]):
+                    return Misfit(len(nodes), [[sizes[str(axis)]], [size]])
+        return None
+
+
+def _check_relations(path: Path, axes: Sequence[str], relations: Mapping[str, str]) -> None:
+    for axis, text in relations.items():
+        terms = [term for term in terms_of(text) if not (term.isascii() and term.isdigit())]
+        for name in (axis, *terms):
+            if name not in axes or (name != axis and name in relations):
+                raise UsageError(
+                    f"--relation {printable(f'{axis}={text}', 80)}: {printable(name, 60)} is no "
+                    f"free axis of {path}; choose from {printable(', '.join(axes), 150)}"
+                )
+        if axis in terms:
+            raise UsageError(f"--relation {printable(f'{axis}={text}', 80)} has {axis} twice")
 
 
 def _check_ranges(

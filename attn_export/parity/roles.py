@@ -92,9 +92,12 @@ class _Finder:
         self, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape], sums: Mapping[str, str],
         draw: DrawTrial, run: RunTrial,
     ) -> None:  # fmt: skip
-        self._inputs, self._outputs, self._sums = inputs, outputs, sums
+        equal = Roles({axis: text for axis, text in sums.items() if "+" not in text})
+        self._inputs = {name: equal.shape(shape) for name, shape in inputs.items()}
+        self._outputs = {name: equal.shape(shape) for name, shape in outputs.items()}
+        self._sums = sums
         self._draw, self._run = draw, run
-        named = [axis for shape in inputs.values() for axis in shape if isinstance(axis, str)]
+        named = [axis for shape in self._inputs.values() for axis in shape if isinstance(axis, str)]
         self.free = [axis for axis in dict.fromkeys(named) if axis not in sums]
 
     def pasts(self) -> tuple[list[str], dict[str, str]]:

@@ -25,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from attn_export import Subject, assert_parity, verify
+from attn_export import Axis, Subject, assert_parity, verify
 from attn_export.errors import GraphError, UsageError
 from attn_export.jobs.check import check
 from attn_export.jobs.compare import compare
@@ -66,6 +66,13 @@ def test_a_right_graph_of_another_exporter_passes(options, tmp_path: Path):
     assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
     assert ("in the graph, x is a, y is b, z is c" in report.notes) == ("names" in options)
     assert len({verdict.case for verdict in report.verdicts}) > 30
+
+
+def test_cases_keep_within_the_bounds_of_the_subject(good: Path):
+    axes = {"x": {0: "batch", 1: Axis("query_len", max=9)}, "y": {0: "batch", 1: "key_len"}}
+    bounded = Subject(Cross().eval(), INPUTS, axes, ["z"])
+    report = compare(bounded, good, runtimes=["ort-cpu"])
+    assert any("query_len 1-9," in note for note in report.notes)
 
 
 def test_names_are_mapped_by_a_dict(tmp_path: Path):

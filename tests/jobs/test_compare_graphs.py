@@ -19,6 +19,7 @@ from shared import extended
 
 from attn_export.errors import UsageError
 from attn_export.jobs.compare import compare
+from attn_export.jobs.reference import read_reference
 
 
 @pytest.fixture
@@ -153,6 +154,65 @@ def test_ids_masks_and_sums_of_axes_are_inferred(tmp_path: Path):
     assert "low" in wrong.explanations[0]
 
 
+def cached(path: Path, names: str) -> Path:
+    """Write attention with a 0/1 mask and a cache, whose axes have names of their own."""
+    b, b2, b3, new, old, old2, total = names.split()
+    nodes = [
+        helper.make_node("Concat", ["old_k", "x"], ["k"], axis=1),
+        helper.make_node("Concat", ["old_v", "x"], ["v"], axis=1),
+        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["x", "kt"], ["s"]),
+        helper.make_node("Unsqueeze", ["mask", "one"], ["wide"]),
+        helper.make_node("Cast", ["wide"], ["shown"], to=TensorProto.BOOL),
+        helper.make_node("Where", ["shown", "s", "low"], ["t"]),
+        helper.make_node("Softmax", ["t"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "v"], ["y"]),
+    ]
+
+    def value(name: str, shape: list[str | int], dtype: int = TensorProto.FLOAT) -> object:
+        return helper.make_tensor_value_info(name, dtype, shape)
+
+    constants = [
+        numpy_helper.from_array(np.array([1]), "one"),
+        numpy_helper.from_array(np.float32(-1e9), "low"),
+    ]
+    ins = [
+        value("x", [b, new, 8]), value("mask", [b3, total], TensorProto.INT64),
+        value("old_k", [b, old, 8]), value("old_v", [b2, old2, 8]),
+    ]  # fmt: skip
+    graph = helper.make_graph(nodes, "g", ins, [value("y", [b, new, 8])], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+FREE, ALIKE = "s26 s27 s43 s70 s54 s84 s53", "b b b new old old total"
+
+
+def test_axes_that_must_be_equal_are_found(tmp_path: Path):
+    reference = read_reference(cached(tmp_path / "a.onnx", FREE), {}, {}, 0)
+    assert reference.interface.sums == {"s53": "s54 + s70"}
+    assert reference.interface.axes == ["s26", "s53", "s54", "s70"]
+    assert reference.interface.roles.names == {
+        "s26": "batch", "s70": "query_len", "s54": "past_len"
+    }  # fmt: skip
+    (note,) = (note for note in reference.notes if note.startswith("of the axes"))
+    assert "s27 = s26, s43 = s26, s53 = s54 + s70, s84 = s54" in note
+    named = read_reference(cached(tmp_path / "b.onnx", ALIKE), {}, {}, 0)
+    assert named.interface.sums == {"total": "new + old"}
+
+
+def test_relations_are_what_the_user_says(tmp_path: Path):
+    graph, given = cached(tmp_path / "a.onnx", FREE), {"s84": "s54", "s53": "s54+s70"}
+    reference = read_reference(graph, {}, given, 0)
+    assert reference.interface.sums == {"s53": "s54 + s70"}
+    for wrong in ({"s5": "s54"}, {"s53": "s54+x"}, {"s53": "s53"}, {"s84": "s53", "s53": "s54"}):
+        with pytest.raises(UsageError, match="--relation"):
+            read_reference(graph, {}, wrong, 0)
+    with pytest.raises(UsageError, match="ranges and relations are for two graphs"):
+        read_reference(object(), {}, given, 0)
+
+
 def test_a_range_is_what_the_user_says(tmp_path: Path):
     one, other = decoder(tmp_path / "a.onnx"), decoder(tmp_path / "b.onnx")
     report = compare(one, other, ranges={"input_ids": (2, 300)}, runtimes=["ort-cpu"])
@@ -217,6 +277,7 @@ def test_the_command_compares_and_writes_its_reports(cli: Cli, good, scaled, tmp
         (["a.onnx"], "or two files"),
         (["a.onnx", "b.onnx", "--graph", "c.onnx"], "or two files"),
         (["a.onnx", "b.onnx", "--name", "x"], "--name is NAME=OTHER"),
+        (["a.onnx", "b.onnx", "--relation", "x"], "--relation is NAME=OTHER"),
         (["a.onnx", "b.onnx", "--range", "x=3:1"], "--range is NAME=LOW:HIGH"),
         (["a.onnx", "b.onnx", "--range", "x=a:b"], "--range is NAME=LOW:HIGH"),
     ],
