@@ -59,8 +59,7 @@ def compare(
             matched by equal names, and the remaining ones by position.
         ranges: `{input of the reference: (smallest, largest)}`, inclusive, of integer inputs, if
             the reference is a graph. Default: as `graph/ranges` reads them from it.
-        relations: `{axis: sum}` of axes of the reference that equal another, or a sum of others, if
-            it is a graph. Default: as runs of it show.
+        relations: `{axis: sum}` of axes of a graph as reference. Default: as runs of it show.
         output: The folder for a bundle of the graph, the cases and the truth. Default: none.
         runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda if there is a GPU.
         require: Names of runtimes that must run at least one graph.
@@ -93,8 +92,7 @@ def compare(
             goldens, report = work.judge(Gate(atol, rtol))
         if output is not None or not report.passed:
             report = work.explain(report, goldens, reproduction, required=output is not None)
-        bundle = publish(report)
-    return dataclasses.replace(report, model=bundle or path)
+        return dataclasses.replace(report, model=publish(report) or path)
 
 
 def explain_graph(
