@@ -20,8 +20,10 @@ EXACT_FORMS = {
     "Swish": "x / (1 + exp(-x))",
     "Elu": "where(x > 0, x, tanh(x / 2) * (exp(x) + 1))",
 }
-"""Forms with all digits, by the operator that loses some in ONNX Runtime: Sigmoid for values near 0,
-of which it has the absolute error 1e-7, and exp(x) - 1 for small x."""
+"""Forms with all digits, by the operator that loses some in ONNX Runtime.
+
+Sigmoid does for values near 0, of which it has the absolute error 1e-7, and exp(x) - 1 for small x.
+"""
 
 LEAST = 8 * EPS_FLOAT32
 """The least relative error of an element that rounding does not explain."""

@@ -152,7 +152,10 @@ def _build_in(
             from attn_export.jobs.dry_run import observe_all
 
             files = [graph.file for graph in judged.graphs]
-            seen = observe_all(folder, files, limits, options.progress, for_report=True)
+            roles = subject.roles.with_total(subject.sums)
+            seen = observe_all(
+                folder, files, limits, options.progress, roles=roles, for_report=True
+            )
             report = dataclasses.replace(report, dry_runs=seen)
         work.write(subject, judged, report)
     return report

@@ -202,7 +202,7 @@ def manifest_of(
         },
         "caches": caches,
     }
-    further["roles"] = dict(subject.roles.names)
+    further["roles"] = subject.roles.with_total(subject.sums)
     return content | {key: value for key, value in further.items() if value}
 
 

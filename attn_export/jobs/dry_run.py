@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attn_export.bundle import MANIFEST, graph_files, read_bundle, read_manifest
@@ -63,10 +63,10 @@ def dry_run(
         BundleError: If a file of the bundle is missing or was changed.
     """
     cards, names = architectures_named(architectures), check_dialects(dialects)
-    folder, files = _graphs(Path(path), names)
+    folder, files, roles = _graphs(Path(path), names)
     can_dry_run(required=True)
     sizes = batch, query_len, past_len
-    return [*observe_all(folder, files, limits, progress or Progress(), cards, sizes)]
+    return [*observe_all(folder, files, limits, progress or Progress(), cards, sizes, roles)]
 
 
 def can_dry_run(*, required: bool | None) -> bool:
@@ -90,6 +90,7 @@ def observe_all(
     progress: Progress,
     cards: Sequence[Architecture] = (),
     sizes: DryRunSizes = (1, None, None),
+    roles: Mapping[str, str] = {},
     *,
     for_report: bool = False,
 ) -> tuple[Observation, ...]:
@@ -102,6 +103,7 @@ def observe_all(
         progress: Receiver of progress.
         cards: The architectures. Default: sm_80 and sm_90.
         sizes: B, L and P.
+        roles: The role of each axis that has another name, see `Roles.with_total`.
         for_report: Whether to return an error of a graph as its observation, and not to raise it.
 
     Returns:
@@ -117,7 +119,7 @@ def observe_all(
     for file in files:
         for card in cards:
             try:
-                observations.append(observe(folder, file, card, sizes, limits))
+                observations.append(observe(folder, file, card, sizes, limits, roles))
             except (GraphError, UsageError) as error:
                 if not for_report:
                     raise
@@ -126,29 +128,31 @@ def observe_all(
     return tuple(observations)
 
 
-def _graphs(path: Path, dialects: Sequence[str]) -> tuple[Path, list[GraphFile]]:
-    """Return the folder of the graphs, and their descriptions."""
+def _graphs(path: Path, dialects: Sequence[str]) -> tuple[Path, list[GraphFile], Mapping[str, str]]:
+    """Return the folder of the graphs, their descriptions, and roles of axes."""
     if path.is_dir():
-        files = graph_files(read_bundle(path))
+        manifest = read_bundle(path)
+        files = graph_files(manifest)
         chosen = [file for file in files if not dialects or file.dialect in dialects]
         if not chosen:
             has = ", ".join(sorted({file.dialect for file in files}))
             raise UsageError(f"{path} has no graph of {', '.join(dialects)}; it has {has}")
-        return path, chosen
+        return path, chosen, manifest.roles
     if dialects:
         raise UsageError("--dialect is for bundles; an ONNX file is run as it is")
     if not path.is_file():
         raise GraphError(f"cannot read {path}: no such file")
     if (path.parent / MANIFEST).is_file():
-        files = [file for file in graph_files(read_manifest(path.parent)) if file.name == path.name]
+        manifest = read_manifest(path.parent)
+        files = [file for file in graph_files(manifest) if file.name == path.name]
         if files:
-            return path.parent, files
-    return path.parent, [GraphFile(path.name)]
+            return path.parent, files, manifest.roles
+    return path.parent, [GraphFile(path.name)], {}
 
 
 def observe(
     folder: Path, file: GraphFile, card: Architecture, sizes: DryRunSizes,
-    limits: Limits | None = None,
+    limits: Limits | None = None, roles: Mapping[str, str] = {},
 ) -> Observation:  # fmt: skip
     """Return the observations of a dry run of one graph in a child process.
 
@@ -158,6 +162,7 @@ def observe(
         card: The architecture.
         sizes: B, L and P.
         limits: The limits of the process.
+        roles: The role of each axis that has another name.
 
     Raises:
         UsageError: If a size is out of range.
@@ -175,14 +180,15 @@ def observe(
             raise UsageError(
                 f"{name} of a dry run is {size!r}; give a whole number from {least} to {MOST_SIZE}"
             )
-    batch = file.fixed.get("batch", batch)
+    fixed = {roles.get(axis, axis): size for axis, size in file.fixed.items()}
+    batch = fixed.get("batch", batch)
     if query_len is not None:  # 1 in a graph for one query
-        query_len = file.fixed.get("query_len", query_len)
+        query_len = fixed.get("query_len", query_len)
     values = limited(
         "attn_export.runtimes.dry_run_session:observe", str(folder / file.name), limits,
         # The provider opens some libraries by name later: they must not be those of this machine.
         {LIBRARY_PATH: str(home() / CUDA_STAND_IN)},
         graph=str(folder / file.name), architecture=card.name, bound=dict(file.bound),
-        batch=batch, query_len=query_len, past_len=past_len,
+        roles=dict(roles), batch=batch, query_len=query_len, past_len=past_len,
     )  # fmt: skip
     return msgspec.convert(values, Observation)

@@ -44,14 +44,17 @@ class StepSizes:
 
     def of_axis(self, axis: str) -> int:
         """Return the size of an axis by its name; 1 if the name is unknown."""
+        return self.by_axis().get(axis, 1)
+
+    def by_axis(self) -> dict[str, int]:
+        """Return the size of every axis whose name is known."""
         total = self.past_len + self.query_len
-        sizes = {
+        return {
             "batch": self.batch, "query_len": self.query_len, "past_len": self.past_len,
             "total_len": total, "key_len": total, "capacity": -(-total // 64) * 64,
             "batch_size": self.batch, "sequence_length": self.query_len,
             "past_sequence_length": self.past_len, "total_sequence_length": total,
         }  # fmt: skip
-        return sizes.get(axis, 1)
 
 
 def steps_of(
@@ -75,13 +78,27 @@ def steps_of(
     return [*prefill, *([StepSizes("decode", batch, 1, 1023)] if has_past else [])]
 
 
-def inputs_of(ends: Sequence[Any], sizes: StepSizes, lengths: Mapping[str, int]) -> dict[str, Any]:
+def unknown_axes(shapes: Sequence[Sequence[Any]]) -> tuple[str, ...]:
+    """Return a note on axes of inputs whose names say no size, if there are any."""
+    known = StepSizes("", 1, 1, 1).by_axis()
+    axes = {axis for shape in shapes for axis in shape if isinstance(axis, str)}
+    names = ", ".join(printable(axis, 60) for axis in sorted(axes - {*known, ""}))
+    return (f"axes of unknown meaning have the size 1: {names}",) if names else ()
+
+
+def inputs_of(
+    ends: Sequence[Any],
+    sizes: StepSizes,
+    lengths: Mapping[str, int],
+    roles: Mapping[str, str] = {},
+) -> dict[str, Any]:
     """Return arrays for the inputs of a session.
 
     Args:
         ends: The session's descriptions of its inputs: name, type, shape.
         sizes: The sizes of the step.
         lengths: The result of `lengths_in`.
+        roles: The role of each axis that has another name.
 
     Raises:
         GraphError: If the type of an input is not supported, or its fixed axes are too large.
@@ -93,7 +110,8 @@ def inputs_of(ends: Sequence[Any], sizes: StepSizes, lengths: Mapping[str, int])
     remaining = MOST_BYTES
     for end in ends:
         dtype = _dtype(end)
-        shape = [axis if isinstance(axis, int) else sizes.of_axis(str(axis)) for axis in end.shape]
+        named = [roles.get(axis, axis) for axis in end.shape]
+        shape = [axis if isinstance(axis, int) else sizes.of_axis(str(axis)) for axis in named]
         if min(shape, default=0) < 0:
             raise GraphError(f"input {printable(end.name, 60)} has the shape {shape}")
         remaining -= math.prod(shape) * dtype.itemsize

@@ -23,6 +23,7 @@ from attn_export.runtimes.dry_run_inputs import (
     inputs_of,
     lengths_in,
     steps_of,
+    unknown_axes,
 )
 from attn_export.runtimes.dry_run_results import (
     Event,
@@ -57,6 +58,7 @@ def observe(
     graph: str,
     architecture: str,
     bound: Mapping[str, str],
+    roles: Mapping[str, str],
     batch: int,
     query_len: int | None,
     past_len: int | None,
@@ -68,6 +70,7 @@ def observe(
         architecture: The name of an architecture.
         bound: Names of outputs that share the buffer of an input, with that input. If empty,
             they are those of `caches_in_place`.
+        roles: The role of each axis that has another name.
         batch: B.
         query_len: L, or None. If both lengths are None, a prefill and a decode are run.
         past_len: P, or None.
@@ -88,11 +91,12 @@ def observe(
     with scratch() as folder:
         record = folder / "record"
         library = load_stand_in(card, record)
-        run = _DryRun(path, folder, record, bound or caches_in_place(model), lengths_in(model))
+        buffers, lengths = bound or caches_in_place(model), lengths_in(model)
+        run = _DryRun(path, folder, record, buffers, lengths, roles)
         sizes = (batch, query_len, past_len)
-        observation = dataclasses.replace(
-            run.observe(card, sizes), notes=_code_notes(library, card)
-        )
+        observation = run.observe(card, sizes)
+        notes = (*observation.notes, *_code_notes(library, card))
+        observation = dataclasses.replace(observation, notes=notes)
     _refuse_other_libraries()
     return dataclasses.asdict(observation)
 
@@ -118,16 +122,17 @@ def load_stand_in(card: Architecture, record: Path) -> ctypes.CDLL:
 
 @dataclasses.dataclass(frozen=True)
 class _DryRun:
-    """A graph with the files of a dry run, its bound outputs and the result of `lengths_in`."""
+    """A graph with the files of a dry run, its bound outputs, lengths and roles of axes."""
 
     graph: Path
     folder: Path
     record: Path
     bound: Mapping[str, str]
     lengths: Mapping[str, int]
+    roles: Mapping[str, str]
 
     def observe(self, card: Architecture, sizes: tuple[int, int | None, int | None]) -> Observation:
-        """Load the graph, run its steps, and return the observations without notes."""
+        """Load the graph, run its steps, and return the observations."""
         options, providers = cuda_session(1, {})
         options.enable_profiling = True
         options.profile_file_prefix = str(self.folder / "profile")
@@ -139,12 +144,14 @@ class _DryRun:
                 return Observation(self.graph.name, card.name, refused=one_line(error))
             subgraphs = engine.session.get_provider_graph_assignment_info()
             ends = engine.session.get_inputs()
-            step_sizes = steps_of([end.shape for end in ends], *sizes)
+            shapes = [[self.roles.get(axis, axis) for axis in end.shape] for end in ends]
+            step_sizes = steps_of(shapes, *sizes)
             steps = self._run_steps(engine, ends, step_sizes)
         on_cuda, elsewhere = _split_by_provider(subgraphs, _reasons_in(log()))
         return Observation(
             self.graph.name, card.name, on_cuda, elsewhere, steps,
             peak_bytes(read_record(self.record)), _libraries(steps),
+            notes=unknown_axes(shapes),
         )  # fmt: skip
 
     def _run_steps(
@@ -153,7 +160,7 @@ class _DryRun:
         """Run each step twice, and return the second runs with their events."""
         runs = []
         for sizes in step_sizes:
-            inputs = inputs_of(ends, sizes, self.lengths)
+            inputs = inputs_of(ends, sizes, self.lengths, self.roles)
             start, stopped = 0, ""
             for _ in range(2):
                 start = self.record.stat().st_size

@@ -99,6 +99,9 @@ BATCH, QUERIES, PAST, KEYS = "batch", "query_len", "past_len", "key_len"
 
 KNOWN = (BATCH, QUERIES, PAST, KEYS)
 
+TOTAL = "total_len"
+"""The name in manifests of the axis that is the sum of the past and the queries."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
@@ -124,6 +127,14 @@ class Roles:
         """Return the axis that has a role; the role, or "", which are then no axes, if none has."""
         missing = "" if role in self.names else role
         return next((axis for axis, name in self.names.items() if name == role), missing)
+
+    def with_total(self, sums: Mapping[str, str]) -> dict[str, str]:
+        """Return `names`, and that of the axis which is the sum of the past and the queries."""
+        for axis, terms in sums.items():
+            names = {self.name(term.strip()) for term in terms.split("+")}
+            if names == {PAST, QUERIES} and axis not in (TOTAL, "capacity"):
+                return {**self.names, axis: TOTAL}
+        return dict(self.names)
 
     def shape(self, shape: Shape) -> Shape:
         """Return a shape with the names of plans."""

@@ -16,7 +16,7 @@ from rich.console import Console
 from attn_export.errors import GraphError, UsageError
 from attn_export.jobs.dry_run import dry_run
 from attn_export.report.dry_run_report import print_dry_run
-from attn_export.runtimes.dry_run_inputs import StepSizes, inputs_of, steps_of
+from attn_export.runtimes.dry_run_inputs import StepSizes, inputs_of, steps_of, unknown_axes
 from attn_export.runtimes.dry_run_timeline import (
     bytes_copied,
     copies_of_cache,
@@ -24,6 +24,7 @@ from attn_export.runtimes.dry_run_timeline import (
     readable,
 )
 from attn_export.runtimes.protocol import Limits
+from attn_export.spec.inputs import Roles
 
 HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
 
@@ -263,6 +264,19 @@ def test_the_bytes_of_copied_keys_follow_from_shapes(kernel, inputs, outputs, si
 def test_the_steps_fit_the_inputs(shapes, given, steps):
     found = steps_of(shapes, 1, *given)
     assert [(step.name, step.query_len, step.past_len) for step in found] == steps
+
+
+def test_axes_have_sizes_by_their_roles_and_unknown_ones_are_named():
+    roles = Roles({"past": "past_len", "seq": "query_len"}).with_total({"total": "past + seq"})
+    made = inputs_of(
+        [End("tensor(float)", ["seq", "past", "total", "extra"])],
+        StepSizes("step", 1, 5, 7),
+        {},
+        roles,
+    )
+    assert made["x"].shape == (5, 7, 12, 1)
+    shapes = [[roles.get(axis, axis) for axis in ("seq", "total", "extra")]]
+    assert unknown_axes(shapes) == ("axes of unknown meaning have the size 1: extra",)
 
 
 class End:
