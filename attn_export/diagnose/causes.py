@@ -130,22 +130,28 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     clause = "the graph is wrong" + (
         "" if known.from_right_graph else "; its outputs become right if"
     )
-    causes = [_cause(match, lines, clause) for match in known.matches]
+    # An observed relation comes before a mistake that would have to be made in some rows alone.
+    observed = first is not None and bool(first.relation)
+    matches = [match for match in known.matches if not (observed and match.only)]
+    matches.sort(key=lambda match: first is None or match.mistake.node != first.node)
+    causes = [_cause(match, lines, clause) for match in matches]
     if first is None:
         return [*not_computed, *causes]
     location = first.location
-    says = f": {first.says}" if first.says else ""
+    says = "; ".join(filter(None, (first.relation, first.says)))
+    says = f": {says}" if says else ""
     if observations.lossy:
         kind = "precision lost"
         effect = f"loses precision, by {first.error:.1e}" if isfinite(first.error) else "overflows"
         sentence = f"the graph is wrong, though right in float64: rounded, {location} {effect}"
     else:
         kind = "changed node"
-        sentence = f"the graph differs from {observations.reference} first at {location}{says}"
+        differs = f"it differs from {observations.reference} first at {location}{says}"
+        sentence = f"the graph is wrong: {differs}"
         sentence += observations.shown
     changed = Cause(kind, sentence, first.node, first.line)
     # An observed difference comes before a mistake that only gives similar numbers.
-    best = known.matches[0] if known.matches else None
+    best = matches[0] if matches else None
     # A mistake at another node may only cancel the fault.
     located = best is not None and (known.from_right_graph or best.mistake.node == first.node)
     if best is None or not located or best.unexplained >= SURE or observations.lossy:
@@ -192,7 +198,9 @@ def _cause(match: Match, lines: Lines, clause: str, ending: str = "") -> Cause:
     line = lines.get(mistake.node, "")
     named = mistake.node and mistake.node not in mistake.effect
     location = (f", at {mistake.node}" if named else "") + line_suffix(line)
-    sentence = f"{clause}: {mistake.effect}{location} ({_explained_share(match)}){ending}"
+    only = f", but only {match.only}" if match.only else ""
+    says = f"{mistake.effect}{only}{location} ({_explained_share(match)})"
+    sentence = f"{clause}: {says}{ending}"
     return Cause(mistake.kind, sentence, mistake.node, line, match.unexplained)
 
 

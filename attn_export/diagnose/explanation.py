@@ -80,6 +80,8 @@ class Deviation:
         value: The name of the output.
         line: The line of the module that it came from; "" if not known.
         error: The relative L2 distance of the output; infinite if it is not defined.
+        says: Its differences from the right node.
+        relation: The relation of the wrong value to the right one; "" if none is known.
     """
 
     node: str
@@ -88,6 +90,7 @@ class Deviation:
     line: str
     error: float
     says: str
+    relation: str = ""
 
     @property
     def location(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from attn_export.diagnose.branches import in_one_branch
 from attn_export.diagnose.eager_values import ValueReference, first_unmatched_node
 from attn_export.diagnose.explanation import Deviation, Fault, Lines, OutOfTime
 from attn_export.diagnose.graph_evaluation import (
@@ -24,7 +25,10 @@ from attn_export.diagnose.localise import (
     first_value_in_no_right_graph,
     write_with_all_outputs,
 )
-from attn_export.diagnose.match import Evidence, Match, matches
+from attn_export.diagnose.match import Match, matches
+from attn_export.diagnose.mistake import Evidence
+from attn_export.diagnose.value_relations import first_relation
+from attn_export.results import Arrays
 from attn_export.temp_folders import scratch
 
 LOCALISED = 6
@@ -71,6 +75,8 @@ def known_mistakes(
     trial: GraphRun,
     cases: Sequence[GoldenCase],
     out_of_time: OutOfTime,
+    *,
+    thorough: bool = True,
 ) -> KnownMistakes:
     """Return the known mistakes that explain the outputs of a graph.
 
@@ -80,6 +86,7 @@ def known_mistakes(
         trial: The runtime's result.
         cases: The cases to evaluate.
         out_of_time: Returns whether the time limit has passed.
+        thorough: Whether to try mistakes of which there are many.
     """
     from_right_graph = right is not None
     base = right or suspect
@@ -87,17 +94,41 @@ def known_mistakes(
         return KnownMistakes([], from_right_graph)
     evidence = []
     for case in cases:
-        actual = trial.ran.outputs.get(case.name)
+        target = case.golden.expected if right is None else _actual_outputs(suspect, trial, case)
         values = base.values(case)
-        if actual is None or values is None or set(actual) != set(base.evaluation.outputs):
+        if target is None or values is None or set(target) != set(base.evaluation.outputs):
             continue
-        target = base.runner.to_graph_layout(actual if from_right_graph else case.golden.expected)
-        evidence.append(Evidence(values, base.evaluation.outputs_of(values), target))
-    matching = matches(base.evaluation, evidence, out_of_time) if evidence else []
-    if not matching and right is not None and suspect is not None and not suspect.right:
+        outputs = base.evaluation.outputs_of(values)
+        layout = base.runner.to_graph_layout(target)
+        allowed = _allowed_errors(case) if case in trial.passed else {}
+        evidence.append(Evidence(values, outputs, layout, case.sizes, allowed))
+    matching = []
+    if evidence:
+        matching = matches(base.evaluation, evidence, out_of_time, thorough=thorough)
+    if (
+        not matching
+        and thorough
+        and right is not None
+        and suspect is not None
+        and not suspect.right
+    ):
         # The graphs may differ in structure: search for a mistake that corrects the wrong one.
         return known_mistakes(suspect, None, trial, cases, out_of_time)
     return KnownMistakes(matching, from_right_graph)
+
+
+def _actual_outputs(
+    suspect: EvaluatedGraph | None, trial: GraphRun, case: GoldenCase
+) -> Arrays | None:
+    """Return the outputs to explain: those of a wrong graph in float64, else the runtime's."""
+    values = None if suspect is None or suspect.right else suspect.values(case)
+    if suspect is None or values is None:
+        return trial.ran.outputs.get(case.name)
+    return suspect.runner.to_case_layout(suspect.evaluation.outputs_of(values))
+
+
+def _allowed_errors(case: GoldenCase) -> dict[str, float]:
+    return {name: error.whole for name, error in case.golden.allowed.items() if error is not None}
 
 
 def first_deviation(
@@ -185,12 +216,15 @@ def _first_over_cases(
     counterpart = _counterpart(suspect, counterparts, cases[:1])
     if counterpart is None:
         return None
+    others = sample_cases(trial.passed, ALIKE)
+    suspect, counterpart, chosen = in_one_branch(suspect, counterpart, [*cases, *others])
     order = {node.name: number for number, node in enumerate(suspect.evaluation.nodes)}
-    deviations = []
-    for case in cases:
+    deviations, compared = [], []
+    for case in chosen:
         suspect_values, right_values = suspect.values(case), counterpart.values(case)
         if suspect_values is None or right_values is None:
             continue
+        compared.append((suspect_values, right_values))
         deviation = first_difference(
             suspect.evaluation, suspect_values, counterpart.evaluation, right_values
         )
@@ -198,7 +232,9 @@ def _first_over_cases(
             deviations.append(deviation)
     if not deviations:
         return _first_by_values(suspect, counterparts, cases)
-    return min(deviations, key=lambda deviation: (order[deviation.node], -deviation.error))
+    first = min(deviations, key=lambda deviation: (order[deviation.node], -deviation.error))
+    relation = first_relation(suspect.evaluation, counterpart.evaluation, compared)
+    return dataclasses.replace(first, relation=relation)
 
 
 def _first_unmatched_over_cases(

@@ -14,7 +14,10 @@ from attn_export.diagnose.mistake import (
     Mistake,
     Replacement,
     array_of,
+    cache_scatters,
     change_value,
+    join,
+    keys_and_values,
     round_to_bfloat16,
     skip_node,
 )
@@ -48,6 +51,8 @@ def input_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
             yield from _mask_input_mistakes(graph_input.name, array.ndim)
         elif "position" in graph_input.name and array.dtype.kind == "i":
             yield from _position_mistakes(graph_input.name)
+        elif "length" in graph_input.name and array.dtype.kind == "i":
+            yield from _length_mistakes(evaluation, graph_input.name)
 
 
 def _changed(kind: str, effect: str, name: str, change: ArrayChange) -> Mistake:
@@ -78,6 +83,10 @@ def _cache_mistakes(name: str) -> Iterator[Mistake]:
     yield _changed("past dropped", f"{name} is read as 0", name, np.zeros_like)
     effect = f"row 0 of {name} is used for the whole batch"
     yield _changed("past of one batch row", effect, name, lambda past: _repeat_first(past, 0))
+    for by, way in ((-1, "late"), (1, "early")):
+        effect = f"{name} is read one key too {way}"
+        shift = functools.partial(np.roll, shift=by, axis=2)
+        yield _changed("past shifted", effect, name, shift)
 
 
 def _position_mistakes(name: str) -> Iterator[Mistake]:
@@ -86,6 +95,34 @@ def _position_mistakes(name: str) -> Iterator[Mistake]:
     yield _changed(kind, f"{name} is 1 too low", name, lambda positions: positions - 1)
     effect = f"{name} is not read: positions start at 0"
     yield _changed(kind, effect, name, lambda p: np.broadcast_to(np.arange(p.shape[-1]), p.shape))
+    effect = f"batch row 0 of {name} is used for every batch row"
+    yield _changed(kind, effect, name, functools.partial(_repeat_first, axis=0))
+
+
+def _length_mistakes(evaluation: Evaluation, name: str) -> Iterator[Mistake]:
+    """Yield wrong lengths of caches: wherever they are read, and where new tokens are written."""
+    scatters = keys_and_values(cache_scatters(evaluation))
+    for how, change in (
+        ("is 1 too high", lambda lengths: lengths + 1),
+        ("is 1 too low", lambda lengths: np.maximum(lengths - 1, 0)),
+        ("of batch row 0 is used for every batch row", functools.partial(_repeat_first, axis=0)),
+    ):
+        yield _changed("cache length", f"{name} {how}", name, change)
+        for what, nodes in scatters.items():
+            written = [functools.partial(_write_at, evaluation, node, change) for node in nodes]
+            effect = f"new {what} are written where {name} {how}"
+            yield Mistake("cache length", effect, nodes[0].name, join(written))
+    for what, nodes in scatters.items():
+        effect = f"new {what} are not written to the cache"
+        yield Mistake("cache not written", effect, nodes[0].name, join(map(skip_node, nodes)))
+
+
+def _write_at(
+    evaluation: Evaluation, node: onnx.NodeProto, change: ArrayChange, values: Values
+) -> Mapping[str, Array]:
+    """Return the cache that a TensorScatter writes at other lengths."""
+    lengths = change(array_of(values, node.input[2]))
+    return evaluation.compute_node(node, {**values, node.input[2]: lengths})
 
 
 def value_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
@@ -101,6 +138,7 @@ def value_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
             continue
         if name in added:
             yield _changed("missing bias", f"{name} is not added", name, np.zeros_like)
+            yield _changed("bias added twice", f"{name} is added twice", name, lambda a: 2 * a)
         if "sink" in name:
             effect = f"{name} are left out"
             yield _changed("missing sinks", effect, name, lambda a: np.full_like(a, -np.inf))
@@ -149,7 +187,10 @@ def _mask_kind(node: onnx.NodeProto, array: Array) -> str:
     if node.op_type == "Trilu":
         return CAUSAL
     matrix = array.reshape(-1, *array.shape[-2:])[:1]
-    return CAUSAL if matrix.size and matrix[0, :, 0].all() and not matrix.all() else "window"
+    if not matrix.size or matrix.all() or not matrix[0, :, 0].all():
+        return "window"
+    # The right edge of a window shows later keys: the last one but one query may see the last key.
+    return "window" if matrix[0, -2:, -1].all() else CAUSAL
 
 
 def _shift_mask(

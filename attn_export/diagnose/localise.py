@@ -53,12 +53,13 @@ def first_difference(
     agreeing = {
         name
         for name in wrong_values
-        if name in right_values and _error(wrong_values[name], right_values[name]) <= GRAPHS_AGREE
+        if name in right_values
+        and value_error(wrong_values[name], right_values[name]) <= GRAPHS_AGREE
     }
     for node in wrong.nodes:
         for name in node.output:
             if name in right_values and name not in agreeing:
-                error = _error(wrong_values[name], right_values[name])
+                error = value_error(wrong_values[name], right_values[name])
                 return _deviation(node, name, error, wrong, right, agreeing)
     return None
 
@@ -105,7 +106,7 @@ def _is_comparable(value: object) -> bool:
 
 def _is_in_any(value: Array | None, others: Sequence[Values]) -> bool:
     arrays = (array for values in others for array in values.values())
-    return any(isinstance(a, np.ndarray) and _error(value, a) <= GRAPHS_AGREE for a in arrays)
+    return any(isinstance(a, np.ndarray) and value_error(value, a) <= GRAPHS_AGREE for a in arrays)
 
 
 def _deviation(
@@ -154,8 +155,8 @@ def first_runtime_deviation(
             right = truth.get(name)
             if name not in actual or right is None:
                 continue
-            error = _error(actual[name], right)
-            if error > max(8 * _error(rounded.get(name), right), least):
+            error = value_error(actual[name], right)
+            if error > max(8 * value_error(rounded.get(name), right), least):
                 return Deviation(node.name, node.op_type, name, "", error, "")
     return None
 
@@ -199,8 +200,13 @@ def _unmatched(node: onnx.NodeProto, graph: Evaluation, agreeing: set[str]) -> s
     return unmatched
 
 
-def _error(x: object, right: object) -> float:
-    """Return the relative L2 distance; infinite if shapes or non-finite values differ."""
+def value_error(x: object, right: object) -> float:
+    """Return the relative L2 distance; infinite if shapes or non-finite values differ.
+
+    Args:
+        x: A value of a graph: an array, None or a sequence.
+        right: The right value.
+    """
     if x is None or right is None:
         return 0.0 if x is right else np.inf
     if not (isinstance(x, np.ndarray) and isinstance(right, np.ndarray)):
@@ -232,6 +238,8 @@ def _differences(
         ]
     if initializers or counterpart is None:
         return initializers
+    if counterpart.name == node.name:
+        return [f"it is {node.op_type}, and should be {counterpart.op_type}"]
     is_elsewhere = counterpart.name in {n.name for n in wrong.nodes}
     return [NO_SUCH_NODE if is_elsewhere else f"it should be {counterpart.op_type}"]
 
@@ -268,7 +276,11 @@ def _attribute_differences(node: onnx.NodeProto, counterpart: onnx.NodeProto | N
 
 def _branch_difference(branch: onnx.GraphProto, right: onnx.GraphProto) -> str:
     """Describe the first difference between a subgraph and the right one."""
-    for node, counterpart in zip(branch.node, right.node, strict=False):
+    counterparts = {node.name: node for node in right.node}
+    for node in branch.node:
+        counterpart = counterparts.get(node.name)
+        if counterpart is None:
+            return f": {node.op_type} {node.name} is not in the right graph"
         if node.op_type != counterpart.op_type:
             return f": {node.op_type} {node.name} should be {counterpart.op_type}"
         changed = [

@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values
+from attn_export.diagnose.evaluate import Evaluation, NotComputedError
 from attn_export.diagnose.explanation import OutOfTime
 from attn_export.diagnose.in_activations import activation_mistakes
 from attn_export.diagnose.in_attention import (
     attention_mistakes,
     fitted_scales_and_softcaps,
-    head_swaps,
-    rotary_mistakes,
+    head_mistakes,
 )
 from attn_export.diagnose.in_block_cache import block_mistakes
 from attn_export.diagnose.in_float16_cache import float16_cache_mistakes
@@ -29,104 +29,210 @@ from attn_export.diagnose.in_graph import (
 from attn_export.diagnose.in_integer_cache import cache_mistakes, fitted_cache_scales
 from attn_export.diagnose.in_integer_products import fitted_input_scales, product_mistakes
 from attn_export.diagnose.in_integers import fitted_weight_mistakes, weight_mistakes
-from attn_export.diagnose.mistake import Mistake
+from attn_export.diagnose.in_rotary import fitted_angles, rotary_mistakes
+from attn_export.diagnose.mistake import Evidence, Mistake
+from attn_export.diagnose.row_conditions import Rows, where_made
 from attn_export.parity.measures import element_errors, eps
 from attn_export.tensorfile import Array, is_floating
 
 KEPT = 12
-"""The number of mistakes that are tried on all cases: those that explain the first case best.
-
-The cause must explain every case that fails.
-"""
+"""The number of mistakes that are tried on all cases: those that explain the first case best."""
 
 ROUNDINGS = 256
 """The largest root mean square difference from the actual output, relative to that of the right one
 and in eps of its type, that is called rounding."""
+
+NEAR = 1e-5
+"""The same for actual outputs in float64, in which constants of a graph are rounded to float32."""
+
+MOST_NOISE = 1e-3
+"""The largest such difference at which single rows are compared: half precision hides too much."""
 
 FAR = 10.0
 """The error of an element that is not finite and not the same in both outputs, in root mean squares
 of the right output; also that of an output of another shape."""
 
 CONVINCING = 0.02
-"""If a mistake leaves a smaller share of the error unexplained, neither swaps of heads nor mistakes
-with fitted parameters are tried."""
+"""If a mistake leaves a smaller share of the error unexplained, neither mistakes with a factor that
+must be found nor those of single heads are tried."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-    """Right and actual outputs of one case.
-
-    Attributes:
-        values: All values of the graph without a mistake, in float64.
-        right: The outputs of the graph without a mistake, in float64.
-        actual: The outputs to explain.
-    """
-
-    values: Values
-    right: Mapping[str, Array]
-    actual: Mapping[str, Array]
+IN_ONE_CASE = 3
+"""A mistake may leave this many times more of the error unexplained in one case than in all."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A mistake that explains at least some of the error.
+    """A mistake that explains the error.
 
     Attributes:
         unexplained: The share of the error that it does not explain; 0 if it explains all.
         exact: Whether the unexplained error is only rounding.
+        only: The rows in which it is made, as the end of a sentence; "" if in all.
     """
 
     mistake: Mistake
     unexplained: float
     exact: bool
+    only: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Comparison:
+    """The outputs that a mistake gives in one case, compared with the actual ones.
+
+    Attributes:
+        remaining: The mean squares of the error that it leaves, summed over the outputs.
+        total: Those of the whole error.
+        exact: Whether the remaining error is only rounding.
+        holds: Whether it explains the error of this case, or predicts none where none is.
+        rows: The rows where it is made and where it is not, by output; None unless each row is one
+            or the other.
+    """
+
+    remaining: float
+    total: float
+    exact: bool
+    holds: bool
+    rows: Rows | None
 
 
 def matches(
-    evaluation: Evaluation, evidence: Sequence[Evidence], out_of_time: OutOfTime = lambda: False
-) -> list[Match]:
+    evaluation: Evaluation, evidence: Sequence[Evidence], out_of_time: OutOfTime = lambda: False,
+    *, thorough: bool = True,
+) -> list[Match]:  # fmt: skip
     """Return the mistakes that explain the actual outputs, the best first.
+
+    A mistake must explain the error of each case, and predict none where there is none. It may be
+    made in some rows alone, if the others are right.
 
     Args:
         evaluation: The graph to make mistakes in.
         evidence: Failed cases, then some that passed. Mistakes are selected on the first.
         out_of_time: Returns whether the time limit has passed.
+        thorough: Whether to try mistakes with a factor that must be found, and in single heads.
     """
-    first = evidence[:1]
-    screened = list(_try(_all_mistakes(evaluation, evidence[0]), evaluation, first, out_of_time))
-    screened.sort(key=_order)
-    if not screened or screened[0].unexplained > CONVINCING:
-        further = itertools.chain(
-            head_swaps(evaluation),
-            fitted_weight_mistakes(evaluation),
-            _fitted_mistakes(evaluation, first, out_of_time),
-        )
-        screened += _try(further, evaluation, first, out_of_time)
-        screened.sort(key=_order)
-    best = (match.mistake for match in screened[:KEPT])
-    refined = sorted(_try(best, evaluation, evidence, out_of_time), key=_order)
-    return [match for match in refined if match.unexplained <= 1 - match.mistake.share]
+    found: list[Match] = []
+    many = (
+        fitted_weight_mistakes(evaluation),
+        _fitted_mistakes(evaluation, evidence[:1], out_of_time),
+        head_mistakes(evaluation),
+    )
+    for mistakes in (_all_mistakes(evaluation, evidence[0]), *(many if thorough else ())):
+        found += _matching(mistakes, evaluation, evidence, out_of_time)
+        if found and min(match.unexplained for match in found) <= CONVINCING:
+            break
+    return sorted(found, key=_order)
 
 
-def _order(match: Match) -> float:
+def _matching(
+    mistakes: Iterable[Mistake],
+    evaluation: Evaluation,
+    evidence: Sequence[Evidence],
+    out_of_time: OutOfTime,
+) -> list[Match]:
+    """Return the mistakes that hold in all cases: those that explain the first one best."""
+    screened = []
+    for mistake in mistakes:
+        if out_of_time():
+            break
+        for comparison in _compared(mistake, evaluation, evidence[:1]):
+            better = comparison.remaining < comparison.total
+            may_hold = better and (comparison.holds or _is_rounded(mistake))
+            if may_hold or comparison.rows is not None:
+                share = comparison.remaining / (comparison.total or 1.0)
+                screened.append((round(share, 3), mistake))
+    screened.sort(key=operator.itemgetter(0))
+    found = (_match(mistake, evaluation, evidence) for _, mistake in screened[:KEPT])
+    return sorted((match for match in found if match is not None), key=_order)
+
+
+def _is_rounded(mistake: Mistake) -> bool:
+    """Return whether it is a mistake of rounding, which is not repeated bit by bit."""
+    return mistake.share < 0.5
+
+
+def _order(match: Match) -> tuple[bool, float]:
     # Rounded, so that noise does not decide between two mistakes that fit equally well.
-    return round(match.unexplained, 3)
+    return bool(match.only), round(match.unexplained, 3)
 
 
-def _match(mistake: Mistake, evaluation: Evaluation, evidence: Sequence[Evidence]) -> Match:
-    """Compare the outputs of a graph with a mistake to the actual outputs."""
-    remaining = total = 0.0
-    is_rounding = True
+def _match(mistake: Mistake, evaluation: Evaluation, evidence: Sequence[Evidence]) -> Match | None:
+    """Compare outputs with a mistake to the actual ones in all cases; None if it is no cause."""
+    comparisons: list[_Comparison] = []
+    for comparison in _compared(mistake, evaluation, evidence):
+        comparisons.append(comparison)
+        everywhere = all(c.holds for c in comparisons) or _is_rounded(mistake)
+        if not everywhere and any(c.rows is None for c in comparisons):
+            return None
+    if len(comparisons) < len(evidence):
+        return None  # the mistake is impossible in a case
+    total = sum(c.total for c in comparisons)
+    unexplained = math.sqrt(sum(c.remaining for c in comparisons) / total) if total else math.inf
+    exact = all(c.exact for c in comparisons)
+    if everywhere and unexplained <= 1 - _share(mistake, evidence[0]):
+        return Match(mistake, unexplained, exact)
+    rows = [c.rows for c in comparisons if c.rows is not None]
+    only = where_made(evaluation, evidence, rows) if len(rows) == len(comparisons) else ""
+    return Match(mistake, 0.0, True, only) if only else None
+
+
+def _share(mistake: Mistake, case: Evidence) -> float:
+    """Return the share of the error that a mistake must explain, more of one without rounding."""
+    is_float64 = any(array.dtype == np.float64 for array in case.actual.values())
+    return mistake.share if _is_rounded(mistake) or not is_float64 else 0.99
+
+
+def _compared(
+    mistake: Mistake, evaluation: Evaluation, evidence: Iterable[Evidence]
+) -> Iterator[_Comparison]:
+    """Yield a comparison for each case, up to one with which the mistake is impossible."""
     for case in evidence:
-        mistaken = mistake.outputs(evaluation, case.values)
-        for name, right in case.right.items():
-            actual = case.actual[name]
-            distance = _distance(mistaken[name], actual, right)
-            remaining += distance
-            total += _distance(right, actual, right)
-            if is_floating(actual.dtype):
-                is_rounding &= math.sqrt(distance) <= ROUNDINGS * eps(actual.dtype)
-    unexplained = math.sqrt(remaining / total) if total else math.inf
-    return Match(mistake, unexplained, is_rounding)
+        try:
+            with np.errstate(all="ignore"):
+                yield _compare(mistake, case, mistake.outputs(evaluation, case.values))
+        except (NotComputedError, ValueError, IndexError, TypeError, KeyError):
+            return  # the mistake is impossible with these shapes
+
+
+def _compare(mistake: Mistake, case: Evidence, mistaken: Mapping[str, Array]) -> _Comparison:
+    remaining = total = 0.0
+    exact = holds = True
+    most = IN_ONE_CASE * (1 - _share(mistake, case))
+    rows: dict[str, tuple[Array, Array]] | None = {}
+    for name, right in case.right.items():
+        actual = case.actual[name]
+        distance, error = _distance(mistaken[name], actual, right), _distance(right, actual, right)
+        remaining += distance
+        total += error
+        noise = _noise(actual)
+        exact &= math.sqrt(distance) <= noise
+        accepted = max(noise, case.allowed.get(name, 0.0), most * math.sqrt(error))
+        holds &= math.sqrt(distance) <= accepted
+        one = None if rows is None else _rows(mistaken[name], actual, right, noise)
+        rows = None if rows is None or one is None else {**rows, name: one}
+    return _Comparison(remaining, total, exact, holds, rows)
+
+
+def _noise(actual: Array) -> float:
+    """Return the largest difference that is rounding, in root mean squares of the right output."""
+    if actual.dtype == np.float64:
+        return NEAR
+    return ROUNDINGS * eps(actual.dtype) if is_floating(actual.dtype) else 0.0
+
+
+def _rows(mistaken: Array, actual: Array, right: Array, noise: float) -> tuple[Array, Array] | None:
+    """Return the rows in which a mistake is made, and those that are right but would be wrong.
+
+    Return None if a row is neither as the mistake says nor right.
+    """
+    if mistaken.shape != actual.shape or not actual.ndim or noise > MOST_NOISE:
+        return None
+    limit = noise * _size(right)
+    like_mistake, like_right = (
+        element_errors(x.astype(np.float64), actual.astype(np.float64)).max(-1, initial=0) <= limit
+        for x in (mistaken, right)
+    )
+    return (~like_right, ~like_mistake) if (like_mistake | like_right).all() else None
 
 
 def _all_mistakes(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
@@ -147,34 +253,20 @@ def _all_mistakes(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
     )
 
 
-def _try(
-    mistakes: Iterable[Mistake],
-    evaluation: Evaluation,
-    evidence: Sequence[Evidence],
-    out_of_time: OutOfTime,
-) -> Iterator[Match]:
-    for mistake in mistakes:
-        if out_of_time():
-            return
-        try:
-            with np.errstate(all="ignore"):
-                match = _match(mistake, evaluation, evidence)
-        except (NotComputedError, ValueError, IndexError, TypeError, KeyError):
-            continue  # the mistake is impossible with these shapes
-        if match.unexplained < 1:
-            yield match
-
-
 def _distance(x: Array, actual: Array, right: Array) -> float:
     """Compute the mean square of x - actual, divided by the mean square of the right output."""
     if x.shape != actual.shape:
         return FAR * FAR
     if not x.size:
         return 0.0
-    finite = right[np.isfinite(right)].astype(np.float64)
-    scale = math.sqrt(float(np.square(finite).mean())) if finite.size else 0.0
-    errors = element_errors(x.astype(np.float64), actual.astype(np.float64)) / (scale or 1.0)
+    errors = element_errors(x.astype(np.float64), actual.astype(np.float64)) / _size(right)
     return float(np.square(np.where(np.isfinite(errors), errors, FAR)).mean())
+
+
+def _size(right: Array) -> float:
+    """Return the root mean square of the finite elements; 1 if they are all 0."""
+    finite = right[np.isfinite(right)].astype(np.float64)
+    return math.sqrt(float(np.square(finite).mean())) if finite.size and finite.any() else 1.0
 
 
 def _fitted_mistakes(
@@ -183,6 +275,7 @@ def _fitted_mistakes(
     """Yield mistakes in scales and softcaps that are wrong by a factor, each with its best one."""
     for make in (
         *fitted_scales_and_softcaps(evaluation),
+        *fitted_angles(evaluation),
         *fitted_cache_scales(evaluation),
         *fitted_input_scales(evaluation),
     ):
@@ -190,7 +283,8 @@ def _fitted_mistakes(
             return
 
         def unexplained(log: float, make: Callable[[float], Mistake] = make) -> float:
-            return _match(make(math.exp(log)), evaluation, cases).unexplained
+            compared = list(_compared(make(math.exp(log)), evaluation, cases))
+            return sum(c.remaining for c in compared) if compared else math.inf
 
         yield make(math.exp(_minimise(unexplained)))
 

@@ -100,6 +100,26 @@ def _sees_nothing(steps: StepValues, weights: Array) -> Array:
     return np.asarray(~visible.any(axis=-1, keepdims=True))
 
 
+def _constant(value: float) -> StepChange:
+    return lambda *_: value
+
+
+def _past_keys(steps: StepValues) -> Array:
+    return np.asarray(_keys(steps) < _past_length(steps))
+
+
+def _show(keys: Callable[[StepValues], Array]) -> Mapping[str, StepChange]:
+    """Return the changes of a mask that is not applied to some keys."""
+    return {
+        "mask_visible": lambda allowed, steps: allowed | keys(steps),
+        "mask_bias": lambda bias, steps: np.where(keys(steps), 0.0, bias),
+    }
+
+
+def _roll_heads(by: int) -> StepChange:
+    return lambda attended, _: np.roll(attended, by, axis=1)
+
+
 def _in_masked_rows(change: Any) -> StepChange:
     return lambda weights, steps: np.where(_sees_nothing(steps, weights), change(weights), weights)
 
@@ -162,16 +182,36 @@ def _low_precision() -> Iterator[Misreading]:
         yield Misreading(kind, effect, {"weights": _softmax_in(dtype)})
 
 
+def _weak_masks() -> Iterator[Misreading]:
+    """Yield finite scores of hidden keys; fully masked rows attend to them, or stay 0."""
+    for value in (-10.0, -100.0, -1e3, -1e4, -1e5, -1e9):
+        effect = f"hidden keys score {value:g} in place of -inf"
+        hidden = {"hidden": _constant(value)}
+        yield Misreading("weak mask", effect, {**hidden, "weights": _softmax_unmasked})
+        yield Misreading("weak mask", f"{effect}, except in fully masked rows", hidden)
+
+
 MASKED_ROWS = "fully masked rows"
 MISREADINGS: Final = (
     *(Misreading("scale", f"the softmax scale {effect}", {"scale": _scale(wrong_scale)})
       for effect, wrong_scale in SCALES.items()),
+
+    Misreading("scale", "the softmax scale is 1/sqrt(embed_dim), of all heads together",
+        {"scale": lambda _, steps: np.prod(np.array(steps["queries"].shape)[[1, 3]]) ** -0.5}),
 
     # heads, and keys of the past
     Misreading("tiled heads", "query head h uses K/V head h % Hkv in place of h // (H / Hkv)",
         {"kv_head": lambda heads, steps: np.arange(len(heads)) % steps["keys"].shape[1]}, "tiles"),
     Misreading("one K/V head for all", "every query head uses K/V head 0",
         {"kv_head": lambda heads, _: np.zeros_like(heads)}, "the first"),
+    Misreading("K/V heads reversed", "query heads use the K/V heads in reverse",
+        {"kv_head": lambda heads, _: heads[::-1]}),
+    Misreading("heads reversed", "the results of query heads are in reverse",
+        {"attended": lambda attended, _: attended[:, ::-1]}),
+    Misreading("heads shifted", "the result of query head h is that of head h + 1",
+        {"attended": _roll_heads(-1)}),
+    Misreading("heads shifted", "the result of query head h is that of head h - 1",
+        {"attended": _roll_heads(1)}),
     Misreading("heads not moved", "[B, H, L, Dv] is read as [B, L, H·Dv] without a transpose",
         {"attended": _keep_heads_first}),
     Misreading("heads interleaved", "heads are merged as [Dv, H] in place of [H, Dv]",
@@ -193,11 +233,22 @@ MISREADINGS: Final = (
     Misreading("causal offset", "query i sees keys up to S - L + i, the last query all of them",
         {"causal": lambda _, steps: _keys_up_to(steps, len(_keys(steps)) - len(_queries(steps)))},
         "keys to S-L+i"),
+    Misreading("causal reversed", "query i sees keys from P + i on, in place of those up to it",
+        {"causal": lambda _, steps: _keys(steps) >= _queries(steps) + steps["offset"]}),
+    Misreading("length of one batch row",
+        "the causal rule counts the keys of batch row 0 for every batch row",
+        {"offset": lambda offset, _: np.broadcast_to(offset[:1], offset.shape)}),
     Misreading("causal added", "a causal mask is applied where there is none",
         {"causal": lambda causal, steps: causal & _keys_up_to(steps, steps["offset"])}),
     Misreading("mask dropped beside causal", "the causal mask takes the place of the given one",
         {"mask_visible": lambda visible, _: np.ones_like(visible),
          "mask_bias": lambda bias, _: np.zeros_like(bias)}),
+    Misreading("mask or causal", "a key is seen if the causal rule or the mask allows it, not both",
+        {"visible": lambda _, steps: steps["causal"] | steps["mask_visible"]}),
+    Misreading("mask of some keys", "the given mask is not applied to keys of the past",
+        _show(_past_keys)),
+    Misreading("mask of some keys", "the given mask is not applied to new keys",
+        _show(lambda steps: ~_past_keys(steps))),
     Misreading("key always visible", "key 0 is always visible, whatever the masks hide",
         {"visible": lambda visible, steps: visible | (_keys(steps) == 0)}),
     Misreading("key always visible", "each query sees its own key, whatever the masks hide",
@@ -220,10 +271,7 @@ MISREADINGS: Final = (
         "hidden keys score the lowest number, so that a fully masked row attends to them",
         {"scores": lambda scores, steps: np.where(steps["visible"], scores, -1e30),
          "weights": _softmax_unmasked}),
-    Misreading("weak mask", "hidden keys score -10 in place of -inf",
-        {"hidden": lambda *_: -10.0, "weights": _softmax_unmasked}),
-    Misreading("weak mask", "hidden keys score -1e4 in place of -inf",
-        {"hidden": lambda *_: -1e4, "weights": _softmax_unmasked}),
+    *_weak_masks(),
     Misreading("mask scaled",
         "what is added to the scores, masks among it, is multiplied by the softmax scale too",
         {"mask_bias": lambda bias, steps: bias * steps["scale"]}),
@@ -235,9 +283,17 @@ MISREADINGS: Final = (
     *_low_precision(),
     Misreading("softmax over queries", "the softmax is taken over the queries, not over the keys",
         {"weights": _softmax_over_queries}),
+    Misreading("softmax base", "the softmax raises 2, not e, to the scores",
+        {"weights": lambda _, steps: softmax(steps["scores"] * np.log(2), steps["visible"])}),
+    Misreading("softmax not normalised", "weights are not divided by their sum",
+        {"weights": lambda _, steps: np.exp(steps["scores"])}),
     Misreading("softmax plus one", "1 is added to the sum of the softmax",
         {"weights": _softmax_plus_one}),
     Misreading("softcap", "there is no softcap", {"capped": lambda _, steps: steps["products"]}),
+    Misreading("softcap", "the tanh of the softcap is not multiplied by it",
+        {"capped": lambda _, at: np.tanh(at["products"] / at["softcap"])}),
+    Misreading("softcap", "the scores are not divided by the softcap before its tanh",
+        {"capped": lambda _, at: at["softcap"] * np.tanh(at["products"])}),
     Misreading("softcap",
         "the softcap is applied after the mask, so that hidden keys score -softcap",
         {"scores": _capped_with_mask, "weights": _softmax_unmasked}, "after the mask"),

@@ -1,4 +1,4 @@
-"""Type of a known mistake, and what many share: changes of values, and writes to a cache."""
+"""Types of a known mistake and of evidence for it, and changes of values that many share."""
 
 from __future__ import annotations
 
@@ -56,6 +56,26 @@ class Mistake:
             values: The values of the graph in a case, without the mistake.
         """
         return evaluation.outputs_of(evaluation.recompute(values, self.replaced(values)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """Right and actual outputs of one case.
+
+    Attributes:
+        values: All values of the graph without a mistake, in float64.
+        right: The outputs of the graph without a mistake, in float64.
+        actual: The outputs to explain.
+        sizes: The size of every dynamic axis.
+        allowed: The relative error of each output that the judge allows, by name, if it passes the
+            actual outputs. A cause must not predict a larger one.
+    """
+
+    values: Values
+    right: Mapping[str, Array]
+    actual: Mapping[str, Array]
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    allowed: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def array_of(values: Values, name: str) -> Array:

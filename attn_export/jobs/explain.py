@@ -221,17 +221,19 @@ class _ExplainJob:
         lossy = graph_evaluation.loses_precision(evaluated, right, cases)
         other = self._run_in_other_runtime(runner, trial) if evaluated is None else None
         fault = fault_attribution.fault_of(evaluated, other, lossy=lossy)
-        self.progress.phase("trying known mistakes")
+        self.progress.phase("looking for the first wrong value")
         lines = self._lines(runner.graph_file.name)
-        mistakes = fault_attribution.known_mistakes(
-            evaluated, right, trial, cases, self.out_of_time
-        )
         if evaluated is not None and lossy:
             first = fault_attribution.first_lossy(evaluated, cases, lines)
         else:
             first = fault_attribution.first_deviation(
                 fault, evaluated, self.bundled, trial, lines, self.reference
             )
+        self.progress.phase("trying known mistakes")
+        mistakes = fault_attribution.known_mistakes(
+            evaluated, right, trial, cases, self.out_of_time,
+            thorough=first is None or not first.relation,
+        )  # fmt: skip
         self.progress.phase("running it in other ways")
         results = dict(self._experiments(runner, trial, right, within=fault != "graph"))
         pattern = self._pattern(trial)

@@ -188,7 +188,7 @@ def _evidence(explanation: Explanation) -> Iterator[str]:
     for cause in explanation.causes[1 : 1 + MORE_CAUSES]:
         yield f"or: {cause.sentence}"
     if (first := explanation.first) is not None:
-        says = f"; {first.says}" if first.says else ""
+        says = "".join(f"; {text}" for text in (first.relation, first.says) if text)
         size = f", relative error {first.error:.1e}" if isfinite(first.error) else ""
         yield f"first wrong node: {first.location}{size}{says}"
     for pattern in explanation.pattern:

@@ -255,7 +255,7 @@ FAULTS = (
     Planted("no_output_bias", "gqa", bias_left_out("out_proj"), ("missing bias",), "out_proj.bias"),
     Planted("bias_of_last_head", "gqa", bias_of_last_head, ("changed node",), "v_proj.bias"),
     Planted("weight_transposed", "gqa", weight_transposed, ("changed node",), "q_proj.weight"),
-    Planted("heads_swapped", "gqa", heads_swapped, ("swapped heads",), "1 and 3"),
+    Planted("heads_swapped", "gqa", heads_swapped, ("changed node",), "has heads 1 and 3 swapped"),
     Planted("heads_not_moved", "gqa", heads_not_moved, ("heads not moved",)),
     Planted("heads_tiled", "plain", heads_tiled, ("tiled heads",)),
     Planted("keys_for_values", "plain", keys_for_values, ("keys and values swapped",)),

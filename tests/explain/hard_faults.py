@@ -96,6 +96,39 @@ def causal_from_the_top_left(graph: Graph) -> None:
     node.input[3] = "both" if node.input[3] else "seen"
 
 
+def one_key_short_with_left_padding(graph: Graph) -> None:
+    """Hide the own key of each query in rows whose mask hides key 0."""
+    node = graph.one("Attention")
+    graph.constant(np.int64(2), "two")
+    steps: list[Step] = [
+        ("Shape", ["query"], "q_shape"), ("Gather", ["q_shape", "one"], "L"),
+        ("Shape", ["past_key"], "p_shape"), ("Gather", ["p_shape", "two"], "P"),
+        ("Add", ["L", "P"], "S"), ("Range", ["P", "S", "one"], "i"),
+        ("Range", ["zero", "S", "one"], "j"), ("Unsqueeze", ["i", "axis1"], "row"),
+        ("Less", ["j", "row"], "before"),
+        ("Slice", ["attn_mask", "start", "axis1", "axis3"], "key_0"),
+        ("Or", ["before", "key_0"], "seen"), ("And", [node.input[3], "seen"], "mask"),
+    ]  # fmt: skip
+    put(graph, node, *steps)
+    node.input[3] = "mask"
+
+
+def not_causal_with_a_past(graph: Graph) -> None:
+    node = graph.one("Attention")
+    graph.set_attribute(node, "is_causal", 0)
+    graph.constant(np.int64(2), "two")
+    steps: list[Step] = [
+        ("Shape", ["query"], "q_shape"), ("Gather", ["q_shape", "one"], "L"),
+        ("Shape", ["past_key"], "p_shape"), ("Gather", ["p_shape", "two"], "P"),
+        ("Add", ["L", "P"], "S"), ("Range", ["P", "S", "one"], "i"),
+        ("Range", ["zero", "S", "one"], "j"), ("Unsqueeze", ["i", "axis1"], "row"),
+        ("LessOrEqual", ["j", "row"], "before"), ("Greater", ["P", "zero"], "later"),
+        ("Or", ["before", "later"], "seen"), ("And", [node.input[3], "seen"], "mask"),
+    ]  # fmt: skip
+    put(graph, node, *steps)
+    node.input[3] = "mask"
+
+
 def key_0_is_visible(graph: Graph) -> None:
     node = graph.one("Attention")
     graph.constant(np.int64(3), "three")
@@ -181,6 +214,22 @@ def window_one_narrower(graph: Graph) -> None:
     graph.one("GreaterOrEqual").input[1] = graph.constant(CONSTANTS["window"], "edge")
 
 
+def own_key_hidden_in_branches(graph: Graph) -> None:
+    branches = [a.g for node in graph.nodes for a in node.attribute if a.HasField("g")]
+    for node in (node for branch in branches for node in branch.node):
+        if node.op_type == "LessOrEqual":
+            node.op_type = "Less"
+
+
+def first_new_key_for_all(graph: Graph) -> None:
+    graph.constant(np.array([0]), "first")
+    steps: list[Step] = [
+        ("Gather", ["x", "first"], "row"), ("Shape", ["x"], "shape"),
+        ("Expand", ["row", "shape"], "y"),
+    ]  # fmt: skip
+    through(graph, "Transpose_2.out", *steps, axis=2)
+
+
 def scale_in_branches(graph: Graph) -> None:
     branches = [a.g for node in graph.nodes for a in node.attribute if a.HasField("g")]
     for node in (node for branch in branches for node in branch.node):
@@ -229,6 +278,14 @@ HARD_FAULTS = (
     Planted("top_left", "mqa", causal_from_the_top_left, ("causal offset",), "no past"),
     Planted("top_left_named_anew", "masked", named_anew(causal_from_the_top_left),
             ("causal offset",), "no past"),
+    Planted("short_with_left_padding", "gqa", one_key_short_with_left_padding, ("causal offset",),
+            "one key too few: up to P + i - 1, but only in rows whose attn_mask hides key 0"),
+    Planted("not_causal_with_a_past", "gqa", not_causal_with_a_past, ("causal dropped",),
+            "not applied, but only from past_len"),
+    Planted("first_new_key", "mqa", first_new_key_for_all, CHANGED,
+            "Transpose_2.out, the key of Attention, is that of the first position for every"),
+    Planted("own_key_hidden_in_a_branch", "gqa", own_key_hidden_in_branches, CHANGED,
+            "Less Attention/LessOrEqual", "ort"),
     Planted("key_0_visible", "gqa", key_0_is_visible, ("key always visible",), "key 0"),
     Planted("key_0_visible_named_anew", "gqa", named_anew(key_0_is_visible),
             ("key always visible",), "key 0"),
@@ -267,5 +324,5 @@ HARD_FAULTS = (
     Planted("weight_reversed", "mqa", weight_of("out_proj.weight", np.flipud), CHANGED,
             "out_proj.weight"),
     Planted("decode_scale", "mqa", weight_of("float[]_0.353553", lambda a: a / 2), ("scale",),
-            "0.5 times", "ort.decode"),
+            "1/sqrt(embed_dim)", "ort.decode"),
 )  # fmt: skip

@@ -19,7 +19,8 @@ from attn_export.diagnose.graph_run import (
     golden_cases,
     graph_files_to_examine,
 )
-from attn_export.diagnose.match import Evidence, matches
+from attn_export.diagnose.match import matches
+from attn_export.diagnose.mistake import Evidence
 from attn_export.jobs.explain import explain
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits

@@ -11,7 +11,8 @@ import onnx
 
 from attn_export.bundle import GOLDEN
 from attn_export.diagnose.evaluate import Evaluation
-from attn_export.diagnose.match import Evidence, matches
+from attn_export.diagnose.match import matches
+from attn_export.diagnose.mistake import Evidence
 from attn_export.parity.golden import read_golden, read_inputs, stored_cases
 from attn_export.results import Arrays
 
