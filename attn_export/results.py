@@ -70,7 +70,8 @@ class Case:
         about: The purpose of the case, in a few words.
         may_overflow: Whether inputs may have to be scaled down because the module overflows.
         contents: The names of the changes of random inputs.
-        ignored_rows: Indices of batch elements with non-finite inputs, which are not compared.
+        ignored_rows: Indices of batch elements with NaN or Inf. They are not compared, except in
+            rows that `Golden.determined` names.
     """
 
     name: str
@@ -131,6 +132,8 @@ class Golden:
         allowed: The error allowed by output; None for integers and bools, which must be equal.
         unusable: The reasons that outputs are no evidence, such as infinities or ties.
         tied: For outputs with ties, a boolean mask of the elements that ties decide. Not stored.
+        determined: The rows of `ignored_rows` that are compared nonetheless, by output: their
+            numbers, counted through all axes but the last.
         rows_near_ties: The number of tokens with activations, keys or values that may be rounded
             either way. Not stored.
     """
@@ -141,6 +144,7 @@ class Golden:
     allowed: Mapping[str, Allowed | None]
     unusable: Mapping[str, str]
     tied: Arrays = dataclasses.field(default_factory=dict)
+    determined: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     rows_near_ties: int = 0
 
 

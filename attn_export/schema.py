@@ -190,6 +190,7 @@ class CaseEntry(Struct, frozen=True, forbid_unknown_fields=True):
     folder: Annotated[str, Meta(pattern=r"\Atest_data_set_[0-9]{1,6}\Z")]
     allowed: dict[Name, Allowed | None]
     unusable: dict[Name, Reason]
+    determined: dict[Name, tuple[Count, ...]] = {}
 
 
 class GoldenIndex(Struct, frozen=True, forbid_unknown_fields=True):

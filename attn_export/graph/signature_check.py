@@ -208,6 +208,7 @@ class TensorNames:
             renamed(golden.allowed),
             renamed(golden.unusable),
             renamed(golden.tied),
+            renamed(golden.determined),
         )
 
     def note(self) -> str:

@@ -221,6 +221,7 @@ class _Work:
         self.options.progress.phase("exporting")
         from attn_export.export.export import export
         from attn_export.jobs.golden_vectors import write_quality_of
+        from attn_export.parity.judge import undetermined_note
         from attn_export.parity.replay import buffers_note, judge_pool
 
         exported = export(subject)
@@ -245,7 +246,7 @@ class _Work:
             notes = (*notes, *bundle_graphs.bfloat16_notes(graphs))
         dtypes = {name: array.dtype.name for name, array in goldens[0].expected.items()}
         bound = buffers_note(graph.file for graph in graphs)
-        notes = (*notes, *bound, *cpu_notes(verdicts, goldens))
+        notes = (*notes, *bound, *undetermined_note(goldens), *cpu_notes(verdicts, goldens))
         return _Judged(
             exported, tuple(graphs), runs, verdicts, (*notes, *left_out), dtypes, quality
         )

@@ -229,6 +229,7 @@ class _Comparison:
 
     def judge(self, gate: Gate) -> tuple[list[Golden], Report]:
         """Run and judge all cases; return them with their truth, and the report."""
+        from attn_export.parity.judge import undetermined_note
         from attn_export.parity.replay import judge_pool
 
         goldens, notes = self._golden()
@@ -236,7 +237,8 @@ class _Comparison:
         name = printable(self.compared.path.stem)
         inputs, outputs = self._ends(goldens[0])
         report = Report(
-            name, runs, verdicts, environment(), (*notes, *cpu_notes(verdicts, goldens)),
+            name, runs, verdicts, environment(),
+            (*notes, *undetermined_note(goldens), *cpu_notes(verdicts, goldens)),
             self.compared.path, dimensions=dimensions({**inputs, **outputs}),
         )  # fmt: skip
         return goldens, report

@@ -152,6 +152,7 @@ class _Replay:
             check_statements(folder, manifest)
             signature = signature or state_of(folder)
             facts = environment()
+            from attn_export.parity.judge import undetermined_note
             from attn_export.parity.replay import buffers_note, judge_pool
 
             runs, verdicts = judge_pool(
@@ -164,7 +165,8 @@ class _Replay:
             )
         notes = (
             tried_note([golden.case for golden in evidence.goldens]), *buffers_note(files),
-            *cpu_notes(verdicts, evidence.goldens), *evidence.notes,
+            *undetermined_note(evidence.goldens), *cpu_notes(verdicts, evidence.goldens),
+            *evidence.notes,
         )  # fmt: skip
         return Report(
             manifest.name, (*evidence.runs, *runs), (*evidence.verdicts, *verdicts), facts, notes,
@@ -197,9 +199,9 @@ class _Replay:
             self.progress.expect(start(cases))
             return GoldenEvidence(goldens)
         from attn_export.parity.labels import check_labels
-        from attn_export.spec.inputs import Roles
 
-        batch = Roles(manifest.roles).axis("batch")
+        # Not by `Roles`: importing the spec would take longer than the checks.
+        batch = next((axis for axis, role in manifest.roles.items() if role == "batch"), "batch")
         spec, ours = spec_text(folder, manifest), SPEC in manifest.files
         stored = with_inputs(read_golden(folder / GOLDEN), cases, inputs)
         quality = read_quality(folder / GOLDEN, stored, self.budgets, spec)

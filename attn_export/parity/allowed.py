@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from attn_export.parity.measures import (
     measure,
     zero_rows,
 )
+from attn_export.parity.non_finite import determined_rows
 from attn_export.parity.rule import beyond_limit, largest_allowed
 from attn_export.results import Arrays, Case, Golden
 from attn_export.schema import Allowed
@@ -74,6 +75,7 @@ def run_count(outputs: Arrays, contents: Collection[str]) -> tuple[int, int]:
 def build_golden(
     case: Case, eager: Arrays, truth: Arrays, runs: Sequence[Arrays], *, in_float32: bool,
     exactly: Collection[str] = (), is_narrower: bool = False,
+    truth_of: Callable[[Arrays], Arrays] | None = None,
 ) -> Golden:  # fmt: skip
     """Return a case with its truth and the error allowed for each output.
 
@@ -88,19 +90,25 @@ def build_golden(
             rounded truth, except where the runs differ from it. The eps of float32 applies to
             them instead of the eps of their own type.
         is_narrower: Whether the runs round to a narrower type than the outputs have.
+        truth_of: Computes the truth of other inputs, if NaN and Inf in inputs of the case determine
+            those in outputs. Default: batch elements that have them are not compared.
     """
     expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
+    determined: Mapping[str, tuple[int, ...]] = {}
+    if truth_of is not None and case.ignored_rows:
+        determined = determined_rows(case, (expected, truth, eager, *runs), truth_of)
     allowed: dict[str, Allowed | None] = {}
     unusable: dict[str, str] = {}
     for name, t in truth.items():
         # Batch elements that are not compared must not affect the allowed error.
-        e = fill_ignored_rows(eager[name], expected[name], case.ignored_rows)
+        ignored = case.ignored_rows, determined.get(name, ())
+        e = fill_ignored_rows(eager[name], expected[name], *ignored)
         if not is_floating(e.dtype):
             allowed[name] = None
             continue
         # Rows that are 0 in the output's type must be 0, and have no relative error.
         t = np.where(zero_rows(expected[name])[..., None], 0.0, t) if t.ndim else t
-        rounded = [fill_ignored_rows(run[name], t, case.ignored_rows) for run in runs]
+        rounded = [fill_ignored_rows(run[name], t, *ignored) for run in runs]
         least = EPS_FLOAT32 if name in exactly else eps(e.dtype)
         error = _allowed_error(t, e, expected[name], rounded, in_float32=in_float32, least=least)
         if is_narrower:
@@ -112,7 +120,7 @@ def build_golden(
         allowed[name] = error
         if reason:
             unusable[name] = reason
-    return Golden(case, expected, eager, allowed, unusable)
+    return Golden(case, expected, eager, allowed, unusable, determined=determined)
 
 
 def _allowed_error(

@@ -6,7 +6,7 @@ element. The long cases are a whole decode, and keys at distant positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from attn_export.spec.low_precision import PER_RUN
 from attn_export.tensorfile import ArrayDict, is_floating
 
 NON_FINITE = 1
-"""The batch element that is not finite in cases with `ignored_rows`."""
+"""The first batch element that is not finite in cases with `ignored_rows`."""
 
 
 def fixed_cases(interface: Interface) -> list[Case]:
@@ -29,7 +29,8 @@ def fixed_cases(interface: Interface) -> list[Case]:
     batch_first = all("batch" not in shape[1:] for shape in interface.output_shapes.values())
     # One scale for all batch elements spreads NaN and Inf from one to all.
     independent = interface.spec is None or interface.spec.activations != PER_RUN
-    if "batch" in interface.axes and batch_first and independent:
+    has_others = interface.bounds.get("batch", (1, 2))[1] > NON_FINITE
+    if "batch" in interface.axes and batch_first and independent and has_others:
         cases += _non_finite_cases(interface)
     return cases
 
@@ -50,34 +51,51 @@ def content_case(content: Content, interface: Interface) -> Case:
 
 
 def _non_finite_cases(interface: Interface) -> Iterator[Case]:
-    """Yield cases in which one batch element is not finite: it must not affect the others."""
-    # The outputs of that element are not compared, since runtimes and dialects differ: 0 · NaN is
-    # NaN, but a kernel may leave out hidden keys.
-    several = base_sizes(interface, batch=3)
+    """Yield cases in which batch elements are not finite: they must not affect the others."""
+    # Outputs of these elements are compared where they are determined, see `non_finite.py`.
+    drawn = draw_base(interface, base_sizes(interface))
+    shapes = {name: interface.inputs[name].shape for name in drawn.value_names()}
+    names = [name for name, shape in shapes.items() if shape[:1] == ("batch",)]
+    # The first and the last batch element are finite.
+    several = base_sizes(interface, batch=len(names) + 3)
     sizes_by_suffix = {"": several}
     if several.get("query_len", 1) > 1:
-        sizes_by_suffix["_one_query"] = base_sizes(interface, batch=3, query_len=1)
+        sizes_by_suffix["_one_query"] = base_sizes(interface, batch=len(names) + 3, query_len=1)
     for suffix, sizes in sizes_by_suffix.items():
-        drawn = draw_base(interface, sizes)
-        shapes = {name: interface.inputs[name].shape for name in drawn.value_names()}
-        names = [name for name, shape in shapes.items() if shape[:1] == ("batch",)]
-        if names:
-            for name in names:
-                drawn.inputs[name][NON_FINITE] = np.nan
-            yield _non_finite_case(f"nan_in_one_row{suffix}", drawn, "NaN in one row of the batch")
-        drawn = draw_base(interface, sizes)
+        for kind, value in (("nan", np.nan), ("inf", np.inf)) if names else ():
+            drawn = draw_base(interface, sizes)
+            if drawn.in_place:
+                drawn.inputs["past_length"][...] = sizes["past_len"]
+            rows = [*_fill_elements(drawn, names, value)]
+            about = f"{value} in rows of the batch"
+            yield _non_finite_case(f"{kind}_in_rows{suffix}", drawn, about, rows)
+        drawn = draw_base(interface, base_sizes(interface, **{**sizes, "batch": 3}))
         first_keys = list(_hide_first_key(drawn))
         if first_keys:
             for array in first_keys:
                 array[...] = np.inf
             about = "Inf in a key that is masked"
-            yield _non_finite_case(f"inf_in_masked_key{suffix}", drawn, about)
+            yield _non_finite_case(f"inf_in_masked_key{suffix}", drawn, about, [NON_FINITE])
 
 
-def _non_finite_case(name: str, drawn: DrawnCase, about: str) -> Case:
+def _fill_elements(drawn: DrawnCase, names: Sequence[str], value: float) -> Iterator[int]:
+    """Fill all inputs of one batch element, and one number of each input in others.
+
+    Yield the indices of these batch elements.
+    """
+    for name in names:
+        drawn.inputs[name][NON_FINITE] = value
+    yield NON_FINITE
+    for row, name in enumerate(names, NON_FINITE + 1):
+        if row < drawn.sizes["batch"] - 1 and drawn.inputs[name][row].size:
+            drawn.inputs[name][row].reshape(-1)[0] = value
+            yield row
+
+
+def _non_finite_case(name: str, drawn: DrawnCase, about: str, rows: Sequence[int]) -> Case:
     return Case(
         name, "probe", drawn.sizes, drawn.inputs, f"{about}: the others stay as they are",
-        ignored_rows=(NON_FINITE,),
+        ignored_rows=tuple(rows),
     )  # fmt: skip
 
 

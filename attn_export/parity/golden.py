@@ -9,6 +9,7 @@ numpy is imported inside functions: `verify` starts the runtimes' processes befo
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -192,6 +193,7 @@ def _entry(number: int, golden: Golden) -> dict[str, Any]:
         "folder": data_set(number),
         "allowed": allowed,
         "unusable": dict(golden.unusable),
+        **({"determined": dict(golden.determined)} if golden.determined else {}),
     }
 
 
@@ -210,7 +212,12 @@ def _read_case(folder: Path, index: GoldenIndex, entry: CaseEntry) -> Golden:
             raise ValueError(f"{case.name} has two shapes or types of {name}")
         if truth.ndim and any(row >= len(truth) for row in case.ignored_rows):
             raise ValueError(f"{case.name} ignores rows that {name} does not have")
-    return Golden(case, expected, eager, entry.allowed, entry.unusable)
+    for name, rows in entry.determined.items():
+        ignored = case.ignored_rows if expected[name].size else ()
+        per_element = math.prod(expected[name].shape[1:-1])
+        if any(row // per_element not in ignored for row in rows):
+            raise ValueError(f"{case.name} compares rows of {name} that it does not ignore")
+    return Golden(case, expected, eager, entry.allowed, entry.unusable, determined=entry.determined)
 
 
 Start = Callable[[Sequence[StoredCase]], int]

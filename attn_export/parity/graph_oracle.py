@@ -29,6 +29,12 @@ from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
 from attn_export.spec import Shape
 from attn_export.tensorfile import is_floating
 
+CHOOSING = frozenset({
+    "ArgMax", "ArgMin", "Cast", "DynamicQuantizeLinear", "MaxPool", "QuantizeLinear", "ReduceMax",
+    "ReduceMin", "TopK",
+})  # fmt: skip
+"""Operators that may make a number of NaN: they choose an element, or round to integers."""
+
 ATTENTIONS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
 
 
@@ -83,7 +89,7 @@ class GraphOracle(TruthSource):
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, the graph's own outputs, and the error allowed."""
         evaluation = self._evaluation
-        truth = evaluation.outputs_of(evaluation.values(case.inputs))
+        truth = self._truth(case.inputs)
         rounded = evaluation.outputs_of(evaluation.rounded_values(case.inputs, self._dtype))
         eager = {
             name: a.astype(self._dtype) if is_floating(a.dtype) else a
@@ -92,8 +98,16 @@ class GraphOracle(TruthSource):
         _, count = run_count(eager, case.contents)
         runs = [self._run(case, number) for number in range(count)]
         return build_golden(
-            case, eager, truth, runs, in_float32=self._in_float32, is_narrower=self._is_narrower
-        )
+            case, eager, truth, runs, in_float32=self._in_float32, is_narrower=self._is_narrower,
+            truth_of=None if self._chooses() else self._truth,
+        )  # fmt: skip
+
+    def _truth(self, inputs: Arrays) -> Arrays:
+        return self._evaluation.outputs_of(self._evaluation.values(inputs))
+
+    def _chooses(self) -> bool:
+        """Return whether the graph has an operator for which NaN has no defined result."""
+        return any(node.op_type in CHOOSING for node in self._evaluation.nodes)
 
     def move_off_ties(self, case: Case) -> Case | None:
         """Return the case itself, or None if DynamicQuantizeLinear makes it meaningless.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -49,8 +51,9 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
     truth, eager, allowed = golden.expected[name], golden.eager[name], golden.allowed[name]
     unusable, tied = golden.unusable.get(name), golden.tied.get(name)
     comparable = (got.dtype, got.shape) == (truth.dtype, truth.shape)
+    ignored = golden.case.ignored_rows, golden.determined.get(name, ())
     if comparable:
-        got, eager = (fill_ignored_rows(x, truth, golden.case.ignored_rows) for x in (got, eager))
+        got, eager = (fill_ignored_rows(x, truth, *ignored) for x in (got, eager))
     floating = is_floating(truth.dtype)
     if comparable and not floating and tied is not None:
         wrong = got != truth
@@ -109,3 +112,21 @@ def _with_differences(verdict: Verdict, r: np.ndarray, e: np.ndarray) -> Verdict
 
 def _failed(verdict: Verdict, message: str) -> Verdict:
     return dataclasses.replace(verdict, status="failed", message=message)
+
+
+def undetermined_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
+    """Return a note on the batch elements of which some rows are not compared, if there are any."""
+    places = []
+    for golden in goldens:
+        for name, truth in golden.expected.items():
+            per_element = math.prod(truth.shape[1:-1])
+            compared = [row // max(per_element, 1) for row in golden.determined.get(name, ())]
+            ignored = golden.case.ignored_rows
+            rows = [row for row in ignored if compared.count(row) < per_element or truth.ndim < 2]
+            places += [f"{name}{rows} in {golden.case.name}"] if rows else []
+    if not places:
+        return ()
+    return (
+        "NaN and Inf: of these batch elements, rows that right runtimes may compute differently "
+        f"are no evidence: {', '.join(places)}",
+    )

@@ -175,16 +175,24 @@ def row_norms(t: np.ndarray) -> np.ndarray:
     return np.asarray(np.linalg.norm(finite / largest, axis=-1))
 
 
-def fill_ignored_rows(got: np.ndarray, truth: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+def fill_ignored_rows(
+    got: np.ndarray, truth: np.ndarray, rows: Sequence[int], compared: Sequence[int] = ()
+) -> np.ndarray:
     """Return an output in which the batch elements that are not compared are those of the truth.
 
     Args:
         got: A runtime's output, `[B, ...]`.
         truth: The truth, of the same shape.
         rows: The indices of the batch elements that are not compared.
+        compared: The numbers of their rows that are compared nonetheless, counted through all axes
+            but the last.
     """
     if not rows or not got.ndim:
         return got
-    got = got.copy()
-    got[list(rows)] = truth[list(rows)]
-    return got
+    filled = got.copy()
+    filled[list(rows)] = truth[list(rows)]
+    if compared:
+        by_row = filled.reshape(-1, got.shape[-1])
+        by_row[list(compared)] = got.reshape(by_row.shape)[list(compared)]
+        filled = by_row.reshape(got.shape)
+    return filled

@@ -86,7 +86,7 @@ class Oracle(TruthSource):
             raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
         self.widening = widening_of(self.precise) if subject.spec else ComputeInFloat64()
         self._ties = self._activation_ties()
-        self._ranks = False  # known once it was run
+        self._ranks = self._chooses = False  # known once it was run
         self._size = sum(parameter.numel() for parameter in subject.module.parameters())
         narrow = set(subject.narrow_dtypes().values())
         # Graphs with bfloat16 outputs compute in float32, but for those in the dialect `cuda`.
@@ -145,8 +145,15 @@ class Oracle(TruthSource):
             case, eager, truth, rounded,
             in_float32=self._computes_in_float32 and case.kind != WHOLE_DECODE,
             is_narrower=self._least_eps > 0,
+            truth_of=self.truth if self._determines_nan() else None,
         )  # fmt: skip
         return golden if self.subject.spec else self._with_ties(golden, truth)
+
+    def _determines_nan(self) -> bool:
+        """Return whether NaN in inputs, after a random run, determines NaN in outputs."""
+        spec = self.subject.spec
+        keeps_floats = spec is None or spec.kv_dtype == spec.activations == "none"
+        return keeps_floats and not self._chooses
 
     def _with_integers(
         self, case: Case, eager: Arrays, truth: Arrays, ties: ProjectionTies
@@ -250,6 +257,7 @@ class Oracle(TruthSource):
             with self._draw_cache(cached, range(number, number + copies)):
                 outputs = self._noisy(arrays, mode)
             self._ranks |= mode.ranks
+            self._chooses |= mode.chooses
             return outputs
 
         if fewest > MOST_JOINED or not self._can_stack_runs(inputs):

@@ -50,6 +50,13 @@ MOST_CHECKED = 2**15
 APPROXIMATION_ERROR = 4.0
 """The error of operations in `APPROXIMATE`, in units of one rounding: libraries state 2 to 5."""
 
+CHOOSING = frozenset({
+    "amax", "amin", "aminmax", "cummax", "cummin", "kthvalue", "max", "median", "min", "mode",
+    "nanmedian", "sort", "topk",
+})  # fmt: skip
+"""Operations that choose an element. Of elements with NaN PyTorch takes NaN, and ONNX Runtime's
+ReduceMax another."""
+
 ATTENTION = frozenset({"_safe_softmax", "_softmax", "bmm", "baddbmm"})
 """Operations that PyTorch's attention computes in float32, but a graph in its own type."""
 
@@ -70,6 +77,7 @@ class RandomRounding(OperationMode):
 
     Attributes:
         ranks: Whether an operation ran that may return equal values in any order, see `RANKING`.
+        chooses: Whether an operation ran for which NaN has no defined result, see `CHOOSING`.
     """
 
     def __init__(
@@ -87,7 +95,7 @@ class RandomRounding(OperationMode):
         self._copies = copies
         self._steps = iter(steps)
         self._random = RandomNumbers(seed)
-        self.ranks = False
+        self.ranks = self.chooses = False
         self._widening = widening
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -95,6 +103,7 @@ class RandomRounding(OperationMode):
         self.ranks |= name in RANKING
         out = self._of_one_copy(name, func, args)
         out = self._compute(func, args, kwargs) if out is None else out
+        self.chooses |= name in CHOOSING or _makes_integers(out, args)
         if not rounds(name, func, out) or self._is_whole_numbered(out):
             return out
         if name == "mul" and any(map(_is_huge, args)):
@@ -250,6 +259,12 @@ def _without_huge(errors: Tensor, out: Tensor) -> Tensor:
 def _is_huge(x: Any) -> bool:
     """Return whether an operand is a single number beyond all scores, as the lowest float is."""
     return (not isinstance(x, Tensor) or not x.dim()) and abs(float(x)) > HUGE
+
+
+def _makes_integers(out: Any, args: Sequence[Any]) -> bool:
+    """Return whether an operation makes integers of floating numbers."""
+    is_whole = isinstance(out, Tensor) and not out.is_floating_point() and out.dtype != torch.bool
+    return is_whole and any(isinstance(x, Tensor) and x.is_floating_point() for x in args)
 
 
 def _is_mask(x: Any, out: Tensor) -> bool:

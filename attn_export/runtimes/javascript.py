@@ -215,6 +215,7 @@ class Node(ProgramRuntime):
     """
 
     name = "node"
+    keeps_non_finite = True
     device = "cpu"
     measured = "1.30.0"
     package, program, folder = NODE_PACKAGE, "serve.mjs", NODE
@@ -276,6 +277,7 @@ class WebGpu(Wasm):
     """
 
     name = "webgpu"
+    keeps_non_finite = False
     unsupported: Sequence[Unsupported] = (
         Unsupported(
             "com.microsoft.MultiHeadAttention",

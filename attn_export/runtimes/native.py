@@ -150,6 +150,7 @@ class C(ProgramRuntime):
     """The runtime `c`."""
 
     name = "c"
+    keeps_non_finite = True
     device = "cpu"
     measured = "1.31.1"
 

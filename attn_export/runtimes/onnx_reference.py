@@ -46,6 +46,7 @@ class OnnxReference(PackagedRuntime):
     """The runtime `onnx-reference`."""
 
     name = "onnx-reference"
+    keeps_non_finite = True
     packages = ("onnx",)
     modules = ("onnx", "onnx.reference")
     engine = ReferenceEngine

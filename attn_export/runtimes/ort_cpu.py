@@ -48,6 +48,7 @@ class OrtCpu(Runtime):
     """The runtime `ort-cpu`."""
 
     name = "ort-cpu"
+    keeps_non_finite = True
     device = "cpu"
     dialects = frozenset(DIALECTS)
     measured = "1.31.1"

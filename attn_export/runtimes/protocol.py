@@ -128,6 +128,9 @@ class Runtime(Protocol):
     """The dialects of the graphs that it can run."""
     measured: str
     """The version that `unsupported` was measured on."""
+    keeps_non_finite: bool = False
+    """True if NaN and Inf in inputs were measured to reach all outputs that depend on them. Else
+    nothing is compared in batch elements that have them."""
     unsupported: Sequence[Unsupported] = ()
     """The known limits within the dialects that it accepts."""
     counter_options: Mapping[str, Options] = {}

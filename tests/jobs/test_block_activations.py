@@ -72,7 +72,7 @@ def test_a_token_that_is_not_finite_spoils_no_other_and_a_decode_may_go_in_steps
     folder = bundle_of("in place") / GOLDEN
     cases = json.loads((folder / "index.json").read_text())["cases"]
     assert any(case["kind"] == WHOLE_DECODE for case in cases)
-    spoilt = next(case for case in cases if case["name"] == "nan_in_one_row")
+    spoilt = next(case for case in cases if case["name"] == "nan_in_rows")
     assert np.isnan(read_tensor(folder / spoilt["folder"] / "input_0.pb")[1]).any()
 
 

@@ -72,6 +72,28 @@ def nan_weight(graph: onnx.GraphProto) -> None:
     tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
 
 
+def replace_output(graph: onnx.GraphProto, op: str, *operands: float) -> str:
+    """Rename the output, add the operands as constants, and return the new name of the output."""
+    for node in graph.node:
+        node.output[:] = ["raw" if name == "output" else name for name in node.output]
+    for number, value in enumerate(operands):
+        array = np.array(value, np.float32)
+        graph.initializer.append(numpy_helper.from_array(array, f"{op}_{number}"))
+    return "raw"
+
+
+def nan_to_zero(graph: onnx.GraphProto) -> None:
+    raw = replace_output(graph, "Where", 0.0)
+    graph.node.append(onnx.helper.make_node("IsNaN", [raw], ["is_nan"]))
+    graph.node.append(onnx.helper.make_node("Where", ["is_nan", "Where_0", raw], ["output"]))
+
+
+def infinity_to_largest(graph: onnx.GraphProto) -> None:
+    largest = float(np.finfo(np.float32).max)
+    raw = replace_output(graph, "Clip", -largest, largest)
+    graph.node.append(onnx.helper.make_node("Clip", [raw, "Clip_0", "Clip_1"], ["output"]))
+
+
 def one_output_less(graph: onnx.GraphProto) -> None:
     del graph.output[2]
 
@@ -105,8 +127,11 @@ def test_a_bundle_verifies_on_every_engine(bundle: Path):
 
 @pytest.mark.parametrize(
     "change",
-    [wrong_scale, not_causal, without_mask, bias_of_one_head_missing, nan_weight],
-)
+    [
+        wrong_scale, not_causal, without_mask, bias_of_one_head_missing, nan_weight, nan_to_zero,
+        infinity_to_largest,
+    ],
+)  # fmt: skip
 def test_another_graph_with_a_planted_fault_is_a_mismatch(change, bundle: Path, tmp_path: Path):
     graph = changed_graph(bundle, tmp_path / "other.onnx", change)
     report = verify(bundle, graph=graph, runtimes=["ort-cpu"])

@@ -16,13 +16,13 @@ from attn_export.bundle import MANIFEST
 from attn_export.output_folder import sha256
 from attn_export.tensorfile import read_tensor, write_tensor
 
-ONE_ROW = "nan_in_one_row"
-"""A case of which row 1 of the batch is NaN, and ignored."""
+ONE_ROW = "nan_in_rows"
+"""A case of which row 1 of the batch is NaN, and ignored, and the first and the last are not."""
 
 ROWS = {
     "the ignored row is NaN and should not be": (1, 7.0, True),
     "a row before it should be NaN": (0, math.nan, False),
-    "a row after it should be NaN": (2, math.nan, False),
+    "a row after it should be NaN": (-1, math.nan, False),
 }
 """By what is changed: the row of the batch, the truth there, and whether the case still passes."""
 
@@ -44,7 +44,7 @@ NO_EVIDENCE: Mapping[str, tuple[Change, str, str]] = {
     "changed_past_value": (
         lambda entry: _allow(entry, {"whole": 1e-6, "row": 0.2}), "unusable", "error of 0.2",
     ),
-    "nan_in_one_row_one_query": (
+    "nan_in_rows_one_query": (
         lambda entry: entry["unusable"].update(output=REASON), "unusable", REASON,
     ),
 }  # fmt: skip

@@ -166,7 +166,7 @@ def test_a_label_that_other_inputs_would_need_is_refused(forged: list[Golden], m
 
 def test_batch_elements_that_are_all_nan_are_no_evidence():
     def is_nan(case: Case) -> bool:
-        return case.name == "nan_in_one_row"
+        return case.name == "nan_in_rows"
 
     def fill_all(inputs: ArrayDict) -> None:
         for name in ("query", "past_key", "past_value"):
@@ -181,5 +181,5 @@ def test_batch_elements_that_are_all_nan_are_no_evidence():
         else g
         for g in goldens
     ]
-    with pytest.raises(BundleError, match="nan_in_one_row ignores all batch elements"):
+    with pytest.raises(BundleError, match="nan_in_rows ignores all batch elements"):
         check("append", forged)

@@ -105,7 +105,7 @@ def test_a_small_layer_meets_all_conditions_without_a_note(name):
 
 def test_a_plan_has_as_many_cases_as_it_needs(planned):
     _, plan = planned
-    assert 30 <= len(plan.cases) <= 140
+    assert 30 <= len(plan.cases) <= 144
 
 
 def test_all_cases_of_fixed_sizes_are_there(planned):
@@ -292,7 +292,7 @@ def test_a_module_of_the_users_is_planned_from_its_shapes_alone():
     plan = users_plan(x=Input(("batch", "frames", 4)))
     assert plan.cases[0].name == "shape_B1_frames1"
     names = {case.name for case in plan.cases}
-    assert {"base", "changed_x", "nan_in_one_row"} < names
+    assert {"base", "changed_x", "nan_in_rows"} < names
     contents = {name for case in plan.cases for name in case.contents}
     assert {"large_logits", "outliers", "tiny_values"} < contents
     assert not contents & {"left_padding", "causal_future"}

@@ -19,7 +19,8 @@ from attn_export.spec import Input
 
 CROSS = {"cross": True, "causal": False, "cache": "none"}
 IN_PLACE = {"cache": "in-place"}
-NAN = {"nan_in_one_row", "nan_in_one_row_one_query"}
+NAN = {"nan_in_rows", "nan_in_rows_one_query"}
+SPOILT = NAN | {"inf_in_rows", "inf_in_rows_one_query"}
 INF = {"inf_in_masked_key", "inf_in_masked_key_one_query"}
 
 
@@ -41,11 +42,11 @@ def changed_inputs(cases: dict[str, Case], name: str) -> set[str]:
 @pytest.mark.parametrize(
     ("changes", "inputs", "spoilt"),
     [
-        ({}, "query attn_mask past_key past_value", NAN | INF),
-        ({"attn_mask": "none"}, "query past_key past_value", NAN),
-        (CROSS, "query key value attn_mask", NAN | INF),
-        ({"cache": "none"}, "query attn_mask", NAN | {"inf_in_masked_key"}),
-        (IN_PLACE, "query attn_mask past_key past_value past_length", NAN | INF),
+        ({}, "query attn_mask past_key past_value", SPOILT | INF),
+        ({"attn_mask": "none"}, "query past_key past_value", SPOILT),
+        (CROSS, "query key value attn_mask", SPOILT | INF),
+        ({"cache": "none"}, "query attn_mask", SPOILT | {"inf_in_masked_key"}),
+        (IN_PLACE, "query attn_mask past_key past_value past_length", SPOILT | INF),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -58,7 +59,8 @@ def test_a_spec_has_a_base_a_change_of_each_input_and_rows_that_are_not_finite(
 def test_a_module_of_the_users_has_no_key_that_is_known_to_be_masked():
     inputs = {"x": Input(("batch", "frames", 4)), "gate": Input(("batch", 4))}
     cases = fixed_cases(Interface(inputs, {"y": ("batch", "frames", 4)}))
-    assert [case.name for case in cases] == [BASE, "changed_x", "changed_gate", "nan_in_one_row"]
+    spoilt = ["nan_in_rows", "inf_in_rows"]
+    assert [case.name for case in cases] == [BASE, "changed_x", "changed_gate", *spoilt]
     assert cases[0].sizes == {"batch": PROBE_SIZES["batch"], "frames": 3}
     assert cases[0].inputs["x"].shape == (2, 3, 4)
 
@@ -122,19 +124,21 @@ def test_a_changed_mask_shows_or_hides_some_key(mask, changes):
     assert after[..., 0].all()
 
 
-@pytest.mark.parametrize("name", sorted(NAN))
+@pytest.mark.parametrize("name", sorted(SPOILT))
 @pytest.mark.parametrize("changes", [{}, CROSS, IN_PLACE, {"attn_mask": "float[B,H,L,S]"}])
-def test_nan_is_in_one_row_of_all_inputs_but_the_mask(name, changes):
+def test_one_row_is_not_finite_in_all_inputs_and_others_in_one_number_of_each(name, changes):
     case = cases_of(**changes)[name]
-    assert case.ignored_rows == (NON_FINITE,)
-    assert case.sizes["batch"] == 3
     assert (case.sizes["query_len"] == 1) == name.endswith("one_query")
-    for one, array in case.inputs.items():
-        if array.dtype == np.float32 and one != "attn_mask":
-            assert np.isnan(array[NON_FINITE]).all()
-            assert np.isfinite(np.delete(array, NON_FINITE, axis=0)).all()
-        elif array.dtype == np.float32:
-            assert not np.isnan(array).any()
+    arrays = {n: a for n, a in case.inputs.items() if a.dtype == np.float32 and n != "attn_mask"}
+    assert case.ignored_rows == tuple(range(1, 2 + len(arrays)))
+    assert case.sizes["batch"] == 3 + len(arrays)
+    is_spoilt = np.isnan if name in NAN else np.isposinf
+    for row, array in enumerate(arrays.values(), NON_FINITE + 1):
+        spoilt = is_spoilt(array)
+        assert spoilt[NON_FINITE].all()
+        assert np.flatnonzero(spoilt[row]).tolist() == [0]
+        assert np.isfinite(np.delete(array, [NON_FINITE, row], axis=0)).all()
+    assert not np.isnan(case.inputs.get("attn_mask", np.zeros(1))).any()
 
 
 @pytest.mark.parametrize("name", sorted(INF))
