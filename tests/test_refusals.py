@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
+from torch.ao.quantization import quantize_dynamic
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -114,6 +118,19 @@ def kept_by_size(m, x):
     return m.linear(held[x.shape[1]])
 
 
+def bucketized(m, x):
+    return m.linear(x) + torch.bucketize(torch.arange(x.shape[1]), x[0, 1:, 0])[:, None]  # line
+
+
+def searched(m, x):
+    return m.linear(x) + torch.searchsorted(x[0, :, 0], x[..., :1])                 # line
+
+
+def scanned(m, x):
+    first = torch.zeros_like(x[:, 0])
+    return scan(lambda c, v: (c * 0.5 + v, c * 1.0), first, m.linear(x), dim=1)[1]  # line
+
+
 def raises(m, x):
     raise ValueError("mine")                                                        # line
 
@@ -148,12 +165,15 @@ TABLE = {
     causal_bias: "a mask of torch.nn.attention.bias, which cannot be captured; pass is_causal=True",
     cast_within: "computes in bfloat16 by torch.autocast within forward",
     kept_by_size: "a dict or set with a size as a key; compute what it holds",
+    bucketized: "torch.bucketize whose boundaries are no constant; count them: (values",
+    searched: "torch.searchsorted whose boundaries are no constant; count them: (values",
+    scanned: "torch's control flow operator scan cannot be checked",
     raises: "ValueError: mine",
     random: "gives another y for the same inputs; take out what is random",
     in_place: "changes its input x in place; work on a copy",
     size_of_values: "the shape of y depends on values",
 }
-IN_FORWARD = {five_axes, flexible, cast_within}
+IN_FORWARD = {five_axes, flexible, cast_within, bucketized, searched, scanned}
 """torch keeps only the lines of `forward` with a captured node."""
 WITHOUT_A_LINE = {random, in_place, size_of_values}
 
@@ -178,6 +198,24 @@ def test_a_refusal_names_the_construct_its_line_and_what_to_write(function, tmp_
     assert function in WITHOUT_A_LINE or line_in(place) in said
     assert "\n" not in said
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("wrap", "said"),
+    [
+        (torch.jit.script, "a module or function of torch.jit; pass the module from before"),
+        (
+            partial(quantize_dynamic, qconfig_spec={nn.Linear}),
+            "a module quantized by torch.ao.quantization; build the float module",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_modules_that_torch_has_compiled_are_named(wrap, said: str, tmp_path: Path):
+    module = nn.Sequential(nn.Linear(8, 8), wrap(nn.Sequential(nn.Linear(8, 8), nn.GELU())))
+    subject = Subject(module.eval(), {"input": torch.ones(2, 8)}, {"input": {0: "batch"}}, ["y"])
+    with pytest.raises(ExportError, match=re.escape(said)):
+        build(subject, tmp_path / "b")
 
 
 @pytest.mark.parametrize(

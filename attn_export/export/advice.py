@@ -54,6 +54,26 @@ ADVICE = (
         "a dict or set with a size as a key",
         "compute what it holds from the size in each call",
     ),
+    (
+        r"op='aten\.(bucketize|searchsorted)\b",
+        r"torch.\1 whose boundaries are no constant",
+        "count them: (values[..., None] >= boundaries).sum(-1) for right=True, else with >",
+    ),
+    (
+        r"LinearPackedParams|Conv\w*PackedParams|torch\.classes\.quantized",
+        "a module quantized by torch.ao.quantization",
+        "build the float module, and quantize the bundle (attn-export build --help)",
+    ),
+    (
+        r"ScriptMethod|ScriptModule|ScriptFunction",
+        "a module or function of torch.jit",
+        "pass the module from before torch.jit.script or torch.jit.trace",
+    ),
+    (
+        r"No ONNX function found for <OpOverload\(op='\w+\.(\w+)'",
+        r"torch.\1 of these types has no ONNX operator",
+        "write it with other torch operations, or cast its inputs to one type first",
+    ),
 )
 """Rows of a pattern that matches an error's text, the construct that causes it, and what to write
 instead. In the construct, \\1 is the first group of the pattern."""
@@ -65,8 +85,18 @@ FLEX = (
 )
 
 
+CONTROL_FLOW = {
+    "scan": "a loop over a fixed count, or torch.cumsum and masks",
+    "associative_scan": "a loop over a fixed count, or torch.cumsum and masks",
+    "while_loop": "a loop over a fixed count",
+    "map_impl": "the operations on the whole tensor",
+    "cond": "both branches, and torch.where between them",
+}
+"""What to write instead of a control flow operator of torch."""
+
+
 def refuse_untranslated(program: ExportedProgram) -> None:
-    """Raise an error if a captured program contains flex_attention or autocast.
+    """Raise an error if a captured program has flex_attention, control flow or autocast.
 
     Raises:
         ExportError: If it does; the message names the line and what to write instead.
@@ -74,6 +104,14 @@ def refuse_untranslated(program: ExportedProgram) -> None:
     for node in program.graph.nodes:
         if str(node.target) == "flex_attention":
             raise ExportError(f"{FLEX}{_lines_of([node])}")
+        instead = CONTROL_FLOW.get(str(node.target))
+        first = getattr(node.args[0], "meta", {}).get("val") if node.args else None
+        if instead and not isinstance(first, torch.SymBool):  # else it is a branch on a size
+            name = str(node.target).removesuffix("_impl")
+            raise ExportError(
+                f"torch's control flow operator {name} cannot be checked"
+                f"{_lines_of([node])}; write {instead}"
+            )
         if str(node.target) == "wrap_with_autocast" and node.args[2]:
             dtype = str(node.args[1]).removeprefix("torch.")
             inner = getattr(program.graph_module, str(node.args[4].target), None)
@@ -111,7 +149,14 @@ def capture_error(subject: Subject, error: Exception, kept: Kept) -> ExportError
     )
     if fixed and fixed[1] in subject.axes:
         return fixed_axis_error(subject, fixed[1], int(fixed[2]), fixed[3])
-    return _explained(error, "torch.export cannot capture the module")
+    original = error
+    scripted = next(
+        (n for n, m in subject.module.named_modules() if isinstance(m, torch.jit.ScriptModule)),
+        None,
+    )
+    if scripted is not None and re.search("takes .* positional argument", str(error)):
+        error = TypeError("ScriptModule")
+    return _explained(error, "torch.export cannot capture the module", line_of(original))
 
 
 def translation_error(error: Exception, program: ExportedProgram) -> ExportError:
@@ -126,6 +171,13 @@ def translation_error(error: Exception, program: ExportedProgram) -> ExportError
         node.name: str(node.meta.get("stack_trace", "")) for node in program.graph.nodes if named
     }
     trace = traces.get(named[1], "") if named else ""
+    # torch's decomposition of bucketize fails, and its error does not name it.
+    if "Unknown fx arg type" in str(error):
+        for node in program.graph.nodes:
+            if str(node.target).startswith("aten.bucketize"):
+                error = NotImplementedError("op='aten.bucketize'")
+                trace = str(node.meta.get("stack_trace", ""))
+                break
     return _explained(error, "the module has no ONNX form", line_in(trace))
 
 
@@ -138,16 +190,21 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _explained(error: Exception, problem: str, line: str = "") -> ExportError:
-    """Return an error with the matching row of `ADVICE`, or else the text of the first cause."""
+    """Return an error with the line and the cause of another."""
     line = line or line_of(error)
     at = f" at {line}" if line else ""
+    return ExportError(f"{problem}{at}: {cause_of(error)}")
+
+
+def cause_of(error: Exception) -> str:
+    """Return the matching row of `ADVICE`, or else the text of the first cause."""
     chain = _chain(error)
     text = " ".join(map(str, chain))
     for pattern, construct, instead in ADVICE:
         match = re.search(pattern, text)
         if match:
-            return ExportError(f"{problem}{at}: {match.expand(construct)}; {instead}")
-    return ExportError(f"{problem}{at}: {one_line(chain[-1])}")
+            return f"{match.expand(construct)}; {instead}"
+    return one_line(chain[-1])
 
 
 # -- errors for axes whose sizes a module restricts ---------------------------------------------
