@@ -34,6 +34,13 @@ EXACT = frozenset({
 RANKING = frozenset({"sort", "topk"})
 """Operations that may return equal values in any order."""
 
+CHOOSING = frozenset({
+    "amax", "amin", "aminmax", "cummax", "cummin", "kthvalue", "max", "median", "min", "mode",
+    "nanmedian", "sort", "topk",
+})  # fmt: skip
+"""Operations that choose an element. Of elements with NaN PyTorch takes NaN, and ONNX Runtime's
+ReduceMax another."""
+
 
 class OperationMode(TorchDispatchMode):
     """Base class of modes that intercept every PyTorch operation."""
@@ -94,6 +101,17 @@ def rounds(name: str, func: Any, out: Any) -> bool:
     if name in EXACT or not isinstance(first, Tensor) or not first.is_floating_point():
         return False
     return not is_view(func)
+
+
+def makes_integers(out: Any, args: Sequence[Any]) -> bool:
+    """Return whether an operation makes integers of floating numbers.
+
+    Args:
+        out: Its result.
+        args: Its arguments by position.
+    """
+    is_whole = isinstance(out, Tensor) and not out.is_floating_point() and out.dtype != torch.bool
+    return is_whole and any(isinstance(x, Tensor) and x.is_floating_point() for x in args)
 
 
 def is_view(func: Any) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +130,7 @@ class Oracle(TruthSource):
         def noisy(inputs: Arrays, number: int) -> Arrays:
             seed = seed_of("ties", number)
             mode = RandomRounding(EPS_FLOAT32, EPS_FLOAT32, seed, widening=self.widening)
-            return self._noisy(widened_arrays(inputs), mode)
+            return self._noisy(to_torch(widened_arrays(inputs)), mode)
 
         return ProjectionTieFinder(module, self.truth, noisy)
 
@@ -249,13 +250,13 @@ class Oracle(TruthSource):
         count = max(count, least)
 
         def run(number: int, arrays: Arrays, copies: int = 1) -> Arrays:
-            seed = seed_of(case.name, number)
-            mode = RandomRounding(
-                step, wider * EPS_FLOAT32, seed, copies=copies, steps=recorder.steps,
-                widening=self.widening,
+            tensors = to_torch(arrays)
+            mode = self._rounding_of(tensors)(
+                step, wider * EPS_FLOAT32, seed_of(case.name, number), copies=copies,
+                steps=recorder.steps, widening=self.widening,
             )  # fmt: skip
             with self._draw_cache(cached, range(number, number + copies)):
-                outputs = self._noisy(arrays, mode)
+                outputs = self._noisy(tensors, mode)
             self._ranks |= mode.ranks
             self._chooses |= mode.chooses
             return outputs
@@ -268,6 +269,14 @@ class Oracle(TruthSource):
         }
         by_run = {n: np.split(a, count) for n, a in run(0, joined, count).items()}
         return [{name: runs[number] for name, runs in by_run.items()} for number in range(count)]
+
+    def _rounding_of(self, tensors: Mapping[str, torch.Tensor]) -> Callable[..., RandomRounding]:
+        """Return the mode of a run with random rounding; our own layers decide nothing."""
+        if self.subject.spec is not None:
+            return RandomRounding
+        from attn_export.parity.input_free import InputFreeRounding
+
+        return functools.partial(InputFreeRounding, tensors.values())
 
     def _draw_cache(
         self, cached: Float16Values | None, runs: range
@@ -282,10 +291,10 @@ class Oracle(TruthSource):
         keys, values = (torch.cat(tensors) for tensors in zip(*drawn, strict=True))
         return force_cache_values((keys, values), self.precise)
 
-    def _noisy(self, inputs: Arrays, mode: RandomRounding) -> Arrays:
+    def _noisy(self, tensors: Mapping[str, torch.Tensor], mode: RandomRounding) -> Arrays:
         zero_points = self._ties.subtract_zero_points() if self._ties else None
         with _math_backend(zero_points, mode):
-            return to_numpy(self.subject.call(self.precise, to_torch(inputs)))
+            return to_numpy(self.subject.call(self.precise, tensors))
 
     def _can_stack_runs(self, inputs: Arrays) -> bool:
         """Return whether several runs may be stacked along the batch axis."""

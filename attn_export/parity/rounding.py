@@ -19,9 +19,11 @@ from torch import Tensor
 
 from attn_export.parity.float64_mode import ComputeInFloat64, is_large, product, widen
 from attn_export.parity.operations import (
+    CHOOSING,
     RANKING,
     OperationMode,
     RandomNumbers,
+    makes_integers,
     name_of,
     rounds,
 )
@@ -49,13 +51,6 @@ MOST_CHECKED = 2**15
 
 APPROXIMATION_ERROR = 4.0
 """The error of operations in `APPROXIMATE`, in units of one rounding: libraries state 2 to 5."""
-
-CHOOSING = frozenset({
-    "amax", "amin", "aminmax", "cummax", "cummin", "kthvalue", "max", "median", "min", "mode",
-    "nanmedian", "sort", "topk",
-})  # fmt: skip
-"""Operations that choose an element. Of elements with NaN PyTorch takes NaN, and ONNX Runtime's
-ReduceMax another."""
 
 ATTENTION = frozenset({"_safe_softmax", "_softmax", "bmm", "baddbmm"})
 """Operations that PyTorch's attention computes in float32, but a graph in its own type."""
@@ -99,21 +94,28 @@ class RandomRounding(OperationMode):
         self._widening = widening
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._rounded_operation(func, args, kwargs)[0]
+
+    def _rounded_operation(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """Return the rounded result of an operation, and the same without; None if it is exact."""
         name = name_of(func)
         self.ranks |= name in RANKING
         out = self._of_one_copy(name, func, args)
         out = self._compute(func, args, kwargs) if out is None else out
-        self.chooses |= name in CHOOSING or _makes_integers(out, args)
+        self.chooses |= name in CHOOSING or makes_integers(out, args)
         if not rounds(name, func, out) or self._is_whole_numbered(out):
-            return out
+            return out, None
         if name == "mul" and any(map(_is_huge, args)):
-            return out  # a mask of 0 and 1 times the lowest number, without overflow
+            return out, None  # a mask of 0 and 1 times the lowest number, without overflow
         if self._widening:
             args = tuple(x if is_large(x) else widen(x) for x in args)
         noisy = self._round(name, func, out, args, kwargs)
         if func._schema.is_mutable and noisy is not out:  # an added mask leaves `out` as it is
-            return out.copy_(noisy)
-        return noisy
+            unrounded = out.clone()
+            return out.copy_(noisy), unrounded
+        return noisy, out
 
     def _compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self._widening:
@@ -259,12 +261,6 @@ def _without_huge(errors: Tensor, out: Tensor) -> Tensor:
 def _is_huge(x: Any) -> bool:
     """Return whether an operand is a single number beyond all scores, as the lowest float is."""
     return (not isinstance(x, Tensor) or not x.dim()) and abs(float(x)) > HUGE
-
-
-def _makes_integers(out: Any, args: Sequence[Any]) -> bool:
-    """Return whether an operation makes integers of floating numbers."""
-    is_whole = isinstance(out, Tensor) and not out.is_floating_point() and out.dtype != torch.bool
-    return is_whole and any(isinstance(x, Tensor) and x.is_floating_point() for x in args)
 
 
 def _is_mask(x: Any, out: Tensor) -> bool:

@@ -11,6 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attn_export import Subject
 from attn_export.parity.allowed import run_count
 from attn_export.parity.draw import generator
+from attn_export.parity.input_free import InputFreeRounding
+from attn_export.parity.judge import judge
 from attn_export.parity.measures import measure
 from attn_export.parity.operations import RoundingRecorder
 from attn_export.parity.oracle import Oracle
@@ -267,3 +269,96 @@ def test_one_row_with_most_of_the_error_raises_no_false_alarm():
     assert others < 0.05 * np.median(errors)
     alarms = np.subtract.outer(errors, limits) > 0
     assert alarms.mean() < 1e-5
+
+
+# -- decisions that no input affects --------------------------------------------------------------
+
+
+def floor_of_log(x: Tensor) -> Tensor:
+    distance = torch.arange(1, 130, dtype=x.dtype)
+    return (distance.log() / np.log(2)).floor().long()
+
+
+def in_place(x: Tensor) -> Tensor:
+    distance = torch.arange(1, 130, dtype=x.dtype)
+    distance.div_(8).log_().mul_(8 / np.log(16))
+    return torch.where(distance < 0, 0, distance).to(torch.long)
+
+
+def compared(x: Tensor) -> Tensor:
+    angle = torch.stack([torch.arange(130, dtype=x.dtype) / 10] * 2)
+    return angle[0].view(13, 10) * 10 >= torch.arange(13)[:, None] * 10
+
+
+def bucketized(x: Tensor) -> Tensor:
+    return torch.bucketize(torch.arange(130, dtype=x.dtype) / 10, torch.arange(13) / 1.0)
+
+
+def ceil_of_a_learned_step(x: Tensor) -> Tensor:
+    return (torch.arange(130, dtype=x.dtype) * torch.tensor(0.1, dtype=x.dtype).exp().log()).ceil()
+
+
+DECISIONS = [floor_of_log, in_place, compared, bucketized, ceil_of_a_learned_step]
+
+
+@pytest.mark.parametrize("decide", DECISIONS, ids=lambda decide: decide.__name__)
+def test_a_decision_that_no_input_affects_is_not_rounded(decide):
+    x = torch.from_numpy(drawn(4, 4)).double()
+    right = decide(x)
+
+    def differ(follow: bool) -> bool:
+        changed = False
+        for seed in range(8):
+            args = (EPS, EPS, seed)
+            with InputFreeRounding([x], *args) if follow else RandomRounding(*args):
+                changed |= not torch.equal(decide(x), right)
+        return changed
+
+    assert not differ(follow=True)
+    assert differ(follow=False)
+
+
+def test_a_decision_from_an_input_is_rounded_and_so_are_values_without_inputs():
+    x = torch.arange(1, 130).double()
+
+    def all_of(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        buffer = torch.zeros(129, dtype=x.dtype)
+        buffer[:64] = x[:64]  # through a view
+        positions = torch.arange(1, 130, dtype=x.dtype).log()
+        return (x.log() / np.log(2)).floor(), (buffer.log() / np.log(2)).floor(), positions
+
+    with InputFreeRounding([x], EPS, EPS, 3):
+        rounded = all_of(x)
+    assert not any(torch.equal(a, b) for a, b in zip(rounded, all_of(x), strict=True))
+
+
+class Buckets(nn.Module):
+    """Attention with a bias for each bucket of distances, as in T5."""
+
+    def __init__(self, buckets: int = 16, longest: float = 128, shift: int = 0) -> None:
+        super().__init__()
+        self.buckets, self.longest, self.shift = buckets, longest, shift
+        self.bias = nn.Parameter(torch.arange(24.0).cos())
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = torch.arange(x.shape[1])
+        distance = (place[:, None] - place).abs()
+        half = self.buckets // 2
+        far = torch.log(distance.clamp(min=1).to(x.dtype) / half) / np.log(self.longest / half)
+        bucket = torch.where(distance < half, distance, half + (far * half).to(torch.long))
+        bucket = bucket.clamp(max=self.buckets - 1) + self.shift * (distance == 17)
+        return (x @ x.mT / 3 + self.bias[bucket]).softmax(-1) @ x
+
+
+def test_distances_on_the_boundary_of_buckets_are_evidence():
+    inputs = {"x": drawn(2, 40, 8)}
+    subject = Subject(
+        Buckets().eval(), {"x": torch.from_numpy(inputs["x"])},
+        {"x": {0: "batch", 1: "query_len"}}, ["y"],
+    )  # fmt: skip
+    golden = Oracle(subject).golden(Case("one", "shape", {}, inputs, ""))
+    assert not golden.unusable
+    for wrong in (Buckets(buckets=20), Buckets(longest=100), Buckets(shift=1), Buckets(shift=-1)):
+        with torch.no_grad():
+            outputs = {"y": wrong(torch.from_numpy(inputs["x"])).numpy()}
+        assert [verdict.status for verdict in judge("", "", golden, outputs)] == ["failed"]
