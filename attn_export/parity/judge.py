@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -115,18 +114,21 @@ def _failed(verdict: Verdict, message: str) -> Verdict:
 
 
 def undetermined_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
-    """Return a note on the batch elements of which some rows are not compared, if there are any."""
+    """Return a note on the batch elements with NaN or Inf in rows that are not compared, if any."""
     places = []
     for golden in goldens:
         for name, truth in golden.expected.items():
-            per_element = math.prod(truth.shape[1:-1])
-            compared = [row // max(per_element, 1) for row in golden.determined.get(name, ())]
-            ignored = golden.case.ignored_rows
-            rows = [row for row in ignored if compared.count(row) < per_element or truth.ndim < 2]
+            ignored = golden.case.ignored_rows if is_floating(truth.dtype) and truth.ndim else ()
+            compared, rows = golden.determined.get(name, ()), []
+            for row in ignored:
+                finite = np.isfinite(np.atleast_2d(truth[row])).all(-1).ravel()
+                first = row * finite.size
+                if any(first + int(n) not in compared for n in np.flatnonzero(~finite)):
+                    rows.append(row)
             places += [f"{name}{rows} in {golden.case.name}"] if rows else []
     if not places:
         return ()
     return (
-        "NaN and Inf: of these batch elements, rows that right runtimes may compute differently "
-        f"are no evidence: {', '.join(places)}",
+        "NaN and Inf: rows with them that right runtimes may compute differently are no evidence, "
+        f"in these batch elements: {', '.join(places)}",
     )

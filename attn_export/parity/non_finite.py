@@ -60,8 +60,10 @@ def determined_rows(
         largest = np.abs(one[name]).max(-1, keepdims=True, initial=0.0)
         depends = np.abs(one[name] - other[name]) > CLEAR * largest
         is_determined = np.logical_and.reduce([kind == kinds[0] for kind in kinds])
-        is_determined &= (kinds[0] == 0) | depends
-        of_row = is_determined.all(-1)
+        # A finite element may be NaN elsewhere, as 0 · Inf or as Inf - Inf behind a mask. So rows
+        # that are all finite are not compared, nor those with zeros.
+        is_determined &= np.where(kinds[0] == 0, t != 0, depends)
+        of_row = is_determined.all(-1) & (kinds[0] != 0).any(-1)
         of_row[np.setdiff1d(np.arange(len(t)), case.ignored_rows)] = False
         if of_row.any():
             rows[name] = tuple(np.flatnonzero(of_row).tolist())

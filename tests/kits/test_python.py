@@ -123,7 +123,7 @@ def test_a_row_that_is_ignored_is_not_compared_and_others_are(what: str, tmp_pat
         assert (done.returncode, line[:4]) == (0, "ok  "), line
     else:
         said = (
-            rf"FAIL {ONE_ROW}  output: NaN in other places than the truth has them; 48 of 144 "
+            rf"FAIL {ONE_ROW}  output: NaN in other places than the truth has them; 48 of 288 "
             rf"elements, the first at \[{row}, 0, 0\]: actual -?0\.\d+, expected nan"
         )
         assert done.returncode == 1
