@@ -15,7 +15,7 @@ Items = list[pytest.Item]
 LONGEST = 32
 """The largest of `blocks.BLOCKS` for which builds in the processes of the tests have cases."""
 
-ALL_BLOCKS = blocks.BLOCKS
+ALL_BLOCKS, ALL_PASTS = blocks.BLOCKS, blocks.FAR_PASTS
 
 
 def shorten_cases() -> None:
@@ -24,6 +24,7 @@ def shorten_cases() -> None:
     Command lines that are not forked build with all cases, and so do tests inside `long_cases`.
     """
     blocks.BLOCKS = tuple(block for block in ALL_BLOCKS if block <= LONGEST)
+    blocks.FAR_PASTS = ()
 
 
 warm_up = shorten_cases  # called by the server of forked processes
@@ -32,11 +33,12 @@ warm_up = shorten_cases  # called by the server of forked processes
 @contextlib.contextmanager
 def long_cases() -> Iterator[None]:
     """Have builds in this block make cases of every length."""
-    before, blocks.BLOCKS = blocks.BLOCKS, ALL_BLOCKS
+    before = blocks.BLOCKS, blocks.FAR_PASTS
+    blocks.BLOCKS, blocks.FAR_PASTS = ALL_BLOCKS, ALL_PASTS
     try:
         yield
     finally:
-        blocks.BLOCKS = before
+        blocks.BLOCKS, blocks.FAR_PASTS = before
 
 
 def default_share(items: Sequence[pytest.Item]) -> tuple[Items, Items]:

@@ -18,6 +18,9 @@ from attn_export.spec.inputs import BATCH, KEYS, PAST
 BLOCKS: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
 """Block sizes of kernels."""
 
+FAR_PASTS: tuple[int, ...] = (2047, 4096)
+"""Pasts of one decode each: all keys, or the past alone, are a larger block."""
+
 BATCHES = (1, 2, 3, 8, 16, 17)
 """Batch sizes to try in each kind of call."""
 

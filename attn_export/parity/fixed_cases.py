@@ -1,7 +1,7 @@
-"""Cases that are not chosen by the cover: those of fixed sizes, and two long ones.
+"""Cases that are not chosen by the cover: those of fixed sizes, and long ones.
 
 Cases of fixed sizes show that every input matters, and that non-finite values stay in their batch
-element. The long cases are a whole decode, and keys at distant positions.
+element. The long cases are a whole decode, keys at distant positions, and decodes after long pasts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from attn_export.parity import blocks
 from attn_export.parity.contents import Content, DrawnCase
 from attn_export.parity.draw import Interface, Sizes, add_sums, draw_inputs
 from attn_export.parity.influence import base_case, base_sizes, changed_cases, draw_base
@@ -119,7 +120,7 @@ def _hide_first_key(drawn: DrawnCase) -> Iterator[np.ndarray]:
         yield inputs["query"][NON_FINITE, 0]
 
 
-# -- the two long cases ---------------------------------------------------------------------------
+# -- the long cases, and positions far away -------------------------------------------------------
 
 LONG_BYTES = 8 * 2**20
 """Largest size of each long case in bytes: a quarter of all."""
@@ -133,6 +134,7 @@ def long_cases(interface: Interface) -> tuple[list[Case], list[str]]:
             case, note = choose(interface, interface.spec)
             cases += [case] if case else []
             notes += [note] if note else []
+        cases += _far_positions(interface, interface.spec)
     return cases, notes
 
 
@@ -219,10 +221,65 @@ def _note(thresholds: Mapping[int, str], reached: int) -> str:
 def _distant_keys(
     inputs: Mapping[str, Input], spec: AttentionSpec, sizes: Sizes, distance: int
 ) -> Case:
-    """Return a case with keys farther away than a distance, none of them masked."""
-    drawn = draw_inputs(inputs, sizes, seed_words=("probe", "far_keys"))
+    """Return a case with keys farther away than a distance."""
+    drawn = _draw_visible(inputs, spec, sizes, "far_keys")
+    return Case("far_keys", "probe", sizes, drawn, f"keys more than {distance} away")
+
+
+def _draw_visible(
+    inputs: Mapping[str, Input], spec: AttentionSpec, sizes: Sizes, name: str
+) -> ArrayDict:
+    """Return random inputs of a case in which all of the past is in use and no key is masked."""
+    drawn = draw_inputs(inputs, sizes, seed_words=("probe", name))
     if spec.mask:
         drawn["attn_mask"][...] = True if spec.mask.dtype == "bool" else 0.0
     if spec.in_place:
         drawn["past_length"][...] = sizes["past_len"]
-    return Case("far_keys", "probe", sizes, drawn, f"keys more than {distance} away")
+    return drawn
+
+
+FAR_BYTES = 4 * 2**20
+"""Largest size in bytes of a decode after a past of `blocks.FAR_PASTS`: an eighth of all."""
+
+
+def far_decodes(interface: Interface, budget: int) -> tuple[list[Case], list[str]]:
+    """Return decodes after long pasts in a layer of ours, and a note on those that do not fit.
+
+    Args:
+        interface: The inputs and outputs of the subject.
+        budget: What other cases leave of the size of all.
+    """
+    cases: list[Case] = []
+    missed: list[str] = []
+    spec = interface.spec
+    if spec is None or not spec.has_cache:
+        return [], []
+    for past in blocks.FAR_PASTS:
+        sizes = add_sums({"batch": 1, "query_len": 1, "past_len": past}, interface.sums)
+        cost = interface.case_bytes(sizes)
+        if cost > min(budget, FAR_BYTES):
+            missed.append(str(past))
+            continue
+        budget -= cost
+        drawn = _draw_visible(interface.inputs, spec, sizes, name := f"far_past_{past}")
+        cases.append(Case(name, "probe", sizes, drawn, f"one query after {past} keys"))
+    note = f"no case decodes after a past of {' or '.join(missed)} keys, which would be too large"
+    return cases, [note] if missed else []
+
+
+FAR_POSITIONS = tuple(block + step for block in (2048, 4096, 8192) for step in (-1, 0, 1))
+"""Position ids beyond those of most tables, at blocks and beside them."""
+
+
+def _far_positions(interface: Interface, spec: AttentionSpec) -> Iterator[Case]:
+    """Yield cases with `FAR_POSITIONS`: one row with all, and, after a past, one row for each."""
+    count = len(FAR_POSITIONS)
+    forms = {"far_positions": (1, count), "far_positions_one_query": (count, 1)}
+    for name, (B, L) in forms.items() if spec.position_ids else ():
+        if L > 1 or spec.has_cache:  # without a past, a single key has a weight of 1 anywhere
+            sizes = {"batch": B, "query_len": L, **({"past_len": 2} if spec.has_cache else {})}
+            sizes = add_sums(sizes, interface.sums)
+            drawn = _draw_visible(interface.inputs, spec, sizes, name)
+            drawn["position_ids"][...] = np.reshape(FAR_POSITIONS, (B, L))
+            about = f"positions {FAR_POSITIONS[0]} to {FAR_POSITIONS[-1]}"
+            yield Case(name, "probe", sizes, drawn, about)

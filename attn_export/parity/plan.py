@@ -24,7 +24,7 @@ from attn_export.parity.draw import (
     generator,
     is_within,
 )
-from attn_export.parity.fixed_cases import fixed_cases, long_cases
+from attn_export.parity.fixed_cases import far_decodes, fixed_cases, long_cases
 from attn_export.parity.mask_contents import LENGTH_NAMES, LENGTHS, LOWEST, MASKS
 from attn_export.results import Case
 from attn_export.spec import Input
@@ -138,7 +138,9 @@ def _plan_by_role(interface: Interface, fits: Fits) -> Plan:
     contents = groups.combinations()
     cover = Cover(axes, blocks, wanted, sizes, costs, contents, bounded=bool(bounds))
     choices = cover.choose(budget, CASE_BYTES, fits)
-    notes += _notes(cover, blocks)
+    budget -= sum(interface.case_bytes(chosen) for chosen, _ in choices)
+    far, too_far = far_decodes(interface, budget)
+    notes += [*too_far, *_notes(cover, blocks)]
     ends = [(axis, high) for axis, (_, high) in bounds.items() if high < MAX_SIZE]
     unreached = [f"{a} {high}" for a, high in ends if all(each[a] != high for each in sizes)]
     if unreached:
@@ -147,7 +149,7 @@ def _plan_by_role(interface: Interface, fits: Fits) -> Plan:
             "too much time or memory"
         )
     cases = [_case(sizes, contents, interface) for sizes, contents in _shuffle(choices)]
-    return Plan((*cases, *fixed), tuple(notes), interface)
+    return Plan((*cases, *fixed, *far), tuple(notes), interface)
 
 
 def _notes(cover: Cover, blocks: BlockSizes) -> Iterator[str]:

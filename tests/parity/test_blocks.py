@@ -11,9 +11,11 @@ import onnx
 import pytest
 import shared
 from conftest import interface_of
+from default_share import ALL_PASTS
 from mutants.planting import Planter, float_values, plant
 
-from attn_export import verify
+from attn_export import build, verify
+from attn_export.parity import blocks
 from attn_export.parity.blocks import BlockSizes
 from attn_export.parity.contents import VALUES
 from attn_export.parity.draw import Interface, Sizes
@@ -128,8 +130,8 @@ def test_the_axes_of_users_are_tried_under_any_name(relation):
 
 
 def test_bounds_limit_the_sizes_and_the_least_size_of_an_axis():
-    blocks = BlockSizes(["batch", "frames"], {}, {"frames": (3, 40)})
-    assert "frames 16 where frames > 3" in blocks.conditions()
+    sizes = BlockSizes(["batch", "frames"], {}, {"frames": (3, 40)})
+    assert "frames 16 where frames > 3" in sizes.conditions()
     plan = plan_cases(
         Interface({"x": Input(("batch", "frames", 4))}, {"y": ("batch", "frames", 4)},
                   bounds={"frames": (3, 40)})
@@ -195,21 +197,65 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_at_one_size_fails(fault: str, tmp_path: Path):
-    axis, operator, number = FAULTS[fault]
-    bundle = shared.bundle_of("append")
+    assert failed_cases(shared.bundle_of("append"), *FAULTS[fault], tmp_path)
+
+
+def test_a_fault_at_a_far_position_fails(tmp_path: Path):
+    found = failed_cases(shared.bundle_of("in-place"), "position", "", 8193, tmp_path)
+    assert found == {"far_positions", "far_positions_one_query"}
+
+
+@pytest.mark.extended
+def test_faults_at_larger_blocks_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(blocks, "FAR_PASTS", ALL_PASTS)
+    bundle, spec = tmp_path / "far", shared.spec_of("append")
+    assert build(spec, bundle, runtimes=["ort-cpu"], dialects=["portable"]).passed
+    assert failed_cases(bundle, "S", "", 2048, tmp_path) == {"far_past_2047"}
+    assert failed_cases(bundle, "P", "", 4096, tmp_path) == {"far_past_4096"}
+
+
+@long
+def test_a_small_layer_decodes_after_long_pasts():
+    plan = plan_of(embed_dim=16, num_heads=2, num_kv_heads=1, causal=True, cache="append")
+    calls = {case.name: call_of(case.sizes) for case in plan.cases}
+    assert calls["far_past_2047"] == Call(L=1, P=2047, S=2048)
+    assert calls["far_past_4096"] == Call(L=1, P=4096, S=4097)
+    assert plan.notes == ()
+
+
+def failed_cases(bundle: Path, axis: str, operator: str, number: int, folder: Path) -> set[str]:
+    """Return the cases that fail where the output is wrong at one size, or one position."""
     model = onnx.load(bundle / "model.portable.onnx")
-    source, position = {
+    source, place = {
         "B": ("query", 0), "L": ("query", 1), "P": ("past_key", 2), "S": ("present_key", 2),
+        "position": ("position_ids", None),
     }[axis]  # fmt: skip
 
     def wrong(p: Planter, x: str) -> str:
-        size = p.size(source, position)
+        largest = p("ReduceMax", source, keepdims=0) if place is None else ""
+        size = largest or p.size(source, place)
         at = p("Equal", p("Mod", size, number), 0) if operator else p("Equal", size, number)
         return p("Where", at, p("Mul", x, 1.5), x)
 
     (output,) = (value for value in float_values(model) if value.name == "output")
     plant(model, output, wrong)
-    onnx.save(model, tmp_path / "wrong.onnx")
-    report = verify(bundle, graph=tmp_path / "wrong.onnx", runtimes=["ort-cpu"])
-    failed = {v.case for v in report.verdicts if v.status == "failed"}
-    assert failed
+    onnx.save(model, folder / "wrong.onnx")
+    report = verify(bundle, graph=folder / "wrong.onnx", runtimes=["ort-cpu"])
+    return {v.case for v in report.verdicts if v.status == "failed"}
+
+
+def test_positions_at_and_beside_8192_are_tried_in_one_row_and_in_one_query():
+    plan = plan_of(causal=True, cache="in-place", rotary="half", position_ids=True)
+    tried = [
+        c.inputs["position_ids"] for c in plan.cases if (c.inputs["position_ids"] > 8190).any()
+    ]
+    assert [x.shape for x in tried] == [(1, 9), (9, 1)]
+    assert all({2047, 2048, 4095, 4096, 8191, 8192, 8193} <= set(x.flat) for x in tried)
+
+
+@long
+def test_long_pasts_that_are_left_out_are_named():
+    (note,) = (
+        n for n in plan_of(embed_dim=512, causal=True, cache="append").notes if "past of" in n
+    )
+    assert note == "no case decodes after a past of 2047 or 4096 keys, which would be too large"
