@@ -147,6 +147,12 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{source} is not the cache that {output} continues")
 
     @property
+    def next_inputs(self) -> dict[str, str]:
+        """The input of the next step that takes an output; by default those of our own layers."""
+        pairs = (self.caches or CACHES).items()
+        return {o: i for o, i in pairs if o in self.outputs and i in self.inputs}
+
+    @property
     def ends(self) -> dict[str, TensorSignature]:
         """The inputs and outputs by name."""
         return {**self.inputs, **self.outputs}

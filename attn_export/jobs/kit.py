@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from attn_export.results import BASE, WHOLE_DECODE, GraphFile
 from attn_export.runtimes.install_folder import KITS
 from attn_export.schema import Allowed, CaseEntry, GoldenIndex, Manifest, TensorSignature
 from attn_export.spec import AttentionSpec
+from attn_export.spec.inputs import Roles
 from attn_export.tensorfile import is_floating, numpy_dtype
 from attn_export.tensorproto import CODES
 
@@ -120,7 +121,7 @@ def write_kit(
     _refuse_dtypes(language, project, manifest)
     graphs = graph_files(manifest)
     graph = _graph_for(graphs, project.dialects, dialect)
-    decode = _decode_graph_for(graphs, graph)
+    decode = _decode_graph_for(graphs, graph, Roles(manifest.roles).axis(NEW))
     spec = bundle_spec(bundle, manifest)
     context = _facts(manifest, read_index(bundle / GOLDEN), spec, graph, decode)
     progress.phase("writing the kit")
@@ -168,13 +169,13 @@ def _graph_for(
     )
 
 
-def _decode_graph_for(graphs: Sequence[GraphFile], graph: GraphFile) -> GraphFile | None:
+def _decode_graph_for(graphs: Sequence[GraphFile], graph: GraphFile, new: str) -> GraphFile | None:
     """Return the graph for single tokens of the same dialect and cache layout, or None."""
     return next(
         (
             other for other in graphs
             if (other.dialect, dict(other.layouts)) == (graph.dialect, dict(graph.layouts))
-            and dict(other.fixed) == {NEW: 1}
+            and dict(other.fixed) == {new: 1}
         ),
         None,
     )  # fmt: skip
@@ -189,7 +190,9 @@ def _facts(
 ) -> dict[str, Any]:
     """Return the values of a kit's templates by name; `decode` is the graph for single tokens."""
     names = [file.name for file in (graph, decode) if file is not None]
-    outputs = _values(manifest.outputs, graph.layouts)
+    outputs = _values(manifest, manifest.outputs, graph.layouts)
+    role = Roles(manifest.roles).name
+    sizes = [(case.name, {role(a): n for a, n in case.sizes.items()}) for case in index.cases]
     mask = manifest.inputs.get("attn_mask") if spec else None  # others' masks may mean the inverse
     return {
         "name": manifest.name,
@@ -206,10 +209,10 @@ def _facts(
             "layouts": {name: list(order) for name, order in graph.layouts.items()},
         },
         "files": [*names, *(name for name in manifest.files if name == WEIGHTS)],
-        "inputs": _values(manifest.inputs, graph.layouts),
+        "inputs": _values(manifest, manifest.inputs, graph.layouts),
         "mask": mask and ("bool" if mask.dtype == "bool" else "float"),
-        "sizes": next((case.sizes for case in index.cases if case.name == BASE), {}),
-        "first_step": next((case.sizes for case in index.cases if case.sizes.get(PAST) == 0), {}),
+        "sizes": dict(sizes).get(BASE, {}),
+        "first_step": next((of_case for _, of_case in sizes if of_case.get(PAST) == 0), {}),
         "outputs": outputs,
         "cases": [
             {
@@ -223,26 +226,27 @@ def _facts(
             }
             for case in index.cases
         ],
-        "cache": _cache(manifest.inputs),
+        "cache": _cache(manifest),
         "replay": _replay(spec, index.cases),
     }
 
 
 def _values(
-    signatures: Mapping[str, TensorSignature], layouts: Mapping[str, tuple[int, ...]]
+    manifest: Manifest, signatures: Mapping[str, TensorSignature], layouts: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return facts about inputs or outputs.
+    """Return facts about inputs or outputs, with axes by role, and the output that a cache takes.
 
     Axis i of the graph is axis `order[i]` of the signature; `graph_axes` are the axes of the graph.
     """
-    values = []
+    values, roles = [], Roles(manifest.roles)
+    presents = {past: present for present, past in manifest.next_inputs.items()}
     for name, signature in signatures.items():
-        axes, dtype = list(signature.shape), signature.dtype
+        axes, dtype = list(roles.shape(signature.shape, name)), signature.dtype
         order = list(layouts.get(name, range(len(axes))))
         values.append(
             {
-                "name": name, "dtype": dtype, "code": CODES[dtype], "axes": axes,
-                "order": order, "graph_axes": [axes[axis] for axis in order],
+                "name": name, "dtype": dtype, "code": CODES[dtype], "axes": axes, "order": order,
+                "graph_axes": [axes[axis] for axis in order], "present": presents.get(name),
             }
         )  # fmt: skip
     return values
@@ -269,12 +273,10 @@ def tolerance(allowed: Allowed | None, unusable: str | None, output_dtype: str) 
     return {"allowed": allowed, "unusable": unusable or "", "beyond_limit": beyond}
 
 
-def _cache(inputs: Iterable[str]) -> str:
-    """Return the kind of cache that inputs of these names belong to, as in `AttentionSpec`."""
-    names = set(inputs)
-    if "past_length" in names:
-        return "in-place"
-    return "append" if "past_key" in names else "none"
+def _cache(manifest: Manifest) -> str:
+    """Return the kind of the cache of a bundle, as in `AttentionSpec`."""
+    kind = "in-place" if "past_length" in manifest.inputs else "append"
+    return kind if manifest.next_inputs else "none"
 
 
 def _replay(spec: AttentionSpec | None, cases: Sequence[CaseEntry]) -> str | None:

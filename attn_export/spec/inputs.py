@@ -136,9 +136,10 @@ class Roles:
                 return {**self.names, axis: TOTAL}
         return dict(self.names)
 
-    def shape(self, shape: Shape) -> Shape:
-        """Return a shape with the names of plans."""
-        return tuple(self.name(axis) if isinstance(axis, str) else axis for axis in shape)
+    def shape(self, shape: Shape, end: str = "") -> Shape:
+        """Return a shape with the names of plans; axes of an output without names get ``end.1``."""
+        named = (f"{end}.{at}" if axis == "" and end else axis for at, axis in enumerate(shape))
+        return tuple(self.name(axis) if isinstance(axis, str) else axis for axis in named)
 
     def sizes(self, planned: Mapping[str, int]) -> dict[str, int]:
         """Return the sizes of a plan by the names of the axes."""

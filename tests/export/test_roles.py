@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from attn_export import Axis, Subject, build, verify
 from attn_export.errors import ExportError
 from attn_export.export.capture import sizes_to_try
 from attn_export.export.export import export
+from attn_export.jobs.kit import write_kit
 
 H, D = 2, 4
 CACHES = {"new.k": "old_k", "new.v": "old_v"}
@@ -197,3 +200,10 @@ def test_a_bundle_states_roles_and_caches_and_verifies(tmp_path: Path):
     assert {(case["sizes"]["b"], case["sizes"]["m"]) for case in index["cases"]} >= {(1, 0), (2, 0)}
     assert any(case["ignored_rows"] for case in index["cases"])
     assert verify(tmp_path / "b", runtimes=["ort-cpu"]).passed
+    kit = write_kit("python", tmp_path / "b", tmp_path / "kit")
+    for program, said in (("self_test", "passed"), ("decode", "then 3 tokens")):
+        code = f"import sys; from attn_kit.{program} import main; sys.exit(main())"
+        command = [sys.executable, "-W", "error", "-c", code, *["--tokens=3"] * (program[0] == "d")]
+        done = subprocess.run(command, cwd=kit, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert said in done.stdout

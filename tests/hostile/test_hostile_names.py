@@ -162,6 +162,26 @@ def test_a_cache_that_is_bound_to_another_input_is_refused(bound: dict[str, str]
         write_kit("c", bundle, tmp_path / "kit", dialect="standard")
 
 
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"caches": {"present_key": "attn_mask"}}, "attn_mask is not the cache"),
+        ({"caches": {"present_key": "past_key", "present_value": "past_key"}}, "is not the cache"),
+        ({"caches": {"gone": "past_key"}}, "is not the cache"),
+        ({"caches": {"present_key": "gone\x1b[31m"}}, r"manifest\.json was changed: .*caches"),
+        ({"roles": {"batch": "query_len"}}, "not those of one axis each"),
+        ({"roles": {"gone": "batch"}}, "not those of one axis each"),
+        ({"roles": {"batch": 3}}, r"manifest\.json was changed: .*roles"),
+    ],
+)  # fmt: skip
+def test_roles_and_caches_are_checked_when_they_are_read(
+    entry: dict[str, object], says: str, tmp_path: Path
+):
+    bundle = rewritten(bundle_of("append"), tmp_path / "bundle", **entry)
+    with pytest.raises(BundleError, match=says):
+        write_kit("c", bundle, tmp_path / "kit")
+
+
 @pytest.mark.parametrize("name", ["query", "past_length ", "output"])
 def test_an_input_of_another_type_must_be_one_of_integers(name: str, tmp_path: Path):
     graphs = manifest_content(bundle_of("append"))["graphs"]

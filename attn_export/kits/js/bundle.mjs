@@ -31,6 +31,7 @@
  * @property {Case[]} cases
  * @property {"none" | "append" | "in-place"} cache
  * @property {string[]} pasts  The inputs that hold the cache.
+ * @property {Record<string, string>} presents  The output that each of them is in the next step.
  * @property {string | null} replay  The case that is replayed token by token.
  * @property {Read} read
  */
@@ -39,6 +40,7 @@ import { checkLengths, checkValues, sizesOf } from './signature.mjs';
 import { readTensor } from './tensorproto.mjs';
 
 const FORMAT = 'attn-export-bundle/4';
+const CACHES = { present_key: 'past_key', present_value: 'past_value' };
 const FOLDER = /^test_data_set_[0-9]+$/;
 
 /** Error for a bundle that is incomplete or damaged. */
@@ -59,12 +61,17 @@ export async function openBundle(read, dialects, chosen = {}) {
   }
   const index = await readJson(read, 'golden/index.json');
   try {
-    const graph = graphOf(manifest.graphs, dialects, chosen.graph);
-    const { name, inputs, outputs } = manifest;
+    const graph = graphOf(manifest.graphs, dialects, chosen.graph, manifest.roles);
+    const { name } = manifest;
+    const [inputs, outputs] = [manifest.inputs, manifest.outputs].map((ends) => byRole(ends, manifest.roles));
     checkValues(inputs);
     checkValues(outputs);
     checkLayouts(graph.layouts, { ...inputs, ...outputs });
-    const pasts = Object.keys(inputs).filter((past) => presentOf(past) in outputs);
+    const caches = Object.entries(manifest.caches ?? CACHES).filter(
+      ([present, past]) => Object.hasOwn(outputs, present) && Object.hasOwn(inputs, past),
+    );
+    const presents = Object.fromEntries(caches.map(([present, past]) => [past, present]));
+    const pasts = Object.keys(inputs).filter((past) => Object.hasOwn(presents, past));
     const cache = pasts.length === 0 ? 'none' : 'past_length' in inputs ? 'in-place' : 'append';
     const { cases } = index;
     if (!Array.isArray(cases) || cases.length === 0) throw new Error('there are no cases');
@@ -72,7 +79,7 @@ export async function openBundle(read, dialects, chosen = {}) {
     // A case of this kind can be decoded. For others, only the kit's settings say so.
     const decode = cases.find(({ kind }) => kind === 'decode')?.name ?? null;
     const replay = chosen.replay === undefined ? decode : chosen.replay;
-    return { name, graph, inputs, outputs, cases, cache, pasts, replay, read };
+    return { name, graph, inputs, outputs, cases, cache, pasts, presents, replay, read };
   } catch (error) {
     throw new BundleError(`the bundle is damaged: ${error.message}`);
   }
@@ -118,8 +125,14 @@ function sizesOfCase(entry, all, inputs) {
   }
 }
 
-/** The output `present_*` that is the input `past_*` of the next step. */
-export const presentOf = (/** @type {string} */ past) => `present_${past.replace(/^past_/, '')}`;
+/** Inputs or outputs whose axes have the names of their roles; axes without one get one. */
+function byRole(ends, roles = {}) {
+  const named = Object.entries(ends).map(([name, { dtype, shape }]) => {
+    const axes = shape.map((axis, at) => (axis === '' ? `${name}.${at}` : roles[axis] ?? axis));
+    return [name, { dtype, shape: axes }];
+  });
+  return Object.fromEntries(named);
+}
 
 /** Check the types of the values by which the judge decides. */
 function checkEntry({ name, folder, allowed, unusable, ignored_rows: rows }, outputs) {
@@ -133,7 +146,7 @@ function checkEntry({ name, folder, allowed, unusable, ignored_rows: rows }, out
   if (!right) throw new Error(`golden/index.json does not say how ${name} is judged`);
 }
 
-function graphOf(listed, dialects, chosen) {
+function graphOf(listed, dialects, chosen, roles) {
   const usable = Object.entries(listed)
     .filter(([, { fixed }]) => !some(fixed))
     .map(([file, { dialect, bound = {}, layouts = {} }]) => ({ file, dialect, bound, layouts }));
@@ -141,7 +154,7 @@ function graphOf(listed, dialects, chosen) {
     ? usable.find(({ file }) => file === chosen)
     : dialects.flatMap((wanted) => usable.filter(({ dialect }) => dialect === wanted))[0];
   if (!found) throw new Error(`there is no graph ${chosen ?? `in the ${dialects.join(' or ')} dialect`}`);
-  const decode = decodeGraphOf(listed, found);
+  const decode = decodeGraphOf(listed, found, roles);
   for (const file of [found.file, decode ?? '']) {
     if (/^[/\\]|(^|[/\\])\.\.([/\\]|$)/.test(file)) throw new Error(`${file} is outside it`);
   }
@@ -149,12 +162,14 @@ function graphOf(listed, dialects, chosen) {
 }
 
 /** The graph for single tokens with the same dialect and cache layout as another graph. */
-function decodeGraphOf(listed, { dialect, layouts }) {
+function decodeGraphOf(listed, { dialect, layouts }, roles = {}) {
+  const isSingle = ([[axis, size] = [], ...more]) =>
+    (roles[axis] ?? axis) === 'query_len' && size === 1 && more.length === 0;
   const found = Object.entries(listed).find(
     ([, graph]) =>
       graph.dialect === dialect &&
       JSON.stringify(graph.layouts ?? {}) === JSON.stringify(layouts) &&
-      JSON.stringify(graph.fixed) === '{"query_len":1}',
+      isSingle(Object.entries(graph.fixed ?? {})),
   );
   return found ? found[0] : null;
 }

@@ -1,7 +1,6 @@
 /** Decoding with a KV cache: cache outputs of one step are inputs of the next one. */
 
 import { arrayOf, zeros } from './dtypes.mjs';
-import { presentOf } from './bundle.mjs';
 import { graphAxes } from './cache_layout.mjs';
 
 /**
@@ -35,7 +34,7 @@ export class Decoder {
    * @returns {Promise<Tensors>}
    */
   async step(inputs) {
-    const { inputs: signature, pasts, cache, graph } = this.#bundle;
+    const { inputs: signature, pasts, presents, cache, graph } = this.#bundle;
     const [batch, count] = ['batch', 'query_len'].map((axis) => sizeIn(inputs, signature, axis));
     const feeds = { ...inputs, ...this.#pasts };
     if (cache === 'in-place') {
@@ -47,7 +46,7 @@ export class Decoder {
     }
     // A cache in place is written into the memory of its input, if the engine supports it.
     const outputs = await this.#model.run(feeds, cache === 'in-place' ? graph.bound : {});
-    this.#pasts = Object.fromEntries(pasts.map((past) => [past, outputs[presentOf(past)]]));
+    this.#pasts = Object.fromEntries(pasts.map((past) => [past, outputs[presents[past]]]));
     this.held += count;
     return outputs;
   }

@@ -1,6 +1,5 @@
 /** Replay of a case token by token, which must give the same as the whole case at once. */
 
-import { presentOf } from './bundle.mjs';
 import { fromGraph, toGraph } from './cache_layout.mjs';
 import { zeros } from './dtypes.mjs';
 import { Decoder } from './decoding.mjs';
@@ -44,8 +43,8 @@ export async function replay(model, bundle, sizes, inputs) {
   return { ...whole, ...fromGraph(bundle, caches(whole, bundle)) };
 }
 
-const caches = (whole, bundle) =>
-  Object.fromEntries(bundle.pasts.map((past) => [presentOf(past), whole[presentOf(past)]]));
+const caches = (whole, { pasts, presents }) =>
+  Object.fromEntries(pasts.map((past) => [presents[past], whole[presents[past]]]));
 
 /** Check that the case has at least one token, and exactly one key for each token. */
 function checkTokens({ query_len: tokens, total_len: keys, capacity }) {

@@ -14,6 +14,7 @@ typedef struct {
 /* An input or output of the graph. */
 typedef struct {
     const char *name;
+    const char *present; /* of a cache, the output that it is in the next step; else NULL */
     int dtype;
     size_t rank;
     Axis axes[MAX_RANK];

@@ -1,16 +1,14 @@
 #include "cache.h"
 
-#include <stdio.h>
-#include <string.h>
+#include "bundle.h"
 
 bool feed_back(Tensor *inputs, size_t input_count, Tensor *outputs, size_t output_count,
                Error *error) {
     for (size_t i = 0; i < input_count; i++) {
-        if (strncmp(inputs[i].name, "past_", 5) != 0) continue;
-        char name[256];
-        snprintf(name, sizeof name, "present_%s", inputs[i].name + 5);
+        const char *name = BUNDLE.inputs[i].present;
+        if (name == NULL) continue;
         Tensor *present = tensor_find(outputs, output_count, name);
-        /* A bound output was already written into its input. past_length has no output. */
+        /* A bound output was already written into its input. */
         if (present == NULL || present->data == inputs[i].data) continue;
         if (!tensor_rename(present, inputs[i].name, error)) return false;
         Tensor old = inputs[i];

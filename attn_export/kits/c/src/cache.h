@@ -4,7 +4,7 @@
 
 #include "tensor.h"
 
-/* Moves each output `present_X` to the input `past_X`, for the next step. */
+/* Moves each output that is a cache of the next step to its input. */
 bool feed_back(Tensor *inputs, size_t input_count, Tensor *outputs, size_t output_count,
                Error *error);
 

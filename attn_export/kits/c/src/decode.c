@@ -42,22 +42,18 @@ static double value_of(const Tensor *tensor, size_t at, Step step) {
     return (rand() % 129 - 64) / 64.0;
 }
 
-static bool is_cache(const char *name) {
-    return strncmp(name, "past_", 5) == 0 && strcmp(name, "past_length") != 0;
-}
-
 /* Makes the inputs of a step. Caches start empty; later they are outputs of the last step. */
 static bool make_inputs(Step step, Tensor *inputs, Error *error) {
     for (size_t i = 0; i < BUNDLE.input_count; i++) {
         const End *end = &BUNDLE.inputs[i];
-        if (is_cache(end->name) && step.held > 0) continue;
+        if (end->present != NULL && step.held > 0) continue;
         int64_t dims[MAX_RANK];
         for (size_t axis = 0; axis < end->rank; axis++) {
             dims[axis] = size_of(&end->axes[end->order[axis]], step);
         }
         tensor_free(&inputs[i]);
         if (!tensor_new(end->name, end->dtype, end->rank, dims, &inputs[i], error)) return false;
-        if (is_cache(end->name)) continue;
+        if (end->present != NULL) continue;
         for (size_t at = 0; at < tensor_count(&inputs[i]); at++) {
             tensor_set(&inputs[i], at, value_of(&inputs[i], at, step));
         }

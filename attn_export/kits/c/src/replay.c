@@ -58,15 +58,11 @@ static bool cut(const Tensor *whole, const End *end, int64_t at, Tensor *part, E
     return tensor_copy_block(part, ORIGIN, whole, from, sizes, error);
 }
 
-static bool is_cache(const End *end) {
-    return strncmp(end->name, "past_", 5) == 0 && strcmp(end->name, "past_length") != 0;
-}
-
 /* Sets the inputs of the next token. Caches are set for the first token only. */
 static bool next_inputs(const Tensor *wholes, int64_t at, Tensor *step, Error *error) {
     for (size_t i = 0; i < BUNDLE.input_count; i++) {
         const End *end = &BUNDLE.inputs[i];
-        if (is_cache(end) && at > 0) continue;
+        if (end->present != NULL && at > 0) continue;
         tensor_free(&step[i]);
         if (!cut(&wholes[i], end, at, &step[i], error)) return false;
         if (strcmp(end->name, "past_length") != 0) continue;

@@ -20,6 +20,7 @@ struct Axis {
 // An input or output of the graph.
 struct End {
     std::string_view name;
+    std::string_view present;  // of a cache, the output that it is in the next step
     DType dtype;
     Rows<Axis> axes;
     Rows<std::size_t> order;  // axis i of the graph is axes[order[i]]

@@ -1,20 +1,15 @@
 #include "cache.h"
 
+#include "bundle.h"
+
 namespace attention {
 
-namespace {
-constexpr std::string_view PAST = "past_", PRESENT = "present_", LENGTHS = "past_length";
-}
-
-bool is_cache(std::string_view input) {
-    return input.substr(0, PAST.size()) == PAST && input != LENGTHS;
-}
-
 void feed_back(std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs) {
-    for (Tensor& input : inputs) {
-        if (!is_cache(input.name())) continue;
-        const Tensor* present = find(outputs, std::string(PRESENT) + input.name().substr(PAST.size()));
-        if (present != nullptr) input = present->renamed(input.name());
+    for (std::size_t i = 0; i < inputs.size(); i++) {
+        const End& end = bundle().inputs[i];
+        if (end.present.empty()) continue;
+        const Tensor* present = find(outputs, end.present);
+        if (present != nullptr) inputs[i] = present->renamed(std::string(end.name));
     }
 }
 

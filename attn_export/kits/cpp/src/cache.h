@@ -7,10 +7,7 @@
 
 namespace attention {
 
-// Moves each output present_X to the input past_X, for the next step. No elements are copied.
+// Moves each output that is a cache of the next step to its input. No elements are copied.
 void feed_back(std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs);
-
-// Returns whether an input is a cache.
-bool is_cache(std::string_view input);
 
 }  // namespace attention

@@ -60,11 +60,11 @@ void make_inputs(const Step& step, std::vector<Tensor>& inputs) {
     inputs.resize(bundle().inputs.size());
     for (std::size_t i = 0; i < inputs.size(); i++) {
         const End& end = bundle().inputs[i];
-        if (is_cache(end.name) && step.held > 0) continue;
+        if (!end.present.empty() && step.held > 0) continue;
         Dims dims;
         for (const std::size_t axis : end.order) dims.push_back(size_of(end.axes[axis], step));
         inputs[i] = Tensor(std::string(end.name), end.dtype, dims);
-        if (!is_cache(end.name)) fill(inputs[i], step);
+        if (end.present.empty()) fill(inputs[i], step);
     }
 }
 

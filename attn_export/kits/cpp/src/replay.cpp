@@ -54,7 +54,7 @@ Tensor cut(const Tensor& whole, const End& end, std::int64_t at) {
 // Sets the inputs of the next token. Caches are set for the first token only.
 void next_inputs(const std::vector<Tensor>& wholes, std::int64_t at, std::vector<Tensor>& step) {
     for (std::size_t i = 0; i < wholes.size(); i++) {
-        if (is_cache(wholes[i].name()) && at > 0) continue;
+        if (!bundle().inputs[i].present.empty() && at > 0) continue;
         step[i] = cut(wholes[i], bundle().inputs[i], at);
         if (wholes[i].name() != LENGTHS) continue;
         for (std::size_t row = 0; row < step[i].count(); row++) {

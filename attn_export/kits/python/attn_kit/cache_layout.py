@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from attn_kit.settings import AXES, LAYOUTS
+from attn_kit.settings import AXES, LAYOUTS, PRESENTS
 
 Arrays = Mapping[str, np.ndarray]
 
 
 def is_cache(name: str) -> bool:
     """Return whether an input is a cache of keys or values."""
-    return name.startswith("past_") and name != "past_length"
+    return name in PRESENTS
 
 
 def to_graph(arrays: Arrays) -> dict[str, np.ndarray]:

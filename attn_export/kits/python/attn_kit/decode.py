@@ -12,9 +12,9 @@ import numpy as np
 from attn_kit.cache_layout import graph_axes, is_cache
 from attn_kit.files import one_line, printable
 from attn_kit.model import Model
-from attn_kit.settings import CACHE, DECODE, INPUTS, NAME
+from attn_kit.settings import AXES, CACHE, DECODE, INPUTS, NAME, PRESENTS
 
-BATCH, PROMPT = 1, 16
+BATCH, PROMPT, OTHERS = 1, 16, 16
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def decode(model: Model, count: int) -> None:
         outputs = model.run({**inputs, **caches}, in_place=CACHE == "in-place")
         seconds.append(time.perf_counter() - started)
         # The cache of this step is the past of the next one.
-        caches = {n: outputs["present_" + n.removeprefix("past_")] for n in caches}
+        caches = {n: outputs[PRESENTS[n]] for n in caches}
         past_len += new
     prompt, *tokens = (1e3 * s for s in seconds)
     print(
@@ -65,7 +65,8 @@ def shape(name: str, past_len: int, new: int, capacity: int) -> list[int]:
     """
     sizes = {"batch": BATCH, "query_len": new, "past_len": past_len, "capacity": capacity}
     sizes |= {"total_len": past_len + new, "key_len": past_len + new}
-    return [sizes[axis] if isinstance(axis, str) else axis for axis in graph_axes(name)]
+    # Other axes are those of your own module: choose their sizes here.
+    return [sizes.get(axis, OTHERS) if isinstance(axis, str) else axis for axis in graph_axes(name)]
 
 
 def draw(
@@ -85,6 +86,8 @@ def draw(
         return np.full(size, past_len, dtype)
     if dtype.kind == "b":
         return np.ones(size, dtype)
+    if dtype.kind in "iu" and AXES[name][-1:] != ["query_len"]:
+        return np.ones(size, dtype)  # such as a mask without padding
     if dtype.kind in "iu":
         return np.broadcast_to(np.arange(past_len, past_len + new, dtype=dtype), size).copy()
     if "mask" in name:

@@ -8,7 +8,7 @@ import numpy as np
 
 from attn_kit.cache_layout import is_cache, to_graph
 from attn_kit.model import Model
-from attn_kit.settings import AXES, CACHE
+from attn_kit.settings import AXES, CACHE, PRESENTS
 
 Arrays = Mapping[str, np.ndarray]
 NEW, KEYS, CAPACITY, LENGTHS = "query_len", "total_len", "capacity", "past_length"
@@ -33,7 +33,7 @@ def replay(model: Model, inputs: Arrays) -> dict[str, np.ndarray]:
     for token in range(tokens):
         step = {name: _step_input(name, array, token) for name, array in inputs.items()} | caches
         outputs = model.run(step, in_place=CACHE == "in-place")
-        caches = {name: outputs["present_" + name.removeprefix("past_")] for name in caches}
+        caches = {name: outputs[PRESENTS[name]] for name in caches}
         for name, array in outputs.items():
             if NEW in AXES[name]:
                 steps.setdefault(name, []).append(_pad_keys(name, array, tokens))
