@@ -92,7 +92,7 @@ CONTROL_FLOW = {
     "map_impl": "the operations on the whole tensor",
     "cond": "both branches, and torch.where between them",
 }
-"""What to write instead of a control flow operator of torch."""
+"""Advice on what to write instead of a control flow operator of torch."""
 
 
 def refuse_untranslated(program: ExportedProgram) -> None:

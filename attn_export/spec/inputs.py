@@ -137,7 +137,12 @@ class Roles:
         return dict(self.names)
 
     def shape(self, shape: Shape, end: str = "") -> Shape:
-        """Return a shape with the names of plans; axes of an output without names get ``end.1``."""
+        """Return a shape with the names of plans; axes of an output without names get ``end.1``.
+
+        Args:
+            shape: The shape.
+            end: The name of the output.
+        """
         named = (f"{end}.{at}" if axis == "" and end else axis for at, axis in enumerate(shape))
         return tuple(self.name(axis) if isinstance(axis, str) else axis for axis in named)
 
