@@ -145,18 +145,23 @@ def _with_failed_separate(ran: RunResult, cases: Iterable[GoldenCase]) -> RunRes
     )
 
 
-def golden_cases(folder: Path, only: str | None) -> list[GoldenCase]:
+def golden_cases(
+    folder: Path, only: str | None, *, keeps_non_finite: bool = True
+) -> list[GoldenCase]:
     """Return the cases of a bundle, without whole decodes.
 
     Args:
         folder: The folder of the bundle.
         only: The name of the one case to return; None for all.
+        keeps_non_finite: Whether NaN and Inf are compared, see `Runtime.keeps_non_finite`.
 
     Raises:
         UsageError: If there is no case of this name, or it is a whole decode.
     """
     names, stored = stored_cases(folder / GOLDEN)
     goldens = {golden.case.name: golden for golden in read_golden(folder / GOLDEN)}
+    if not keeps_non_finite:
+        goldens = {n: dataclasses.replace(g, determined={}) for n, g in goldens.items()}
     if only is not None:
         stored = [case for case in stored if case.name == only]
         if not stored:

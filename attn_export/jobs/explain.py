@@ -89,7 +89,7 @@ def explain(
     if output is not None:
         check_folder(Path(output))
     manifest = read_bundle(folder)
-    cases = golden_cases(folder, case)
+    cases = golden_cases(folder, case, keeps_non_finite=target.keeps_non_finite)
     make_runners = functools.partial(_runners, folder, manifest, target, options or {}, limits)
     runners, bundled = list(make_runners(replacement)), list(make_runners(None))
     progress.phase(f"running {counted(len(cases), 'case')} in {runtime_name}")
