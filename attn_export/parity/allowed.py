@@ -95,7 +95,8 @@ def build_golden(
     """
     expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
     determined: Mapping[str, tuple[int, ...]] = {}
-    if truth_of is not None and case.ignored_rows:
+    # In narrower graphs an infinity of the narrower type may come first.
+    if truth_of is not None and case.ignored_rows and not is_narrower:
         determined = determined_rows(case, (expected, truth, eager, *runs), truth_of)
     allowed: dict[str, Allowed | None] = {}
     unusable: dict[str, str] = {}

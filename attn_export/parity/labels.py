@@ -291,8 +291,9 @@ def _not_random(inputs: _Inputs) -> Iterator[str]:
 def _wrongly_ignored(inputs: _Inputs, signatures: Mapping[str, InputSignature]) -> Iterator[str]:
     """Yield what is wrong with `ignored_rows`: they must be the batch elements with NaN or Inf."""
     case, rows = inputs.case, set[int]()
-    if not case.ignored_rows and not inputs.ours:
-        return  # a user's module may take NaN or Inf
+    has_batch = any(s.shape[:1] == (inputs.batch,) for s in signatures.values())
+    if not has_batch or not (case.ignored_rows or inputs.ours):
+        return  # a user's module may take NaN or Inf, and graphs may not tell the batch
     for name, array in case.inputs.items():
         is_by_batch = signatures[name].shape[:1] == (inputs.batch,)
         if is_by_batch and not _is_finite(array) and name != "attn_mask":
