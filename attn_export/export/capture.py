@@ -93,7 +93,10 @@ def _check_ranges(
         )
         # The branch may change no output, as one that only makes a tensor contiguous. And
         # `torch.export` assumes that no slice of an axis is as short as 1, where it broadcasts.
-        differing = _first_difference(subject, label, [*below, *above], runnable)
+        if narrow and _emits_onnx_nodes(program):
+            differing: Sizes | None = {label: below[-1]}  # `runnable` is another program
+        else:
+            differing = _first_difference(subject, label, [*below, *above], runnable)
         if differing is not None:
             from attn_export.export.advice import branch_at
 
