@@ -126,7 +126,7 @@ def _usable_cases(
         The truth computed so far, by the names of cases; the cases to run; and notes for the
         reader of a report.
     """
-    delicate = has_narrow_dtypes or oracle.has_short_rows()
+    delicate = has_narrow_dtypes or oracle.is_narrower or oracle.has_short_rows()
 
     def golden_of(case: Case) -> Golden:
         return oracle.usable(case) if case.may_overflow or delicate else oracle.golden(case)

@@ -220,7 +220,14 @@ def _have_short_rows(output_shapes: Mapping[str, Shape]) -> bool:
 
 
 class TruthSource(abc.ABC):
-    """Base class of sources of the truth of cases: a module or a graph."""
+    """Base class of sources of the truth of cases: a module or a graph.
+
+    Attributes:
+        is_narrower: Whether the runs with random rounding round to a narrower type than the
+            outputs have, as the graphs do that are judged.
+    """
+
+    is_narrower = False
 
     @abc.abstractmethod
     def output_shapes(self) -> Mapping[str, Shape]:

@@ -59,7 +59,7 @@ class GraphOracle(TruthSource):
     ) -> None:
         self._evaluation, self._name, self._dtype, self._shapes = evaluation, name, dtype, shapes
         self._in_float32 = dtype.name == "bfloat16"
-        self._is_narrower = least_eps > 0
+        self.is_narrower = least_eps > 0
         self._eps = max(EPS_FLOAT32 if self._in_float32 else eps(dtype), least_eps)
 
     def output_shapes(self) -> Mapping[str, Shape]:
@@ -98,7 +98,7 @@ class GraphOracle(TruthSource):
         _, count = run_count(eager, case.contents)
         runs = [self._run(case, number) for number in range(count)]
         return build_golden(
-            case, eager, truth, runs, in_float32=self._in_float32, is_narrower=self._is_narrower,
+            case, eager, truth, runs, in_float32=self._in_float32, is_narrower=self.is_narrower,
             truth_of=None if self._chooses() else self._truth,
         )  # fmt: skip
 

@@ -80,7 +80,7 @@ class Oracle(TruthSource):
         self, subject: Subject, least_eps: float = 0.0, module: nn.Module | None = None
     ) -> None:
         self.subject = subject
-        self._least_eps = least_eps
+        self._least_eps, self.is_narrower = least_eps, least_eps > 0
         try:
             self.precise = widened_copy(module or subject.module)
         except Exception as error:
@@ -145,7 +145,7 @@ class Oracle(TruthSource):
         golden = build_golden(
             case, eager, truth, rounded,
             in_float32=self._computes_in_float32 and case.kind != WHOLE_DECODE,
-            is_narrower=self._least_eps > 0,
+            is_narrower=self.is_narrower,
             truth_of=self.truth if self._determines_nan() else None,
         )  # fmt: skip
         return golden if self.subject.spec else self._with_ties(golden, truth)

@@ -92,7 +92,6 @@ def stored_as(dtype: int, factor: float = 1.0) -> Callable[[onnx.GraphProto], No
     return change
 
 
-@pytest.mark.xfail(reason="inf_in_rows_one_query is no evidence in bfloat16 graphs", strict=False)
 @pytest.mark.parametrize(
     "dtype", extended([TensorProto.FLOAT16, TensorProto.BFLOAT16], TensorProto.BFLOAT16.__eq__)
 )
