@@ -16,7 +16,7 @@ from attn_export.parity.measures import EPS_FLOAT32
 from attn_export.parity.near_ties import activation_rounding
 from attn_export.parity.oracle import Oracle
 from attn_export.parity.rounding import RandomRounding
-from attn_export.results import Case
+from attn_export.results import BASE, Case
 
 SPECS = {
     "cached": {"rotary": "half"},
@@ -76,7 +76,8 @@ def test_most_cases_are_certain_and_none_has_inputs_near_a_tie(name: str):
 
 def planted(oracle: Oracle) -> Case:
     """Return a case with one value of the last projection's input on a tie."""
-    case = next(c for c in cases_of(oracle) if not c.contents and c.sizes["batch"] == 2)
+    # Of one size, whatever is planned: a step is a larger part of an output of fewer rows.
+    case = next(c for c in cases_of(oracle) if c.name == BASE)
     case = oracle.move_off_ties(case)
     low, high = (case.inputs["past_value"][1, 0, :, 3] * s for s in (1.0, 1.3))
 
@@ -96,10 +97,8 @@ def planted(oracle: Oracle) -> Case:
     return value(below)[0]
 
 
-def test_a_value_on_a_tie_allows_its_step_and_is_moved_where_that_is_wanted(oracle: Oracle):
-    case = planted(oracle)
-    golden = oracle.golden(case)
-    assert golden.rows_near_ties >= 1
+def error_of_the_other_integer(oracle: Oracle, case: Case) -> float:
+    """Return the relative error of the output if the value on a tie is rounded the other way."""
     with record_quantised(oracle.precise) as seen:
         truth = oracle.truth(case.inputs)["output"]
     integers = [activation_rounding(oracle.precise).integers(x) for x in seen]
@@ -109,7 +108,14 @@ def test_a_value_on_a_tie_allows_its_step_and_is_moved_where_that_is_wanted(orac
     other = integers[-1] + torch.from_numpy(tied)
     with force_integers([*integers[:-1], other], oracle.precise):
         changed = oracle.truth(case.inputs)["output"]
-    error = np.linalg.norm(changed - truth) / np.linalg.norm(truth)
+    return float(np.linalg.norm(changed - truth) / np.linalg.norm(truth))
+
+
+def test_a_value_on_a_tie_allows_its_step_and_is_moved_where_that_is_wanted(oracle: Oracle):
+    case = planted(oracle)
+    golden = oracle.golden(case)
+    assert golden.rows_near_ties >= 1
+    error = error_of_the_other_integer(oracle, case)
     allowed = golden.allowed["output"].whole
     # The other integer is as right, several steps are wrong.
     assert error <= allowed < 3 * error
@@ -119,7 +125,6 @@ def test_a_value_on_a_tie_allows_its_step_and_is_moved_where_that_is_wanted(orac
     assert not oracle.golden(moved).rows_near_ties
 
 
-@pytest.mark.xfail(reason="allowed is 1.8e-3 here since contents changed; not looked into")
 def test_eager_counts_as_rounded_to_the_integers_of_the_truth(oracle: Oracle):
     case = planted(oracle)
     golden = oracle.golden(case)
@@ -127,7 +132,8 @@ def test_eager_counts_as_rounded_to_the_integers_of_the_truth(oracle: Oracle):
     assert np.array_equal(golden.eager["output"], own)
     step = np.linalg.norm(own - golden.expected["output"]) / np.linalg.norm(own)
     # Were a step of eager's own counted, it would be allowed four times.
-    assert golden.allowed["output"].whole < 1e-5 + 2 * max(step, 4e-4)
+    error = error_of_the_other_integer(oracle, case)
+    assert golden.allowed["output"].whole < 1e-5 + 2 * max(step, error)
 
 
 def test_inputs_that_are_not_finite_have_no_integers(oracle: Oracle):
