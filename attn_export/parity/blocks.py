@@ -52,15 +52,16 @@ class BlockSizes:
 
     @functools.cached_property
     def _least(self) -> dict[str, int]:
-        """The least size of each axis but the batch; there are always keys, so theirs is 0."""
-        least = {axis: 0 if axis in (PAST, KEYS) else 1 for axis in self.axes if axis != BATCH}
+        """The least size of each axis but the batch. Softmax over one key is constant."""
+        least = {axis: int(axis != PAST) for axis in self.axes if axis != BATCH}
         return {
             axis: self.bounds[axis][0] if axis in self.bounds and axis != KEYS else size
             for axis, size in least.items()
         }
 
+    @functools.cached_property
     def _kinds(self) -> list[Kind]:
-        """Return the kinds of calls to try: one axis is larger than its least size, or all are."""
+        """The kinds of calls to try: one axis is larger than its least size, or all are."""
         always = {KEYS} & self._least.keys()
         kinds = [frozenset({axis, *always}) for axis in self._least]
         return list(dict.fromkeys([*kinds, frozenset(self._least)]))
@@ -79,7 +80,7 @@ class BlockSizes:
         least size before others.
         """
         ranks: dict[str, int] = {}
-        for kind in self._kinds():
+        for kind in self._kinds:
             late = int(len(kind - {KEYS}) > 1)
             for axis in self._axes_of(kind):
                 for size, distance in near_blocks().items():
@@ -95,7 +96,7 @@ class BlockSizes:
             sizes: The size of every axis.
         """
         kind = self._kind(sizes)
-        for axis in (BATCH, *self._axes_of(kind)):
+        for axis in (BATCH, *self._axes_of(kind)) if kind in self._kinds else ():
             if axis in sizes:
                 yield self._condition(axis, sizes[axis], kind)
 
@@ -113,7 +114,7 @@ class BlockSizes:
     def summary(self, missed: Collection[str]) -> str:
         """Return the sizes of all conditions that are missed, by kind of call."""
         parts = []
-        for kind in self._kinds():
+        for kind in self._kinds:
             axes: dict[str, list[str]] = {}
             for axis in (BATCH, *self._axes_of(kind)):
                 tried = sorted({*BATCHES, *near_blocks()})
@@ -128,7 +129,7 @@ class BlockSizes:
 
     def candidates(self) -> Iterator[dict[str, int]]:
         """Yield sizes of the free axes that together meet all conditions."""
-        for kind in self._kinds():
+        for kind in self._kinds:
             for sizes in self._of_kind(kind):
                 if BATCH not in self.axes:
                     yield sizes

@@ -12,10 +12,13 @@ from attn_export.parity.contents import Content
 from attn_export.parity.draw import Sizes
 from attn_export.spec.inputs import BATCH, PAST
 
-CASE_COST, LEAST_COST, STEP_COST = 2**20, 2**17, 2**16
-"""The cost in bytes that each case has besides its size, since it takes time in every runtime; a
-lower one for when all conditions may be met; and the step to which sizes are rounded down, so that
-the first of several small cases is chosen."""
+CASE_COST, LEAST_COST = 2**20, 2**17
+"""The cost in bytes that each case has besides its size, since it takes time in every runtime; and
+a lower one for when all conditions may be met."""
+
+STEPS = 16
+"""The number of steps in such a cost. Sizes are rounded down to steps, so that the first of several
+small cases is chosen."""
 
 LATER = 1 / 32
 """The weight of a condition whose rank is not reached yet: no case meets 32 of them."""
@@ -134,7 +137,8 @@ class Cover:
         self, budget: int, most: int, fits: Fits, ranks: np.ndarray, case_cost: int
     ) -> list[Choice]:
         """Choose cases for one rank after the other, until no case can be added or left out."""
-        weights = case_cost + self._costs // STEP_COST * STEP_COST
+        step = case_cost // STEPS
+        weights = case_cost + self._costs // step * step
         chosen: list[tuple[int, int]] = []
         while True:
             before = len(chosen)
