@@ -82,9 +82,14 @@ def truth_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
 
 
 def _mixing_notes(oracle: Oracle, case: Case) -> Iterator[str]:
-    """Yield a note if the elements of a batch depend on one another."""
-    names = {n for n, a in case.inputs.items() if oracle.has_batch(n) and is_floating(a.dtype)}
-    count = case.sizes.get(oracle.subject.roles.axis(BATCH), 1)
+    """Yield a note if the elements of a batch depend on one another.
+
+    An axis that the user calls ``batch`` counts as one here, whatever it does.
+    """
+    axes = oracle.subject.axes
+    batch = BATCH if BATCH in case.sizes else oracle.subject.roles.axis(BATCH)
+    names = {n for n, a in case.inputs.items() if axes[n].get(0) == batch and is_floating(a.dtype)}
+    count = case.sizes.get(batch, 1)
     if not names or count < 2:
         return
     other = dict(case.inputs)

@@ -190,7 +190,10 @@ def what_is_wrong(target: Runtime, subject: Stored, form: GraphFile, out: Path) 
                 problems.append(f"{result.case}: {result.error}")
                 continue
             outputs = result.read_outputs()
-            verdicts = judge(target.name, form.name, subject.goldens[result.case], outputs)
+            golden = subject.goldens[result.case]
+            if not target.keeps_non_finite:
+                golden = dataclasses.replace(golden, determined={})
+            verdicts = judge(target.name, form.name, golden, outputs)
             problems += list(_failures(verdicts))
     if worker.outcome != "ran":
         return f"{worker.outcome}: {worker.reason}"

@@ -33,9 +33,9 @@ sys.stdout.write("loaded\\n")
 
 COMPARING = """
 from pathlib import Path
-from attn_export.jobs.lower import _difference
+from attn_export.jobs.source_runs import SourceRuns
 graph = Path(sys.argv[1])
-sys.stdout.write(_difference(graph, graph, {}) or "loaded\\n")
+sys.stdout.write(SourceRuns(graph).difference(graph, {}) or "loaded\\n")
 """
 
 

@@ -35,9 +35,9 @@ export class Decoder {
    */
   async step(inputs) {
     const { inputs: signature, pasts, presents, cache, graph } = this.#bundle;
-    const [batch, count] = ['batch', 'query_len'].map((axis) => sizeIn(inputs, signature, axis));
     const feeds = { ...inputs, ...this.#pasts };
     if (cache === 'in-place') {
+      const batch = sizeIn(inputs, signature, 'batch');
       const { dtype } = signature.past_length;
       const lengths = arrayOf(dtype).from({ length: batch }, () =>
         dtype.endsWith('64') ? BigInt(this.held) : this.held,
@@ -47,7 +47,7 @@ export class Decoder {
     // A cache in place is written into the memory of its input, if the engine supports it.
     const outputs = await this.#model.run(feeds, cache === 'in-place' ? graph.bound : {});
     this.#pasts = Object.fromEntries(pasts.map((past) => [past, outputs[presents[past]]]));
-    this.held += count;
+    this.held += sizeIn(inputs, signature, 'query_len');
     return outputs;
   }
 }
