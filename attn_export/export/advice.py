@@ -227,31 +227,39 @@ def fixed_axis_error(subject: Subject, name: str, axis: int, size: str) -> Expor
     )
 
 
-def bounds_error(subject: Subject, sizes: Sizes, error: ExportError) -> ExportError:
-    """Return the error for a module that raises at some sizes, with the bound that avoids them.
+def bound_advice(subject: Subject, sizes: Sizes, is_right: Callable[[Sizes], bool]) -> str:
+    """Return which bound of an axis to write, so that no sizes are wrong; "" if none is found.
 
     Args:
-        subject: The subject with the module.
-        sizes: The sizes at which the module raised.
-        error: The error that it raised.
+        subject: The subject.
+        sizes: Sizes that are wrong.
+        is_right: Returns whether sizes that differ from the example's are right.
     """
+    changed: dict[str, int] = {}
     for label, known in subject.example_sizes.items():
         other = sizes.get(label, known)
-        if label in subject.sums or other == known or subject.runs_with({label: other}, "reach"):
+        if label in subject.sums or other == known:
             continue
+        changed[label] = other
+        if is_right(changed):
+            continue  # of several axes, the last one that matters has the bound
         works, fails = known, other
         while abs(fails - works) > 1:
             middle = (works + fails) // 2
-            if subject.runs_with({label: middle}, "reach"):
+            if is_right({**changed, label: middle}):
                 works = middle
             else:
                 fails = middle
-        bound = f"min={works}" if fails < works else f"max={works}"
-        return ExportError(
-            f"{error}; it runs with {label} {'from' if fails < works else 'up to'} {works}: write "
-            f"Axis({label!r}, {bound}) for the name of that axis"
+        if not is_right({**changed, label: works}) or (
+            works == known and not is_right({**changed, label: 2 * known - fails})
+        ):
+            return ""  # not the size alone decides
+        side, end = ("from", "min") if fails < works else ("up to", "max")
+        return (
+            f"; it works with {label} {side} {works}: to leave out other sizes, write "
+            f"Axis({label!r}, {end}={works}) for the name of that axis"
         )
-    return error
+    return ""
 
 
 def branch_at(subject: Subject, changed: Sizes) -> str:

@@ -8,6 +8,7 @@ compared with those of the program.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -105,7 +106,7 @@ def _check_ranges(
                 f"axis {label!r} ({name}.shape[{axis}]) was narrowed to "
                 f"[{allowed.lower}, {allowed.upper}]{at}: the module takes another branch "
                 "outside that range, which the graph would not have; remove the branch on the "
-                "size"
+                f"size{_bound_advice(subject, runnable(), differing)}"
             )
 
 
@@ -205,9 +206,7 @@ def _check_numbers(subject: Subject, program: ExportedProgram, captured: torch.n
         try:
             difference = _difference(subject, captured, sizes)
         except ExportError as error:
-            from attn_export.export.advice import bounds_error
-
-            raise bounds_error(subject, sizes, error) from error
+            raise ExportError(f"{error}{_bound_advice(subject, captured, sizes)}") from error
         if difference:
             raise _difference_error(subject, captured, sizes, difference)
     from attn_export.export.guards import broken_guards
@@ -229,13 +228,25 @@ def _difference(subject: Subject, captured: torch.nn.Module, sizes: Sizes) -> st
         try:
             got = subject.call(captured, inputs)
         except Exception as error:
-            return one_line(error)
+            return f"it raised {one_line(error.__cause__ or error)}"
     for name, tensor in expected.items():
         if got[name].shape != tensor.shape:
             return f"{name} is {list(got[name].shape)}, not {list(tensor.shape)}"
         if not _same(got[name], tensor):
             return f"{name} differs from the module's"
     return ""
+
+
+def _bound_advice(subject: Subject, captured: torch.nn.Module, sizes: Sizes) -> str:
+    """Return the bound that leaves out sizes at which a program is wrong; "" if none is found."""
+    from attn_export.export.advice import bound_advice
+
+    def is_right(changed: Sizes) -> bool:
+        with contextlib.suppress(ExportError):
+            return not _difference(subject, captured, subject.sizes_with(changed))
+        return False  # the module itself raises
+
+    return bound_advice(subject, sizes, is_right)
 
 
 def _difference_error(
@@ -261,5 +272,5 @@ def _difference_error(
         )
     return ExportError(
         f"{problem}; a branch on a size{branch_at(subject, cause)} was captured for one side only; "
-        "write it without the branch"
+        f"write it without the branch{_bound_advice(subject, captured, cause)}"
     )

@@ -18,6 +18,10 @@ from attn_export.results import Arrays
 from attn_export.spec import Shape
 from attn_export.spec.inputs import BATCH, KEYS, KNOWN, PAST, QUERIES, Roles
 
+MOST_LEAST = 8
+"""The largest size that may be the least of an axis, as that of a kernel or a norm. With larger
+ones the user states it."""
+
 DRAWS, MANY = 2, 12
 """The number of draws with which an axis is tried as the batch, and the size for which it is tried:
 inputs drawn by a user's function may tell few elements apart by chance."""
@@ -82,6 +86,7 @@ def find_roles(
         if axis in KNOWN and axis not in names:
             names[axis] = next(n for i in itertools.count(2) if (n := f"{axis} {i}") not in taken)
     least = {axis: int(not finder.runs_without(axis)) for axis in pasts}
+    least |= finder.least_sizes(left, batch)
     return Roles({axis: name for axis, name in names.items() if axis != name}, least, caches)
 
 
@@ -199,6 +204,25 @@ class _Finder:
         except AttnExportError:
             return False
         return all(np.isfinite(a.astype(np.float64)).all() for a in trial.outputs.values())
+
+    def least_sizes(self, axes: Sequence[str], batch: str) -> dict[str, int]:
+        """Return the least size of each axis at which it runs, if it raises where all are 1.
+
+        Args:
+            axes: The axes.
+            batch: The axis of the batch, or "".
+        """
+        one = {batch: 1} if batch else {}
+
+        def runs(sizes: Mapping[str, int]) -> bool:
+            return bool(self._try(self._draw({**one, **sizes}, "least")).outputs)
+
+        common = range(1, MOST_LEAST + 1)
+        size = next((n for n in common if runs(dict.fromkeys(axes, n))), 1)
+        least = dict.fromkeys(axes, size)
+        for axis in axes if size > 1 else ():
+            least[axis] = next(n for n in common if runs({**least, axis: n}))
+        return {axis: low for axis, low in least.items() if low > 1}
 
     def _try(self, values: Arrays) -> Trial:
         """Return a run, without outputs if it raises."""

@@ -110,8 +110,9 @@ class Roles:
     Attributes:
         names: The name in plans of each axis that has another one there: its role, or for an axis
             that is only called like a role, a name that is none.
-        least: The least size of each axis that acts as a past and has none by the user: 0, or 1
-            where the module raises or gives NaN without a past.
+        least: The least size of axes for which the user states none: of each that acts as a past 0,
+            or 1 where the module raises or gives NaN without a past, and of others where it raises
+            at 1.
         caches: The input that takes what an output gave in the step before, by output.
     """
 
@@ -158,4 +159,5 @@ class Roles:
             yield f"axes by what they do: {', '.join(found)}"
         for axis, least in self.least.items():
             if least:
-                yield f"{axis} is tried from 1 on: at 0 the module raises or gives NaN"
+                why = f"at {least - 1} the module raises or gives NaN"
+                yield f"{axis} is tried from {least} on: {why}"

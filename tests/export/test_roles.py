@@ -77,6 +77,16 @@ class OverBatch(nn.Module):
         return (q - q.mean(0)).cumsum(1)
 
 
+class OverAll(nn.Module):
+    def forward(self, q: Tensor) -> Tensor:
+        return nn.functional.batch_norm(q.mT, None, None, training=True)
+
+
+class Kernel(nn.Module):
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        return attend(q, k[:, :-2], k.unfold(1, 3, 1).mean(-1))
+
+
 def cached(module: nn.Module, *, b="b", n="n", past: Any = "m", at=2, tokens=3) -> Subject:
     shape, old = [2, H, tokens, D], [2, H, 5, D] if at == 2 else [2, 5, H, D]
     inputs = {"q": torch.randn(shape), "old_k": torch.randn(old), "old_v": torch.randn(old)}
@@ -112,6 +122,10 @@ def of_q(module: nn.Module, axes: dict[int, str], **more: tuple[list[int], dict[
         (of_q(OverFirst(), {0: "n", 1: "b"}), BN, {}, {}),
         (of_q(Pooled(), {0: "b", 1: "n"}), BN, {}, {}),
         (of_q(OverBatch(), {0: "b", 1: "n"}), BN, {}, {}),
+        (of_q(OverAll(), {0: "b", 1: "n"}), BN, {"n": 2}, {}),
+        (Subject(Kernel().eval(), {name: torch.randn(2, 5, D) for name in "qk"},
+                 {"q": {0: "b", 1: "n"}, "k": {0: "b", 1: "s"}}, ["y"]),
+         {**BN, "s": "key_len"}, {"s": 3}, {}),
         (Subject(nn.Linear(D, 2).eval(), {"input": torch.randn(3, D)}, {"input": {0: "past_len"}},
                  ["y"]), {"past_len": "batch"}, {}, {}),
     ],
@@ -119,7 +133,8 @@ def of_q(module: nn.Module, axes: dict[int, str], **more: tuple[list[int], dict[
         "a cache", "a cache in another order than heads", "a cache that is not returned",
         "one query", "names of other roles", "at least one by the user", "at most nine",
         "a module that needs a past", "memory called past_len", "the batch second",
-        "queries that no output has", "statistics over the batch", "rows alone",
+        "queries that no output has", "statistics over the batch", "statistics over all rows",
+        "a kernel over keys", "rows alone",
     ],
 )  # fmt: skip
 def test_axes_have_the_roles_of_what_they_do(subject: Subject, names, least, caches):

@@ -51,6 +51,24 @@ class LearnedBias(Layer):
         return attend(q, k, v, attn_mask=mask)
 
 
+class Relative(nn.Module):
+    """Relative positions from a slice of a table, which ends silently: Conformer."""
+
+    def __init__(self, rows: int, *, centred: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(rows, E))
+        self.centred = centred
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        start = len(self.table) // 2 - t + 1 if self.centred else 0  # below 0, it is from the end
+        scores = x @ self.table[start : start + 2 * t - 1].T
+        n = scores.shape[-1]
+        shifted = nn.functional.pad(scores, (0, 1)).reshape(b, -1)[:, t - 1 :]
+        shifted = nn.functional.pad(shifted, (0, t - 1))[:, : t * n].reshape(b, t, n)[..., :t]
+        return (x @ x.mT + shifted).softmax(-1) @ x
+
+
 class Float64Table(Layer):
     """A table of angles in float64: Flux and other models of diffusers."""
 
@@ -159,14 +177,14 @@ def test_nested_tensors_of_pytorchs_encoder_are_named(tmp_path: Path):
     [
         (Positions(30), Axis("query_len", max=30), 5, [1, 30]),
         (Positions(64), Dim("query_len", min=2, max=64), 5, [2, 64]),
-        (Spread(), Axis("query_len", min=2), 5, [2, None]),
+        (Spread(), "query_len", 5, [2, None]),
         (Positions(130), Axis("query_len", min=100, max=130), 120, [100, 130]),
     ],
     ids=["a table of 30", "a Dim", "two or more", "far from the usual sizes"],
 )
 @pytest.mark.every(3)
 def test_cases_keep_within_the_bounds_of_an_axis_and_reach_them(
-    module: nn.Module, axis: Axis | Dim, length: int, bounds: list[int | None], tmp_path: Path
+    module: nn.Module, axis: str | Axis | Dim, length: int, bounds: list[int | None], tmp_path: Path
 ):
     subject = of_x(module, axis, length)
     assert build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
@@ -179,15 +197,33 @@ def test_cases_keep_within_the_bounds_of_an_axis_and_reach_them(
 
 
 @pytest.mark.parametrize(
-    ("module", "proposed"),
-    [(Positions(30), r"Axis\('query_len', max=30\)"), (Spread(), r"Axis\('query_len', min=2\)")],
-    ids=["the end of a table", "too few tokens"],
+    ("module", "axis", "bound"),
+    [
+        (Positions(30), "query_len", "max=30"),
+        (Relative(16), "query_len", "max=8"),
+        (Relative(17, centred=True), "query_len", "max=9"),
+        (Spread(), Axis("query_len", min=1), "min=2"),
+    ],
+    ids=["the end of a table", "a slice beyond a table", "one before a table", "too few tokens"],
 )
-def test_a_module_that_raises_at_some_sizes_is_refused_with_the_bound(
-    module: nn.Module, proposed: str, tmp_path: Path
+def test_a_module_that_is_right_at_some_sizes_is_refused_with_the_bound(
+    module: nn.Module, axis: str | Axis, bound: str, tmp_path: Path
 ):
-    with pytest.raises(ExportError, match=proposed):
-        build(of_x(module), tmp_path / "b", runtimes=["ort-cpu"])
+    with pytest.raises(ExportError, match=rf"write Axis\('query_len', {bound}\)"):
+        build(of_x(module, axis), tmp_path / "b", runtimes=["ort-cpu"])
+
+
+def test_the_last_of_two_axes_that_are_too_long_together_has_the_bound(tmp_path: Path):
+    class Past(nn.Module):
+        def forward(self, x: Tensor, past: Tensor) -> Tensor:
+            k = torch.cat([past, x], 1)
+            return attend(x + table[: k.shape[1]][past.shape[1] :], k, k)
+
+    table = torch.randn(70, E)
+    inputs = {"x": torch.randn(2, 3, E), "past": torch.randn(2, 4, E)}
+    axes = {"x": {0: "batch", 1: "query_len"}, "past": {0: "batch", 1: "past_len"}}
+    with pytest.raises(ExportError, match=r"write Axis\('past_len', max=\d+\)"):
+        build(Subject(Past().eval(), inputs, axes, ["y"]), tmp_path / "b", runtimes=["ort-cpu"])
 
 
 @pytest.mark.parametrize(
