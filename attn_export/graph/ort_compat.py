@@ -30,8 +30,9 @@ from attn_export.graph.ir_helpers import (
 from attn_export.spec.inputs import MASK_FLOOR
 
 PASSING_OPERATORS = frozenset({
-    "Add", "Cast", "Concat", "Expand", "Identity", "Mul", "Reshape", "Slice", "Squeeze",
-    "Sub", "Transpose", "Unsqueeze", "Where",
+    "Add", "Cast", "Clip", "Concat", "Expand", "Gather", "GatherElements", "GatherND", "Identity",
+    "Max", "Min", "Mul", "Neg", "Pad", "Reshape", "ScatterND", "Slice", "Squeeze", "Sub", "Tile",
+    "Transpose", "Trilu", "Unsqueeze", "Where",
 })  # fmt: skip
 """Operators that may pass a huge constant on to a mask."""
 
@@ -167,7 +168,11 @@ def _may_be_huge(mask: ir.Value) -> bool:
         value = values.pop()
         node = value.producer()
         if node is None:
-            if _holds_huge(value):
+            if _holds_huge(value.dtype, constant_array(value)):
+                return True
+        elif node.op_type == "ConstantOfShape":
+            fill = node.attributes.get_tensor("value", None)
+            if fill is not None and _holds_huge(value.dtype, fill.numpy()):
                 return True
         elif node.op_type in PASSING_OPERATORS and not _is_clamped(node):
             new = {i for i in node.inputs if i is not None and i.dtype != ir.DataType.BOOL} - seen
@@ -176,13 +181,12 @@ def _may_be_huge(mask: ir.Value) -> bool:
     return False
 
 
-def _holds_huge(value: ir.Value) -> bool:
-    """Return whether an initializer has, or an input may have, finite values below `MASK_FLOOR`."""
-    array = constant_array(value)
+def _holds_huge(dtype: ir.DataType | None, array: np.ndarray | None) -> bool:
+    """Return whether a constant has, or an input may have, huge finite values of either sign."""
     if array is None:
-        return value.dtype == ir.DataType.FLOAT
+        return dtype == ir.DataType.FLOAT
     # Twice the floor: the floor itself is rounded to float32.
-    return bool((np.isfinite(array) & (array < 2 * MASK_FLOOR)).any())
+    return bool((np.isfinite(array) & (np.abs(array) > -2 * MASK_FLOOR)).any())
 
 
 def _is_clamped(node: ir.Node) -> bool:

@@ -52,6 +52,11 @@ def sdpa_float(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return sdpa(q, k, v, attn_mask=torch.where(padding(mask), 0.0, -1e4), scale=0.3)
 
 
+def sdpa_free(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attend with a mask whose last axis has a name of its own."""
+    return sdpa(q, k, v, attn_mask=mask)
+
+
 def sdpa_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return sdpa(q, k, v, is_causal=True)
 
@@ -145,6 +150,46 @@ def stable(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (scores - scores.amax(-1, keepdim=True)).softmax(-1) @ v
 
 
+def softmax_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.transpose(2, 3) / D**0.5
+    scores = torch.cat([scores, torch.zeros_like(scores[..., :1])], -1)
+    return scores.softmax(-1)[..., :-1] @ v
+
+
+class Windows(Layer):
+    """Attention within windows, with a mask for each of the 3 windows of an image, as in Swin."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        b, n, _ = x.shape
+        q, k, v = (p(x).view(b, n, H, D).transpose(1, 2) for p in (self.q, self.k, self.v))
+        scores = (q * D**-0.5) @ k.transpose(-2, -1) + torch.linspace(-1, 1, H * 25).view(
+            1, H, 5, 5
+        )
+        hidden = torch.arange(75).view(3, 1, 5, 5) % 7 > 4
+        scores = scores.view(-1, 3, H, 5, 5) + torch.where(hidden, -100.0, 0.0)
+        y = scores.view(-1, H, 5, 5).softmax(-1) @ v
+        return self.o(y.transpose(1, 2).reshape(b, n, H * D))
+
+
+class Rows(Layer):
+    """Attention along the rows of `[B, R, L, E]`."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        q, k, v = (p(x).unflatten(-1, (H, D)).transpose(2, 3) for p in (self.q, self.k, self.v))
+        y = (q @ k.transpose(-1, -2) / D**0.5).softmax(-1) @ v
+        return self.o(y.transpose(2, 3).flatten(3))
+
+
+class Latents(Layer):
+    """Attention of 3 learned queries, of batch size 1."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        q = self.q.weight[None, :3].expand(len(x), -1, -1)
+        k, v = (p(x).unflatten(-1, (H, D)).transpose(1, 2) for p in (self.k, self.v))
+        y = sdpa(q.unflatten(-1, (H, D)).transpose(1, 2), k, v)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
 class Timm(nn.Module):
     """One projection for queries, keys and values, as in timm."""
 
@@ -230,9 +275,30 @@ class Cached(Layer):
         return self.o(y.transpose(1, 2).reshape(b, n, self.heads * D)), k, v
 
 
+class Padded(Cached):
+    """`Cached` with padding: two masks of the lowest number, whose sum is kept above it."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, past_key: Tensor, past_value: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        b, n, _ = x.shape
+        q = self.q(x).view(b, n, self.heads, D).transpose(1, 2)
+        k, v = (p(x).view(b, n, self.kv_heads, D).transpose(1, 2) for p in (self.k, self.v))
+        k, v = torch.cat([past_key, k], 2), torch.cat([past_value, v], 2)
+        key, value = (t.repeat_interleave(2, dim=1) for t in (k, v))
+        low, past = torch.finfo(x.dtype).min, past_key.shape[2]
+        causal = torch.full((n, past + n), low).triu(1 + past)
+        hidden = causal + (1 - mask[:, None, None].to(x.dtype)) * low
+        scores = q @ key.transpose(2, 3) / math.sqrt(D) + hidden.clamp(min=low)
+        y = scores.softmax(-1) @ value
+        return self.o(y.transpose(1, 2).reshape(b, n, self.heads * D)), k, v
+
+
 X = {"x": TOKENS}
 MASKED = {"x": TOKENS, "mask": PADDING}
 PAST, NOTHING = torch.zeros(2, 2, 3, D), torch.zeros(2, 7, dtype=torch.int64)
+
+CACHED = {"x": TOKENS, "past_key": PAST, "past_value": PAST}
 
 MODULES: Mapping[str, tuple[Callable[[], nn.Module], Inputs]] = {
     "sdpa": (lambda: Layer(sdpa_plain), X),
@@ -257,7 +323,13 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], Inputs]] = {
     "length_first": (LengthFirst, {"x": torch.zeros(5, 2, E), "hidden": NOTHING[:, :5]}),
     "channels": (Channels, {"x": torch.zeros(2, E, 3, 4)}),
     "cross": (Cross, {"x": TOKENS, "y": torch.zeros(2, 7, E), "hidden": NOTHING}),
-    "cached": (lambda: Cached(sdpa_plain, 4), {"x": TOKENS, "past_key": PAST, "past_value": PAST}),
+    "cached": (lambda: Cached(sdpa_plain, 4), CACHED),
+    "padded": (lambda: Padded(sdpa_plain, 4), {**CACHED, "mask": torch.ones(2, 8).long()}),
+    "sdpa_free": (lambda: Layer(sdpa_free), {"x": TOKENS, "mask": torch.zeros(2, H, 5, 5)}),
+    "softmax_one": (lambda: Layer(softmax_one), X),
+    "windows": (lambda: Windows(sdpa_plain), {"x": torch.zeros(6, 5, E)}),
+    "rows": (lambda: Rows(sdpa_plain), {"x": torch.zeros(2, 3, 5, E)}),
+    "latents": (lambda: Latents(sdpa_plain), X),
 }  # fmt: skip
 
 AXES: Mapping[str, Mapping[int, str]] = {
@@ -268,6 +340,10 @@ AXES: Mapping[str, Mapping[int, str]] = {
 OTHER_AXES: Mapping[str, Mapping[str, Mapping[int, str]]] = {
     "length_first": {"x": {0: "length", 1: "batch"}, "hidden": {0: "batch", 1: "length"}},
     "channels": {"x": {0: "batch", 2: "height", 3: "width"}},
+    "padded": {"mask": {0: "batch", 1: "total"}},
+    "sdpa_free": {"mask": {0: "batch", 2: "length", 3: "keys"}},
+    "windows": {"x": {0: "batch"}},
+    "rows": {"x": {0: "batch", 1: "rows", 2: "length"}},
     "cross": {"hidden": {0: "batch", 1: "keys"}},
 }
 """The names of the dynamic axes of inputs, and of those that differ in a module."""

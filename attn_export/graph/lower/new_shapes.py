@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from attn_export.graph.axis_names import Size, known_equal, reshape_target
+from attn_export.graph.axis_names import Size, axis_of_an_input, known_equal, reshape_target
 from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower.node_builder import Builder
 
@@ -60,13 +60,14 @@ def reshaped(op: Builder, value: ir.Value, shape: Sequence[Size]) -> ir.Value | 
         return value
     target = reshape_target(before, shape)
     numbers = None if target is None else op.ints(*target)
-    if numbers is None:  # one size is inferred, and the others are read from the value
+    if numbers is None:  # one size is inferred, and the others are read
         parts, inferred = list[ir.Value](), 0
         for size in shape:
             axis = next((n for n, old in enumerate(before) if known_equal(old, size)), None)
-            inferred += axis is None and not isinstance(size, int)
+            seen = axis_of_an_input(op.model, size) if axis is None else (value, axis)
+            inferred += seen is None and not isinstance(size, int)
             known = op.ints(size if isinstance(size, int) else -1)
-            parts.append(known if axis is None else op.size(value, axis))
+            parts.append(known if seen is None else op.size(*seen))
         if inferred > 1:
             return None
         numbers = op("Concat", *parts, axis=0)

@@ -23,7 +23,7 @@ class Builder:
     """
 
     def __init__(self, model: ir.Model, before: ir.Node) -> None:
-        self._model, self._before = model, before
+        self.model, self._before = model, before
         # Collected once per graph: with thousands of nodes it takes longer than all else.
         self._names: set[str] = model.graph.meta.get(NAMES) or {n.name or "" for n in model.graph}
         model.graph.meta[NAMES] = self._names
@@ -59,7 +59,7 @@ class Builder:
             output.name = f"{node.name}.{index or 'out'}"
         node.metadata_props.update(self._before.metadata_props)
         if domain:
-            self._model.graph.opset_imports.setdefault(domain, 1)
+            self.model.graph.opset_imports.setdefault(domain, 1)
         self._add(node)
         return node.outputs
 
@@ -171,13 +171,13 @@ class Builder:
 
     def _inner(self) -> tuple[Builder, list[ir.Node]]:
         """Return a builder of a subgraph, and the list to which it adds nodes."""
-        inner, nodes = Builder(self._model, self._before), list[ir.Node]()
+        inner, nodes = Builder(self.model, self._before), list[ir.Node]()
         inner._names, inner._add = self._names, nodes.append
         return inner, nodes
 
     def ints(self, *numbers: int) -> ir.Value:
         """Return a constant int64 vector, `[n]`."""
-        return ints(self._model, *numbers)
+        return ints(self.model, *numbers)
 
     def scalar(self, number: float, dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
         """Return a constant scalar.
@@ -186,11 +186,11 @@ class Builder:
             number: The number.
             dtype: The data type.
         """
-        return constant(self._model, np.array(number).astype(dtype.numpy()))
+        return constant(self.model, np.array(number).astype(dtype.numpy()))
 
     def array(self, array: np.ndarray) -> ir.Value:
         """Return a constant of the shape and dtype of an array."""
-        return constant(self._model, array)
+        return constant(self.model, array)
 
     def size(self, value: ir.Value, axis: int) -> ir.Value:
         """Return the size of an axis, int64 `[1]`; a constant if it is known.

@@ -18,22 +18,17 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from attn_export.graph.axis_names import Size
-from attn_export.graph.ir_helpers import dims, nodes_of, set_type
+from attn_export.graph.ir_helpers import dims, nodes_of
 from attn_export.graph.lower.new_shapes import reordered
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.read import WEIGHTS
 from attn_export.graph.lower.views import Heads, NoMatchError, Views
-from attn_export.graph.lower.written_scores import (
-    Mask,
-    Operand,
-    Scores,
-    read_scores,
-)
+from attn_export.graph.lower.written_masks import Masks
+from attn_export.graph.lower.written_scores import Operand, Scores, read_scores
 from attn_export.graph.lower.written_weights import Weights, weights_of
 
 
@@ -94,6 +89,8 @@ class _Attention:
             heads = [size for size in leads[1:] if isinstance(size, int)]
             if len(leads) in (2, 3) and len(heads) == len(leads) - 1:
                 yield leads[0], math.prod(heads)
+            elif len(leads) > 2 and isinstance(leads[-1], int):
+                yield _product_of(leads[:-1]), leads[-1]
         if len(scores.leads) == 1:
             sizes = self._views.sizes(scores.leads[0])
             for batch in self._views.leading_axes(scores.query.value):
@@ -118,11 +115,14 @@ class _Attention:
             key, key_factor = self._operand(scores.key, heads, scaled=True, count=max(counts))
             value, _ = self._operand(weights.value, of_values, count=max(counts))
         scale = scores.scale * factor * key_factor
-        mask = self._mask([self._four_axes(mask, batch, count) for mask in scores.masks], query)
+        masks = Masks(op, views, Heads(batch, count, ()), query, key)
+        mask = masks.combined(scores.masks)
         if scores.sink is not None:
-            key, value, mask = self._with_sink(key, value, mask, scores.sink, query)
+            key, value, mask = masks.with_sink(value, mask, scores.sink)
         read = [x for x in weights.path if _is_read_elsewhere(x, weights)]
         attended, shown = self._node([query, key, value], mask, scale, weights_read=bool(read))
+        # A query of batch size 1 is expanded later.
+        attended.shape = ir.Shape([batch, *dims(attended)[1:]])
         out = weights.product.outputs[0]
         old, new = views.replace_furthest(op, attended, out, weights.order)
         made = weights.softmax.outputs[0]
@@ -142,89 +142,6 @@ class _Attention:
         return self._views.with_heads(
             self._op, operand.value, heads, perm=operand.perm, scaled=scaled, count=count
         )
-
-    def _four_axes(self, mask: Mask, batch: Size, count: int) -> Mask:
-        """Return a mask that broadcasts to `[B, H, L, S]`."""
-        rank, leads = len(dims(mask.value)), mask.leads
-        if not rank:
-            raise NoMatchError
-        value = mask.value
-        if rank == 1:
-            value = set_type(
-                self._op("Unsqueeze", value, self._op.ints(0)), value.dtype,
-                ir.Shape([1, *dims(value)]),
-            )  # fmt: skip
-        elif rank > 2 and len(leads) != 2:
-            value, _ = self._views.with_heads(self._op, value, Heads(batch, count, leads))
-        elif rank == 3:
-            value = set_type(
-                self._op("Unsqueeze", value, self._op.ints(0)), value.dtype,
-                ir.Shape([1, *dims(value)]),
-            )  # fmt: skip
-        return dataclasses.replace(mask, value=value)
-
-    def _mask(self, masks: Sequence[Mask], like: ir.Value) -> ir.Value | None:
-        """Combine all masks: to a bool one if all of them hide by -inf, else to an added one."""
-        op, dtype = self._op, like.dtype
-        if not masks:
-            return None
-        if dtype is None:
-            raise NoMatchError
-        if all(mask.visible and mask.low == -math.inf for mask in masks):
-            return self._combined("And", [mask.value for mask in masks], ir.DataType.BOOL)
-        numbers = []
-        for mask in masks:
-            number = mask.value
-            if mask.visible:
-                floor = (
-                    max(mask.low, float(np.finfo(dtype.numpy()).min))
-                    if mask.low > -math.inf
-                    else mask.low
-                )
-                number = op("Where", mask.value, op.scalar(0.0, dtype), op.scalar(floor, dtype))
-                set_type(number, dtype, mask.value.shape)
-            elif mask.value.dtype not in (None, dtype):
-                number = set_type(op("Cast", number, to=dtype), dtype, number.shape)
-            if mask.factor != 1 and not mask.visible:
-                scaled = op("Mul", number, op.scalar(mask.factor, dtype))
-                number = set_type(scaled, dtype, number.shape)
-            numbers.append(number)
-        return self._combined("Add", numbers, dtype)
-
-    def _with_sink(
-        self, key: ir.Value, value: ir.Value, mask: ir.Value | None, sink: ir.Value, like: ir.Value
-    ) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """Return keys and values with one more key of zeros, to which the mask adds the sink."""
-        op, dtype = self._op, like.dtype
-        if dtype is None or sink.dtype != dtype or len(dims(sink)) != 4:
-            raise NoMatchError
-        one_more = op.ints(0, 0, 0, 0, 0, 0, 1, 0)
-        longer = [op("Pad", x, one_more) for x in (key, value)]
-        keys = dims(key)[2]
-        total = keys + 1 if isinstance(keys, int) else ir.SymbolicDim(f"{keys.value} + 1")
-        for old, new in zip((key, value), longer, strict=True):
-            set_type(new, dtype, ir.Shape([*dims(old)[:2], total, dims(old)[3]]))
-        before = op("Concat", op.ints(0, 0, 0), op.size(key, 2), op.ints(0, 0, 0, 0), axis=0)
-        bias = set_type(op("Pad", sink, before), dtype, ir.Shape([*dims(sink)[:3], total]))
-        if mask is None:
-            return longer[0], longer[1], bias
-        if mask.dtype == ir.DataType.BOOL:
-            numbers = op("Where", mask, op.scalar(0.0, dtype), op.scalar(-math.inf, dtype))
-            mask = set_type(numbers, dtype, mask.shape)
-        rank = len(dims(mask))
-        padded = op("Pad", mask, op.ints(*[0] * (2 * rank - 1), 1))
-        set_type(padded, dtype, ir.Shape([*dims(mask)[:-1], total]))
-        return longer[0], longer[1], self._combined("Add", [padded, bias], dtype)
-
-    def _combined(self, op_type: str, masks: Sequence[ir.Value], dtype: ir.DataType) -> ir.Value:
-        """Combine masks by an operator, and set the broadcast shape."""
-        combined, *others = masks
-        for other in others:
-            rank = max(len(dims(combined)), len(dims(other)))
-            first, second = ((1,) * (rank - len(dims(x))) + dims(x) for x in (combined, other))
-            shape = [b if a == 1 else a for a, b in zip(first, second, strict=True)]
-            combined = set_type(self._op(op_type, combined, other), dtype, ir.Shape(shape))
-        return combined
 
     def _node(
         self, parts: Sequence[ir.Value], mask: ir.Value | None, scale: float, *, weights_read: bool

@@ -290,6 +290,11 @@ def _read_sink(op: Builder, depth: int, node: ir.Node, one: ir.Value, sink: ir.V
     if axis not in (-1, 3) or len(dims(one)) != 4 or dims(sink)[-1:] != (1,):
         raise NoMatchError
     scores = read_scores(op, one, depth)
+    number = number_of(sink)
+    if number is not None and sink.dtype is not None:  # its shape may be read from the scores
+        dtype, shape = sink.dtype, ir.Shape([1, 1, 1, 1])
+        source = op("Reshape", op.scalar(number, dtype), op.ints(1, 1, 1, 1))
+        return dataclasses.replace(scores, sink=set_type(source, dtype, shape))
     return dataclasses.replace(scores, sink=value_before(sink, "Expand") or sink)
 
 
