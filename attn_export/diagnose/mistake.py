@@ -176,8 +176,9 @@ def cache_scatters(evaluation: Evaluation) -> dict[str, onnx.NodeProto]:
 
 
 def keys_and_values(parts: Mapping[str, Part]) -> dict[str, tuple[Part, ...]]:
-    """Return ``{"keys and values": (K, V), "keys": (K,), "values": (V,)}`` from keys and values."""
-    return {"keys and values": tuple(parts.values()), **{n: (p,) for n, p in parts.items()}}
+    """Return ``{"keys and values": (K, V), "keys": (K,), "values": (V,)}``; nothing for nothing."""
+    both = {"keys and values": tuple(parts.values())} if parts else {}
+    return {**both, **{name: (part,) for name, part in parts.items()}}
 
 
 def scatter_into_cache(

@@ -76,7 +76,7 @@ def test_a_fault_at_one_size_shows_at_this_size_alone(sizes: str, tmp_path: Path
 
 def test_explain_locates_it_and_says_that_it_passes_with_shared_buffers(tmp_path: Path):
     graph = reads_the_past_after_the_write(tmp_path, ONE_QUERY)
-    explanation = explain(bundle_of("in-place"), "ort-cpu", graph=graph, seconds=5)
+    explanation = explain(bundle_of("in-place"), "ort-cpu", graph=graph, seconds=30)
     assert explanation.fault == "graph"
     assert ONLY_SEPARATE in explanation.notes
     assert set(explanation.smallest.items()) >= {("query_len", 1), ("batch", 1)}
