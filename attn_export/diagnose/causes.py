@@ -134,6 +134,11 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     observed = first is not None and bool(first.relation)
     matches = [match for match in known.matches if not (observed and match.only)]
     matches.sort(key=lambda match: first is None or match.mistake.node != first.node)
+    if first is not None and first.in_weights:
+        # Wrong weights are seen: a mistake at another node only has the same effect.
+        matches = [
+            m for m in matches if m.mistake.node in first.relation or m.mistake.node == first.node
+        ]
     causes = [_cause(match, lines, clause) for match in matches]
     if first is None:
         return [*not_computed, *causes]

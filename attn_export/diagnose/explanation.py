@@ -82,6 +82,7 @@ class Deviation:
         error: The relative L2 distance of the output; infinite if it is not defined.
         says: Its differences from the right node.
         relation: The relation of the wrong value to the right one; "" if none is known.
+        in_weights: Whether this is the relation of an initialiser of several elements.
     """
 
     node: str
@@ -91,6 +92,7 @@ class Deviation:
     error: float
     says: str
     relation: str = ""
+    in_weights: bool = False
 
     @property
     def location(self) -> str:

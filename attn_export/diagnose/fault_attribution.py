@@ -19,7 +19,6 @@ from attn_export.diagnose.graph_evaluation import (
 from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner
 from attn_export.diagnose.inexact_operators import inexact_operator
 from attn_export.diagnose.localise import (
-    NO_SUCH_NODE,
     first_difference,
     first_runtime_deviation,
     first_value_in_no_right_graph,
@@ -27,6 +26,7 @@ from attn_export.diagnose.localise import (
 )
 from attn_export.diagnose.match import Match, matches
 from attn_export.diagnose.mistake import Evidence
+from attn_export.diagnose.node_differences import NO_SUCH_NODE
 from attn_export.diagnose.value_relations import first_relation
 from attn_export.results import Arrays
 from attn_export.temp_folders import scratch
@@ -75,8 +75,7 @@ def known_mistakes(
     trial: GraphRun,
     cases: Sequence[GoldenCase],
     out_of_time: OutOfTime,
-    *,
-    thorough: bool = True,
+    first: Deviation | None = None,
 ) -> KnownMistakes:
     """Return the known mistakes that explain the outputs of a graph.
 
@@ -86,7 +85,7 @@ def known_mistakes(
         trial: The runtime's result.
         cases: The cases to evaluate.
         out_of_time: Returns whether the time limit has passed.
-        thorough: Whether to try mistakes of which there are many.
+        first: The first wrong node; None if none was found.
     """
     from_right_graph = right is not None
     base = right or suspect
@@ -104,14 +103,10 @@ def known_mistakes(
         evidence.append(Evidence(values, outputs, layout, case.sizes, allowed))
     matching = []
     if evidence:
+        thorough = first is None or not first.relation
         matching = matches(base.evaluation, evidence, out_of_time, thorough=thorough)
-    if (
-        not matching
-        and thorough
-        and right is not None
-        and suspect is not None
-        and not suspect.right
-    ):
+    is_wrong = suspect is not None and not suspect.right
+    if not matching and first is None and right is not None and is_wrong:
         # The graphs may differ in structure: search for a mistake that corrects the wrong one.
         return known_mistakes(suspect, None, trial, cases, out_of_time)
     return KnownMistakes(matching, from_right_graph)
@@ -233,8 +228,8 @@ def _first_over_cases(
     if not deviations:
         return _first_by_values(suspect, counterparts, cases)
     first = min(deviations, key=lambda deviation: (order[deviation.node], -deviation.error))
-    relation = first_relation(suspect.evaluation, counterpart.evaluation, compared)
-    return dataclasses.replace(first, relation=relation)
+    relation, in_weights = first_relation(suspect.evaluation, counterpart.evaluation, compared)
+    return dataclasses.replace(first, relation=relation, in_weights=in_weights)
 
 
 def _first_unmatched_over_cases(

@@ -76,6 +76,7 @@ def _angle_mistakes(
 ) -> Iterator[Mistake]:
     """Yield the mistakes of the angles position · frequency, `[..., L, R/2]`."""
     change = functools.partial(_change_angle, evaluation, angle)
+    product = evaluation.producer.get(angle, node)
     offset = "position offset"
     for kind, effect, replaced in (
         (offset, "rotary positions are 1 too high", change(lambda p, f: (p + 1) * f)),
@@ -95,7 +96,7 @@ def _angle_mistakes(
         ("rotary frequencies", "the exponents of the rotary base are half of what they should be",
          change(lambda p, f: p * np.sqrt(f))),
     ):  # fmt: skip
-        yield Mistake(kind, effect, node.name, replaced)
+        yield Mistake(kind, effect, product.name, replaced)
 
 
 def _multiply_by_powers(base: float, positions: Array, right_frequencies: Array) -> Array:
@@ -182,7 +183,7 @@ def _rotation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     groups += [[rotation] for rotation in rotations] if len(rotations) > 1 else []
     for group in groups:
         node = group[0].node.name
-        which = f", of {group[0].output} alone" if len(group) < len(rotations) else ""
+        which = f" in {group[0].output} alone" if len(group) < len(rotations) else ""
         for kind, effect, rotate in ROTATIONS:
             changes = [_replace(r, functools.partial(_rotated, r, rotate)) for r in group]
             yield Mistake(kind, f"{effect}{which}", node, join(changes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,11 @@ from onnx import helper
 from attn_export.diagnose.eager_values import distance
 from attn_export.diagnose.evaluate import Evaluation, Values, is_float
 from attn_export.diagnose.explanation import Deviation
+from attn_export.diagnose.node_differences import (
+    NO_SUCH_NODE,
+    attribute_differences,
+    input_differences,
+)
 from attn_export.graph.load import load_model
 from attn_export.parity.measures import measure
 from attn_export.tensorfile import Array
@@ -35,8 +39,6 @@ the same outputs in another way."""
 MAX_FOREIGN_NAMES = 0.5
 """The largest share of value names that the right graph may lack. Above it another exporter chose
 the names, so that a node without a counterpart proves nothing."""
-
-NO_SUCH_NODE = "the right graph has no such node"
 
 
 def first_difference(
@@ -128,7 +130,7 @@ def _deviation(
     counterpart = right.producer.get(name)
     if first is not node and len(unmatched) <= MAX_UNMATCHED:
         differences = [f"{NO_SUCH_NODE} before {node.op_type} {node.name}"]
-        differences += [f"there {change}" for change in _attribute_differences(node, counterpart)]
+        differences += [f"there {change}" for change in attribute_differences(node, counterpart)]
     else:
         differences = _differences(node, wrong, right, counterpart, agreeing)
         if first is not node:
@@ -233,8 +235,8 @@ def _differences(
     if counterpart is not None and counterpart.op_type == node.op_type:
         return [
             *initializers,
-            *_input_differences(node, counterpart),
-            *_attribute_differences(node, counterpart),
+            *input_differences(node, counterpart),
+            *attribute_differences(node, counterpart),
         ]
     if initializers or counterpart is None:
         return initializers
@@ -242,59 +244,3 @@ def _differences(
         return [f"it is {node.op_type}, and should be {counterpart.op_type}"]
     is_elsewhere = counterpart.name in {n.name for n in wrong.nodes}
     return [NO_SUCH_NODE if is_elsewhere else f"it should be {counterpart.op_type}"]
-
-
-def _input_differences(node: onnx.NodeProto, counterpart: onnx.NodeProto) -> list[str]:
-    pairs = itertools.zip_longest(node.input, counterpart.input, fillvalue="")
-    return [
-        f"its input {name or 'nothing'} should be {right_name or 'nothing'}"
-        for name, right_name in pairs
-        if name != right_name
-    ]
-
-
-def _attribute_differences(node: onnx.NodeProto, counterpart: onnx.NodeProto | None) -> list[str]:
-    """Describe the attributes of a node that differ from its counterpart's, subgraphs included."""
-    if counterpart is None or counterpart.op_type != node.op_type:
-        return []
-    differences = []
-    attributes, right_attributes = (
-        {a.name: helper.get_attribute_value(a) for a in n.attribute} for n in (node, counterpart)
-    )
-    for name in sorted(attributes.keys() | right_attributes.keys()):
-        value, right_value = attributes.get(name), right_attributes.get(name)
-        if value == right_value:
-            continue
-        if isinstance(value, onnx.GraphProto) and isinstance(right_value, onnx.GraphProto):
-            differences.append(f"its {name} differs{_branch_difference(value, right_value)}")
-        else:
-            differences.append(
-                f"its {name} is {_format(value)}, and should be {_format(right_value)}"
-            )
-    return differences
-
-
-def _branch_difference(branch: onnx.GraphProto, right: onnx.GraphProto) -> str:
-    """Describe the first difference between a subgraph and the right one."""
-    counterparts = {node.name: node for node in right.node}
-    for node in branch.node:
-        counterpart = counterparts.get(node.name)
-        if counterpart is None:
-            return f": {node.op_type} {node.name} is not in the right graph"
-        if node.op_type != counterpart.op_type:
-            return f": {node.op_type} {node.name} should be {counterpart.op_type}"
-        changed = [
-            *_input_differences(node, counterpart),
-            *_attribute_differences(node, counterpart),
-        ]
-        if changed:
-            return f": in {node.op_type} {node.name}, {'; '.join(changed)}"
-    return ""
-
-
-def _format(value: object) -> str:
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    if isinstance(value, float):
-        return f"{value:.7g}"
-    return "not set" if value is None else str(value)

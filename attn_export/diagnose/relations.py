@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import ml_dtypes
 import numpy as np
 
+from attn_export.diagnose.mask_relations import keys_relation
 from attn_export.tensorfile import Array
 
 WrongAndRight = Sequence[tuple[Array, Array]]
@@ -38,7 +39,7 @@ def relation(pairs: WrongAndRight, units: Sequence[str]) -> str:
     if text or any(w.shape != r.shape for w, r in wrong):
         return text
     for axis, unit in enumerate(units):
-        where, part = _wrong_part(wrong, axis, unit)
+        where, part = wrong_part(wrong, axis, unit)
         text = _known(part, units) if where else ""
         if text:
             return f"{text} in {where} alone"
@@ -53,8 +54,12 @@ def _known(pairs: WrongAndRight, units: Sequence[str]) -> str:
     if any(w.shape != r.shape for w, r in shown):
         relations = [_transposed]
     elif small:
-        of_keys, of_an_axis = (functools.partial(of, units) for of in (_of_keys, _of_an_axis))
-        relations = [of_keys, *relations, of_an_axis]
+        of_an_axis = functools.partial(_of_an_axis, units)
+        relations = [
+            *([keys_relation] if units[-2:] == ("query", "key") else []),
+            *relations,
+            of_an_axis,
+        ]
     with np.errstate(all="ignore"):
         return next(filter(None, (describe(shown) for describe in relations)), "")
 
@@ -75,12 +80,29 @@ def _all_equal(pairs: WrongAndRight, change: Callable[[Array], Array]) -> bool:
     return all(_equal(w, change(r)) for w, r in pairs)
 
 
-def _wrong_part(pairs: WrongAndRight, axis: int, unit: str) -> tuple[str, WrongAndRight]:
-    """Return the name of the indices along an axis that alone are wrong, and the arrays there."""
+def differences(w: Array, r: Array) -> Array:
+    """Return where two arrays differ; NaN equals NaN.
+
+    Args:
+        w: Any array.
+        r: An array of its shape.
+    """
+    return np.asarray((w != r) & ~((w != w) & (r != r)))
+
+
+def wrong_part(pairs: WrongAndRight, axis: int, unit: str) -> tuple[str, WrongAndRight]:
+    """Return the name of the indices along an axis that alone are wrong, and the arrays there.
+
+    Args:
+        pairs: The arrays of each case.
+        axis: The axis.
+        unit: The name of an element of it.
+    """
     found = []
+    pairs = [(w, r) for w, r in pairs if differences(w, r).any()]
     for w, r in pairs:
         others = tuple(a for a in range(w.ndim) if a != axis)
-        differs = (w != r) & ~((w != w) & (r != r))  # NaN equals NaN here
+        differs = differences(w, r)
         found.append((np.flatnonzero(differs.any(axis=others)), w.shape[axis]))
     for name, select in _selections(unit, found):
         if all(np.array_equal(i, np.arange(n)[select(np.arange(n), n)]) for i, n in found):
@@ -145,22 +167,27 @@ def _offset(pairs: WrongAndRight) -> str:
 
 
 def _replaced(pairs: WrongAndRight) -> str:
-    """Describe one number in place of another, or a limit."""
+    """Describe one number in place of another."""
     if pairs[0][0].dtype.kind == "b":
         return ""
     w, r = _flat(pairs)
-    differs = (w != r) & ~(np.isnan(w) & np.isnan(r))
+    differs = differences(w, r)
     wrong, right = w[differs], r[differs]
     if not wrong.size or not (wrong == wrong[0]).all():
         return ""
     if (right == right[0]).all():
         return f"is {_number(wrong[0])} where it should be {_number(right[0])}"
-    limit = wrong[0]
-    if _all_equal(pairs, lambda x: np.maximum(x, limit)):
-        return f"is clipped to at least {_number(limit)}"
-    if _all_equal(pairs, lambda x: np.minimum(x, limit)):
-        return f"is clipped to at most {_number(limit)}"
     return ""
+
+
+def _clipped(pairs: WrongAndRight) -> str:
+    w, r = _flat(pairs)
+    least, most = float(w.min()), float(w.max())
+    limits = [f"at least {_number(least)}"] if least > r.min() else []
+    limits += [f"at most {_number(most)}"] if most < r.max() else []
+    if not limits or not _all_equal(pairs, lambda x: np.clip(x, least, most)):
+        return ""
+    return f"is clipped to {' and '.join(limits)}"
 
 
 def _rounded(pairs: WrongAndRight) -> str:
@@ -200,7 +227,7 @@ def _powers(pairs: WrongAndRight) -> str:
 
 
 RELATIONS: Sequence[Callable[[WrongAndRight], str]] = (
-    _constant, _negated, _factor, _offset, _replaced, _rounded, _transposed, _powers,
+    _constant, _negated, _factor, _offset, _replaced, _clipped, _rounded, _transposed, _powers,
 )  # fmt: skip
 """Relations of all elements; the first that holds is named."""
 
@@ -212,44 +239,6 @@ def _flat(pairs: WrongAndRight) -> tuple[Array, Array]:
 
 def _number(x: float | bool) -> str:
     return str(x) if isinstance(x, (bool, np.bool_)) else f"{x + 0.0:.4g}"  # no -0
-
-
-# -- relations of masks --------------------------------------------------------------------------
-
-KEYS: Sequence[tuple[str, Callable[[Array, Array, int, int], Array]]] = (
-    ("key 0", lambda _, j, __, ___: j == 0),
-    ("the last key", lambda _, j, __, S: j == S - 1),
-    ("each query's own key", lambda i, j, P, _: j == i + P),
-    ("the key after each query's own", lambda i, j, P, _: j == i + P + 1),
-    ("the keys after each query's own", lambda i, j, P, _: j > i + P),
-    ("the keys before each query's own", lambda i, j, P, _: j < i + P),
-    ("the keys of the past", lambda _, j, P, __: j < P),
-    ("the new keys", lambda _, j, P, __: j >= P),
-)
-"""Keys that a mask may show or hide by mistake: functions of query, key, P and S. The first two do
-not need to know the queries."""
-
-
-def _of_keys(units: Sequence[str], pairs: WrongAndRight) -> str:
-    """Describe the keys that a mask shows or hides by mistake."""
-    if tuple(units[-2:]) != ("query", "key"):
-        return ""
-    if pairs[0][0].dtype.kind != "b":
-        if any(((w != r) & np.isfinite(w) & np.isfinite(r)).any() for w, r in pairs):
-            return ""
-        pairs = [(~np.isneginf(w), ~np.isneginf(r)) for w, r in pairs]
-    of_queries = any(r.shape[-2] > 1 for _, r in pairs)
-    for name, keys in KEYS if of_queries else KEYS[:2]:
-        chosen = [_chosen(keys, *r.shape[-2:]) for _, r in pairs]
-        if all((w == (r | k)).all() for (w, r), k in zip(pairs, chosen, strict=True)):
-            return f"shows {name}, whatever it should hide"
-        if all((w == (r & ~k)).all() for (w, r), k in zip(pairs, chosen, strict=True)):
-            return f"hides {name}"
-    return ""
-
-
-def _chosen(keys: Callable[[Array, Array, int, int], Array], L: int, S: int) -> Array:
-    return keys(np.arange(L)[:, None], np.arange(S), S - L, S)
 
 
 # -- relations along an axis --------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 
 from attn_export.diagnose.evaluate import Evaluation, Values
 from attn_export.diagnose.localise import GRAPHS_AGREE, value_error
-from attn_export.diagnose.relations import relation
+from attn_export.diagnose.relations import differences, relation, wrong_part
 from attn_export.tensorfile import Array
 
 UNITS: Mapping[int, Sequence[str]] = {
@@ -27,13 +27,15 @@ MASK_UNITS: Mapping[int, Sequence[str]] = {
 OPERANDS = ("query", "key", "value", "mask", "past key", "past value", "length")
 """The inputs of `Attention`, in their order."""
 
+ONE = np.ones(1)
+
 PASSED_ON = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators whose output holds what their input holds."""
 
 
 def first_relation(
     wrong: Evaluation, right: Evaluation, cases: Sequence[tuple[Values, Values]]
-) -> str:
+) -> tuple[str, bool]:
     """Describe how the first wrong value, or what its node reads, differs from the right one.
 
     Args:
@@ -42,7 +44,7 @@ def first_relation(
         cases: The values of both in several cases.
 
     Returns:
-        A clause; "" if no relation is known.
+        A clause, "" if no relation is known; and whether it is that of weights.
     """
     for node in wrong.nodes:
         for name in node.output:
@@ -53,9 +55,11 @@ def first_relation(
             if counterpart.op_type == node.op_type:
                 names = itertools.zip_longest(node.input, counterpart.input, fillvalue="")
                 read = [pair for pair in names if _pairs(cases, *pair)]
-            texts = [_relation(right, cases, *pair) for pair in read or [(name, name)]]
-            return " and ".join(dict.fromkeys(texts)) if all(texts) else ""
-    return ""
+            names_read = read or [(name, name)]
+            texts = [_relation(right, cases, *pair) for pair in names_read]
+            in_weights = all(right.initializers.get(r, ONE).size > 1 for _, r in names_read)
+            return (" and ".join(dict.fromkeys(texts)), in_weights) if all(texts) else ("", False)
+    return "", False
 
 
 def _pairs(
@@ -77,32 +81,39 @@ def _pairs(
 def _relation(
     right: Evaluation, cases: Sequence[tuple[Values, Values]], name: str, right_name: str
 ) -> str:
-    """Describe how a value differs from the right one: from another value, or by a change."""
+    """Describe how a value differs from the right one: by a change, or as another value."""
     pairs = _pairs(cases, name, right_name)
     label = f"{right_name}{_role(right, right_name)}"
     ndim = pairs[0][1].ndim
-    for other in cases[0][1]:
-        if other and other != right_name and _is_value(cases, pairs, other):
-            return f"{other}{_role(right, other)} takes the place of {label.rstrip(',')}"
     table = INITIALISER_UNITS if right_name in right.initializers else UNITS
     if "mask" in label or pairs[0][1].dtype == np.bool_:
         table = MASK_UNITS
     units = table.get(ndim, [f"part of axis {axis}" for axis in range(ndim)])
+    for other in cases[0][1]:
+        others = [right_values.get(other) for _, right_values in cases]
+        if other and other != right_name and _takes_the_place(pairs, others):
+            parts = (wrong_part(pairs, axis, unit)[0] for axis, unit in enumerate(units))
+            where = "".join(
+                f" in {part} alone" for part in itertools.islice(filter(None, parts), 1)
+            )
+            return f"{other}{_role(right, other)} takes the place of {label.rstrip(',')}{where}"
     text = relation(pairs, units)
     return f"{label} {text}" if text else ""
 
 
-def _is_value(
-    cases: Sequence[tuple[Values, Values]], pairs: Sequence[tuple[Array, Array]], other: str
-) -> bool:
-    """Return whether the wrong arrays are those of another value of the right graph."""
-    pairs_of_other = [
-        (w, right.get(other)) for (w, _), (_, right) in zip(pairs, cases, strict=False)
-    ]
-    return any(w.size > 1 and w.any() for w, _ in pairs_of_other) and all(
-        isinstance(o, np.ndarray) and o.shape == w.shape and value_error(w, o) <= GRAPHS_AGREE
-        for w, o in pairs_of_other
-    )
+def _takes_the_place(pairs: Sequence[tuple[Array, Array]], others: Sequence[Array | None]) -> bool:
+    """Return whether the wrong arrays are others, at least where they are not the right ones."""
+    found = False
+    for (w, r), other in zip(pairs, others, strict=False):
+        if not isinstance(other, np.ndarray) or other.shape != w.shape or r.shape != w.shape:
+            return False
+        differs = differences(w, r)
+        if not np.isclose(w[differs], other[differs], rtol=GRAPHS_AGREE, atol=0).all():
+            return False
+        # Constants may agree by chance, and so may masks of two values in a few elements.
+        is_all = np.array_equal(w, other) and len(np.unique(w)) > 1
+        found |= is_all or len(np.unique(w[differs])) > 2
+    return found
 
 
 def _role(graph: Evaluation, name: str) -> str:

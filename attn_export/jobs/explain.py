@@ -211,7 +211,7 @@ class _ExplainJob:
         self, base: Explanation, runner: GraphRunner, trial: GraphRun, output: Path | None
     ) -> Explanation:
         """Explain wrong values, by evaluating the graph in float64 and by experiments."""
-        from attn_export.diagnose import fault_attribution, graph_evaluation
+        from attn_export.diagnose import fault_attribution, graph_evaluation, node_differences
         from attn_export.diagnose.causes import Observations, causes
 
         self.progress.phase("evaluating the graphs in float64")
@@ -223,7 +223,10 @@ class _ExplainJob:
         fault = fault_attribution.fault_of(evaluated, other, lossy=lossy)
         self.progress.phase("looking for the first wrong value")
         lines = self._lines(runner.graph_file.name)
-        if evaluated is not None and lossy:
+        if evaluated is None:
+            first = node_differences.changed_node(runner, self.bundled, trial, lines)
+            fault = "graph" if first is not None and fault == "unknown" else fault
+        elif lossy:
             first = fault_attribution.first_lossy(evaluated, cases, lines)
         else:
             first = fault_attribution.first_deviation(
@@ -231,9 +234,8 @@ class _ExplainJob:
             )
         self.progress.phase("trying known mistakes")
         mistakes = fault_attribution.known_mistakes(
-            evaluated, right, trial, cases, self.out_of_time,
-            thorough=first is None or not first.relation,
-        )  # fmt: skip
+            evaluated, right, trial, cases, self.out_of_time, first
+        )
         self.progress.phase("running it in other ways")
         results = dict(self._experiments(runner, trial, right, within=fault != "graph"))
         pattern = self._pattern(trial)

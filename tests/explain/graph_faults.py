@@ -38,6 +38,7 @@ SPECS = {
         {**CACHED, "num_kv_heads": 2, "attn_mask": "float[B,1,L,S]"}
     ),
     "rotary": AttentionSpec.from_dict({**CACHED, "num_kv_heads": 2, "rotary": "half"}),
+    "alibi": AttentionSpec.from_dict({**CACHED, "alibi": True}),
     "cross": AttentionSpec.from_dict(
         {"embed_dim": 32, "num_heads": 4, "cross": True, "kdim": 16, "vdim": 24}
     ),

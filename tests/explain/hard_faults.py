@@ -77,17 +77,36 @@ def where(of: str, axis: int, test: str, size: int, name: str, factor: float) ->
     return change
 
 
+SIZES: list[Step] = [
+    ("Shape", ["query"], "q_shape"), ("Gather", ["q_shape", "one"], "L"),
+    ("Shape", ["past_key"], "p_shape"), ("Gather", ["p_shape", "two"], "P"),
+    ("Add", ["L", "P"], "S"),
+]  # fmt: skip
+"""Steps that compute L, P and S; the graph must have the constant "two"."""
+
+
 def causal_from_the_top_left(graph: Graph) -> None:
+    causal_up_to(graph, ("Range", ["zero", "L", "one"], "i"))
+
+
+def causal_two_more(graph: Graph) -> None:
+    graph.constant(np.int64(2), "two")
+    causal_up_to(
+        graph, ("Add", ["P", "two"], "from"), ("Add", ["S", "two"], "to"),
+        ("Range", ["from", "to", "one"], "i"),
+    )  # fmt: skip
+
+
+def causal_up_to(graph: Graph, *last_key: Step) -> None:
+    """Show each query the keys up to `i`, `[L]`."""
     node = graph.one("Attention")
     graph.set_attribute(node, "is_causal", 0)
     mask: list[Step] = [
-        ("Shape", ["query"], "q_shape"), ("Gather", ["q_shape", "one"], "L"),
-        ("Shape", ["past_key"], "p_shape"), ("Gather", ["p_shape", "two"], "P"),
-        ("Add", ["L", "P"], "S"), ("Range", ["zero", "S", "one"], "j"),
-        ("Range", ["zero", "L", "one"], "i"), ("Unsqueeze", ["i", "axis1"], "row"),
-        ("LessOrEqual", ["j", "row"], "seen"),
+        *SIZES, ("Range", ["zero", "S", "one"], "j"), *last_key,
+        ("Unsqueeze", ["i", "axis1"], "row"), ("LessOrEqual", ["j", "row"], "seen"),
     ]  # fmt: skip
-    graph.constant(np.int64(2), "two")
+    if "two" not in {t.name for t in graph.model.graph.initializer}:
+        graph.constant(np.int64(2), "two")
     put(graph, node, *mask)
     node.input.extend([""] * (4 - len(node.input)))
     if node.input[3]:
@@ -101,9 +120,7 @@ def one_key_short_with_left_padding(graph: Graph) -> None:
     node = graph.one("Attention")
     graph.constant(np.int64(2), "two")
     steps: list[Step] = [
-        ("Shape", ["query"], "q_shape"), ("Gather", ["q_shape", "one"], "L"),
-        ("Shape", ["past_key"], "p_shape"), ("Gather", ["p_shape", "two"], "P"),
-        ("Add", ["L", "P"], "S"), ("Range", ["P", "S", "one"], "i"),
+        *SIZES, ("Range", ["P", "S", "one"], "i"),
         ("Range", ["zero", "S", "one"], "j"), ("Unsqueeze", ["i", "axis1"], "row"),
         ("Less", ["j", "row"], "before"),
         ("Slice", ["attn_mask", "start", "axis1", "axis3"], "key_0"),
@@ -118,9 +135,7 @@ def not_causal_with_a_past(graph: Graph) -> None:
     graph.set_attribute(node, "is_causal", 0)
     graph.constant(np.int64(2), "two")
     steps: list[Step] = [
-        ("Shape", ["query"], "q_shape"), ("Gather", ["q_shape", "one"], "L"),
-        ("Shape", ["past_key"], "p_shape"), ("Gather", ["p_shape", "two"], "P"),
-        ("Add", ["L", "P"], "S"), ("Range", ["P", "S", "one"], "i"),
+        *SIZES, ("Range", ["P", "S", "one"], "i"),
         ("Range", ["zero", "S", "one"], "j"), ("Unsqueeze", ["i", "axis1"], "row"),
         ("LessOrEqual", ["j", "row"], "before"), ("Greater", ["P", "zero"], "later"),
         ("Or", ["before", "later"], "seen"), ("And", [node.input[3], "seen"], "mask"),
@@ -260,6 +275,14 @@ def values_in_bfloat16(graph: Graph) -> None:
     graph.before(node, 2, "Cast", to=TensorProto.FLOAT)
 
 
+def halved_in_a_contrib_product(graph: Graph) -> None:
+    """Use an operator that is not evaluated in float64."""
+    node = graph.one("MatMul", "k_proj/MatMul")
+    node.op_type, node.domain = "FusedMatMul", "com.microsoft"
+    graph.set_attribute(node, "alpha", 0.5)
+    graph.model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+
 def weight_of(name: str, of: Callable[[np.ndarray], np.ndarray]) -> Change:
     return lambda graph: graph.set_initializer(name, of)
 
@@ -278,6 +301,11 @@ HARD_FAULTS = (
     Planted("top_left", "mqa", causal_from_the_top_left, ("causal offset",), "no past"),
     Planted("top_left_named_anew", "masked", named_anew(causal_from_the_top_left),
             ("causal offset",), "no past"),
+    Planted("causal_two_more", "alibi", causal_two_more, ("causal offset",), "two keys too many"),
+    Planted("slopes_are_zero", "alibi", weight_of("score_bias.slopes", np.zeros_like), CHANGED,
+            "score_bias.slopes is 0 everywhere", "portable"),
+    Planted("contrib_product", "gqa", halved_in_a_contrib_product, CHANGED,
+            "it is FusedMatMul, and should be MatMul", "portable"),
     Planted("short_with_left_padding", "gqa", one_key_short_with_left_padding, ("causal offset",),
             "one key too few: up to P + i - 1, but only in rows whose attn_mask hides key 0"),
     Planted("not_causal_with_a_past", "gqa", not_causal_with_a_past, ("causal dropped",),

@@ -82,6 +82,7 @@ def test_a_wrong_value_is_described(change: Change, says: str):
         ),
         (lambda m: m & (np.arange(m.shape[-1]) > 0), "hides key 0"),
         (lambda m: m & (np.arange(m.shape[-1]) > 1), "hides the keys of the past"),
+        (lambda m: np.triu(m, 1), "hides keys more than 1 before each query's own"),
         (np.ones_like, "shows the keys after each query's own"),
     ],
 )
