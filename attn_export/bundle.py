@@ -84,9 +84,15 @@ def staging(output: Path) -> Iterator[Staging]:
     with write_errors(output):
         output = _replaceable(output)
         _replaceable(failed_folder(output))
+        missing = [folder for folder in output.parents if not folder.exists()]
         output.parent.mkdir(parents=True, exist_ok=True)
-        with folder_beside(output) as folder:
-            yield Staging(folder, output)
+        try:
+            with folder_beside(output) as folder:
+                yield Staging(folder, output)
+        finally:
+            with contextlib.suppress(OSError):  # they hold the bundle
+                for folder in missing:
+                    folder.rmdir()
 
 
 def _replaceable(output: Path) -> Path:

@@ -26,12 +26,7 @@ def load_subject(reference: str) -> Subject:
         UsageError: If the file or function does not exist, or it returns something else.
         ExportError: If the file or the function raises an error. The message names the line.
     """
-    path_text, colon, name = reference.rpartition(":")
-    path = Path(path_text)
-    if not colon or path.suffix != ".py" or not name.isidentifier():
-        raise UsageError(f"--module is PATH.py:FUNCTION; got {reference!r}")
-    if not path.is_file():
-        raise UsageError(f"--module {reference}: there is no file {path}")
+    path, name = check_reference(reference)
     from attn_export.export.subject import Subject  # imports torch
 
     try:
@@ -51,6 +46,17 @@ def load_subject(reference: str) -> Subject:
             f"{reference} returned {type(subject).__name__}, not an attn_export.Subject"
         )
     return subject
+
+
+def check_reference(reference: str) -> tuple[Path, str]:
+    """Return the file and the function of ``PATH.py:FUNCTION``; raise UsageError without a file."""
+    path_text, colon, name = reference.rpartition(":")
+    path = Path(path_text)
+    if not colon or path.suffix != ".py" or not name.isidentifier():
+        raise UsageError(f"--module is PATH.py:FUNCTION; got {reference!r}")
+    if not path.is_file():
+        raise UsageError(f"--module {reference}: there is no file {path}")
+    return path, name
 
 
 def _run(path: Path) -> ModuleType:

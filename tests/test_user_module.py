@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from attn_export.cli import run
 from attn_export.errors import UsageError
@@ -102,14 +105,49 @@ def test_a_change_of_the_same_size_within_a_second_is_seen(
             load_subject(f"{file}:subject")
 
 
-@pytest.mark.parametrize(
-    "words", [["--module", "nothing.py:f"], ["--module", "nothing"], ["--weights", "nothing"]]
-)
-def test_a_path_that_is_wrong_is_refused_before_torch_is_imported(words, tmp_path: Path):
+WRONG_PATHS = {
+    "build --module nothing.py:f": "there is no file nothing.py",
+    "build --module nothing": "--module is PATH.py:FUNCTION",
+    "build --module mine.py:f --output mine.py": "mine.py exists and is not a folder",
+    "build --module mine.py:f --dialect nothing": "unknown dialect 'nothing'",
+    "build --weights nothing": "nothing does not exist",
+    "build --weights ckpt --layer 7": "has no attention '7'; give one of these as --layer: model",
+    "build --weights ckpt --layer model.layers.9": "has no attention 'model.layers.9'",
+    "build --weights ckpt --layer 7 --embed-dim 8 --num-heads 2": "has no attention '7'",
+    "build --weights ckpt/config.json --layer 2": "num_hidden_layers 2, so there is no layer 2",
+    "compare --module mine.py:f --graph nothing.onnx": "nothing.onnx: no such file",
+    "compare --module mine.py:f --graph empty.onnx": "empty.onnx is not an ONNX model",
+    "compare --module nothing.py:f --graph empty.onnx": "empty.onnx is not an ONNX model",
+    "compare nothing.onnx empty.onnx": "empty.onnx is not an ONNX model",
+    "explain --module mine.py:f --graph nothing.onnx": "nothing.onnx: no such file",
+}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> Path:
+    """Return a folder with a user's file, a checkpoint of two layers and a file that is empty."""
+    folder = tmp_path_factory.mktemp("sources")
+    (folder / "mine.py").write_text("import torch")
+    (folder / "empty.onnx").touch()
+    (folder / "ckpt").mkdir()
+    names = [f"model.layers.{n}.self_attn.{p}_proj.weight" for n in (0, 1) for p in "qkvo"]
+    save_file(dict.fromkeys(names, np.ones((8, 8), "f")), folder / "ckpt/model.safetensors")
+    config = {
+        "model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2,
+        "max_position_embeddings": 64,
+    }  # fmt: skip
+    (folder / "ckpt/config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_paths_and_layers_that_are_wrong_are_refused_before_torch_is_imported(sources: Path):
     code = (
-        "import sys; from attn_export.cli import run; code = run(sys.argv[1:]); "
-        "print(code, 'torch' in sys.modules)"
+        "import sys; from attn_export.cli import run\n"
+        "for words in sys.argv[1:]: run([*words.split(), '--runtime', 'onnx-reference'])\n"
+        "print('torch' in sys.modules)"
     )
-    command = [sys.executable, "-c", code, "build", *words, "--runtime", "onnx-reference"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == "2 False\n", done.stderr
+    command = [sys.executable, "-c", code, *WRONG_PATHS]
+    done = subprocess.run(command, cwd=sources, capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+    for line, says in zip(done.stderr.splitlines(), WRONG_PATHS.values(), strict=True):
+        assert says in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from attn_export.cli.options import (
 )
 from attn_export.cli.output import Output, output_options
 from attn_export.errors import UsageError, WeightsError
-from attn_export.report.progress import Progress
 from attn_export.spec import VARIANTS, AttentionSpec
 from attn_export.spec.fields import FIELDS, TYPES, Field, default_text
 
@@ -153,22 +153,35 @@ class _BuildInput:
                 "--weights FILE or --module PATH.py:FUNCTION"
             )
 
-    def read(self, progress: Progress) -> AttentionSpec | Subject:
-        """Read the spec, checkpoint or module."""
+    def read(self) -> AttentionSpec | Callable[[], Subject]:
+        """Read the spec, or return a function that imports torch and makes the subject.
+
+        Raises:
+            UsageError: If a path is wrong, or a checkpoint has no such layer.
+        """
         if self.module:
-            progress.phase("importing torch")
-            from attn_export.user_module import load_subject
+            from attn_export.user_module import check_reference, load_subject
 
-            return load_subject(self.module)
+            check_reference(self.module)
+            return functools.partial(load_subject, self.module)
         spec = self._spec()
-        scales = {"kv_scales": self.kv_scales, "calibrate": self.calibrate}
-        if self.weights is None and not any(scales.values()):
-            return spec or AttentionSpec.from_dict(self.changes)
-        progress.phase("reading the checkpoint" if self.weights else "importing torch")
-        from attn_export.export.subject import Subject
-
         if self.weights is None:
             spec = spec or AttentionSpec.from_dict(self.changes)
+            if not (self.kv_scales or self.calibrate):
+                return spec
+        else:
+            from attn_export.weights.checkpoint import open_layer
+
+            fields = {} if spec else self.changes
+            open_layer(self.weights, self.layer, spec, fields, self.pool_kv_heads)
+        return functools.partial(self._subject, spec)
+
+    def _subject(self, spec: AttentionSpec | None) -> Subject:
+        from attn_export.export.subject import Subject
+
+        scales = {"kv_scales": self.kv_scales, "calibrate": self.calibrate}
+        if self.weights is None:
+            assert spec is not None
             return Subject.from_spec(spec, seed=self.seed, **scales)
         return Subject.from_checkpoint(
             self.weights, layer=self.layer, spec=spec, pool_kv_heads=self.pool_kv_heads,
@@ -258,8 +271,9 @@ def build_command(output: Path | None, tune: bool, destinations: Output, **optio
     output = output or Path("models") / source.name
     options["dialects"] = options["dialects"] or ("all",)
     with destinations.job(source.name) as bar:
-        subject = source.read(bar)
-        report = build(subject, output, name=source.name, seed=source.seed, progress=bar, **options)
+        report = build(
+            source.read(), output, name=source.name, seed=source.seed, progress=bar, **options
+        )
         bundle = output if report.passed else failed_folder(output)
         if tune and report.passed:
             from attn_export.jobs.tune import tune as tune_bundle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def compare_command(
     truth. Inputs and outputs are matched by name, else by position.
     """
     from attn_export.jobs.compare import compare
+    from attn_export.user_module import load_subject
 
     _check_sources(graphs, module, graph)
     pairs = dict(_pair("--name", text) for text in names)
@@ -69,13 +71,8 @@ def compare_command(
     sums = dict(_pair("--relation", text) for text in relations)
     limit_own_memory()
     judged_graph = graph or graphs[1]
+    reference = functools.partial(load_subject, module) if module else graphs[0]
     with destinations.job(judged_graph.stem) as bar:
-        reference: Any = graphs[0] if graphs else None
-        if module is not None:
-            bar.phase("importing torch")
-            from attn_export.user_module import load_subject
-
-            reference = load_subject(module)
         report = compare(
             reference, judged_graph, names=pairs, ranges=limits, relations=sums,
             output=output,
@@ -177,13 +174,11 @@ def explain_command(
         if bundle is not None:
             explanation = explain(bundle, runtime_name, graph=graph, progress=bar, **arguments)
         else:
-            bar.phase("importing torch")
             from attn_export.jobs.compare import explain_graph
             from attn_export.user_module import load_subject
 
-            explanation = explain_graph(
-                load_subject(str(module)), path, runtime_name, progress=bar, **arguments
-            )
+            load = functools.partial(load_subject, str(module))
+            explanation = explain_graph(load, path, runtime_name, progress=bar, **arguments)
     if json_file:
         write_file(json_file, to_json(explanation))
     if json_file != STDOUT:

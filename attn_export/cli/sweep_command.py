@@ -269,7 +269,7 @@ def bisect_command(
     By default all releases are searched, from the oldest to the newest. --good may be newer than
     --bad. Releases are installed by scripts/setup_runtimes NAME==VERSION, or by --install.
     """
-    from attn_export.report.progress import Progress, progress
+    from attn_export.report.progress import progress
     from attn_export.runtimes.catalogue import runtime
     from attn_export.runtimes.install import install_release, published
     from attn_export.runtimes.install_folder import InstallError
@@ -287,11 +287,14 @@ def bisect_command(
             oldest, newest = sorted(map(release_of, ends))
             releases = {item for item in releases if oldest <= release_of(item) <= newest}
         with progress(quiet=quiet) as bar:
-            # Lines between those of the bar would break it.
-            tell = say if type(bar) is Progress else bar.phase
+
+            def install_shown(item: str) -> None:
+                with bar.hidden():  # pip writes to the terminal
+                    install_release(item, say)
+
             tried = bisect(
                 bundle, sorted(releases), dialect,
-                install=(lambda item: install_release(item, tell)) if install else None,
+                install=install_shown if install else None,
                 progress=bar,
             )  # fmt: skip
     except InstallError as error:

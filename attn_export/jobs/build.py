@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ WIDE = "in float32"
 
 
 def build(
-    subject: Subject | AttentionSpec,
+    subject: Subject | AttentionSpec | Callable[[], Subject],
     output: Path | str | None = None,
     *,
     name: str = "attention",
@@ -56,7 +56,7 @@ def build(
     """Export a subject, check and run its graphs, judge the outputs, and write the bundle.
 
     Args:
-        subject: A subject, or a spec, whose module gets seeded weights.
+        subject: A subject, a function that returns it, or a spec, whose module gets seeded weights.
         output: The bundle's folder. Default: `models/NAME`.
         name: The name of the bundle in the report.
         dialects: The dialects of the graphs, or ``"all"`` for those that fit.
@@ -126,7 +126,7 @@ def _will_dry_run(wanted: bool | None) -> bool:
 
 def _build_in(
     folder: Path,
-    subject: Subject | AttentionSpec,
+    subject: Subject | AttentionSpec | Callable[[], Subject],
     seed: int,
     name: str,
     options: _Options,
@@ -143,6 +143,8 @@ def _build_in(
 
         if isinstance(subject, AttentionSpec):
             subject = Subject.from_spec(subject, seed=seed)
+        elif callable(subject):
+            subject = subject()
         options = dataclasses.replace(options, budgets=budgets_of(subject, options.budgets))
         in_float32 = _judge_in_float32(subject, options)
         work = _Work(folder, out, pool, options)

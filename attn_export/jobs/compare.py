@@ -34,7 +34,7 @@ OTHER = "reference.onnx"
 
 
 def compare(
-    reference: Subject | AttentionSpec | Path | str,
+    reference: Subject | AttentionSpec | Path | str | Callable[[], Subject],
     graph: Path | str,
     *,
     names: Mapping[str, str] | None = None,
@@ -53,7 +53,7 @@ def compare(
     """Run a graph in runtimes, and judge the outputs by the truth of a module or another graph.
 
     Args:
-        reference: The module with its inputs, a spec, or an ONNX file.
+        reference: The module with its inputs, a function that returns it, a spec, or an ONNX file.
         graph: The ONNX file to judge.
         names: `{name in the reference: name in the graph}`, of inputs and outputs. Others are
             matched by equal names, and the remaining ones by position.
@@ -96,7 +96,7 @@ def compare(
 
 
 def explain_graph(
-    module: Subject | AttentionSpec,
+    module: Subject | AttentionSpec | Callable[[], Subject],
     graph: Path | str,
     runtime_name: str,
     *,
@@ -109,7 +109,7 @@ def explain_graph(
     """Return an explanation of why a runtime's outputs for a graph differ from a module's.
 
     Args:
-        module: The module with its inputs, or a spec.
+        module: The module with its inputs, or a function that returns it, or a spec.
         graph: The ONNX file.
         runtime_name: The runtime.
         case: As for `explain`, like the arguments below.

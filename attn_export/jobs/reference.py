@@ -71,7 +71,8 @@ def read_reference(
     """Return the reference for a module or a graph.
 
     Args:
-        reference: A `Subject`, an `AttentionSpec` or the path of a graph.
+        reference: A `Subject`, a function that returns it, an `AttentionSpec` or the path of a
+            graph.
         ranges: `{input: (smallest, largest)}` of integer inputs of a graph.
         relations: `{axis: sum}` of axes of a graph that equal others, or sums of them.
         seed: The seed for the weights of a spec's module.
@@ -89,7 +90,7 @@ def read_reference(
             "ranges and relations are for two graphs; a module has those of its example inputs and "
             "of its Subject"
         )
-    return _of_module(reference, seed)
+    return _of_module(reference() if callable(reference) else reference, seed)
 
 
 def _of_module(module: Any, seed: int) -> Reference:

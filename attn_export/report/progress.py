@@ -26,6 +26,10 @@ class Progress:
     def advance(self, text: str) -> None:
         """Count one step, described by `text`."""
 
+    def hidden(self) -> contextlib.AbstractContextManager[object]:
+        """Hide the bar in a block that writes to the terminal, or whose processes do."""
+        return contextlib.nullcontext()
+
 
 class _BarProgress(Progress):
     """Progress displayed as a bar of rich."""
@@ -44,6 +48,12 @@ class _BarProgress(Progress):
 
     def advance(self, text: str) -> None:
         self._bar.update(self._task, description=text, advance=1)
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        self._bar.stop()
+        yield
+        self._bar.start()  # not after an error, which is shown next
 
 
 @contextlib.contextmanager

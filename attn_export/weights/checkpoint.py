@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import SpecError, WeightsError
 from attn_export.quantiser import QuantisedWeight
@@ -34,6 +32,9 @@ from attn_export.weights.select_layer import (
 from attn_export.weights.shapes import NamedSizes, relative_bias_name
 from attn_export.weights.source import TensorSource, find_lone_config, open_source, shown
 from attn_export.weights.unpack import read_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LAYER_COUNTS = (
     "{side}_layers", "num_{side}_layers", "num_layers", "num_hidden_layers", "n_layers", "n_layer",
@@ -87,17 +88,12 @@ def load_checkpoint(
         SpecError: If the fields contradict each other or the spec.
     """
     fields = fields or {}
-    lone_config = find_lone_config(Path(path)) if spec is None else None
-    if lone_config is not None:
-        return _load_config_alone(lone_config, layer, fields, pool_kv_heads)
-    source = open_source(Path(path))
-    config = Config.load(source.config)
-    source = wrap_quantised(source, config)
     if spec is not None and fields:
         spec = AttentionSpec.from_dict({**spec.to_dict(), **fields})
-    if spec is None and config is not None and not config.towers:
-        find_family(config)  # raises an error before tensors are searched
-    match = choose_layer(source, layer, _wanted_role(spec, fields))
+    opened = open_layer(Path(path), layer, spec, fields, pool_kv_heads)
+    if isinstance(opened, Checkpoint):
+        return opened
+    source, config, match = opened
     if config is not None and config.towers and match.tower:
         config = config.for_tower(match.tower)
     notes = [f"{match.shown} of {source.path.name}, stored as {match.layout.name}"]
@@ -119,6 +115,33 @@ def load_checkpoint(
         if pool_kv_heads != kv_heads:
             notes.append(f"K/V heads were pooled from {kv_heads} to {pool_kv_heads} by their means")
     return Checkpoint(final_spec, weights, tuple(map(shown, notes)), integers)
+
+
+def open_layer(
+    path: Path, layer: str | None, spec: AttentionSpec | None, fields: Mapping[str, Any],
+    pool_kv_heads: int | None,
+) -> Checkpoint | tuple[TensorSource, Config | None, LayerMatch]:  # fmt: skip
+    """Find a layer without importing torch.
+
+    Args:
+        path: As for `load_checkpoint`, like all arguments and errors.
+        layer: See `path`.
+        spec: See `path`.
+        fields: See `path`.
+        pool_kv_heads: See `path`.
+
+    Returns:
+        What a config.json without tensors describes, or the files, their config and the layer.
+    """
+    lone_config = find_lone_config(path) if spec is None else None
+    if lone_config is not None:
+        return _load_config_alone(lone_config, layer, fields, pool_kv_heads)
+    source = open_source(path)
+    config = Config.load(source.config)
+    source = wrap_quantised(source, config)
+    if spec is None and config is not None and not config.towers:
+        find_family(config)  # raises an error before tensors are searched
+    return source, config, choose_layer(source, layer, _wanted_role(spec, fields))
 
 
 def _load_config_alone(

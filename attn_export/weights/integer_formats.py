@@ -11,14 +11,15 @@ inputs that share a scale.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from attn_export.quantiser import QuantisedWeight
 from attn_export.weights.source import Stored, bracketed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GPTQ, AWQ, INT8 = "GPTQ", "AWQ", "bitsandbytes int8"
 PACKED, UNPACKED = "compressed-tensors, packed", "compressed-tensors, int8"
@@ -249,7 +250,7 @@ def _weight(
 
 
 def _floats(tensor: Tensor) -> np.ndarray:
-    array: np.ndarray = tensor.to(torch.float32).numpy().copy()
+    array: np.ndarray = tensor.float().numpy().copy()
     return array
 
 

@@ -6,17 +6,19 @@ This file also packs and separates projections, and pools K/V heads.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
-import torch
-from torch import Tensor
 
 from attn_export.errors import WeightsError
 from attn_export.spec import AttentionSpec
 from attn_export.spec.rules import divisors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # -- packed and separate projections of q, k and v ----------------------------------------------
 
@@ -47,6 +49,8 @@ def split_packed(tensor: Tensor, spec: AttentionSpec, packing: str) -> list[Tens
 
 def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert the weights of an `Attention` without `packed_qkv` to those of one with it."""
+    import torch
+
     packed = dict(weights)
     for suffix in ("weight", "bias"):
         tensors = [packed.pop(f"{side}_proj.{suffix}", None) for side in QKV]
@@ -241,6 +245,6 @@ def _mean(tensor: Tensor, before: int, after: int) -> Tensor:
     """Return the mean over each group of heads: `[Hkv * D, ...]` to `[n * D, ...]`."""
     # In float64 the sum of equal values is exact. Additions one by one keep -0.0, which `sum` would
     # turn into 0.0.
-    heads = tensor.to(torch.float64).unflatten(0, (after, before // after, -1))
-    total: Tensor = functools.reduce(torch.add, heads.unbind(1))  # [n, D, ...]
+    heads = tensor.double().unflatten(0, (after, before // after, -1))
+    total: Tensor = functools.reduce(operator.add, heads.unbind(1))  # [n, D, ...]
     return (total / (before // after)).flatten(0, 1).to(tensor.dtype)

@@ -8,10 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import WeightsError
 from attn_export.quantiser import QuantisedWeight
@@ -25,6 +22,9 @@ from attn_export.weights.integer_formats import (
     read_weight,
 )
 from attn_export.weights.source import Stored, TensorSource, bracketed, shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ class QuantisedSource(TensorSource):
         Raises:
             WeightsError: If a file or a packed layer is broken.
         """
+        import torch
+
         names = list(names)
         tensors = self.plain.read(name for name in names if not self.is_packed(name))
         for name in filter(self.is_packed, names):

@@ -10,10 +10,9 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from attn_export.errors import WeightsError, one_line
 from attn_export.untrusted_files import (
@@ -23,6 +22,9 @@ from attn_export.untrusted_files import (
     read_text,
     safetensors_entries,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SINGLE: Final = "model.safetensors"
 CONFIG: Final = "config.json"
@@ -87,7 +89,7 @@ class TensorSource:
         """
         tensors: dict[str, Tensor] = {}
         for file, names_in_file in self._by_file(names):
-            with _opened(file) as handle:
+            with _opened(file, "pt") as handle:
                 tensors |= {name: handle.get_tensor(name) for name in names_in_file}
         return tensors
 
@@ -152,10 +154,11 @@ def read_json(path: Path, meaning: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def _opened(file: Path, framework: str = "numpy") -> Iterator[Any]:
+    # With "pt" it imports torch, which headers do not need.
     try:
         open_regular(file).close()  # opening a FIFO by its name would wait for ever
-        with safe_open(file, framework="pt") as handle:
+        with safe_open(file, framework=framework) as handle:
             yield handle
     except (SafetensorError, OSError) as error:
         raise WeightsError(f"{file} {_diagnose(file, error)}") from error

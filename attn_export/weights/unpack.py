@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Final
 
 from attn_export.errors import WeightsError
 from attn_export.quantiser import QuantisedWeight
@@ -31,6 +28,9 @@ from attn_export.weights.shapes import (
     relative_bias_name,
 )
 from attn_export.weights.source import Stored, TensorSource, bracketed, listed, shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """The dtypes of weights, by their names in safetensors files."""
@@ -176,6 +176,8 @@ def _convert(
     minus_one_names: set[str],
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return copies of the tensors in the type of the spec, 1 added to some, and notes."""
+    import torch
+
     target: torch.dtype = getattr(torch, spec.dtype)
     values = {}
     for name, tensor in source.read(stored).items():
@@ -198,6 +200,8 @@ def _convert(
 
 
 def _type_notes(dtypes: set[str], target: str) -> list[str]:
+    import torch
+
     info = {name: torch.finfo(getattr(torch, name)) for name in (*dtypes, target)}
     notes = []
     for name in sorted(dtypes - {target}):

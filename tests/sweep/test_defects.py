@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,6 +108,34 @@ def test_the_first_release_that_passes_is_found_by_running_them(need, bundle: Pa
     assert run(["bisect", str(bundle), "--good", "1.28.0", "--bad", "1.27.0"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "ort-cpu==1.28.0 is the first that passes; ort-cpu==1.27.0 failed"
+
+
+def test_the_output_of_an_installation_does_not_mix_with_the_progress_bar(
+    bundle: Path, tmp_path: Path
+):
+    (tmp_path / "onnxruntime").mkdir()
+    links = [f'<a href="onnxruntime-9.9.{n}-py3-none-any.whl">x</a>' for n in (0, 1)]
+    (tmp_path / "onnxruntime/index.html").write_text("\n".join(links))
+    terminal, other_end = pty.openpty()
+    command = [sys.executable, "-m", "attn_export", "bisect", bundle, "--install"]
+    process = subprocess.Popen(
+        [*command, "--good", "9.9.1", "--bad", "9.9.0"], stdin=other_end, stderr=other_end,
+        env={**os.environ, "TERM": "xterm", "PIP_INDEX_URL": tmp_path.as_uri()},
+    )  # fmt: skip
+    os.close(other_end)
+    said = b""
+    with contextlib.suppress(OSError):  # Linux's end of file
+        while part := os.read(terminal, 2**16):
+            said += part
+    os.close(terminal)
+    assert process.wait() == 5
+    before, line, after = said.decode().partition("installing onnxruntime==9.9.0")
+    assert line, said
+    assert before.endswith("\x1b[2K"), "the bar is erased before the line"
+    written, _, error = after.partition("attn-export: pip install")
+    assert "ERROR:" in written
+    assert "failed; what it said is above" in error
+    assert "\u2501" not in written, "no bar is drawn until the installation has ended"
 
 
 def test_two_releases_of_one_verdict_are_refused(need, tmp_path: Path):
