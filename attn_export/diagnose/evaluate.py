@@ -25,7 +25,7 @@ from attn_export.diagnose.contrib_operators import (
     MultiHeadAttention,
 )
 from attn_export.errors import GraphError, one_line
-from attn_export.graph.load import load_model
+from attn_export.graph.load import inlined, load_model
 from attn_export.tensorfile import Array, to_float64
 
 Values = Mapping[str, Array | None]
@@ -128,7 +128,7 @@ class Evaluation:
         Raises:
             GraphError: If the file cannot be read, or the graph cannot be evaluated.
         """
-        return cls(load_model(path), path.name)
+        return cls(inlined(load_model(path)), path.name)
 
     def values(self, inputs: Mapping[str, Array]) -> Values:
         """Return every value of the graph by name, computed from the graph inputs.

@@ -172,6 +172,16 @@ def load_graph(path: Path) -> ir.Model:
         raise GraphError(f"{path} is not a sound ONNX model: {one_line(error)}") from error
 
 
+def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model with the nodes of its functions in place of their calls."""
+    if not proto.functions:
+        return proto
+    import onnx_ir as ir
+    from onnx_ir.passes.common import InlinePass
+
+    return ir.to_proto(InlinePass()(ir.from_proto(proto)).model)
+
+
 def refuse_bad_data(proto: onnx.ModelProto, path: Path) -> None:
     """Check that external data of a model lies in its folder and is complete.
 

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from onnx_ir.passes.common import InlinePass
+
 from attn_export.dialect_names import MICROSOFT, STANDARD, check_dialects
 from attn_export.errors import GraphError, OutputError, UsageError, counted
 from attn_export.graph.ir_helpers import every_node, nodes_of
@@ -63,15 +65,6 @@ def lower_file(model: Path | str, output: Path | str, dialect: str) -> LoweredFi
     return LoweredFiles(operators, found["note"])
 
 
-def has_attention(model: Path) -> bool:
-    """Return whether a graph has `Attention` nodes.
-
-    Raises:
-        GraphError: If the file cannot be read.
-    """
-    return any(node.op_type == "Attention" for node in load_proto(model).graph.node)
-
-
 def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
     """Return the fields of the result of `lower_file`, computed in this process.
 
@@ -85,12 +78,14 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
     """
     source, target = Path(model), Path(output)
     graph = load_graph(source)
+    if graph.functions:
+        InlinePass()(graph)
     weights = {path for path in external_files(graph) if path.exists()}
     is_foreign = nodes_of(graph, "Softmax") or any(n.domain == MICROSOFT for n in graph.graph)
+    is_written_out = not nodes_of(graph, "Attention")
     runs = SourceRuns(source) if is_foreign else None
     graphs = lower(graph, dialect, observed=None if runs is None else runs.observed())
     recognised = graphs[""].recognised
-    is_written_out = not has_attention(source)
     if dialect == STANDARD and not recognised and is_written_out:
         raise GraphError(NOTHING_TO_LOWER.format(dialect=dialect))
     if runs is not None and recognised:

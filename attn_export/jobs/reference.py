@@ -119,7 +119,7 @@ def _of_graph(
     from attn_export.diagnose.evaluate import Evaluation
     from attn_export.export.trees import infer_output_shapes
     from attn_export.graph.axis_relations import find_relations
-    from attn_export.graph.load import load_model
+    from attn_export.graph.load import inlined, load_model
     from attn_export.graph.ranges import (
         declared_outputs,
         described_inputs,
@@ -130,7 +130,7 @@ def _of_graph(
     from attn_export.graph.signature_check import dtype_name
     from attn_export.parity.graph_oracle import GraphOracle
 
-    model = load_model(path)
+    model = inlined(load_model(path))
     inputs, known_sums, notes = described_inputs(model, ranges)
     _check_ranges(path, inputs, ranges)
     graph = _GraphRuns(Evaluation(model, str(path)), inputs, declared_outputs(model))

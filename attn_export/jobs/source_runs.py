@@ -12,7 +12,7 @@ import numpy as np
 
 from attn_export.errors import one_line
 from attn_export.graph.axis_names import SYMBOL
-from attn_export.graph.load import load_proto
+from attn_export.graph.load import inlined, load_proto
 from attn_export.graph.lower.normal_form import Observed
 from attn_export.graph.ranges import described_inputs, find_sums, image_sizes, small_integers
 from attn_export.parity.draw import add_sums, axis_names, draw_inputs, fixed_shape
@@ -50,7 +50,7 @@ class SourceRuns:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._proto = path, load_proto(path)
+        self._path, self._proto = path, inlined(load_proto(path))
         self._described, known, _ = described_inputs(self._proto, {})
         self._session = session_of(path)
         self.inputs: Mapping[str, Input] = self._described

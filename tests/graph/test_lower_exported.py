@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -11,6 +12,7 @@ from conftest import Cli
 from onnx import TensorProto, helper
 from shared import extended
 
+from attn_export.diagnose.evaluate import Evaluation
 from attn_export.jobs.lower import lower_here
 
 FOLDER = Path(__file__).parents[1] / "exported"
@@ -78,6 +80,24 @@ def test_contrib_operators_go_back(name: str, dialect: str, tmp_path: Path):
     model = onnx.load(back)
     assert not any(node.domain for node in model.graph.node)
     onnx.checker.check_model(model, full_check=True)
+
+
+def test_functions_are_looked_into(tmp_path: Path):
+    model = onnx.load(FOLDER / "torchscript17.timm.onnx")
+    graph, source = model.graph, tmp_path / "function.onnx"
+    inputs = [x.name for x in (*graph.input, *graph.initializer)]
+    outputs, opsets = [x.name for x in graph.output], [*model.opset_import]
+    function = helper.make_function("local", "Block", inputs, outputs, graph.node, opsets)
+    del graph.node[:]
+    graph.node.append(helper.make_node("Block", inputs, outputs, domain="local"))
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    onnx.save(model, source)
+    found = lower_here(str(source), str(tmp_path / "x.onnx"), "standard")
+    assert "1 attention written out in operators became a node" in found["note"]
+    x = np.random.default_rng(0).standard_normal((2, 5, 16))
+    y = Evaluation.load(source).values({"x": x})[graph.output[0].name]
+    assert y.shape == x.shape
 
 
 def attention_graph(path: Path, *, opset: int, low: float = 0.0, axis: int = -1) -> Path:
