@@ -153,7 +153,9 @@ def load_model(path: Path) -> onnx.ModelProto:
 
 
 def load_graph(path: Path) -> ir.Model:
-    """Read an ONNX file as an `onnx_ir` model; external data is read when it is used.
+    """Read an ONNX file as an `onnx_ir` model, with functions inlined.
+
+    External data is read when it is used.
 
     Raises:
         GraphError: If the file cannot be read or is not an ONNX model, or if its data lies outside
@@ -165,9 +167,11 @@ def load_graph(path: Path) -> ir.Model:
     if problem:
         raise GraphError(f"{path} is not a sound ONNX model: {problem}; export it again")
     import onnx_ir as ir
+    from onnx_ir.passes.common import InlinePass
 
     try:
-        return ir.load(path)
+        model = ir.load(path)
+        return InlinePass()(model).model if model.functions else model
     except Exception as error:
         raise GraphError(f"{path} is not a sound ONNX model: {one_line(error)}") from error
 

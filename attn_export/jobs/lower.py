@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from onnx_ir.passes.common import InlinePass
-
 from attn_export.dialect_names import MICROSOFT, STANDARD, check_dialects
 from attn_export.errors import GraphError, OutputError, UsageError, counted
 from attn_export.graph.ir_helpers import every_node, nodes_of
@@ -78,8 +76,6 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
     """
     source, target = Path(model), Path(output)
     graph = load_graph(source)
-    if graph.functions:
-        InlinePass()(graph)
     weights = {path for path in external_files(graph) if path.exists()}
     is_foreign = nodes_of(graph, "Softmax") or any(n.domain == MICROSOFT for n in graph.graph)
     is_written_out = not nodes_of(graph, "Attention")
