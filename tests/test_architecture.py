@@ -81,7 +81,7 @@ ONLY_IN = {
         "graph/lower/mask_values",
         "runtimes/onnx_reference",
     ),
-    "onnxscript": ("graph/canonical", "export/translations"),
+    "onnxscript": ("graph/canonical", "graph/fixed_inputs", "export/translations"),
     "onnx_ir": ("graph/", "export/", "jobs/bundle_graphs"),
     "safetensors": ("weights/",),
     "model_signing": ("jobs/signing_sdk",),

@@ -14,6 +14,7 @@ from attn_export.cli.options import (
     PATH,
     SIZE,
     STDOUT,
+    fix_input_option,
     json_option,
     limit_own_memory,
     measuring_options,
@@ -117,9 +118,12 @@ def print_tuned(tuned: TuningResult, *, quiet: bool) -> None:
     help="Query length.  [default: a prefill of 512, and a decode of 1 after 1023]",
 )  # fmt: skip
 @click.option("--past-len", type=click.IntRange(min=0), metavar="P", help="Length of the cache.")
+@fix_input_option
 @json_option("Write every event; - for stdout.")
 @quiet_option
-def dry_run_command(path: Path, json_file: str | None, quiet: bool, **options: Any) -> int:
+def dry_run_command(
+    path: Path, fixed: dict[str, str], json_file: str | None, quiet: bool, **options: Any
+) -> int:
     """Show which CUDA kernels a graph would use, without a GPU.
 
     ONNX Runtime's own CUDA provider runs over stand-in libraries that record and compute nothing:
@@ -127,11 +131,12 @@ def dry_run_command(path: Path, json_file: str | None, quiet: bool, **options: A
     nothing passes or fails. Exit code 5 if the stand-in libraries are not built here.
     """
     from attn_export.jobs.dry_run import dry_run
+    from attn_export.jobs.fixed_inputs import fixed_graphs
     from attn_export.report.progress import progress
 
     limit_own_memory()
-    with progress(quiet=quiet) as bar:
-        observations = dry_run(path, progress=bar, **options)
+    with fixed_graphs([path], fixed) as (graph,), progress(quiet=quiet) as bar:
+        observations = dry_run(graph, progress=bar, **options)
     from attn_export.report.dry_run_report import dry_run_to_json, print_dry_run
 
     if json_file:

@@ -7,9 +7,16 @@ from typing import Any
 
 import click
 
-from attn_export.cli.options import PATH, STDOUT, json_option, measuring_options, quiet_option
+from attn_export.cli.options import (
+    PATH,
+    STDOUT,
+    fix_input_option,
+    json_option,
+    measuring_options,
+    quiet_option,
+)
 from attn_export.cli.output import write_file
-from attn_export.errors import PARAGRAPH, GraphError, RuntimeFailure, printable
+from attn_export.errors import PARAGRAPH, GraphError, RuntimeFailure, UsageError, printable
 
 # -- `attn-export bench` ------------------------------------------------------------------------
 
@@ -56,7 +63,8 @@ def bench_command(
 
 @click.command("check")
 @click.argument("model", metavar="MODEL.onnx", type=PATH)
-def check_command(model: Path) -> int:
+@fix_input_option
+def check_command(model: Path, fixed: dict[str, str]) -> int:
     """Check any ONNX file; beside a manifest.json, also against its entry.
 
     In other files, what the ONNX standard allows is only a warning. Exit code 4 if a file
@@ -64,8 +72,10 @@ def check_command(model: Path) -> int:
     """
     from attn_export.graph.checks import CHECKS
     from attn_export.jobs.check import check, grouped
+    from attn_export.jobs.fixed_inputs import fixed_graphs
 
-    findings = check(model)
+    with fixed_graphs([model], fixed) as (graph,):
+        findings = check(graph)
     for finding, count in grouped(findings):
         level = "warning: " if finding.is_warning else ""
         more = f" (and {count - 1} more like it)" if count > 1 else ""
@@ -81,16 +91,21 @@ def check_command(model: Path) -> int:
 @click.argument("model", metavar="MODEL.onnx", type=PATH)
 @click.option("--dialect", required=True, metavar="NAME", help="standard, portable, ort.")
 @click.option("--output", required=True, type=PATH, metavar="OUT.onnx", help="The file to write.")
-def lower_command(model: Path, dialect: str, output: Path) -> int:
+@fix_input_option
+def lower_command(model: Path, dialect: str, output: Path, fixed: dict[str, str]) -> int:
     """Rewrite the Attention nodes of any ONNX file, and attention that is written out.
 
     standard: ai.onnx Attention, opset 23 or 24. portable: opset 18, without Attention, for
     runtimes that have no such operator. ort: the fastest forms in ONNX Runtime; with a KV cache,
     a graph for one query a step goes to OUT.decode.onnx.
     """
+    from attn_export.jobs.fixed_inputs import fixed_graphs
     from attn_export.jobs.lower import lower_file
 
-    lowered = lower_file(model, output, dialect)
+    if fixed and output.exists() and model.exists() and output.samefile(model):
+        raise UsageError(f"{output} is the file to lower; choose another --output")
+    with fixed_graphs([model], fixed) as (graph,):
+        lowered = lower_file(graph, output, dialect)
     if lowered.note:
         click.echo(printable(f"{model}: {lowered.note}"))
     for path, counts in lowered.operators.items():

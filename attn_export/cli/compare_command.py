@@ -12,9 +12,11 @@ from attn_export.bundle import failed_folder
 from attn_export.cli.options import (
     PATH,
     STDOUT,
+    fix_input_option,
     json_option,
     limit_own_memory,
     module_option,
+    pairs,
     runtime_options,
 )
 from attn_export.cli.output import Output, output_options, write_file
@@ -29,7 +31,7 @@ from attn_export.errors import PARAGRAPH, ParityError, RuntimeFailure, UsageErro
     help="The ONNX file to compare with --module.",
 )  # fmt: skip
 @click.option(
-    "--name", "names", multiple=True, metavar="NAME=OTHER",
+    "--name", "names", multiple=True, metavar="NAME=OTHER", callback=pairs,
     help="An input or output of the module (or of A) that the graph calls OTHER.",
 )  # fmt: skip
 @click.option(
@@ -37,9 +39,10 @@ from attn_export.errors import PARAGRAPH, ParityError, RuntimeFailure, UsageErro
     help="The least and the largest value of an integer input of A.",
 )  # fmt: skip
 @click.option(
-    "--relation", "relations", multiple=True, metavar="AXIS=SUM",
+    "--relation", "relations", multiple=True, metavar="AXIS=SUM", callback=pairs,
     help="An axis of A that equals another, or a sum: total_len=past_len+query_len.",
 )  # fmt: skip
+@fix_input_option
 @runtime_options
 @click.option(
     "--output", type=PATH, metavar="DIR",
@@ -50,9 +53,8 @@ def compare_command(
     graphs: tuple[Path, ...],
     module: str | None,
     graph: Path | None,
-    names: tuple[str, ...],
     ranges: tuple[str, ...],
-    relations: tuple[str, ...],
+    fixed: dict[str, str],
     output: Path | None,
     destinations: Output,
     **options: Any,
@@ -63,23 +65,20 @@ def compare_command(
     truth. Inputs and outputs are matched by name, else by position.
     """
     from attn_export.jobs.compare import compare
+    from attn_export.jobs.fixed_inputs import fixed_graphs
     from attn_export.user_module import load_subject
 
     _check_sources(graphs, module, graph)
-    pairs = dict(_pair("--name", text) for text in names)
     limits = dict(_range(text) for text in ranges)
-    sums = dict(_pair("--relation", text) for text in relations)
     limit_own_memory()
-    judged_graph = graph or graphs[1]
-    reference = functools.partial(load_subject, module) if module else graphs[0]
-    with destinations.job(judged_graph.stem) as bar:
-        report = compare(
-            reference, judged_graph, names=pairs, ranges=limits, relations=sums,
-            output=output,
-            progress=bar, **options,
-        )  # fmt: skip
-    bundle = output if output is None or report.passed else failed_folder(output)
-    return destinations.render(report, bundle)
+    with fixed_graphs([graph] if graph else graphs, fixed) as (*others, judged):
+        reference = functools.partial(load_subject, module) if module else others[0]
+        with destinations.job(judged.stem) as bar:
+            report = compare(
+                reference, judged, ranges=limits, output=output, progress=bar, **options
+            )
+        bundle = output if output is None or report.passed else failed_folder(output)
+        return destinations.render(report, bundle)
 
 
 def _check_sources(graphs: tuple[Path, ...], module: str | None, graph: Path | None) -> None:
@@ -92,15 +91,8 @@ def _check_sources(graphs: tuple[Path, ...], module: str | None, graph: Path | N
         )
 
 
-def _pair(option: str, text: str) -> tuple[str, str]:
-    name, equals, other = text.partition("=")
-    if not (name and equals and other):
-        raise UsageError(f"{option} is NAME=OTHER; got {text!r}")
-    return name, other
-
-
 def _range(text: str) -> tuple[str, tuple[int, int]]:
-    name, span = _pair("--range", text) if "=" in text else ("", "")
+    name, _, span = text.partition("=")
     low, _, high = span.partition(":")
     try:
         limits = int(low), int(high)
@@ -123,8 +115,9 @@ def _range(text: str) -> tuple[str, tuple[int, int]]:
 )  # fmt: skip
 @click.option("--case", metavar="NAME", help="The only case to look at.  [default: all]")
 @click.option("--graph", type=PATH, help="Explain this ONNX file, not the bundle's.")
+@fix_input_option
 @click.option(
-    "--option", "options", multiple=True, metavar="KEY=VALUE",
+    "--option", "options", multiple=True, metavar="KEY=VALUE", callback=pairs,
     help="An option of the runtime, as your program sets it. May be repeated.",
 )  # fmt: skip
 @click.option(
@@ -143,7 +136,7 @@ def explain_command(
     runtime_name: str,
     module: str | None,
     graph: Path | None,
-    options: tuple[str, ...],
+    fixed: dict[str, str],
     output: Path | None,
     json_file: str | None,
     quiet: bool,
@@ -161,24 +154,26 @@ def explain_command(
 
     from attn_export.diagnose.reproduce import to_json
     from attn_export.jobs.explain import explain
+    from attn_export.jobs.fixed_inputs import fixed_graphs
     from attn_export.report.progress import progress
     from attn_export.report.result_terminal import print_explanation
 
     limit_own_memory()
     path = _explained_path(bundle, module, graph)
     arguments: dict[str, Any] = {
-        **further, "options": _pairs(options),
+        **further,
         "output": output or path.with_name(f"{path.name}.explained"),
     }  # fmt: skip
-    with progress(quiet=quiet) as bar:
+    with fixed_graphs([graph] if graph else [], fixed) as copies, progress(quiet=quiet) as bar:
         if bundle is not None:
-            explanation = explain(bundle, runtime_name, graph=graph, progress=bar, **arguments)
+            (judged,) = copies or (None,)
+            explanation = explain(bundle, runtime_name, graph=judged, progress=bar, **arguments)
         else:
             from attn_export.jobs.compare import explain_graph
             from attn_export.user_module import load_subject
 
             load = functools.partial(load_subject, str(module))
-            explanation = explain_graph(load, path, runtime_name, progress=bar, **arguments)
+            explanation = explain_graph(load, copies[0], runtime_name, progress=bar, **arguments)
     if json_file:
         write_file(json_file, to_json(explanation))
     if json_file != STDOUT:
@@ -198,13 +193,3 @@ def _explained_path(bundle: Path | None, module: str | None, graph: Path | None)
             "explain takes a BUNDLE, or --module PATH.py:FUNCTION with --graph FILE.onnx"
         )
     return path.absolute()
-
-
-def _pairs(options: tuple[str, ...]) -> dict[str, str]:
-    pairs = {}
-    for option in options:
-        key, equals, value = option.partition("=")
-        if not key or not equals:
-            raise UsageError(f"--option is KEY=VALUE; got {option!r}")
-        pairs[key] = value
-    return pairs

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from attn_export.errors import OutputError
+from attn_export.errors import OutputError, UsageError
 
 STDOUT = "-"
 """The file name that stands for stdout."""
@@ -60,6 +60,31 @@ def json_option(help_text: str) -> Callable[[Command], Command]:
 module_option = click.option(
     "--module", metavar="PATH.py:FUNCTION", help="A function that returns a Subject of your own."
 )
+
+
+def pairs(_: object, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """Return the values of an option that is NAME=VALUE, by name.
+
+    Args:
+        option: The option.
+        texts: The texts on the command line.
+
+    Raises:
+        UsageError: If a text has another form.
+    """
+    found = {}
+    for text in texts:
+        name, __, value = text.partition("=")
+        found[name] = value
+        if not name or not value:
+            raise UsageError(f"{option.opts[0]} is {option.metavar}; got {text!r}")
+    return found
+
+
+fix_input_option = click.option(
+    "--fix-input", "fixed", multiple=True, metavar="NAME=VALUE", callback=pairs,
+    help="An input of the graph that always has this value, as in use_cache_branch=1.",
+)  # fmt: skip
 
 
 def runtime_options(command: Command) -> Command:
