@@ -35,7 +35,6 @@ from attn_export.spec import AttentionSpec, Shape
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
 QUERY_LEN, PAST_LENGTH = "query_len", "past_length"
-CACHES = {"present_key": "past_key", "present_value": "past_value"}
 PREFERRED = {"cpu": (ORT, STANDARD, PORTABLE), "cuda": (CUDA, STANDARD, ORT, PORTABLE)}
 """The dialects to choose from on each device, the fastest first."""
 
@@ -88,6 +87,7 @@ class DecodeSession:
             raise UsageError(f"bundle is a {type(bundle).__name__}; give the path of its folder")
         folder = Path(bundle)
         self._manifest = read_bundle(folder)
+        self._pairs = self._manifest.next_inputs
         self._spec = _spec_in_place(folder, self._manifest)
         files = _select_graphs(graph_files(self._manifest), dialect, folder, PREFERRED[device])
         self._bound = dict(files[0].bound)
@@ -209,7 +209,7 @@ class DecodeSession:
         described = {
             name: signature
             for name, signature in self._manifest.inputs.items()
-            if name not in (*CACHES.values(), PAST_LENGTH)
+            if name not in (*self._pairs.values(), PAST_LENGTH)
         }
         B, L, _ = arrays["query"].shape
         check_inputs(arrays, described, {"batch": B, "query_len": L}, int(cached.max()) + L)
@@ -226,14 +226,14 @@ class DecodeSession:
             clear_padding(graph.inputs[name], axes, {QUERY_LEN: counts, CAPACITY: ends})
         graph.inputs[PAST_LENGTH][...] = self.lengths
         graph.run()
-        for present, past in CACHES.items():
+        for present, past in self._pairs.items():
             if present not in self._bound:
                 caches.write(past, graph.outputs[present])
         self.lengths = ends
         return {
             name: self._without_spare_keys(name, array, keys)
             for name, array in graph.outputs.items()
-            if name not in CACHES
+            if name not in self._pairs
         }
 
     def _without_spare_keys(self, name: str, array: np.ndarray, keys: int) -> np.ndarray:
@@ -254,10 +254,10 @@ class DecodeSession:
 
     def _new_caches(self, batch: int, capacity: int) -> Caches:
         axes: dict[str, Shape] = {}
-        for name in CACHES.values():
+        for name in self._pairs.values():
             shape = self._manifest.inputs[name].shape
             axes[name] = tuple(shape[at] for at in self._layouts.get(name, range(len(shape))))
-        dtype = numpy_dtype(self._manifest.inputs["past_key"].dtype)
+        dtype = numpy_dtype(self._manifest.inputs[next(iter(axes))].dtype)
         return Caches(axes, dtype, batch, capacity, self._device)
 
     def _graph(self, sizes: Mapping[str, int], caches: Caches) -> BoundGraph:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
-from decoded import Arrays, Sequence, close, open_session
+from decoded import Arrays, Sequence, bundle_of, close, open_session
+from hostile.bundles import copied, replaced, write_sealed
 from shared import extended
 
 from attn_export import DecodeSession
@@ -159,3 +163,28 @@ def test_rows_keep_their_own_lengths_when_they_are_reordered():
     mask = sequence.inputs["attn_mask"][[1, 2, 1], ..., :6]
     got = session.step(query[:, None], attn_mask=mask)["output"]
     close(GQA, got[:, 0], np.stack([wanted[1, 2], wanted[2, 5], wanted[1, 2]]))
+
+
+def test_caches_of_other_names_are_found_by_the_pairs_of_the_manifest(tmp_path: Path):
+    names = {
+        "past_key": "k.0", "past_value": "v.0", "present_key": "k.0.new",
+        "present_value": "v.0.new",
+    }  # fmt: skip
+    folder = copied(bundle_of(GQA), tmp_path / "renamed")
+    for path in folder.glob("*.onnx"):
+        model = ir.load(path)
+        for value in (*model.graph.inputs, *model.graph.outputs):
+            value.name = names.get(str(value.name), value.name)
+        replaced(folder, path.name, ir.serde.serialize_model(model).SerializeToString())
+    text = (folder / "manifest.json").read_text()
+    for name, other in names.items():
+        text = text.replace(f'"{name}"', f'"{other}"')
+    caches = {"k.0.new": "k.0", "v.0.new": "v.0"}
+    write_sealed(folder, {**json.loads(text), "caches": caches})
+    sequence, session = Sequence.random(GQA, 2, 6), DecodeSession(folder, block=32, threads=1)
+    first = session.prefill(**sequence.piece(0, 4))
+    assert set(first) == {"output"}
+    for start in (4, 5):
+        output = session.step(**sequence.piece(start, start + 1))["output"]
+        close(GQA, output, sequence.truth()["output"][:, start : start + 1])
+    assert set(buffers(session)) == {"k.0", "v.0"}
