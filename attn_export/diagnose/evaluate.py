@@ -79,7 +79,18 @@ class Cast(OpRun):
         return (x.astype(helper.tensor_dtype_to_np_dtype(to)),)
 
 
-OPERATORS = [Attention, Cast, GroupQueryAttention, MatMulNBits, MultiHeadAttention]
+class GatherElements(OpRun):
+    """`GatherElements` for the reference evaluator, whose own requires the shape of `x`."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, indices: Array, axis: int = 0) -> tuple[Array]:
+        ends = [*indices.shape]
+        ends[axis] = x.shape[axis]
+        return (np.take_along_axis(x[tuple(map(slice, ends))], indices, axis),)
+
+
+OPERATORS = [Attention, Cast, GatherElements, GroupQueryAttention, MatMulNBits, MultiHeadAttention]
 """Operators that replace, or add to, those of the reference evaluator."""
 
 

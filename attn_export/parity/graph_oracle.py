@@ -7,7 +7,7 @@ outputs are replaced by those of a run that rounds each value to the graph's own
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -35,6 +35,9 @@ CHOOSING = frozenset({
 })  # fmt: skip
 """Operators that may make a number of NaN: they choose an element, or round to integers."""
 
+DECIDING = frozenset({"Ceil", "Floor", "Mod", "Round", "Sign"})
+"""Operators with floating results that jump. All operators with other results do, too."""
+
 ATTENTIONS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
 
 
@@ -61,6 +64,7 @@ class GraphOracle(TruthSource):
         self._in_float32 = dtype.name == "bfloat16"
         self.is_narrower = least_eps > 0
         self._eps = max(EPS_FLOAT32 if self._in_float32 else eps(dtype), least_eps)
+        self._input_free = _input_free(evaluation)
 
     def output_shapes(self) -> Mapping[str, Shape]:
         """Return the shape of every output; dynamic axes by name."""
@@ -89,21 +93,41 @@ class GraphOracle(TruthSource):
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, the graph's own outputs, and the error allowed."""
         evaluation = self._evaluation
-        truth = self._truth(case.inputs)
-        rounded = evaluation.outputs_of(evaluation.rounded_values(case.inputs, self._dtype))
+        rounded = evaluation.rounded_values(case.inputs, self._dtype)
         eager = {
             name: a.astype(self._dtype) if is_floating(a.dtype) else a
-            for name, a in rounded.items()
+            for name, a in evaluation.outputs_of(rounded).items()
         }
+        decided = self._decisions(case.inputs, rounded)
+
+        def truth_of(inputs: Arrays) -> Arrays:
+            values = evaluation.values(inputs)
+            other = {
+                n: a for n, a in decided.items() if not np.array_equal(a, cast(Any, values[n]))
+            }
+            return evaluation.outputs_of(evaluation.recompute(values, other) if other else values)
+
         _, count = run_count(eager, case.contents)
-        runs = [self._run(case, number) for number in range(count)]
+        runs = [self._run(case, number, decided) for number in range(count)]
         return build_golden(
-            case, eager, truth, runs, in_float32=self._in_float32, is_narrower=self.is_narrower,
-            truth_of=None if self._chooses() else self._truth,
+            case, eager, truth_of(case.inputs), runs, in_float32=self._in_float32,
+            is_narrower=self.is_narrower, truth_of=None if self._chooses() else truth_of,
         )  # fmt: skip
 
-    def _truth(self, inputs: Arrays) -> Arrays:
-        return self._evaluation.outputs_of(self._evaluation.values(inputs))
+    def _decisions(self, inputs: Arrays, rounded: Values) -> dict[str, np.ndarray]:
+        """Return what is decided without inputs, such as the bucket of each distance.
+
+        A distance may lie on the boundary of two buckets. Neither random rounding nor float64 with
+        constants that were rounded to float32 decides as the graph does, which is in float32.
+        """
+        if self._dtype != np.float32:
+            rounded = self._evaluation.rounded_values(inputs, np.dtype(np.float32))
+        return {
+            name: value
+            for name, operator in self._input_free.items()
+            if isinstance(value := rounded[name], np.ndarray)
+            and (operator in DECIDING or not is_float(value))
+        }
 
     def _chooses(self) -> bool:
         """Return whether the graph has an operator for which NaN has no defined result."""
@@ -135,20 +159,35 @@ class GraphOracle(TruthSource):
                 steps.append(ReferenceStep(operation, "", value, reads))
         return steps
 
-    def _run(self, case: Case, number: int) -> Arrays:
+    def _run(self, case: Case, number: int, decided: Values) -> Arrays:
         mode = RandomRounding(self._eps, EPS_FLOAT32, seed_of(case.name, number))
         # On matrices this small, handing work over takes longer than doing it.
         with torch.no_grad(), threads(1):
-            return self._evaluation.outputs_of(_rounded(self._evaluation, case.inputs, mode))
+            values = _rounded(self._evaluation, case.inputs, mode, decided)
+            return self._evaluation.outputs_of(values)
 
 
-def _rounded(graph: Evaluation, inputs: Arrays, mode: RandomRounding) -> Values:
-    """Return every value of a graph, with each operation rounded at random."""
+def _input_free(graph: Evaluation) -> dict[str, str]:
+    """Return the values that depend on no input but its shape, with their operators."""
+    found = {"": "", **dict.fromkeys(graph.initializers, "")}
+    for node in graph.nodes:
+        bodies = any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute)
+        if node.op_type in ("Shape", "Size") or (not bodies and found.keys() >= set(node.input)):
+            found |= dict.fromkeys(node.output, node.op_type)
+    return {name: operator for name, operator in found.items() if operator}
+
+
+def _rounded(
+    graph: Evaluation, inputs: Arrays, mode: RandomRounding, decided: Values
+) -> Values:  # fmt: skip
+    """Return every value of a graph, with each operation rounded at random but those decided."""
     values = graph.initial_values(inputs)
     changes = _noisy_steps(mode)
     for node in graph.nodes:
         outputs = _in_torch(node, values, mode)
-        if outputs is not None:
+        if decided.keys() >= set(node.output):
+            values |= {name: decided[name] for name in node.output}
+        elif outputs is not None:
             values |= outputs
         elif node.op_type in ATTENTIONS:
             values |= graph.attention(node, values, changes)

@@ -32,6 +32,7 @@ DEVIATION = 0.4
 """The standard deviation of one rounding error, in units of u·|x|, where u = eps / 2: errors
 are uniform within half a unit in the last place, and |x| lies anywhere between two powers of 2."""
 
+FLOAT16 = torch.finfo(torch.float16)
 HUGE = 1e30
 """The size of numbers that stand for infinity in masks, next to which scores vanish."""
 
@@ -52,7 +53,8 @@ MOST_CHECKED = 2**15
 APPROXIMATION_ERROR = 4.0
 """The error of operations in `APPROXIMATE`, in units of one rounding: libraries state 2 to 5."""
 
-ATTENTION = frozenset({"_safe_softmax", "_softmax", "bmm", "baddbmm"})
+SCORES = frozenset({"bmm", "baddbmm"})
+ATTENTION = SCORES | {"_safe_softmax", "_softmax"}
 """Operations that PyTorch's attention computes in float32, but a graph in its own type."""
 
 
@@ -156,7 +158,7 @@ class RandomRounding(OperationMode):
             return self._softmax(out, args[1], unit)
         if name in ADDED_UP:
             terms = _terms(name, out, args, self._copies, min(self._sums, unit))
-            return self._sum(out, *terms, unit)
+            return self._sum(_overflowed(name, out, unit), *terms, unit)
         if not func._schema.is_mutable:
             # Norms, for example, amplify rounding of their inputs as much as that of their sums.
             out = self._compute(func, [self.rounded(x, unit) for x in args], kwargs)
@@ -256,6 +258,14 @@ def _without_huge(errors: Tensor, out: Tensor) -> Tensor:
     if not abs(float(out.sum())) < HUGE:  # much faster than a test of each element
         errors.masked_fill_(out.abs() > HUGE, 0.0)
     return errors
+
+
+def _overflowed(name: str, out: Tensor, unit: float) -> Tensor:
+    """Return scores that are infinite where they are too large for float16, if that is the type."""
+    if name not in SCORES or unit != FLOAT16.eps / 2:
+        return out
+    least = -FLOAT16.max if name == "bmm" else -math.inf  # the other may add a mask
+    return out.masked_fill(out > FLOAT16.max, math.inf).masked_fill(out < least, -math.inf)
 
 
 def _is_huge(x: Any) -> bool:

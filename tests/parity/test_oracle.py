@@ -231,6 +231,22 @@ def test_a_case_with_only_eager_not_finite_is_no_evidence(function):
     assert verdict.status == "unusable"
 
 
+@pytest.mark.parametrize("cache", ["none", "append", "in-place"])
+@pytest.mark.parametrize("mask", ["none", "bool[B,1,1,S]", "float[B,H,L,S]"])
+def test_scores_beyond_float16_are_scaled_down(cache: str, mask: str):
+    def usable(factor: float) -> Case:
+        spec = small_spec(cache=cache, attn_mask=mask, dtype="float16")
+        subject = Subject.from_spec(spec)
+        case = case_of(subject)
+        case.inputs["query"][:] *= np.float16(factor)
+        golden = Oracle(subject).usable(case)
+        assert not golden.unusable
+        return golden.case
+
+    assert "inputs times" not in usable(100).about
+    assert "inputs times" in usable(2000).about
+
+
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [(lambda x: x.argmax(dim=-1), np.int64), (lambda x: x > 1, np.bool_)],
