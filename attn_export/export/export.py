@@ -23,7 +23,7 @@ from torch.export import Dim, ExportedProgram
 from attn_export.attention import Attention
 from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
 from attn_export.attention.positions import NARROW
-from attn_export.errors import ExportError
+from attn_export.errors import ExportError, printable
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
 from attn_export.export.module_state import copy_module, preserve_state
 from attn_export.export.subject import Subject
@@ -134,12 +134,7 @@ def _operations(program: ExportedProgram) -> list[str]:
 
 def _export(subject: Subject) -> Exported:
     with _quiet():
-        program = _capture(subject)
-        if subject.spec is None:
-            from attn_export.export.advice import refuse_untranslated
-
-            refuse_untranslated(program)
-        check_capture(subject, program, lambda: _capture(subject, emit=False))
+        program = _checked_program(subject)
         model = _translate(subject, program)
         name_axes(model, subject.axes)
         _name_shared_weights(model, subject)
@@ -155,6 +150,24 @@ def _export(subject: Subject) -> Exported:
     model.producer_name, model.producer_version = "attn-export", None
     model.graph.name = "attention"
     return Exported(model, origins)
+
+
+def _checked_program(subject: Subject) -> ExportedProgram:
+    try:
+        program = _capture(subject)
+        if subject.spec is None:
+            from attn_export.export.advice import refuse_untranslated
+
+            refuse_untranslated(program)
+        check_capture(subject, program, lambda: _capture(subject, emit=False))
+    except ExportError as error:
+        from attn_export.export.naming_advice import naming_advice
+
+        if advice := naming_advice(subject):
+            problem = re.split("; |…", str(error))[0]
+            raise ExportError(f"{printable(problem, 140)}; {advice}") from error
+        raise
+    return program
 
 
 def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
