@@ -131,7 +131,7 @@ def dry_run_command(
     nothing passes or fails. Exit code 5 if the stand-in libraries are not built here.
     """
     from attn_export.jobs.dry_run import dry_run
-    from attn_export.jobs.fixed_inputs import fixed_graphs
+    from attn_export.jobs.fixed_graphs import fixed_graphs
     from attn_export.report.progress import progress
 
     limit_own_memory()

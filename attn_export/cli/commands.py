@@ -72,7 +72,7 @@ def check_command(model: Path, fixed: dict[str, str]) -> int:
     """
     from attn_export.graph.checks import CHECKS
     from attn_export.jobs.check import check, grouped
-    from attn_export.jobs.fixed_inputs import fixed_graphs
+    from attn_export.jobs.fixed_graphs import fixed_graphs
 
     with fixed_graphs([model], fixed) as (graph,):
         findings = check(graph)
@@ -99,7 +99,7 @@ def lower_command(model: Path, dialect: str, output: Path, fixed: dict[str, str]
     runtimes that have no such operator. ort: the fastest forms in ONNX Runtime; with a KV cache,
     a graph for one query a step goes to OUT.decode.onnx.
     """
-    from attn_export.jobs.fixed_inputs import fixed_graphs
+    from attn_export.jobs.fixed_graphs import fixed_graphs
     from attn_export.jobs.lower import lower_file
 
     if fixed and output.exists() and model.exists() and output.samefile(model):

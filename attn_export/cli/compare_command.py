@@ -65,7 +65,7 @@ def compare_command(
     truth. Inputs and outputs are matched by name, else by position.
     """
     from attn_export.jobs.compare import compare
-    from attn_export.jobs.fixed_inputs import fixed_graphs
+    from attn_export.jobs.fixed_graphs import fixed_graphs
     from attn_export.user_module import load_subject
 
     _check_sources(graphs, module, graph)
@@ -154,7 +154,7 @@ def explain_command(
 
     from attn_export.diagnose.reproduce import to_json
     from attn_export.jobs.explain import explain
-    from attn_export.jobs.fixed_inputs import fixed_graphs
+    from attn_export.jobs.fixed_graphs import fixed_graphs
     from attn_export.report.progress import progress
     from attn_export.report.result_terminal import print_explanation
 
