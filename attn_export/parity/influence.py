@@ -253,6 +253,9 @@ def _moves(base: Golden, changed: Golden, output: str, clearly: float) -> bool:
             "it shows could be wrong: rounding makes values of the module infinite or NaN; keep "
             "them below the largest number of their type"
         )
-    # A change is seldom much larger than the output itself.
-    enough = min(clearly * allowed.whole, max(ENOUGH, allowed.whole))
-    return measure(after, before).whole > enough
+    change = measure(after, before)
+    # A change is seldom much larger than the output itself. A long past may hide it in the whole.
+    return any(
+        moved > min(clearly * error, max(ENOUGH, error))
+        for moved, error in ((change.whole, allowed.whole), (change.row, allowed.row))
+    )

@@ -6,6 +6,7 @@ past. The axes of a user's module or of a foreign graph may have any names.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -86,7 +87,8 @@ def find_roles(
         if axis in KNOWN and axis not in names:
             names[axis] = next(n for i in itertools.count(2) if (n := f"{axis} {i}") not in taken)
     least = {axis: int(not finder.runs_without(axis)) for axis in pasts}
-    least |= finder.least_sizes(left, batch)
+    with contextlib.suppress(AttnExportError):  # a function of the user may not draw all sizes
+        least |= finder.least_sizes(left, batch)
     return Roles({axis: name for axis, name in names.items() if axis != name}, least, caches)
 
 

@@ -71,6 +71,13 @@ def test_an_idle_input_or_output_is_refused_by_name(a, b, dtype, named):
         check_influence(goldens(a=a, b=b, dtype=dtype))
 
 
+def test_one_row_shows_an_influence_that_a_long_past_hides_in_the_whole():
+    rows = {case: np.full((9, 3), 1e6) for case in ("base", "changed_a")}
+    rows["base"][8], rows["changed_a"][8] = 1, 2
+    inputs = {"a": np.zeros(1)}
+    check_influence([made_golden({"y": y}, case=case, inputs=inputs) for case, y in rows.items()])
+
+
 def test_an_error_without_a_limit_is_said_to_be_one():
     found = goldens(a={"y": 2}, b={"y": 3})
     endless = {"y": Allowed(np.inf, np.inf)}
