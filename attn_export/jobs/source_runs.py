@@ -42,6 +42,10 @@ CONTENTS = {
 number in the first slice of axis 0."""
 
 
+COUNTING = "GroupQueryAttention"
+"""The operator that reads how many keys there are, which must be at least as many as are new."""
+
+
 class SourceRuns:
     """Runs of a graph at several sizes.
 
@@ -53,6 +57,8 @@ class SourceRuns:
         self._path, self._proto = path, inlined(load_proto(path))
         self._described, known, _ = described_inputs(self._proto, {})
         self._session = session_of(path)
+        counting = [n for n in self._proto.graph.node if n.op_type == COUNTING]
+        self._counts_keys, self._cached = bool(counting), {n.input[3] for n in counting} - {""}
         self.inputs: Mapping[str, Input] = self._described
         self._sums: Mapping[str, str] = known
         self.trials = self._find_trials(known)
@@ -61,11 +67,27 @@ class SourceRuns:
         """Return the sizes at which the graph runs, after its sums and fixed axes were found."""
         axes = axis_names(self._described, known)
         choices = itertools.chain(({},), image_sizes(self._proto, self._described))
+        for sums in self._sums_of_counts():
+            # The kernel takes several new keys after a past for one batch element only.
+            self._sums = {**known, **sums}
+            free = [axis for axis in axes if axis not in self._sums]
+            drawn = [dict(zip(free, itertools.cycle(sizes), strict=False)) for sizes in SIZES]
+            trials = [add_sums({**sizes, one: 1}, self._sums) for sizes in drawn for one in free]
+            if len(found := [trial for trial in trials if self._runs(trial)]) > 1:
+                return found
         return (
             self._first_trials(axes, known, choices)
             or self._first_trials(axes, find_sums(axes, known, self._runs), ({},))
             or self._first_trials(axes, known, self._single_sizes(axes))
         )
+
+    def _sums_of_counts(self) -> Iterator[dict[str, str]]:
+        """Yield the axis that may hold past and new keys of counting nodes: other sums run, too."""
+        past = {self._described[name].shape[2] for name in self._cached & self._described.keys()}
+        shapes = [x.shape for x in self._described.values() if 1 < len(x.shape) < 4]
+        lengths = dict.fromkeys(shape[1] for shape in shapes if isinstance(shape[1], str))
+        for total, new in itertools.permutations(lengths if len(past) == 1 else (), 2):
+            yield {str(total): f"{min(past)} + {new}"}
 
     def _first_trials(
         self, axes: Sequence[str], sums: Mapping[str, str] | None,
@@ -128,6 +150,9 @@ class SourceRuns:
             )
             if fill is not None and is_mask and feed[name].ndim:
                 feed[name][:1] = fill
+            if is_mask and self._counts_keys:  # padding comes last, and has no defined result
+                feed[name][:] = 1
+                feed[name][:1, -1:] = fill is None or not self._cached
         return feed
 
     def observed(self) -> Observed | None:

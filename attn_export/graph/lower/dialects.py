@@ -13,7 +13,7 @@ from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD, check_diale
 from attn_export.errors import GraphError
 from attn_export.graph.axis_names import common_axis, fix_axis
 from attn_export.graph.fuse_cache import fuse_attention
-from attn_export.graph.ir_helpers import dims, merge_equal_constants, nodes_of
+from attn_export.graph.ir_helpers import dims, every_node, merge_equal_constants, nodes_of
 from attn_export.graph.lower.caches import in_place_cache, is_bound
 from attn_export.graph.lower.computed_masks import recognise_masks
 from attn_export.graph.lower.heads import SWAP_LAST_AXES
@@ -248,7 +248,7 @@ REWRITES: dict[str, Callable[[ir.Model, Form], dict[str, Lowered]]] = {
 
 
 def _refuse_other_domains(model: ir.Model, dialect: str) -> None:
-    for node in model.graph:
+    for node in every_node(model.graph):
         if node.domain not in ("", "ai.onnx") and dialect not in (ORT, CUDA):
             raise GraphError(
                 f"{node.name}: {node.op_type} of {node.domain} is not in the {dialect} dialect; "

@@ -1,68 +1,244 @@
 """Conversion of attention in contrib operators of ONNX Runtime back to `Attention` nodes.
 
 Callers must compare the graph with its source: lengths that a node gets may hide keys.
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from attn_export.dialect_names import MICROSOFT
-from attn_export.graph.ir_helpers import dims, optional_input
+from attn_export.errors import GraphError
+from attn_export.graph.axis_names import known_equal
+from attn_export.graph.ir_helpers import dims, set_type
+from attn_export.graph.lower.heads import SWAP_HEADS_AND_LENGTH
+from attn_export.graph.lower.newer_opset import raise_opset
 from attn_export.graph.lower.node_builder import Builder, take_over
+from attn_export.graph.lower.normal_form import with_types
+from attn_export.graph.ort_compat import make_ort_compatible
 
-BIAS = {"MultiHeadAttention": 5, "GroupQueryAttention": 10}
-"""The index of the input that is added to the scores, by operator."""
+INPUTS = {
+    "GroupQueryAttention": (
+        "query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length",
+        "cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink", "k_scale",
+        "v_scale",
+    ),
+    "MultiHeadAttention": (
+        "query", "key", "value", "bias", "key_padding_mask", "attention_bias", "past_key",
+        "past_value", "past_sequence_length", "cache_indirection",
+    ),
+}  # fmt: skip
+"""The names of inputs, by operator."""
 
-LENGTHS = {"MultiHeadAttention": (), "GroupQueryAttention": (5, 6)}
-"""Inputs that state the numbers of keys, which the operator otherwise takes from the keys."""
+REFUSED = frozenset(
+    {"cache_indirection", "head_sink", "k_scale", "past_sequence_length", "v_scale"}
+)
+ATTRIBUTES = frozenset({
+    "do_rotary", "kv_num_heads", "local_window_size", "mask_filter_value", "num_heads",
+    "rotary_interleaved", "scale", "softcap", "unidirectional",
+})  # fmt: skip
+"""Inputs that no standard operator has, and attributes that one has."""
 
-SAME = {"num_heads": 0, "kv_num_heads": 0, "scale": 0.0, "softcap": 0.0, "unidirectional": 0}
-DEFAULTS = {"do_rotary": 0, "local_window_size": -1, "rotary_interleaved": 0, "smooth_softmax": 0}
-"""Attributes that `Attention` has too, and those that it lacks with the value without effect."""
+IDLE = (0, -1, "", "NONE", b"NONE")
+"""Values of other attributes that change nothing."""
+
+OPSET = 24
+"""The opset that introduced TensorScatter and numbers of valid keys."""
+
+Operands = Mapping[str, ir.Value]
 
 
 def from_contrib(model: ir.Model) -> int:
-    """Replace contrib nodes without a cache by `Attention`, and return their number.
+    """Replace contrib attention by `Attention` nodes, and return their number.
 
     Args:
         model: The graph; changed in place.
+
+    Raises:
+        GraphError: If a node computes what `Attention` cannot say; names it.
     """
-    nodes = [node for node in model.graph if node.domain == MICROSOFT and _has_a_form(node)]
+    nodes = [n for n in model.graph if n.domain == MICROSOFT and n.op_type in INPUTS]
+    if nodes:
+        raise_opset(model, OPSET)
     for node in nodes:
-        is_grouped = node.op_type == "GroupQueryAttention"
-        heads = node.attributes.get_int("num_heads", 0)
-        attributes: dict[str, Any] = {
-            "q_num_heads": heads,
-            "kv_num_heads": node.attributes.get_int("kv_num_heads", heads),
-            "is_causal": int(is_grouped or node.attributes.get_int("unidirectional", 0) == 1),
-        }
-        for name in ("scale", "softcap"):
-            if number := node.attributes.get_float(name, 0.0):
-                attributes[name] = number
-        bias = optional_input(node, BIAS[node.op_type])
-        inputs = [*node.inputs[:3], *([] if bias is None else [bias])]
-        op = Builder(model, node)
-        take_over(node.outputs[0], op.add_node("Attention", inputs, 1, **attributes)[0])
+        names = zip(INPUTS[node.op_type], node.inputs, strict=False)
+        x = {name: value for name, value in names if value is not None}
+        _refuse(node, x)
+        convert = _grouped if node.op_type == "GroupQueryAttention" else _multi_head
+        outputs = convert(Builder(model, node), node, x)
+        for old, new in zip(node.outputs, outputs, strict=False):
+            take_over(old, new)
         model.graph.remove(node, safe=True)
+    if nodes:
+        with_types(model)
+        make_ort_compatible(model)
     return len(nodes)
 
 
-def _has_a_form(node: ir.Node) -> bool:
-    """Return whether `Attention` can say what a node computes."""
-    if node.op_type not in BIAS or any(x is None or len(dims(x)) != 3 for x in node.inputs[:3]):
-        return False
-    known = (0, 1, 2, BIAS[node.op_type], *LENGTHS[node.op_type])
-    other = [x for n, x in enumerate(node.inputs) if x is not None and n not in known]
-    read = [x for x in node.outputs[1:] if x.uses() or x.is_graph_output()]
-    attributes = node.attributes.items()
-    return (
-        not other
-        and not read
-        and len(node.inputs) > 2
-        and all(
-            name in SAME or attribute.value == DEFAULTS.get(name) for name, attribute in attributes
+def _refuse(node: ir.Node, x: Operands) -> None:
+    found = [name for name in x if name in REFUSED]
+    found += [
+        name for name, attribute in node.attributes.items()
+        if name not in ATTRIBUTES and attribute.value not in IDLE
+    ]  # fmt: skip
+    if any(value.uses() or value.is_graph_output() for value in node.outputs[3:]):
+        found.append("the scores as an output")
+    if any(name not in x or len(dims(x[name])) != 3 for name in ("query", "key", "value")):
+        found.append("packed queries, keys and values")
+    if ("past_key" in x) != ("past_value" in x):
+        found.append("a cache of keys or values alone")
+    if node.attributes.get_int("local_window_size", -1) > -1 and "attention_bias" in x:
+        found.append("local_window_size with attention_bias")
+    if found:
+        raise GraphError(
+            f"{node.name or node.op_type}: Attention cannot say {found[0]} of {node.op_type}; "
+            "keep the graph as it is"
         )
+
+
+def _attributes(node: ir.Node, *, causal: bool) -> dict[str, Any]:
+    known = {n: node.attributes.get_float(n, 0.0) for n in ("scale", "softcap")}
+    return {"is_causal": int(causal), **{n: number for n, number in known.items() if number}}
+
+
+# -- GroupQueryAttention --------------------------------------------------------------------------
+
+
+def _grouped(op: Builder, node: ir.Node, x: Operands) -> Sequence[ir.Value]:
+    """Return causal attention over a cache, which is written after the keys of each element."""
+    H = node.attributes.get_int("num_heads", 0)
+    counts = (H, node.attributes.get_int("kv_num_heads", H))
+    start = _start(op, x) if "past_key" in x else None
+    query, key, value = x["query"], x["key"], x["value"]
+    if node.attributes.get_int("do_rotary", 0):
+        positions = x.get("position_ids") or _positions(op, x["query"], start)
+        query, key = (
+            _rotated(op, node, part, count, x, positions)
+            for part, count in zip((query, key), counts, strict=True)
+        )
+    query, key, value = (
+        _split(op, part, count)
+        for part, count in zip((query, key, value), (*counts, counts[1]), strict=True)
     )
+    valid = None
+    if start is not None:
+        length = op.size(x["query"], 1)
+        key, value = (
+            op("TensorScatter", _longer(op, past, present, x), new, start, axis=2)
+            for past, present, new in zip(
+                (x["past_key"], x["past_value"]), node.outputs[1:3], (key, value), strict=True
+            )
+        )
+        valid = op("Add", start, length)
+    mask = x.get("attention_bias")
+    window = node.attributes.get_int("local_window_size", -1)
+    if window > -1:
+        mask = _window(op, x["query"], key, start, window)
+    attended = op(
+        "Attention", query, key, value, mask, None, None, valid, **_attributes(node, causal=True)
+    )
+    turned = op("Transpose", attended, perm=SWAP_HEADS_AND_LENGTH)
+    return op("Reshape", turned, op.ints(0, 0, -1)), key, value
+
+
+def _start(op: Builder, x: Operands) -> ir.Value:
+    """Return the number of past keys of each batch element, `[B]`; 0 in a prompt."""
+    int64 = ir.DataType.INT64
+    length = op.size(x["query"], 1)
+    counts = op("Reshape", op("Cast", x["seqlens_k"], to=int64), op.ints(-1))
+    past = op("Sub", op("Add", counts, op.ints(1)), length)
+    return op("Where", op("Equal", _total(op, x), length), op.ints(0), past)
+
+
+def _total(op: Builder, x: Operands) -> ir.Value:
+    total = op("Cast", x["total_sequence_length"], to=ir.DataType.INT64)
+    return op("Reshape", total, op.ints(1))
+
+
+def _positions(op: Builder, query: ir.Value, start: ir.Value | None) -> ir.Value:
+    """Return the position of each query, `[B, L]`."""
+    numbers = op("Range", op.scalar(0), op("Squeeze", op.size(query, 1)), op.scalar(1))
+    first = op("Unsqueeze", op.ints(0) if start is None else start, op.ints(1))
+    zeros = op("Expand", op.ints(0), op("Concat", op.size(query, 0), op.ints(1), axis=0))
+    return op("Add", op("Add", zeros, first), numbers)
+
+
+def _rotated(
+    op: Builder, node: ir.Node, part: ir.Value, count: int, x: Operands, positions: ir.Value
+) -> ir.Value:
+    width = dims(x["cos_cache"])[-1] if dims(x["cos_cache"]) else None
+    if not isinstance(width, int):
+        raise GraphError(f"{node.name}: the width of its rotary cache is not known; declare it")
+    rotated = op(
+        "RotaryEmbedding", part, x["cos_cache"], x["sin_cache"], positions, num_heads=count,
+        interleaved=node.attributes.get_int("rotary_interleaved", 0),
+        rotary_embedding_dim=2 * width,
+    )  # fmt: skip
+    return set_type(rotated, part.dtype, part.shape)
+
+
+def _split(op: Builder, part: ir.Value, count: int) -> ir.Value:
+    width = dims(part)[-1]
+    target = op.ints(0, 0, count, width // count if isinstance(width, int) else -1)
+    return op("Transpose", op("Reshape", part, target), perm=SWAP_HEADS_AND_LENGTH)
+
+
+def _longer(op: Builder, past: ir.Value, present: ir.Value, x: Operands) -> ir.Value:
+    """Return a cache that is long enough for all keys."""
+    if dims(present) and known_equal(dims(past)[2], dims(present)[2]):
+        return past
+    missing = op("Max", op("Sub", _total(op, x), op.size(past, 2)), op.ints(0))
+    return op("Pad", past, op("Concat", op.ints(*[0] * 6), missing, op.ints(0), axis=0))
+
+
+def _window(
+    op: Builder, query: ir.Value, key: ir.Value, start: ir.Value | None, window: int
+) -> ir.Value:
+    """Return the mask of the last keys up to each query, `[B, 1, L, S]`."""
+    length = op("Squeeze", op("Shape", key, start=2, end=3))
+    keys = op("Range", op.scalar(0), length, op.scalar(1))
+    first = op("Sub", _positions(op, query, start), op.ints(window))
+    return op("Greater", keys, op("Unsqueeze", first, op.ints(1, 3)))
+
+
+# -- MultiHeadAttention ---------------------------------------------------------------------------
+
+
+def _multi_head(op: Builder, node: ir.Node, x: Operands) -> Sequence[ir.Value]:
+    """Return attention with padding and an appended cache, as `Attention` has them."""
+    heads = node.attributes.get_int("num_heads", 0)
+    parts = [x[name] for name in ("query", "key", "value")]
+    if "bias" in x:
+        sizes = [dims(part)[-1] for part in parts]
+        known = op.ints(*(size for size in sizes if isinstance(size, int)))
+        biases = op.add_node("Split", [x["bias"], known], 3, axis=0)
+        parts = [op("Add", part, bias) for part, bias in zip(parts, biases, strict=True)]
+    mask = x.get("attention_bias")
+    if "key_padding_mask" in x:
+        hidden = _padding(op, node, x)
+        mask = hidden if mask is None else op("Add", mask, hidden)
+    return op.add_node(
+        "Attention", [*parts, mask, x.get("past_key"), x.get("past_value")], 3,
+        q_num_heads=heads, kv_num_heads=heads,
+        **_attributes(node, causal=bool(node.attributes.get_int("unidirectional", 0))),
+    )  # fmt: skip
+
+
+def _padding(op: Builder, node: ir.Node, x: Operands) -> ir.Value:
+    """Return what is added to the scores of padding, of 4 axes."""
+    mask, dtype = x["key_padding_mask"], x["query"].dtype
+    rank = len(dims(mask))
+    if rank not in (2, 3) or dtype is None:
+        raise GraphError(
+            f"{node.name or node.op_type}: Attention cannot say a key_padding_mask of lengths; "
+            "keep the graph as it is"
+        )
+    low = max(node.attributes.get_float("mask_filter_value", -1e4), np.finfo(dtype.numpy()).min)
+    seen = op("Cast", mask, to=ir.DataType.BOOL)
+    number = op("Where", seen, op.scalar(0.0, dtype), op.scalar(float(low), dtype))
+    return op("Unsqueeze", number, op.ints(1, 2) if rank == 2 else op.ints(1))
