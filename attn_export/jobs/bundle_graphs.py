@@ -60,38 +60,38 @@ def lower_all(exported: Exported, dialects: Sequence[str]) -> tuple[list[Lowered
             if dialect == CUDA and isinstance(error, GraphError):  # most graphs do not fit it
                 continue
             notes.append(f"not in the {dialect} dialect: {error}")
-    return graphs, (*notes, *_cache_notes(exported))
+    return graphs, (*notes, *cache_notes(exported.model))
 
 
-SCATTERS = ("ScatterElements", "ScatterND")
-"""Operators as which `index_copy`, `index_put` and `slice_scatter` are exported."""
+WRITING = ("ScatterElements", "ScatterND", "Where")
+"""Operators as which `index_copy`, `index_put`, `slice_scatter` and `where` are exported."""
+
+MOVING = ("Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators that may lie between a cache and the node that writes it."""
 
 
-def _cache_notes(exported: Exported) -> Iterator[str]:
-    """Yield notes on caches that the module writes itself: no operator is known to do the same."""
+def cache_notes(model: ir.Model) -> Iterator[str]:
+    """Yield notes on caches that the module writes itself: no operator is known to do the same.
+
+    Args:
+        model: The graph in the standard dialect.
+    """
     from attn_export.graph.ir_helpers import nodes_of, trace_back
 
-    for op_type in SCATTERS:
-        for node in nodes_of(exported.model, op_type):
-            source = None if node.inputs[0] is None else trace_back(node.inputs[0], MOVING)
-            written = [node.outputs[0], *(x for n in _movers(node) for x in n.outputs)]
-            is_cache = (
-                source is not None and source.is_graph_input() and len(source.shape or ()) > 2
+    for node in (node for op_type in WRITING for node in nodes_of(model, op_type)):
+        old = node.inputs[1:] if node.op_type == "Where" else node.inputs[:1]
+        sources = [trace_back(x, MOVING) for x in old if x is not None]
+        source = next((x for x in sources if x.is_graph_input() and len(x.shape or ()) > 2), None)
+        written = [node.outputs[0]]
+        for value in written:
+            written += [u.node.outputs[0] for u in value.uses() if u.node.op_type in MOVING]
+        is_read = any(use.node.op_type not in MOVING for x in written for use in x.uses())
+        if source is not None and is_read and any(x.is_graph_output() for x in written):
+            yield (
+                f"{source.name} is written at indices of the module's own ({node.op_type}), so it "
+                "is not bound in place, and there is no graph for decoding; a layer of "
+                'AttentionSpec(cache="in-place") writes it from past_length on'
             )
-            if source is not None and is_cache and any(x.is_graph_output() for x in written):
-                yield (
-                    f"{source.name} is written at indices of the module's own ({op_type}), so it "
-                    "is not bound in place, and there is no graph for decoding; a layer of "
-                    'AttentionSpec(cache="in-place") writes it from past_length on'
-                )
-
-
-def _movers(node: ir.Node) -> list[ir.Node]:
-    return [use.node for use in node.outputs[0].uses() if use.node.op_type in MOVING]
-
-
-MOVING = ("Identity", "Transpose")
-"""Operators that may lie between a cache and the node that writes it."""
 
 
 def _lowered(exported: Exported, dialect: str) -> Iterable[Lowered]:
