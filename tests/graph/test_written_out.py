@@ -81,7 +81,7 @@ def einsum_of_one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def batched(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     flat = [part.flatten(0, 1) for part in (q, k, v)]
-    empty = torch.empty(flat[0].shape[0], q.shape[2], k.shape[2])
+    empty = torch.zeros(flat[0].shape[0], q.shape[2], k.shape[2])
     scores = torch.baddbmm(empty, flat[0], flat[1].mT, beta=0, alpha=D**-0.5)
     return torch.bmm(scores.softmax(-1), flat[2]).unflatten(0, (-1, H))
 
@@ -130,7 +130,7 @@ def weights_of_a_batch_read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 FORMS = [
-    plain, scaled_before, filled, kept, added, einsum, einsum_of_one_head, batched, softcap,
+    plain, scaled_before, filled, kept, added, batched, einsum, einsum_of_one_head, softcap,
     in_float32, shared_heads, biased, mask_that_is_scaled, with_sinks,
     weights_read, weights_of_a_batch_read,
 ]  # fmt: skip

@@ -114,7 +114,8 @@ def lower(
         recognised += from_contrib(normal) if dialect in (STANDARD, PORTABLE) else 0
         source = normal if recognised else source
     elif dialect == ORT:
-        source = _with_shapes(source, [node.inputs[0] for node in nodes_of(source, "Softmax")])
+        if nodes_of(source, "Softmax"):  # exporters leave out shapes of parts, as of `baddbmm`
+            source = _with_shapes(source, [x for node in source.graph for x in node.outputs])
         recognised = _recognise_written_out(source)
     _refuse_other_domains(source, dialect)
     _refuse_without_attention(source, dialect)
