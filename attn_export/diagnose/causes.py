@@ -159,12 +159,17 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     best = matches[0] if matches else None
     # A mistake at another node may only cancel the fault.
     located = best is not None and (known.from_right_graph or best.mistake.node == first.node)
-    if best is None or not located or best.unexplained >= SURE or observations.lossy:
+    if best is None or not located or _is_weaker(best, first) or observations.lossy:
         return [*not_computed, changed, *causes]
     if first.node not in causes[0].sentence:
         both = f"{causes[0].sentence}; it differs from {observations.reference} first at {location}"
         causes[0] = dataclasses.replace(causes[0], sentence=both)
     return [*not_computed, *causes, changed]
+
+
+def _is_weaker(match: Match, first: Deviation) -> bool:
+    """Return whether a mistake explains less than the first wrong value does."""
+    return match.unexplained >= (SURE if not first.relation else SURE / 10)
 
 
 def _uncomputed_causes(observations: Observations, lines: Lines) -> Iterator[Cause]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
 
 from attn_export.diagnose.evaluate import Evaluation, Values
+from attn_export.diagnose.input_roles import axes_of, input_roles
 from attn_export.diagnose.mistake import (
     ArrayChange,
     Mistake,
@@ -41,18 +42,17 @@ def input_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
         evaluation: The graph to make mistakes in.
         values: The values of any case; their types and ranks tell what an input is.
     """
-    for graph_input in evaluation.proto.graph.input:
-        array = values.get(graph_input.name)
-        if array is None or graph_input.name in evaluation.initializers:
-            continue
-        if graph_input.name.startswith("past_") and array.ndim == 4:
-            yield from _cache_mistakes(graph_input.name)
-        elif array.dtype == np.bool_ or "mask" in graph_input.name:
-            yield from _mask_input_mistakes(graph_input.name, array.ndim)
-        elif "position" in graph_input.name and array.dtype.kind == "i":
-            yield from _position_mistakes(graph_input.name)
-        elif "length" in graph_input.name and array.dtype.kind == "i":
-            yield from _length_mistakes(evaluation, graph_input.name)
+    axes = {end.name: axes_of(end) for end in evaluation.proto.graph.input}
+    batch = next(iter(axes.values()), [""])[0]
+    for name, _, role in input_roles(evaluation, values):
+        if role == "cache":
+            yield from _cache_mistakes(name)
+        elif role == "mask":
+            yield from _mask_input_mistakes(name, axes[name], batch)
+        elif role == "positions":
+            yield from _position_mistakes(name)
+        elif role == "lengths":
+            yield from _length_mistakes(evaluation, name)
 
 
 def _changed(kind: str, effect: str, name: str, change: ArrayChange) -> Mistake:
@@ -60,11 +60,12 @@ def _changed(kind: str, effect: str, name: str, change: ArrayChange) -> Mistake:
     return Mistake(kind, effect, name, change_value(name, change))
 
 
-def _mask_input_mistakes(name: str, ndim: int) -> Iterator[Mistake]:
+def _mask_input_mistakes(name: str, axes: Sequence[str], batch: str) -> Iterator[Mistake]:
     yield _changed("mask dropped", f"{name} is not applied", name, _show_all)
     yield _changed("mask inverted", f"True means masked in {name}", name, _invert)
-    for axis, unit in ((-4, "batch row"), (-3, "head"), (-2, "query")):
-        if ndim >= -axis:
+    for axis, usual in ((-4, "batch row"), (-3, "head"), (-2, "query")):
+        if len(axes) >= -axis:
+            unit = "batch row" if batch and axes[axis] == batch else usual
             effect = f"{unit} 0 of {name} is used for every {unit}"
             change = functools.partial(_repeat_first, axis=axis)
             yield _changed(f"mask of one {unit}", effect, name, change)
@@ -162,7 +163,8 @@ def mask_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
         values: All values of the graph, by name.
     """
     data_dependent = _data_dependent_values(evaluation)
-    past = values.get("past_key")
+    roles = input_roles(evaluation, values)
+    cache = next((name for name, _, role in roles if role == "cache"), "")
     for node in evaluation.nodes:
         name = node.output[0]
         array = values.get(name)
@@ -176,8 +178,9 @@ def mask_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
         shifts: list[tuple[str, Callable[[Values], int]]] = [
             ("one key too late", lambda _: 1), ("one key too early", lambda _: -1),
         ]  # fmt: skip
-        if past is not None:
-            shifts.append(("aligned as if there were no past", _minus_past_length))
+        if cache:
+            how = "aligned as if there were no past"
+            shifts.append((how, lambda values: -array_of(values, cache).shape[2]))
         for how, shift_of in shifts:
             shifted = _shift_mask(node, kind, shift_of)
             yield Mistake(f"{kind} offset", f"the {kind} mask is {how}", node.name, shifted)
@@ -239,10 +242,6 @@ def _shift_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | Non
     shifted = diagonal - shift
     selected = by_diagonal[np.clip(shifted, 0, L + S - 2)]
     return np.broadcast_to(np.where(shifted > L + S - 2, beyond, selected), visible.shape)
-
-
-def _minus_past_length(values: Values) -> int:
-    return -int(array_of(values, "past_key").shape[2])
 
 
 def _data_dependent_values(evaluation: Evaluation) -> set[str]:

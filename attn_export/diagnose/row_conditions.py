@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import onnx
 
 from attn_export.diagnose.evaluate import Evaluation
+from attn_export.diagnose.input_roles import axes_of, input_roles
 from attn_export.diagnose.mistake import Evidence
 from attn_export.diagnose.pattern import separating_conditions
 from attn_export.tensorfile import Array
@@ -41,7 +43,7 @@ def where_made(evaluation: Evaluation, cases: Sequence[Evidence], rows: Sequence
     for case, parts in zip(cases, rows, strict=True):
         for name, (made_rows, right_rows) in parts.items():
             if made_rows.any() or right_rows.any():
-                described = _conditions(case, made_rows.shape, units[name])
+                described = _conditions(evaluation, case, made_rows.shape, units[name])
                 found.append(
                     [
                         text
@@ -61,18 +63,19 @@ def where_made(evaluation: Evaluation, cases: Sequence[Evidence], rows: Sequence
     return min(texts, key=lambda text: text.startswith("in the "), default="")
 
 
-def _units(output: object) -> list[str]:
-    """Return what the rows of an output are, by the names of its axes but the last."""
-    shape = output.type.tensor_type.shape.dim  # type: ignore[attr-defined]
-    words = {"batch": "batch element", "query_len": "query", "total_len": "key", "capacity": "key"}
-    return [words.get(dim.dim_param, "head") for dim in shape[:-1]]
+def _units(output: onnx.ValueInfoProto) -> list[str]:
+    """Return what the rows of an output are, by its axes but the last."""
+    axes = axes_of(output)
+    words = {"query_len": "query", "total_len": "key", "capacity": "key", "": "head"}
+    other = "query" if len(axes) == 3 else "position"
+    return ["batch element", *(words.get(axis, other) for axis in axes[1:-1])][: len(axes) - 1]
 
 
 def _conditions(
-    case: Evidence, shape: tuple[int, ...], units: Sequence[str]
+    evaluation: Evaluation, case: Evidence, shape: tuple[int, ...], units: Sequence[str]
 ) -> Iterator[tuple[str, Array]]:
     """Yield descriptions of rows, and the rows that each describes, `shape`."""
-    for text, hides in _hidden_keys(case):
+    for text, hides in _hidden_keys(evaluation, case):
         # `[B, L]`; of keys, only what holds for all queries of a batch element is known.
         by_row = hides if units[-1] == "query" else np.asarray(hides.all(axis=1, keepdims=True))
         if by_row.shape[1] in (1, shape[-1]):
@@ -91,11 +94,13 @@ def _conditions(
             yield text, np.broadcast_to(holds, shape)
 
 
-def _hidden_keys(case: Evidence) -> Iterator[tuple[str, Array]]:
+def _hidden_keys(evaluation: Evaluation, case: Evidence) -> Iterator[tuple[str, Array]]:
     """Yield descriptions of the rows whose mask hides certain keys, `[B, L]` or `[B, 1]`."""
-    for name, array in case.values.items():
-        if "mask" in name and array is not None and array.ndim == 4 and array.size:
+    batch = len(next(iter(case.right.values())))
+    for name, array, role in input_roles(evaluation, case.values):
+        if role == "mask" and array.size and (array.ndim == 4 or array.shape[:-1] == (batch,)):
             shown = array if array.dtype == np.bool_ else array > HIDDEN
+            shown = shown.reshape(len(shown), *(1,) * (4 - shown.ndim), *shown.shape[1:])
             hidden = np.asarray(~shown.any(axis=1))  # [B, L, S]
             yield f"in rows whose {name} hides key 0 (left padding)", hidden[..., 0]
             yield f"in rows whose {name} hides the last key", hidden[..., -1]

@@ -265,6 +265,11 @@ def mask_added_twice(graph: Graph) -> None:
     graph.before(node, 3, "Add", node.input[3])
 
 
+def mask_times_35_hundredths(graph: Graph) -> None:
+    """Scale a mask by almost 1/sqrt(head_dim)."""
+    graph.before(graph.one("Attention"), 3, "Mul", graph.constant(np.float32(0.35), "factor"))
+
+
 def everything_is_nan(graph: Graph) -> None:
     graph.after(graph.nodes[-1], "Mul", graph.constant(np.float32(np.nan), "nan"))
 
@@ -344,6 +349,7 @@ HARD_FAULTS = (
     Planted("two_heads_of_four", "cross", heads_of(2), CHANGED, "num_heads is 2", "ort"),
     Planted("lowest_is_minus_10", "masked", lowest_is_minus_10, CHANGED, "Clip Clip"),
     Planted("mask_added_twice", "masked", mask_added_twice, CHANGED, "planted_Add"),
+    Planted("mask_times_0.35", "masked", mask_times_35_hundredths, CHANGED, "is 0.35 times what"),
     Planted("everything_is_nan", "gqa", everything_is_nan, CHANGED, "planted_Mul_out_proj"),
     Planted("values_in_bfloat16", "mqa", values_in_bfloat16, CHANGED, "planted_Cast",
             "standard", "onnx-reference"),
