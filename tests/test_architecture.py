@@ -54,7 +54,7 @@ FLOORS = {
 WITH_TORCH = (
     "attention/", "weights/", "user_module", "export/", "parity/float64_mode",
     "parity/activation_ties", "parity/cache_quotients",
-    "parity/graph_oracle", "parity/input_free", "parity/near_ties", "parity/notes", "parity/oracle",
+    "parity/decisions", "parity/graph_oracle", "parity/near_ties", "parity/notes", "parity/oracle",
     "parity/operations",
     "parity/quality_oracle", "parity/rounding", "parity/ties",
     "bench/peers", "runtimes/pytorch",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -193,7 +192,7 @@ class Oracle(TruthSource):
         from attn_export.parity.ties import ORDERS, TieOrder, mark_ties
 
         inputs, rounded = golden.case.inputs, []
-        orders = [self._truth(inputs, TieOrder(order)) for order in ORDERS if self._ranks]
+        orders = [self.truth(inputs, TieOrder(order)) for order in ORDERS if self._ranks]
         if not all(is_floating(array.dtype) for array in truth.values()):
             rounded = self._noisy_runs(golden.case, golden.eager, WIDER, TIED_RUNS)
         return mark_ties(golden, truth, orders, rounded)
@@ -206,14 +205,11 @@ class Oracle(TruthSource):
         with torch.inference_mode(), threads(1):
             return to_numpy(self.subject.call(self.subject.module, to_torch(inputs)))
 
-    def truth(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """Return the outputs of the float64 copy."""
-        return self._truth(inputs, None)
-
-    def _truth(self, inputs: Arrays, order: TieOrder | None) -> dict[str, np.ndarray]:
+    def truth(self, inputs: Arrays, order: TieOrder | None = None) -> dict[str, np.ndarray]:
+        """Return the outputs of the float64 copy, of which equal values may have an order."""
         tensors = to_torch(widened_arrays(inputs))
         try:
-            with _math_backend(self.widening, order):
+            with _math_backend(self.widening, order, self._decisions(inputs)(tensors)):
                 return to_numpy(self.subject.call(self.precise, tensors))
         except ExportError as error:
             raise ExportError(
@@ -245,18 +241,18 @@ class Oracle(TruthSource):
         if self._computes_in_float16 and wider == 1:
             with _math_backend(recorder):
                 self.subject.call(self.subject.module, to_torch(case.inputs))
-        inputs = widened_arrays(case.inputs)
+        inputs, decisions = widened_arrays(case.inputs), self._decisions(case.inputs)
         fewest, count = run_count(eager, case.contents)
         count = max(count, least)
 
         def run(number: int, arrays: Arrays, copies: int = 1) -> Arrays:
             tensors = to_torch(arrays)
-            mode = self._rounding_of(tensors)(
+            mode = RandomRounding(
                 step, wider * EPS_FLOAT32, seed_of(case.name, number), copies=copies,
                 steps=recorder.steps, widening=self.widening,
             )  # fmt: skip
             with self._draw_cache(cached, range(number, number + copies)):
-                outputs = self._noisy(tensors, mode)
+                outputs = self._noisy(tensors, mode, decisions(tensors))
             self._ranks |= mode.ranks
             self._chooses |= mode.chooses
             return outputs
@@ -270,13 +266,16 @@ class Oracle(TruthSource):
         by_run = {n: np.split(a, count) for n, a in run(0, joined, count).items()}
         return [{name: runs[number] for name, runs in by_run.items()} for number in range(count)]
 
-    def _rounding_of(self, tensors: Mapping[str, torch.Tensor]) -> Callable[..., RandomRounding]:
-        """Return the mode of a run with random rounding; our own layers decide nothing."""
-        if self.subject.spec is not None:
-            return RandomRounding
-        from attn_export.parity.input_free import InputFreeRounding
+    def _decisions(self, inputs: Arrays) -> Callable[[Any], AbstractContextManager[Any]]:
+        """Return a mode, from its tensors, for float64 runs that decide as the module does."""
+        if self.subject.spec is not None:  # our own layers decide nothing without their inputs
+            return contextlib.nullcontext
+        from attn_export.parity.decisions import Decisions
 
-        return functools.partial(InputFreeRounding, tensors.values())
+        own = {n: x.to(self.subject.inputs[n].dtype) for n, x in to_torch(inputs).items()}
+        with _math_backend(recorded := Decisions(own.values())):
+            self.subject.call(self.subject.module, own)
+        return lambda tensors: Decisions(tensors.values(), recorded.made)
 
     def _draw_cache(
         self, cached: Float16Values | None, runs: range
@@ -291,9 +290,9 @@ class Oracle(TruthSource):
         keys, values = (torch.cat(tensors) for tensors in zip(*drawn, strict=True))
         return force_cache_values((keys, values), self.precise)
 
-    def _noisy(self, tensors: Mapping[str, torch.Tensor], mode: RandomRounding) -> Arrays:
+    def _noisy(self, tensors: Any, *modes: AbstractContextManager[Any]) -> Arrays:
         zero_points = self._ties.subtract_zero_points() if self._ties else None
-        with _math_backend(zero_points, mode):
+        with _math_backend(zero_points, *modes):
             return to_numpy(self.subject.call(self.precise, tensors))
 
     def _can_stack_runs(self, inputs: Arrays) -> bool:

@@ -96,28 +96,21 @@ class RandomRounding(OperationMode):
         self._widening = widening
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._rounded_operation(func, args, kwargs)[0]
-
-    def _rounded_operation(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Any]:
-        """Return the rounded result of an operation, and the same without; None if it is exact."""
         name = name_of(func)
         self.ranks |= name in RANKING
         out = self._of_one_copy(name, func, args)
         out = self._compute(func, args, kwargs) if out is None else out
         self.chooses |= name in CHOOSING or makes_integers(out, args)
         if not rounds(name, func, out) or self._is_whole_numbered(out):
-            return out, None
+            return out
         if name == "mul" and any(map(_is_huge, args)):
-            return out, None  # a mask of 0 and 1 times the lowest number, without overflow
+            return out  # a mask of 0 and 1 times the lowest number, without overflow
         if self._widening:
             args = tuple(x if is_large(x) else widen(x) for x in args)
         noisy = self._round(name, func, out, args, kwargs)
         if func._schema.is_mutable and noisy is not out:  # an added mask leaves `out` as it is
-            unrounded = out.clone()
-            return out.copy_(noisy), unrounded
-        return noisy, out
+            return out.copy_(noisy)
+        return noisy
 
     def _compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self._widening:

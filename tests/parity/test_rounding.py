@@ -10,8 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_export import Subject
 from attn_export.parity.allowed import run_count
+from attn_export.parity.decisions import Decisions
 from attn_export.parity.draw import generator
-from attn_export.parity.input_free import InputFreeRounding
 from attn_export.parity.judge import judge
 from attn_export.parity.measures import measure
 from attn_export.parity.operations import RoundingRecorder
@@ -302,16 +302,17 @@ DECISIONS = [floor_of_log, in_place, compared, bucketized, ceil_of_a_learned_ste
 
 
 @pytest.mark.parametrize("decide", DECISIONS, ids=lambda decide: decide.__name__)
-def test_a_decision_that_no_input_affects_is_not_rounded(decide):
-    x = torch.from_numpy(drawn(4, 4)).double()
-    right = decide(x)
+def test_a_decision_that_no_input_affects_is_that_of_the_module(decide):
+    x = torch.from_numpy(drawn(4, 4))
+    with Decisions([x]) as recorded:
+        right = decide(x)
 
     def differ(follow: bool) -> bool:
-        changed = False
+        changed, wide = False, x.double()
         for seed in range(8):
-            args = (EPS, EPS, seed)
-            with InputFreeRounding([x], *args) if follow else RandomRounding(*args):
-                changed |= not torch.equal(decide(x), right)
+            repeated = Decisions([wide], recorded.made if follow else None)
+            with RandomRounding(EPS, EPS, seed), repeated:
+                changed |= not torch.equal(decide(wide), right.to(decide(wide).dtype))
         return changed
 
     assert not differ(follow=True)
@@ -327,7 +328,9 @@ def test_a_decision_from_an_input_is_rounded_and_so_are_values_without_inputs():
         positions = torch.arange(1, 130, dtype=x.dtype).log()
         return (x.log() / np.log(2)).floor(), (buffer.log() / np.log(2)).floor(), positions
 
-    with InputFreeRounding([x], EPS, EPS, 3):
+    with Decisions([x]) as recorded:
+        all_of(x)
+    with RandomRounding(EPS, EPS, 3), Decisions([x], recorded.made):
         rounded = all_of(x)
     assert not any(torch.equal(a, b) for a, b in zip(rounded, all_of(x), strict=True))
 
@@ -348,6 +351,30 @@ class Buckets(nn.Module):
         bucket = torch.where(distance < half, distance, half + (far * half).to(torch.long))
         bucket = bucket.clamp(max=self.buckets - 1) + self.shift * (distance == 17)
         return (x @ x.mT / 3 + self.bias[bucket]).softmax(-1) @ x
+
+
+class Steps(nn.Module):
+    """Attention with a bias from a distance on in steps of 0.29, which is less in float64."""
+
+    def __init__(self, boundary: int = 29) -> None:
+        super().__init__()
+        self.boundary = boundary
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = torch.arange(x.shape[1], dtype=x.dtype)
+        far = ((place[:, None] - place).abs() * 0.29).floor() >= self.boundary
+        return (x @ x.mT / 3 + 3 * far).softmax(-1) @ x
+
+
+def test_the_truth_decides_as_the_module_where_float64_would_not():
+    assert 0.29 * 100 < 29
+    assert np.float32(0.29) * np.float32(100) == 29
+    x = torch.from_numpy(drawn(2, 102, 8))
+    subject = Subject(Steps().eval(), {"x": x}, {"x": {0: "batch", 1: "query_len"}}, ["y"])
+    golden = Oracle(subject).golden(Case("one", "shape", {}, {"x": x.numpy()}, ""))
+    for boundary, status in ((29, "passed"), (28, "failed")):
+        (verdict,) = judge("", "", golden, {"y": Steps(boundary)(x).numpy()})
+        assert verdict.status == status
 
 
 def test_distances_on_the_boundary_of_buckets_are_evidence():
