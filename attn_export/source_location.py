@@ -35,7 +35,7 @@ RAISED = ("", 0)
 def is_user_file(file: str) -> bool:
     """Return whether a file belongs to neither Python, nor this package, nor one of `TOOLS`."""
     path = Path(file).resolve()
-    if file.startswith("<") or path.is_relative_to(OURS):
+    if file.startswith("<") or path.suffix == ".pyx" or path.is_relative_to(OURS):
         return False
     packages = [after for folder, after in pairwise(path.parts) if folder in INSTALLED]
     if packages:

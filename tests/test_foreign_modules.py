@@ -321,3 +321,25 @@ def test_the_end_of_a_range_is_tried_once_for_all_inputs_that_have_the_axis():
     subject = Subject(ShortOrLong().eval(), inputs, {name: {0: "batch"} for name in inputs}, ["z"])
     export(subject)
     assert ShortOrLong.large == 3  # it raises? is it the module there? is it so beyond its guards?
+
+
+class ContextualPositions(nn.Module):
+    """Attention with position embeddings at sums of gates, which NaN makes no index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.table = nn.Linear(8, 8), nn.Parameter(torch.randn(8, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x)
+        scores = q @ x.mT
+        at, table = scores.sigmoid().cumsum(-1).clamp(max=15), q @ self.table
+        low, high = (table.gather(-1, i.long()) for i in (at.floor(), at.ceil()))
+        return (scores + low.lerp(high, at - at.floor())).softmax(-1) @ x
+
+
+def test_a_module_that_raises_at_nan_is_judged_without_it(tmp_path: Path):
+    inputs, axes = {"x": torch.randn(2, 3, 8)}, {"x": {0: "batch", 1: "query_len"}}
+    subject = Subject(ContextualPositions().eval(), inputs, axes, ["y"])
+    report, _ = built(subject, tmp_path)
+    assert any("the module raises where inputs are NaN or infinite" in n for n in report.notes)

@@ -14,12 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.ao.quantization import quantize_dynamic
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import flex_attention
 
 from attn_export import Attention, AttentionSpec, Subject, build
-from attn_export.errors import ExportError
+from attn_export.errors import ExportError, UsageError
 from attn_export.source_location import is_user_file
 
 # fmt: off
@@ -131,6 +132,57 @@ def scanned(m, x):
     return scan(lambda c, v: (c * 0.5 + v, c * 1.0), first, m.linear(x), dim=1)[1]  # line
 
 
+@torch.library.custom_op("refusals::thrice", mutates_args=())
+def thrice(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+@thrice.register_fake
+def _(x): return torch.empty_like(x)
+
+
+@torch.library.custom_op("refusals::opaque", mutates_args=())
+def opaque(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+def custom(m, x):
+    return thrice(m.linear(x))                                                      # line
+
+
+def custom_without_fake(m, x):
+    return opaque(m.linear(x))                                                      # line
+
+
+def looped(m, x):
+    def more(i, y): return i < 3
+    def step(i, y): return i + 1, m.linear(y)
+    return while_loop(more, step, (torch.tensor(0), x))[1]                          # line
+
+
+def branched(m, x):
+    return torch.cond(x.sum() > 0, lambda a: m.linear(a), lambda a: a * 1.0, (x,))  # line
+
+
+def nested(m, x):
+    return torch.nested.nested_tensor(list(m.linear(x))).to_padded_tensor(0.0)      # line
+
+
+def sparse(m, x):
+    return torch.sparse.mm(x[0].to_sparse(), m.linear.weight)[None] + x             # line
+
+
+def permuted_by_numpy(m, x):
+    order = np.random.permutation(x.shape[1])                                       # line
+    return m.linear(x)[:, order]
+
+
+def blocks_by_numpy(m, x):
+    rows = [np.arange(x.shape[1]) for _ in range(2)]
+    order = torch.tensor(np.stack(rows), dtype=torch.long)                          # line
+    return m.linear(x)[:, order[0]]
+
+
 def raises(m, x):
     raise ValueError("mine")                                                        # line
 
@@ -166,14 +218,24 @@ TABLE = {
     cast_within: "computes in bfloat16 by torch.autocast within forward",
     kept_by_size: "a dict or set with a size as a key; compute what it holds",
     bucketized: "torch.bucketize whose boundaries are no constant; count them: (values",
-    searched: "torch.searchsorted whose boundaries are no constant; count them: (values",
+    searched: "torch.searchsorted, which has no ONNX form; count them: (values",
     scanned: "torch's control flow operator scan cannot be checked",
+    custom: "the custom operator refusals::thrice has no ONNX form; call the torch operations",
+    custom_without_fake: "the custom operator refusals::opaque cannot be captured; call the torch",
+    looped: "torch's control flow operator while_loop cannot be checked",
+    branched: "torch's control flow operator cond cannot be checked",
+    nested: "a nested tensor, which cannot be captured; pad the sequences",
+    sparse: "a sparse tensor, which cannot be captured; use a dense one",
+    permuted_by_numpy: "numpy or Python code that computes with a size; use torch operations",
+    blocks_by_numpy: "numpy or Python code that computes with a size; use torch operations",
     raises: "ValueError: mine",
     random: "gives another y for the same inputs; take out what is random",
     in_place: "changes its input x in place; work on a copy",
     size_of_values: "the shape of y depends on values",
 }
-IN_FORWARD = {five_axes, flexible, cast_within, bucketized, searched, scanned}
+IN_FORWARD = {
+    five_axes, flexible, cast_within, bucketized, searched, scanned, custom, looped, branched,
+}  # fmt: skip
 """torch keeps only the lines of `forward` with a captured node."""
 WITHOUT_A_LINE = {random, in_place, size_of_values}
 
@@ -218,12 +280,28 @@ def test_modules_that_torch_has_compiled_are_named(wrap, said: str, tmp_path: Pa
         build(subject, tmp_path / "b")
 
 
+WHOLE = {
+    "traced": (lambda: torch.jit.trace(nn.Linear(8, 8), torch.ones(2, 8)), "of torch.jit; pass"),
+    "scripted": (lambda: torch.jit.script(nn.Linear(8, 8)), "of torch.jit; pass the module from"),
+    "a function": (lambda: F.relu, "the module is a function, not a torch.nn.Module; wrap it"),
+    "lazy": (lambda: nn.LazyLinear(8), "the weight weight has no size yet; load or run"),
+    "meta": (lambda: nn.Linear(8, 8, device="meta"), "has no values (it is on the device meta)"),
+}
+
+
+@pytest.mark.parametrize(("make", "said"), WHOLE.values(), ids=WHOLE)
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_no_module_with_weights_is_named(make, said: str):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        Subject(make(), {"input": torch.ones(2, 8)}, {"input": {0: "batch"}}, ["y"])
+
+
 @pytest.mark.parametrize(
     ("file", "theirs"),
     [
         (__file__, True), (torch.__file__, False), (F.__file__, False), ("<string>", False),
         (np.__file__, False), (pytest.__file__, True), (build.__code__.co_filename, False),
-        (json.__file__, False),
+        (json.__file__, False), ("mtrand.pyx", False),
         ("/x/site-packages/einops/einops.py", False), ("/x/site-packages/vit/layers.py", True),
     ],
 )  # fmt: skip

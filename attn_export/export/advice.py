@@ -55,12 +55,17 @@ ADVICE = (
         "compute what it holds from the size in each call",
     ),
     (
-        r"op='aten\.(bucketize|searchsorted)\b",
-        r"torch.\1 whose boundaries are no constant",
+        r"op='aten\.bucketize\b",
+        "torch.bucketize whose boundaries are no constant",
         "count them: (values[..., None] >= boundaries).sum(-1) for right=True, else with >",
     ),
     (
-        r"LinearPackedParams|Conv\w*PackedParams|torch\.classes\.quantized",
+        r"op='aten\.searchsorted\b",
+        "torch.searchsorted, which has no ONNX form",
+        "count them: (values[..., None] >= boundaries).sum(-1) for right=True, else with >",
+    ),
+    (
+        r"(Linear|Conv\w*|Cell)Params|PackedParams|torch\.classes\.(quantized|rnn)",
         "a module quantized by torch.ao.quantization",
         "build the float module, and quantize the bundle (attn-export build --help)",
     ),
@@ -68,6 +73,36 @@ ADVICE = (
         r"ScriptMethod|ScriptModule|ScriptFunction",
         "a module or function of torch.jit",
         "pass the module from before torch.jit.script or torch.jit.trace",
+    ),
+    (
+        r"No ONNX function found for <OpOverload\(op='(?!aten|prims)(\w+)\.(\w+)'",
+        r"the custom operator \1::\2 has no ONNX form",
+        "call the torch operations that it stands for",
+    ),
+    (
+        r"no fake impl registered for <CustomOpDef\((\S+)\)>|Operator (\S+) does not support.*fake",
+        r"the custom operator \1 cannot be captured",
+        "call the torch operations that it stands for",
+    ),
+    (
+        r"aten\._?nested|NestedTensor|torch\.nested",
+        "a nested tensor, which cannot be captured",
+        "pad the sequences, and mask the padding",
+    ),
+    (
+        r"aten\.(_to)?_?sparse|SparseTensor|torch\.sparse_",
+        "a sparse tensor, which cannot be captured",
+        "use a dense one (to_dense), and a mask",
+    ),
+    (
+        r"UnsupportedOperatorException: aten\.(\w+)",
+        r"torch.\1, which torch.export does not support",
+        "write it with other torch operations",
+    ),
+    (
+        r"numpy\.object_|integer or at least 1-dimensional|'SymInt' object cannot be interpreted",
+        "numpy or Python code that computes with a size",
+        "use torch operations, such as torch.arange, or make the result a buffer of the module",
     ),
     (
         r"No ONNX function found for <OpOverload\(op='\w+\.(\w+)'",

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from attn_export.errors import ExportError, UsageError, printable
 from attn_export.parity.draw import Bounds, Sizes
@@ -50,12 +51,28 @@ def check_arguments(
     Raises:
         UsageError: If they do not fit.
     """
+    _check_module(module)
     _check_inputs(module, arguments, tensors, axes)
     _check_outputs(module, tensors, outputs)
     sizes = _check_axes(tensors, {name: axes.get(name, {}) for name in tensors})
     _check_relations(relations, sizes)
     _check_bounds(sizes, bounds)
     return sizes
+
+
+def _check_module(module: nn.Module) -> None:
+    """Check that a module can be called and has weights."""
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"the module is a {type(module).__name__}, not a torch.nn.Module; wrap it")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UsageError(
+            f"the module is a {type(module).__name__} of torch.jit; pass the module from before "
+            "torch.jit.script or torch.jit.trace"
+        )
+    for name, tensor in module.named_parameters():
+        if is_lazy(tensor) or tensor.is_meta:
+            what = "size" if is_lazy(tensor) else "values (it is on the device meta)"
+            raise UsageError(f"the weight {name} has no {what} yet; load or run the module before")
 
 
 def _check_inputs(

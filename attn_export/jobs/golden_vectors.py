@@ -6,14 +6,14 @@ For a quantised subject, its distance from the float model is measured and store
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.errors import UsageError, counted, first_few
+from attn_export.errors import ExportError, UsageError, counted, first_few
 from attn_export.parity.golden import Start
 from attn_export.parity.influence import CLEARLY, check_influence, find_influence
 from attn_export.parity.mask_contents import MASKS
@@ -110,6 +110,7 @@ AMPLIFYING = f"left out, {LOUD}"
 TIED = "left out, since equal or nearly equal values decide an output there"
 UNSETTLED = "left out, since the integers that values round to depend on the runtime"
 UNDEFINED = "left out, since the module gives NaN where all keys are masked"
+RAISING = "left out, since the module raises where inputs are NaN or infinite"
 SCALED = f"with inputs that were scaled down, {LOUD}"
 """The starts of notes on planned cases that are left out or changed."""
 
@@ -138,7 +139,9 @@ def _usable_cases(
         cases, known = find_influence(cases, plan.interface, golden_of, clearly)
     computed: dict[str, Golden] = {}
     selected: list[Case] = []
-    names = {note: list[str]() for note in (AMPLIFYING, TIED, UNSETTLED, UNDEFINED, SCALED)}
+    names = {
+        note: list[str]() for note in (AMPLIFYING, TIED, UNSETTLED, UNDEFINED, RAISING, SCALED)
+    }
     for planned in cases:
         case = oracle.move_off_ties(planned)
         if case is None:
@@ -147,11 +150,9 @@ def _usable_cases(
         if is_own_layer and not (case.may_overflow or delicate):
             selected.append(case)
             continue
-        golden = known.get(case.name) or golden_of(case)
-        if golden.tied and not golden.unusable and not _is_fixed(case):
-            golden = oracle.usable(case)
+        golden = _truth_of(case, known, golden_of, oracle)
         reason = _reason_to_leave_out(case, golden, is_own_layer=is_own_layer)
-        if reason:
+        if golden is None or reason:
             names[reason].append(case.name)
             continue
         computed[case.name] = golden
@@ -166,8 +167,25 @@ def _usable_cases(
     return computed, selected, notes
 
 
-def _reason_to_leave_out(case: Case, golden: Golden, *, is_own_layer: bool) -> str:
+def _truth_of(
+    case: Case, known: Mapping[str, Golden], golden_of: Callable[[Case], Golden],
+    oracle: TruthSource,
+) -> Golden | None:  # fmt: skip
+    """Return the truth of a case; None if the module raises at inputs that are NaN or infinite."""
+    try:
+        golden = known.get(case.name) or golden_of(case)
+    except ExportError:
+        if not case.ignored_rows:
+            raise
+        return None
+    is_movable = golden.tied and not golden.unusable and not _is_fixed(case)
+    return oracle.usable(case) if is_movable else golden
+
+
+def _reason_to_leave_out(case: Case, golden: Golden | None, *, is_own_layer: bool) -> str:
     """Return the start of the note on a case that is no evidence; "" if it is usable."""
+    if golden is None:
+        return RAISING
     if golden.tied and not _is_fixed(case) and (case.contents or not golden.unusable):
         return TIED
     if golden.unusable and case.contents:
