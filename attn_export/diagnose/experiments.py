@@ -12,6 +12,7 @@ from attn_export.diagnose.evaluate import NotComputedError
 from attn_export.diagnose.explanation import Experiment, OutOfTime
 from attn_export.diagnose.graph_evaluation import EvaluatedGraph, dtype_of
 from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner, passes
+from attn_export.diagnose.input_roles import input_roles
 from attn_export.parity.draw import Sizes
 from attn_export.parity.measures import eps, measure
 from attn_export.results import Arrays, Case, Golden
@@ -224,7 +225,7 @@ def run_scaled_inputs(
         right: A graph that gives the truth.
     """
     cases = [case for case in original.failed if right.values(case) is not None][:MOST_CASES]
-    scaled = {case.name: _scale_down(case) for case in cases}
+    scaled = {case.name: _scale_down(case, right) for case in cases}
     ran = runner.run(scaled)
     goldens = {case.name: _make_golden(right, case, scaled[case.name]) for case in cases}
     passed = [case for case in cases if passes(goldens[case.name], ran.outputs.get(case.name))]
@@ -233,11 +234,11 @@ def run_scaled_inputs(
     return _result(name, GraphRun(ran, failed, tuple(passed)), "large numbers")
 
 
-def _scale_down(case: GoldenCase) -> dict[str, np.ndarray]:
+def _scale_down(case: GoldenCase, graph: EvaluatedGraph) -> dict[str, np.ndarray]:
     """Divide the floating inputs; not masks, of which a large negative number hides a key."""
     inputs = dict(case.inputs)
-    for name, array in inputs.items():
-        if is_floating(array.dtype) and "mask" not in name:
+    for name, array, role in input_roles(graph.evaluation, case.inputs):
+        if is_floating(array.dtype) and role != "mask":
             inputs[name] = array / np.asarray(DIVISOR, array.dtype)
     return inputs
 

@@ -115,9 +115,14 @@ class _ValueReaders:
 
     def is_added_mask(self, name: str) -> bool:
         """Return whether a floating input is a mask that is added to scores."""
-        users = self._users(name)
-        of_attention = any(n.op_type == "Attention" and i == MASK_INPUT for n, i, _ in users)
-        return of_attention or "mask" in name.lower()
+        for node, index, _ in self._users(name):
+            if node.op_type == "Attention" and index == MASK_INPUT:
+                return True
+            if node.op_type == "Add" and any(
+                reader.op_type == "Softmax" for reader, _, _ in self._users(node.output[0])
+            ):
+                return True
+        return "mask" in name.lower()
 
     def _is_low(self, name: str) -> bool:
         tensor = self._tensors.get(name)

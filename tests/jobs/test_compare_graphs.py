@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from shared import extended
 
 from attn_export.errors import UsageError
+from attn_export.graph.ranges import described_inputs
 from attn_export.jobs.compare import compare
 from attn_export.jobs.reference import read_reference
 
@@ -152,6 +153,25 @@ def test_ids_masks_and_sums_of_axes_are_inferred(tmp_path: Path):
     wrong = compare(one, decoder(tmp_path / "c.onnx", wrong=True), runtimes=["ort-cpu"])
     assert wrong.exit_code == 6
     assert "low" in wrong.explanations[0]
+
+
+@pytest.mark.parametrize(("operator", "hides"), [("Add", True), ("Mul", False)])
+def test_a_value_added_to_scores_is_a_mask_whatever_its_name(operator: str, hides: bool):
+    nodes = [
+        helper.make_node("MatMul", ["x", "kt"], ["scores"]),
+        helper.make_node(operator, ["scores", "given"], ["changed"]),
+        helper.make_node("Softmax", ["changed"], ["y"]),
+    ]
+    ins = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, axes)
+        for name, axes in (("x", ["b", 8]), ("kt", [8, "s"]), ("given", ["b", "s"]))
+    ]
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", "s"])
+    model = helper.make_model(helper.make_graph(nodes, "g", ins, [out]))
+    inputs = described_inputs(model, {})[0]
+    assert {name: entry.hides for name, entry in inputs.items()} == {
+        "x": False, "kt": False, "given": hides,
+    }  # fmt: skip
 
 
 def cached(path: Path, names: str) -> Path:
