@@ -120,9 +120,7 @@ def lower(
     _refuse_other_domains(source, dialect)
     _refuse_without_attention(source, dialect)
     nodes = [*nodes_of(source, "Attention"), *nodes_of(source, "RotaryEmbedding")]
-    source = _with_shapes(
-        source, [value for node in nodes for value in node.inputs if value is not None]
-    )
+    source = _with_shapes(source, [x for node in nodes for x in node.inputs if x is not None])
     graphs = REWRITES[dialect](source, form)
     return {
         phase: dataclasses.replace(_finish(lowered), recognised=recognised)
