@@ -291,7 +291,7 @@ WHOLE = {
 
 @pytest.mark.parametrize(("make", "said"), WHOLE.values(), ids=WHOLE)
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_no_module_with_weights_is_named(make, said: str):
+def test_other_objects_than_modules_with_weights_are_named(make, said: str):
     with pytest.raises(UsageError, match=re.escape(said)):
         Subject(make(), {"input": torch.ones(2, 8)}, {"input": {0: "batch"}}, ["y"])
 

@@ -6,11 +6,13 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
@@ -221,3 +223,14 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def math_backend(*modes: AbstractContextManager[Any] | None) -> Iterator[None]:
+    """Run modules by PyTorch's math backend, without gradients, in modes: the last is innermost."""
+    # Inference mode would show products with weights to modes before they are taken apart.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), contextlib.ExitStack() as stack:
+        for mode in modes:
+            if mode is not None:
+                stack.enter_context(mode)
+        yield

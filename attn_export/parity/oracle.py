@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_export.attention import Attention
 from attn_export.errors import ExportError, one_line
@@ -31,7 +30,7 @@ from attn_export.parity.float64_mode import (
     widening_of,
 )
 from attn_export.parity.measures import EPS_FLOAT32, eps
-from attn_export.parity.operations import Recording, RoundingRecorder, threads
+from attn_export.parity.operations import Recording, RoundingRecorder, math_backend, threads
 from attn_export.parity.rounding import RandomRounding
 from attn_export.results import WHOLE_DECODE, Arrays, Case, Golden
 from attn_export.spec import Shape
@@ -206,10 +205,18 @@ class Oracle(TruthSource):
             return to_numpy(self.subject.call(self.subject.module, to_torch(inputs)))
 
     def truth(self, inputs: Arrays, order: TieOrder | None = None) -> dict[str, np.ndarray]:
-        """Return the outputs of the float64 copy, of which equal values may have an order."""
+        """Return the outputs of the float64 copy.
+
+        Args:
+            inputs: Arrays by name.
+            order: The order of equal values where values are sorted. Default: any.
+
+        Raises:
+            ExportError: If the copy raises, as with constants of another dtype.
+        """
         tensors = to_torch(widened_arrays(inputs))
         try:
-            with _math_backend(self.widening, order, self._decisions(inputs)(tensors)):
+            with math_backend(self.widening, order, self._decisions(inputs)(tensors)):
                 return to_numpy(self.subject.call(self.precise, tensors))
         except ExportError as error:
             raise ExportError(
@@ -221,7 +228,7 @@ class Oracle(TruthSource):
         tensors = to_torch(widened_arrays(inputs))
         weights = {**dict(self.precise.named_parameters()), **dict(self.precise.named_buffers())}
         recording = Recording({**tensors, **weights})
-        with _math_backend(self.widening, recording):
+        with math_backend(self.widening, recording):
             self.subject.call(self.precise, tensors)
         return recording.steps
 
@@ -239,7 +246,7 @@ class Oracle(TruthSource):
         step = wider * max(step, self._least_eps)
         recorder = RoundingRecorder()
         if self._computes_in_float16 and wider == 1:
-            with _math_backend(recorder):
+            with math_backend(recorder):
                 self.subject.call(self.subject.module, to_torch(case.inputs))
         inputs, decisions = widened_arrays(case.inputs), self._decisions(case.inputs)
         fewest, count = run_count(eager, case.contents)
@@ -273,7 +280,7 @@ class Oracle(TruthSource):
         from attn_export.parity.decisions import Decisions
 
         own = {n: x.to(self.subject.inputs[n].dtype) for n, x in to_torch(inputs).items()}
-        with _math_backend(recorded := Decisions(own.values())):
+        with math_backend(recorded := Decisions(own.values())):
             self.subject.call(self.subject.module, own)
         return lambda tensors: Decisions(tensors.values(), recorded.made)
 
@@ -292,7 +299,7 @@ class Oracle(TruthSource):
 
     def _noisy(self, tensors: Any, *modes: AbstractContextManager[Any]) -> Arrays:
         zero_points = self._ties.subtract_zero_points() if self._ties else None
-        with _math_backend(zero_points, *modes):
+        with math_backend(zero_points, *modes):
             return to_numpy(self.subject.call(self.precise, tensors))
 
     def _can_stack_runs(self, inputs: Arrays) -> bool:
@@ -306,14 +313,3 @@ class Oracle(TruthSource):
     def has_batch(self, name: str) -> bool:
         """Return whether the first axis of an input is the batch axis."""
         return self.subject.axes[name].get(0) == self.subject.roles.axis(BATCH)
-
-
-@contextlib.contextmanager
-def _math_backend(*modes: AbstractContextManager[Any] | None) -> Iterator[None]:
-    """Run modules by PyTorch's math backend, without gradients, in modes: the last is innermost."""
-    # Inference mode would show products with weights to `widening` before they are taken apart.
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), contextlib.ExitStack() as stack:
-        for mode in modes:
-            if mode is not None:
-                stack.enter_context(mode)
-        yield
