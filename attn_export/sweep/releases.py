@@ -104,7 +104,8 @@ def _causes(cells: Iterable[Row]) -> tuple[str, ...]:
 
 def plain_cause(cause: str) -> str:
     """Return the cause in a `Row` without the runtime, the file, and the position in the graph."""
-    text = re.sub(r"^\S+, \S+: (the graph is right, \S+ is not: )?", "", cause)
+    # Rows of earlier versions say "is not".
+    text = re.sub(r"^\S+, \S+: (the graph is right, \S+ is (not|wrong): )?", "", cause)
     return re.sub(r",? at \S+( \S+)? \([^)]*\)(, by \S+)?| \([^)]*\)$", "", text)
 
 
