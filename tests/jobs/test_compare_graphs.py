@@ -297,7 +297,7 @@ def test_the_command_compares_and_writes_its_reports(cli: Cli, good, scaled, tmp
         (["a.onnx"], "or two files"),
         (["a.onnx", "b.onnx", "--graph", "c.onnx"], "or two files"),
         (["a.onnx", "b.onnx", "--name", "x"], "--name is NAME=OTHER"),
-        (["a.onnx", "b.onnx", "--relation", "x"], "--relation is NAME=OTHER"),
+        (["a.onnx", "b.onnx", "--relation", "x"], "--relation is AXIS=SUM"),
         (["a.onnx", "b.onnx", "--range", "x=3:1"], "--range is NAME=LOW:HIGH"),
         (["a.onnx", "b.onnx", "--range", "x=a:b"], "--range is NAME=LOW:HIGH"),
     ],
