@@ -144,7 +144,7 @@ def test_a_module_without_branches_passes_the_same_proof():
 def test_a_refused_module_leaves_nothing_behind(tmp_path: Path):
     with pytest.raises(ExportError):
         build(subject_of(Branching(lambda x: x.shape[1] > 8)), tmp_path / "out" / "bundle")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 # -- masks whose L axis is 1 ---------------------------------------------------------

@@ -131,7 +131,11 @@ def test_every_cell_has_a_verdict_and_a_second_sweep_runs_only_what_is_missing(t
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path):
     (tmp_path / "plan.toml").write_text(f"{SMALL}[[spec]]\n")
     store = tmp_path / "store"
-    process = attn_export("sweep", tmp_path / "plan.toml", "--output", store, "--workers", 1)
+    process = attn_export(
+        "sweep", tmp_path / "plan.toml", "--output", store, "--workers", 1,
+        # A command in the background of a shell ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
     until((store / "cells.sqlite").exists)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
