@@ -81,7 +81,7 @@ OWN_OPERATORS = frozenset({
 """Operators of graphs of attn-export's own module in the standard dialect."""
 
 PORTABLE_OPERATORS = (OWN_OPERATORS - {"Attention", "RMSNormalization", "TensorScatter"}) | {
-    "Identity", "Pad", "ReduceMean", "ScatterND", "Softmax", "Sqrt", "Tanh",
+    "Identity", "Not", "Pad", "ReduceMean", "ScatterND", "Softmax", "Sqrt", "Tanh",
 }  # fmt: skip
 
 ORT_OPERATORS = OWN_OPERATORS | PORTABLE_OPERATORS | {

@@ -58,14 +58,14 @@ def clamp_masks(model: ir.Model) -> None:
 
     ONNX Runtime treats finfo.min as -inf: a query whose mask is finfo.min for all keys gets 0, and
     in PyTorch the mean of the values. Only masks that may hold such values are clamped: graph
-    inputs, and masks that are computed from such a constant.
+    inputs, and masks that are computed from such a constant. Clip would make 3.4e38 of Inf.
     """
     for node, mask in _masks(model):
         if mask.dtype != ir.DataType.FLOAT or not _may_be_huge(mask):
             continue
         floor = constant(model, np.array(MASK_FLOOR, np.float32))
         lowest = constant(model, np.array(-np.inf, np.float32))
-        clipped = insert(node, ir.node("Clip", [mask, floor]), mask)
+        clipped = insert(node, ir.node("Max", [mask, floor]), mask)
         hidden = insert(node, ir.node("Equal", [mask, lowest]), mask, ir.DataType.BOOL)
         kept = insert(node, ir.node("Where", [hidden, mask, clipped]), mask)
         node.replace_input_with(MASK_INPUT, kept)
@@ -190,8 +190,9 @@ def _holds_huge(dtype: ir.DataType | None, array: np.ndarray | None) -> bool:
 
 
 def _is_clamped(node: ir.Node) -> bool:
-    """Return whether the node is the Where that clamps a mask."""
-    return node.op_type == "Where" and any(producer_of(value, "Clip") for value in node.inputs)
+    """Return whether the node is the Where that clamps a mask, also in `functional.clamp_mask`."""
+    made = [producer_of(value, name) for value in node.inputs for name in ("Clip", "Max")]
+    return node.op_type == "Where" and any(made)
 
 
 def _may_be_one(dim: Size) -> bool:

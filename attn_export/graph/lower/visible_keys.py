@@ -68,7 +68,8 @@ def visible_keys(
             conditions.append(mask)
         else:
             added = mask
-            conditions.append(op("Greater", mask, op.scalar(-np.inf, a.dtype)))
+            # NaN is no hidden key: its query is NaN, as in PyTorch.
+            conditions.append(op("Not", op("Equal", mask, op.scalar(-np.inf, a.dtype))))
     if a.causal or a.valid_keys is not None:
         keys = op("Range", op.scalar(0), op("Squeeze", S), op.scalar(1))  # [S]
         if a.causal:
