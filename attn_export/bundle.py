@@ -55,14 +55,8 @@ class Staging:
     def publish(self, *, failed: bool = False) -> Path:
         """Replace the output by the new folder; after a failed build, replace `failed_folder`.
 
-        Args:
-            failed: Whether the build has failed.
-
         Returns:
             The final folder of the bundle.
-
-        Raises:
-            OutputError: If another process has written other files there in the meantime.
         """
         target = _replaceable(failed_folder(self.output) if failed else self.output)
         take_place(self.folder, target)
@@ -76,11 +70,7 @@ def failed_folder(output: Path) -> Path:
 
 @contextlib.contextmanager
 def staging(output: Path) -> Iterator[Staging]:
-    """Yield a new folder next to `output`, which is removed at the end unless it was published.
-
-    Raises:
-        OutputError: If `output` cannot be written, or is a folder that is not a bundle.
-    """
+    """Yield a new folder next to `output`, which is removed at the end unless it was published."""
     with write_errors(output):
         output = _replaceable(output)
         _replaceable(failed_folder(output))
@@ -124,17 +114,11 @@ def graph_files(manifest: Manifest) -> list[GraphFile]:
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> Manifest:
     """Write `manifest.json` with the SHA-256 of every other file. It must be written last.
 
-    Args:
-        folder: The folder of the bundle.
-        content: The manifest without the keys in `GENERATED`. It is not a `Manifest`, because the
-            file has its order of keys and lacks the same optional keys.
+    `content`: The manifest without the keys in `GENERATED`. It is not a `Manifest`, because the
+    file has its order of keys and lacks the same optional keys.
 
     Returns:
         The manifest.
-
-    Raises:
-        UsageError: If the content does not fit the schema, for instance a name with control
-            characters.
     """
     from attn_export.schema import Manifest
 
@@ -153,21 +137,13 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read `manifest.json` without checking the other files.
-
-    Raises:
-        BundleError: If the manifest is missing, of another format, or was changed.
-    """
+    """Read `manifest.json` without checking the other files."""
     _, manifest = _read_manifest(folder)
     return manifest
 
 
 def manifest_content(folder: Path) -> dict[str, Any]:
-    """Return the content of `manifest.json` as `write_manifest` takes it.
-
-    Raises:
-        BundleError: If the manifest is missing, of another format, or was changed.
-    """
+    """Return the content of `manifest.json` as `write_manifest` takes it."""
     content, _ = _read_manifest(folder)
     return {key: value for key, value in content.items() if key not in GENERATED}
 
@@ -199,11 +175,7 @@ def _read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
 
 
 def read_bundle(folder: Path) -> Manifest:
-    """Compare every file of a bundle with its digest, and return the manifest.
-
-    Raises:
-        BundleError: If a file is missing or was changed.
-    """
+    """Compare every file of a bundle with its digest, and return the manifest."""
     manifest = read_manifest(folder)
     _refuse_links(folder, manifest.files)
     for name, digest in manifest.files.items():
@@ -221,11 +193,7 @@ def read_bundle(folder: Path) -> Manifest:
 
 @contextlib.contextmanager
 def refuse_exchange(folder: Path) -> Iterator[None]:
-    """Raise an error at the end of the block if the bundle is not the one of its start.
-
-    Raises:
-        BundleError: If the folder was exchanged or its manifest changed, whatever else went wrong.
-    """
+    """Raise an error at the end of the block if the bundle is not the one of its start."""
     before = _identity(folder)
     error: AttnExportError | OSError | None = None
     try:
@@ -247,15 +215,7 @@ def _identity(folder: Path) -> tuple[int, int, str] | None:
 
 
 def spec_text(folder: Path, manifest: Manifest) -> str:
-    """Return the text of a bundle's spec; "" if it is of a user's module.
-
-    Args:
-        folder: The bundle's folder.
-        manifest: Its manifest.
-
-    Raises:
-        BundleError: If the file cannot be read.
-    """
+    """Return the text of a bundle's spec; "" if it is of a user's module."""
     try:
         return read_text(folder / SPEC) if SPEC in manifest.files else ""
     except (OSError, ValueError) as error:
@@ -263,12 +223,7 @@ def spec_text(folder: Path, manifest: Manifest) -> str:
 
 
 def bundle_spec(folder: Path, manifest: Manifest) -> AttentionSpec | None:
-    """Return the spec of a bundle; None if it is of a user's module.
-
-    Args:
-        folder: The bundle's folder.
-        manifest: Its manifest.
-    """
+    """Return the spec of a bundle; None if it is of a user's module."""
     from attn_export.spec import AttentionSpec
 
     return AttentionSpec.from_toml(folder / SPEC) if SPEC in manifest.files else None
@@ -280,12 +235,7 @@ def shapes_of(signatures: Mapping[str, TensorSignature]) -> dict[str, Shape]:
 
 
 def dimensions(ends: Mapping[str, TensorSignature], spec: str = "") -> dict[str, str]:
-    """Return texts with the dtype and shape of each input and output, and the spec, for a report.
-
-    Args:
-        ends: The inputs and outputs by name.
-        spec: The text of the spec, if there is one.
-    """
+    """Return for a report texts with the dtype and shape of each input and output, and the spec."""
     unset = ("= false", '= "none"', "= 0")
     lines = [line.replace(" = ", " ") for line in spec.splitlines() if not line.endswith(unset)]
     return {

@@ -19,16 +19,7 @@ PLAIN_CODE = re.compile(r"[\w./+ ,\[\]()-]+", re.ASCII)
 
 
 def render(template: Path, context: Mapping[str, Any]) -> str:
-    """Return the text of a template with its values.
-
-    Args:
-        template: The file of the template.
-        context: The values, by name.
-
-    Raises:
-        TypeError: If the template writes a text without one of the filters in `ESCAPES`.
-        ValueError: If a value cannot be written in the language.
-    """
+    """Return the text of a template with its values."""
     import jinja2
     from markupsafe import Markup
 
@@ -59,14 +50,7 @@ def c_string(text: str) -> str:
 
 
 def python(value: object) -> str:
-    """Return a literal of Python, in ASCII.
-
-    Args:
-        value: A text, number, boolean or None, or a list, tuple or dict of such values.
-
-    Raises:
-        ValueError: If the value has another type.
-    """
+    """Return a literal of Python, in ASCII."""
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     if value is None or type(value) in (str, int, float, bool):
@@ -92,11 +76,7 @@ def to_json(value: object) -> str:
 
 
 def number(value: float) -> str:
-    """Return a finite number as a literal of C and C++.
-
-    Raises:
-        ValueError: If the number is not finite.
-    """
+    """Return a finite number as a literal of C and C++."""
     if not math.isfinite(value):
         raise ValueError(f"{value!r:.60} is not a finite number")
     return repr(float(value))

@@ -27,15 +27,7 @@ WEIGHTS = "weights.safetensors"
 
 
 def check_dialects(names: Iterable[str], *also: str) -> tuple[str, ...]:
-    """Return names of dialects without repetition, and refuse unknown ones.
-
-    Args:
-        names: The names.
-        also: Names to allow in addition to `DIALECTS`.
-
-    Raises:
-        UsageError: If a dialect is unknown.
-    """
+    """Return names of dialects without repetition, and refuse unknown ones."""
     names, allowed = tuple(dict.fromkeys(names)), (*DIALECTS, *also)
     for name in names:
         if name not in allowed:
@@ -44,12 +36,7 @@ def check_dialects(names: Iterable[str], *also: str) -> tuple[str, ...]:
 
 
 def graph_name(dialect: str, phase: str = "") -> str:
-    """Return the file name of a graph of a bundle: ``model.onnx``, ``model.ort.decode.onnx``.
-
-    Args:
-        dialect: One of `DIALECTS`.
-        phase: ``"decode"`` or ``"prefill"``, or empty for the graph of any phase.
-    """
+    """Return the file name of a graph of a bundle: ``model.onnx``, ``model.ort.decode.onnx``."""
     stem, suffix = MODEL.split(".")
     return ".".join(filter(None, [stem, "" if dialect == STANDARD else dialect, phase, suffix]))
 

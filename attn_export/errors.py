@@ -26,10 +26,6 @@ def printable(text: object, most: int = LINE) -> str:
 
     Line breaks and tabs become spaces. Other unprintable characters are escaped: ESC becomes
     ``\x1b``. Of a longer text, the middle is left out.
-
-    Args:
-        text: Any object; its `str` is used.
-        most: The largest number of characters to return.
     """
     words = " ".join(str(text).split())
     shown = "".join(
@@ -42,11 +38,7 @@ def printable(text: object, most: int = LINE) -> str:
 
 
 class AttnExportError(Exception):
-    """Base class of the errors of attn-export.
-
-    Args:
-        message: The message, to which `printable` is applied.
-    """
+    """Base class of the errors of attn-export."""
 
     exit_code = 1
     most = LINE
@@ -114,12 +106,7 @@ def one_line(error: BaseException) -> str:
 
 
 def counted(number: int, name: str) -> str:
-    """Return a number with the singular or plural of a name: ``1 case``, ``2 cases``.
-
-    Args:
-        number: The number.
-        name: The singular of the name.
-    """
+    """Return a number with the singular or plural of a name: ``1 case``, ``2 cases``."""
     return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 

@@ -37,15 +37,8 @@ def replaceable(
 
     It must not exist, or be empty, or be an unchanged folder of the same kind.
 
-    Args:
-        output: The output folder.
-        kind: The kind of folder, such as ``"kit"``.
-        listed: A function that reads the list of files of a folder, or returns None if the folder
-            is not of this kind. Default: one that reads the list of `write_list`.
-
-    Raises:
-        OutputError: If the folder must not be replaced.
-        OSError: If the folder cannot be read.
+    `listed`: A function that reads the list of files of a folder, or returns None if the folder is
+    not of this kind. Default: one that reads the list of `write_list`.
     """
     # A link is kept; the folder to which it points is replaced.
     target = Path(os.path.realpath(output))
@@ -62,11 +55,7 @@ def replaceable(
 
 
 def check_utf8(path: Path | str) -> None:
-    """Refuse a path that is not UTF-8, which runtimes and file formats require.
-
-    Raises:
-        OutputError: If the path is not UTF-8.
-    """
+    """Refuse a path that is not UTF-8, which runtimes and file formats require."""
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError as error:
@@ -77,12 +66,7 @@ def check_utf8(path: Path | str) -> None:
 
 
 def write_list(folder: Path, kind: str) -> None:
-    """Write the list of all files in a folder. It must be written last.
-
-    Args:
-        folder: The folder.
-        kind: The kind of folder, such as ``"kit"``.
-    """
+    """Write the list of all files in a folder. It must be written last."""
     names = sorted(name for name, is_file in entries(folder) if is_file)
     files = {name: sha256(folder / name) for name in names}
     (folder / LIST).write_text(_to_text(kind, files), encoding="utf-8")
@@ -131,9 +115,6 @@ def entries(folder: Path) -> Iterator[tuple[str, bool]]:
     """Yield the name of each file, folder and link in a folder, and whether it is no folder.
 
     The names of links and special files have a suffix that says so.
-
-    Raises:
-        OSError: If a folder cannot be listed.
     """
     for parent, folders, files in os.walk(folder, onerror=_raise):
         for name in (*folders, *files):
@@ -180,15 +161,7 @@ def write_errors(output: Path | str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacement_of(output: Path, kind: str) -> Iterator[Path]:
-    """Yield a new folder, which gets a list of its files and replaces `output` after the block.
-
-    Args:
-        output: The output folder; see `replaceable`.
-        kind: The kind of folder, such as ``"kit"``.
-
-    Raises:
-        OutputError: If the folder cannot be written, or `output` must not be replaced.
-    """
+    """Yield a new folder, which gets a list of its files and replaces `output` after the block."""
     with write_errors(output):
         target = replaceable(output, kind)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -199,15 +172,7 @@ def replacement_of(output: Path, kind: str) -> Iterator[Path]:
 
 
 def take_place(new: Path, target: Path) -> None:
-    """Replace a folder by another one. If that fails, the old folder is kept.
-
-    Args:
-        new: The new folder.
-        target: The folder to replace. It need not exist.
-
-    Raises:
-        OSError: If the new folder cannot be renamed.
-    """
+    """Replace a folder by another one. If that fails, the old folder is kept."""
     if not os.path.lexists(target):
         new.rename(target)
     elif exchange(new, target):
@@ -219,15 +184,8 @@ def take_place(new: Path, target: Path) -> None:
 def exchange(one: Path, other: Path) -> bool:
     """Exchange the names of two folders in one step.
 
-    Args:
-        one: A folder.
-        other: Another folder on the same file system.
-
     Returns:
         Whether that was done; False if the system does not support it.
-
-    Raises:
-        OSError: If one of them cannot be renamed.
     """
     if sys.platform != "linux":
         return False
@@ -246,15 +204,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file in one step. If that fails, the old file is kept. Links are followed.
-
-    Args:
-        path: The file to replace. It need not exist.
-        content: Bytes, or a text to write as UTF-8.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
+    """Write a file in one step. If that fails, the old file is kept. Links are followed."""
     data = content.encode("utf-8", "replace") if isinstance(content, str) else content
     is_stream = os.path.abspath(path).startswith(STREAMS)  # noqa: PTH100 (links are kept)
     if is_stream or (path.exists() and not path.is_file()):

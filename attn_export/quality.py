@@ -53,11 +53,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """Parse a budget such as ``sqnr>=30``.
-
-        Raises:
-            UsageError: If the text is no budget.
-        """
+        """Parse a budget such as ``sqnr>=30``."""
         for name, sign in MEASURES.items():
             measure, relation, limit = (word.strip() for word in text.partition(sign))
             if measure == name and relation and NUMBER.fullmatch(limit):
@@ -156,11 +152,7 @@ def worst(distances: Sequence[Distance]) -> Distance | None:
 
 
 def parse_budgets(texts: Iterable[str]) -> tuple[Budget, ...]:
-    """Parse budgets.
-
-    Raises:
-        UsageError: If a text is no budget.
-    """
+    """Parse budgets."""
     return tuple(Budget.parse(text) for text in texts)
 
 

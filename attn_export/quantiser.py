@@ -81,16 +81,7 @@ class QuantisedWeight:
 def quantise(weight: Array, dtype: str, block_size: int, *, symmetric: bool) -> QuantisedWeight:
     """Return a weight as integers. The scale of each block is chosen so that no value is clipped.
 
-    Args:
-        weight: float32 `[in, out]`.
-        dtype: ``"int8"`` or ``"int4"``.
-        block_size: The number of input channels that share a scale, which must divide `in`; 0 for
-            all.
-        symmetric: Whether to use signed integers without zero points; else unsigned integers with
-            zero points.
-
-    Raises:
-        ValueError: If a weight is NaN or infinite.
+    `weight`: float32 `[in, out]`.
     """
     if not np.isfinite(weight).all():
         raise ValueError("it holds NaN or infinite values, which no integer stands for")

@@ -119,11 +119,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
-        """Check rules that involve several fields.
-
-        Raises:
-            ValueError: If they contradict each other.
-        """
+        """Check rules that involve several fields."""
         ends = self.ends
         axes = {axis for end in ends.values() for axis in end.shape if isinstance(axis, str)}
         for name, signature in ends.items():
@@ -207,11 +203,7 @@ class GoldenIndex(Struct, frozen=True, forbid_unknown_fields=True):
     cases: Annotated[list[CaseEntry], Meta(min_length=1, max_length=100_000)]
 
     def __post_init__(self) -> None:
-        """Check rules that involve several fields.
-
-        Raises:
-            ValueError: If they contradict each other.
-        """
+        """Check rules that involve several fields."""
         for field in ("name", "folder"):
             if len({getattr(case, field) for case in self.cases}) < len(self.cases):
                 raise ValueError(f"two cases have one {field}")
@@ -275,11 +267,7 @@ class QualityFile(Struct, frozen=True, forbid_unknown_fields=True):
     splits: Annotated[list[Split], Meta(max_length=100)] = []
 
     def __post_init__(self) -> None:
-        """Check rules that involve several fields.
-
-        Raises:
-            ValueError: If there are figures without a case, or cases without a budget.
-        """
+        """Check rules that involve several fields."""
         if not self.cases and (self.heads or self.weights or self.budgets or self.splits):
             raise ValueError("it has figures, and names no case")
         if self.cases and not self.budgets:

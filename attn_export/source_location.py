@@ -71,10 +71,6 @@ def branching_line(one: Callable[[], object], other: Callable[[], object]) -> st
 
     If one of them raises an error, that is the line of the error. Return "" if both run the same
     lines.
-
-    Args:
-        one: A function that runs the user's code.
-        other: A function that runs it in another way.
     """
     first, second = _lines_of(one), _lines_of(other)
     last: Line | None = None

@@ -111,22 +111,12 @@ def install_command(*requirements: str) -> str:
 
 
 def missing_package(package: str, *requirements: str) -> str:
-    """Return a message that a package is not installed, with the command that installs it.
-
-    Args:
-        package: The name of the package.
-        requirements: The arguments of pip. Default: the extra that includes the package, or else
-            the package.
-    """
+    """Return a message that a package is not installed, with the command that installs it."""
     extra = [f"attn-export[{EXTRAS[package]}]"] if package in EXTRAS else [package]
     return f"{package} is not installed; {install_command(*(requirements or extra))}"
 
 
 def check_installed(package: str) -> None:
-    """Raise an error if a package is not installed, before it is needed.
-
-    Raises:
-        UsageError: If the package is not installed.
-    """
+    """Raise an error if a package is not installed, before it is needed."""
     if find_spec(package) is None:
         raise UsageError(missing_package(package))

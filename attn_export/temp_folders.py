@@ -39,11 +39,7 @@ _locks: set[int] = set()
 
 @contextlib.contextmanager
 def scratch(*, in_memory: bool = True) -> Iterator[Path]:
-    """Create a temporary folder, which is removed at the end. `TMPDIR` is used if it is set.
-
-    Args:
-        in_memory: Whether the folder may be in memory. It must not be for copies of large files.
-    """
+    """Create a temporary folder, which is removed at the end. `TMPDIR` is used if it is set."""
     for parent in (MEMORY, Path(tempfile.gettempdir())):
         _sweep_once(parent)
     parent = _fastest_parent() if in_memory else Path(tempfile.gettempdir())
@@ -53,11 +49,7 @@ def scratch(*, in_memory: bool = True) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def folder_beside(output: Path) -> Iterator[Path]:
-    """Create a hidden folder next to `output`, which is removed at the end unless it was moved.
-
-    Raises:
-        OSError: If the folder cannot be created.
-    """
+    """Create a hidden folder next to `output`, which is removed at the end unless it was moved."""
     sweep(output.parent)
     with _new_folder(output.parent, f".{output.name}.attn-export-") as folder:
         yield folder
@@ -113,12 +105,7 @@ def _new_folder(parent: Path, prefix: str, mode: int = 0o777) -> Iterator[Path]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder until the descriptor is closed; return None if locks are not supported.
-
-    Raises:
-        BlockingIOError: If another process has locked the folder.
-        FileNotFoundError: If the folder does not exist, or was replaced.
-    """
+    """Lock a folder until the descriptor is closed; return None if locks are not supported."""
     if sys.platform == "win32":
         return None
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

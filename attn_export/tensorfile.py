@@ -27,13 +27,7 @@ ArrayDict = dict[str, Array]
 def write_tensor(path: Path, name: str, array: np.ndarray) -> None:
     """Write one tensor.
 
-    Args:
-        path: The file to write.
-        name: The name of the tensor.
-        array: The values, of any shape.
-
-    Raises:
-        ValueError: If ONNX has no type for the array's dtype.
+    `array`: The values, of any shape.
     """
     if array.dtype.name not in CODES:
         raise ValueError(f"{name} is of type {array.dtype}, which has no ONNX type")
@@ -44,11 +38,7 @@ def write_tensor(path: Path, name: str, array: np.ndarray) -> None:
 
 
 def read_tensor(path: Path) -> tuple[str, np.ndarray]:
-    """Return the name of the tensor in a file, and its values, of any shape and dtype.
-
-    Raises:
-        ValueError: If the file is no tensor with raw data, or the size of the data is wrong.
-    """
+    """Return the name of the tensor in a file, and its values, of any shape and dtype."""
     data = read_bytes(path)
     try:
         message = parse(data)
@@ -67,28 +57,13 @@ def read_tensor(path: Path) -> tuple[str, np.ndarray]:
 
 
 def write_tensors(folder: Path, stem: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays to `STEM_0.pb`, `STEM_1.pb` …, in their order.
-
-    Args:
-        folder: An existing folder.
-        stem: The start of the file names.
-        arrays: The arrays, by name.
-    """
+    """Write arrays to `STEM_0.pb`, `STEM_1.pb` …, in their order."""
     for number, (name, array) in enumerate(arrays.items()):
         write_tensor(folder / f"{stem}_{number}.pb", name, array)
 
 
 def read_tensors(folder: Path, stem: str, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the tensors with expected names in `STEM_0.pb`, `STEM_1.pb` ….
-
-    Args:
-        folder: The folder of the files.
-        stem: The start of the file names.
-        names: The expected names of the tensors, in the order of the files.
-
-    Raises:
-        ValueError: If a file is no tensor, or a tensor has another name.
-    """
+    """Return the tensors with expected names in `STEM_0.pb`, `STEM_1.pb` …."""
     arrays = {}
     for number, name in enumerate(names):
         path = folder / f"{stem}_{number}.pb"
@@ -99,12 +74,7 @@ def read_tensors(folder: Path, stem: str, names: Sequence[str]) -> dict[str, np.
 
 
 def read_outputs(folder: Path, count: int) -> dict[str, np.ndarray]:
-    """Return the outputs of a runtime in `output_0.pb` …, by the names in the files.
-
-    Args:
-        folder: The folder of the files.
-        count: The number of outputs.
-    """
+    """Return the outputs of a runtime in `output_0.pb` …, by the names in the files."""
     return dict(read_tensor(folder / f"output_{number}.pb") for number in range(count))
 
 

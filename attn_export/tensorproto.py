@@ -45,11 +45,7 @@ class TensorMessage:
 
 
 def parse(data: bytes) -> TensorMessage:
-    """Parse a message.
-
-    Raises:
-        ValueError: If the bytes are no tensor with raw data.
-    """
+    """Parse a message."""
     dims: list[int] = []
     dtype, name, raw = None, "", None
     for field, value in _fields(data):

@@ -36,11 +36,7 @@ T = TypeVar("T")
 
 
 def open_regular(path: Path) -> FileIO:
-    """Open a regular file for reading. Refuse a FIFO or device, which could block or be endless.
-
-    Raises:
-        OSError: If the file cannot be opened, or is not a regular file.
-    """
+    """Open a regular file for reading. Refuse a FIFO or device, which could block or be endless."""
     # Without O_NONBLOCK, opening a FIFO blocks until a writer opens it.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     file = FileIO(os.open(path, flags), "rb")
@@ -53,12 +49,7 @@ def open_regular(path: Path) -> FileIO:
 def read_bytes(path: Path, most: int | None = None) -> bytes:
     """Return the content of a regular file.
 
-    Args:
-        path: The path of the file.
-        most: The largest allowed size in bytes; None for no limit.
-
-    Raises:
-        OSError: If the file cannot be read, is larger, or is not a regular file.
+    `most`: The largest allowed size in bytes; None for no limit.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -74,21 +65,12 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a regular file of at most `MOST_TEXT` bytes.
-
-    Raises:
-        OSError: If the file cannot be read, is larger, or is not a regular file.
-        ValueError: If the content is not UTF-8.
-    """
+    """Return the text of a regular file of at most `MOST_TEXT` bytes."""
     return read_bytes(path, MOST_TEXT).decode("utf-8")
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: If the text is not valid JSON, or is nested too deep.
-    """
+    """Return the value of a JSON text."""
     try:
         value = json.loads(text)
     except RecursionError as error:
@@ -98,12 +80,7 @@ def parse_json(text: str) -> Any:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a TOML file of at most `MOST_TOML` bytes.
-
-    Raises:
-        OSError: If the file cannot be read, is larger, or is not a regular file.
-        ValueError: If it is not valid TOML, or takes too long to read.
-    """
+    """Return the tables of a TOML file of at most `MOST_TOML` bytes."""
     text = read_bytes(path, MOST_TOML).decode("utf-8")
     # A key of n names takes tomllib n² steps: 64 s for 64 kB.
     if sum(line.count(".") ** 2 for line in text.split("\n")) > MOST_DOTS:
@@ -143,10 +120,6 @@ def safetensors_entries(path: Path) -> tuple[int, dict[str, Any]]:
 
     The format: 8 bytes with the length of the header, the header in JSON, then the tensors
     (https://huggingface.co/docs/safetensors, "Format"). The entries are not checked.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If the header is too long, or no JSON.
     """
     with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
@@ -158,15 +131,7 @@ def safetensors_entries(path: Path) -> tuple[int, dict[str, Any]]:
 
 
 def checked(value: object, schema: type[T]) -> T:
-    """Return a value converted to a schema that it fits.
-
-    Args:
-        value: A value from JSON or TOML.
-        schema: A subclass of `msgspec.Struct`, or another type that `msgspec` supports.
-
-    Raises:
-        ValueError: If the value does not fit. The message names the field and its value.
-    """
+    """Return a value converted to a schema that it fits."""
     import msgspec
 
     try:

@@ -17,15 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_subject(reference: str) -> Subject:
-    """Call a function in a user's file, which must return a subject.
-
-    Args:
-        reference: ``PATH.py:FUNCTION``.
-
-    Raises:
-        UsageError: If the file or function does not exist, or it returns something else.
-        ExportError: If the file or the function raises an error. The message names the line.
-    """
+    """Call a function in a user's file, which must return a subject."""
     path, name = check_reference(reference)
     from attn_export.export.subject import Subject  # imports torch
 

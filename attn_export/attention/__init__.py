@@ -26,47 +26,19 @@ __all__ = [
 
 
 def MultiHeadAttention(embed_dim: int, num_heads: int, **options: Any) -> Attention:  # noqa: N802
-    """Return an `Attention` in which every query head has its own key/value head.
-
-    Args:
-        embed_dim: The model width E.
-        num_heads: The number of query heads H.
-        options: Further fields of `AttentionSpec`.
-
-    Raises:
-        SpecError: If the options contradict each other.
-    """
+    """Return an `Attention` in which every query head has its own key/value head."""
     return Attention(AttentionSpec(embed_dim=embed_dim, num_heads=num_heads, **options))
 
 
 def MultiQueryAttention(embed_dim: int, num_heads: int, **options: Any) -> Attention:  # noqa: N802
-    """Return an `Attention` in which all query heads share one key/value head (Shazeer 2019).
-
-    Args:
-        embed_dim: The model width E.
-        num_heads: The number of query heads H.
-        options: Further fields of `AttentionSpec`.
-
-    Raises:
-        SpecError: If the options contradict each other.
-    """
+    """Return an `Attention` in which all query heads share one key/value head (Shazeer 2019)."""
     return GroupedQueryAttention(embed_dim, num_heads, 1, **options)
 
 
 def GroupedQueryAttention(  # noqa: N802
     embed_dim: int, num_heads: int, num_kv_heads: int, **options: Any
 ) -> Attention:
-    """Return an `Attention` in which H / Hkv query heads share a KV head (Ainslie et al. 2023).
-
-    Args:
-        embed_dim: The model width E.
-        num_heads: The number of query heads H.
-        num_kv_heads: The number of key/value heads Hkv, a divisor of H.
-        options: Further fields of `AttentionSpec`.
-
-    Raises:
-        SpecError: If the options contradict each other.
-    """
+    """Return an `Attention` in which H / Hkv query heads share a KV head (Ainslie et al. 2023)."""
     return Attention(
         AttentionSpec(
             embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, **options
@@ -81,10 +53,6 @@ def seeded_attention(spec: AttentionSpec, seed: int = 0) -> Attention:
     """Return an `Attention` in eval mode whose random weights depend on a seed alone.
 
     The global random state does not change.
-
-    Args:
-        spec: The spec.
-        seed: The seed of the weights.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -33,22 +33,15 @@ def clamp_mask(mask: Tensor | None) -> Tensor | None:
 
 
 def causal_mask(L: int, S: int, device: torch.device) -> Tensor:
-    """Return the causal mask, bool `[L, S]`: query i sees keys up to S - L + i.
-
-    Args:
-        L: The number of queries.
-        S: The number of keys.
-        device: The device of the mask.
-    """
+    """Return the causal mask, bool `[L, S]`: query i sees keys up to S - L + i."""
     return torch.ones(L, S, dtype=torch.bool, device=device).tril(S - L)
 
 
 def restrict(mask: Tensor | None, shown: Tensor | None) -> Tensor | None:
     """Return `mask` in which the keys that `shown` hides are hidden, too.
 
-    Args:
-        mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
-        shown: Bool, broadcasts to `[B, H, L, S]`: True = may attend; None for no mask.
+    `mask`: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
+    `shown`: Bool, broadcasts to `[B, H, L, S]`: True = may attend; None for no mask.
     """
     if mask is None or shown is None:
         return shown if mask is None else mask
@@ -60,9 +53,8 @@ def restrict(mask: Tensor | None, shown: Tensor | None) -> Tensor | None:
 def add_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
     """Return `mask` and `bias` as one float mask.
 
-    Args:
-        mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
-        bias: Float, broadcasts to `[B, H, L, S]`.
+    `mask`: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
+    `bias`: Float, broadcasts to `[B, H, L, S]`.
     """
     if mask is None:
         return bias
@@ -74,10 +66,8 @@ def add_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
 def as_float(mask: Tensor | None, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
     """Return a mask as a float mask that is expanded to `[B, H, L, S]`.
 
-    Args:
-        mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
-        shape: The sizes `(B, H, L, S)`.
-        like: A tensor with the dtype and the device of the result.
+    `mask`: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
+    `shape`: The sizes `(B, H, L, S)`.
     """
     return add_bias(mask, like.new_zeros(shape)).expand(shape)
 
@@ -112,14 +102,9 @@ class AddedKeys(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return keys, values and mask with the added keys, A of them, appended.
 
-        Args:
-            key: `[B, Hkv, S, D]`.
-            value: `[B, Hkv, S, Dv]`.
-            mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
-            L: The number of queries.
-            causal: Whether query i sees keys up to S - L + i only.
-            change_basis: The function that a quantised cache applies to keys, see
-                `BlockScales.change_basis`.
+        `key`: `[B, Hkv, S, D]`.
+        `value`: `[B, Hkv, S, Dv]`.
+        `mask`: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
 
         Returns:
             `[B, Hkv, S + A, D]`, `[B, Hkv, S + A, Dv]`, and the mask that includes the causal one;
@@ -166,18 +151,12 @@ def scaled_dot_product_attention(
     name, `causal` is aligned to the last key, and for a query that may attend to no key the result
     and the weights are 0.
 
-    Args:
-        query: `[B, H, L, D]`.
-        key: `[B, Hkv, S, D]`; S = P + L if there is a past.
-        value: `[B, Hkv, S, Dv]`.
-        attn_mask: Bool (True = may attend) or float (added; -inf = may not attend),
-            broadcasts to `[B, H, L, S]`.
-        causal: Whether query i sees keys up to S - L + i only.
-        scale: Factor on the scores.
-        softcap: Scores become softcap * tanh(score / softcap) before the mask.
-        sinks: For each head a score that takes part in the softmax but has no key, `[H]`.
-        dropout: Probability of dropping a weight. 0 outside training.
-        need_weights: Whether to return the weights.
+    `query`: `[B, H, L, D]`.
+    `key`: `[B, Hkv, S, D]`; S = P + L if there is a past.
+    `value`: `[B, Hkv, S, Dv]`.
+    `attn_mask`: Bool (True = may attend) or float (added; -inf = may not attend), broadcasts to
+    `[B, H, L, S]`.
+    `sinks`: For each head a score that takes part in the softmax but has no key, `[H]`.
 
     Returns:
         The attention `[B, H, L, Dv]`, and the weights `[B, H, L, S]` or None.
@@ -234,13 +213,9 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 def scatter(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
     """Return a copy of a buffer with new keys or values after the past of each batch element.
 
-    Args:
-        past: The buffer, `[B, Hkv, S, D]`.
-        new: The new keys or values, `[B, Hkv, L, D]`.
-        past_length: The number of past keys of each batch element, int64 `[B]`.
-
-    Raises:
-        RuntimeError: If a batch element lacks capacity for L more keys.
+    `past`: The buffer, `[B, Hkv, S, D]`.
+    `new`: The new keys or values, `[B, Hkv, L, D]`.
+    `past_length`: The number of past keys of each batch element, int64 `[B]`.
     """
     indices = positions(past_length, new.shape[2])[:, None, :, None]
     return past.scatter(2, indices.expand(new.shape), new)
@@ -249,9 +224,7 @@ def scatter(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
 def positions(past_length: Tensor, L: int) -> Tensor:
     """Return the positions of the new keys and queries, int64 `[B, L]`.
 
-    Args:
-        past_length: The number of past keys of each batch element, int64 `[B]`.
-        L: The number of new keys.
+    `past_length`: The number of past keys of each batch element, int64 `[B]`.
     """
     return past_length[:, None] + torch.arange(L, device=past_length.device)
 
@@ -259,11 +232,7 @@ def positions(past_length: Tensor, L: int) -> Tensor:
 def visible_keys(past_length: Tensor, L: int, S: int, *, causal: bool) -> Tensor:
     """Return the mask of the keys in use, bool `[B, 1, L, S]`, or `[B, 1, 1, S]` if not causal.
 
-    Args:
-        past_length: The number of past keys of each batch element, int64 `[B]`.
-        L: The number of new keys.
-        S: The capacity.
-        causal: Whether keys after the query's own are hidden.
+    `past_length`: The number of past keys of each batch element, int64 `[B]`.
     """
     last = positions(past_length, L) if causal else past_length[:, None] + (L - 1)
     shown = torch.arange(S, device=past_length.device) <= last[..., None]  # [B, L or 1, S]

@@ -62,19 +62,15 @@ def attention_node(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Emit one `Attention` node.
 
-    Args:
-        query: `[B, H, L, D]`.
-        key: `[B, Hkv, S - P, D]`, without the past; `[B, Hkv, S, D]` if the cache is written in
-            place.
-        value: `[B, Hkv, S - P, Dv]`, or `[B, Hkv, S, Dv]`.
-        attn_mask: Bool or float, broadcasts to `[B, H, L, S]`.
-        past_key: `[B, Hkv, P, D]`; None if there is no past, or the cache is written in place.
-        past_value: `[B, Hkv, P, Dv]` or None.
-        past_length: The number of past keys of each batch element, int64 `[B]`, if the cache is
-            written in place.
-        causal: Whether query i sees keys up to P + i only.
-        scale: Factor on the scores.
-        softcap: Scores become softcap * tanh(score / softcap) before the mask.
+    `query`: `[B, H, L, D]`.
+    `key`: `[B, Hkv, S - P, D]`, without the past; `[B, Hkv, S, D]` if the cache is written in
+    place.
+    `value`: `[B, Hkv, S - P, Dv]`, or `[B, Hkv, S, Dv]`.
+    `attn_mask`: Bool or float, broadcasts to `[B, H, L, S]`.
+    `past_key`: `[B, Hkv, P, D]`; None if there is no past, or the cache is written in place.
+    `past_value`: `[B, Hkv, P, Dv]` or None.
+    `past_length`: The number of past keys of each batch element, int64 `[B]`, if the cache is
+    written in place.
 
     Returns:
         The attention `[B, H, L, Dv]`, `present_key`, `present_value` and the weights
@@ -107,10 +103,9 @@ def attention_node(
 def write(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
     """Return `functional.scatter`, `[B, Hkv, S, D]`, from a `TensorScatter` node.
 
-    Args:
-        past: The cache, `[B, Hkv, S, D]`.
-        new: The new keys or values, `[B, Hkv, L, D]`.
-        past_length: The number of past keys of each batch element, int64 `[B]`.
+    `past`: The cache, `[B, Hkv, S, D]`.
+    `new`: The new keys or values, `[B, Hkv, L, D]`.
+    `past_length`: The number of past keys of each batch element, int64 `[B]`.
     """
     return torch.onnx.ops.symbolic(
         "TensorScatter",
@@ -125,10 +120,9 @@ def write(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
 def quantise(x: Tensor, scale: Tensor) -> Tensor:
     """Return integers of a `QuantizeLinear` node: int8, rounded half to even and clipped.
 
-    Args:
-        x: New keys or values, float32 `[B, Hkv, L, D]`.
-        scale: A scalar, or `[Hkv, 1, D]`. The operator supports scales along one axis only, so `x`
-            is divided by the latter before it.
+    `x`: New keys or values, float32 `[B, Hkv, L, D]`.
+    `scale`: A scalar, or `[Hkv, 1, D]`. The operator supports scales along one axis only, so `x` is
+    divided by the latter before it.
     """
     if scale.dim():
         x, scale = x / scale, torch.ones(())
@@ -144,9 +138,8 @@ def dequantise(x: Tensor, scale: Tensor) -> Tensor:
     converts int8 to uint8 there. Without a zero point the results are wrong in opset 18; with a
     zero point it rejects its own graph in opset 24. It does not move the node behind a product.
 
-    Args:
-        x: A cache, int8 `[B, Hkv, S, D]`.
-        scale: A scalar, or `[Hkv, 1, D]`.
+    `x`: A cache, int8 `[B, Hkv, S, D]`.
+    `scale`: A scalar, or `[Hkv, 1, D]`.
     """
     numbers = torch.onnx.ops.symbolic(
         "DequantizeLinear",
@@ -177,14 +170,10 @@ def sink_attention_nodes(
     The operator has no sinks, so a key is added. Key and value are 0, so the score is 0; the mask
     adds the sink to it.
 
-    Args:
-        query: `[B, H, L, D]`.
-        key: `[B, Hkv, S, D]`, with the past.
-        value: `[B, Hkv, S, Dv]`, with the past.
-        attn_mask: See `attention_node`.
-        sinks: The score of the sink of each head, `[H]`.
-        causal: See `attention_node`.
-        options: The arguments `scale` and `softcap` of `attention_node`.
+    `query`: `[B, H, L, D]`.
+    `key`: `[B, Hkv, S, D]`, with the past.
+    `value`: `[B, Hkv, S, Dv]`, with the past.
+    `sinks`: The score of the sink of each head, `[H]`.
 
     Returns:
         The attention `[B, H, L, Dv]` and the weights `[B, H, L, S]`.

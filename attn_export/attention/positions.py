@@ -89,9 +89,7 @@ class Rotary(_WideBuffers):
     def forward(self, x: Tensor, turns: Turns) -> Tensor:
         """Return `x` with the first R elements of each head rotated.
 
-        Args:
-            x: `[B, H, L, D]` or, for keys, `[B, Hkv, L, D]`.
-            turns: Cosines and sines of the angles.
+        `x`: `[B, H, L, D]` or, for keys, `[B, Hkv, L, D]`.
         """
         cos, sin = (tensor.to(x.dtype) for tensor in turns)
         R = self.spec.rotary_dim
@@ -124,10 +122,6 @@ def inverse_frequencies(spec: AttentionSpec, *, long: bool = False) -> Tensor:
     et al. 2023), "llama3" (Llama 3.1's rope_scaling), "yarn" (Peng et al. 2023, sec. 3.2, with the
     ramp over pairs of their code), "longrope" (Ding et al. 2024). "dynamic" depends on the length,
     so `Rotary.turns` applies it.
-
-    Args:
-        spec: The spec; its rotary fields are used.
-        long: Whether to use longrope's divisors for long sequences instead of those for short ones.
     """
     R, factor = spec.rotary_dim, spec.rotary_factor
     plain = spec.rotary_theta ** (-torch.arange(0, R, 2, dtype=torch.float64) / R)
@@ -172,9 +166,7 @@ def key_offsets(queries: Tensor, S: int) -> Tensor:
 
     If queries have other positions in each batch element, they are `[B, L, S]`.
 
-    Args:
-        queries: The positions of queries, int64 `[L]`, or `[B, L]` if batch elements differ.
-        S: The number of keys.
+    `queries`: The positions of queries, int64 `[L]`, or `[B, L]` if batch elements differ.
     """
     return torch.arange(S, device=queries.device) - queries[..., None]
 
@@ -182,10 +174,7 @@ def key_offsets(queries: Tensor, S: int) -> Tensor:
 def window_mask(offsets: Tensor, left: int | None, right: int | None) -> Tensor | None:
     """Return the mask of a window, bool, of the shape of `offsets`; None without a window.
 
-    Args:
-        offsets: Key position minus query position, of any shape.
-        left: The number of visible keys before the query's own; None for all.
-        right: The number of visible keys after the query's own; None for all.
+    `offsets`: Key position minus query position, of any shape.
     """
     shown = None if left is None else offsets >= -left
     if right is not None:
@@ -210,11 +199,6 @@ def relative_buckets(buckets: int, max_distance: int, *, both_sides: bool) -> Te
     Half of the buckets of a side are for single distances; the others are for ranges that grow
     logarithmically (Raffel et al. 2020, sec. 2.1). The result is used as a table, since runtimes
     round a logarithm at the edge of a bucket differently.
-
-    Args:
-        buckets: The number of buckets.
-        max_distance: The distance from which on all share the last bucket.
-        both_sides: Whether the second half of the buckets is for keys after the query.
     """
     one_side = buckets // 2 if both_sides else buckets
     exact = one_side // 2
@@ -253,12 +237,9 @@ class ScoreBias(_WideBuffers):
     def forward(self, mask: Tensor | None, queries: Tensor, S: int, like: Tensor) -> Tensor | None:
         """Return the mask with windows and biases; the same mask if the spec has none.
 
-        Args:
-            mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
-            queries: The positions of queries among the keys, int64 `[L]`, or `[B, L]` if batch
-                elements differ.
-            S: The number of keys.
-            like: A tensor of the dtype that a bias must have.
+        `mask`: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
+        `queries`: The positions of queries among the keys, int64 `[L]`, or `[B, L]` if batch
+        elements differ.
         """
         spec = self.spec
         has_window = spec.window_left is not None or spec.window_right is not None

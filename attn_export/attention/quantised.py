@@ -24,14 +24,9 @@ def quantise_module(
 ) -> Attention:
     """Return a module after its weights are quantised by its spec, and its cache is calibrated.
 
-    Args:
-        module: The module, changed in place.
-        stored: The integers of its weights, by name, if a checkpoint holds integers. The weights
-            already have the values of these integers. The values before quantisation are not
-            known, so `float_weights` stays empty.
-
-    Raises:
-        WeightsError: If a weight is not finite.
+    `stored`: The integers of its weights, by name, if a checkpoint holds integers. The weights
+    already have the values of these integers. The values before quantisation are not known, so
+    `float_weights` stays empty.
     """
     spec = module.spec
     if stored:
@@ -70,12 +65,7 @@ def quantisation_notes(spec: AttentionSpec) -> tuple[str, ...]:
 
 
 def unquantise(module: Attention, *, keep_cache: bool = False) -> Attention:
-    """Return a copy of a module without quantisation, with its original weights.
-
-    Args:
-        module: The module.
-        keep_cache: Whether the cache of the copy stays quantised.
-    """
+    """Return a copy of a module without quantisation, with its original weights."""
     spec = dataclasses.replace(
         module.spec, weights_dtype="none", block_size=0, scheme="symmetric", activations="none"
     )
@@ -88,12 +78,7 @@ def unquantise(module: Attention, *, keep_cache: bool = False) -> Attention:
 
 
 def read_cache(module: Attention, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return inputs with the past dequantised to float32, `[B, Hkv, S, D]` and `[B, Hkv, S, Dv]`.
-
-    Args:
-        module: The module.
-        inputs: Its inputs, by name. They stay as they are if its cache is not quantised.
-    """
+    """Return inputs with the past dequantised to float32, `[B, Hkv, S, D]`, `[B, Hkv, S, Dv]`."""
     if module.kv_scales is None:
         return dict(inputs)
     past = (inputs["past_key"], inputs["past_value"])
@@ -128,10 +113,6 @@ def new_keys_and_values(module: Attention, inputs: Mapping[str, Tensor]) -> Pair
     """Return new keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]` as they are before rounding.
 
     The run of the module ends there, by an exception in a hook.
-
-    Args:
-        module: The module; its cache has another type than the layer.
-        inputs: Its inputs, by name.
     """
     assert module.kv_scales is not None
     pairs: list[Pair] = []
@@ -180,11 +161,8 @@ def calibrate_cache(module: Attention, batches: Iterable[Batch] = ()) -> Attenti
     The largest magnitude becomes the largest integer. Scales of 4-bit integers are smaller: those
     of the least squared error.
 
-    Args:
-        module: The module, changed in place. Nothing changes unless its cache holds integers with
-            fixed scales.
-        batches: Batches of tokens: `query [B, L, E]`, and `position_ids [B, L]` if the spec has
-            them. Default: random tokens from a fixed seed.
+    `batches`: Batches of tokens: `query [B, L, E]`, and `position_ids [B, L]` if the spec has them.
+    Default: random tokens from a fixed seed.
     """
     scales, spec = module.kv_scales, module.spec
     if not isinstance(scales, CacheScales):
@@ -230,9 +208,7 @@ def token_inputs(spec: AttentionSpec, batch: Batch) -> dict[str, Tensor]:
 
     Inputs that the batch lacks are 0, except that positions count from 0.
 
-    Args:
-        spec: The spec.
-        batch: `query [B, L, E]`, and any other inputs.
+    `batch`: `query [B, L, E]`, and any other inputs.
     """
     B, L, _ = batch["query"].shape
     sizes = {"batch": B, "query_len": L, "capacity": L}

@@ -66,9 +66,6 @@ class DynamicInt8PerBlock(QuantisedActivations):
     The scale of each block of consecutive elements of a token is its largest magnitude divided by
     127; there are no zero points. ONNX does not define this. It was measured on ONNX Runtime 1.31.1
     for the CPU.
-
-    Args:
-        block: The number of elements in a block; it must divide the last axis of each input.
     """
 
     def __init__(self, block: int) -> None:

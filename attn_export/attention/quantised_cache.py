@@ -249,12 +249,9 @@ def append_to_past(
 ) -> tuple[Pair, Pair]:
     """Return a cache with new keys and values, and what it represents in the type of the layer.
 
-    Args:
-        rounding: The conversion to the type of the cache; None if that is the layer's type.
-        past: The caches of keys and of values.
-        new: New keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`.
-        past_length: The number of past keys of each batch element, int64 `[B]`, if the cache is
-            written in place.
+    `new`: New keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`.
+    `past_length`: The number of past keys of each batch element, int64 `[B]`, if the cache is
+    written in place.
     """
     stored = new if rounding is None else rounding(*new)
     present = (_append(past[0], stored[0], past_length), _append(past[1], stored[1], past_length))

@@ -12,15 +12,7 @@ from attn_export.spec import DTYPES, AttentionSpec
 
 
 def spec_of(module: nn.MultiheadAttention, fields: Mapping[str, Any]) -> AttentionSpec:
-    """Return the spec of a `torch.nn.MultiheadAttention`.
-
-    Args:
-        module: PyTorch's module.
-        fields: Fields that the module does not have, such as `attn_mask`.
-
-    Raises:
-        SpecError: If the fields contradict the module.
-    """
+    """Return the spec of a `torch.nn.MultiheadAttention`."""
     widths = {module.kdim, module.vdim}
     dtype = str(module.out_proj.weight.dtype).removeprefix("torch.")
     if fields.get("dtype", dtype) != dtype:

@@ -43,15 +43,7 @@ STATIC, BARE = "torch static cache", "bare export, ORT"
 def torch_peers(
     kind: str, options: Mapping[str, Any], work: Work, *, static: bool, reason: str
 ) -> list[Candidate]:
-    """Return the PyTorch candidates: eager, with a static cache, and with torch.compile.
-
-    Args:
-        kind: The kind of the candidates, whose function makes the module.
-        options: The options of that function, without ``static`` and ``compile``.
-        work: The work of one run.
-        static: Whether to add a candidate with a static cache, and to compile that one.
-        reason: The reason not to run them, or "".
-    """
+    """Return the PyTorch candidates: eager, with a static cache, and with torch.compile."""
 
     def peer(name: str, *, static: bool = False, compiled: bool = False) -> Candidate:
         all_options = {**options, "static": static, "compile": compiled}
@@ -77,13 +69,8 @@ class BundleCandidates:
     def candidates(self, sizes: Sizes, *, decode: bool) -> list[Candidate]:
         """Return the graphs of the bundle, their peers and the rooflines.
 
-        Args:
-            sizes: The size of every axis, by name.
-            decode: Whether the query is one token. The roofline is then the bandwidth of memory,
-                else the speed of a matrix product.
-
-        Raises:
-            UsageError: If an input has an axis without a size.
+        `decode`: Whether the query is one token. The roofline is then the bandwidth of memory, else
+        the speed of a matrix product.
         """
         work = self._work(sizes)
         candidates = [*self._ours(sizes), *self._peers(sizes, work, decode=decode)]
@@ -92,14 +79,7 @@ class BundleCandidates:
         return candidates
 
     def graph_candidate(self, name: str, folder: Path, graph: GraphFile, sizes: Sizes) -> Candidate:
-        """Return a candidate that runs a graph of the bundle, or a variant of such a graph.
-
-        Args:
-            name: The name of the candidate in the workload.
-            folder: The folder of the graph's file.
-            graph: The graph's file name, layouts, and outputs written in place.
-            sizes: The size of every axis, by name.
-        """
+        """Return a candidate that runs a graph of the bundle, or a variant of such a graph."""
         inputs = {
             name: Input(signature.shape, signature.dtype)
             for name, signature in self.manifest.inputs.items()
@@ -182,12 +162,7 @@ ROWS = 64
 
 
 def gemm_rooflines(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -> list[Candidate]:
-    """Return the candidates that multiply [M, K] by [K, N], one for each library.
-
-    Args:
-        folder: The folder to write the graph to.
-        sizes: M, K and N.
-    """
+    """Return the candidates that multiply [M, K] by [K, N], one for each library."""
     M, K, N = sizes
     name = "sgemm" if M == K == N else f"sgemm {M}x{K}x{N}"
     work = Work(flops=2.0 * M * K * N)
@@ -205,9 +180,7 @@ def gemm_rooflines(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -
 def read_rooflines(folder: Path, mib: int = READ_MIB) -> list[Candidate]:
     """Return the candidates that sum the elements of a float32 buffer, one for each library.
 
-    Args:
-        folder: The folder to write the graph to.
-        mib: The size of the buffer in MiB.
+    `mib`: The size of the buffer in MiB.
     """
     work = Work(bytes=float(mib << 20))
     floats = (mib << 20) // 4
@@ -243,10 +216,6 @@ def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Work:
     """Return the minimal work of one run of a layer.
 
     With a sliding window only the number of tokens is set; FLOPs and bytes are 0.
-
-    Args:
-        spec: The spec of the layer.
-        sizes: The sizes of its dynamic axes, by name.
     """
     B, L, P = sizes["batch"], sizes["query_len"], sizes["past_len"]
     new_keys = sizes["key_len"] if spec.cross else L

@@ -122,12 +122,7 @@ def measure(
 ) -> tuple[Measured, ...]:
     """Return the results of candidates that are measured in turns, in their order.
 
-    Args:
-        candidates: The candidates. Those with `alone` have a process only during their turns.
-        rounds: The number of turns of each candidate.
-        turn_seconds: The approximate length of a turn in seconds. A turn has at least one run.
-        limits: Limits of each process.
-        advance: Called with a line of progress after each preparation and each turn.
+    `turn_seconds`: The approximate length of a turn in seconds. A turn has at least one run.
     """
     with contextlib.ExitStack() as stack:
         # All processes start and import their SDKs at the same time. Only one computes at a time.
@@ -148,10 +143,5 @@ def measure(
 
 
 def progress_steps(candidates: Sequence[Candidate], rounds: int) -> int:
-    """Return the number of times that `measure` calls `advance`.
-
-    Args:
-        candidates: The candidates.
-        rounds: The number of rounds.
-    """
+    """Return the number of times that `measure` calls `advance`."""
     return len(candidates) * (rounds + 1)

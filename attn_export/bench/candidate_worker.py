@@ -32,14 +32,7 @@ Make = Callable[[Mapping[str, Any], int], Prepared]
 
 
 def serve(send: EventWriter, jobs: Jobs, kind: str, threads: str) -> None:
-    """Make and run one candidate until the process is ended.
-
-    Args:
-        send: The writer of events.
-        jobs: The jobs.
-        kind: A key of `KINDS`, or the "MODULE:FUNCTION" that makes the candidate.
-        threads: The number of threads for computing.
-    """
+    """Make and run one candidate until the process is ended."""
     make: Make = load_function(KINDS.get(kind, kind))
     prepared: Prepared | None = None
     while True:

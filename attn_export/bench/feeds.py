@@ -60,12 +60,7 @@ def empty(feed: Feed) -> np.ndarray:
 
 
 def filled(feed: Feed, seed: int) -> np.ndarray:
-    """Return an aligned array of a feed's shape and dtype, with the values that it describes.
-
-    Args:
-        feed: The description of the array.
-        seed: Seed of the values.
-    """
+    """Return an aligned array of a feed's shape and dtype, with the values that it describes."""
     array = empty(feed)
     if feed.fill is not None:
         array.fill(feed.fill)
@@ -85,13 +80,6 @@ def feeds_of(inputs: Mapping[str, Input], sizes: Sizes) -> dict[str, Feed]:
 
     Masks let every query attend to every key. `past_length` and all positions equal the length
     of the past. Floating-point inputs are random; other integers are 0.
-
-    Args:
-        inputs: Shapes and types of the inputs, by name.
-        sizes: Sizes of the axes, by name.
-
-    Raises:
-        UsageError: If an axis has no size.
     """
     return {
         name: Feed(_shape_at(declared.shape, sizes), declared.dtype, _fill(name, declared, sizes))
@@ -103,10 +91,6 @@ def output_feeds(outputs: Mapping[str, Shape], sizes: Sizes) -> dict[str, Feed]:
     """Return the feeds of the outputs whose axes all have a size, as float32.
 
     The worker replaces the type by that of the graph's output.
-
-    Args:
-        outputs: Shapes of the outputs, by name.
-        sizes: Sizes of the axes, by name.
     """
     return {
         name: Feed(_shape_at(shape, sizes))

@@ -140,12 +140,7 @@ class WorkloadResult:
         return min(peers, key=lambda m: m.median, default=None)
 
     def ratio(self, measured: Measured, *names: str) -> float:
-        """Return the median divided by that of `best_peer`; NaN if no peer ran.
-
-        Args:
-            measured: The result to compare.
-            names: Names of peers. Default: all.
-        """
+        """Return the median divided by that of `best_peer`; NaN if no peer ran."""
         best = self.best_peer(*names)
         return measured.median / best.median if best else math.nan
 

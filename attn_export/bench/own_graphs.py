@@ -28,11 +28,7 @@ process that calls it is."""
 
 
 def ensure_graph_file(options: Mapping[str, Any]) -> Path:
-    """Return the graph file of a candidate; if it is missing, run its ``export`` job first.
-
-    Raises:
-        RuntimeError: If the export fails; with the reason.
-    """
+    """Return the graph file of a candidate; if it is missing, run its ``export`` job first."""
     file = Path(options["file"])
     if "export" in options and not file.exists():
         make_graph(options["export"], file)
@@ -40,15 +36,7 @@ def ensure_graph_file(options: Mapping[str, Any]) -> Path:
 
 
 def make_graph(job: Mapping[str, Any], file: Path) -> None:
-    """Export a graph in a process of its own.
-
-    Args:
-        job: JSON values: ``function``, a "MODULE:FUNCTION", and its arguments but ``file``.
-        file: The file to write.
-
-    Raises:
-        RuntimeError: If the export fails; with the reason.
-    """
+    """Export a graph in a process of its own."""
     arguments = {**job, "file": str(file)}
     limits = dataclasses.replace(Limits.default(), seconds=EXPORT_SECONDS, memory_mib=None)
     try:
@@ -63,14 +51,7 @@ def make_graph(job: Mapping[str, Any], file: Path) -> None:
 def graph_options(
     file: Path, inputs: Mapping[str, Feed], outputs: Mapping[str, Feed], **others: object
 ) -> dict[str, Any]:
-    """Return the options of a candidate that runs a graph, as `make_in_ort` takes them.
-
-    Args:
-        file: The graph.
-        inputs: The inputs by name.
-        outputs: The outputs by name.
-        others: ``layouts``, ``bound`` and ``export``, if the graph needs them.
-    """
+    """Return the options of a candidate that runs a graph, as `make_in_ort` takes them."""
     return {
         "file": str(file),
         "inputs": {name: feed.to_json() for name, feed in inputs.items()},
@@ -87,16 +68,7 @@ def as_candidate(
     outputs: Mapping[str, Feed],
     work: Work,
 ) -> Candidate:
-    """Return a candidate that runs a graph in ONNX Runtime.
-
-    Args:
-        name: The name of the candidate in the workload.
-        folder: The folder of the graph.
-        graph: The graph's file name, types, layouts, and outputs written in place.
-        inputs: The inputs by name, with the types and axes that the bundle's manifest states.
-        outputs: The outputs by name, likewise.
-        work: The work of one run.
-    """
+    """Return a candidate that runs a graph in ONNX Runtime."""
     graph_inputs = {
         name: dataclasses.replace(feed, dtype=graph.dtypes.get(name, feed.dtype))
         for name, feed in inputs.items()
@@ -115,17 +87,10 @@ def as_candidate(
 def make_in_ort(options: Mapping[str, Any], threads: int) -> Prepared:
     """Return a graph with bound inputs and outputs, a run of which returns their arrays by name.
 
-    Args:
-        options: Plain values by name:
-            ``file``, the graph;
-            ``inputs`` and ``outputs``, feeds by name; outputs without one are allocated each run;
-            ``layouts``, for some names the permutation of the feed's axes that the graph expects;
-            ``bound``, for some outputs the input into whose memory they are written;
-            ``export``, see `ensure_graph_file`.
-        threads: Threads for computing. Idle threads spin within a run, as by default.
-
-    Raises:
-        Exception: Any error of the exporter or ONNX Runtime.
+    `options`: Plain values by name: ``file``, the graph; ``inputs`` and ``outputs``, feeds by name;
+    outputs without one are allocated each run; ``layouts``, for some names the permutation of the
+    feed's axes that the graph expects; ``bound``, for some outputs the input into whose memory they
+    are written; ``export``, see `ensure_graph_file`.
     """
     file = ensure_graph_file(options)
     session = sdk().InferenceSession(

@@ -32,12 +32,7 @@ def prepare_torch(threads: int) -> None:
 
 
 def tensor(feed: Feed, seed: int) -> Tensor:
-    """Return a tensor of a feed's shape and dtype, in memory aligned as that of other candidates.
-
-    Args:
-        feed: The description of the array.
-        seed: Seed of the values.
-    """
+    """Return a tensor of a feed's shape and dtype, aligned as that of other candidates."""
     array = filled(feed, seed)
     if feed.dtype == "bfloat16":
         return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
@@ -50,13 +45,7 @@ def tensors(feeds: Mapping[str, Feed]) -> dict[str, Tensor]:
 
 
 def ready(module: nn.Module, inputs: Mapping[str, Tensor], *, compiled: bool) -> Prepared:
-    """Return a module and its inputs as a candidate that is ready to run.
-
-    Args:
-        module: The module to run.
-        inputs: Its inputs by name.
-        compiled: Whether torch.compile is used.
-    """
+    """Return a module and its inputs as a candidate that is ready to run."""
     call: Callable[..., object] = torch.compile(module, dynamic=False) if compiled else module
 
     def run() -> object:
@@ -71,9 +60,7 @@ def ready(module: nn.Module, inputs: Mapping[str, Tensor], *, compiled: bool) ->
 def make_roofline(options: Mapping[str, Any], threads: int) -> Prepared:
     """Return a matrix product, or a sum over a buffer, as a candidate that is ready to run.
 
-    Args:
-        options: ``gemm``, the sizes [M, K, N] of a product; or ``read``, a number of float32s.
-        threads: Threads for computing.
+    `options`: ``gemm``, the sizes [M, K, N] of a product; or ``read``, a number of float32s.
     """
     prepare_torch(threads)
     if "gemm" in options:
@@ -113,14 +100,8 @@ def make_layer(
 ) -> Prepared:
     """Return a spec's module that is ready to run.
 
-    Args:
-        options: ``spec``, its fields; ``sizes`` of its axes; ``static``, whether to use a cache of
-            fixed capacity; ``compile``, whether to use torch.compile.
-        threads: Threads for computing.
-        change: Called with the module, which it changes in place.
-
-    Raises:
-        SpecError: If the fields are no valid spec.
+    `options`: ``spec``, its fields; ``sizes`` of its axes; ``static``, whether to use a cache of
+    fixed capacity; ``compile``, whether to use torch.compile.
     """
     prepare_torch(threads)
     spec = AttentionSpec.from_dict(options["spec"])
@@ -134,12 +115,8 @@ def layer(
 ) -> tuple[Attention, dict[str, Tensor]]:
     """Return a spec's module and its inputs by name.
 
-    Args:
-        spec: The spec, with an appending cache or none.
-        sizes: The sizes of its axes, by name.
-        static: Whether the module has a cache of fixed capacity. It needs an appending cache in the
-            spec, and a query_len of 1.
-        device: The device of the module and the inputs.
+    `static`: Whether the module has a cache of fixed capacity. It needs an appending cache in the
+    spec, and a query_len of 1.
     """
     if static:
         # One new token attends to all keys. PyTorch is faster without a causal mask.
@@ -176,12 +153,7 @@ EXAMPLE = {
 
 
 def bare_spec(spec: Mapping[str, Any], file: str) -> None:
-    """Export the `Attention` of a spec by `torch.onnx.export` alone.
-
-    Args:
-        spec: The fields of the spec.
-        file: The file to write.
-    """
+    """Export the `Attention` of a spec by `torch.onnx.export` alone."""
     layer_spec = AttentionSpec.from_dict(spec)
     module, (inputs, axes) = Attention(layer_spec).eval(), example_of(layer_spec)
     save_bare(module, inputs, axes, list(layer_spec.output_shapes()), Path(file))
@@ -200,15 +172,7 @@ def example_of(spec: AttentionSpec) -> tuple[dict[str, Tensor], DynamicAxes]:
 def save_bare(
     module: nn.Module, inputs: Mapping[str, Tensor], axes: DynamicAxes, names: list[str], file: Path
 ) -> None:
-    """Export a module by `torch.onnx.export` alone, and write the graph.
-
-    Args:
-        module: The module.
-        inputs: Its example inputs by name.
-        axes: The dynamic axes of each input.
-        names: The names of the outputs.
-        file: The file to write.
-    """
+    """Export a module by `torch.onnx.export` alone, and write the graph."""
     with suppress_warnings():
         program = export_bare(module, inputs, axes, names)
         # Renamed when complete, because other processes look whether the file exists.
@@ -220,14 +184,7 @@ def save_bare(
 def export_bare(
     module: nn.Module, inputs: Mapping[str, Tensor], axes: DynamicAxes, names: list[str]
 ) -> Any:
-    """Return the unchanged result of `torch.onnx.export` of a module.
-
-    Args:
-        module: The module.
-        inputs: Its example inputs by name.
-        axes: The dynamic axes of each input.
-        names: The names of the outputs.
-    """
+    """Return the unchanged result of `torch.onnx.export` of a module."""
     return torch.onnx.export(
         module,
         (),

@@ -117,12 +117,7 @@ class Commands(click.Group):
         return sorted({*self.commands, *MODULES})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, imported only now; None if there is none of this name.
-
-        Args:
-            ctx: The context of the group.
-            cmd_name: The name.
-        """
+        """Return a command, imported only now; None if there is none of this name."""
         if cmd_name in MODULES:
             module = import_module(f"attn_export.cli.{MODULES[cmd_name]}")
             self.add_command(getattr(module, f"{cmd_name.replace('-', '_')}_command"))

@@ -154,11 +154,7 @@ class _BuildInput:
             )
 
     def read(self) -> AttentionSpec | Callable[[], Subject]:
-        """Read the spec, or return a function that imports torch and makes the subject.
-
-        Raises:
-            UsageError: If a path is wrong, or a checkpoint has no such layer.
-        """
+        """Read the spec, or return a function that imports torch and makes the subject."""
         if self.module:
             from attn_export.user_module import check_reference, load_subject
 

@@ -72,12 +72,7 @@ def to_json(tuned: TuningResult) -> str:
 
 
 def print_tuned(tuned: TuningResult, *, quiet: bool) -> None:
-    """Print the times of all forms, the form of each graph, and the result of verifying.
-
-    Args:
-        tuned: The result of the job.
-        quiet: Whether to print to stderr.
-    """
+    """Print the times of all forms, the form of each graph, and the result of verifying."""
     from rich.console import Console
 
     from attn_export.report.result_terminal import print_bench

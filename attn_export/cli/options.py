@@ -36,13 +36,7 @@ def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], 
 
 
 def file_option(flag: str, name: str, help_text: str) -> Callable[[Command], Command]:
-    """Return an option for a file to write, whose folder must exist.
-
-    Args:
-        flag: The option.
-        name: The name of the parameter: a path, `STDOUT`, or None.
-        help_text: The help of the option.
-    """
+    """Return an option for a file to write, whose folder must exist."""
     return click.option(flag, name, metavar="FILE", help=help_text, callback=_check_folder)
 
 
@@ -63,15 +57,7 @@ module_option = click.option(
 
 
 def pairs(_: object, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """Return the values of an option that is NAME=VALUE, by name.
-
-    Args:
-        option: The option.
-        texts: The texts on the command line.
-
-    Raises:
-        UsageError: If a text has another form.
-    """
+    """Return the values of an option that is NAME=VALUE, by name."""
     found = {}
     for text in texts:
         name, __, value = text.partition("=")
@@ -133,12 +119,7 @@ budget_option = click.option(
 
 
 def measuring_options(prefill: str, measured: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds --batch, --prefill, --decode, --rounds and --threads.
-
-    Args:
-        prefill: The default of --prefill, as text for the help.
-        measured: What is measured, as text for the help.
-    """
+    """Return a decorator that adds --batch, --prefill, --decode, --rounds and --threads."""
     return with_options(
         click.option(
             "--batch", type=SIZE, multiple=True, metavar="B", help="Batch sizes.  [default: 1]"

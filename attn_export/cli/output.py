@@ -79,15 +79,8 @@ class Output:
     def render(self, report: Report, place: Path | None) -> int:
         """Write and print a report.
 
-        Args:
-            report: The report.
-            place: The folder of the bundle that was written, or None.
-
         Returns:
             The exit code.
-
-        Raises:
-            OutputError: If a file cannot be written.
         """
         self._write_files(report)
         _report_to_github(report, may_print=self.json_file != STDOUT)
@@ -155,15 +148,7 @@ def output_options(command: Command) -> Command:
 
 
 def write_file(file: str, text: str) -> None:
-    """Write a text to a file in one step, or to stdout.
-
-    Args:
-        file: The path, or `STDOUT`.
-        text: The content.
-
-    Raises:
-        OutputError: If it cannot be written.
-    """
+    """Write a text to a file in one step, or to stdout."""
     if file == STDOUT:
         click.echo(text, nl=False)
         return

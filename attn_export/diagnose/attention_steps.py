@@ -76,10 +76,6 @@ def attention(
     and what it adds; ``visible``, the keys that both allow; ``hidden``, the score of a hidden key;
     ``scores`` before softmax; ``weights`` after it; ``attended``, `[B, H, L, Dv]`.
 
-    Args:
-        call: Inputs and attributes of the node.
-        changes: The steps to replace, by name.
-
     Returns:
         Output in the layout of `call.q`, present key `[B, Hkv, S, D]`, present value
         `[B, Hkv, S, Dv]`, and the scores that `qk_matmul_output_mode` selects, `[B, H, L, S]`.
@@ -106,9 +102,7 @@ def attention(
 def softmax(scores: Array, visible: Array) -> Array:
     """Return the softmax over the last axis; 0 for queries without visible keys.
 
-    Args:
-        scores: Float64 `[B, H, L, S]`.
-        visible: Bool, broadcasts to the scores: True where a key is visible.
+    `scores`: Float64 `[B, H, L, S]`.
     """
     fully_masked = ~np.broadcast_to(visible, scores.shape).any(axis=-1, keepdims=True)
     if not scores.size:
@@ -178,12 +172,7 @@ def _pad_keys(mask: Array, S: int) -> Array:
 
 
 def split_heads(x: Array, heads: int) -> Array:
-    """Return `[B, L, H·D]` as `[B, H, L, D]`; arrays of four axes stay as they are.
-
-    Args:
-        x: Queries, keys or values.
-        heads: H.
-    """
+    """Return `[B, L, H·D]` as `[B, H, L, D]`; arrays of four axes stay as they are."""
     if x.ndim == 4:
         return x
     B, L, width = x.shape

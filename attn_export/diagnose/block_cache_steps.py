@@ -94,13 +94,7 @@ class BlockPart:
     def replaced(
         self, evaluation: Evaluation, steps: BlockSteps, values: Values
     ) -> dict[str, Array]:
-        """Return the cache and its dequantised values, computed with other steps.
-
-        Args:
-            evaluation: The right graph.
-            steps: The steps.
-            values: All values of the graph.
-        """
+        """Return the cache and its dequantised values, computed with other steps."""
         x, past = array_of(values, self.new), array_of(values, self.scatter.input[0])
         new = self._quantise(x, steps)
         present = scatter_into_cache(self.scatter, evaluation, values, past, new)

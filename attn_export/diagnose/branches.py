@@ -17,13 +17,7 @@ from attn_export.tensorfile import Array
 def in_one_branch(
     suspect: EvaluatedGraph, counterpart: EvaluatedGraph, cases: Sequence[GoldenCase]
 ) -> tuple[EvaluatedGraph, EvaluatedGraph, list[GoldenCase]]:
-    """Return two graphs without `If` nodes, and the cases that take the branches that they have.
-
-    Args:
-        suspect: A graph.
-        counterpart: Another graph.
-        cases: The cases; the branches are those of the first that can be computed.
-    """
+    """Return two graphs without `If` nodes, and the cases that take the branches that they have."""
     graphs, chosen = [], list(cases)
     for graph in (suspect, counterpart):
         taken = {

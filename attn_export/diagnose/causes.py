@@ -102,13 +102,7 @@ class Observations:
 def causes(
     observations: Observations, results: Mapping[Experiment, str], lines: Lines
 ) -> list[Cause]:
-    """Return the possible causes, the most likely first.
-
-    Args:
-        observations: The observations.
-        results: The repeated runs, and the kind of the cause if the run passes.
-        lines: The source line of the module for each node, by its name.
-    """
+    """Return the possible causes, the most likely first."""
     if observations.fault == "graph":
         return _graph_causes(observations, lines) or [Cause(UNKNOWN, IN_GRAPH + observations.shown)]
     passing = [
@@ -227,15 +221,7 @@ def _explained_share(match: Match) -> str:
 
 
 def quality_sentences(folder: Path, runs: Mapping[str, GraphRun]) -> tuple[str, ...]:
-    """Return sentences on the distance from the float model; none if the bundle has no figures.
-
-    Args:
-        folder: The folder of the bundle.
-        runs: The results of the graphs that ran, by name.
-
-    Raises:
-        BundleError: If a file of the bundle does not fit.
-    """
+    """Return sentences on the distance from the float model; none if the bundle has no figures."""
     goldens = read_golden(folder / GOLDEN)
     quality = read_quality(folder / GOLDEN, goldens, ())
     if quality is None or not quality.outputs:

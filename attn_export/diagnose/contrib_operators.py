@@ -124,15 +124,7 @@ class MatMulNBits(OpRun):
 
 
 def packed_weight(constants: Sequence[Array | None], attributes: Mapping[str, Any]) -> Array:
-    """Return the dequantised weight of a MatMulNBits node, float64 `[K, N]`.
-
-    Args:
-        constants: All inputs but the first: integers, scales and, optionally, zero points.
-        attributes: The attributes of the node.
-
-    Raises:
-        NotImplementedError: If the weight has neither 4 nor 8 bits, or there is another input.
-    """
+    """Return the dequantised weight of a MatMulNBits node, float64 `[K, N]`."""
     arrays = [array for array in constants if array is not None]
     K, N, bits, block = (attributes[name] for name in ("K", "N", "bits", "block_size"))
     if bits not in (4, 8) or len(arrays) not in (2, 3) or len(arrays) != len(constants):

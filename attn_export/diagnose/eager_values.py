@@ -56,13 +56,6 @@ def first_unmatched_node(
 
     Nodes whose inputs match those of a step, and whose output does not, take precedence. Return
     None if all values match, or if so few do that the reference computes in another way.
-
-    Args:
-        graph: The graph.
-        values: Its values in a case.
-        reference: The name of the reference.
-        steps: Its operations in the same case.
-        lines: The source line of the module for each node, by its name.
     """
     comparable = {name: value for name, value in values.items() if _is_comparable(value)}
     matches: dict[str, list[int]] = {}
@@ -156,9 +149,7 @@ def distance(value: Array, other: Array) -> float:
 
     It is infinite if other elements are NaN or infinite, and if integers or booleans differ.
 
-    Args:
-        value: A value of any shape.
-        other: Its reference, with as many elements.
+    `value`: A value of any shape.
     """
     # Flattened: in a row that is 0 in float64, a value within a graph may have rounding errors.
     value, other = value.ravel(), other.ravel()

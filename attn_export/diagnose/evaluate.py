@@ -103,19 +103,12 @@ def _names_read(node: onnx.NodeProto) -> set[str]:
 class Evaluation:
     """A graph that can be evaluated in float64.
 
-    Args:
-        model: The graph with its weights; it is copied.
-        name: The name of the graph in errors.
-
     Attributes:
         proto: The model with float64 in place of its floating types.
         nodes: The nodes in the order of computation.
         outputs: The names of the graph outputs.
         initializers: The initialisers and `Constant` nodes by name, floating ones as float64.
         producer: The node that computes each value, by the name of the value.
-
-    Raises:
-        GraphError: If it has an operator that the reference evaluator lacks.
     """
 
     def __init__(self, model: onnx.ModelProto, name: str = "the graph") -> None:
@@ -134,19 +127,11 @@ class Evaluation:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a graph from a file.
-
-        Raises:
-            GraphError: If the file cannot be read, or the graph cannot be evaluated.
-        """
+        """Read a graph from a file."""
         return cls(inlined(load_model(path)), path.name)
 
     def values(self, inputs: Mapping[str, Array]) -> Values:
-        """Return every value of the graph by name, computed from the graph inputs.
-
-        Raises:
-            NotComputedError: If a node cannot be computed.
-        """
+        """Return every value of the graph by name, computed from the graph inputs."""
         values = self.initial_values(inputs)
         for node in self.nodes:
             values |= self.compute_node(node, values)
@@ -161,15 +146,7 @@ class Evaluation:
         }
 
     def rounded_values(self, inputs: Mapping[str, Array], dtype: np.dtype) -> Values:
-        """Return every value of the graph, with the output of each node rounded to another type.
-
-        Args:
-            inputs: The graph inputs by name.
-            dtype: The type to round to: the graph's own floating type.
-
-        Raises:
-            NotComputedError: If a node cannot be computed.
-        """
+        """Return every value of the graph, with the output of each node rounded to another type."""
         values = self.initial_values(inputs)
         for node in self.nodes:
             for name, array in self.compute_node(node, values).items():
@@ -180,10 +157,6 @@ class Evaluation:
         """Return the values of the graph after some of them are replaced.
 
         Values that depend on replaced ones are recomputed, unless they are replaced themselves.
-
-        Args:
-            values: All values of the graph, by name.
-            replaced: The replacements, by name.
         """
         recomputed, changed = {**values, **replaced}, set(replaced)
         for node in self.nodes:
@@ -196,13 +169,7 @@ class Evaluation:
     def attention(
         self, node: onnx.NodeProto, values: Values, changes: Mapping[str, StepChange]
     ) -> dict[str, Array]:
-        """Return the outputs of an `Attention` node, computed with some steps changed.
-
-        Args:
-            node: The node.
-            values: All values of the graph, by name.
-            changes: The steps to change, by name.
-        """
+        """Return the outputs of an `Attention` node, computed with some steps changed."""
         operator = self._operators[id(node)]
         operator.changes = changes
         try:
@@ -216,15 +183,7 @@ class Evaluation:
         return {name: array for name, array in outputs if isinstance(array, np.ndarray)}
 
     def compute_node(self, node: onnx.NodeProto, values: Values) -> dict[str, Array]:
-        """Return the outputs of a node, by name.
-
-        Args:
-            node: The node.
-            values: The values that it may read, by name.
-
-        Raises:
-            NotComputedError: If it cannot be computed.
-        """
+        """Return the outputs of a node, by name."""
         operator = self._operators[id(node)]
         try:
             context = {"context": dict(values)} if operator.need_context() else {}

@@ -39,11 +39,6 @@ def smaller_cases(
 
     They have one batch element, the first queries with their keys, and the last keys of the past.
     If the inputs do not have the stated sizes, only the whole case is yielded.
-
-    Args:
-        inputs: The inputs of the case, by name.
-        axes: The names of the axes of each input.
-        sizes: The size of every dynamic axis.
     """
     if not _have_sizes(inputs, axes, sizes):
         yield dict(sizes), dict(inputs)
@@ -112,15 +107,7 @@ def shrink_case(
     axes: Mapping[str, Sequence[object]],
     out_of_time: OutOfTime,
 ) -> GoldenCase:
-    """Return the smallest part of a case that still fails, or the case itself.
-
-    Args:
-        runner: The graph in its runtime.
-        case: A case that fails.
-        right: A graph that computes the truth of the parts; None to return the case itself.
-        axes: The names of the axes of each input.
-        out_of_time: Returns whether the time limit has passed.
-    """
+    """Return the smallest part of a case that still fails, or the case itself."""
     if right is None or out_of_time():
         return case
     smaller = {}
@@ -191,12 +178,6 @@ def rerun_in_runtime(
     """Yield results of the graph in the same runtime with other options, order, process or threads.
 
     Most experiments run all cases, because a fault may depend on the cases before it.
-
-    Args:
-        runner: The graph in its runtime.
-        original: The result without changes.
-        cases: All cases.
-        out_of_time: Returns whether the time limit has passed.
     """
     for name, options in runner.runtime.counter_options.items():
         if not out_of_time():
@@ -217,13 +198,7 @@ def rerun_in_runtime(
 def run_scaled_inputs(
     runner: GraphRunner, original: GraphRun, right: EvaluatedGraph
 ) -> KindedExperiment:
-    """Return the result for inputs divided by `DIVISOR`, which removes overflow and saturation.
-
-    Args:
-        runner: The graph in its runtime.
-        original: The result without changes.
-        right: A graph that gives the truth.
-    """
+    """Return the result for inputs divided by `DIVISOR`, which removes overflow and saturation."""
     cases = [case for case in original.failed if right.values(case) is not None][:MOST_CASES]
     scaled = {case.name: _scale_down(case, right) for case in cases}
     ran = runner.run(scaled)
@@ -250,15 +225,7 @@ def run_elsewhere(
     runtimes: Sequence[Runtime],
     out_of_time: OutOfTime,
 ) -> Iterator[KindedExperiment]:
-    """Yield results of other graphs in the same runtime, and of the same graph in other runtimes.
-
-    Args:
-        runner: The graph in its runtime.
-        original: The result without changes.
-        others: The bundle's graphs in the same runtime.
-        runtimes: Runtimes for the same graph.
-        out_of_time: Returns whether the time limit has passed.
-    """
+    """Yield results of other graphs in the same runtime, and of this graph in other runtimes."""
     few = original.failed[:MOST_CASES]
     for other in others:
         if not out_of_time() and other.graph_file.name != runner.graph_file.name:

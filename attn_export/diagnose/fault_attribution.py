@@ -43,10 +43,8 @@ def fault_of(
 ) -> Fault:
     """Return whether the graph or the runtime is at fault.
 
-    Args:
-        suspect: The graph in question; None if it cannot be evaluated in float64.
-        trial_elsewhere: The result of another runtime, for a graph that cannot be evaluated.
-        lossy: Whether the graph gives the truth in float64, but not in its own type.
+    `suspect`: The graph in question; None if it cannot be evaluated in float64.
+    `lossy`: Whether the graph gives the truth in float64, but not in its own type.
     """
     if suspect is not None:
         return "runtime" if suspect.right and not suspect.not_computed and not lossy else "graph"
@@ -79,13 +77,7 @@ def known_mistakes(
 ) -> KnownMistakes:
     """Return the known mistakes that explain the outputs of a graph.
 
-    Args:
-        suspect: The graph in question; None if it cannot be evaluated in float64.
-        right: A graph that gives the truth; None if there is none.
-        trial: The runtime's result.
-        cases: The cases to evaluate.
-        out_of_time: Returns whether the time limit has passed.
-        first: The first wrong node; None if none was found.
+    `suspect`: The graph in question; None if it cannot be evaluated in float64.
     """
     from_right_graph = right is not None
     base = right or suspect
@@ -140,13 +132,7 @@ def first_deviation(
     the graph is wrong, it is compared with other graphs in several cases, because a mistake in a
     causal mask, for example, does not show with one query.
 
-    Args:
-        fault: The part that is at fault.
-        suspect: The graph in question; None if it cannot be evaluated in float64.
-        counterparts: Graphs of the bundle to compare with.
-        trial: The runtime's result.
-        lines: The source line of the module for each node, by its name.
-        reference: The reference for values if no graph of the bundle is right.
+    `suspect`: The graph in question; None if it cannot be evaluated in float64.
     """
     if suspect is None or suspect.not_computed or not trial.failed:
         return None
@@ -185,13 +171,7 @@ def _first_in_runtime(suspect: EvaluatedGraph, case: GoldenCase) -> Deviation | 
 def first_lossy(
     suspect: EvaluatedGraph, cases: Sequence[GoldenCase], lines: Lines
 ) -> Deviation | None:
-    """Return the first node that loses precision, in a graph that is right in float64.
-
-    Args:
-        suspect: The graph in question.
-        cases: The failing cases.
-        lines: The source line of the module for each node, by its name.
-    """
+    """Return the first node that loses precision, in a graph that is right in float64."""
     for case in cases:
         values, rounded = suspect.values(case), suspect.rounded_values(case)
         if values is None or rounded is None:

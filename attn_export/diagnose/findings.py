@@ -157,10 +157,7 @@ def attend(
 ) -> Array:
     """Return the output of attention, computed in float64, `[B, H, L, Dv]`.
 
-    Args:
-        inputs: The inputs of a probe: query `[B, H, L, D]`, key `[B, Hkv, S, D]` …
-        changes: The steps to replace, as in `misreadings`.
-        attributes: The attributes of the node.
+    `inputs`: The inputs of a probe: query `[B, H, L, D]`, key `[B, Hkv, S, D]` …
     """
     fields: Any = {
         field: to_float64(inputs[name]) for field, name in CALL_INPUTS.items() if name in inputs

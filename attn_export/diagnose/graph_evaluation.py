@@ -57,10 +57,6 @@ def sample_cases(cases: Sequence[GoldenCase], count: int) -> list[GoldenCase]:
     """Return cases chosen evenly from the smallest to the largest that may be evaluated.
 
     The smallest cases alone would hide mistakes that need several queries or a past.
-
-    Args:
-        cases: The cases, the smallest first.
-        count: The largest number of cases to choose.
     """
     usable = [case for case in cases if not case.golden.case.ignored_rows] or cases
     limit = max(LARGEST, TIMES * usable[0].size) if usable else 0
@@ -79,15 +75,7 @@ def choose_cases(trial: GraphRun) -> list[GoldenCase]:
 
 
 def evaluate_graph(runner: GraphRunner, cases: Sequence[GoldenCase]) -> EvaluatedGraph:
-    """Return a graph evaluated in float64, and whether it gives the truth.
-
-    Args:
-        runner: The graph in its runtime.
-        cases: The cases to evaluate.
-
-    Raises:
-        GraphError: If the graph cannot be evaluated in float64 at all.
-    """
+    """Return a graph evaluated in float64, and whether it gives the truth."""
     evaluation = Evaluation.load(runner.path)
     not_computed: dict[str, NotComputedError] = {}
     right = True
@@ -106,13 +94,7 @@ def evaluate_graph(runner: GraphRunner, cases: Sequence[GoldenCase]) -> Evaluate
 def evaluate_if_possible(
     runner: GraphRunner, cases: Sequence[GoldenCase], trial: GraphRun
 ) -> tuple[EvaluatedGraph | None, str]:
-    """Return a graph evaluated in float64 and "", or None and the reason that it cannot be.
-
-    Args:
-        runner: The graph in its runtime.
-        cases: The cases to evaluate.
-        trial: The runtime's result. A node that the runtime computes is no error of the graph.
-    """
+    """Return a graph evaluated in float64 and "", or None and the reason that it cannot be."""
     try:
         evaluated = evaluate_graph(runner, cases)
     except GraphError as error:
@@ -130,10 +112,6 @@ def first_right_graph(
 
     The standard dialect, in which attention is one node, comes first in a bundle. Graphs with
     other axis orders are left out.
-
-    Args:
-        runners: The graphs in their runtimes.
-        cases: The cases to evaluate.
     """
     for runner in runners:
         evaluated = None if runner.graph_file.layouts else evaluate_if_right(runner, cases)
@@ -143,12 +121,7 @@ def first_right_graph(
 
 
 def evaluate_if_right(runner: GraphRunner, cases: Sequence[GoldenCase]) -> EvaluatedGraph | None:
-    """Return a graph evaluated in float64; None unless it gives the truth in every case.
-
-    Args:
-        runner: The graph in its runtime.
-        cases: The cases to evaluate.
-    """
+    """Return a graph evaluated in float64; None unless it gives the truth in every case."""
     try:
         evaluated = evaluate_graph(runner, cases)
     except GraphError:
@@ -162,11 +135,6 @@ def loses_precision(
     """Return whether a graph gives the truth in float64, but not in the module's own type.
 
     That is so if it is wrong after rounding in a case in which another graph is right.
-
-    Args:
-        suspect: The graph in question.
-        right: A graph of the bundle that gives the truth.
-        cases: The failing cases.
     """
     if suspect is None or right is None or not suspect.right:
         return False
@@ -183,9 +151,7 @@ def is_right_when_rounded(evaluated: EvaluatedGraph, case: GoldenCase) -> bool:
 
     It counts as right in a case whose sizes it does not accept.
 
-    Args:
-        evaluated: The graph in float64.
-        case: The case.
+    `evaluated`: The graph in float64.
     """
     if not evaluated.runner.graph_file.takes(case.sizes):
         return True

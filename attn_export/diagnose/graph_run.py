@@ -54,22 +54,12 @@ class GraphRunner:
     limits: Limits
 
     def run(self, cases: Mapping[str, Arrays], options: Options | None = None) -> RunResult:
-        """Return the result of running cases in a process of their own.
-
-        Args:
-            cases: Inputs of each case, by its name.
-            options: Options of the engine; they override the user's.
-        """
+        """Return the result of running cases in a process of their own."""
         merged = {**self.options, **(options or {})}
         return run_once(self.runtime, self.path, cases, self.limits, self.graph_file, merged)
 
     def trial(self, cases: Iterable[GoldenCase], options: Options | None = None) -> GraphRun:
-        """Return the judged result of running the cases that the graph accepts.
-
-        Args:
-            cases: The cases.
-            options: Options of the engine; they override the user's.
-        """
+        """Return the judged result of running the cases that the graph accepts."""
         accepted = [case for case in cases if self.graph_file.takes(case.sizes)]
         ran = self.run({case.name: case.inputs for case in accepted}, options)
         ran = _with_failed_separate(ran, accepted)
@@ -106,12 +96,7 @@ class GraphRun:
 
 
 def is_right(golden: Golden, outputs: Arrays) -> bool:
-    """Return whether float64 outputs, once rounded, pass the judge.
-
-    Args:
-        golden: The expected outputs, and the allowed errors.
-        outputs: Float64 outputs, by name.
-    """
+    """Return whether float64 outputs, once rounded, pass the judge."""
     rounded = {
         name: array.astype(golden.expected[name].dtype) if name in golden.expected else array
         for name, array in outputs.items()
@@ -120,12 +105,7 @@ def is_right(golden: Golden, outputs: Arrays) -> bool:
 
 
 def passes(golden: Golden, outputs: Arrays | None) -> bool:
-    """Return whether outputs pass the judge.
-
-    Args:
-        golden: The expected outputs, and the allowed errors.
-        outputs: The outputs by name; None if the case did not run.
-    """
+    """Return whether outputs pass the judge."""
     if outputs is None:
         return False
     verdicts = judge("", "", golden, outputs)
@@ -148,16 +128,7 @@ def _with_failed_separate(ran: RunResult, cases: Iterable[GoldenCase]) -> RunRes
 def golden_cases(
     folder: Path, only: str | None, *, keeps_non_finite: bool = True
 ) -> list[GoldenCase]:
-    """Return the cases of a bundle, without whole decodes.
-
-    Args:
-        folder: The folder of the bundle.
-        only: The name of the one case to return; None for all.
-        keeps_non_finite: Whether NaN and Inf are compared, see `Runtime.keeps_non_finite`.
-
-    Raises:
-        UsageError: If there is no case of this name, or it is a whole decode.
-    """
+    """Return the cases of a bundle, without whole decodes."""
     names, stored = stored_cases(folder / GOLDEN)
     goldens = {golden.case.name: golden for golden in read_golden(folder / GOLDEN)}
     if not keeps_non_finite:
@@ -178,10 +149,8 @@ def golden_cases(
 def graph_files_to_examine(manifest: Manifest, graph: Path | None) -> list[GraphFile]:
     """Return the graphs to examine: those of the bundle, or only the user's own graph.
 
-    Args:
-        manifest: The manifest of the bundle.
-        graph: The user's graph, which has the description of the bundle's graph of the same file
-            name; None to examine those of the bundle.
+    `graph`: The user's graph, which has the description of the bundle's graph of the same file
+    name; None to examine those of the bundle.
     """
     files = graph_files(manifest)
     if graph is None:

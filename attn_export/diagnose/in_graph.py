@@ -36,12 +36,7 @@ COMPARISONS: Mapping[str, np.ufunc | None] = {
 
 
 def input_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
-    """Yield the mistakes of reading masks, caches and positions, which are graph inputs.
-
-    Args:
-        evaluation: The graph to make mistakes in.
-        values: The values of any case; their types and ranks tell what an input is.
-    """
+    """Yield the mistakes of reading masks, caches and positions, which are graph inputs."""
     axes = {end.name: axes_of(end) for end in evaluation.proto.graph.input}
     batch = next(iter(axes.values()), [""])[0]
     for name, _, role in input_roles(evaluation, values):
@@ -156,12 +151,7 @@ def _norm_mistakes(node: onnx.NodeProto) -> Iterator[Mistake]:
 
 
 def mask_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
-    """Yield the mistakes of causal masks and windows that the graph computes from positions.
-
-    Args:
-        evaluation: The graph to make mistakes in.
-        values: All values of the graph, by name.
-    """
+    """Yield the mistakes of causal masks and windows that the graph computes from positions."""
     data_dependent = _data_dependent_values(evaluation)
     roles = input_roles(evaluation, values)
     cache = next((name for name, _, role in roles if role == "cache"), "")

@@ -80,13 +80,7 @@ class CachePart:
     is_packed: bool
 
     def replaced(self, evaluation: Evaluation, steps: Steps, values: Values) -> dict[str, Array]:
-        """Return the cache and its dequantised values, computed with other steps.
-
-        Args:
-            evaluation: The graph to make mistakes in.
-            steps: The steps.
-            values: All values of the graph.
-        """
+        """Return the cache and its dequantised values, computed with other steps."""
         x, past = array_of(values, self.new), array_of(values, self.scatter.input[0])
         low, high = steps.limits(*((-8, 7) if self.is_packed else (-128, 127)))
         rounded = steps.rounds(x / steps.write_scale(self.scale))

@@ -32,13 +32,7 @@ LEAST = 8 * EPS_FLOAT32
 def inexact_operator(
     suspect: EvaluatedGraph, case: GoldenCase, actual: Mapping[str, Array]
 ) -> Deviation | None:
-    """Return the node with the largest errors of its own, if they account for the wrong outputs.
-
-    Args:
-        suspect: The graph.
-        case: A case that fails.
-        actual: The runtime's values, by name.
-    """
+    """Return the node with the largest errors of its own, if they account for the wrong outputs."""
     evaluation, values = suspect.evaluation, suspect.values(case)
     if values is None:
         return None

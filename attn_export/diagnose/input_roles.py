@@ -18,12 +18,7 @@ CONTINUING = frozenset({"Concat", "ScatterElements", "ScatterND", "TensorScatter
 
 
 def input_roles(evaluation: Evaluation, values: Values) -> Iterator[tuple[str, Array, InputRole]]:
-    """Yield the inputs of a graph: the name, the value (of any shape) and the role of each.
-
-    Args:
-        evaluation: The graph.
-        values: Its values in any case.
-    """
+    """Yield the inputs of a graph: the name, the value (of any shape) and the role of each."""
     continued = {n.input[0] for n in evaluation.nodes if n.op_type in CONTINUING}
     for end in evaluation.proto.graph.input:
         array = values.get(end.name)

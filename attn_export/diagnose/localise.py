@@ -44,14 +44,7 @@ the names, so that a node without a counterpart proves nothing."""
 def first_difference(
     wrong: Evaluation, wrong_values: Values, right: Evaluation, right_values: Values
 ) -> Deviation | None:
-    """Return the first difference between two graphs whose values share names.
-
-    Args:
-        wrong: The graph in question.
-        wrong_values: Its values in a case.
-        right: The right graph.
-        right_values: Its values in the same case.
-    """
+    """Return the first difference between two graphs whose values share names."""
     agreeing = {
         name
         for name in wrong_values
@@ -72,10 +65,6 @@ def first_value_in_no_right_graph(
     """Return the first node whose value occurs in no right graph; names are ignored.
 
     Return None if there is none, or if the right graphs have too few of the values to tell.
-
-    Args:
-        wrong: The graph in question.
-        cases: For each case its values, and those of the right graphs.
     """
     compared = {
         name
@@ -145,11 +134,8 @@ def first_runtime_deviation(
 ) -> Deviation | None:
     """Return the first node whose output in a runtime differs from float64 by more than rounding.
 
-    Args:
-        evaluation: The graph.
-        truth: Its values in float64.
-        rounded: Its values in float64, each rounded to the graph's own type.
-        actual: The runtime's values, by name.
+    `truth`: Its values in float64.
+    `rounded`: Its values in float64, each rounded to the graph's own type.
     """
     least = MIN_TOLERANCE_EPS * float(np.finfo(np.float32).eps)
     for node in evaluation.nodes:
@@ -164,13 +150,7 @@ def first_runtime_deviation(
 
 
 def write_with_all_outputs(path: Path, values: Values, target: Path) -> None:
-    """Write a copy of a graph that has every value as an output.
-
-    Args:
-        path: The file of the graph.
-        values: The values of any case, from which types are taken.
-        target: The file to write.
-    """
+    """Write a copy of a graph that has every value as an output."""
     model = load_model(path)
     graph = model.graph
     float_dtype = next(
@@ -203,12 +183,7 @@ def _unmatched(node: onnx.NodeProto, graph: Evaluation, agreeing: set[str]) -> s
 
 
 def value_error(x: object, right: object) -> float:
-    """Return the relative L2 distance; infinite if shapes or non-finite values differ.
-
-    Args:
-        x: A value of a graph: an array, None or a sequence.
-        right: The right value.
-    """
+    """Return the relative L2 distance; infinite if shapes or non-finite values differ."""
     if x is None or right is None:
         return 0.0 if x is right else np.inf
     if not (isinstance(x, np.ndarray) and isinstance(right, np.ndarray)):

@@ -25,8 +25,7 @@ not need to know the queries."""
 def keys_relation(pairs: Sequence[tuple[Array, Array]]) -> str:
     """Describe the keys that a mask shows or hides by mistake.
 
-    Args:
-        pairs: Wrong and right masks `[..., L, S]`, bool or added, in several cases.
+    `pairs`: Wrong and right masks `[..., L, S]`, bool or added, in several cases.
 
     Returns:
         A clause; "" if no such keys are known.

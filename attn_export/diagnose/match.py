@@ -104,12 +104,6 @@ def matches(
 
     A mistake must explain the error of each case, and predict none where there is none. It may be
     made in some rows alone, if the others are right.
-
-    Args:
-        evaluation: The graph to make mistakes in.
-        evidence: Failed cases, then some that passed. Mistakes are selected on the first.
-        out_of_time: Returns whether the time limit has passed.
-        thorough: Whether to try mistakes with a factor that must be found, and in single heads.
     """
     found: list[Match] = []
     many = (

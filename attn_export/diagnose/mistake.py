@@ -49,12 +49,7 @@ class Mistake:
         return 0.3 if self.kind.endswith("precision") else 0.9
 
     def outputs(self, evaluation: Evaluation, values: Values) -> dict[str, Array]:
-        """Return the outputs of the graph with the mistake, by name.
-
-        Args:
-            evaluation: The graph to make mistakes in.
-            values: The values of the graph in a case, without the mistake.
-        """
+        """Return the outputs of the graph with the mistake, by name."""
         return evaluation.outputs_of(evaluation.recompute(values, self.replaced(values)))
 
 
@@ -79,15 +74,7 @@ class Evidence:
 
 
 def array_of(values: Values, name: str) -> Array:
-    """Return a value of any shape that must be there.
-
-    Args:
-        values: All values of a graph, by name.
-        name: The name of the value.
-
-    Raises:
-        ValueError: If it is an optional value that is left out.
-    """
+    """Return a value of any shape that must be there."""
     array = values[name]
     if array is None:
         raise ValueError(f"{name!r} has no value")
@@ -97,9 +84,7 @@ def array_of(values: Values, name: str) -> Array:
 def change_value(name: str, change: ArrayChange) -> Replacement:
     """Return a function that changes one value of a graph.
 
-    Args:
-        name: The name of the value.
-        change: Takes the array, and returns one of the same shape.
+    `change`: Takes the array, and returns one of the same shape.
     """
     return lambda values: {name: change(array_of(values, name))}
 
@@ -125,11 +110,8 @@ def change_in_order(
 ) -> Replacement:  # fmt: skip
     """Return a function that changes values in turn, each computed with the changes before it.
 
-    Args:
-        evaluation: The graph to make mistakes in.
-        changes: Names of an input and an output, and the function from the first to the second, in
-            the order of the graph.
-        replacements: Values that are replaced before, by name.
+    `changes`: Names of an input and an output, and the function from the first to the second, in
+    the order of the graph.
     """
 
     def replaced(values: Values) -> dict[str, Array]:
@@ -186,12 +168,8 @@ def scatter_into_cache(
 ) -> Array:
     """Return the cache `[B, Hkv, capacity, …]` that a TensorScatter writes from other inputs.
 
-    Args:
-        node: The node.
-        evaluation: The graph.
-        values: All values of the graph.
-        past: `[B, Hkv, capacity, .]`.
-        new: `[B, Hkv, L, .]`.
+    `past`: `[B, Hkv, capacity, .]`.
+    `new`: `[B, Hkv, L, .]`.
     """
     changed_inputs = dict(zip(node.input[:2], (past, new), strict=True))
     return evaluation.compute_node(node, {**values, **changed_inputs})[node.output[0]]

@@ -25,12 +25,6 @@ def changed_node(
     """Return the first node that the bundle's graph has not, for a graph without a float64 run.
 
     Return None unless the bundle's graph with most of its nodes passes the cases in this runtime.
-
-    Args:
-        suspect: The graph in question.
-        bundled: The graphs of the bundle in the same runtime.
-        trial: The runtime's result.
-        lines: The source line of the module for each node, by its name.
     """
     graph = load_model(suspect.path).graph
     names = {node.name for node in graph.node}
@@ -72,12 +66,7 @@ def _first_changed_node(
 
 
 def input_differences(node: onnx.NodeProto, counterpart: onnx.NodeProto) -> list[str]:
-    """Return sentences on the inputs of a node that differ by name.
-
-    Args:
-        node: The node.
-        counterpart: The right one.
-    """
+    """Return sentences on the inputs of a node that differ by name."""
     pairs = itertools.zip_longest(node.input, counterpart.input, fillvalue="")
     return [
         f"its input {name or 'nothing'} should be {right_name or 'nothing'}"
@@ -87,12 +76,7 @@ def input_differences(node: onnx.NodeProto, counterpart: onnx.NodeProto) -> list
 
 
 def attribute_differences(node: onnx.NodeProto, counterpart: onnx.NodeProto | None) -> list[str]:
-    """Return sentences on the attributes of a node that differ, subgraphs included.
-
-    Args:
-        node: The node.
-        counterpart: The right one; a node of another type is not compared.
-    """
+    """Return sentences on the attributes of a node that differ, subgraphs included."""
     if counterpart is None or counterpart.op_type != node.op_type:
         return []
     differences = []

@@ -53,12 +53,7 @@ class Pattern:
 
 
 def pattern_of(trial: GraphRun, axes: Mapping[str, Sequence[object]]) -> Pattern:
-    """Return the common properties of the failing cases.
-
-    Args:
-        trial: The failing and the passing cases.
-        axes: The names of each output's axes.
-    """
+    """Return the common properties of the failing cases."""
     failed = [case.sizes for case in trial.failed]
     passed = [case.sizes for case in trial.passed]
     # Cases with special contents may pass because masks or values hide the error.
@@ -104,10 +99,6 @@ def separating_conditions(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> I
     """Yield conditions on sizes that separate all failing from all passing cases, by axis.
 
     If no single axis separates them, two together are tried.
-
-    Args:
-        failed: Axis sizes of the failing cases.
-        passed: Axis sizes of the passing cases.
     """
     if not failed or not passed:
         return

@@ -69,13 +69,7 @@ class ProbeGraph:
 
 
 def write_graph(graph: ProbeGraph, dialect: str, folder: Path) -> Path | None:
-    """Return the written file of a graph in a dialect; None if the dialect cannot express it.
-
-    Args:
-        graph: The graph.
-        dialect: The dialect to write.
-        folder: The folder of the file.
-    """
+    """Return the written file of a graph in a dialect; None if the dialect cannot express it."""
     path = folder / f"{graph.name}.{dialect}.onnx".replace(" ", "-")
     if dialect == graph.dialect:
         import onnx
@@ -173,11 +167,6 @@ def case_inputs(name: str, *, mask: str = "none", past: bool = False) -> ArrayDi
     """Return inputs of an `Attention` node with the contents of a test case of `build`.
 
     Queries, keys and values, which a layer would compute from its tokens, are drawn as tokens are.
-
-    Args:
-        name: The name of the contents (`parity.contents`, `parity.mask_contents`).
-        mask: The mask, as in a spec.
-        past: Whether there is a past; the layer is causal then.
     """
     layer_inputs = _cases(mask, past)[name]
     counts = {"query": H, "key": HKV, "value": HKV}
@@ -203,15 +192,7 @@ def _cases(mask: str, past: bool) -> dict[str, ArrayDict]:
 def draw_inputs(
     name: str, *, batch: int = B, queries: int = L, keys: int = L, past: int = 0
 ) -> ArrayDict:
-    """Return queries, keys and values from a normal distribution, float32 `[B, heads, len, D]`.
-
-    Args:
-        name: The name of the probe, which seeds the generator.
-        batch: B.
-        queries: L.
-        keys: The number of new keys, S - P.
-        past: P; 0 for no past.
-    """
+    """Return queries, keys and values from a normal distribution, float32 `[B, heads, len, D]`."""
     rng = generator("fingerprint", name)
 
     def normal(heads: int, length: int) -> np.ndarray:

@@ -24,10 +24,6 @@ MOST_ELEMENTS = 10**6
 def relation(pairs: WrongAndRight, units: Sequence[str]) -> str:
     """Describe how wrong arrays differ from the right ones, in every case.
 
-    Args:
-        pairs: The arrays, also of cases in which they do not differ.
-        units: The name of an element of each axis.
-
     Returns:
         The relation, of the wrong part along an axis if only one is wrong; "" if none is known.
     """
@@ -83,21 +79,13 @@ def _all_equal(pairs: WrongAndRight, change: Callable[[Array], Array]) -> bool:
 def differences(w: Array, r: Array) -> Array:
     """Return where two arrays differ; NaN equals NaN.
 
-    Args:
-        w: Any array.
-        r: An array of its shape.
+    `r`: An array of its shape.
     """
     return np.asarray((w != r) & ~((w != w) & (r != r)))
 
 
 def wrong_part(pairs: WrongAndRight, axis: int, unit: str) -> tuple[str, WrongAndRight]:
-    """Return the name of the indices along an axis that alone are wrong, and the arrays there.
-
-    Args:
-        pairs: The arrays of each case.
-        axis: The axis.
-        unit: The name of an element of it.
-    """
+    """Return the name of the indices along an axis that alone are wrong, and the arrays there."""
     found = []
     pairs = [(w, r) for w, r in pairs if differences(w, r).any()]
     for w, r in pairs:

@@ -31,11 +31,7 @@ ENGINES = {
 
 
 def check_folder(folder: Path) -> None:
-    """Check, before the search, that the folder can be written.
-
-    Raises:
-        OutputError: If the folder holds something else, or cannot be made.
-    """
+    """Check, before the search, that the folder can be written."""
     with write_errors(folder):
         target = replaceable(folder, "explanation")
         if target.parent.exists():
@@ -47,18 +43,7 @@ def write_folder(
     folder: Path, explanation: Explanation, runner: GraphRunner, case: GoldenCase,
     dtypes: Mapping[str, str],
 ) -> None:  # fmt: skip
-    """Write the graph, the case, the script and the explanation; replace an older folder.
-
-    Args:
-        folder: The folder to write.
-        explanation: The explanation.
-        runner: The graph in its runtime.
-        case: The smallest failing case.
-        dtypes: The dtype of every output.
-
-    Raises:
-        OutputError: If it cannot be written.
-    """
+    """Write the graph, the case, the script and the explanation; replace an older folder."""
     golden = case.golden
     allowed = {name: limits for name, limits in golden.allowed.items() if limits is not None}
     right = {n: array.astype(np.float64) for n, array in golden.expected.items() if n in allowed}

@@ -24,11 +24,6 @@ HIDDEN = -1e29
 def where_made(evaluation: Evaluation, cases: Sequence[Evidence], rows: Sequence[Rows]) -> str:
     """Describe the rows in which a mistake is made.
 
-    Args:
-        evaluation: The graph.
-        cases: The cases.
-        rows: The rows of each case.
-
     Returns:
         The end of a sentence; "" if they have nothing in common that is known, or if too few cases
         tell.

@@ -79,10 +79,6 @@ def run_batches(
     If a process crashes or hangs within a case, that is the result of the case, and the remaining
     cases run in a fresh process. If it ends before the graph is loaded, that is the result of all
     its cases.
-
-    Args:
-        batches: The batches, of which at most `AT_ONCE` run at a time, in their order.
-        advance: Called with the name of each case that has a result.
     """
     results: dict[Path, ProbeResult] = {}
     waiting = deque(batches)
@@ -143,13 +139,7 @@ def probes() -> tuple[Probe, ...]:
 
 
 class ProbeRunner:
-    """Run of probes in a runtime, the ONNX reference evaluator and PyTorch.
-
-    Args:
-        folder: An empty folder for graphs, inputs and outputs.
-        expect: Called with the number of further cases.
-        advance: Called with the name of each case that has a result.
-    """
+    """Run of probes in a runtime, the ONNX reference evaluator and PyTorch."""
 
     def __init__(
         self,

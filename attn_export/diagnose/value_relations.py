@@ -38,11 +38,6 @@ def first_relation(
 ) -> tuple[str, bool]:
     """Describe how the first wrong value, or what its node reads, differs from the right one.
 
-    Args:
-        wrong: The graph in question.
-        right: The right graph, whose values share names with it.
-        cases: The values of both in several cases.
-
     Returns:
         A clause, "" if no relation is known; and whether it is that of weights.
     """

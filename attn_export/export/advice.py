@@ -131,11 +131,7 @@ CONTROL_FLOW = {
 
 
 def refuse_untranslated(program: ExportedProgram) -> None:
-    """Raise an error if a captured program has flex_attention, control flow or autocast.
-
-    Raises:
-        ExportError: If it does; the message names the line and what to write instead.
-    """
+    """Raise an error if a captured program has flex_attention, control flow or autocast."""
     for node in program.graph.nodes:
         if str(node.target) == "flex_attention":
             raise ExportError(f"{FLEX}{_lines_of([node])}")
@@ -165,13 +161,7 @@ def _lines_of(nodes: Iterable[Node]) -> str:
 
 
 def capture_error(subject: Subject, error: Exception, kept: Kept) -> ExportError:
-    """Return the error for a failure of `torch.export`.
-
-    Args:
-        subject: The subject.
-        error: The error.
-        kept: The tensors that the module keeps between calls; it was captured without them.
-    """
+    """Return the error for a failure of `torch.export`."""
     if kept:
         names = ", ".join(dict.fromkeys(name for _, name in kept))
         return _explained(
@@ -195,12 +185,7 @@ def capture_error(subject: Subject, error: Exception, kept: Kept) -> ExportError
 
 
 def translation_error(error: Exception, program: ExportedProgram) -> ExportError:
-    """Return the error for a failure of `torch.onnx.export`, with the line of the failing node.
-
-    Args:
-        error: The error.
-        program: The captured program.
-    """
+    """Return the error for a failure of `torch.onnx.export`, with the line of the failing node."""
     named = re.search(r"translating node %(\w+)", " ".join(map(str, _chain(error))))
     traces = {
         node.name: str(node.meta.get("stack_trace", "")) for node in program.graph.nodes if named
@@ -246,14 +231,7 @@ def cause_of(error: Exception) -> str:
 
 
 def fixed_axis_error(subject: Subject, name: str, axis: int, size: str) -> ExportError:
-    """Return the error for an axis that the module restricts to one size.
-
-    Args:
-        subject: The subject.
-        name: The input.
-        axis: The index of the axis.
-        size: The only size that the module allows.
-    """
+    """Return the error for an axis that the module restricts to one size."""
     label = subject.axes[name].get(axis)
     at = branch_at(subject, {label: int(size) + 1}) if label and size.isdigit() else ""
     return ExportError(
@@ -263,13 +241,7 @@ def fixed_axis_error(subject: Subject, name: str, axis: int, size: str) -> Expor
 
 
 def bound_advice(subject: Subject, sizes: Sizes, is_right: Callable[[Sizes], bool]) -> str:
-    """Return which bound of an axis to write, so that no sizes are wrong; "" if none is found.
-
-    Args:
-        subject: The subject.
-        sizes: Sizes that are wrong.
-        is_right: Returns whether sizes that differ from the example's are right.
-    """
+    """Return which bound of an axis to write, so that no sizes are wrong; "" if none is found."""
     changed: dict[str, int] = {}
     for label, known in subject.example_sizes.items():
         other = sizes.get(label, known)
@@ -298,12 +270,7 @@ def bound_advice(subject: Subject, sizes: Sizes, is_right: Callable[[Sizes], boo
 
 
 def branch_at(subject: Subject, changed: Sizes) -> str:
-    """Return `` (file.py:12)``: the line of the module where changed sizes take another branch.
-
-    Args:
-        subject: The subject; its module runs at the example's sizes, and with changed ones.
-        changed: The sizes that differ from the example's.
-    """
+    """Return `` (file.py:12)``: the line of the module where changed sizes take another branch."""
 
     def run(sizes: Sizes) -> Callable[[], object]:
         inputs = subject.draw(sizes, "branch")

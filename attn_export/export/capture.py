@@ -40,15 +40,8 @@ def check_capture(
 ) -> None:
     """Check the ranges of a captured program, and for a user's module its numbers at many sizes.
 
-    Args:
-        subject: The subject with the module.
-        program: The captured program.
-        in_torch: Captures the module again, with our attention as PyTorch operations: PyTorch
-            cannot run a program with ONNX nodes.
-
-    Raises:
-        ExportError: If an axis is fixed or its range is narrower than that of the subject. For a
-            user's module also if outputs differ at a tried size, or it is not a pure function.
+    `in_torch`: Captures the module again, with our attention as PyTorch operations: PyTorch cannot
+    run a program with ONNX nodes.
     """
 
     def runnable() -> torch.nn.Module:
@@ -190,11 +183,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def sizes_to_try(subject: Subject) -> Iterator[dict[str, int]]:
-    """Yield sizes that together show branches on sizes.
-
-    Args:
-        subject: The subject with a user's module.
-    """
+    """Yield sizes that together show branches on sizes."""
     roles, inputs = subject.roles, subject.input_descriptions()
     planned = by_role(Interface(inputs, {}, None, subject.sums, subject.bounds, roles))
     for sizes in covering_sizes(planned.axes, planned.sums, planned.bounds):

@@ -45,11 +45,7 @@ if TYPE_CHECKING:
 
 
 def in_float32(subject: Subject) -> Subject:
-    """Return a subject with its weights and inputs widened to float32.
-
-    Raises:
-        ExportError: If the module does not run in float32.
-    """
+    """Return a subject with its weights and inputs widened to float32."""
     spec = dataclasses.replace(subject.spec, dtype="float32") if subject.spec else None
     wide = {n: t.float() if t.dtype in NARROW else t for n, t in subject.inputs.items()}
     float32_subject = Subject(
@@ -89,10 +85,6 @@ def export(subject: Subject) -> Exported:
     """Export a subject to the canonical graph.
 
     Weights, inputs and outputs in bfloat16 keep their type, but the graph computes in float32.
-
-    Raises:
-        ExportError: If the module cannot be captured for every size that its axes may have,
-            or cannot be translated to ONNX.
     """
     narrow_dtypes = subject.narrow_dtypes()
     if narrow_dtypes and subject.spec is None:

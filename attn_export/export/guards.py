@@ -27,12 +27,7 @@ LARGEST = 1 << 20
 
 
 def broken_guards(subject: Subject, program: ExportedProgram) -> Iterator[Sizes]:
-    """Yield for each guard the smallest sizes that break it, if any of those to try do.
-
-    Args:
-        subject: The subject.
-        program: The captured program.
-    """
+    """Yield for each guard the smallest sizes that break it, if any of those to try do."""
     for guard in getattr(program, "_guards_code", []):
         code, axes = _with_variables(guard, subject)
         if axes and "L[" not in code:

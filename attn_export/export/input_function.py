@@ -41,17 +41,7 @@ FIRST_SIZE = 3
 def draw_example(
     inputs: InputFunction, axes: Any, relations: Mapping[str, str]
 ) -> Mapping[str, Any]:
-    """Return the inputs of the example, drawn by a function of the user.
-
-    Args:
-        inputs: The user's function.
-        axes: The dynamic axes of each input, see `Subject`.
-        relations: The axes that are sums of others, with their terms.
-
-    Raises:
-        UsageError: If the function does not return inputs by name.
-        ExportError: If the function raises; the message names the line.
-    """
+    """Return the inputs of the example, drawn by a function of the user."""
     named, bounds, _ = read_axes(axes)
     by_input = [dynamic for dynamic in dict(named).values() if isinstance(dynamic, Mapping)]
     labels = dict.fromkeys(str(label) for dynamic in by_input for label in dynamic.values())
@@ -81,12 +71,6 @@ def inputs_of_function(
     """Return descriptions of inputs whose arrays a function of the user draws.
 
     The arrays must match the example: a case raises UsageError if they do not.
-
-    Args:
-        function: The user's function.
-        inputs: The descriptions of the inputs, by name.
-        tree: The inputs of the example.
-        axes: The names of the dynamic axes of each input.
     """
 
     def draw(sizes: Sizes, rng: np.random.Generator) -> ArrayDict:

@@ -64,10 +64,6 @@ def drop_kept_tensors(module: nn.Module, kept: Kept) -> Iterator[None]:
 
     Buffers that the module registers inside the block become plain attributes, since `torch.export`
     would fix the size of a buffer.
-
-    Args:
-        module: The module; its state is restored at the end of the block.
-        kept: The tensors.
     """
     with preserve_state(module):
         for submodule in module.modules():

@@ -31,17 +31,8 @@ def quantise_by_spec(
 ) -> tuple[str, ...]:
     """Quantise the weights and the cache of a module in place.
 
-    Args:
-        module: The module.
-        integers: The integers of its weights, by name, if a checkpoint holds integers.
-        scales_file: A file with the scales of a cache of integers.
-        calibrate: Hidden states to calibrate these scales on.
-
     Returns:
         Notes for the report.
-
-    Raises:
-        WeightsError: If a weight is not finite, or the scales do not match the spec.
     """
     spec = module.spec
     quantises = spec.quantised_weights or spec.kv_dtype != "none" or spec.activations != "none"
@@ -104,13 +95,6 @@ def copy_module(module: nn.Module, shared: Mapping[int, Any] | None = None) -> n
 
     Objects that cannot be copied, such as a Python module, a lock, a generator or a tensor that was
     computed from weights, are shared with the original.
-
-    Args:
-        module: The module.
-        shared: Replacements for objects in the copy, by the `id` of the object.
-
-    Raises:
-        Exception: Any error that a submodule raises when it is copied.
     """
     try:
         return copy.deepcopy(module, dict(shared or {}))
@@ -155,14 +139,8 @@ def _can_be_copied(value: Any) -> bool:
 def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
     """Return the state of a module, read from the initializers of its graph.
 
-    Args:
-        path: The graph in the standard dialect. Its initializers have the names of the module's
-            parameters and buffers; the weights of linear layers are stored ``[in, out]``.
-        module: The module, with any weights.
-
-    Raises:
-        GraphError: If the graph cannot be read.
-        BundleError: If a weight is missing or has another shape or dtype.
+    `path`: The graph in the standard dialect. Its initializers have the names of the module's
+    parameters and buffers; the weights of linear layers are stored ``[in, out]``.
     """
     from attn_export.graph.quantised_weights import ORDER
 

@@ -33,11 +33,7 @@ TOTAL = "total_len"
 
 
 def naming_advice(subject: Subject) -> str:
-    """Return how to name axes so that a module runs at other sizes; "" if it does or never will.
-
-    Args:
-        subject: The subject of a user's module; it runs at the example's sizes.
-    """
+    """Return how to name axes so that a module runs at other sizes; "" if it does or never will."""
     if subject.spec is not None or subject.function is not None or _runs(subject):
         return ""
     options = list(_options(subject))

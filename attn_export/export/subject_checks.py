@@ -36,20 +36,8 @@ def check_arguments(
 ) -> dict[str, int]:
     """Check that the arguments of a subject fit the module and each other.
 
-    Args:
-        module: The module.
-        arguments: The arguments of its `forward`.
-        tensors: The tensors within them, by name.
-        axes: The names of the dynamic axes of each tensor: `{tensor: {index: name}}`.
-        outputs: The names of the outputs.
-        relations: The axes that are sums of others, with their terms.
-        bounds: `{axis: (smallest, largest)}`, inclusive, of axes that have bounds.
-
     Returns:
         The size of every axis in the example, by its name.
-
-    Raises:
-        UsageError: If they do not fit.
     """
     _check_module(module)
     _check_inputs(module, arguments, tensors, axes)
@@ -154,9 +142,6 @@ def check_integers(tensors: Mapping[str, Tensor]) -> None:
     """Check that integer inputs have different values, since cases draw values of their range.
 
     Integers of rank 2 or more that are all ones pass: they are a mask without padding.
-
-    Raises:
-        UsageError: If not.
     """
     for name, tensor in tensors.items():
         if tensor.is_floating_point() or tensor.dtype == torch.bool or not tensor.numel():
@@ -218,11 +203,7 @@ def _check_bounds(sizes: Sizes, bounds: Bounds) -> None:
 
 
 def refuse_train_mode(module: nn.Module) -> None:
-    """Raise an error if a submodule is in train mode.
-
-    Raises:
-        ExportError: If a submodule is in train mode; the message names it.
-    """
+    """Raise an error if a submodule is in train mode."""
     for name, part in module.named_modules():
         if part.training:
             where = f"{name} ({type(part).__name__})" if name else type(part).__name__
@@ -247,9 +228,7 @@ def input_like(example: Tensor, axes: Mapping[int, str]) -> Input:
     first value of its rows if it is bool (True for integers that are a mask of ones), and whether
     it contains -inf.
 
-    Args:
-        example: The example, of any shape and of a dtype of `INPUT_DTYPES`.
-        axes: The names of its dynamic axes, by their indices.
+    `example`: The example, of any shape and of a dtype of `INPUT_DTYPES`.
     """
     shape = tuple(axes.get(axis, size) for axis, size in enumerate(example.shape))
     whole = not (example.is_floating_point() or example.dtype == torch.bool)
@@ -286,11 +265,7 @@ def output_dtypes(run: Callable[[], Mapping[str, Tensor]]) -> dict[str, str]:
 
 
 def roles_of(subject: Any) -> Roles:
-    """Return the roles of the axes of a subject; those of our own layers have their names.
-
-    Args:
-        subject: The `Subject`, which this file cannot import.
-    """
+    """Return the roles of the axes of a subject; those of our own layers have their names."""
     if subject.spec is not None:
         return Roles(caches=CACHES if subject.spec.has_cache else {})
     from attn_export.export.subject_roles import find_subject_roles

@@ -20,11 +20,7 @@ from attn_export.tensorfile import ArrayDict
 
 
 def find_subject_roles(subject: Any) -> Roles:
-    """Return the roles of the axes of a subject with a user's module.
-
-    Args:
-        subject: The `Subject`, which this file cannot import.
-    """
+    """Return the roles of the axes of a subject with a user's module."""
     inputs = subject.input_descriptions()
 
     def draw(changed: Sizes, seed: str) -> ArrayDict:

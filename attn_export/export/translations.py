@@ -91,10 +91,9 @@ def _expm1(x: Any) -> Any:
 def grouped_product(x: Any, weights: Any, ends: Any) -> Any:
     """Return the product of each row with the matrix of its group, `[N, M]`, as of experts.
 
-    Args:
-        x: `[N, K]`, sorted by group.
-        weights: `[G, K, M]`.
-        ends: The row at which each group ends, int32 or int64 `[G]`.
+    `x`: `[N, K]`, sorted by group.
+    `weights`: `[G, K, M]`.
+    `ends`: The row at which each group ends, int32 or int64 `[G]`.
     """
     zero, one, last = (op.Constant(value_ints=[axis]) for axis in (0, 1, -1))
     count = op.Squeeze(op.Shape(x, start=0, end=1), zero)

@@ -44,11 +44,7 @@ class InputTree:
 
     @classmethod
     def flatten(cls, inputs: Mapping[str, Any]) -> Self:
-        """Flatten arguments.
-
-        Raises:
-            UsageError: If a leaf is neither a tensor nor a constant.
-        """
+        """Flatten arguments."""
         leaves, structure = pytree.tree_flatten_with_path(dict(inputs))
         tensors: dict[str, Tensor] = {}
         names: list[str | None] = []
@@ -85,12 +81,7 @@ class InputTree:
 
 
 def is_named(returned: Any, names: Sequence[str]) -> bool:
-    """Return whether a returned object is a dict whose keys are the names, in any order.
-
-    Args:
-        returned: The object that a module returned: a tensor, tuple, list or dict.
-        names: The names of the outputs.
-    """
+    """Return whether a returned object is a dict whose keys are the names, in any order."""
     return isinstance(returned, Mapping) and set(returned) == set(names)
 
 
@@ -99,13 +90,6 @@ def name_outputs(returned: Any, names: Sequence[str]) -> dict[str, Tensor]:
 
     If `is_named` holds, the keys of the dict are the names. Else the tensors get the names in their
     order.
-
-    Args:
-        returned: The object that a module returned: a tensor, tuple, list or dict.
-        names: The names of the outputs, in order.
-
-    Raises:
-        UsageError: If a leaf is no tensor, or the number of tensors is not that of the names.
     """
     if is_named(returned, names):
         leaves = [returned[name] for name in names]
@@ -158,11 +142,7 @@ def infer_output_shapes(
     The module runs at two sets of sizes. An axis whose size changes has the name of the dynamic
     axis with both its sizes, or "" if there is none.
 
-    Args:
-        run: A function that runs the module at some sizes and returns its outputs' shapes.
-        axes: The names of all dynamic axes.
-        relations: The axes that are sums of others, with their terms.
-        limits: The bounds of axes that have any.
+    `run`: A function that runs the module at some sizes and returns its outputs' shapes.
     """
     free = sorted(set(axes) - relations.keys())
 
@@ -245,16 +225,10 @@ class Axis:
 def read_axes(axes: Any) -> tuple[Any, Bounds, set[str]]:
     """Return the names of axes, the bounds of those that have any, and which have a least size.
 
-    Args:
-        axes: The dynamic axes of each input: a name, an `Axis` or a `torch.export.Dim` by index.
-
     Returns:
         The names, see `Subject`; the bounds, by name; and the names of axes whose least size is
         given. Objects that are no axes stay as they are; `check_arguments` raises an error for
         them.
-
-    Raises:
-        UsageError: If bounds are no valid sizes, or differ for one name.
     """
     limits: dict[str, tuple[int | None, int | None]] = {}
     if not isinstance(axes, Mapping):

@@ -32,19 +32,11 @@ def set_user_scales(
 ) -> tuple[str, ...]:
     """Set the scales of a module's cache to those of the user.
 
-    Args:
-        module: The module, changed in place. With neither a file nor hidden states its scales
-            stay those of random tokens.
-        scales_file: A file with `k_scale` and `v_scale`, the option `kv_scales`.
-        calibrate: Hidden states to calibrate the scales on.
+    `module`: The module, changed in place. With neither a file nor hidden states its scales stay
+    those of random tokens.
 
     Returns:
         A note for the report on these scales; none if the user gave none.
-
-    Raises:
-        WeightsError: If the module has no cache of integers with fixed scales, if the file or the
-            hidden states do not match the spec, or if both are missing and the spec requires them.
-        ExportError: If the function `calibrate` raises.
     """
     spec = module.spec
     if scales_file is not None and calibrate is not None:
@@ -150,12 +142,7 @@ def _check_positions(positions: Tensor, query: Tensor, name: str) -> Tensor:
 
 
 def write_module_scales(folder: Path, module: nn.Module) -> None:
-    """Write the scales of a module's cache to a file from which it can be built again.
-
-    Args:
-        folder: The folder of the bundle.
-        module: The module.
-    """
+    """Write the scales of a module's cache to a file from which it can be built again."""
     from attn_export.weights.array_files import write_scales
 
     scales = module.get_submodule("kv_scales").named_buffers()

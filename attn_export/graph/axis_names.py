@@ -15,12 +15,7 @@ CANCELLED = re.compile(r"\(*(\d+)\*([A-Za-z_]\w*)\)//\2\)*")
 
 
 def name_axes(model: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> None:
-    """Replace the exporter's symbols (``s26``) by names, also within expressions.
-
-    Args:
-        model: The graph; changed in place.
-        axes: The names of the dynamic axes of each input, by the name of the input.
-    """
+    """Replace the exporter's symbols (``s26``) by names, also within expressions."""
     names: dict[str, str] = {}
     inputs = {value.name: value for value in model.graph.inputs}
     for name, labels in axes.items():
@@ -41,12 +36,7 @@ def name_axes(model: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> None:
 
 
 def name_sums_of_axes(model: ir.Model, relations: Mapping[str, str]) -> None:
-    """Replace sums such as ``past_len + query_len`` by one name in all values.
-
-    Args:
-        model: The graph; changed in place.
-        relations: The sum that each axis equals, by the name of the axis.
-    """
+    """Replace sums such as ``past_len + query_len`` by one name in all values."""
     names = {terms(expression): name for name, expression in relations.items()}
     for shape, axis, symbol in _symbols(model):
         if terms(symbol) in names:
@@ -54,12 +44,7 @@ def name_sums_of_axes(model: ir.Model, relations: Mapping[str, str]) -> None:
 
 
 def known_equal(one: Size | None, other: Size | None) -> bool:
-    """Return whether two sizes are known to be equal; two unknown sizes are not.
-
-    Args:
-        one: A size.
-        other: Another size.
-    """
+    """Return whether two sizes are known to be equal; two unknown sizes are not."""
     return one == other and getattr(one, "value", one) is not None
 
 
@@ -73,9 +58,8 @@ def reshape_target(before: Sequence[Size], after: Sequence[Size]) -> list[int] |
 
     It is None if several sizes would have to be inferred.
 
-    Args:
-        before: The shape before it.
-        after: The shape after it.
+    `before`: The shape before it.
+    `after`: The shape after it.
     """
     target: list[int] = []
     for axis, size in enumerate(after):
@@ -88,12 +72,7 @@ def reshape_target(before: Sequence[Size], after: Sequence[Size]) -> list[int] |
 
 
 def axis_of_an_input(model: ir.Model, size: Size) -> tuple[ir.Value, int] | None:
-    """Return a graph input with an axis of this symbolic size, and the axis; None if none has it.
-
-    Args:
-        model: The graph.
-        size: The symbolic size.
-    """
+    """Return a graph input with an axis of this symbolic size, and the axis, or None."""
     for value in model.graph.inputs:
         for axis, dim in enumerate(value.shape or ()):
             if isinstance(dim, ir.SymbolicDim) and known_equal(dim, size):
@@ -102,12 +81,7 @@ def axis_of_an_input(model: ir.Model, size: Size) -> tuple[ir.Value, int] | None
 
 
 def common_axis(model: ir.Model, sizes: Iterable[Size]) -> str:
-    """Return the name of the graph input axis that all sizes are; "" if they are not the same.
-
-    Args:
-        model: The graph.
-        sizes: The sizes.
-    """
+    """Return the name of the graph input axis that all sizes are; "" if they are not the same."""
     names = {size.value if isinstance(size, ir.SymbolicDim) else None for size in sizes}
     shapes = [value.shape or () for value in model.graph.inputs]
     axes = {dim.value for shape in shapes for dim in shape if not isinstance(dim, int)}
@@ -120,13 +94,7 @@ def terms(expression: str) -> tuple[str, ...]:
 
 
 def fix_axis(model: ir.Model, name: str, size: int) -> None:
-    """Fix a dynamic axis at one size in all values, also within sums ("past_len + 1").
-
-    Args:
-        model: The graph; changed in place.
-        name: The name of the axis.
-        size: The size.
-    """
+    """Fix a dynamic axis at one size in all values, also within sums ("past_len + 1")."""
     for shape, axis, symbol in _symbols(model):
         fixed = SYMBOL.sub(lambda match: str(size) if match[0] == name else match[0], symbol)
         shape[axis] = int(fixed) if fixed.isdigit() else ir.SymbolicDim(fixed)

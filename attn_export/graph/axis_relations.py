@@ -38,12 +38,6 @@ def find_relations(
 
     The graph runs at sizes of which each tells its axis or sum. Where a node does not take its
     operands, two of their sizes must be equal.
-
-    Args:
-        axes: The names of all dynamic axes.
-        known: The relations that are known.
-        fixed: The sizes of static axes, which no axis gets.
-        attempt: Runs the graph.
     """
     relations, attempts = dict(known), 1
     misfit = attempt(_sizes(axes, relations, fixed))

@@ -32,11 +32,6 @@ def canonicalize(
 ) -> dict[str, str]:
     """Bring an exported model into canonical form, in place.
 
-    Args:
-        model: The graph that `torch.onnx.export(..., optimize=False)` made.
-        outputs: The names of its outputs.
-        relations: Names for sums of axes: ``{"total_len": "past_len + query_len"}``.
-
     Returns:
         The origin ``package/file.py:line`` of each node, by the name of the node.
     """
@@ -74,10 +69,6 @@ def name_outputs(model: ir.Model, names: Sequence[str]) -> None:
     """Name the outputs, and make each a separate value.
 
     An output that is also an input, an initialiser or another output is copied by Identity.
-
-    Args:
-        model: The graph; changed in place.
-        names: The names, in order.
     """
     taken: set[ir.Value] = {*model.graph.inputs, *model.graph.initializers.values()}
     for index, name in enumerate(names):
@@ -123,12 +114,7 @@ def drop_unused_outputs(model: ir.Model) -> None:
 
 
 def name_constants(model: ir.Model, keep: Set[str]) -> None:
-    """Name small constants by their contents, so that names do not depend on the exporter.
-
-    Args:
-        model: The graph; changed in place.
-        keep: The module's own parameters and buffers, which keep their names.
-    """
+    """Name small constants by their contents, so that names do not depend on the exporter."""
     taken = set(model.graph.initializers)
     for name, value in list(model.graph.initializers.items()):
         tensor = value.const_value

@@ -35,12 +35,7 @@ class Expected:
 
 
 def expected_of(file: GraphFile, standard: Expected) -> Expected:
-    """Return the expected properties of one graph of a bundle.
-
-    Args:
-        file: The differences of the graph from the signature.
-        standard: The expected properties of the graph in the standard dialect.
-    """
+    """Return the expected properties of one graph of a bundle."""
 
     def lay_out(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
         laid_out = {}
@@ -102,10 +97,6 @@ class CheckedGraph:
         """Return a model with inferred shapes.
 
         They also follow from elements of values, unless those are too many to be listed.
-
-        Args:
-            model: The model.
-            options: Options of `onnx.shape_inference.infer_shapes`.
         """
         listed = max(self.sizes.values(), default=0) <= MOST_LISTED
         return onnx.shape_inference.infer_shapes(model, data_prop=listed, **options)
@@ -160,11 +151,7 @@ Check = Callable[[CheckedGraph], Iterator[str]]
 
 
 def shape_of(value: onnx.ValueInfoProto) -> Shape | None:
-    """Return the declared shape, "" for an axis without size or name; None without a shape.
-
-    Args:
-        value: The value.
-    """
+    """Return the declared shape, "" for an axis without size or name; None without a shape."""
     if not value.type.tensor_type.HasField("shape"):
         return None
     return tuple(
@@ -176,7 +163,6 @@ def shape_of(value: onnx.ValueInfoProto) -> Shape | None:
 def show(shape: Shape | None) -> str:
     """Format a shape as text.
 
-    Args:
-        shape: Sizes and names of axes; None if it is not known.
+    `shape`: Sizes and names of axes; None if it is not known.
     """
     return "unknown" if shape is None else f"[{', '.join(str(axis) or '?' for axis in shape)}]"

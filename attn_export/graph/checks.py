@@ -193,16 +193,7 @@ PROJECT_RULES = frozenset({
 
 
 def check_graph(path: Path, expected: Expected | None = None) -> list[CheckFinding]:
-    """Return the findings of every check on an ONNX file.
-
-    Args:
-        path: The file; its external data is beside it.
-        expected: The expected properties. Without them, checks that need them find nothing, and
-            findings of `PROJECT_RULES` are warnings.
-
-    Raises:
-        GraphError: If the file cannot be read.
-    """
+    """Return the findings of every check on an ONNX file."""
     graph = CheckedGraph(load_proto(path), path, expected)
     return [finding for check in CHECKS for finding in _findings(check, graph)]
 

@@ -24,17 +24,7 @@ PARSERS: Mapping[str, Callable[[str], object]] = {
 
 
 def fix_inputs(path: str, output: str, values: dict[str, str]) -> None:
-    """Write a graph with fixed inputs, where an `If` on one is its branch.
-
-    Args:
-        path: The ONNX file.
-        output: The file to write.
-        values: The values as text, by the names of inputs.
-
-    Raises:
-        UsageError: If an input is no single number, or a value is not of its type.
-        GraphError: If the file cannot be read.
-    """
+    """Write a graph with fixed inputs, where an `If` on one is its branch."""
     model = load_graph(Path(path))
     graph = model.graph
     read_before = _read(graph)

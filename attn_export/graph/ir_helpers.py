@@ -18,12 +18,7 @@ MASK_INPUT, PAST_KEY_INPUT, PAST_VALUE_INPUT = 3, 4, 5
 
 
 def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
-    """Return the nodes of an ONNX operator as a list, so that the graph may change during a loop.
-
-    Args:
-        model: The graph.
-        op_type: The operator, such as ``"Add"``.
-    """
+    """Return the nodes of an ONNX operator as a list: the graph may change in a loop."""
     return [node for node in model.graph if node.op_type == op_type and node.domain == ""]
 
 
@@ -33,34 +28,19 @@ def every_node(graph: ir.Graph) -> Iterator[ir.Node]:
 
 
 def producer_of(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Return the node that computes a value, if it is this operator of ONNX; else None.
-
-    Args:
-        value: The value; None is allowed, as an input that is not set.
-        op_type: The operator, such as ``"Add"``.
-    """
+    """Return the node that computes a value, if it is this operator of ONNX; else None."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == op_type and not node.domain else None
 
 
 def value_before(value: ir.Value | None, op_type: str) -> ir.Value | None:
-    """Return the first input of the node that computes a value, if it is this operator; else None.
-
-    Args:
-        value: The value; None is allowed, as an input that is not set.
-        op_type: The operator, such as ``"Cast"``.
-    """
+    """Return the first input of the node that computes a value, if it is this operator, or None."""
     node = producer_of(value, op_type)
     return None if node is None else node.inputs[0]
 
 
 def trace_back(value: ir.Value, op_types: Collection[str]) -> ir.Value:
-    """Return the value from which a value is computed by these operators alone.
-
-    Args:
-        value: The value; it is returned if another operator computes it.
-        op_types: The operators, which are followed along their first inputs.
-    """
+    """Return the value from which a value is computed by these operators alone."""
     node = value.producer()
     while node is not None and node.op_type in op_types and node.inputs[0] is not None:
         value = node.inputs[0]
@@ -102,12 +82,7 @@ def slice_of_last_axis(value: ir.Value | None) -> tuple[ir.Value, int, int, int]
 
 
 def optional_input(node: ir.Node, index: int) -> ir.Value | None:
-    """Return an input of a node; None if it is not set.
-
-    Args:
-        node: The node.
-        index: The index of the input.
-    """
+    """Return an input of a node; None if it is not set."""
     return node.inputs[index] if index < len(node.inputs) else None
 
 
@@ -119,10 +94,7 @@ def dims(value: ir.Value) -> tuple[Size, ...]:
 def set_type(value: ir.Value, dtype: ir.DataType | None, shape: ir.Shape | None) -> ir.Value:
     """Return a value after its type and shape are set.
 
-    Args:
-        value: The value; changed in place.
-        dtype: The type of its elements; None to leave the type as it is.
-        shape: The shape; None if it is not known.
+    `shape`: The shape; None if it is not known.
     """
     if dtype is not None:
         value.dtype = dtype
@@ -136,9 +108,7 @@ def set_type(value: ir.Value, dtype: ir.DataType | None, shape: ir.Shape | None)
 def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
     """Return an initialiser with the values of `array`; equal arrays share one.
 
-    Args:
-        model: The graph; changed in place.
-        array: The values, of any type and shape.
+    `array`: The values, of any type and shape.
     """
     tensor = ir.tensor(array)
     name, initializers = constant_name(tensor), model.graph.initializers
@@ -157,11 +127,7 @@ def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
 def add_initializer(model: ir.Model, name: str, array: np.ndarray, dtype: ir.DataType) -> ir.Value:
     """Return a new initialiser with a name.
 
-    Args:
-        model: The graph; changed in place.
-        name: The name, which the graph does not have.
-        array: The values, of any shape, which are converted to `dtype`.
-        dtype: The type to store.
+    `array`: The values, of any shape, which are converted to `dtype`.
     """
     stored = np.ascontiguousarray(array.astype(dtype.numpy()))
     value = ir.val(name, const_value=ir.tensor(stored, dtype=dtype, name=name))
@@ -170,12 +136,7 @@ def add_initializer(model: ir.Model, name: str, array: np.ndarray, dtype: ir.Dat
 
 
 def ints(model: ir.Model, *numbers: int) -> ir.Value:
-    """Return a constant int64 vector, `[n]`.
-
-    Args:
-        model: The graph; changed in place.
-        numbers: The elements.
-    """
+    """Return a constant int64 vector, `[n]`."""
     return constant(model, np.array(numbers, np.int64))
 
 
@@ -196,12 +157,8 @@ def insert(
 ) -> ir.Value:
     """Return the output of a new node after it is inserted before another.
 
-    Args:
-        node: The existing node, whose metadata the new one gets.
-        new: The new node, which has one output.
-        like: The value from which type and shape are taken by default.
-        dtype: The type of the output, if it is another.
-        shape: The shape of the output, if it is another.
+    `like`: The value from which type and shape are taken by default.
+    `shape`: The shape of the output, if it is another.
     """
     assert node.graph is not None  # callers find it in a graph
     new.metadata_props.update(node.metadata_props)
@@ -254,9 +211,7 @@ def merge_equal_weights(model: ir.Model) -> None:
 def same_bytes(one: ir.TensorProtocol | None, other: ir.TensorProtocol | None) -> bool:
     """Return whether two tensors of one type and shape hold the same bytes.
 
-    Args:
-        one: A tensor.
-        other: Another tensor of its type and shape.
+    `other`: Another tensor of its type and shape.
     """
     if one is None or other is None or one is other:
         return one is other
@@ -270,11 +225,10 @@ def same_bytes(one: ir.TensorProtocol | None, other: ir.TensorProtocol | None) -
 def store_in_narrow_types(model: ir.Model, dtypes: Mapping[str, str]) -> None:
     """Store inputs, outputs and initialisers in narrow types, and cast them to and from float32.
 
-    Args:
-        model: The graph, which computes in float32; changed in place. The values of its
-            initialisers must be exact in the narrow types.
-        dtypes: The narrow type of each input, output and initialiser, such as ``"bfloat16"``.
-            Names that the graph does not have are ignored.
+    `model`: The graph, which computes in float32; changed in place. The values of its initialisers
+    must be exact in the narrow types.
+    `dtypes`: The narrow type of each input, output and initialiser, such as ``"bfloat16"``. Names
+    that the graph does not have are ignored.
     """
     for value in [*model.graph.inputs, *model.graph.initializers.values()]:
         dtype = dtypes.get(str(value.name))

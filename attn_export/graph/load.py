@@ -49,12 +49,7 @@ def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]
 
 
 def external_problems(model: onnx.ModelProto, folder: Path) -> Iterator[str]:
-    """Yield defects of external data, which must lie in the folder of the model and be complete.
-
-    Args:
-        model: The model.
-        folder: The folder of its file.
-    """
+    """Yield defects of external data, which must lie in the folder of the model and be complete."""
     from onnx import TensorProto
 
     for tensor in tensors_of(model):
@@ -105,11 +100,7 @@ MOST_NODES = 10_000_000
 
 
 def load_proto(path: Path) -> onnx.ModelProto:
-    """Read an ONNX file without its external data.
-
-    Raises:
-        GraphError: If the file cannot be read or is not an ONNX model.
-    """
+    """Read an ONNX file without its external data."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -134,12 +125,7 @@ def load_proto(path: Path) -> onnx.ModelProto:
 
 
 def load_model(path: Path) -> onnx.ModelProto:
-    """Read an ONNX file with its external data.
-
-    Raises:
-        GraphError: If the file cannot be read or is not an ONNX model, or if its data lies outside
-            its folder or is not all there.
-    """
+    """Read an ONNX file with its external data."""
     from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
     model = load_proto(path)
@@ -156,10 +142,6 @@ def load_graph(path: Path) -> ir.Model:
     """Read an ONNX file as an `onnx_ir` model, with functions inlined.
 
     External data is read when it is used.
-
-    Raises:
-        GraphError: If the file cannot be read or is not an ONNX model, or if its data lies outside
-            its folder or is not all there.
     """
     proto = load_proto(path)
     refuse_bad_data(proto, path)
@@ -187,15 +169,7 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def refuse_bad_data(proto: onnx.ModelProto, path: Path) -> None:
-    """Check that external data of a model lies in its folder and is complete.
-
-    Args:
-        proto: The model.
-        path: Its file.
-
-    Raises:
-        GraphError: If it does not.
-    """
+    """Check that external data of a model lies in its folder and is complete."""
     problem = next(external_problems(proto, path.parent), "")
     if problem:
         raise GraphError(f"{path}: {problem}")

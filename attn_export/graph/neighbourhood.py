@@ -241,11 +241,7 @@ def neighbourhood(model: ir.Model) -> Neighbourhood | None:
 
 
 def read_neighbourhood(path: Path | None) -> Neighbourhood | None:
-    """Read an ONNX file, and describe its first `Attention` node; None without a file or node.
-
-    Raises:
-        GraphError: If the file cannot be read.
-    """
+    """Read an ONNX file, and describe its first `Attention` node; None without a file or node."""
     from attn_export.graph.load import load_graph
 
     return neighbourhood(load_graph(path)) if path is not None and path.is_file() else None

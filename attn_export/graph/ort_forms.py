@@ -17,11 +17,6 @@ from attn_export.graph.save import save_beside_weights, save_graphs
 def write_forms(model: str, output: str, names: Sequence[str]) -> dict[str, dict[str, str]]:
     """Write every form of a graph in the `ort` dialect, if there are several.
 
-    Args:
-        model: The file of the graph in the standard dialect.
-        output: The folder to write to.
-        names: The file names of the graphs in the `ort` dialect.
-
     Returns:
         The name of each written file, by the file name of the graph and the name of the form.
     """
@@ -47,11 +42,6 @@ def write_forms(model: str, output: str, names: Sequence[str]) -> dict[str, dict
 
 def replace_forms(model: str, output: str, forms: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Write graphs in the `ort` dialect in other forms.
-
-    Args:
-        model: The file of the graph in the standard dialect.
-        output: The folder of the bundle to write to.
-        forms: The name of the form, by the file name of the graph.
 
     Returns:
         By the file name of the graph: its features, the names of its nodes, and the least version

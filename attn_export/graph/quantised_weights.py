@@ -26,12 +26,9 @@ def store_integers(
 ) -> None:
     """Store weights as integers, scales and zero points.
 
-    Args:
-        model: The canonical graph with the dequantised weights; changed in place.
-        weights: The quantised weights by the names of initialisers, whose names the integers get.
-        activations: The rounding of the inputs of products, as in a spec. With one scale per run,
-            integers are multiplied. Otherwise a DequantizeLinear follows the weight, and with one
-            scale per block the inputs are rounded in floating point.
+    `activations`: The rounding of the inputs of products, as in a spec. With one scale per run,
+    integers are multiplied. Otherwise a DequantizeLinear follows the weight, and with one scale per
+    block the inputs are rounded in floating point.
     """
     rounded: dict[ir.Value, ir.Value] = {}
     for name, weight in weights.items():

@@ -36,10 +36,6 @@ def described_inputs(
 
     The indices of a table range over its rows; other integers are 0 or 1.
 
-    Args:
-        model: The graph, without external data.
-        ranges: The least and the largest value of integer inputs that the user set.
-
     Returns:
         The inputs by name, the sum that each such axis equals, and notes on ranges.
     """
@@ -154,12 +150,7 @@ MOST_PATCHES = 32
 
 
 def image_sizes(model: onnx.ModelProto, inputs: Mapping[str, Input]) -> Iterator[dict[str, int]]:
-    """Yield sizes of images that a graph may take: the channels of its convolution, and patches.
-
-    Args:
-        model: The graph.
-        inputs: The descriptions of its inputs.
-    """
+    """Yield sizes of images that a graph may take: the channels of its convolution, and patches."""
     weights = {tensor.name: tensor.dims for tensor in model.graph.initializer}
     for node in model.graph.node:
         shape = inputs[node.input[0]].shape if node.input[:1] and node.input[0] in inputs else ()
@@ -176,11 +167,7 @@ def image_sizes(model: onnx.ModelProto, inputs: Mapping[str, Input]) -> Iterator
 
 
 def small_integers(model: onnx.ModelProto) -> Iterator[np.ndarray]:
-    """Yield the small integer constants of a graph, `[n]` with n up to 8, as Reshape has them.
-
-    Args:
-        model: The graph.
-    """
+    """Yield the small integer constants of a graph, `[n]` with n up to 8, as Reshape has them."""
     constants = [a.t for n in model.graph.node if n.op_type == "Constant" for a in n.attribute]
     for tensor in (*model.graph.initializer, *constants):
         is_inside = tensor.data_location != onnx.TensorProto.EXTERNAL
@@ -212,11 +199,6 @@ def find_sums(axes: Sequence[str], known: Mapping[str, str], runs: Runs) -> dict
     """Return the axes that must be sums of others for a graph to run; None if no choice runs.
 
     A file does not state, for example, that the last axis of the mask is past plus new keys.
-
-    Args:
-        axes: The names of all dynamic axes.
-        known: The sums that are known.
-        runs: Takes the sizes of all axes, and returns whether the graph runs.
     """
     for more in itertools.islice(_candidates([a for a in axes if a not in known]), MOST_TRIES):
         sums = {**known, **more}

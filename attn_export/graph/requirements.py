@@ -233,13 +233,7 @@ class _ValueTypes:
     def walk_graph(
         self, graph: onnx.GraphProto, types: Mapping[str, int], inputs: Collection[str]
     ) -> list[int]:
-        """Collect the types in a graph, and return those of its outputs.
-
-        Args:
-            graph: The graph.
-            types: The types of values from outside, by name.
-            inputs: The names of inputs of the whole graph, and of what only moves their elements.
-        """
+        """Collect the types in a graph, and return those of its outputs."""
         weights = {tensor.name: tensor.data_type for tensor in graph.initializer}
         weights |= {
             sparse.values.name: sparse.values.data_type for sparse in graph.sparse_initializer

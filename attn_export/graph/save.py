@@ -46,15 +46,7 @@ TILE = 16
 
 
 def write_tensors(path: Path, tensors: Mapping[str, ir.TensorProtocol]) -> None:
-    """Write a safetensors file, tensors with wide elements first.
-
-    Args:
-        path: The file; it is replaced.
-        tensors: The tensors by name; they are not copied as a whole.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
+    """Write a safetensors file, tensors with wide elements first."""
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header, end = {}, 0
     for name in order:
@@ -122,10 +114,6 @@ DIGITS = 16
 def save_graph(model: ir.Model, path: Path) -> list[str]:
     """Write one graph, and its weights beside it if they are large.
 
-    Args:
-        model: The graph; its initialisers are not changed.
-        path: The `.onnx` file, in an existing folder.
-
     Returns:
         The names of the files written.
     """
@@ -134,10 +122,6 @@ def save_graph(model: ir.Model, path: Path) -> list[str]:
 
 def save_graphs(models: Mapping[str, ir.Model], folder: Path) -> list[str]:
     """Write graphs that share weights. The weights of several graphs, or large ones, get a file.
-
-    Args:
-        models: The graphs by file name; their initialisers are not changed.
-        folder: The existing folder to write to.
 
     Returns:
         The names of the files written.
@@ -158,12 +142,7 @@ def save_graphs(models: Mapping[str, ir.Model], folder: Path) -> list[str]:
 
 
 def save_beside_weights(model: ir.Model, path: Path) -> None:
-    """Write a graph to a bundle, pointing to weights in the bundle's weight file if it has one.
-
-    Args:
-        model: The graph; its initialisers are not changed.
-        path: The `.onnx` file in the bundle's folder.
-    """
+    """Write a graph to a bundle, pointing to weights in the bundle's weight file if it has one."""
     weights = path.with_name(WEIGHTS)
     _save_with_offsets(model, path, tensor_places(weights) if weights.is_file() else {})
 
@@ -197,15 +176,6 @@ def replace_graph(
 
     Large weights go to ``OUTPUT.<digest>.data``, so that no graph ever points to the weights of
     another. The weights of a replaced graph are removed.
-
-    Args:
-        model: The graph, whose weights may lie in files.
-        output: The `.onnx` file.
-        beside: Whether those files lie beside `output`; the written graph then points to them.
-        kept: Files that must not be removed.
-
-    Raises:
-        OSError: If the folder cannot be written.
     """
     data = None
     if not beside:

@@ -32,21 +32,8 @@ def match_graph_file(
 ) -> GraphFile:
     """Check the inputs and outputs of a graph that replaces one of a bundle, or is compared.
 
-    Args:
-        model: The graph.
-        path: The name of its file, for messages.
-        graph_file: The description of the graph in the bundle.
-        inputs: The inputs that the bundle states.
-        outputs: Its outputs.
-        whose: The owner of these inputs and outputs, for messages.
-        may_fix: Whether the graph may fix axes that are dynamic there.
-
     Returns:
         The description, with the dynamic axes that have a fixed size in this file.
-
-    Raises:
-        GraphError: If the graph has other inputs or outputs: names, dtypes, ranks or sizes; or if
-            it fixes an axis that it may not fix.
     """
     file_inputs = inputs_of(model)
     fixed: dict[str, int] = {}
@@ -95,17 +82,6 @@ def matched_names(
     """Return the graph's name of each input or output of a reference: a module or another graph.
 
     Names that `names` does not map match by equality, and the remaining ones by position.
-
-    Args:
-        path: The name of the graph's file, for messages.
-        label: ``"inputs"`` or ``"outputs"``.
-        graph_names: The names in the graph, in order.
-        wanted: The names in the reference, in order.
-        names: Names in the graph by names in the reference, as the user set them.
-        whose: The owner of `wanted`, for messages.
-
-    Raises:
-        GraphError: If the numbers of names differ, or two names would match the same one.
     """
     chosen = {name: names[name] for name in wanted if name in names}
     chosen |= {

@@ -83,23 +83,7 @@ def parity_report(
     reproduction: Path | None = None,
     **options: Any,
 ) -> Report:
-    """Return the report of `assert_parity`, passed or failed, with the causes of failures.
-
-    Args:
-        of: The reference; see `assert_parity`.
-        inputs: Example inputs of a module by name, or a function that draws them.
-        axes: Dynamic axes of a module: names by input and index.
-        graph: An ONNX file to judge.
-        names: The names in `graph`, by those in the reference.
-        outputs: The names of the outputs of a module.
-        dialects: The dialects to export a module to.
-        reproduction: The folder to write a reproduction of a failure to; None for none.
-        **options: Further options of `build` or `verify`.
-
-    Raises:
-        UsageError: If `names` is set without `graph`.
-        AttnExportError: If a module cannot be exported, or a file cannot be read.
-    """
+    """Return the report of `assert_parity`, passed or failed, with the causes of failures."""
     __tracebackhide__ = True
     from attn_export.jobs.explain_failures import explain_failures
 

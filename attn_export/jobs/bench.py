@@ -50,24 +50,12 @@ def bench(
 ) -> BenchReport:
     """Measure every graph of a bundle, its peers, and the rooflines of the machine.
 
-    Args:
-        bundle: The bundle's folder.
-        batch: Batch sizes B. Default: 1.
-        prefill: Numbers L of new tokens without a past. Default: 512, unless `decode` is given.
-        decode: Numbers S of keys for one new token. Default: 2048 if the graphs have an axis of
-            keys, unless `prefill` is given.
-        rounds: The number of turns of each candidate.
-        threads: The number of threads for every candidate. Default: all cores.
-        turn_seconds: The approximate length of a turn, in seconds.
-        progress: Receiver of progress.
+    `decode`: Numbers S of keys for one new token. Default: 2048 if the graphs have an axis of keys,
+    unless `prefill` is given.
+    `turn_seconds`: The approximate length of a turn, in seconds.
 
     Returns:
         The times of every candidate, by workload.
-
-    Raises:
-        UsageError: If `decode` is given and the graphs have no axis of keys.
-        RuntimeFailure: If ONNX Runtime is not installed.
-        BundleError: If a file of the bundle is missing or was changed.
     """
     progress = progress or Progress()
     folder = Path(bundle)
@@ -100,13 +88,7 @@ def measure_workloads(
 ) -> BenchReport:
     """Measure workloads one after the other.
 
-    Args:
-        name: The name of the report.
-        planned: The workloads.
-        rounds: The number of turns of each candidate.
-        threads: The number of threads for every candidate; None for all cores.
-        turn_seconds: The approximate length of a turn, in seconds.
-        progress: Receiver of progress.
+    `turn_seconds`: The approximate length of a turn, in seconds.
 
     Returns:
         The times of every candidate, by workload.
@@ -142,20 +124,7 @@ def plan_workloads(
     decode: Sequence[int],
     default: Sequence[int] = PREFILL_LENGTHS,
 ) -> list[tuple[str, dict[str, int]]]:
-    """Return the name of each workload, and the sizes of all axes in it.
-
-    Args:
-        manifest: The manifest of the bundle.
-        spec: Its spec, if it has one.
-        batch: Batch sizes; empty for the default.
-        prefill: Numbers of new tokens without a past.
-        decode: Numbers of keys for one new token. If `prefill` and `decode` are empty, both have
-            defaults.
-        default: The default of `prefill`.
-
-    Raises:
-        UsageError: If `decode` is given and the graphs have no axis of keys.
-    """
+    """Return the name of each workload, and the sizes of all axes in it."""
     axes = {axis for signature in manifest.inputs.values() for axis in signature.shape}
     can_decode = any(axis in axes for axis in KEYS)
     if decode and not can_decode:

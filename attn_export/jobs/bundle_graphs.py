@@ -38,16 +38,8 @@ def first_graphs(dialects: Sequence[str]) -> list[GraphFile]:
 def lower_all(exported: Exported, dialects: Sequence[str]) -> tuple[list[Lowered], tuple[str, ...]]:
     """Lower the canonical graph to dialects.
 
-    Args:
-        exported: The canonical graph.
-        dialects: The names of dialects; ``"all"`` adds those that fit.
-
     Returns:
         The graphs, and notes on the dialects that do not fit.
-
-    Raises:
-        ExportError: If a named dialect needs a graph in bfloat16, which cannot be exported.
-        GraphError: If a named dialect does not fit.
     """
     graphs: list[Lowered] = []
     notes: list[str] = []
@@ -71,11 +63,7 @@ MOVING = ("Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
 def cache_notes(model: ir.Model) -> Iterator[str]:
-    """Yield notes on caches that the module writes itself: no operator is known to do the same.
-
-    Args:
-        model: The graph in the standard dialect.
-    """
+    """Yield notes on caches that the module writes itself: no operator is known to do the same."""
     from attn_export.graph.ir_helpers import nodes_of, trace_back
 
     for node in (node for op_type in WRITING for node in nodes_of(model, op_type)):
@@ -113,16 +101,7 @@ def bfloat16_notes(graphs: Sequence[Lowered]) -> tuple[str, ...]:
 
 
 def save_checked(graphs: Sequence[Lowered], expected: Expected, folder: Path) -> None:
-    """Write the graphs and their weights, and check each written file.
-
-    Args:
-        graphs: The graphs.
-        expected: The expected properties of the graph in the standard dialect.
-        folder: The folder of the bundle.
-
-    Raises:
-        GraphError: If a check refuses a graph.
-    """
+    """Write the graphs and their weights, and check each written file."""
     from attn_export.graph.checked_graph import expected_of
     from attn_export.graph.checks import check_graph
     from attn_export.graph.save import save_graphs
@@ -142,12 +121,6 @@ def remove_refuted(
     """Remove graphs in which attention was recognised that the module does not compute.
 
     Graphs of a dialect that the user named are kept, so that the build fails.
-
-    Args:
-        folder: The folder of the graphs.
-        graphs: The graphs.
-        verdicts: The verdicts of all graphs.
-        dialects: The dialects that the user named.
 
     Returns:
         A note on each removed graph, by its file name.
@@ -172,15 +145,7 @@ def manifest_of(
     graphs: Sequence[Lowered],
     dtypes: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the content of a bundle's manifest, as `write_manifest` takes it.
-
-    Args:
-        name: The name of the bundle.
-        subject: The subject.
-        origins: The line of the module that each node of the canonical graph came from.
-        graphs: The graphs.
-        dtypes: The dtypes of the outputs, by name.
-    """
+    """Return the content of a bundle's manifest, as `write_manifest` takes it."""
     expected = subject.expected()
     content: dict[str, Any] = {
         "name": name,
@@ -228,12 +193,7 @@ def _graph_entry(graph: Lowered, expected: Expected, origins: Mapping[str, str])
 
 
 def origin_of(name: str, origins: Mapping[str, str]) -> str:
-    """Return the origin of a node, or of the node that it was lowered from, or "".
-
-    Args:
-        name: The name of the node. ``Attention/MatMul`` was lowered from ``Attention``.
-        origins: The line of the module that each node of the canonical graph came from.
-    """
+    """Return the origin of a node, or of the node that it was lowered from, or ""."""
     while name and name not in origins:
         name = name.rpartition("/")[0]
     return origins.get(name, "")
@@ -248,9 +208,7 @@ def input_signatures(subject: Subject) -> dict[str, TensorSignature]:
 def output_signatures(subject: Subject, dtypes: Mapping[str, str]) -> dict[str, TensorSignature]:
     """Return the dtype and shape of each output, by name.
 
-    Args:
-        subject: The subject, for the shapes.
-        dtypes: The dtype of each output.
+    `subject`: The subject, for the shapes.
     """
     return {
         name: TensorSignature(dtypes[name], shape)

@@ -18,16 +18,8 @@ def check(path: Path | str, limits: Limits | None = None) -> list[CheckFinding]:
 
     If a `manifest.json` in the same folder names the file, the checks against it run too.
 
-    Args:
-        path: The file.
-        limits: The limits of the process that reads the file.
-
     Returns:
         The findings; empty if there are none.
-
-    Raises:
-        GraphError: If the file cannot be read within `limits`.
-        BundleError: If the manifest was changed.
     """
     findings = limited(f"{__name__}:check_here", str(path), limits, path=str(path))
     return [CheckFinding(*fields) for fields in findings]

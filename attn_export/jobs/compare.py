@@ -52,32 +52,14 @@ def compare(
 ) -> Report:
     """Run a graph in runtimes, and judge the outputs by the truth of a module or another graph.
 
-    Args:
-        reference: The module with its inputs, a function that returns it, a spec, or an ONNX file.
-        graph: The ONNX file to judge.
-        names: `{name in the reference: name in the graph}`, of inputs and outputs. Others are
-            matched by equal names, and the remaining ones by position.
-        ranges: `{input of the reference: (smallest, largest)}`, inclusive, of integer inputs, if
-            the reference is a graph. Default: as `graph/ranges` reads them from it.
-        relations: `{axis: sum}` of axes of a graph as reference. Default: as runs of it show.
-        output: The folder for a bundle of the graph, the cases and the truth. Default: none.
-        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda if there is a GPU.
-        require: Names of runtimes that must run at least one graph.
-        atol: An additional limit: |r − eager| ≤ atol + rtol·|eager|, where r is a runtime's output.
-        rtol: See `atol`.
-        seed: The seed for the weights of a spec's module.
-        reproduction: The folder to write a reproduction of a failure to; None for none.
-        limits: The limits of each runtime's process.
-        progress: Receiver of progress.
+    `names`: `{name in the reference: name in the graph}`, of inputs and outputs. Others are matched
+    by equal names, and the remaining ones by position.
+    `ranges`: `{input of the reference: (smallest, largest)}`, inclusive, of integer inputs, if the
+    reference is a graph. Default: as `graph/ranges` reads them from it.
 
     Returns:
         The report, with the causes of failures. The bundle is in `output` if the report passed,
         else in `OUTPUT.failed`.
-
-    Raises:
-        UsageError: If a name is unknown, torch is missing or `output` cannot be written.
-        GraphError: If a graph cannot be read, or its inputs or outputs cannot be matched.
-        ExportError: If the module does not run at some sizes, or an input changes no output.
     """
     from attn_export.jobs.reference import read_reference
 
@@ -106,21 +88,7 @@ def explain_graph(
     seconds: float,
     progress: Progress,
 ) -> Explanation:
-    """Return an explanation of why a runtime's outputs for a graph differ from a module's.
-
-    Args:
-        module: The module with its inputs, or a function that returns it, or a spec.
-        graph: The ONNX file.
-        runtime_name: The runtime.
-        case: As for `explain`, like the arguments below.
-        options: See `case`.
-        output: See `case`.
-        seconds: See `case`.
-        progress: See `case`.
-
-    Raises:
-        AttnExportError: The errors of `compare` and `explain`.
-    """
+    """Return an explanation of why a runtime's outputs for a graph differ from a module's."""
     from attn_export.jobs.explain import explain
     from attn_export.jobs.reference import read_reference
 

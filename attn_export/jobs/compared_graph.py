@@ -42,15 +42,7 @@ class ComparedGraph:
 
     @classmethod
     def read(cls, path: Path, limits: Limits) -> ComparedGraph:
-        """Return a graph, read from its file, with the features of its nodes.
-
-        Args:
-            path: The path of the file.
-            limits: The limits of the process that analyses the graph.
-
-        Raises:
-            GraphError: If the file cannot be read.
-        """
+        """Return a graph, read from its file, with the features of its nodes."""
         from attn_export.graph.load import load_proto, refuse_bad_data
         from attn_export.graph.requirements import dialect_of
 
@@ -63,17 +55,8 @@ class ComparedGraph:
     def match(self, reference: Reference, names: Mapping[str, str]) -> TensorNames:
         """Match the inputs and outputs of the graph to those of a reference.
 
-        Args:
-            reference: The module or graph to compare with.
-            names: The names in the graph by those of the reference, as the user states them.
-
         Returns:
             All names in the graph by those of the reference.
-
-        Raises:
-            UsageError: If `names` has an unknown name.
-            GraphError: If the inputs or outputs do not fit the reference, or an axis that is
-                dynamic there is fixed.
         """
         from attn_export.graph.signature_check import (
             TensorNames,
@@ -137,16 +120,8 @@ def write_bundle(
 ) -> None:
     """Write the graphs, the report and the manifest into a folder that has the golden vectors.
 
-    Args:
-        folder: The folder of the bundle.
-        graphs: For each file name in the bundle: the path of the graph, its content without
-            external data, and its description.
-        ends: The inputs, and the outputs, by name.
-        report: The report.
-
-    Raises:
-        UsageError: If a manifest may not hold a name of the graph.
-        GraphError: If the external data of a graph cannot be read.
+    `graphs`: For each file name in the bundle: the path of the graph, its content without external
+    data, and its description.
     """
     for name, (path, model, _) in graphs.items():
         _copy_graph(path, model, folder / name)

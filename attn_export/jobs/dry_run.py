@@ -41,26 +41,8 @@ def dry_run(
 
     Each combination of graph and architecture has a process of its own.
 
-    Args:
-        path: An ONNX file, or the folder of a bundle.
-        architectures: Names such as ``"sm_80"``, or ``"all"``. Default: sm_80 and sm_90.
-        dialects: The dialects of a bundle's graphs to run. Default: all.
-        batch: The batch size.
-        query_len: The query length. Default, without `past_len`: a prefill of 512 tokens, and a
-            decode of one token.
-        past_len: The number of cached keys. Default: 1023 in the decode.
-        limits: The limits of each process.
-        progress: Receiver of progress.
-
     Returns:
         The observations of each graph on each architecture.
-
-    Raises:
-        UsageError: If an architecture or dialect is unknown, the bundle has no such graph, or a
-            size is too large.
-        RuntimeFailure: If the stand-in libraries are not built.
-        GraphError: If the file cannot be read.
-        BundleError: If a file of the bundle is missing or was changed.
     """
     cards, names = architectures_named(architectures), check_dialects(dialects)
     folder, files, roles = _graphs(Path(path), names)
@@ -70,11 +52,7 @@ def dry_run(
 
 
 def can_dry_run(*, required: bool | None) -> bool:
-    """Return whether to make a dry run; `required` is None for one if the libraries are built.
-
-    Raises:
-        RuntimeFailure: If a dry run is required and the libraries are not built.
-    """
+    """Return whether to make a dry run; `required` is None for one if the libraries are built."""
     if required is False:
         return False
     reason = not_ready()
@@ -96,22 +74,8 @@ def observe_all(
 ) -> tuple[Observation, ...]:
     """Make dry runs of several graphs.
 
-    Args:
-        folder: The folder of the graphs.
-        files: The descriptions of the graphs.
-        limits: The limits of each process.
-        progress: Receiver of progress.
-        cards: The architectures. Default: sm_80 and sm_90.
-        sizes: B, L and P.
-        roles: The role of each axis that has another name, see `Roles.with_total`.
-        for_report: Whether to return an error of a graph as its observation, and not to raise it.
-
     Returns:
         The observations of each graph on each architecture.
-
-    Raises:
-        GraphError: If a graph cannot be read, or a process ended, unless `for_report`.
-        UsageError: If the inputs are too large, unless `for_report`.
     """
     cards = cards or architectures_named(())
     progress.expect(len(files) * len(cards))
@@ -154,20 +118,7 @@ def observe(
     folder: Path, file: GraphFile, card: Architecture, sizes: DryRunSizes,
     limits: Limits | None = None, roles: Mapping[str, str] = {},
 ) -> Observation:  # fmt: skip
-    """Return the observations of a dry run of one graph in a child process.
-
-    Args:
-        folder: The folder of the graph.
-        file: The description of the graph: layouts, bound buffers, sizes.
-        card: The architecture.
-        sizes: B, L and P.
-        limits: The limits of the process.
-        roles: The role of each axis that has another name.
-
-    Raises:
-        UsageError: If a size is out of range.
-        GraphError: If the graph cannot be read, or the process crashed.
-    """
+    """Return the observations of a dry run of one graph in a child process."""
     import msgspec
 
     batch, query_len, past_len = sizes

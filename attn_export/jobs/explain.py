@@ -55,28 +55,7 @@ def explain(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Explanation:
-    """Return an explanation for the first graph of a bundle with which a runtime fails cases.
-
-    Args:
-        bundle: The bundle's folder, or the `.failed` one that a build left.
-        runtime_name: The name of the runtime.
-        case: The name of the only case to examine. Default: all cases but whole decodes.
-        graph: An ONNX file to run instead of the bundle's own graphs.
-        options: Options of the engine, for failures of a program that sets them.
-        output: The folder to write a reproduction to; None for none.
-        seconds: The time after which no further mistake, experiment or smaller case is tried.
-        reference: A source of correct values to compare a wrong graph with, for bundles without a
-            correct graph.
-        limits: The limits of each process.
-        progress: Receiver of progress.
-
-    Raises:
-        UsageError: If the runtime, an option or the case is unknown, `seconds` is NaN, or `output`
-            cannot be written.
-        RuntimeFailure: If the runtime cannot run here, or runs none of the graphs.
-        GraphError: If `graph` cannot be read.
-        BundleError: If a file of the bundle is missing or was changed.
-    """
+    """Return an explanation for the first graph of a bundle with which a runtime fails cases."""
     from attn_export.diagnose.causes import quality_sentences
     from attn_export.diagnose.graph_run import golden_cases
     from attn_export.diagnose.reproduce import check_folder

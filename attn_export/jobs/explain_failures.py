@@ -34,17 +34,7 @@ def explain_failures(
     reproduction: Path | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Return the report with a sentence on the cause for runtimes whose outputs are wrong.
-
-    Args:
-        report: The report of a build or of `verify`.
-        bundle: The bundle of the report; after a failed build, its `.failed` folder.
-        graph: The graph that ran instead of those of the bundle.
-        seconds: The time after which no further experiment is started.
-        reference: A source of correct values to compare a wrong graph with; see `explain`.
-        reproduction: The folder to write a reproduction of the first failure to; None for none.
-        progress: Receiver of progress.
-    """
+    """Return the report with a sentence on the cause for runtimes whose outputs are wrong."""
     # Errors of single cases are explained if the runtime ran to its end. Otherwise the reason of
     # its end is in the report.
     ran = {(run.runtime, run.graph) for run in report.runs if run.outcome == "ran"}

@@ -18,14 +18,6 @@ def fixed_graphs(paths: Sequence[Path], values: Mapping[str, str]) -> Iterator[l
 
     In a copy, the input is an initialiser, an `If` on it is its branch, and what only the other
     branch reads is gone.
-
-    Args:
-        paths: The ONNX files. Each input is fixed in those that have it.
-        values: The values as text, by the names of inputs.
-
-    Raises:
-        UsageError: If no graph has the input, it is no single number, or the value does not fit.
-        GraphError: If a file cannot be read.
     """
     if not values:
         yield [*paths]

@@ -43,21 +43,10 @@ def golden_vectors(
 ) -> tuple[list[Golden], tuple[str, ...]]:
     """Write the cases, start the runtimes on them, and compute the truth meanwhile.
 
-    Args:
-        folder: The folder to write to.
-        plan: The planned cases.
-        oracle: The source of the truth.
-        start: The function that starts the runtimes.
-        progress: Receiver of progress.
-        is_own_layer: Whether the truth is that of one of our own layers.
-        has_narrow_dtypes: Whether the subject has types narrower than float32.
-        names: The names of inputs and outputs in the graph, if they differ from the subject's.
+    `has_narrow_dtypes`: Whether the subject has types narrower than float32.
 
     Returns:
         The cases with their truth, under the graph's names; and notes for the reader of a report.
-
-    Raises:
-        ExportError: If an input changes no output, or no input changes an output.
     """
     from attn_export.parity.golden import write_index, write_inputs, write_outputs
 
@@ -217,16 +206,7 @@ LEAST_SQNR_OF_CACHE = {
 
 
 def budgets_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]:
-    """Return the budgets of a build: those of the user, or the default for a quantised subject.
-
-    Args:
-        subject: The subject.
-        budgets: The budgets of the user.
-
-    Raises:
-        UsageError: If the user has budgets, but the subject is not quantised or its float weights
-            are unknown.
-    """
+    """Return the budgets of a build: those of the user, or the default for a quantised subject."""
     spec = subject.spec
     if budgets and not (spec and (spec.quantised_weights or spec.kv_dtype != "none")):
         raise UsageError(
@@ -255,12 +235,6 @@ def write_quality_of(
     folder: Path, subject: Subject, goldens: Sequence[Golden], budgets: Sequence[Budget]
 ) -> Quality | None:
     """Measure a quantised subject against its float model, and store data for `verify`.
-
-    Args:
-        folder: The folder `golden/`.
-        subject: The subject. Nothing is done if it is not quantised.
-        goldens: All golden vectors.
-        budgets: The budgets.
 
     Returns:
         The figures; None if the subject is not quantised, or no float model is known that differs.

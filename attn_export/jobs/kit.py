@@ -95,21 +95,8 @@ def write_kit(
 ) -> Path:
     """Write a kit: a project with a copy of the bundle.
 
-    Args:
-        language: One of `LANGUAGES`.
-        bundle: The bundle's folder. It is copied into the kit.
-        output: The kit's folder. It must not exist, or be empty, or be an unchanged kit.
-        dialect: The dialect of the graph that the kit runs. Default: the fastest that its engine
-            runs.
-        progress: Receiver of progress.
-
     Returns:
         The kit's folder.
-
-    Raises:
-        UsageError: If the language is unknown, or its kit cannot run the bundle.
-        BundleError: If the bundle was changed.
-        OutputError: If `output` cannot be written, or holds something else.
     """
     if language not in LANGUAGES:
         raise UsageError(f"unknown language {language!r}; choose from {', '.join(LANGUAGES)}")
@@ -256,11 +243,6 @@ def tolerance(allowed: Allowed | None, unusable: str | None, output_dtype: str) 
     """Return the error allowed of an output, or the reason that the output is no evidence.
 
     The reason is `unusable`, or `beyond_limit` if the error allowed is too large.
-
-    Args:
-        allowed: The error allowed in the index of the golden vectors.
-        unusable: The reason in the index that the output is no evidence.
-        output_dtype: The dtype of the output.
     """
     dtype, beyond = numpy_dtype(output_dtype), ""
     if unusable is not None:
@@ -306,12 +288,7 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "node_modules", "build")
 
 
 def copy_sources(language: Language, folder: Path) -> None:
-    """Copy the files of a kit without rendering templates.
-
-    Args:
-        language: The language of the kit.
-        folder: An existing folder to write to.
-    """
+    """Copy the files of a kit without rendering templates."""
     for source, target in language.folders.items():
         if (KITS / source).is_file():
             shutil.copyfile(KITS / source, folder / target)

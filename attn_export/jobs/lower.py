@@ -40,19 +40,11 @@ def lower_file(model: Path | str, output: Path | str, dialect: str) -> LoweredFi
 
     If `output` is in the folder of `model`, both share the external data; else it is copied.
 
-    Args:
-        model: An ONNX file of any origin.
-        output: The file to write. In the dialect ``ort``, a graph with a KV cache gets a second
-            graph for single queries, in ``OUTPUT.decode.onnx``.
-        dialect: One of `DIALECTS`.
+    `output`: The file to write. In the dialect ``ort``, a graph with a KV cache gets a second graph
+    for single queries, in ``OUTPUT.decode.onnx``.
 
     Returns:
         The written files.
-
-    Raises:
-        UsageError: If the dialect is unknown, or `output` is `model` or holds its weights.
-        GraphError: If the file cannot be read, or the dialect does not fit it.
-        OutputError: If `output` cannot be written, or exists and is not an ONNX model.
     """
     check_utf8(Path(output))
     check_dialects([dialect])
@@ -64,16 +56,7 @@ def lower_file(model: Path | str, output: Path | str, dialect: str) -> LoweredFi
 
 
 def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
-    """Return the fields of the result of `lower_file`, computed in this process.
-
-    Args:
-        model: As for `lower_file`.
-        output: As for `lower_file`.
-        dialect: As for `lower_file`.
-
-    Raises:
-        AttnExportError: The errors of `lower_file`.
-    """
+    """Return the fields of the result of `lower_file`, computed in this process."""
     source, target = Path(model), Path(output)
     graph = load_graph(source)
     weights = {path for path in external_files(graph) if path.exists()}

@@ -24,16 +24,8 @@ def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
 
     Crashes, hangs and refusals are part of the result.
 
-    Args:
-        name: The name of the runtime.
-        progress: Receiver of progress.
-
     Returns:
         The findings of all probes.
-
-    Raises:
-        UsageError: If the runtime is unknown.
-        RuntimeFailure: If the runtime cannot run here.
     """
     progress = progress or Progress()
     try:

@@ -32,20 +32,7 @@ MOST_ELEMENTS = 2**30
 
 
 class Truth:
-    """A source of newly computed truths: the module that a bundle was built from.
-
-    Args:
-        folder: The bundle's folder.
-        manifest: The manifest of the bundle.
-        module: ``PATH.py:FUNCTION`` of the user's module; None for the spec of the bundle.
-        progress: Receiver of progress.
-
-    Raises:
-        UsageError: If torch is missing; if the bundle has no spec and `module` is None; or if
-            `module` has other inputs or outputs.
-        BundleError: If the graph lacks a weight that the spec requires.
-        ExportError: If the module has no float64 copy.
-    """
+    """A source of newly computed truths: the module that a bundle was built from."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, module: str | None, progress: Progress
@@ -75,12 +62,6 @@ class Truth:
         self, stored: GoldenEvidence, versions: Mapping[str, str], folder: Path, start: Start
     ) -> GoldenEvidence:
         """Compute cases, truth and allowed errors as `build` does, and compare the stored ones.
-
-        Args:
-            stored: The evidence in the bundle, with the inputs of its cases.
-            versions: The versions of the packages that the bundle was built with.
-            folder: The folder to write the cases to.
-            start: The function that starts the runtimes on them.
 
         Returns:
             The new evidence, with a note on each difference, and verdicts on the stored truth.
@@ -151,17 +132,8 @@ class Truth:
     ) -> tuple[list[Golden], list[StoredCase]]:
         """Draw random cases of other sizes, write their inputs, and compute their truth.
 
-        Args:
-            sizes: Texts such as ``"batch=4,query_len=2048"``. Unnamed axes have the sizes of the
-                example inputs.
-            folder: The folder to write the inputs to.
-
         Returns:
             The cases with their truth, and the places of their inputs.
-
-        Raises:
-            UsageError: If a text is malformed, or a size is out of range.
-            ExportError: If the module does not run at such sizes.
         """
         drawn = {case.name: case for case in map(self._case, sizes)}
         cases = [self._oracle.move_off_ties(case) or case for case in drawn.values()]

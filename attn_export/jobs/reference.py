@@ -54,10 +54,6 @@ class Reference:
 
         A module must run at all sizes. A graph may have tables, such as those of rotary
         embeddings, that are too short for some cases.
-
-        Args:
-            oracle: The source of the truth.
-            cases: The planned cases.
         """
         return (cases, ()) if self.path is None else oracle.computable(cases)
 
@@ -68,21 +64,7 @@ def read_reference(
     relations: Mapping[str, str],
     seed: int,
 ) -> Reference:
-    """Return the reference for a module or a graph.
-
-    Args:
-        reference: A `Subject`, a function that returns it, an `AttentionSpec` or the path of a
-            graph.
-        ranges: `{input: (smallest, largest)}` of integer inputs of a graph.
-        relations: `{axis: sum}` of axes of a graph that equal others, or sums of them.
-        seed: The seed for the weights of a spec's module.
-
-    Raises:
-        UsageError: If `reference` is nothing of that, it is a module and there are `ranges` or
-            `relations`, or these have a name that the graph does not have.
-        ExportError: If the module does not run.
-        GraphError: If the file cannot be read, or cannot be evaluated in float64.
-    """
+    """Return the reference for a module or a graph."""
     if isinstance(reference, str | Path):
         return _of_graph(Path(reference), ranges, relations)
     if ranges or relations:
@@ -197,10 +179,7 @@ class _GraphRuns:
     def roles(self, shapes: Mapping[str, Shape], sums: Mapping[str, str], example: Sizes) -> Roles:
         """Return the roles of the axes.
 
-        Args:
-            shapes: The shape of every output.
-            sums: The axes that are sums of others, with their terms.
-            example: The sizes to run the graph at.
+        `shapes`: The shape of every output.
         """
 
         def draw(changed: Sizes, seed: str) -> Mapping[str, Any]:

@@ -27,20 +27,11 @@ def sign(
 ) -> Signature:
     """Sign every file of a bundle, and write the signature to `model.sig` in it.
 
-    Args:
-        bundle: The bundle's folder. An existing signature is replaced.
-        key: A PEM file with a private key on an elliptic curve. Default: a sigstore identity,
-            which requires a network.
-        passphrase: A function that returns the passphrase of the key. It is called if the key has
-            one.
+    `key`: A PEM file with a private key on an elliptic curve. Default: a sigstore identity, which
+    requires a network.
 
     Returns:
         The signature, with the name of its signer.
-
-    Raises:
-        UsageError: If the key cannot be used, or the SDK is not installed.
-        BundleError: If the bundle is damaged, or contains other files.
-        OutputError: If the signature cannot be written.
     """
     check_installed(SDK)
     folder = Path(bundle)
@@ -77,26 +68,14 @@ class Trust:
 
     @classmethod
     def of(cls, signer: Path | str | None, issuer: str | None) -> Trust | None:
-        """Return the required signer, or None if the user requires none.
-
-        Args:
-            signer: See `Trust`.
-            issuer: See `Trust`.
-
-        Raises:
-            UsageError: If there is an issuer without an identity.
-        """
+        """Return the required signer, or None if the user requires none."""
         if signer is None and issuer is not None:
             raise UsageError(f"--oidc-issuer {issuer} needs --trust IDENTITY, such as you@host")
         return None if signer is None else cls(str(signer), issuer)
 
 
 def state_of(bundle: Path) -> Signature:
-    """Return the signer whom a bundle's signature claims, without checking that it is genuine.
-
-    Raises:
-        BundleError: If there is a signature, and a file differs from the signed one.
-    """
+    """Return the signer whom a bundle's signature claims, without checking that it is genuine."""
     signature = read_signature(bundle)
     if signature is None:
         return Signature("unsigned")
@@ -111,17 +90,8 @@ def signed_files(bundle: Path, trust: Trust | None) -> Iterator[tuple[Path, Sign
     If the user requires a signer, the signature is checked. Later changes of the bundle do not
     affect the copy.
 
-    Args:
-        bundle: The bundle's folder.
-        trust: The required signer, if any.
-
     Yields:
         The folder, and the signature if it was checked.
-
-    Raises:
-        UsageError: If the key cannot be used, or the SDK is not installed.
-        BundleError: If a signer is required, and the bundle is unsigned, signed by another signer,
-            or was changed.
     """
     if trust is None:
         yield bundle, None

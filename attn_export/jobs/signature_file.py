@@ -124,11 +124,7 @@ class SignatureFile:
 
 
 def read_signature(bundle: Path) -> SignatureFile | None:
-    """Return the parsed signature of a bundle; None if there is none.
-
-    Raises:
-        BundleError: If the file is a link, too large, or not in the format.
-    """
+    """Return the parsed signature of a bundle; None if there is none."""
     path = bundle / SIGNATURE
     if path.is_symlink():
         raise BundleError(f"{path} is a link, and a bundle holds files alone; copy it with cp -rL")
@@ -178,15 +174,7 @@ def _decoded(text: str) -> bytes:
 
 
 def check_covers(bundle: Path, signature: SignatureFile) -> None:
-    """Refuse a bundle in which a file differs from the signed one, or is not signed.
-
-    Args:
-        bundle: The bundle's folder.
-        signature: The signature of the bundle.
-
-    Raises:
-        BundleError: If a file was added, removed, renamed or changed, or a folder was added.
-    """
+    """Refuse a bundle in which a file differs from the signed one, or is not signed."""
     files = {*signature.digests, SIGNATURE}
     check_names(bundle, files, "was not signed; remove it, or sign the bundle again")
     for name, digest in signature.digests.items():
@@ -197,16 +185,7 @@ def check_covers(bundle: Path, signature: SignatureFile) -> None:
 
 
 def check_names(bundle: Path, files: set[str], complaint: str) -> None:
-    """Refuse a bundle that contains other files or folders than expected.
-
-    Args:
-        bundle: The bundle's folder.
-        files: The names of the expected files, relative to the folder.
-        complaint: The end of the error message.
-
-    Raises:
-        BundleError: If there is another file or folder.
-    """
+    """Refuse a bundle that contains other files or folders than expected."""
     folders = {parent.as_posix() for name in files for parent in Path(name).parents}
     try:
         for name, is_file in entries(bundle):
@@ -217,15 +196,7 @@ def check_names(bundle: Path, files: set[str], complaint: str) -> None:
 
 
 def digest_of(bundle: Path, name: str) -> str:
-    """Return the SHA-256 of a file of a bundle.
-
-    Args:
-        bundle: The bundle's folder.
-        name: The name of the file, relative to the folder.
-
-    Raises:
-        BundleError: If the file is missing or no regular file.
-    """
+    """Return the SHA-256 of a file of a bundle."""
     try:
         return sha256(bundle / name)
     except OSError as error:

@@ -69,17 +69,7 @@ class _KnownDigests(hashing.Config):
 def sign_with_key(
     bundle: Path, digests: Mapping[str, str], key: Path, passphrase: Passphrase
 ) -> SignatureFile:
-    """Return a signature of the digests of a bundle, made with a private key.
-
-    Args:
-        bundle: The bundle's folder, of which only the name is signed.
-        digests: The SHA-256 of every file, by name.
-        key: A PEM file with a private key on one of the curves in `CURVES`.
-        passphrase: A function that returns the passphrase. It is called if the key has one.
-
-    Raises:
-        UsageError: If the key cannot be read or is on another curve, or the passphrase is wrong.
-    """
+    """Return a signature of the digests of a bundle, made with a private key."""
     secret = passphrase() if b"ENCRYPTED" in (pem := _read_key(key)) else None
     try:
         loaded = load_pem_private_key(pem, secret)
@@ -98,15 +88,7 @@ def sign_with_key(
 
 
 def sign_with_sigstore(bundle: Path, digests: Mapping[str, str]) -> SignatureFile:
-    """Return a signature of the digests of a bundle by a sigstore identity, which needs a network.
-
-    Args:
-        bundle: The bundle's folder, of which only the name is signed.
-        digests: The SHA-256 of every file, by name.
-
-    Raises:
-        UsageError: If there is no network or no identity.
-    """
+    """Return a signature of the digests of a bundle by a sigstore identity; it needs a network."""
     try:
         config = signing.Config().use_sigstore_signer(use_ambient_credentials=True)
         return _sign(config, bundle, digests)
@@ -133,17 +115,8 @@ def _sign(config: signing.Config, bundle: Path, digests: Mapping[str, str]) -> S
 def check_key(bundle: Path, signature: SignatureFile, key: Path) -> str:
     """Check that a signature was made with a key.
 
-    Args:
-        bundle: The bundle's folder.
-        signature: The signature of the bundle.
-        key: A PEM file with the public key.
-
     Returns:
         The name of the key for reports.
-
-    Raises:
-        UsageError: If the file is no public key on one of the curves in `CURVES`.
-        BundleError: If the signature was not made with this key.
     """
     try:
         loaded = load_pem_public_key(pem := _read_key(key))
@@ -166,18 +139,8 @@ def check_key(bundle: Path, signature: SignatureFile, key: Path) -> str:
 def check_identity(bundle: Path, signature: SignatureFile, identity: str, issuer: str) -> str:
     """Check that a signature was made by a sigstore identity.
 
-    Args:
-        bundle: The bundle's folder.
-        signature: The signature of the bundle.
-        identity: The identity, such as an e-mail address or the URL of a workflow.
-        issuer: The URL of the OpenID Connect issuer of the identity.
-
     Returns:
         The name of the identity for reports.
-
-    Raises:
-        UsageError: If sigstore's root of trust cannot be fetched.
-        BundleError: If the signature was not made by this identity.
     """
     if signature.key:
         raise BundleError(

@@ -47,11 +47,7 @@ COUNTING = "GroupQueryAttention"
 
 
 class SourceRuns:
-    """Runs of a graph at several sizes.
-
-    Args:
-        path: The file.
-    """
+    """Runs of a graph at several sizes."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._proto = path, inlined(load_proto(path))
@@ -197,12 +193,7 @@ class SourceRuns:
         return dict(sorted(axes.items(), key=lambda item: SYMBOL.fullmatch(item[0]) is None))
 
     def difference(self, other: Path, fixed: Mapping[str, int]) -> str:
-        """Return a description of how another graph's outputs differ; "" if they agree.
-
-        Args:
-            other: The file of the other graph, with the same inputs and outputs.
-            fixed: The sizes of the axes that are static in it.
-        """
+        """Return a description of how another graph's outputs differ; "" if they agree."""
         if not self.trials:
             return "it could not be compared, since the graph runs at no sizes that were tried"
         try:
@@ -236,12 +227,7 @@ SEQUENCES = frozenset({
 
 
 def session_of(model: Path | bytes, folder: Path | None = None) -> Any:
-    """Return a session of ONNX Runtime that computes each node as it is.
-
-    Args:
-        model: A file, or its content.
-        folder: The folder of external data, if `model` is content.
-    """
+    """Return a session of ONNX Runtime that computes each node as it is."""
     onnxruntime = sdk()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4

@@ -85,25 +85,10 @@ def tune(
     The graphs are lowered from `model.onnx` again. The bundle with the selected forms is verified,
     and replaces the old one if the report passes. It has no signature.
 
-    Args:
-        bundle: The bundle's folder.
-        batch: Batch sizes. Default: 1.
-        prefill: Numbers of new tokens without a past. Default: 512 and 2048.
-        decode: Numbers of keys for one new token. Default: 2048, if the graphs have keys.
-        rounds: The number of turns of each form.
-        threads: The number of threads for computing. Default: all cores.
-        runtimes: Names of the runtimes for `verify`. Default: those of the bundle's report.
-        turn_seconds: The length of a turn, in seconds. A turn has at least one run.
-        progress: Receiver of progress.
+    `turn_seconds`: The length of a turn, in seconds. A turn has at least one run.
 
     Returns:
         The times of all forms, the selected forms, and the report of the bundle if it was replaced.
-
-    Raises:
-        UsageError: If the bundle has no graph to tune, or a name or size does not fit.
-        RuntimeFailure: If ONNX Runtime is missing, or no form runs.
-        BundleError: If a file of the bundle is missing or was changed.
-        OutputError: If the bundle cannot be replaced.
     """
     folder, progress = Path(bundle), progress or Progress()
     Selection.of(runtimes, ())  # raises an error for unknown names before anything is measured

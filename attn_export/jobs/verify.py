@@ -177,14 +177,7 @@ class _Replay:
     def _evidence(
         self, folder: Path, manifest: Manifest, place: Path, start: Start
     ) -> GoldenEvidence:
-        """Start the runtimes on cases, and return these with the truth to judge by.
-
-        Args:
-            folder: The bundle's folder.
-            manifest: Its manifest.
-            place: The folder for cases that are not stored.
-            start: The function that starts the runtimes.
-        """
+        """Start the runtimes on cases, and return these with the truth to judge by."""
         inputs, cases = stored_cases(folder / GOLDEN)
         if not self.sizes and not self.recompute:
             self.progress.expect(start(cases))

@@ -115,10 +115,7 @@ class ProjectionTies:
 class ProjectionTieFinder:
     """Finder of values near a tie in the input of the output projection of a module.
 
-    Args:
-        module: A float64 copy of the module.
-        truth: Runs the copy on inputs.
-        noisy: Runs the copy on inputs with random rounding; the number of the run is the seed.
+    `module`: A float64 copy of the module.
     """
 
     def __init__(
@@ -134,9 +131,6 @@ class ProjectionTieFinder:
 
     def with_fewest_ties(self, case: Case) -> Case | None:
         """Return the case with the fewest values near a tie of those that were tried.
-
-        Args:
-            case: The case; its query, key, value and past values may change.
 
         Returns:
             The case, or None if its inputs cannot be moved away from ties, or if too many values
@@ -253,11 +247,9 @@ def record_quantised(module: Attention) -> Iterator[list[Tensor]]:
 def force_integers(integers: Sequence[Tensor | None], *modules: Attention) -> Iterator[None]:
     """Replace the integers that modules round to inside this block; scales stay their own.
 
-    Args:
-        integers: The integers of each tensor that a run quantises, in order, `[B, L, N]`; None for
-            a tensor that the run rounds by itself. If runs are stacked along the batch axis,
-            each gets the same integers.
-        modules: The modules.
+    `integers`: The integers of each tensor that a run quantises, in order, `[B, L, N]`; None for a
+    tensor that the run rounds by itself. If runs are stacked along the batch axis, each gets the
+    same integers.
     """
 
     def hook(module: Attention) -> RemovableHandle:

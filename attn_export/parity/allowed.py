@@ -57,12 +57,7 @@ FLOOR = 2.0
 
 
 def run_count(outputs: Arrays, contents: Collection[str]) -> tuple[int, int]:
-    """Return the number of last-axis rows of the smallest output, and the number of random runs.
-
-    Args:
-        outputs: The outputs of the case, by name.
-        contents: The names of the contents of its inputs.
-    """
+    """Return the number of last-axis rows of the smallest output, and the number of random runs."""
     rows = min(math.prod(a.shape[:-1]) for a in outputs.values())
     # The worst of short rows is one that nearly vanishes, for any number of rows.
     short = _have_short_rows({n: a.shape for n, a in outputs.items() if is_floating(a.dtype)})
@@ -79,19 +74,15 @@ def build_golden(
 ) -> Golden:  # fmt: skip
     """Return a case with its truth and the error allowed for each output.
 
-    Args:
-        case: The case.
-        eager: The outputs of the module itself, by name.
-        truth: The float64 outputs.
-        runs: The float64 outputs of runs with random rounding.
-        in_float32: Whether the graph computes in float32 and only rounds its outputs to a narrower
-            type. This does not hold for a decode, which reads keys that were rounded before.
-        exactly: The names of outputs in a type narrower than float32 that must be equal to the
-            rounded truth, except where the runs differ from it. The eps of float32 applies to
-            them instead of the eps of their own type.
-        is_narrower: Whether the runs round to a narrower type than the outputs have.
-        truth_of: Computes the truth of other inputs, if NaN and Inf in inputs of the case determine
-            those in outputs. Default: batch elements that have them are not compared.
+    `truth`: The float64 outputs.
+    `runs`: The float64 outputs of runs with random rounding.
+    `in_float32`: Whether the graph computes in float32 and only rounds its outputs to a narrower
+    type. This does not hold for a decode, which reads keys that were rounded before.
+    `exactly`: The names of outputs in a type narrower than float32 that must be equal to the
+    rounded truth, except where the runs differ from it. The eps of float32 applies to them instead
+    of the eps of their own type.
+    `truth_of`: Computes the truth of other inputs, if NaN and Inf in inputs of the case determine
+    those in outputs. Default: batch elements that have them are not compared.
     """
     expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
     determined: Mapping[str, tuple[int, ...]] = {}
@@ -183,9 +174,7 @@ def _expected_error(runs: Sequence[Measures]) -> Measures:
 def narrow(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return an array in another type; values beyond its range become infinite.
 
-    Args:
-        array: An array of any shape.
-        dtype: The type to convert to.
+    `array`: An array of any shape.
     """
     with np.errstate(over="ignore"):
         return np.asarray(array.astype(dtype))

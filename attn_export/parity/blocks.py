@@ -90,11 +90,7 @@ class BlockSizes:
         return ranks
 
     def met(self, sizes: Sizes) -> Iterator[str]:
-        """Yield the conditions that these sizes meet.
-
-        Args:
-            sizes: The size of every axis.
-        """
+        """Yield the conditions that these sizes meet."""
         kind = self._kind(sizes)
         for axis in (BATCH, *self._axes_of(kind)) if kind in self._kinds else ():
             if axis in sizes:

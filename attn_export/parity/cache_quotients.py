@@ -65,10 +65,7 @@ def distance_from_tie(quotients: Tensor) -> Tensor:
 def move_along_gradients(case: Case, module: Attention, objective: Objective) -> tuple[Case, bool]:
     """Move the query of a case until its new keys and values are far enough from ties.
 
-    Args:
-        case: The case.
-        module: A float64 copy of an `Attention` without quantised activations.
-        objective: Chooses what a step changes.
+    `module`: A float64 copy of an `Attention` without quantised activations.
 
     Returns:
         The case, and whether all its new keys and values are far enough from ties.
@@ -102,9 +99,7 @@ class CacheQuotients:
     spacing of its type. N is the number of quotients of a token: those of its keys, then those of
     its values. All attributes and the other methods are of the last call, so call it first.
 
-    Args:
-        module: A float64 copy of an `Attention` whose cache has another type than the layer.
-        case: The case.
+    `module`: A float64 copy of an `Attention` whose cache has another type than the layer.
 
     Attributes:
         new_pair: The keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`, before rounding.
@@ -122,9 +117,8 @@ class CacheQuotients:
     def gradient(self, total: Tensor, query: Tensor) -> Tensor:
         """Return the gradient of a sum of quotients with respect to the query, `[B, L, E]`.
 
-        Args:
-            total: The sum, `[]`.
-            query: The query of the last call, `[B, L, E]`.
+        `total`: The sum, `[]`.
+        `query`: The query of the last call, `[B, L, E]`.
         """
         with self._widening or contextlib.nullcontext():
             (gradient,) = torch.autograd.grad(total, query)
@@ -166,9 +160,7 @@ class CacheQuotients:
     def __call__(self, query: Tensor, seed: int | None = None) -> Tensor:
         """Return the quotients of a query, float64 `[B, L, N]`.
 
-        Args:
-            query: The query, float64 `[B, L, E]`.
-            seed: The seed of a run with random rounding; None for an exact run.
+        `query`: The query, float64 `[B, L, E]`.
         """
         mode: AbstractContextManager[Any] = self._widening or contextlib.nullcontext()
         zero_points: AbstractContextManager[None] = contextlib.nullcontext()
@@ -184,9 +176,7 @@ class CacheQuotients:
 def compute_margin(quotients: CacheQuotients, query: np.ndarray) -> Tensor:
     """Return the distance from ties that is enough for each quotient, `[B, L, N]`.
 
-    Args:
-        quotients: The numbers that are rounded, as a function of the query.
-        query: The query, `[B, L, E]`.
+    `query`: The query, `[B, L, E]`.
     """
     wide = torch.from_numpy(query.astype(np.float64))
 
@@ -209,11 +199,10 @@ def compute_margin(quotients: CacheQuotients, query: np.ndarray) -> Tensor:
 def shift_from_ties(values: Tensor, margin: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return the distance that each value must move; 0 if it is far enough from every tie.
 
-    Args:
-        values: Quotients, `[B, L, N]`.
-        margin: The distance from ties that is enough, `[B, L, N]`.
-        low: The least integer of each, `[N]`.
-        high: The largest integer of each, `[N]`.
+    `values`: Quotients, `[B, L, N]`.
+    `margin`: The distance from ties that is enough, `[B, L, N]`.
+    `low`: The least integer of each, `[N]`.
+    `high`: The largest integer of each, `[N]`.
 
     Returns:
         Signed distances, `[B, L, N]`.
@@ -243,9 +232,8 @@ def subtracting_zero_points(module: nn.Module) -> Iterator[None]:
     numbers, their rounding errors are most of its error. While this context is open, the second
     number is added to each product and subtracted again, so that both steps round at random.
 
-    Args:
-        module: A float64 copy of a module. Nothing changes unless its inputs are rounded by block:
-            only kernels for these subtract zero points afterwards.
+    `module`: A float64 copy of a module. Nothing changes unless its inputs are rounded by block:
+    only kernels for these subtract zero points afterwards.
     """
     with contextlib.ExitStack() as hooks:
         if isinstance(module, Attention) and isinstance(module.activations, DynamicInt8PerBlock):

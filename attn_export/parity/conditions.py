@@ -57,12 +57,7 @@ score may be below any finite number that stands for -inf."""
 
 
 def free_axes(names: Sequence[str], sums: Sequence[str]) -> list[str]:
-    """Return the axes whose size is free, i.e. no sum of others; axes in `KNOWN` come first.
-
-    Args:
-        names: The names of the dynamic axes.
-        sums: The names of the axes that are sums of others.
-    """
+    """Return the axes whose size is free, i.e. no sum of others; axes in `KNOWN` come first."""
     free = [name for name in names if name not in sums]
     return [n for n in KNOWN if n in free] + sorted(n for n in free if n not in KNOWN)
 
@@ -116,13 +111,7 @@ def size_conditions(axes: Sequence[str]) -> dict[str, int]:
 
 
 def met_by_sizes(sizes: Sizes, axes: Sequence[str], *, is_opaque: bool = False) -> Iterator[str]:
-    """Yield the conditions that these sizes meet.
-
-    Args:
-        sizes: The size of every axis.
-        axes: The axes whose size is free.
-        is_opaque: Whether contents hide other faults: then only conditions on single sizes are met.
-    """
+    """Yield the conditions that these sizes meet."""
     yield from (f"{axis} {sizes[axis]}" for axis in axes)
     if not is_opaque:
         for one, other in itertools.combinations(axes, 2):
@@ -196,14 +185,7 @@ def _call_patterns(axes: Sequence[str]) -> list[str]:
 def content_conditions(
     values: Sequence[str], masks: Sequence[str], lengths: Sequence[str], axes: Sequence[str]
 ) -> list[str]:
-    """Return all conditions on contents.
-
-    Args:
-        values: The names of the contents that change values.
-        masks: The names of the contents that change masks.
-        lengths: The names of the contents that change the lengths of a cache in place.
-        axes: The axes whose size is free.
-    """
+    """Return all conditions on contents."""
     patterns, batches = _call_patterns(axes), ("1", "> 1")
     with_past = [pattern for pattern in patterns if pattern != NO_PAST]
     names = [f"{name}{pattern}" for name in (*values, *masks) for pattern in patterns]
@@ -231,12 +213,7 @@ def content_conditions(
 
 
 def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
-    """Yield the conditions that contents meet at these sizes.
-
-    Args:
-        contents: The names of the contents.
-        sizes: The size of every axis.
-    """
+    """Yield the conditions that contents meet at these sizes."""
     pattern, many = call_pattern(sizes), have_many_keys(sizes)
     batch = "1" if sizes.get(BATCH) == 1 else "> 1"
     may_have_more = sizes.get(QUERIES) != 1 or bool(sizes.get(PAST)) or KEYS in sizes

@@ -114,10 +114,6 @@ def is_mask(name: str, input_: Input) -> bool:
 
     Masks of users' modules are floating with -inf. Or they have a dynamic last axis and are bool,
     with the same value at the start of all rows, or integers, 0 and 1.
-
-    Args:
-        name: The name.
-        input_: The description of the input.
     """
     if name == "attn_mask" or input_.hides:
         return True
@@ -226,13 +222,7 @@ def _large_future(drawn: DrawnCase) -> None:
 
 
 def multiply(drawn: DrawnCase, name: str, factor: float) -> None:
-    """Multiply a floating input.
-
-    Args:
-        drawn: The case whose input is changed.
-        name: The name of the input.
-        factor: The factor.
-    """
+    """Multiply a floating input."""
     array = drawn.inputs[name]
     drawn.inputs[name] = (array * factor).astype(array.dtype)
 

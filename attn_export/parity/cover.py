@@ -34,14 +34,7 @@ those of the example."""
 class Cover:
     """Greedy choice of cases: each time the one that meets most open conditions for its cost.
 
-    Args:
-        axes: The axes whose size is free.
-        blocks: The conditions on sizes at blocks; None for none.
-        content_conditions: The conditions on contents; those on sizes are added.
-        sizes: The sizes that a case may have; of equally good ones the first is chosen.
-        costs: The size on disk in bytes of a case with each of `sizes`.
-        contents: The combinations of contents that a case may have.
-        bounded: Whether axes have bounds. Then conditions that no candidate meets do not count.
+    `costs`: The size on disk in bytes of a case with each of `sizes`.
 
     Attributes:
         count: The number of conditions.
@@ -112,10 +105,8 @@ class Cover:
     def choose(self, budget: int, most: int, fits: Fits = lambda _: True) -> list[Choice]:
         """Return cases, chosen until no affordable case meets another condition.
 
-        Args:
-            budget: The largest size in bytes of all cases together.
-            most: The largest size in bytes of one case.
-            fits: Returns whether the module accepts sizes; called for sizes beyond the usual.
+        `budget`: The largest size in bytes of all cases together.
+        `most`: The largest size in bytes of one case.
         """
         ranks, before = self._ranks, self._open.copy()
         # Fewer cases meet all conditions without an order of ranks, if they fit.

@@ -23,10 +23,6 @@ DECIDING = frozenset(
 class Decisions(OperationMode):
     """Mode that records the decisions that no input affects, or repeats those of another run.
 
-    Args:
-        inputs: The inputs of the run.
-        repeated: The decisions to repeat. Default: those of this run are recorded.
-
     Attributes:
         made: The recorded decisions, in order.
     """

@@ -39,12 +39,7 @@ class Difference:
 
 
 def compare_cases(recomputed: Sequence[Golden], stored: Sequence[Golden]) -> Iterator[Difference]:
-    """Yield the differences of stored cases from computed ones, except those of the truth.
-
-    Args:
-        recomputed: The computed cases.
-        stored: The stored cases, with inputs.
-    """
+    """Yield the differences of stored cases from computed ones, except those of the truth."""
     here, there = ({g.case.name: g for g in goldens} for goldens in (recomputed, stored))
     for name in {**here, **there}:
         if name not in there or name not in here:
@@ -100,10 +95,6 @@ def judge_stored(
     recomputed: Sequence[Golden], stored: Sequence[Golden]
 ) -> tuple[tuple[RuntimeRun, ...], tuple[Verdict, ...]]:
     """Judge the stored truth of cases with equal inputs as if it were the output of a runtime.
-
-    Args:
-        recomputed: The computed cases.
-        stored: The stored cases, with inputs.
 
     Returns:
         The run of that runtime, if there are such cases, and the verdicts.

@@ -31,12 +31,7 @@ TRACED_SIZES: Sizes = {
 
 
 def axis_names(inputs: Mapping[str, Input], sums: Mapping[str, str]) -> list[str]:
-    """Return all names that need a size: axes of inputs, bounds of integers, and sums.
-
-    Args:
-        inputs: Descriptions of the inputs, by name.
-        sums: The axes that are sums of others, with their terms: `{"total_len": "past_len + 1"}`.
-    """
+    """Return all names that need a size: axes of inputs, bounds of integers, and sums."""
     axes = {axis for input_ in inputs.values() for axis in input_.shape if isinstance(axis, str)}
     return sorted(axes | bounds(inputs) | set(sums))
 
@@ -47,12 +42,7 @@ def bounds(inputs: Mapping[str, Input]) -> set[str]:
 
 
 def is_within(sizes: Sizes, bounds: Bounds) -> bool:
-    """Return whether all sizes are within their bounds.
-
-    Args:
-        sizes: The size of every axis.
-        bounds: The bounds of axes that have any.
-    """
+    """Return whether all sizes are within their bounds."""
     return all(low <= sizes.get(name, low) <= high for name, (low, high) in bounds.items())
 
 
@@ -65,25 +55,14 @@ float64, 8 heads of them take 2 GiB."""
 
 
 def may_try(weights: int, sizes: Sizes, sums: Mapping[str, str]) -> bool:
-    """Return whether a run is small enough to find out whether these sizes are accepted.
-
-    Args:
-        weights: The number of weights of the module or graph.
-        sizes: The size of every axis.
-        sums: The axes that are sums of others.
-    """
+    """Return whether a run is small enough to find out whether these sizes are accepted."""
     product = math.prod(size for axis, size in sizes.items() if axis not in sums)
     scores = product * max(sizes.values(), default=1)
     return weights * product <= MOST_WORK and scores <= MOST_SCORES
 
 
 def clamp_sizes(sizes: Sizes, bounds: Bounds) -> dict[str, int]:
-    """Return the sizes, clamped to their bounds.
-
-    Args:
-        sizes: The size of every axis.
-        bounds: The bounds of axes that have any.
-    """
+    """Return the sizes, clamped to their bounds."""
     return {
         name: min(max(size, bounds[name][0]), bounds[name][1]) if name in bounds else size
         for name, size in sizes.items()
@@ -91,12 +70,7 @@ def clamp_sizes(sizes: Sizes, bounds: Bounds) -> dict[str, int]:
 
 
 def add_sums(sizes: Sizes, sums: Mapping[str, str]) -> dict[str, int]:
-    """Return the sizes, with those of the axes that are sums of others.
-
-    Args:
-        sizes: The sizes of all other axes.
-        sums: The axes that are sums of others, with their terms.
-    """
+    """Return the sizes, with those of the axes that are sums of others."""
     return {**sizes} | {
         name: sum(int(term) if term.isdigit() else sizes[term] for term in terms_of(expression))
         for name, expression in sums.items()
@@ -111,9 +85,7 @@ def terms_of(expression: str) -> list[str]:
 def fixed_shape(shape: Shape, fixed: Sizes) -> Shape:
     """Return a shape with the sizes of fixed axes in place of their names.
 
-    Args:
-        shape: Sizes, and names of dynamic axes.
-        fixed: The sizes of axes.
+    `shape`: Sizes, and names of dynamic axes.
     """
     return tuple(fixed.get(axis, axis) if isinstance(axis, str) else axis for axis in shape)
 
@@ -122,12 +94,7 @@ def fixed_shape(shape: Shape, fixed: Sizes) -> Shape:
 
 
 class FunctionInputs(dict[str, Input]):
-    """Descriptions of inputs, by name, whose arrays come from a function of the user.
-
-    Args:
-        inputs: The descriptions, by name.
-        function: Returns the arrays, given the sizes and a random generator.
-    """
+    """Descriptions of inputs, by name, whose arrays come from a function of the user."""
 
     def __init__(
         self,
@@ -189,11 +156,7 @@ class Interface:
 
 
 def by_role(interface: Interface) -> Interface:
-    """Return an interface whose axes have the names of their roles, with the bounds of pasts.
-
-    Args:
-        interface: The interface.
-    """
+    """Return an interface whose axes have the names of their roles, with the bounds of pasts."""
     roles, sums = interface.roles, interface.sums
     bounds = {roles.name(axis): ends for axis, ends in interface.all_bounds.items()}
     if bounds.get(PAST) == (0, MAX_SIZE):
@@ -236,9 +199,7 @@ def generator(*words: str | int) -> np.random.Generator:
 def concrete_shape(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     """Return a shape with the sizes of dynamic axes in place of their names.
 
-    Args:
-        shape: Sizes, and names of dynamic axes.
-        sizes: The sizes of the axes.
+    `shape`: Sizes, and names of dynamic axes.
     """
     return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in shape)
 
@@ -248,12 +209,7 @@ Limit = int | np.ndarray
 
 
 def limits(input_: Input, sizes: Sizes) -> tuple[Limit, Limit]:
-    """Return the least and the largest value of an integer input.
-
-    Args:
-        input_: The description of the input.
-        sizes: The sizes of the axes.
-    """
+    """Return the least and the largest value of an integer input."""
     low = input_.low
     high = sizes[input_.high] if isinstance(input_.high, str) else input_.high
     if not input_.columns:
@@ -273,14 +229,6 @@ def draw_inputs(
     Floating inputs are drawn from a normal distribution, integers from their range. In masks each
     key is visible with probability `VISIBLE`. Key 0 is visible in every row, so that only contents
     make fully masked rows.
-
-    Args:
-        inputs: Descriptions of the inputs, by name.
-        sizes: The size of every dynamic axis.
-        seed_words: The seed; the same words give the same arrays.
-
-    Raises:
-        ValueError: If a dtype is neither floating point nor integer nor bool.
     """
     if isinstance(inputs, FunctionInputs):
         return inputs.function(sizes, generator(*seed_words))

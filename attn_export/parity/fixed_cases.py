@@ -37,12 +37,7 @@ def fixed_cases(interface: Interface) -> list[Case]:
 
 
 def content_case(content: Content, interface: Interface) -> Case:
-    """Return the base case with other contents.
-
-    Args:
-        content: The contents.
-        interface: The inputs and outputs of the subject.
-    """
+    """Return the base case with other contents."""
     drawn = draw_base(interface, base_sizes(interface))
     content.change(drawn)
     return Case(content.name, "probe", drawn.sizes, drawn.inputs, content.about)
@@ -243,12 +238,7 @@ FAR_BYTES = 4 * 2**20
 
 
 def far_decodes(interface: Interface, budget: int) -> tuple[list[Case], list[str]]:
-    """Return decodes after long pasts in a layer of ours, and a note on those that do not fit.
-
-    Args:
-        interface: The inputs and outputs of the subject.
-        budget: What other cases leave of the size of all.
-    """
+    """Return decodes after long pasts in a layer of ours, and a note on those that do not fit."""
     cases: list[Case] = []
     missed: list[str] = []
     spec = interface.spec

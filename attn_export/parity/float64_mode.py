@@ -42,11 +42,7 @@ def is_large(value: object) -> bool:
 
 
 def widened_copy(module: nn.Module) -> nn.Module:
-    """Return a copy in float64 that shares the large weights with the module, in their own type.
-
-    Raises:
-        Exception: Any error that the module raises when it is copied.
-    """
+    """Return a copy in float64 that shares the large weights with the module, in their own type."""
     shared: dict[int, Tensor] = {id(b): b.detach() for b in module.buffers() if is_large(b)}
     for parameter in filter(is_large, module.parameters()):
         shared[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
@@ -60,11 +56,9 @@ def product(
 ) -> Tensor:
     """Return a product with a large matrix, of which a block of columns is widened at a time.
 
-    Args:
-        a: `[M, K]`, float64.
-        b: `[K, N]`, of any floating type.
-        change: A function of a block of columns in float64, which it may change in place.
-        multiply: A function of `a`, the changed block, and its slice of the columns.
+    `a`: `[M, K]`, float64.
+    `b`: `[K, N]`, of any floating type.
+    `change`: A function of a block of columns in float64, which it may change in place.
 
     Returns:
         The product, float64 `[M, N]`.
@@ -96,13 +90,7 @@ class ComputeInFloat64(OperationMode):
         return self.compute(func, args, kwargs)
 
     def compute(self, func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Return the result of an operation in float64; the mode need not be entered.
-
-        Args:
-            func: The operation.
-            args: Its arguments by position.
-            options: Its arguments by name.
-        """
+        """Return the result of an operation in float64; the mode need not be entered."""
         args = [self._wide_dtype(x) if type(x) is torch.dtype else x for x in args]
         options = {
             name: self._wide_dtype(x) if type(x) is torch.dtype else x

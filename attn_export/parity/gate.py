@@ -32,11 +32,7 @@ FLOOR = 0.02
 
 
 def read_baseline(path: Path) -> BaselineFile:
-    """Read a file that `write_baseline` wrote.
-
-    Raises:
-        UsageError: If the file does not exist or is not a baseline.
-    """
+    """Read a file that `write_baseline` wrote."""
     try:
         content = parse_json(read_text(path))
     except FileNotFoundError as error:
@@ -52,12 +48,7 @@ def read_baseline(path: Path) -> BaselineFile:
 
 
 def apply_baseline(report: Report, baseline: BaselineFile) -> Report:
-    """Return a report in which verdicts with larger errors than in the baseline fail.
-
-    Args:
-        report: The report of this run.
-        baseline: The errors of earlier runs.
-    """
+    """Return a report in which verdicts with larger errors than in the baseline fail."""
     versions = {_run_key(run): _version(run) for run in report.runs}
     verdicts = tuple(_compared(v, baseline, versions) for v in report.verdicts)
     unknown = dict.fromkeys(_run_key(v) for v in report.verdicts if _before(v, baseline) is None)
@@ -68,16 +59,7 @@ def apply_baseline(report: Report, baseline: BaselineFile) -> Report:
 
 
 def write_baseline(path: Path, report: Report) -> None:
-    """Write the errors of this run; the file's entries for other runtimes and graphs stay.
-
-    Args:
-        path: The file; it is replaced whole or not at all.
-        report: A report that passed.
-
-    Raises:
-        OutputError: If the file cannot be written.
-        UsageError: If the file exists and is not a baseline.
-    """
+    """Write the errors of this run; the file's entries for other runtimes and graphs stay."""
     before = read_baseline(path) if path.exists() else BaselineFile(FORMAT, {}, {})
     errors: dict[str, dict[str, float]] = {}
     for verdict in report.verdicts:
@@ -136,12 +118,7 @@ TIMES = 3.0
 
 
 def cpu_notes(verdicts: Iterable[Verdict], goldens: Sequence[Golden]) -> tuple[str, ...]:
-    """Return a note on each processor that is much less exact than the most exact one.
-
-    Args:
-        verdicts: The verdicts of a report.
-        goldens: The cases; the types of their outputs tell whether graphs compute in float16.
-    """
+    """Return a note on each processor that is much less exact than the most exact one."""
     worst: dict[str, dict[str, float]] = {}
     for verdict in verdicts:
         if verdict.worst is not None and verdict.runtime.partition("@")[0] == "ort-cpu":

@@ -41,11 +41,6 @@ INDEX = "index.json"
 def write_inputs(folder: Path, number: int, case: Case) -> StoredCase:
     """Write the inputs of a case.
 
-    Args:
-        folder: The folder of the golden vectors.
-        number: The number of the case.
-        case: The case.
-
     Returns:
         The case, with the folder of its files.
     """
@@ -63,13 +58,7 @@ def data_set(number: int) -> str:
 
 
 def write_outputs(folder: Path, number: int, golden: Golden) -> None:
-    """Write the truth and eager's outputs of a case into the folder of its inputs.
-
-    Args:
-        folder: The folder `golden/`.
-        number: The number of the case.
-        golden: The case with its outputs.
-    """
+    """Write the truth and eager's outputs of a case into the folder of its inputs."""
     from attn_export.tensorfile import write_tensors
 
     write_tensors(folder / data_set(number), "output", golden.expected)
@@ -77,12 +66,7 @@ def write_outputs(folder: Path, number: int, golden: Golden) -> None:
 
 
 def write_index(folder: Path, goldens: Sequence[Golden]) -> None:
-    """Write the index of all cases; `write_inputs` and `write_outputs` wrote their files.
-
-    Args:
-        folder: The folder `golden/`.
-        goldens: The golden vectors.
-    """
+    """Write the index of all cases; `write_inputs` and `write_outputs` wrote their files."""
     first = goldens[0]
     index = {
         "inputs": list(first.case.inputs),
@@ -93,11 +77,7 @@ def write_index(folder: Path, goldens: Sequence[Golden]) -> None:
 
 
 def read_golden(folder: Path) -> list[Golden]:
-    """Read the golden vectors without their inputs, which only the runtimes read.
-
-    Raises:
-        BundleError: If a file is missing or differs from the index.
-    """
+    """Read the golden vectors without their inputs, which only the runtimes read."""
     index = read_index(folder)
     try:
         return [_read_case(folder, index, entry) for entry in index.cases]
@@ -110,9 +90,6 @@ def stored_cases(folder: Path) -> tuple[list[str], list[StoredCase]]:
 
     Returns:
         The names of the inputs, in the order of their files, and the cases.
-
-    Raises:
-        BundleError: If there is no index, or it was changed.
     """
     index = read_index(folder)
     cases = [
@@ -123,15 +100,7 @@ def stored_cases(folder: Path) -> tuple[list[str], list[StoredCase]]:
 
 
 def read_inputs(case: StoredCase, names: Sequence[str]) -> Arrays:
-    """Return the inputs of a case, by name.
-
-    Args:
-        case: The case.
-        names: The names of the inputs, in the order of their files.
-
-    Raises:
-        BundleError: If a file is missing or holds no tensor of that name.
-    """
+    """Return the inputs of a case, by name."""
     from attn_export.tensorfile import read_tensors
 
     try:
@@ -143,16 +112,7 @@ def read_inputs(case: StoredCase, names: Sequence[str]) -> Arrays:
 def with_inputs(
     goldens: Sequence[Golden], cases: Sequence[StoredCase], names: Sequence[str]
 ) -> list[Golden]:
-    """Return golden vectors with the inputs of their cases.
-
-    Args:
-        goldens: The golden vectors without inputs.
-        cases: Their cases on disk.
-        names: The names of the inputs, in the order of their files.
-
-    Raises:
-        BundleError: If a file is missing or holds no tensor of that name.
-    """
+    """Return golden vectors with the inputs of their cases."""
     return [
         replace(golden, case=replace(golden.case, inputs=read_inputs(case, names)))
         for golden, case in zip(goldens, cases, strict=True)
@@ -163,9 +123,6 @@ def read_index(folder: Path) -> GoldenIndex:
     """Read the index, and check the type and range of all its values.
 
     Kits put these values into generated programs.
-
-    Raises:
-        BundleError: If there is no index, or it is not in the format of `write_index`.
     """
     from attn_export.schema import GoldenIndex
 
@@ -258,16 +215,7 @@ MASK_CONTENTS = ("fully_masked_rows", "one_visible_key", "left_padding", "right_
 
 
 def check_evidence(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> None:
-    """Raise an error if golden vectors lack a case that evidence requires.
-
-    Args:
-        manifest: The manifest of the bundle.
-        cases: The cases.
-        ours: Whether the cases are those of a layer of ours.
-
-    Raises:
-        BundleError: If a case is missing.
-    """
+    """Raise an error if golden vectors lack a case that evidence requires."""
     missing = next(_missing(manifest, cases, ours=ours), "")
     if missing:
         raise BundleError(

@@ -44,12 +44,8 @@ ATTENTIONS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"
 class GraphOracle(TruthSource):
     """Source of the expected outputs of a graph.
 
-    Args:
-        evaluation: The float64 evaluation of the graph.
-        name: The graph's name in messages.
-        dtype: The graph's floating type.
-        shapes: The shape of every output.
-        least_eps: The eps of the type of the graph to be judged, if that computes in fewer bits.
+    `evaluation`: The float64 evaluation of the graph.
+    `shapes`: The shape of every output.
     """
 
     def __init__(
@@ -71,11 +67,7 @@ class GraphOracle(TruthSource):
         return self._shapes
 
     def computable(self, cases: Sequence[Case]) -> tuple[list[Case], tuple[str, ...]]:
-        """Return the cases that the graph can compute, and a note on the others.
-
-        Raises:
-            GraphError: If it cannot compute the base case or a `changed_*` case.
-        """
+        """Return the cases that the graph can compute, and a note on the others."""
         computed, left_out = [], []
         for case in cases:
             try:

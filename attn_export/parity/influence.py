@@ -41,12 +41,7 @@ only in longer sequences, so other base cases are tried if an input changes no o
 
 
 def base_case(interface: Interface, attempt: int = 0) -> Case:
-    """Return the case from which the `changed_*` cases differ.
-
-    Args:
-        interface: The inputs and outputs of the subject.
-        attempt: The index in `ATTEMPTS`; each has other random inputs.
-    """
+    """Return the case from which the `changed_*` cases differ."""
     planned = by_role(interface)
     drawn = draw_base(planned, base_sizes(planned, attempt), attempt)
     sizes, about = interface.roles.sizes(drawn.sizes), "what the changed_* cases differ from"
@@ -54,16 +49,7 @@ def base_case(interface: Interface, attempt: int = 0) -> Case:
 
 
 def changed_cases(interface: Interface, name: str, attempt: int = 0) -> Iterator[Case]:
-    """Yield cases that differ from `base_case` in one input, each with another value of it.
-
-    Args:
-        interface: The inputs and outputs of the subject.
-        name: The name of the input.
-        attempt: As for `base_case`.
-
-    Raises:
-        UsageError: If a user's function draws the input alike each time.
-    """
+    """Yield cases that differ from `base_case` in one input, each with another value of it."""
     planned = by_role(interface)
     sizes, inputs = base_sizes(planned, attempt), planned.inputs
     is_drawn = isinstance(inputs, FunctionInputs)
@@ -91,13 +77,7 @@ def changed_cases(interface: Interface, name: str, attempt: int = 0) -> Iterator
 
 
 def base_sizes(interface: Interface, attempt: int = 0, **changed: int) -> dict[str, int]:
-    """Return the sizes of the base case.
-
-    Args:
-        interface: The inputs and outputs of the subject.
-        attempt: The index in `ATTEMPTS`.
-        changed: Other sizes than those of `PROBE_SIZES`.
-    """
+    """Return the sizes of the base case."""
     sizes = {name: PROBE_SIZES.get(name, 3) for name in interface.axes} | changed
     if attempt:
         sizes = {name: size * ATTEMPTS[attempt] for name, size in sizes.items()}
@@ -105,13 +85,7 @@ def base_sizes(interface: Interface, attempt: int = 0, **changed: int) -> dict[s
 
 
 def draw_base(interface: Interface, sizes: Sizes, attempt: int = 0) -> DrawnCase:
-    """Return the inputs of the base case.
-
-    Args:
-        interface: The inputs and outputs of the subject.
-        sizes: The sizes.
-        attempt: As for `base_case`.
-    """
+    """Return the inputs of the base case."""
     words: list[str | int] = ["probe", BASE, *([attempt] if attempt else [])]
     inputs = draw_inputs(interface.inputs, sizes, seed_words=tuple(words))
     return DrawnCase(inputs, interface.inputs, interface.spec, sizes, generator("probe", BASE))
@@ -159,12 +133,6 @@ def find_influence(
 ) -> tuple[list[Case], dict[str, Golden]]:
     """Draw the base case and those that change one input again until each input changes an output.
 
-    Args:
-        cases: The planned cases. They stay as they are if no attempt shows every influence.
-        interface: The inputs and outputs of the subject.
-        golden_of: Computes the truth of a case.
-        clearly: As for `check_influence`.
-
     Returns:
         The cases, and the truth of those that were computed, by name.
     """
@@ -206,13 +174,6 @@ def check_influence(goldens: Sequence[Golden], clearly: float = CLEARLY) -> None
     """Raise an error unless each input changes an output, and each output is changed by an input.
 
     The base case is compared with the cases that change one input of it.
-
-    Args:
-        goldens: All cases with their truth.
-        clearly: The required change of an output, as a multiple of the allowed error.
-
-    Raises:
-        ExportError: If an input changes no output, or no input changes an output.
     """
     by_name = {golden.case.name: golden for golden in goldens}
     base = by_name[BASE]

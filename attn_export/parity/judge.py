@@ -23,15 +23,7 @@ TIES_ADVICE = "return the values instead, or rank by torch.sort(stable=True), wh
 def judge(
     runtime: str, graph: str, golden: Golden, outputs: Arrays, gate: Gate | None = None
 ) -> list[Verdict]:
-    """Return a verdict for each output of one case, which is compared with its truth.
-
-    Args:
-        runtime: The name of the runtime.
-        graph: The name of the graph's file.
-        golden: The case with its truth.
-        outputs: The runtime's outputs, by name.
-        gate: Tolerances of the user, checked in addition to the rule.
-    """
+    """Return a verdict for each output of one case, which is compared with its truth."""
     verdicts = []
     for name in {**golden.expected, **outputs}:
         verdict = Verdict(runtime, graph, golden.case.name, name, "passed")

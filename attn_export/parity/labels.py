@@ -225,14 +225,7 @@ def check_labels(
 ) -> None:
     """Raise an error unless the inputs of all cases are what the index says of them.
 
-    Args:
-        inputs: The type and shape of every input.
-        goldens: The golden vectors, with the inputs of their cases.
-        ours: Whether the cases are those of a layer of ours.
-        batch: The name of the batch axis.
-
-    Raises:
-        BundleError: If a case is not what the index says.
+    `inputs`: The type and shape of every input.
     """
     try:
         wrong = next(_all_wrong(inputs, goldens, ours=ours, batch=batch), "")

@@ -32,9 +32,8 @@ def measure(x: np.ndarray, truth: np.ndarray) -> Measures:
 
     Elements that are infinite or NaN in one array count as 0 in both; `wrong_kinds` compares them.
 
-    Args:
-        x: An output, of any shape; rows are along the last axis.
-        truth: The float64 truth, of the same shape.
+    `x`: An output, of any shape; rows are along the last axis.
+    `truth`: The float64 truth, of the same shape.
     """
     t, r = truth.astype(np.float64, copy=False), x.astype(np.float64, copy=False)
     if not (np.isfinite(t).all() and np.isfinite(r).all()):
@@ -81,9 +80,8 @@ def measure_strictly(x: np.ndarray, truth: np.ndarray) -> Measures:
     They are infinite if the shapes differ, if `x` has NaN or infinities at other indices than the
     truth, or if a row that must be 0 is not.
 
-    Args:
-        x: An array of any shape.
-        truth: The truth, of any shape.
+    `x`: An array of any shape.
+    `truth`: The truth, of any shape.
     """
     if x.shape != truth.shape:
         return Measures(np.inf, np.inf)
@@ -105,9 +103,8 @@ def wrong_kinds(r: np.ndarray, t: np.ndarray) -> Iterator[tuple[str, np.ndarray]
     These are NaN and infinities at other indices than in the truth, and elements that are not 0 in
     a row that is 0 in the truth.
 
-    Args:
-        r: A runtime's output, float64.
-        t: The truth, float64, of the same shape.
+    `r`: A runtime's output, float64.
+    `t`: The truth, float64, of the same shape.
     """
     finite = np.isfinite(np.atleast_1d(t))
     if not (finite.all() and np.isfinite(r).all()):
@@ -123,10 +120,8 @@ def wrong_kinds(r: np.ndarray, t: np.ndarray) -> Iterator[tuple[str, np.ndarray]
 def worst_index(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> Index:
     """Return the index of the largest difference: in the whole output, or in its worst row.
 
-    Args:
-        r: A runtime's output, float64.
-        t: The truth, float64, of the same shape, with at least one element.
-        by_row: Whether to choose the last-axis row with the largest relative error first.
+    `r`: A runtime's output, float64.
+    `t`: The truth, float64, of the same shape, with at least one element.
     """
     d = scaled_differences(r, t)
     if by_row and d.ndim:
@@ -142,9 +137,8 @@ def worst_index(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> Index:
 def scaled_differences(r: np.ndarray, t: np.ndarray) -> np.ndarray:
     """Return |r − t| as shares of the largest element of t; 0 if either is not finite.
 
-    Args:
-        r: A runtime's output, float64.
-        t: The truth, float64, of the same shape.
+    `r`: A runtime's output, float64.
+    `t`: The truth, float64, of the same shape.
     """
     usable = np.isfinite(r) & np.isfinite(t)
     # Squares of shares neither overflow nor underflow.
@@ -155,9 +149,8 @@ def scaled_differences(r: np.ndarray, t: np.ndarray) -> np.ndarray:
 def element_errors(r: np.ndarray, t: np.ndarray) -> np.ndarray:
     """Return |r − t|: 0 where both are the same infinity or NaN, infinite where one is not finite.
 
-    Args:
-        r: A runtime's output, float64.
-        t: The truth, float64, of the same shape.
+    `r`: A runtime's output, float64.
+    `t`: The truth, float64, of the same shape.
     """
     same = (r == t) | (np.isnan(r) & np.isnan(t))
     with np.errstate(invalid="ignore", over="ignore"):  # Inf - Inf, and sums beyond float64
@@ -180,12 +173,8 @@ def fill_ignored_rows(
 ) -> np.ndarray:
     """Return an output in which the batch elements that are not compared are those of the truth.
 
-    Args:
-        got: A runtime's output, `[B, ...]`.
-        truth: The truth, of the same shape.
-        rows: The indices of the batch elements that are not compared.
-        compared: The numbers of their rows that are compared nonetheless, counted through all axes
-            but the last.
+    `got`: A runtime's output, `[B, ...]`.
+    `truth`: The truth, of the same shape.
     """
     if not rows or not got.ndim:
         return got

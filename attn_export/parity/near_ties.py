@@ -53,10 +53,8 @@ ROUNDED = ("query", "key", "value")
 def move_off_ties(case: Case, module: nn.Module) -> Case | None:
     """Return a case whose integers are the same in every correct implementation.
 
-    Args:
-        case: The case; its inputs may be moved by a little.
-        module: A float64 copy of an `Attention` with quantised activations, a cache of
-            another type, or both.
+    `module`: A float64 copy of an `Attention` with quantised activations, a cache of another type,
+    or both.
 
     Returns:
         The case itself if no value is near a tie; None if its inputs cannot be moved away.
@@ -83,11 +81,8 @@ def step_towards_zero(
 ) -> None:
     """Move an element of a token by one step of its scale towards 0, in place.
 
-    Args:
-        query: `[B, L, E]`.
-        token: The index of the token: batch element and position.
-        scales: The scale of each element, `[B, L, E]`, or one for all, `[]`.
-        random: Chooses the element.
+    `query`: `[B, L, E]`.
+    `scales`: The scale of each element, `[B, L, E]`, or one for all, `[]`.
     """
     element = (*token, int(random.integers(query.shape[-1])))
     scale = float(scales.expand(query.shape)[element])
@@ -204,9 +199,8 @@ class Float16Values:
     def draw(self, number: int) -> Pair:
         """Return keys `[B, Hkv, L, D]` and values; those near a tie may take their other neighbour.
 
-        Args:
-            number: The number of the run. In run 0 all values near a tie take the other neighbour;
-                in later runs each takes it with probability 0.5.
+        `number`: The number of the run. In run 0 all values near a tie take the other neighbour; in
+        later runs each takes it with probability 0.5.
         """
         random = torch.Generator().manual_seed(seed_of("float16", number))
         pair: list[Tensor] = []
@@ -220,9 +214,7 @@ class Float16Values:
 def round_to_float16(module: Attention, case: Case) -> Float16Values:
     """Return the new keys and values of a case, with both neighbours of values near a tie.
 
-    Args:
-        module: A float64 copy of an `Attention` with a cache in float16.
-        case: The case.
+    `module`: A float64 copy of an `Attention` with a cache in float16.
     """
     quotients = CacheQuotients(module, case)
     query = case.inputs["query"]
@@ -254,10 +246,8 @@ def round_to_float16(module: Attention, case: Case) -> Float16Values:
 def force_cache_values(pair: Pair, module: Attention) -> Iterator[None]:
     """Replace the new keys and values that a module puts into its cache inside this block.
 
-    Args:
-        pair: Keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`: float16 numbers, in any floating
-            type.
-        module: The module.
+    `pair`: Keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`: float16 numbers, in any floating
+    type.
     """
     rounding = module.kv_scales
     assert rounding is not None

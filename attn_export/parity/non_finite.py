@@ -21,12 +21,7 @@ ones may be of weights that vanish in a narrower type."""
 
 
 def finite_inputs(case: Case, number: int) -> Arrays:
-    """Return the inputs of a case with random numbers in place of NaN and Inf.
-
-    Args:
-        case: The case. -Inf in its inputs belongs to masks.
-        number: The number of the draw.
-    """
+    """Return the inputs of a case with random numbers in place of NaN and Inf."""
     random = generator("finite", case.name, number)
     inputs = dict(case.inputs)
     for name, array in inputs.items():
@@ -41,11 +36,8 @@ def determined_rows(
 ) -> Mapping[str, tuple[int, ...]]:
     """Return the rows of batch elements with NaN or Inf that are compared nonetheless.
 
-    Args:
-        case: The case.
-        runs: The outputs that must have NaN and Inf in the same places: the truth, eager's, and
-            those of runs with random rounding.
-        truth_of: Computes the truth of other inputs.
+    `runs`: The outputs that must have NaN and Inf in the same places: the truth, eager's, and those
+    of runs with random rounding.
 
     Returns:
         For each output with such rows, their numbers: rows are along the last axis, and counted

@@ -65,12 +65,7 @@ FAR = 256
 
 
 def truth_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
-    """Return notes on the truth of a user's module; none for a layer of ours.
-
-    Args:
-        oracle: The source of the truth.
-        case: The case to run.
-    """
+    """Return notes on the truth of a user's module; none for a layer of ours."""
     if oracle.subject.spec is not None:
         return ()
     return (
@@ -150,10 +145,6 @@ def precision(oracle: Oracle, case: Case) -> float:
     For a smooth function f in float64, (f(x + δ) + f(x − δ)) / 2 − f(x) is of the order of δ². Here
     δ is a random change of x by a share of up to `STEP`. Parts of f that compute in a narrower type
     add their rounding errors to that difference.
-
-    Args:
-        oracle: The source of the truth.
-        case: The case to run.
     """
     noise = {
         name: STEP * generator("precision", name).uniform(-1, 1, array.shape)

@@ -92,13 +92,7 @@ def name_of(func: Any) -> str:
 
 
 def rounds(name: str, func: Any, out: Any) -> bool:
-    """Return whether an operation returns floating numbers that it computed.
-
-    Args:
-        name: The name of the operation.
-        func: The operation.
-        out: Its result.
-    """
+    """Return whether an operation returns floating numbers that it computed."""
     first = out[0] if isinstance(out, (tuple, list)) and out else out
     if name in EXACT or not isinstance(first, Tensor) or not first.is_floating_point():
         return False
@@ -106,12 +100,7 @@ def rounds(name: str, func: Any, out: Any) -> bool:
 
 
 def makes_integers(out: Any, args: Sequence[Any]) -> bool:
-    """Return whether an operation makes integers of floating numbers.
-
-    Args:
-        out: Its result.
-        args: Its arguments by position.
-    """
+    """Return whether an operation makes integers of floating numbers."""
     is_whole = isinstance(out, Tensor) and not out.is_floating_point() and out.dtype != torch.bool
     return is_whole and any(isinstance(x, Tensor) and x.is_floating_point() for x in args)
 
@@ -130,9 +119,6 @@ MOST_STEPS = 5000
 
 class Recording(OperationMode):
     """Mode that records the results of operations.
-
-    Args:
-        tensors: Inputs and weights, by name; they are the first steps.
 
     Attributes:
         steps: The recorded values, in the order of the run.

@@ -60,11 +60,7 @@ handing over smaller matrices takes as long as computing them."""
 class Oracle(TruthSource):
     """Source of the expected outputs of a subject.
 
-    Args:
-        subject: The subject; its module is copied to float64 once, except for large weights.
-        least_eps: The eps of the graph's type, if the graph computes in a narrower type than the
-            module.
-        module: A module with the same inputs and outputs, to be copied in place of the subject's.
+    `subject`: The subject; its module is copied to float64 once, except for large weights.
 
     Attributes:
         subject: The subject.
@@ -205,15 +201,7 @@ class Oracle(TruthSource):
             return to_numpy(self.subject.call(self.subject.module, to_torch(inputs)))
 
     def truth(self, inputs: Arrays, order: TieOrder | None = None) -> dict[str, np.ndarray]:
-        """Return the outputs of the float64 copy.
-
-        Args:
-            inputs: Arrays by name.
-            order: The order of equal values where values are sorted. Default: any.
-
-        Raises:
-            ExportError: If the copy raises, as with constants of another dtype.
-        """
+        """Return the outputs of the float64 copy."""
         tensors = to_torch(widened_arrays(inputs))
         try:
             with math_backend(self.widening, order, self._decisions(inputs)(tensors)):

@@ -109,13 +109,7 @@ def _fit_together(contents: Sequence[Content]) -> bool:
 
 
 def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
-    """Return cases that together meet as many conditions as fit into `GOLDEN_BYTES`.
-
-    Args:
-        interface: The inputs and outputs of the subject.
-        fits: Returns whether the module accepts sizes; called for sizes at large blocks and for
-            upper bounds.
-    """
+    """Return cases that together meet as many conditions as fit into `GOLDEN_BYTES`."""
     roles = interface.roles
     plan = _plan_by_role(by_role(interface), lambda sizes: fits(roles.sizes(sizes)))
     cases = [dataclasses.replace(case, sizes=roles.sizes(case.sizes)) for case in plan.cases]
@@ -173,13 +167,7 @@ def _notes(cover: Cover, blocks: BlockSizes) -> Iterator[str]:
 def covering_sizes(
     axes: Sequence[str], sums: Mapping[str, str], bounds: Bounds
 ) -> list[dict[str, int]]:
-    """Return sizes that together meet the conditions on sizes, but not at blocks or upper bounds.
-
-    Args:
-        axes: The names of the dynamic axes.
-        sums: The axes that are sums of others, with their terms.
-        bounds: The bounds of axes that have any.
-    """
+    """Return sizes that together meet the conditions on sizes, not at blocks or upper bounds."""
     free = conditions.free_axes(list(axes), list(sums))
     sizes = _candidates(free, lambda _: False, sums, bounds)
     costs = [0] * len(sizes)
@@ -257,13 +245,7 @@ def _shuffle(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def random_case(sizes: Sizes, inputs: Mapping[str, Input], sums: Mapping[str, str]) -> Case:
-    """Return a case with random inputs.
-
-    Args:
-        sizes: The size of every axis.
-        inputs: Descriptions of the inputs, by name.
-        sums: The axes that are sums of others, with their terms.
-    """
+    """Return a case with random inputs."""
     return _case(sizes, (), Interface(inputs, {}, sums=sums))
 
 

@@ -38,11 +38,6 @@ def measure_quality(
 ) -> tuple[Quality, Sequence[Arrays]]:
     """Measure a quantised subject against its unquantised module.
 
-    Args:
-        subject: The subject; its module is an `Attention` with quantised weights, cache or both.
-        goldens: The cases, with inputs and the truth of the quantised module.
-        budgets: The limits.
-
     Returns:
         The distances, and the outputs of the unquantised module in each case.
     """
@@ -192,9 +187,7 @@ class _PartlyRounded(nn.Module):
 def split(error: Tensor, step: Tensor) -> dict[str, Tensor]:
     """Return errors, and their parts by rounding and by clipping, by `ALL`, `ROUNDING`, `CLIPPED`.
 
-    Args:
-        error: The errors, of any shape.
-        step: The difference between two neighbouring integers; it broadcasts to the errors.
+    `error`: The errors, of any shape.
     """
     half = step.to(error.dtype) / 2
     within = torch.where(error.abs() <= half * BEYOND_HALF, error, error.clamp(-half, half))

@@ -40,10 +40,8 @@ Pairs = Iterable[tuple["np.ndarray", "np.ndarray"]]
 def quality_cases(cases: Sequence[Case], *, without_past: bool = False) -> list[int]:
     """Return the indices of the cases in which distances are measured; inputs are random.
 
-    Args:
-        cases: All cases.
-        without_past: Whether to choose cases without a past, if there are any. The past of a cache
-            of integers is rounded already, so that cases with a past show less of the distance.
+    `without_past`: Whether to choose cases without a past, if there are any. The past of a cache of
+    integers is rounded already, so that cases with a past show less of the distance.
     """
     plain = {
         number: math.prod(case.inputs["query"].shape[:2])
@@ -66,9 +64,7 @@ def distance(part: str, pairs: Pairs) -> Distance:
 
     Rows that are equal in both do not count: they are copies of inputs, or fully masked.
 
-    Args:
-        part: The name of what is measured: an output, a head, a weight.
-        pairs: Pairs of arrays of one shape, with rows along the last axis.
+    `pairs`: Pairs of arrays of one shape, with rows along the last axis.
     """
     import numpy as np
 
@@ -98,12 +94,7 @@ def _changed_rows(pairs: Pairs) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def logit_distance(
     pairs: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]], budgets: Sequence[Budget]
 ) -> LogitDistance | None:
-    """Return the distance of the first output, read as logits, if a budget limits it.
-
-    Args:
-        pairs: The pairs of each floating output, by name.
-        budgets: The limits.
-    """
+    """Return the distance of the first output, read as logits, if a budget limits it."""
     import numpy as np
 
     if not any(budget.measure in OF_LOGITS for budget in budgets):
@@ -124,12 +115,7 @@ def logit_distance(
 
 
 def head_distances(name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Distance]:
-    """Return the distance of each head of an output `[B, heads, L or S, D or S]`.
-
-    Args:
-        name: The name of the output.
-        pairs: Its pairs of arrays.
-    """
+    """Return the distance of each head of an output `[B, heads, L or S, D or S]`."""
     count = pairs[0][0].shape[HEAD_AXIS]
     return [
         distance(f"{name} head {head}", ((f[:, head], q[:, head]) for f, q in pairs))
@@ -150,14 +136,7 @@ def output_distances(
 def write_quality(
     folder: Path, numbers: Sequence[int], floats: Sequence[Arrays], quality: Quality
 ) -> None:
-    """Write the outputs of the unquantised model, and the figures that need the module.
-
-    Args:
-        folder: The folder `golden/`.
-        numbers: The indices of the cases.
-        floats: The outputs of the unquantised model in each of them.
-        quality: The distances.
-    """
+    """Write the outputs of the unquantised model, and the figures that need the module."""
     from attn_export.tensorfile import write_tensors
 
     for number, outputs in zip(numbers, floats, strict=True):
@@ -173,13 +152,7 @@ def write_quality(
 
 
 def claim_notes(quality: Quality | None, budgets: Sequence[Budget], spec: str) -> tuple[str, ...]:
-    """Return a note on what nothing but the bundle itself says of a quantised layer.
-
-    Args:
-        quality: The distances, or None.
-        budgets: The budgets of the user.
-        spec: The text of the bundle's spec.
-    """
+    """Return a note on what nothing but the bundle itself says of a quantised layer."""
     if quality is None and _quantised_parts(spec):
         return ("the float weights are unknown: the bundle's own claim, so there is no budget",)
     if quality is None or budgets:
@@ -201,19 +174,11 @@ def read_quality(
 ) -> Quality | None:
     """Return the distances of the stored truths from the stored outputs of the unquantised model.
 
-    Args:
-        folder: The folder `golden/`.
-        goldens: All golden vectors of the bundle.
-        budgets: The limits; if empty, those of the bundle apply.
-        spec: The text of the bundle's spec, by which the distances are part of the evidence; "" if
-            the bundle has none.
+    `spec`: The text of the bundle's spec, by which the distances are part of the evidence; "" if
+    the bundle has none.
 
     Returns:
         The distances; None if the bundle is not quantised or its float model is unknown.
-
-    Raises:
-        BundleError: If a file is missing, does not match the golden vectors, or holds the outputs
-            of the quantised model as those of the float model.
     """
     from attn_export.schema import QualityFile
 

@@ -53,13 +53,7 @@ class Worst:
         self._worst: tuple[Verdict, Golden, np.ndarray] | None = None
 
     def update(self, verdicts: Sequence[Verdict], golden: Golden, outputs: Arrays) -> None:
-        """Replace the record if a verdict of a case is worse; any failure is worse than a pass.
-
-        Args:
-            verdicts: The verdicts of the case.
-            golden: The expected outputs, and the allowed errors.
-            outputs: The runtime's outputs, by name.
-        """
+        """Replace the record if a verdict of a case is worse; any failure is worse than a pass."""
         for verdict in verdicts:
             failed = verdict.status == "failed"
             if verdict.worst is None and not failed:
@@ -83,11 +77,8 @@ class Worst:
 def error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) -> ErrorMap:
     """Return a map of the errors in one output.
 
-    Args:
-        verdict: The verdict on the output.
-        golden: The case with its truth.
-        got: The runtime's output, of the truth's shape and type, with at least one element.
-        shape: The shape of the output; dynamic axes by name.
+    `got`: The runtime's output, of the truth's shape and type, with at least one element.
+    `shape`: The shape of the output; dynamic axes by name.
     """
     truth = golden.expected[verdict.output]
     compared = golden.determined.get(verdict.output, ())
@@ -117,9 +108,7 @@ def error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) -
 def name_output_axes(shape: Shape, count: int) -> tuple[str, ...]:
     """Return a name for each axis of an output.
 
-    Args:
-        shape: The name of each dynamic axis and the size of each other one; empty if unknown.
-        count: The number of axes.
+    `shape`: The name of each dynamic axis and the size of each other one; empty if unknown.
     """
     if len(shape) != count:
         return tuple(f"axis {axis}" for axis in range(count))
@@ -210,12 +199,7 @@ def judge_pool(
 ) -> tuple[tuple[RuntimeRun, ...], tuple[Verdict, ...]]:
     """Wait for the runtimes, and compare the outputs of each case with its truth.
 
-    Args:
-        pool: The runtimes' processes, started on the cases of `goldens`.
-        goldens: The cases with their truth.
-        axes: The shape of each output, by name; dynamic axes by name.
-        gate: Tolerances of the user, checked in addition to the rule.
-        advance: Called after every case.
+    `axes`: The shape of each output, by name; dynamic axes by name.
 
     Returns:
         The runs, and the verdicts on all outputs.

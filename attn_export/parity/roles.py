@@ -64,12 +64,8 @@ def find_roles(
     - The *batch* is an axis along which no element of an output depends on the inputs at others.
     - *Queries* are the axis that most of the other outputs have, and *keys* the only one left.
 
-    Args:
-        inputs: The shape of every input, with names for dynamic axes.
-        outputs: The shape of every output, likewise.
-        sums: The axes that are sums of others, with their terms.
-        draw: Draws inputs.
-        run: Runs the module or graph on inputs.
+    `inputs`: The shape of every input, with names for dynamic axes.
+    `outputs`: The shape of every output, likewise.
     """
     finder = _Finder(inputs, outputs, sums, draw, run)
     try:
@@ -208,12 +204,7 @@ class _Finder:
         return all(np.isfinite(a.astype(np.float64)).all() for a in trial.outputs.values())
 
     def least_sizes(self, axes: Sequence[str], batch: str) -> dict[str, int]:
-        """Return the least size of each axis at which it runs, if it raises where all are 1.
-
-        Args:
-            axes: The axes.
-            batch: The axis of the batch, or "".
-        """
+        """Return the least size of each axis at which it runs, if it raises where all are 1."""
         one = {batch: 1} if batch else {}
 
         def runs(sizes: Mapping[str, int]) -> bool:

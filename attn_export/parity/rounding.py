@@ -61,16 +61,12 @@ ATTENTION = SCORES | {"_safe_softmax", "_softmax"}
 class RandomRounding(OperationMode):
     """Mode that rounds the results of float64 operations at random, as a narrower type rounds.
 
-    Args:
-        eps: The distance from 1 to the next number of the narrower type.
-        sums: The same distance of the type in which kernels add up products.
-        seed: The seed of the random numbers.
-        copies: The number of runs stacked along the batch axis. They differ by rounding alone, so
-            the sizes of terms are measured in the first.
-        steps: The operations of the module in its own types, by `RoundingRecorder`, if it has more
-            than one type. From the first operation on that differs, `eps` is used.
-        widening: A mode that computes the operations in float64. It must not be entered, or it
-            would also process the operations that compute the rounding, which are most of them.
+    `copies`: The number of runs stacked along the batch axis. They differ by rounding alone, so the
+    sizes of terms are measured in the first.
+    `steps`: The operations of the module in its own types, by `RoundingRecorder`, if it has more
+    than one type. From the first operation on that differs, `eps` is used.
+    `widening`: A mode that computes the operations in float64. It must not be entered, or it would
+    also process the operations that compute the rounding, which are most of them.
 
     Attributes:
         ranks: Whether an operation ran that may return equal values in any order, see `RANKING`.
@@ -172,12 +168,7 @@ class RandomRounding(OperationMode):
         return self._unit if name in ATTENTION else eps / 2
 
     def rounded(self, x: Any, unit: float | None = None) -> Any:
-        """Return `x` with each element rounded at random if it is a float64 tensor.
-
-        Args:
-            x: A tensor or any other value.
-            unit: The largest relative error. Default: the error of the narrower type.
-        """
+        """Return `x` with each element rounded at random if it is a float64 tensor."""
         unit = self._unit if unit is None else unit
         if not isinstance(x, Tensor) or x.dtype != torch.float64:
             return x

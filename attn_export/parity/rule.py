@@ -46,13 +46,7 @@ def largest_allowed(dtype: np.dtype) -> Measures:
 
 
 def beyond_limit(whole: float, row: float, dtype: np.dtype) -> str:
-    """Return a message if an allowed error is too large for the case to be evidence, or "".
-
-    Args:
-        whole: The error allowed over the whole output.
-        row: The error allowed over one row.
-        dtype: The type of the output.
-    """
+    """Return a message if an allowed error is too large for the case to be evidence, or ""."""
     limit = largest_allowed(dtype)
     for over, error, most in (
         ("the whole output", whole, limit.whole),
@@ -99,12 +93,8 @@ def judge_array(
 ) -> Judgement:
     """Compare an output with its truth.
 
-    Args:
-        got: An output, of any shape.
-        truth: The truth, of the type and shape that the output must have.
-        allowed: The errors allowed. Outputs that are not floating must be equal.
-        unusable: The reason that the output is no evidence, or None.
-        ignored_rows: The indices of the batch elements that are not compared.
+    `got`: An output, of any shape.
+    `truth`: The truth, of the type and shape that the output must have.
 
     Returns:
         The judgement, with the reason where the output did not pass.
@@ -155,10 +145,8 @@ def _judge_floats(
 def describe_wrong(wrong: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
     """Return the number of wrong elements, and the index and the values of the first, as text.
 
-    Args:
-        wrong: A mask of the wrong elements, of which there must be one.
-        got: The output, of the mask's shape.
-        expected: The truth, of the mask's shape.
+    `got`: The output, of the mask's shape.
+    `expected`: The truth, of the mask's shape.
     """
     index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
     elements = "1 element" if wrong.size == 1 else f"{wrong.size} elements"

@@ -40,11 +40,7 @@ ORDERS: tuple[Order, ...] = (torch.arange, lambda n: torch.arange(n - 1, -1, -1)
 
 
 class TieOrder(OperationMode):
-    """Mode in which `sort` and `topk` return equal values in a given order.
-
-    Args:
-        order: Returns the order for a number of values.
-    """
+    """Mode in which `sort` and `topk` return equal values in a given order."""
 
     def __init__(self, order: Order) -> None:
         super().__init__()
@@ -75,11 +71,8 @@ def mark_ties(
 
     An output is no evidence if ranking equal values in ONNX's order changes it.
 
-    Args:
-        golden: The case.
-        truth: Its float64 outputs.
-        orders: The outputs of float64 runs with each of `ORDERS`; empty if the module ranks none.
-        rounded: The outputs of runs with random rounding; empty if no output has whole numbers.
+    `truth`: Its float64 outputs.
+    `orders`: The outputs of float64 runs with each of `ORDERS`; empty if the module ranks none.
 
     Returns:
         The case with these marks.

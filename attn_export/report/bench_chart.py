@@ -18,12 +18,7 @@ PEER_COLOURS = ("#9aa5b1", "#6b7a89", "#475569", "#b7c9c3", "#7d9d9c", "#c9c3d6"
 
 
 def check_chart_file(file: Path | str) -> None:
-    """Check before a benchmark that its chart can be written afterwards.
-
-    Raises:
-        UsageError: If the file does not end in .svg or .png, or matplotlib is missing.
-        OutputError: If the folder of the file does not exist.
-    """
+    """Check before a benchmark that its chart can be written afterwards."""
     path = Path(file)
     check_utf8(path)
     if path.suffix not in ENDINGS:
@@ -34,16 +29,7 @@ def check_chart_file(file: Path | str) -> None:
 
 
 def write_chart(panels: Mapping[str, Sequence[WorkloadResult]], file: Path | str) -> None:
-    """Draw the medians of all candidates except rooflines.
-
-    Args:
-        panels: The workloads of each panel, by its title. Panels are stacked vertically.
-        file: The file to write, whose ending, .svg or .png, sets the format.
-
-    Raises:
-        UsageError: If the file has another ending, or matplotlib is missing.
-        OutputError: If the file cannot be written.
-    """
+    """Draw the medians of all candidates except rooflines."""
     check_chart_file(file)
     import matplotlib
     from matplotlib.figure import Figure

@@ -39,12 +39,7 @@ def dry_run_to_json(observations: Sequence[Observation]) -> str:
 
 
 def print_dry_run(observations: Sequence[Observation], console: Console) -> None:
-    """Print dry runs. What is the same on several architectures is printed once.
-
-    Args:
-        observations: The dry runs.
-        console: The console to print on.
-    """
+    """Print dry runs. What is the same on several architectures is printed once."""
     say(f"[{COLOUR}]{MEANING}[/]", console)
     lines: dict[str, list[str]] = {}
     for observation in observations:
@@ -118,12 +113,7 @@ def card_of(observation: Observation) -> str:
 
 
 def attention_of(observation: Observation, step: Step) -> str:
-    """Return the names of the kernels that compute attention, as text.
-
-    Args:
-        observation: The dry run of a graph.
-        step: One of its steps.
-    """
+    """Return the names of the kernels that compute attention, as text."""
     on_cpu = sorted({node.operator for node in observation.elsewhere if node.is_attention})
     kernels = [*step.attention, *([f"on the CPU: {', '.join(on_cpu)}"] if on_cpu else [])]
     if step.stopped:

@@ -33,12 +33,7 @@ FIGURES = ("whole", "row", "max_abs", "max_rel")
 
 
 def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
-    """Return the report as HTML.
-
-    Args:
-        report: The report.
-        drawing: The nodes around attention in the graph, for a diagram. None: no diagram.
-    """
+    """Return the report as HTML."""
     all_summaries = summaries(report)
     ran = [summary for summary in all_summaries if summary.cases]
     cases = list(dict.fromkeys(verdict.case for verdict in report.verdicts))
@@ -84,12 +79,7 @@ def _dry_run(report: Report) -> dict[str, Any] | None:
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Return the text of a page, with all values escaped.
-
-    Args:
-        template: The file name of the template.
-        values: The values of the template by name.
-    """
+    """Return the text of a page, with all values escaped."""
     return _environment().get_template(template).render(**values)
 
 

@@ -35,12 +35,7 @@ STYLES: Mapping[str, Style] = {"ours": "bold", "peer": "", "roof": "dim"}
 
 
 def print_bench(report: BenchReport, console: Console) -> None:
-    """Print a table of each workload, and the candidates that did not run.
-
-    Args:
-        report: The results of the benchmark.
-        console: The console to print on.
-    """
+    """Print a table of each workload, and the candidates that did not run."""
     for workload in report.workloads:
         say(f"[bold]{as_text(workload.name)}[/]", console)
         ran = tuple(
@@ -95,12 +90,7 @@ ONLY_PORTABLE = "It has no Attention: it was given portable operators of opset 1
 
 
 def print_probe(fingerprint: Fingerprint, console: Console) -> None:
-    """Print the table of a fingerprint, its notes, and the legend of its marks.
-
-    Args:
-        fingerprint: The fingerprint.
-        console: The console to print on.
-    """
+    """Print the table of a fingerprint, its notes, and the legend of its marks."""
     versions = fingerprint.environment.get("versions", {})
     assert isinstance(versions, dict)
     notes: dict[str, int] = {}
@@ -171,12 +161,7 @@ MORE_CAUSES = 3
 
 
 def print_explanation(explanation: Explanation, console: Console) -> None:
-    """Print the sentence of an explanation, then its evidence.
-
-    Args:
-        explanation: The explanation.
-        console: The console to print on.
-    """
+    """Print the sentence of an explanation, then its evidence."""
     colour = "green" if explanation.fault == "none" else "red"
     say(f"[{colour}]{as_text(explanation.sentence)}[/]", console)
     for line in _evidence(explanation):

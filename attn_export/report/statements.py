@@ -119,16 +119,7 @@ PASSED, NOT_RUN = "passed", "not run"
 
 
 def write_statements(folder: Path, manifest: Manifest) -> None:
-    """Write the statements of a bundle, which are not yet in its manifest.
-
-    Args:
-        folder: The folder of the bundle.
-        manifest: The manifest, with the digests of the graphs, the weights, the spec and the
-            golden vectors.
-
-    Raises:
-        BundleError: If the report contradicts itself.
-    """
+    """Write the statements of a bundle, which are not yet in its manifest."""
     statements = _statements(folder, manifest)
     (folder / FOLDER).mkdir()
     for name, content in statements.items():
@@ -137,15 +128,7 @@ def write_statements(folder: Path, manifest: Manifest) -> None:
 
 
 def check_statements(folder: Path, manifest: Manifest) -> None:
-    """Check that the statements of a bundle, if it has any, match its files and its report.
-
-    Args:
-        folder: The folder of the bundle, whose files must have been compared with the manifest.
-        manifest: The manifest.
-
-    Raises:
-        BundleError: If a digest, the result, a test or a measured error differs.
-    """
+    """Check that the statements of a bundle, if it has any, match its files and its report."""
     if not {STATEMENT, BOM} & manifest.files.keys():
         return
     for name, content in _statements(folder, manifest).items():
@@ -165,11 +148,7 @@ def check_statements(folder: Path, manifest: Manifest) -> None:
 
 
 def read_report(folder: Path) -> ReportFile:
-    """Read `report.json` of a bundle.
-
-    Raises:
-        BundleError: If it is missing, or is not a valid report.
-    """
+    """Read `report.json` of a bundle."""
     try:
         return checked(parse_json(read_text(folder / REPORT)), ReportFile)
     except OSError as error:
@@ -191,16 +170,9 @@ def test_result(report: ReportFile, manifest: Manifest) -> dict[str, Any]:
 
     https://github.com/in-toto/attestation/blob/main/spec/predicates/test-result.md
 
-    Args:
-        report: The report.
-        manifest: The manifest.
-
     Returns:
         The statement. Its subjects are the graphs and weights, its configuration is the spec and
         the golden vectors, and each test is a case of a graph in a runtime.
-
-    Raises:
-        BundleError: If the report says that it passed, but a verdict did not or there is none.
     """
     statuses: dict[str, set[str]] = {}
     for verdict in report.verdicts:

@@ -65,12 +65,7 @@ class Table:
 
 
 def markdown_table(columns: Iterable[str | Column], rows: Iterable[Iterable[object]]) -> list[str]:
-    """Return the lines of a table in markdown.
-
-    Args:
-        columns: The columns, or their headings as markdown.
-        rows: The rows, each an iterable of cells as markdown.
-    """
+    """Return the lines of a table in markdown."""
     as_columns = [Column(col) if isinstance(col, str) else col for col in columns]
     rules = ("---:" if column.right else "---" for column in as_columns)
     lines = [_line(column.name for column in as_columns), f"|{'|'.join(rules)}|"]
@@ -87,12 +82,7 @@ UNMEASURED = "–"  # noqa: RUF001 (a dash is meant)
 
 
 def shown(figure: float | None, digits: str) -> str:
-    """Return a figure as text: a dash if it was not measured, ``NaN`` for NaN.
-
-    Args:
-        figure: The figure, or None if it was not measured.
-        digits: The format of any other value, such as ``".3g"``.
-    """
+    """Return a figure as text: a dash if it was not measured, ``NaN`` for NaN."""
     if figure is None:
         return UNMEASURED
     return "NaN" if math.isnan(figure) else f"{figure:{digits}}"
@@ -171,12 +161,7 @@ def reproduce_command(folder: Path | None) -> str:
 
 
 def verdicts_by_case(report: Report, run: RuntimeRun) -> dict[str, list[Verdict]]:
-    """Return the verdicts of one runtime and graph, by case.
-
-    Args:
-        report: The report.
-        run: The runtime and graph.
-    """
+    """Return the verdicts of one runtime and graph, by case."""
     by_case: dict[str, list[Verdict]] = {}
     for verdict in report.verdicts:
         if (verdict.runtime, verdict.graph) == (run.runtime, run.graph):
@@ -201,10 +186,6 @@ def largest(verdicts: Sequence[Verdict], figure: str) -> float | None:
 
     Return None if no verdict has the figure. Return None as well if verdicts failed and none of
     those has it: a figure of verdicts that passed would be misleading there.
-
-    Args:
-        verdicts: The verdicts.
-        figure: The name of a field of `Verdict`, such as ``"worst"``.
     """
 
     def values(some: Sequence[Verdict]) -> list[float]:

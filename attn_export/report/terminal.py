@@ -40,12 +40,7 @@ def as_text(foreign: object) -> str:
 
 
 def say(line: str, console: Console) -> None:
-    """Print a line of markup. A terminal gets line breaks between words, a file none.
-
-    Args:
-        line: The rich markup. Foreign texts in it must have gone through `as_text`.
-        console: The console to print on.
-    """
+    """Print a line of markup. A terminal gets line breaks between words, a file none."""
     text = Text.from_markup(line)
     lines = text.divide(_breaks(text.plain, console.width)) if console.is_terminal else [text]
     for wrapped in lines:
@@ -68,11 +63,6 @@ def print_table(table: Table, console: Console, header: str = "") -> None:
 
     A table without columns that may be folded is printed wider than the console if necessary, so
     that users can copy whole names from it.
-
-    Args:
-        table: The table.
-        console: The console to print on.
-        header: The rich style of the headings. Default: that of rich.
     """
     grid = Grid(
         box=None,
@@ -121,13 +111,7 @@ SHOWN = 8
 
 
 def print_report(report: Report, console: Console, option: str = "--json FILE") -> None:
-    """Print the explanations, the table, failures, notes and the verdict.
-
-    Args:
-        report: The report.
-        console: The console to print on.
-        option: The command-line option that shows the whole report.
-    """
+    """Print the explanations, the table, failures, notes and the verdict."""
     if report.error is not None:
         say(f"[red]{as_text(report.error)}[/]", console)
     for sentence in report.explanations:
@@ -190,12 +174,7 @@ def _print_notes(report: Report, console: Console) -> None:
 
 
 def to_text(report: Report, option: str) -> str:
-    """Return the plain text of `print_report`, 100 columns wide, without trailing spaces.
-
-    Args:
-        report: The report.
-        option: The command-line option that shows the whole report.
-    """
+    """Return the plain text of `print_report`, 100 columns wide, without trailing spaces."""
     out = io.StringIO()
     print_report(report, Console(file=out, width=100, color_system=None), option)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

@@ -13,13 +13,7 @@ Layouts = Mapping[str, Sequence[int]]
 def to_graph_layout(
     inputs: Mapping[str, np.ndarray], layouts: Layouts, dtypes: Mapping[str, str]
 ) -> dict[str, np.ndarray]:
-    """Return inputs, transposed and cast to the layout and dtypes of a graph.
-
-    Args:
-        inputs: The inputs by name, in the layout of the cases.
-        layouts: For each name whose layout differs: the permutation of axes.
-        dtypes: For each integer input whose dtype differs: the dtype in the graph.
-    """
+    """Return inputs, transposed and cast to the layout and dtypes of a graph."""
     transposed = {
         name: np.ascontiguousarray(inputs[name].transpose(order))
         for name, order in layouts.items()
@@ -30,12 +24,7 @@ def to_graph_layout(
 
 
 def to_case_layout(outputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np.ndarray]:
-    """Return outputs of a graph, transposed back to the layout of the cases.
-
-    Args:
-        outputs: The outputs by name, in the layout of the graph.
-        layouts: For each name whose layout differs: the permutation of axes.
-    """
+    """Return outputs of a graph, transposed back to the layout of the cases."""
     return {**outputs} | {
         name: outputs[name].transpose(np.argsort(order))
         for name, order in layouts.items()

@@ -41,12 +41,8 @@ DEFAULT = ("ort-cpu", "ort-cuda")
 def runtime(name: str) -> Runtime:
     """Return the runtime of this name.
 
-    Args:
-        name: One of `CLASSES` or `SINGLE_NODES`; ``ort-cpu@CPU`` on an emulated CPU;
-            ``ort-cpu==VERSION`` for another release than the installed one.
-
-    Raises:
-        UsageError: If there is no such runtime.
+    `name`: One of `CLASSES` or `SINGLE_NODES`; ``ort-cpu@CPU`` on an emulated CPU;
+    ``ort-cpu==VERSION`` for another release than the installed one.
     """
     base, at, cpu = name.partition("@")
     if at and base == "ort-cpu":

@@ -34,13 +34,7 @@ TAIL = 300
 
 
 class ChildFailedError(Exception):
-    """A child process that hangs, has ended, or reports an error. The message is the reason.
-
-    Args:
-        outcome: The outcome of the process.
-        reason: The reason.
-        kind: The class in `errors` of the error that the process reports, or "".
-    """
+    """A child process that hangs, has ended, or reports an error. The message is the reason."""
 
     def __init__(self, outcome: Outcome, reason: str, kind: str = "") -> None:
         super().__init__(reason)
@@ -48,12 +42,7 @@ class ChildFailedError(Exception):
 
 
 class Child:
-    """A child process, with a thread that reads its messages.
-
-    Args:
-        command: The command line.
-        environment: Its environment; that of this process if None.
-    """
+    """A child process, with a thread that reads its messages."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str] | None = None
@@ -89,12 +78,7 @@ class Child:
             self._process.stdin.flush()
 
     def receive(self, seconds: float) -> dict[str, Any]:
-        """Return the next object that the child sends.
-
-        Raises:
-            ChildFailedError: If the child sends nothing for this long, has ended, or sends the
-                event `failed`.
-        """
+        """Return the next object that the child sends."""
         try:
             message = self._messages.get(timeout=seconds)
         except queue.Empty as error:
@@ -141,14 +125,7 @@ class Child:
 
 
 def child_command(function: str, limits: Limits, *arguments: str | int) -> list[str]:
-    """Return the command of a child process, which runs `child_main`.
-
-    Args:
-        function: The ``"MODULE:FUNCTION"`` that the process calls with a writer of events, its
-            jobs and the arguments.
-        limits: The limits, of which the process sets that of its memory.
-        arguments: The arguments, which the function gets as strings.
-    """
+    """Return the command of a child process, which runs `child_main`."""
     # -P: the process must not import files of the current folder, such as a numpy.py.
     words = map(str, (function, limits.memory_mib or 0, *arguments))
     return [sys.executable, "-P", "-m", CHILD_MAIN, *words]
@@ -165,18 +142,8 @@ def call_in_child(
 ) -> Any:
     """Call a function in a child process with limits.
 
-    Args:
-        function: ``"MODULE:FUNCTION"``.
-        arguments: The keyword arguments of the function, as JSON values.
-        limits: The limits on time and memory.
-        environment: Environment variables of the child, in addition to those of this process.
-
     Returns:
         The result of the function, as a JSON value.
-
-    Raises:
-        ChildFailedError: If the function raises an error, or the process crashes or takes longer
-            than `limits.seconds`.
     """
     child = Child(
         child_command(f"{CHILD_MAIN}:call", limits),
@@ -198,19 +165,8 @@ def limited(
 ) -> Any:
     """Call a function of this package that reads a file in a child process with limits.
 
-    Args:
-        function: ``"MODULE:FUNCTION"``, within `attn_export`.
-        about: The file that the function reads, for messages.
-        limits: The limits on time and memory. Default: `Limits.default`.
-        environment: Environment variables of the child, in addition to those of this process.
-        arguments: The keyword arguments of the function, as JSON values.
-
     Returns:
         The result of the function, as a JSON value.
-
-    Raises:
-        AttnExportError: The error that the function raised; GraphError if the process crashed or
-            took longer than `limits.seconds`.
     """
     limits = limits or Limits.default()
     try:

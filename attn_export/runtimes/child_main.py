@@ -66,12 +66,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def call(send: EventWriter, jobs: Jobs) -> None:
-    """Call one function with keyword arguments, and send its result as the event `returned`.
-
-    Args:
-        send: The writer of events.
-        jobs: The jobs; the first states the function and its arguments.
-    """
+    """Call one function with keyword arguments, and send its result as the event `returned`."""
     _end_with_parent()
     job = jobs.get()
     send("returned", value=load_function(job["function"])(**job["arguments"]))
@@ -124,9 +119,7 @@ def _jobs_from_stdin() -> Jobs:
 def limit_memory(mib: int, pid: int | None = None) -> None:
     """Limit the memory that a process may allocate.
 
-    Args:
-        mib: The limit in MiB; 0 for none.
-        pid: The process, on Linux. Default: this one.
+    `mib`: The limit in MiB; 0 for none.
     """
     if mib <= 0:
         return

@@ -35,15 +35,7 @@ header."""
 
 
 def download_headers(folder: Path, say: Say) -> None:
-    """Download ONNX Runtime's headers into a folder, in one step.
-
-    Args:
-        folder: The folder to write.
-        say: The receiver of progress messages.
-
-    Raises:
-        InstallError: If no archive can be reached, or sends something else.
-    """
+    """Download ONNX Runtime's headers into a folder, in one step."""
     say(f"downloading {HEADERS}")
     try:
         package = _fetch_package("trixie", "amd64", HEADERS)
@@ -63,14 +55,7 @@ def download_headers(folder: Path, say: Say) -> None:
 
 
 def unpack(package: bytes, folder: Path, is_wanted: Callable[[str], bool]) -> None:
-    """Unpack selected files and relative links of a package.
-
-    Args:
-        package: The content of the package.
-        folder: The folder to write into.
-        is_wanted: A function that returns whether to unpack a path, such as
-            ``usr/bin/qemu-aarch64``.
-    """
+    """Unpack selected files and relative links of a package."""
     with _open_data(package) as archive:
         for member in archive:
             member.name = member.name.removeprefix("./")
@@ -84,32 +69,15 @@ def unpack_pinned(
 ) -> None:
     """Download packages with known digests, and unpack selected files.
 
-    Args:
-        source: A table with `release`, the name of the Debian release, and `packages`, the SHA-256
-            of each package by its path in an archive.
-        folder: The folder to write into.
-        is_wanted: A function that returns whether to unpack a path.
-        say: The receiver of progress messages.
-
-    Raises:
-        InstallError: If a package cannot be downloaded.
+    `source`: A table with `release`, the name of the Debian release, and `packages`, the SHA-256 of
+    each package by its path in an archive.
     """
     for path, sha256 in source["packages"].items():
         unpack(fetch_pinned(path, sha256, source["release"], say), folder, is_wanted)
 
 
 def fetch_pinned(path: str, sha256: str, release: str, say: Say) -> bytes:
-    """Return a package with a known digest, or its successor if Debian has replaced it.
-
-    Args:
-        path: The path in an archive: ``pool/main/z/zlib/zlib1g_1.2.13.dfsg-1_arm64.deb``.
-        sha256: The SHA-256 of the package.
-        release: The name of the release.
-        say: The receiver of progress messages.
-
-    Raises:
-        InstallError: If no archive can be reached, or sends something else.
-    """
+    """Return a package with a known digest, or its successor if Debian has replaced it."""
     errors = []
     for archive in (*_archives(), SNAPSHOT):
         try:

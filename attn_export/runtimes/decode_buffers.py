@@ -25,13 +25,6 @@ from attn_export.tensorfile import numpy_dtype
 class Caches:
     """One preallocated buffer for each cache of a graph, in the graph's order of axes.
 
-    Args:
-        axes: The axes of each buffer, by input: ``("batch", 2, "capacity", 64)``.
-        dtype: The dtype of the elements.
-        batch: The batch size.
-        capacity: The number of keys for which there is memory.
-        device: The device of the buffers, ``"cpu"`` or ``"cuda"``.
-
     Attributes:
         values: The buffers as an `OrtValue` each, by input. Unwritten elements are 0.
     """
@@ -70,9 +63,7 @@ class Caches:
     def write(self, name: str, array: np.ndarray) -> None:
         """Replace the contents of a buffer.
 
-        Args:
-            name: The input of the graph.
-            array: The new contents, of the buffer's shape and dtype.
+        `array`: The new contents, of the buffer's shape and dtype.
         """
         if self._device == "cpu":
             self._arrays[name][...] = array
@@ -99,17 +90,7 @@ class Caches:
 
 
 def load_session(graph: Path, threads: int | None, device: str) -> Any:
-    """Return an ONNX Runtime session whose threads spin between runs, as steps follow closely.
-
-    Args:
-        graph: The file of the graph.
-        threads: The number of threads.
-        device: ``"cpu"`` or ``"cuda"``.
-
-    Raises:
-        RuntimeFailure: If ONNX Runtime is missing or refuses the graph, or does not run its
-            attention on the device.
-    """
+    """Return an ONNX Runtime session whose threads spin between runs, as steps follow closely."""
     try:
         onnxruntime = sdk()
     except ImportError as error:
@@ -129,13 +110,6 @@ def load_session(graph: Path, threads: int | None, device: str) -> Any:
 
 class BoundGraph:
     """A session with a buffer for every input and output.
-
-    Args:
-        session: The ONNX Runtime session.
-        manifest: The bundle's manifest.
-        sizes: The size of every dynamic axis.
-        caches: The buffers of the caches as an `OrtValue` each, by input.
-        graph_file: The outputs that share the buffer of an input, and dtypes of inputs.
 
     Attributes:
         inputs: The buffers of the inputs without the caches.
@@ -180,11 +154,7 @@ class BoundGraph:
                 self._binding.bind_ortvalue_output(name, value_on(array))
 
     def run(self) -> None:
-        """Run once.
-
-        Raises:
-            RuntimeFailure: If ONNX Runtime raises an error.
-        """
+        """Run once."""
         for name in self._copied:  # else ONNX Runtime would reuse the result of the last run
             self._binding.bind_output(name)
         try:

@@ -21,10 +21,7 @@ def clear_padding(buffer: np.ndarray, axes: Shape, ends: Mapping[str, np.ndarray
     No token attends to them, but a NaN or a large number in the cache would still be multiplied by
     the weight 0.
 
-    Args:
-        buffer: The input, which is changed.
-        axes: Its axes.
-        ends: The size of each batch element along axes that are padded, int64 `[B]` by axis.
+    `ends`: The size of each batch element along axes that are padded, int64 `[B]` by axis.
     """
     for axis in {*ends}.intersection(axes) if "batch" in axes else ():
         rows = np.moveaxis(buffer, (axes.index("batch"), axes.index(axis)), (0, 1))
@@ -37,11 +34,7 @@ SHOWN = 60
 
 
 def arrays_of(inputs: Mapping[str, object]) -> ArrayDict:
-    """Return the inputs as arrays.
-
-    Raises:
-        UsageError: If an input is not an array, or `query` is not `[B, L, E]` with B ≥ 1 and L ≥ 1.
-    """
+    """Return the inputs as arrays."""
     try:
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
     except (TypeError, ValueError, RuntimeError) as error:
@@ -60,17 +53,7 @@ def check_inputs(
     sizes: Mapping[str, int],
     keys: int,
 ) -> None:
-    """Check that the inputs have the names, shapes and dtypes of the manifest.
-
-    Args:
-        arrays: The inputs of a step, by name.
-        described: The required inputs, as in the manifest.
-        sizes: The sizes of the axes `batch` and `query_len`.
-        keys: The largest number of keys of a batch element after the step.
-
-    Raises:
-        UsageError: If they do not.
-    """
+    """Check that the inputs have the names, shapes and dtypes of the manifest."""
     for name in sorted(set(described) ^ set(arrays)):
         problem = "is missing" if name in described else "is not wanted"
         raise UsageError(f"{name} {problem}; give {', '.join(described)}")
@@ -86,16 +69,7 @@ def check_inputs(
 
 
 def whole_number(name: str, value: object, most: int) -> int:
-    """Return an argument that must be a whole number from 1.
-
-    Args:
-        name: The name of the argument.
-        value: Its value.
-        most: The largest allowed number.
-
-    Raises:
-        UsageError: If it is something else.
-    """
+    """Return an argument that must be a whole number from 1."""
     number = _whole_numbers(value)
     if number is None or number.ndim or not 1 <= number <= most:
         raise UsageError(f"{name} is {_shown(value)}; give a whole number from 1 to {most}")
@@ -103,16 +77,7 @@ def whole_number(name: str, value: object, most: int) -> int:
 
 
 def lengths_of(lengths: Sequence[int] | None, rows: int, tokens: int) -> np.ndarray:
-    """Return the number of tokens of each prompt without its padding, int64 `[B]`.
-
-    Args:
-        lengths: The number of tokens of each prompt; None if no prompt is padded.
-        rows: B.
-        tokens: The number of tokens of the longest prompt.
-
-    Raises:
-        UsageError: If there is not one number for each prompt, or one is out of range.
-    """
+    """Return the number of tokens of each prompt without its padding, int64 `[B]`."""
     if lengths is None:
         return np.full(rows, tokens, np.int64)
     counts = _whole_numbers(lengths)
@@ -125,15 +90,7 @@ def lengths_of(lengths: Sequence[int] | None, rows: int, tokens: int) -> np.ndar
 
 
 def rows_of(rows: Sequence[int], batch: int) -> np.ndarray:
-    """Return the indices of batch elements as an int64 array `[N]` with N ≥ 1.
-
-    Args:
-        rows: The indices.
-        batch: The batch size of the cache.
-
-    Raises:
-        UsageError: If they are no list of integers, or one is out of range.
-    """
+    """Return the indices of batch elements as an int64 array `[N]` with N ≥ 1."""
     chosen = _whole_numbers(rows)
     if chosen is None or chosen.ndim != 1 or not chosen.size:
         raise UsageError(f"rows are {_shown(rows)}; give the number of a row for each new one")

@@ -62,11 +62,7 @@ def steps_of(
 ) -> list[StepSizes]:
     """Return the steps to run: one of the requested sizes, or else a prefill and a decode.
 
-    Args:
-        shapes: The shape of each input, with names for dynamic axes.
-        batch: B.
-        query_len: L, if requested.
-        past_len: P, if requested.
+    `shapes`: The shape of each input, with names for dynamic axes.
     """
     axes = {axis for shape in shapes for axis in shape if isinstance(axis, str)}
     has_past = bool(axes & {"past_len", "capacity", "past_sequence_length"})
@@ -94,15 +90,7 @@ def inputs_of(
 ) -> dict[str, Any]:
     """Return arrays for the inputs of a session.
 
-    Args:
-        ends: The session's descriptions of its inputs: name, type, shape.
-        sizes: The sizes of the step.
-        lengths: The result of `lengths_in`.
-        roles: The role of each axis that has another name.
-
-    Raises:
-        GraphError: If the type of an input is not supported, or its fixed axes are too large.
-        UsageError: If all inputs together take more than `MOST_BYTES`.
+    `ends`: The session's descriptions of its inputs: name, type, shape.
     """
     import numpy as np
 

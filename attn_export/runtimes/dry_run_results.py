@@ -53,11 +53,7 @@ ALL = "all"
 
 
 def architectures_named(names: Iterable[str]) -> tuple[Architecture, ...]:
-    """Return the architectures of these names without repetition; those of `DEFAULT` for no names.
-
-    Raises:
-        UsageError: If an architecture is unknown.
-    """
+    """Return the architectures of these names, each once; those of `DEFAULT` for no names."""
     known = {architecture.name: architecture for architecture in ARCHITECTURES}
     selected = tuple(dict.fromkeys(names)) or DEFAULT
     if ALL in selected:
@@ -225,9 +221,6 @@ def best_graphs(observations: Sequence[Observation]) -> list[BestGraph]:
     returned. The result is sorted by launches. Graphs that do not run on CUDA to the end are left
     out, and so are steps that wait for a number which a dry run does not have: on a GPU they may
     launch other kernels.
-
-    Args:
-        observations: The observations of the graphs of one bundle.
     """
     if len({observation.graph for observation in observations}) < 2:
         return []

@@ -65,22 +65,11 @@ def observe(
 ) -> dict[str, Any]:
     """Run a graph on the stand-in libraries.
 
-    Args:
-        graph: The file of the graph.
-        architecture: The name of an architecture.
-        bound: Names of outputs that share the buffer of an input, with that input. If empty,
-            they are those of `caches_in_place`.
-        roles: The role of each axis that has another name.
-        batch: B.
-        query_len: L, or None. If both lengths are None, a prefill and a decode are run.
-        past_len: P, or None.
+    `bound`: Names of outputs that share the buffer of an input, with that input. If empty, they are
+    those of `caches_in_place`.
 
     Returns:
         An `Observation` as plain values.
-
-    Raises:
-        GraphError: If the graph cannot be read, its inputs cannot be created, or a real library of
-            NVIDIA was loaded.
     """
     from attn_export.graph.load import load_proto, refuse_bad_data
 
@@ -103,10 +92,6 @@ def observe(
 
 def load_stand_in(card: Architecture, record: Path) -> ctypes.CDLL:
     """Load the stand-in libraries, so that ONNX Runtime finds them under NVIDIA's names.
-
-    Args:
-        card: The architecture that they report.
-        record: The file to which they write their record.
 
     Returns:
         The library that holds the record and its settings.

@@ -153,25 +153,14 @@ class Recorded:
 
 
 def read_record(path: Path, start: int = 0, end: int | None = None) -> list[Recorded]:
-    """Return the events recorded between two positions in the file.
-
-    Args:
-        path: The file of the record.
-        start: The position of the first byte.
-        end: The position after the last byte. Default: the end of the file.
-    """
+    """Return the events recorded between two positions in the file."""
     text = path.read_bytes()[start:end].decode(errors="replace")
     lines = [line.split("\t") for line in text.splitlines()]
     return [Recorded(int(time), kind, int(size), name) for time, kind, size, name in lines]
 
 
 def peak_bytes(events: Sequence[Recorded], before: Sequence[Recorded] = ()) -> int:
-    """Return the largest device memory in bytes that was allocated at once during some events.
-
-    Args:
-        events: The events.
-        before: All events before them.
-    """
+    """Return the largest device memory in bytes that was allocated at once during some events."""
     most = used = sum(map(_allocated, before))
     for event in events:
         used += _allocated(event)
@@ -186,13 +175,7 @@ def _allocated(event: Recorded) -> int:
 def events_of_step(
     events: Sequence[Recorded], profile: Sequence[Mapping[str, Any]], started: int
 ) -> tuple[Event, ...]:
-    """Return the events of a step, each with the node that ran at its time.
-
-    Args:
-        events: The events of the step.
-        profile: The events of ONNX Runtime's profiler.
-        started: The time at which the profiler started, in nanoseconds.
-    """
+    """Return the events of a step, each with the node that ran at its time."""
     # Spans may be nested: a node in a branch of an `If` runs within the span of the `If`. The
     # innermost span starts last.
     spans = sorted(_spans(profile, started), key=lambda span: span.start)
@@ -217,10 +200,8 @@ def bytes_copied(
     The stand-in libraries do not run kernels, so the bytes are computed from shapes. `Ungroup`
     repeats keys, or values, for each query head; the other kernels copy a cache.
 
-    Args:
-        kernel: The readable name of the kernel.
-        inputs: The dtype and shape of each input of its node: query, key, …
-        outputs: The dtype and shape of each output: attention, and present key if there is one.
+    `inputs`: The dtype and shape of each input of its node: query, key, …
+    `outputs`: The dtype and shape of each output: attention, and present key if there is one.
     """
     if not copies_of_cache([kernel]) or not outputs or len(inputs) < 2:
         return 0

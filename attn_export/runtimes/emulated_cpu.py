@@ -70,9 +70,6 @@ def emulated_runtimes(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the runtimes of these CPUs, such as ``ort-cpu@haswell``.
 
     ``"all"`` are those that qemu emulates with all their features.
-
-    Raises:
-        UsageError: If a CPU is unknown.
     """
     selected: list[str] = []
     for name in names:
@@ -89,12 +86,6 @@ class EmulatedCpu(OrtCpu):
 
     The emulator starts the same worker process as for `ort-cpu`: on x86 with this Python and its
     packages, on ARM with Debian's Python and ONNX Runtime's wheel for ARM.
-
-    Args:
-        cpu: One of `cpus`.
-
-    Raises:
-        UsageError: If the CPU is unknown.
     """
 
     time_factor = 3.0  # emulated instructions take longer

@@ -71,16 +71,7 @@ def main() -> int:
 
 
 def install(names: Collection[str], *, system_packages: bool = False) -> None:
-    """Install runtimes that are missing or outdated.
-
-    Args:
-        names: The names of the runtimes.
-        system_packages: Whether apt-get may install Chromium, as root, if there is none.
-
-    Raises:
-        InstallError: If a runtime cannot be installed. The message states the remedy.
-        UsageError: If a name is not a release of a runtime.
-    """
+    """Install runtimes that are missing or outdated."""
     wheels = [
         wheel
         for name, wheels in PACKAGES.items()
@@ -116,16 +107,7 @@ def say(text: str) -> None:
 
 
 def install_release(name: str, say: Say) -> None:
-    """Install a release if it is missing.
-
-    Args:
-        name: The name of the release, such as ``ort-cpu==1.25.1``.
-        say: Receives a message before each long step.
-
-    Raises:
-        InstallError: If it cannot be installed.
-        UsageError: If the name is no name of a release.
-    """
+    """Install a release if it is missing."""
     release = runtime(name)
     if not isinstance(release, Release):
         raise UsageError(f"{name!r} is not a release of a runtime; give ort-cpu{MARK}1.25.1")
@@ -144,12 +126,7 @@ def install_release(name: str, say: Say) -> None:
 
 
 def published(base: str) -> list[str]:
-    """Return the published releases of a runtime without previews, the oldest first.
-
-    Raises:
-        InstallError: If the registry does not answer.
-        UsageError: If the runtime has no releases.
-    """
+    """Return the published releases of a runtime without previews, the oldest first."""
     if base in NPM:
         versions = json.loads(_output("npm", "view", NPM[base], "versions", "--json"))
     elif base in WHEELS:
@@ -163,11 +140,7 @@ def published(base: str) -> list[str]:
 
 
 def pip(*arguments: str) -> None:
-    """Run pip of the base interpreter for this environment, which may have no pip.
-
-    Raises:
-        InstallError: If pip fails.
-    """
+    """Run pip of the base interpreter for this environment, which may have no pip."""
     completed = subprocess.run(_pip(*arguments), stdout=sys.stderr, check=False)
     if completed.returncode:
         raise InstallError(f"pip {' '.join(arguments)} failed; what it said is above")

@@ -39,9 +39,6 @@ def install(say: Say) -> None:
     """Download and unpack qemu, and Python with ONNX Runtime for ARM, unless they are up to date.
 
     All files are written below `home()`, and root is not needed.
-
-    Raises:
-        InstallError: If something cannot be downloaded.
     """
     target, sources = home() / CPUS, digest([TABLE])
     if stamp_of(target) == sources:
@@ -101,9 +98,6 @@ def install_compiler(say: Say) -> None:
     """Download and unpack the compiler and the emulated CPUs, unless they are up to date.
 
     All files are written below `home()`, and root is not needed.
-
-    Raises:
-        InstallError: If something cannot be downloaded.
     """
     install(say)
     if not not_ready():

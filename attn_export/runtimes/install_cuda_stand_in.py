@@ -63,12 +63,7 @@ _SYMBOL = re.compile(r"(?P<name>(?:__)?cu\w+)(?:@+(?P<version>\S+))?\Z")
 
 
 def install(say: Say) -> None:
-    """Build the libraries, unless they are up to date. `say` receives a message before each step.
-
-    Raises:
-        InstallError: If something is missing, or the installed provider asks for a function or a
-            library without a stand-in. The message names it.
-    """
+    """Build the libraries, unless they are up to date. `say` receives messages."""
     if not not_ready():
         return
     provider = _provider()

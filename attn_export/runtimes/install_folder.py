@@ -69,13 +69,7 @@ def digest(sources: Iterable[Path]) -> str:
 
 
 def missing(name: str, program: Path, sources: Iterable[Path]) -> str:
-    """Return the reason that a program is missing or outdated, or "".
-
-    Args:
-        name: The name of the runtime.
-        program: The path of the program.
-        sources: The files that it is built from.
-    """
+    """Return the reason that a program is missing or outdated, or ""."""
     if not program.is_file():
         return f"it is not built here; run {setup_command(name)}"
     if stamp_of(program.parent) != digest(sources):
@@ -91,12 +85,7 @@ def stamp_of(folder: Path) -> str:
 
 @contextlib.contextmanager
 def new_installation(folder: Path, stamp: str) -> Iterator[Path]:
-    """Yield a folder to install into; at the end, let it replace `folder` in one step.
-
-    Args:
-        folder: The folder of a runtime.
-        stamp: The text of its file `STAMP`.
-    """
+    """Yield a folder to install into; at the end, let it replace `folder` in one step."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder_beside(folder) as new:
         yield new
@@ -116,19 +105,11 @@ def run_command(
 ) -> str:
     """Run a command.
 
-    Args:
-        command: The command line.
-        failure: The start of the message if the command fails.
-        error: A regular expression. The message quotes its first match in stderr, or else the
-            first line of stderr.
-        folder: The current folder of the command. Default: that of this process.
-        environment: The environment of the command. Default: that of this process.
+    `error`: A regular expression. The message quotes its first match in stderr, or else the first
+    line of stderr.
 
     Returns:
         Its stdout.
-
-    Raises:
-        InstallError: If the command fails.
     """
     try:
         completed = subprocess.run(
@@ -154,16 +135,8 @@ def pip_command(*arguments: str) -> list[str]:
 def download_wheels(wheels: Mapping[str, str], folder: Path, *options: str) -> list[Path]:
     """Download wheels with known digests from PyPI.
 
-    Args:
-        wheels: The SHA-256 of each wheel, by ``NAME==VERSION``. pip refuses other files.
-        folder: The folder to write into.
-        options: The options of pip that choose the platform.
-
     Returns:
         The paths of the wheels.
-
-    Raises:
-        InstallError: If a wheel cannot be downloaded.
     """
     pins = folder / "requirements.txt"
     pins.write_text("".join(f"{wheel} --hash=sha256:{sha}\n" for wheel, sha in wheels.items()))

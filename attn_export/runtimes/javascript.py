@@ -57,16 +57,7 @@ for the modules that all JavaScript kits share, and files in `HARNESS`."""
 
 
 def install(names: Collection[str], say: Say, *, system_packages: bool = False) -> None:
-    """Install runtimes, unless they are up to date.
-
-    Args:
-        names: Names out of node, wasm and webgpu.
-        say: Receives a message before each long step.
-        system_packages: Whether apt-get may install Chromium, as root, if there is none.
-
-    Raises:
-        InstallError: If something is missing that must be installed by hand.
-    """
+    """Install runtimes, unless they are up to date."""
     _check_node()
     if NODE in names:
         _install(home() / NODE, NODE_PACKAGE, say)
@@ -77,17 +68,7 @@ def install(names: Collection[str], say: Say, *, system_packages: bool = False) 
 
 
 def install_release(folder: Path, package: str, version: str, say: Say) -> None:
-    """Install another release of a package, with the program of the runtime.
-
-    Args:
-        folder: The folder of the release.
-        package: `NODE_PACKAGE` or `WEB_PACKAGE`.
-        version: The release.
-        say: Receives a message before each long step.
-
-    Raises:
-        InstallError: If it cannot be installed.
-    """
+    """Install another release of a package, with the program of the runtime."""
     _check_node()
     _install(folder, package, say, version)
     for libraries in (folder / "node_modules" / package / "bin").glob("*/*"):

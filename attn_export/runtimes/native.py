@@ -44,11 +44,7 @@ ERROR = r"(?i)^(.*error:|CMake Error).*\n?.*"
 
 
 def install(say: Say) -> None:
-    """Build both programs, unless they are up to date. `say` receives a message before each step.
-
-    Raises:
-        InstallError: If something is missing; the message gives the remedy.
-    """
+    """Build both programs, unless they are up to date. `say` receives messages."""
     ort = home() / ORT
     _link_library(ort / "lib")
     outdated = [name for name in NATIVE if not_ready(name)]

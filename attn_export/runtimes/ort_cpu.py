@@ -119,12 +119,7 @@ class OrtEngine(Engine):
     def run(
         self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        """Return the outputs of one run, by name.
-
-        Args:
-            inputs: The inputs, by name.
-            bound: Names of outputs that share the buffer of an input, with that input.
-        """
+        """Return the outputs of one run, by name."""
         if bound:
             return self._run_in_place(inputs, bound)
         if BFLOAT16 in self._types:
@@ -186,9 +181,7 @@ def value_on(array: np.ndarray, device: str = "cpu") -> Any:
 
     On the CPU the value shares the memory of the array, which must live as long.
 
-    Args:
-        array: An array of any dtype and shape.
-        device: ``"cpu"`` or ``"cuda"``.
+    `array`: An array of any dtype and shape.
     """
     if array.dtype.name == "bfloat16":  # the numpy interface has none
         import numpy as np
@@ -225,11 +218,8 @@ def array_of(value: Any) -> np.ndarray:
 def session_options(threads: int, graph: Path | None = None, *, spin: bool = False) -> Any:
     """Return the session options that all sessions have in common.
 
-    Args:
-        threads: The number of threads for computing; 0 for the choice of ONNX Runtime.
-        graph: The file of the graph if it runs on the CPU. Some graphs need options for exact
-            products of integers there.
-        spin: Whether idle threads spin, which is faster if runs follow each other closely.
+    `graph`: The file of the graph if it runs on the CPU. Some graphs need options for exact
+    products of integers there.
     """
     options = sdk().SessionOptions()
     options.intra_op_num_threads = threads
@@ -251,15 +241,8 @@ def session_options(threads: int, graph: Path | None = None, *, spin: bool = Fal
 def with_options(session: Any, options: Options) -> Any:
     """Set options in session options.
 
-    Args:
-        session: Session options of ONNX Runtime; changed in place.
-        options: `OPTIMIZATION`, and entries of the session's configuration, by name.
-
     Returns:
         The session options.
-
-    Raises:
-        ValueError: If an optimisation level or the name of an entry is invalid.
     """
     for name, value in options.items():
         if name == OPTIMIZATION:

@@ -119,12 +119,7 @@ class CudaEngine(OrtEngine):
 
 
 def cuda_session(threads: int, options: Options) -> tuple[Any, list[Any]]:
-    """Return the session options and the execution providers of a session on CUDA.
-
-    Args:
-        threads: The number of threads.
-        options: `TF32`, `OPTIMIZATION`, and entries of the session's configuration, by name.
-    """
+    """Return the session options and the execution providers of a session on CUDA."""
     others = {name: value for name, value in options.items() if name != TF32}
     session = with_options(session_options(threads), others)
     session.add_session_config_entry("session.record_ep_graph_assignment_info", "1")

@@ -34,14 +34,9 @@ class Selection:
     def of(cls, named: Sequence[str], require: Sequence[str]) -> Self:
         """Return the selection of the command line's --runtime and --require.
 
-        Args:
-            named: The values of --runtime: names of required runtimes; ``"all"`` for every known
-                runtime, of which only ort-cpu is required; ``"-NAME"`` to leave one out of
-                ``"all"``. Empty: the runtimes of `DEFAULT`.
-            require: The values of --require: names of further required runtimes.
-
-        Raises:
-            UsageError: If a runtime is unknown.
+        `named`: The values of --runtime: names of required runtimes; ``"all"`` for every known
+        runtime, of which only ort-cpu is required; ``"-NAME"`` to leave one out of ``"all"``.
+        Empty: the runtimes of `DEFAULT`.
         """
         # Runtimes that `DEFAULT` or "all" adds may be missing: most machines have no GPU.
         excluded = [runtime(name[1:]).name for name in named if name.startswith("-")]
@@ -54,11 +49,6 @@ class Selection:
 
 class Pool:
     """Worker processes, which import their SDKs while the job itself still prepares the graphs.
-
-    Args:
-        selection: The runtimes.
-        graphs: The graphs that are known at the start; `add` adds others.
-        limits: The limits of each process.
 
     Attributes:
         workers: The processes, by the names of runtime and graph.
@@ -129,13 +119,6 @@ class Pool:
         out: Path,
     ) -> int:
         """Pass graphs and cases to the processes, and return at once.
-
-        Args:
-            folder: The folder of the graphs.
-            inputs: The names of the inputs, in the order of their files.
-            axes: The axes of every input and output, by name.
-            cases: The cases; each graph gets those whose sizes it accepts.
-            out: The folder for all outputs.
 
         Returns:
             The number of cases of all processes together.

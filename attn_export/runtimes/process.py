@@ -68,11 +68,6 @@ class CaseResult:
 class Worker:
     """A process that runs one graph. Started before its graph exists, it imports the SDK meanwhile.
 
-    Args:
-        runtime: The runtime.
-        limits: The limits of the process.
-        lazy: Whether to leave the start of the process to `launch`.
-
     Attributes:
         outcome: The outcome of the process; `"ran"` only if it answered every case.
         reason: The reason that the outcome is not `"ran"`; else empty.
@@ -172,18 +167,7 @@ class Worker:
         decodes: Collection[str] = (),
         options: Options | None = None,
     ) -> None:
-        """Send the graph and the cases to the process. The files of inputs must exist.
-
-        Args:
-            graph: The file.
-            inputs: The names of the inputs, in the order of their files.
-            cases: The cases to run.
-            graph_file: The fixed axes, layouts, dtypes and shared buffers of the graph. Default:
-                those of the cases.
-            axes: The axes of every input and output, by name. Required if there are `decodes`.
-            decodes: The names of the cases that are run as whole decodes, step by step.
-            options: Options of the engine, if the runtime has any.
-        """
+        """Send the graph and the cases to the process. The files of inputs must exist."""
         job = {
             "graph": str(graph),
             "graph_file": dataclasses.asdict(graph_file or GraphFile(graph.name)),
@@ -250,15 +234,7 @@ def run_once(
 ) -> RunResult:
     """Load a graph in a worker process, run cases through it in order, and end the process.
 
-    Args:
-        runtime: The runtime.
-        graph: The file.
-        cases: The inputs of each case, by the name of the case; all cases must have the same
-            inputs.
-        limits: The limits of the process.
-        graph_file: The fixed axes, layouts, dtypes and shared buffers of the graph. Default: those
-            of the cases.
-        options: Options of the engine, if the runtime has any.
+    `cases`: The inputs of each case, by the name of the case; all cases must have the same inputs.
 
     Returns:
         The outputs of the cases, or the reason that there are none.

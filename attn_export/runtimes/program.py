@@ -43,10 +43,6 @@ class ProgramEngine(Engine):
     """A program that has loaded a graph.
 
     The graph and the number of threads are appended to the command line.
-
-    Raises:
-        EngineDiedError: If the program ends before the graph is loaded, or sends an invalid line.
-        RuntimeError: If the program refuses the graph.
     """
 
     def __init__(self, command: Sequence[str | Path], graph: Path, threads: int) -> None:
@@ -72,16 +68,8 @@ class ProgramEngine(Engine):
     ) -> dict[str, np.ndarray]:
         """Run the graph once.
 
-        Args:
-            inputs: The inputs, by name.
-            bound: Names of outputs that share the buffer of an input, with that input.
-
         Returns:
             The outputs, by name.
-
-        Raises:
-            EngineDiedError: If the program ends, or sends an invalid line.
-            RuntimeError: If the program reports an error.
         """
         try:
             self._in.write(f"run {len(inputs)} {len(bound)}\n".encode())

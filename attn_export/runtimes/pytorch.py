@@ -18,11 +18,7 @@ SLOTS = ("query", "key", "value", "attn_mask", "past_key", "past_value")
 
 
 class SdpaEngine(Engine):
-    """An `Attention` node, computed by the kernel that PyTorch chooses.
-
-    Raises:
-        ValueError: If the graph is not one `Attention` node, or uses what the function lacks.
-    """
+    """An `Attention` node, computed by the kernel that PyTorch chooses."""
 
     def __init__(self, graph: Path, threads: int) -> None:
         import torch

@@ -45,17 +45,10 @@ class Release(Runtime):
 
     It has no table of known limits: every graph is tried.
 
-    Args:
-        base: The runtime.
-        version: The version of the release.
-
     Attributes:
         name: ``"ort-cpu==1.25.1"``.
         npm_package: The npm package, or "".
         wheels: The PyPI packages, if it has any.
-
-    Raises:
-        UsageError: If releases of the runtime cannot be installed, or the version is malformed.
     """
 
     time_factor = 1.0

@@ -49,18 +49,8 @@ def decode(run: Run, inputs: ArrayDict, axes: Axes, fixed: Mapping[str, int]) ->
 
     A graph with a fixed batch size of 1 gets one batch element after the other.
 
-    Args:
-        run: A function that runs the graph once.
-        inputs: The inputs of one run on the whole sequences, with empty caches.
-        axes: The axes of every input and output, by name.
-        fixed: The axes with a fixed size in the graph, as in `GraphFile`.
-
     Returns:
         The joined outputs, which must equal those of one run on `inputs`.
-
-    Raises:
-        ValueError: If an output of a step does not have the sizes of the step.
-        Exception: Any error of `run`.
     """
     single = fixed.get(QUERY_LEN) == 1
     if fixed.get(BATCH) != 1:
@@ -182,14 +172,7 @@ def _fit(array: np.ndarray, axis: int, size: int) -> np.ndarray:
 
 
 def serve(send: EventWriter, jobs: Jobs, name: str, threads: str) -> None:
-    """Load and run the graph of one job.
-
-    Args:
-        send: The writer of events.
-        jobs: The jobs.
-        name: The name of the runtime.
-        threads: The number of threads for computing.
-    """
+    """Load and run the graph of one job."""
     target = runtime(name)
     target.prepare()
     send("ready")
@@ -261,9 +244,6 @@ def _differing_separate(
     Returns:
         The outputs, if one of them differs in any bit from `shared`, the outputs of the run that
         shares buffers; else nothing.
-
-    Raises:
-        RuntimeError: If the run fails or changes an input.
     """
     graph_file = job["graph_file"]
     if not graph_file["bound"] or type(engine).run is Engine.run:  # which never shares buffers

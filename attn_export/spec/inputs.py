@@ -34,11 +34,7 @@ class MaskSpec:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a text such as ``"bool[B,1,1,S]"``.
-
-        Raises:
-            SpecError: If the text is not a dtype and a shape that broadcasts to `[B, H, L, S]`.
-        """
+        """Parse a text such as ``"bool[B,1,1,S]"``."""
         match = re.fullmatch(r"(bool|float)\[([\w,\s]+)\]", text.strip())
         axes = tuple(a.strip() for a in match[2].split(",")) if match else ()
         rule = 'attn_mask is "none" or a dtype and a shape such as "bool[B,1,1,S]" or "float[L,S]"'
@@ -140,9 +136,7 @@ class Roles:
     def shape(self, shape: Shape, end: str = "") -> Shape:
         """Return a shape with the names of plans; axes of an output without names get ``end.1``.
 
-        Args:
-            shape: The shape.
-            end: The name of the output.
+        `shape`: The shape.
         """
         named = (f"{end}.{at}" if axis == "" and end else axis for at, axis in enumerate(shape))
         return tuple(self.name(axis) if isinstance(axis, str) else axis for axis in named)

@@ -19,16 +19,7 @@ PER_BLOCK: Final = "dynamic-int8-per-block"
 
 
 def require_fields(spec: AttentionFields, values: Mapping[str, Any], problem: str) -> None:
-    """Check that fields have the only values that another field allows.
-
-    Args:
-        spec: The spec.
-        values: The required value of each field.
-        problem: The end of the error message: the other field, and the remedy.
-
-    Raises:
-        SpecError: If a field has another value.
-    """
+    """Check that fields have the only values that another field allows."""
     for name, required in values.items():
         if getattr(spec, name) != required:
             raise SpecError(f"{name} = {getattr(spec, name)!r} {problem}")
@@ -171,12 +162,7 @@ def block_width(width: int) -> int:
 
 
 def stored_width(spec: AttentionFields, width: int) -> int:
-    """Return the number of elements of the cache for one head of a token.
-
-    Args:
-        spec: The spec.
-        width: The width of the head before rounding: D or Dv.
-    """
+    """Return the number of elements of the cache for one head of a token."""
     channels = width // IN_A_BYTE.get(spec.kv_dtype, 1)
     # Each block has a byte for its scale and one for its zero point.
     return channels + (2 * (width // block_width(width)) if spec.kv_scale == BY_BLOCK else 0)
@@ -185,9 +171,7 @@ def stored_width(spec: AttentionFields, width: int) -> int:
 def inputs_of_own_type(spec: AttentionFields, shapes: Mapping[str, Shape]) -> dict[str, Input]:
     """Return the inputs whose type is not that of the layer, by name: caches and integers.
 
-    Args:
-        spec: The spec.
-        shapes: The shapes of all inputs.
+    `shapes`: The shapes of all inputs.
     """
     inputs: dict[str, Input] = {}
     if spec.kv_dtype != "none":

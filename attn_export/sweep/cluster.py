@@ -66,16 +66,7 @@ def resources_here() -> dict[str, float]:
 
 
 def security(tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None) -> Security | None:
-    """Return the TLS settings of this side of a connection, or None if there are no files.
-
-    Args:
-        tls_ca: The certificate of the authority that both sides trust.
-        tls_cert: The certificate of this side.
-        tls_key: The key of that certificate.
-
-    Raises:
-        UsageError: If one or two of the three are None, or a file does not exist.
-    """
+    """Return the TLS settings of this side of a connection, or None if there are no files."""
     options = {"--tls-ca": tls_ca, "--tls-cert": tls_cert, "--tls-key": tls_key}
     if not any(options.values()):
         return None
@@ -97,16 +88,7 @@ def security(tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None) -
 
 
 def check_address(address: str, tls: Security | None) -> None:
-    """Check that a scheduler is on this machine, or that TLS proves its identity.
-
-    Args:
-        address: The address of the scheduler.
-        tls: TLS settings, or None.
-
-    Raises:
-        UsageError: If it is on another machine and there is no TLS, if TLS does not match the
-            scheme of the address, or if the address is malformed.
-    """
+    """Check that a scheduler is on this machine, or that TLS proves its identity."""
     match = re.fullmatch(r"(tcp|tls)://(\[[0-9a-fA-F:]+\]|[\w.-]+):(\d{1,5})", address)
     if match is None:
         raise UsageError(
@@ -136,17 +118,7 @@ def _is_loopback(host: str) -> bool:
 
 @contextlib.contextmanager
 def connected(scheduler: str | None, tls: Security | None, workers: int | None) -> Iterator[Client]:
-    """Yield a client of a scheduler, or of a cluster of processes on this machine.
-
-    Args:
-        scheduler: The address of the scheduler. None starts a cluster, which ends with the block.
-        tls: TLS settings, which the address of another machine needs.
-        workers: The number of processes of a cluster. Default: the number of cores.
-
-    Raises:
-        UsageError: If `check_address` refuses the address.
-        RuntimeFailure: If the scheduler does not answer.
-    """
+    """Yield a client of a scheduler, or of a cluster of processes on this machine."""
     check_installed("distributed")
     import dask
     from distributed import Client, LocalCluster
@@ -182,17 +154,7 @@ def connected(scheduler: str | None, tls: Security | None, workers: int | None) 
 
 
 def serve(scheduler: str, tls: Security | None, name: str | None) -> None:
-    """Run a worker with the resources of this machine until its scheduler ends.
-
-    Args:
-        scheduler: The address of the scheduler.
-        tls: TLS settings, which the address of another machine needs.
-        name: The name of the worker. Default: its address.
-
-    Raises:
-        UsageError: If `check_address` refuses the address.
-        RuntimeFailure: If the scheduler does not answer.
-    """
+    """Run a worker with the resources of this machine until its scheduler ends."""
     import asyncio
 
     check_installed("distributed")

@@ -54,10 +54,8 @@ class Defect:
 def defects(rows: Iterable[Row], is_wrong: Callable[[Row], bool]) -> list[Defect]:
     """Return the defects by runtime, those of most layers first.
 
-    Args:
-        rows: The cells of a store. Those of runtimes without a release are ignored.
-        is_wrong: Function that returns whether a cell shows a defect. A cell may also have
-            neither passed nor a defect, as one that did not run.
+    `is_wrong`: Function that returns whether a cell shows a defect. A cell may also have neither
+    passed nor a defect, as one that did not run.
     """
     histories: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
@@ -136,21 +134,9 @@ def bisect(
 ) -> list[ReleaseVerdict]:
     """Find where the verdict on a bundle's graph changed between the oldest and the newest release.
 
-    Args:
-        bundle: The bundle's folder.
-        releases: The releases of one runtime, in any order.
-        dialect: The dialect of the graph.
-        install: Function that installs a release before it runs. None: all are installed.
-        progress: Receiver of progress.
-
     Returns:
         The releases that were run, the oldest first. They include two consecutive releases of
         which only one passes.
-
-    Raises:
-        UsageError: If there are fewer than two releases, the bundle has no such graph, or the
-            oldest and the newest release both pass or both do not.
-        RuntimeFailure: If a release cannot run on this machine.
     """
     progress = progress or Progress()
     if dialect not in {file.dialect for file in graph_files(read_manifest(bundle))}:

@@ -66,18 +66,8 @@ def run_sweep(
 ) -> int:
     """Run the cells that the store does not have.
 
-    Args:
-        plan: The sweep.
-        store: The store of results. Each cell is added as soon as it is finished.
-        client: The client of the cluster.
-        progress: Receiver of progress.
-        tasks: The functions that workers run. Benchmarks of the sweep itself replace them.
-
     Returns:
         The number of these cells.
-
-    Raises:
-        RuntimeFailure: If the connection to the scheduler is lost.
     """
     progress = progress or Progress()
     finished = store.finished()

@@ -67,18 +67,7 @@ class _SiteLine:
 
 
 def write_site(rows: Sequence[Row], output: Path, title: str, facts: Sequence[str]) -> None:
-    """Write the site.
-
-    Args:
-        rows: The cells of a store.
-        output: The folder to write: new, empty, or an earlier site without changes.
-        title: The title of the page.
-        facts: Lines below the title, such as versions and the date.
-
-    Raises:
-        UsageError: If there are no cells.
-        OutputError: If `output` cannot be written, or must not be replaced.
-    """
+    """Write the site."""
     if not rows:
         raise UsageError("the store has no cells; run the sweep first")
     with replacement_of(output, "site") as folder:
@@ -87,13 +76,7 @@ def write_site(rows: Sequence[Row], output: Path, title: str, facts: Sequence[st
 
 
 def site_files(rows: Sequence[Row], title: str, facts: Sequence[str]) -> dict[str, str]:
-    """Return the texts of the site's files by name.
-
-    Args:
-        rows: The cells of a store.
-        title: The title of the page.
-        facts: Lines below the title, such as versions and the date.
-    """
+    """Return the texts of the site's files by name."""
     return {
         PAGE: _page(rows, title, facts),
         "cells.json": json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n",

@@ -113,17 +113,7 @@ class Store:
     @classmethod
     @contextlib.contextmanager
     def open(cls, folder: Path, *, new: bool = False) -> Iterator[Store]:
-        """Yield an existing store, or a new one; close it at the end of the block.
-
-        Args:
-            folder: The folder of the store, which is created if it is missing.
-            new: Whether the store must have no results yet.
-
-        Raises:
-            UsageError: If `new` is set and there are results, if another version of attn-export
-                wrote the store, or if a file is not that of a store.
-            OutputError: If the file cannot be written.
-        """
+        """Yield an existing store, or a new one; close it at the end of the block."""
         path = folder / FILE
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -206,11 +196,7 @@ class Store:
         return {row.id for row in self.rows() if row.verdict not in AGAIN}
 
     def rows(self) -> list[Row]:
-        """Return all cells, sorted by layer, runtime and dialect.
-
-        Raises:
-            UsageError: If a value has another type or range than that of a `Row`.
-        """
+        """Return all cells, sorted by layer, runtime and dialect."""
         query = f"SELECT {', '.join(COLUMNS)} FROM cells ORDER BY name, source, runtime, dialect"
         try:
             return [checked(dict(zip(COLUMNS, row, strict=True)), Row) for row in self._read(query)]
@@ -229,15 +215,8 @@ class Store:
 def merge(folder: Path, others: Iterable[Path]) -> int:
     """Add the cells of other stores to a store.
 
-    Args:
-        folder: The folder of the store to write.
-        others: The folders of the stores to read. If several have the same cell, the last counts.
-
     Returns:
         The number of cells that the store then has.
-
-    Raises:
-        UsageError: If a folder has no store.
     """
     rows: list[Row] = []
     for other in others:
@@ -262,11 +241,7 @@ class _Json(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_json(path: Path) -> list[Row]:
-    """Return cells that `to_json` wrote, read from a file.
-
-    Raises:
-        UsageError: If it cannot be read, or has another format.
-    """
+    """Return cells that `to_json` wrote, read from a file."""
     try:
         file = checked(parse_json(read_text(path)), _Json)
     except (OSError, ValueError) as error:

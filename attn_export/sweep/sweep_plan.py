@@ -142,10 +142,8 @@ class SweepPlan:
     def share(self, number: int, count: int) -> SweepPlan:
         """Return one of `count` parts of the sweep, which have about as many layers each.
 
-        Args:
-            number: The number of the part, from 1. It has the layers `number`,
-                `number + count`, and so on.
-            count: The number of parts.
+        `number`: The number of the part, from 1. It has the layers `number`, `number + count`, and
+        so on.
         """
         keys = {source.key for source in self.sources[number - 1 :: count]}
         cells = tuple(cell for cell in self.cells if cell.source.key in keys)
@@ -153,16 +151,7 @@ class SweepPlan:
 
 
 def read_plan(path: Path, *, allow_modules: bool = False) -> SweepPlan:
-    """Return the plan of a sweep, read from its file.
-
-    Args:
-        path: The TOML file. Paths in it are relative to its folder.
-        allow_modules: Whether the file may name Python files, whose code the workers run.
-
-    Raises:
-        UsageError: If the file cannot be read, names something unknown, or has no cells or more
-            than `MOST_CELLS`.
-    """
+    """Return the plan of a sweep, read from its file."""
     try:
         file = checked(read_toml(path), _File)
     except OSError as error:

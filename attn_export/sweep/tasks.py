@@ -54,15 +54,6 @@ def build_packed(
 
     The refusal of a layer is a result. A failure of the machine raises an error, so that the
     scheduler tries another worker.
-
-    Args:
-        kind: As in `sweep_plan.Source`.
-        content: As in `sweep_plan.Source`.
-        dialects: The dialects of its graphs.
-        seed: The seed of its weights.
-
-    Raises:
-        OSError: If files cannot be written, for instance because the disk is full.
     """
     started = time.monotonic()
     try:
@@ -94,11 +85,7 @@ def _build(
 
 
 def pack(folder: Path) -> Packed:
-    """Compare the files of a bundle with their digests, and pack them.
-
-    Raises:
-        BundleError: If a file is missing or was changed.
-    """
+    """Compare the files of a bundle with their digests, and pack them."""
     files = read_bundle(folder).files
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
@@ -108,15 +95,7 @@ def pack(folder: Path) -> Packed:
 
 
 def unpack(packed: Packed, home: Path) -> Path:
-    """Return the folder of a bundle below `home`; unpack and check it if it is not there yet.
-
-    Args:
-        packed: The bundle.
-        home: The worker's folder of bundles, which are named by their digests.
-
-    Raises:
-        BundleError: If the archive is broken or does not match the digest.
-    """
+    """Return the folder of a bundle below `home`; unpack and check it if it is not there yet."""
     folder = home / packed.digest
     if folder.is_dir():
         return folder
@@ -147,16 +126,8 @@ def _digest(folder: Path) -> str:
 def run_packed(packed: Packed, runtime: str, dialects: Sequence[str]) -> dict[str, CellFields]:
     """Run the graphs of a bundle in one runtime.
 
-    Args:
-        packed: The bundle.
-        runtime: The runtime, or a dry run.
-        dialects: The dialects to run.
-
     Returns:
         The fields of each dialect's cell.
-
-    Raises:
-        OSError: If files cannot be written, for instance because the disk is full.
     """
     if packed.refused:
         refused = {"verdict": "refused", "cause": f"not built: {packed.refused}"}
@@ -198,11 +169,6 @@ def _home() -> Path:
 
 def verify_dialects(folder: Path, runtime: str, dialects: Sequence[str]) -> dict[str, CellFields]:
     """Verify a bundle in one runtime.
-
-    Args:
-        folder: The folder of the bundle.
-        runtime: The runtime.
-        dialects: Dialects of which the bundle has graphs.
 
     Returns:
         The fields of each dialect's cell.

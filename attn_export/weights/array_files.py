@@ -32,13 +32,7 @@ MAX_HEADER = 1024
 def read_arrays(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, Tensor]:
     """Return the arrays of a file, in the types in which they are stored.
 
-    Args:
-        path: A .npz or .safetensors file; nothing is unpickled.
-        names: The names that the arrays may have.
-        max_bytes: The largest size of the file, and of each array in it, in bytes.
-
-    Raises:
-        WeightsError: If it is no such file, is too large, or has arrays of other names, or none.
+    `max_bytes`: The largest size of the file, and of each array in it, in bytes.
     """
     readers = {NPZ: _npz, SAFETENSORS: _safetensors}
     if path.suffix not in readers:
@@ -122,14 +116,8 @@ MAX_BYTES = 64 * 2**20
 def read_scales(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return scales from a file, reshaped to the shapes of a module's scales.
 
-    Args:
-        path: A .npz or .safetensors file with `k_scale` and `v_scale`, float32: scalars or `[1]`,
-            or `[Hkv, D]` or `[Hkv, 1, D]` for scales by channel.
-        like: The module's scales, by name.
-
-    Raises:
-        WeightsError: If it is no such file, or if a scale is missing, has another shape or dtype,
-            or is not positive and finite.
+    `path`: A .npz or .safetensors file with `k_scale` and `v_scale`, float32: scalars or `[1]`, or
+    `[Hkv, D]` or `[Hkv, 1, D]` for scales by channel.
     """
     arrays = read_arrays(path, NAMES, MAX_BYTES)
     return {name: _check_scale(path, name, arrays, like[name]) for name in NAMES}
@@ -160,11 +148,6 @@ def _check_scale(path: Path, name: str, arrays: Mapping[str, Tensor], like: Tens
 
 
 def write_scales(folder: Path, scales: Mapping[str, Tensor]) -> None:
-    """Write the scales of a module to a file that `read_scales` can read.
-
-    Args:
-        folder: An existing folder.
-        scales: `k_scale` and `v_scale`.
-    """
+    """Write the scales of a module to a file that `read_scales` can read."""
     arrays: dict[str, Any] = {name: scales[name].numpy() for name in NAMES}
     np.savez(folder / FILE, **arrays)

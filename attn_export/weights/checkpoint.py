@@ -70,23 +70,7 @@ def load_checkpoint(
     fields: Mapping[str, Any] | None = None,
     pool_kv_heads: int | None = None,
 ) -> Checkpoint:
-    """Return one attention layer of a safetensors checkpoint; other tensors are not read.
-
-    Args:
-        path: A .safetensors file, a .safetensors.index.json, a config.json without weights, or a
-            folder with one of these.
-        layer: A number, or a prefix such as "decoder.layers.3.self_attn". Default: layer 0, or the
-            only layer.
-        spec: The spec of the layer. Default: from the config.json next to the weights.
-        fields: Values of single fields of the spec, such as ``{"cache": "append"}``.
-        pool_kv_heads: The number of K/V heads after pooling. `spec` must have the number before
-            it.
-
-    Raises:
-        WeightsError: If the checkpoint is broken or has no such layer, if there is neither a spec
-            nor a config.json, or if config.json, spec and tensors contradict each other.
-        SpecError: If the fields contradict each other or the spec.
-    """
+    """Return one attention layer of a safetensors checkpoint; other tensors are not read."""
     fields = fields or {}
     if spec is not None and fields:
         spec = AttentionSpec.from_dict({**spec.to_dict(), **fields})
@@ -122,13 +106,6 @@ def open_layer(
     pool_kv_heads: int | None,
 ) -> Checkpoint | tuple[TensorSource, Config | None, LayerMatch]:  # fmt: skip
     """Find a layer without importing torch.
-
-    Args:
-        path: As for `load_checkpoint`, like all arguments and errors.
-        layer: See `path`.
-        spec: See `path`.
-        fields: See `path`.
-        pool_kv_heads: See `path`.
 
     Returns:
         What a config.json without tensors describes, or the files, their config and the layer.

@@ -31,11 +31,7 @@ class Config:
 
     @classmethod
     def load(cls, path: Path) -> Config | None:
-        """Return the config at a path, or None if there is no such file.
-
-        Raises:
-            WeightsError: If it is not JSON.
-        """
+        """Return the config at a path, or None if there is no such file."""
         if not path.is_file():
             return None
         values = read_json(path, "the config")
@@ -50,14 +46,7 @@ class Config:
         )
 
     def for_tower(self, name: str) -> Config:
-        """Return the config of an encoder of images or audio.
-
-        Args:
-            name: The name of the encoder in a prefix, such as ``"vision_tower"``.
-
-        Raises:
-            WeightsError: If the file does not describe that encoder.
-        """
+        """Return the config of an encoder of images or audio."""
         modality = "audio" if name.startswith("audio") else "vision"
         if modality not in self.towers:
             raise self.invalid(f"{modality}_config", f"the config of {name}")
@@ -73,11 +62,7 @@ class Config:
         return self.values.get(key) is not None
 
     def whole(self, key: str) -> int:
-        """Return a whole number.
-
-        Raises:
-            WeightsError: If it is missing or is no whole number.
-        """
+        """Return a whole number."""
         value = self.values.get(key)
         # Large integers cannot be converted to float; all values of a spec are far smaller.
         if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 2**50:
@@ -85,59 +70,31 @@ class Config:
         return value
 
     def positive(self, key: str) -> float:
-        """Return the positive number of a key.
-
-        Raises:
-            WeightsError: If it is missing or is no positive finite number.
-        """
+        """Return the positive number of a key."""
         return self.check_positive(key, self.values.get(key))
 
     def check_positive(self, key: str, value: object) -> float:
-        """Return a value as a float, which must be a positive finite number.
-
-        Args:
-            key: The name of the value in messages.
-            value: The value.
-
-        Raises:
-            WeightsError: If it is no positive finite number.
-        """
+        """Return a value as a float, which must be a positive finite number."""
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1e300:
             return float(value)  # neither NaN nor infinity is in the range
         raise self.invalid(key, "a positive number", value)
 
     def flag(self, key: str) -> bool:
-        """Return true or false; false if the key is missing or null.
-
-        Raises:
-            WeightsError: If it is anything else.
-        """
+        """Return true or false; false if the key is missing or null."""
         value = self.values.get(key)
         if not isinstance(value, (bool, type(None))):
             raise self.invalid(key, "true or false")
         return bool(value)
 
     def invalid(self, key: str, valid: str, value: object = None) -> WeightsError:
-        """Return the error for a key that is missing or has an invalid value.
-
-        Args:
-            key: The key.
-            valid: A description of valid values.
-            value: The value; None to take it from the config.
-        """
+        """Return the error for a key that is missing or has an invalid value."""
         value = self.values.get(key) if value is None else value
         if value is None:
             return WeightsError(f"{self.path} has no {key!r}; it must be {valid}")
         return WeightsError(f"{self.path}: {key} must be {valid}; got {shown(repr(value))}")
 
     def unsupported(self, key: str, value: object, why: str) -> WeightsError:
-        """Return the error for a value that our attention does not support.
-
-        Args:
-            key: The key.
-            value: Its value.
-            why: The reason.
-        """
+        """Return the error for a value that our attention does not support."""
         return WeightsError(f"{self.path}: {key} = {shown(repr(value))} is not supported: {why}")
 
 

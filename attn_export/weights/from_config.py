@@ -53,11 +53,7 @@ def family_of(model_type: str) -> Family | None:
 
 
 def find_family(config: Config) -> Family:
-    """Return the family of a config.
-
-    Raises:
-        WeightsError: If the family is unknown, or if a spec cannot express its attention.
-    """
+    """Return the family of a config."""
     family = family_of(config.model_type)
     if family is None:
         raise WeightsError(
@@ -93,15 +89,8 @@ class ConfigSpec:
 def read_config_spec(config: Config, number: int, role: str, biases: str | None) -> ConfigSpec:
     """Return the spec of one attention layer, read from a config.json.
 
-    Args:
-        config: The config.json.
-        number: The number of the layer.
-        role: The role of the layer, see `select_layer.LayerMatch`.
-        biases: The biases of the checkpoint's tensors, which apply if config.json does not state
-            any; None for those that the family usually has.
-
-    Raises:
-        WeightsError: If a key is missing or invalid, or has a value that a spec cannot express.
+    `biases`: The biases of the checkpoint's tensors, which apply if config.json does not state any;
+    None for those that the family usually has.
     """
     family = find_family(config)
     config = Config(config.path, {**family.defaults, **config.values})
@@ -193,16 +182,8 @@ SCALING_FIELDS: Final = {
 def check_agrees(spec: AttentionSpec, in_config: ConfigSpec, config: Config) -> str | None:
     """Check that a spec does not contradict a config.json.
 
-    Args:
-        spec: The spec.
-        in_config: The spec in the config.json.
-        config: The config.json, for messages.
-
     Returns:
         A note on a mask that the caller must pass, or None.
-
-    Raises:
-        WeightsError: If it does; the message names the field and both values.
     """
     theirs = in_config.spec
     for field in _compared(spec, in_config):

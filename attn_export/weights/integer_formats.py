@@ -68,16 +68,7 @@ LARGEST_INT8: Final = 127.0
 def check_layer(
     format_name: str, stored: Mapping[str, Stored], weight_shape: Callable[[], list[int]]
 ) -> tuple[int, int]:
-    """Return `[out, in]` of a layer, by the shapes of its tensors, which must match each other.
-
-    Args:
-        format_name: The format, one of those in `TENSORS`.
-        stored: The tensors of the layer, by the last part of their names.
-        weight_shape: A function that reads the two numbers in `weight_shape`.
-
-    Raises:
-        ValueError: If a tensor is missing, or has another shape or dtype than in the format.
-    """
+    """Return `[out, in]` of a layer, by the shapes of its tensors, which must match each other."""
     for part in TENSORS[format_name]:
         if part not in stored and part not in OPTIONAL:
             raise ValueError(f"{part} is missing")
@@ -139,18 +130,7 @@ def _expected_shapes(
 def read_weight(
     format_name: str, parts: Mapping[str, Tensor], *, stated_bits: int | None, zeros_minus_one: bool
 ) -> QuantisedWeight:
-    """Return a weight that is stored as integers.
-
-    Args:
-        format_name: The format, one of those in `TENSORS`.
-        parts: The tensors of a layer that `check_layer` accepts, by the last part of their names.
-        stated_bits: The bits of an integer of GPTQ in config.json; None if it does not state them.
-        zeros_minus_one: Whether zero points of GPTQ are stored minus 1.
-
-    Raises:
-        ValueError: If a group or a zero point is out of range, or a scale is not positive and
-            finite.
-    """
+    """Return a weight that is stored as integers."""
     if format_name == GPTQ:
         return _gptq(parts, stated_bits, zeros_minus_one)
     readers = {AWQ: _awq, PACKED: _packed, UNPACKED: _unpacked, INT8: _int8}

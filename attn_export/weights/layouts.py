@@ -31,11 +31,6 @@ QKV: Final = ("q", "k", "v")
 def split_packed(tensor: Tensor, spec: AttentionSpec, packing: str) -> list[Tensor]:
     """Split a packed weight or bias into those of q, k and v.
 
-    Args:
-        tensor: `[H * D + Hkv * (D + Dv), ...]`.
-        spec: The spec, for H, Hkv, D and Dv.
-        packing: `ROWS` or `GROUPS`.
-
     Returns:
         `[H * D, ...]`, `[Hkv * D, ...]` and `[Hkv * Dv, ...]`.
     """
@@ -61,12 +56,7 @@ def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def separate_weights(weights: Mapping[str, Tensor], spec: AttentionSpec) -> dict[str, Tensor]:
-    """Return weights of an `Attention` with `packed_qkv` as those of one without it.
-
-    Args:
-        weights: The weights of the module, by name.
-        spec: Its spec.
-    """
+    """Return weights of an `Attention` with `packed_qkv` as those of one without it."""
     separate = dict(weights)
     for suffix in ("weight", "bias"):
         tensor = separate.pop(f"qkv_proj.{suffix}", None)
@@ -215,16 +205,10 @@ def pool(
     them. Equal heads do not change bitwise; others are approximated, and the paper trains the
     result further.
 
-    Args:
-        weights: The weights by the names of `Attention`; k_proj.weight is `[Hkv * D, kdim]`.
-        spec: The spec of the weights.
-        kv_heads: n, which must divide Hkv.
+    `weights`: The weights by the names of `Attention`; k_proj.weight is `[Hkv * D, kdim]`.
 
     Returns:
         The spec with n K/V heads, and its weights.
-
-    Raises:
-        WeightsError: If n does not divide Hkv.
     """
     before = spec.num_kv_heads
     if kv_heads < 1 or before % kv_heads:

@@ -44,11 +44,7 @@ class QuantisedSource(TensorSource):
     zeros_minus_one: bool
 
     def describe(self, names: Iterable[str]) -> dict[str, Stored]:
-        """Return the shape and the dtype of some tensors; packed weights are float32 `[out, in]`.
-
-        Raises:
-            WeightsError: If a file or a packed layer is broken.
-        """
+        """Return the shape and dtype of some tensors; packed weights are float32 `[out, in]`."""
         names = list(names)
         described = self.plain.describe(name for name in names if not self.is_packed(name))
         for name in filter(self.is_packed, names):
@@ -56,11 +52,7 @@ class QuantisedSource(TensorSource):
         return described
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return some tensors; packed weights are dequantised.
-
-        Raises:
-            WeightsError: If a file or a packed layer is broken.
-        """
+        """Return some tensors; packed weights are dequantised."""
         import torch
 
         names = list(names)
@@ -74,11 +66,7 @@ class QuantisedSource(TensorSource):
         return name.removesuffix(".weight") in self.packed and name.endswith(".weight")
 
     def integers(self, name: str) -> QuantisedWeight:
-        """Return the integers of a packed weight.
-
-        Raises:
-            WeightsError: If its tensors do not match each other.
-        """
+        """Return the integers of a packed weight."""
         names, _ = self._check(name)
         tensors = self.plain.read(names.values())
         parts = {part: tensors[full] for part, full in names.items()}
@@ -119,15 +107,7 @@ class QuantisedSource(TensorSource):
 
 
 def wrap_quantised(source: TensorSource, config: Config | None) -> TensorSource:
-    """Return the checkpoint, as a `QuantisedSource` if it has packed linear layers.
-
-    Args:
-        source: The checkpoint.
-        config: Its config.json, whose `quantization_config` must agree with the tensors.
-
-    Raises:
-        WeightsError: If the checkpoint is quantised in an unknown way.
-    """
+    """Return the checkpoint, as a `QuantisedSource` if it has packed linear layers."""
     quantisation = config.values.get("quantization_config") if config else None
     quantisation = quantisation if isinstance(quantisation, dict) else {}
     method = str(quantisation.get("quant_method", "")).lower()

@@ -51,15 +51,7 @@ class LayerMatch:
 
 
 def parse_layer(layer: str | None, role: str | None) -> tuple[int, str]:
-    """Return the number and role of the layer that ``--layer`` means without tensors.
-
-    Args:
-        layer: A number, or a prefix of the names that its tensors would have; None for layer 0.
-        role: The role, if the prefix does not tell it.
-
-    Raises:
-        WeightsError: If the prefix tells neither a number nor a role.
-    """
+    """Return the number and role of the layer that ``--layer`` means without tensors."""
     words = (layer or "0").strip(".").split(".")
     number, role_in_prefix = _number_in(words), _role(words)
     if number is None and not role_in_prefix:
@@ -71,16 +63,7 @@ def parse_layer(layer: str | None, role: str | None) -> tuple[int, str]:
 
 
 def choose_layer(source: TensorSource, layer: str | None, role: str | None) -> LayerMatch:
-    """Return the attention layer that the user chose.
-
-    Args:
-        source: The checkpoint.
-        layer: A number, or a prefix or its end; None for layer 0, or for the only layer.
-        role: `CROSS`, `DECODER` or `ENCODER`: the layer to choose if several match.
-
-    Raises:
-        WeightsError: If no layer matches, or several do.
-    """
+    """Return the attention layer that the user chose."""
     layers = [_match(prefix, layout) for prefix, layout in recognise(source.files).items()]
     layers.sort(key=lambda match: (match.layer is None, match.layer or 0, match.prefix))
     if not layers:

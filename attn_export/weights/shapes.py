@@ -90,13 +90,7 @@ class NamedSizes:
 def expected_tensors(
     match: LayerMatch, names: Collection[str], sizes: NamedSizes
 ) -> dict[str, ExpectedTensor]:
-    """Return the tensors that a layer of a checkpoint must have, by their full names.
-
-    Args:
-        match: The layer.
-        names: The names of all tensors of the checkpoint.
-        sizes: The spec of the layer.
-    """
+    """Return the tensors that a layer of a checkpoint must have, by their full names."""
     projections = _latent_tensors if sizes.spec.kv_latent_dim else _projection_tensors
     expected = projections(match, sizes) | _feature_tensors(match, sizes)
     return {f"{match.prefix}{name}": tensor for name, tensor in expected.items()} | _relative_bias(
@@ -106,10 +100,6 @@ def expected_tensors(
 
 def relative_bias_name(match: LayerMatch, names: Collection[str]) -> str | None:
     """Return the name of T5's relative bias, which may be stored in block 0 for all layers.
-
-    Args:
-        match: The layer.
-        names: The names of all tensors of the checkpoint.
 
     Returns:
         The name, or None if there is no such tensor.

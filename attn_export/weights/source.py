@@ -62,11 +62,7 @@ class TensorSource:
         return self.path.parent / CONFIG
 
     def describe(self, names: Iterable[str]) -> dict[str, Stored]:
-        """Return the shape and the dtype of some tensors, from the headers of files.
-
-        Raises:
-            WeightsError: If a file is missing or broken, or lacks a tensor of the index.
-        """
+        """Return the shape and the dtype of some tensors, from the headers of files."""
         described = {}
         for file, names_in_file in self._by_file(names):
             with _opened(file) as handle:
@@ -82,11 +78,7 @@ class TensorSource:
         return described
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return some tensors, as views of the mapped file.
-
-        Raises:
-            WeightsError: If a file is missing or broken.
-        """
+        """Return some tensors, as views of the mapped file."""
         tensors: dict[str, Tensor] = {}
         for file, names_in_file in self._by_file(names):
             with _opened(file, "pt") as handle:
@@ -103,9 +95,8 @@ class TensorSource:
 def find_lone_config(path: Path) -> Path | None:
     """Return the path of a config.json without tensors next to it, or None.
 
-    Args:
-        path: A config.json, or a folder with one. A path of a config.json itself is returned even
-            if there are tensors.
+    `path`: A config.json, or a folder with one. A path of a config.json itself is returned even if
+    there are tensors.
     """
     if path.name == CONFIG and path.is_file():
         return path
@@ -117,11 +108,7 @@ def find_lone_config(path: Path) -> Path | None:
 
 
 def open_source(path: Path) -> TensorSource:
-    """Open a checkpoint, given its file, the index of its shards, or the folder of either.
-
-    Raises:
-        WeightsError: If there is no checkpoint, if it is a pickle, or if it is broken.
-    """
+    """Open a checkpoint, given its file, the index of its shards, or the folder of either."""
     if path.is_dir():
         path = _in_folder(path)
     if path.suffix in PICKLES:
@@ -133,15 +120,7 @@ def open_source(path: Path) -> TensorSource:
 
 
 def read_json(path: Path, meaning: str) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Args:
-        path: The file.
-        meaning: A description of the file, for errors.
-
-    Raises:
-        WeightsError: If it cannot be read, or holds no JSON object.
-    """
+    """Return the object in a JSON file."""
     try:
         values = parse_json(read_text(path))
     except OSError as error:
@@ -278,12 +257,7 @@ def shown(name: str) -> str:
 
 
 def listed(items: Iterable[str], separator: str = ", ") -> str:
-    """Return the first items joined, followed by the number of further ones.
-
-    Args:
-        items: The items.
-        separator: The text between two items.
-    """
+    """Return the first items joined, followed by the number of further ones."""
     every = [shown(item) for item in items]
     more = f"{separator}and {len(every) - AT_MOST} more" if len(every) > AT_MOST else ""
     return separator.join(every[:AT_MOST]) + more

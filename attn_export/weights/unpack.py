@@ -41,18 +41,9 @@ def read_weights(
 ) -> tuple[dict[str, Tensor], dict[str, QuantisedWeight], list[str]]:
     """Return the weights of one attention layer by our names, their integers, and notes.
 
-    Args:
-        source: The checkpoint.
-        match: The layer.
-        sizes: The spec of the layer, and its origin.
-        norms_minus_one: Whether the weights of head norms are stored minus 1, as in Gemma 3.
-
     Returns:
         The state dict of an `Attention`, the integers of the weights that are stored as integers,
         and notes for the reader.
-
-    Raises:
-        WeightsError: If tensors are missing, not used, of a wrong shape or type, or not finite.
     """
     spec, names = sizes.spec, source.files
     if match.layout.latent != bool(spec.kv_latent_dim):

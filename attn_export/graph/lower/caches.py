@@ -90,10 +90,6 @@ def is_bound(past: ir.Value, present: ir.Value) -> bool:
     """Return whether the caller may give `past` and `present` the same buffer.
 
     They must be graph input and output, and besides Shape only one node may read `past`.
-
-    Args:
-        past: The cache that the graph reads.
-        present: The cache that it returns.
     """
     readers = [use for use in past.uses() if use.node.op_type != "Shape"]
     return past.is_graph_input() and len(readers) == 1 and present.is_graph_output()
@@ -103,24 +99,13 @@ def can_be_written_by_operator(cache: InPlaceCache, key: ir.Value, value: ir.Val
     """Return whether one operator may write the cache and attend to it.
 
     The caller may bind the cache, and only attention reads the written keys and values.
-
-    Args:
-        cache: The cache.
-        key: The written keys, which the graph returns.
-        value: The written values.
     """
     are_bound = is_bound(cache.past_key, key) and is_bound(cache.past_value, value)
     return are_bound and len(key.uses()) == 1 and len(value.uses()) == 1
 
 
 def transpose_value_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
-    """Return the written value cache, whose layout becomes `[B, Hkv, Dv, capacity]`.
-
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-        cache: The cache of the node.
-    """
+    """Return the written value cache, whose layout becomes `[B, Hkv, Dv, capacity]`."""
     past, present = cache.past_value, a.value
     scatter = present.producer()
     assert scatter is not None  # that is how the cache was found

@@ -44,15 +44,7 @@ NOTHING_HIDDEN = sys.maxsize
 
 
 def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
-    """Return whether a node is lowered: if it fits, and its mask, if it has one, is a window.
-
-    Args:
-        model: The graph; changed in place.
-        node: The node.
-
-    Raises:
-        GraphError: If heads or widths of the node are not known.
-    """
+    """Return whether a node is lowered: if it fits, and its mask, if it has one, is a window."""
     a = read_with_merge(node)
     cache = in_place_cache(a)
     if cache is None or not _fits(a, cache):
@@ -170,10 +162,6 @@ def window_of(model: ir.Model, a: AttentionNode) -> int | None:
     """Return the number of last keys that a mask shows, with the query's own; None for other masks.
 
     The nodes of the mask are run at several sizes, as in `computed_masks`.
-
-    Args:
-        model: The graph.
-        a: The `Attention` node as plain values.
     """
     try:
         trials = MaskTrials(model, a)

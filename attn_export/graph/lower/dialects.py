@@ -85,22 +85,15 @@ def lower(
 ) -> dict[str, Lowered]:
     """Lower a graph to a dialect. The result shares the weights with the source.
 
-    Args:
-        model: A model of any origin with ai.onnx `Attention` nodes, or, for the dialect ``ort``,
-            with attention that is written out. It is not changed.
-        dialect: One of `DIALECTS`.
-        form: The form of attention nodes in the dialect ``ort``.
-        observed: The shapes of the values in runs, for graphs of other exporters. Attention that
-            is written out is then recognised for every dialect.
+    `model`: A model of any origin with ai.onnx `Attention` nodes, or, for the dialect ``ort``, with
+    attention that is written out. It is not changed.
+    `observed`: The shapes of the values in runs, for graphs of other exporters. Attention that is
+    written out is then recognised for every dialect.
 
     Returns:
         The graph under ``""``; in the dialects ``ort`` and ``cuda``, if there is a KV cache, also
         the graph for one query under ``"decode"``, and for CUDA the one for batch size 1 under
         ``"prefill"``.
-
-    Raises:
-        UsageError: If there is no such dialect.
-        GraphError: If the dialect cannot express the graph; names the node.
     """
     (dialect,) = check_dialects([dialect])
     source = model.clone()
@@ -222,11 +215,7 @@ def _to_cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
 
 
 def _cuda_graph(model: ir.Model, phase: str, fixed: dict[str, int]) -> Lowered:
-    """Fix some axes, and lower every node for CUDA that fits.
-
-    Raises:
-        GraphError: If no node fits.
-    """
+    """Fix some axes, and lower every node for CUDA that fits."""
     from attn_export.graph.lower.cuda import lower_for_cuda, narrow_inputs
 
     graph, bound = model.clone(), _bound_caches(model)

@@ -54,14 +54,7 @@ Operands = Mapping[str, ir.Value]
 
 
 def from_contrib(model: ir.Model) -> int:
-    """Replace contrib attention by `Attention` nodes, and return their number.
-
-    Args:
-        model: The graph; changed in place.
-
-    Raises:
-        GraphError: If a node computes what `Attention` cannot say; names it.
-    """
+    """Replace contrib attention by `Attention` nodes, and return their number."""
     nodes = [n for n in model.graph if n.domain == MICROSOFT and n.op_type in INPUTS]
     if nodes:
         raise_opset(model, OPSET)

@@ -23,10 +23,6 @@ def split_qkv(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Val
     """Return queries, keys and values with split heads.
 
     Their shapes are `[B, H, L, D]`, `[B, Hkv, S - P, D]` and `[B, Hkv, S - P, Dv]`.
-
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
     """
     if not a.packed:
         return a.query, a.key, a.value
@@ -41,10 +37,6 @@ def merge_qkv(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Val
     """Return queries, keys and values with merged heads.
 
     Their shapes are `[B, L, H·D]`, `[B, S - P, Hkv·D]` and `[B, S - P, Hkv·Dv]`.
-
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
     """
     if a.packed:
         return a.query, a.key, a.value
@@ -55,11 +47,7 @@ def merge_qkv(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Val
 def merge_heads(op: Builder, x: ir.Value, heads: int, width: int) -> ir.Value:
     """Return `[B, L, H·D]` of `[B, H, L, D]`: the value from which it was split, if there is one.
 
-    Args:
-        op: Builder of the nodes.
-        x: `[B, H, L, D]`.
-        heads: H.
-        width: D.
+    `x`: `[B, H, L, D]`.
     """
     source = merged_source(x)
     if source is not None:
@@ -83,11 +71,7 @@ def merged_source(x: ir.Value) -> ir.Value | None:
 
 
 def read_with_merge(node: ir.Node) -> AttentionNode:
-    """Read an `Attention` node; `merged` is set if the output has one reader, which merges heads.
-
-    Raises:
-        GraphError: If heads or widths are not known, or an attribute is newer than opset 24.
-    """
+    """Read an `Attention` node; `merged` is set if the output's one reader merges heads."""
     a = read_attention(node)
     return a if a.packed else dataclasses.replace(a, merged=_merged_output(a))
 
@@ -134,10 +118,7 @@ def _known_shape(value: ir.Value) -> tuple[Size, ...]:
 def split_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     """Return `[B, H, L, Dv]` converted to the layout of the node's output.
 
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-        attended: `[B, H, L, Dv]`.
+    `attended`: `[B, H, L, Dv]`.
     """
     if not a.merges_heads:
         return attended
@@ -150,10 +131,7 @@ def split_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Val
 def merged_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     """Return `[B, L, H·Dv]` converted to the layout of the node's output.
 
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-        attended: `[B, L, H·Dv]`.
+    `attended`: `[B, L, H·Dv]`.
     """
     if a.merges_heads:
         return attended
@@ -162,13 +140,7 @@ def merged_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Va
 
 
 def replace_node(model: ir.Model, a: AttentionNode, outputs: Sequence[ir.Value]) -> None:
-    """Replace the outputs of the node that are read, and remove the node.
-
-    Args:
-        model: The graph; changed in place.
-        a: The `Attention` node as plain values.
-        outputs: The new values of its first outputs, in the layout that `a` states.
-    """
+    """Replace the outputs of the node that are read, and remove the node."""
     for index, value in enumerate(outputs):
         old = a.merged if index == 0 and a.merged is not None else a.output(index)
         if old is None:

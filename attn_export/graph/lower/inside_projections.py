@@ -38,10 +38,7 @@ class Rotation:
     def repeat(self, op: Builder, value: ir.Value, positions: ir.Value) -> ir.Value:
         """Return cosines or sines of other positions, by copies of the nodes of `value`.
 
-        Args:
-            op: Builder of the nodes.
-            value: `cos` or `sin`.
-            positions: The other positions, int64 `[1, N]`.
+        `positions`: The other positions, int64 `[1, N]`.
         """
         chain = _chain_to(value, self.positions)
         assert chain is not None  # `find_rotation` has checked this
@@ -54,11 +51,10 @@ class Rotation:
 def find_rotation(query: ir.Value, key: ir.Value, lengths: ir.Value) -> Rotation | None:
     """Return the rotary embedding that computes queries and keys; None if there is none.
 
-    Args:
-        query: `[B, H, L, D]`.
-        key: `[B, Hkv, L, D]`.
-        lengths: The number of past keys of each batch element, int64 `[B]`: the position of the
-            first query.
+    `query`: `[B, H, L, D]`.
+    `key`: `[B, Hkv, L, D]`.
+    `lengths`: The number of past keys of each batch element, int64 `[B]`: the position of the first
+    query.
     """
     query_parts, key_parts = _read_rotation(query), _read_rotation(key)
     if query_parts is None or key_parts is None or query_parts[1:] != key_parts[1:]:
@@ -181,9 +177,8 @@ class Norm:
 def find_norm(query: ir.Value, key: ir.Value) -> Norm | None:
     """Return the RMS norms that compute queries and keys; None if there are no such norms.
 
-    Args:
-        query: `[B, H, L, D]`.
-        key: `[B, Hkv, L, D]`.
+    `query`: `[B, H, L, D]`.
+    `key`: `[B, Hkv, L, D]`.
     """
     norms = []
     for value in (query, key):
@@ -211,11 +206,9 @@ def pack_projections(
     Weights are concatenated by nodes that ONNX Runtime folds when it loads the graph, so that the
     file holds them once.
 
-    Args:
-        op: Builder of the nodes.
-        query: `[B, L, H·D]`.
-        key: `[B, L, Hkv·D]`.
-        value: `[B, L, Hkv·Dv]`.
+    `query`: `[B, L, H·D]`.
+    `key`: `[B, L, Hkv·D]`.
+    `value`: `[B, L, Hkv·Dv]`.
     """
     split = producer_of(query, "Split")
     if split is not None:

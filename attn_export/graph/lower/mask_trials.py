@@ -43,12 +43,7 @@ class MaskTrial:
 
 
 class MaskTrials:
-    """Trials for the mask of one node.
-
-    Args:
-        model: The graph.
-        a: The `Attention` node as plain values.
-    """
+    """Trials for the mask of one node."""
 
     def __init__(self, model: ir.Model, a: AttentionNode) -> None:
         self._a, self.cache = a, in_place_cache(a)
@@ -86,14 +81,8 @@ class MaskTrials:
         A window of n keys before the query's own hides a key from length n + 2 on. A rule for
         lengths of n or more has an effect from n or n + 1 on.
 
-        Args:
-            numbers: The numbers that occur in the rule.
-            reach: The largest length that the rule may need before it takes effect: the sum of
-                numbers that are added, the product of divisors.
-            tables: The lengths of the tables that the rule reads.
-
-        Raises:
-            ValueError: If one of them needs more than `MOST` scores.
+        `reach`: The largest length that the rule may need before it takes effect: the sum of
+        numbers that are added, the product of divisors.
         """
         sizes: list[tuple[int, int, int]] = []
         for n in sorted(set(numbers)):
@@ -107,15 +96,7 @@ class MaskTrials:
         return self._of(sizes)
 
     def known_size(self, size: Size, sizes: Mapping[str, int]) -> int:
-        """Return a size in a trial.
-
-        Args:
-            size: The size, a number or a symbol.
-            sizes: Sizes of the dynamic axes, by name.
-
-        Raises:
-            ValueError: If that is not known.
-        """
+        """Return a size in a trial."""
         if isinstance(size, int):
             return size
         name = str(size.value or "")

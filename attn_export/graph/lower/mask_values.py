@@ -45,10 +45,6 @@ CURVED = frozenset({
 class MaskGraph:
     """Subgraph that computes a mask.
 
-    Args:
-        mask: The mask.
-        trials: The sizes at which it is evaluated.
-
     Attributes:
         nodes: The nodes, in an order in which they can run.
         data: The inputs of the subgraph that are neither sizes nor constants.
@@ -105,12 +101,7 @@ class MaskGraph:
         return source is not None and bool(dims(source)) and all(known)
 
     def required_trials(self) -> Iterator[MaskTrial]:
-        """Yield trials of small sizes, then those that the numbers in the mask require.
-
-        Raises:
-            ValueError: If the required sizes are too large or too many, or cannot be bounded
-                because of a nonlinear operator.
-        """
+        """Yield trials of small sizes, then those that the numbers in the mask require."""
         small = self.trials.small()
         yield from small
         known = self._known_values(small)
@@ -155,12 +146,7 @@ class MaskGraph:
         return math.ceil(min(reach, NO_LENGTH))
 
     def evaluator(self, outputs: Sequence[ir.Value], cut: Collection[ir.Value] = ()) -> Evaluate:
-        """Return a function that computes values from sizes and data.
-
-        Args:
-            outputs: The values.
-            cut: Values that are given with the data, and are not computed.
-        """
+        """Return a function that computes values from sizes and data."""
         wanted, nodes = set(outputs) - set(cut), list[ir.Node]()
         for node in reversed(self.nodes):
             if wanted.intersection(node.outputs):
@@ -185,12 +171,7 @@ class MaskGraph:
         return self.evaluator([self.mask])
 
     def mask_in(self, trial: MaskTrial, data: ValueArrays | None = None) -> Array | None:
-        """Return the mask in a trial, `[B, H or 1, L, S]`; None if a table is too short for it.
-
-        Args:
-            trial: The trial.
-            data: The arrays of `data`, if there are any.
-        """
+        """Return the mask in a trial, `[B, H or 1, L, S]`; None if a table is too short for it."""
         try:
             mask = self._evaluate_mask(trial, data or {})[self.mask]
             return broadcast_to_scores(mask, trial)
@@ -244,14 +225,7 @@ def reference_model(
     nodes: Sequence[ir.Node], inputs: Collection[ir.Value], outputs: Sequence[ir.Value],
     opset: int = 0,
 ) -> ReferenceEvaluator:  # fmt: skip
-    """Return an evaluator of nodes.
-
-    Args:
-        nodes: The nodes, in an order in which they can run.
-        inputs: The values that they read.
-        outputs: The values to compute.
-        opset: The opset of the nodes; 0 for that of their graph.
-    """
+    """Return an evaluator of nodes."""
     graph = helper.make_graph(
         [ir.to_proto(node) for node in nodes], "mask",
         [helper.make_empty_tensor_value_info(str(value.name)) for value in inputs],
@@ -262,15 +236,7 @@ def reference_model(
 
 
 def broadcast_to_scores(mask: Array, trial: MaskTrial) -> Array:
-    """Return a mask broadcast to `[B, H or 1, L, S]`.
-
-    Args:
-        mask: The mask, of up to four axes.
-        trial: The trial in which it was computed.
-
-    Raises:
-        ValueError: If its shape does not broadcast.
-    """
+    """Return a mask broadcast to `[B, H or 1, L, S]`."""
     heads = mask.shape[-3] if mask.ndim > 2 else 1
     return np.broadcast_to(mask, (len(trial.past), heads, trial.queries, trial.keys))
 

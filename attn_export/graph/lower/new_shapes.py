@@ -16,11 +16,8 @@ def arranged(
 ) -> ir.Value | None:
     """Return a source as `[B, H, n, m]`; None if its new shape cannot be stated.
 
-    Args:
-        op: Builder of the nodes.
-        source: The source.
-        shape: The shape `[B, H, n, m]`.
-        order: The axes of `shape` in the order in which the source holds them.
+    `shape`: The shape `[B, H, n, m]`.
+    `order`: The axes of `shape` in the order in which the source holds them.
     """
     in_memory = [shape[axis] for axis in order]
     value = reshaped(op, source, in_memory)
@@ -35,11 +32,7 @@ def reordered(
 ) -> ir.Value | None:
     """Return a value with its axes in another order, in a new shape; None if it cannot be stated.
 
-    Args:
-        op: Builder of the nodes.
-        value: The value.
-        order: The order of its axes.
-        shape: The shape after that.
+    `shape`: The shape after that.
     """
     if list(order) != sorted(order):
         moved = ir.Shape([dims(value)[axis] for axis in order])
@@ -50,10 +43,7 @@ def reordered(
 def reshaped(op: Builder, value: ir.Value, shape: Sequence[Size]) -> ir.Value | None:
     """Return a value in a new shape; the value itself if it has it, None if it cannot be stated.
 
-    Args:
-        op: Builder of the nodes.
-        value: The value.
-        shape: The shape.
+    `shape`: The shape.
     """
     before = dims(value)
     if len(before) == len(shape) and all(map(known_equal, before, shape)):

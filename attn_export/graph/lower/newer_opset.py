@@ -20,13 +20,6 @@ def raise_opset(model: ir.Model, opset: int) -> None:
 
     https://github.com/onnx/onnx/blob/main/docs/Changelog.md: from opset 11 to 24, most operators
     only get more types, and attributes with the old meaning as default. The others are here.
-
-    Args:
-        model: The graph; changed in place.
-        opset: The opset.
-
-    Raises:
-        GraphError: If a node means something else in the newer opset.
     """
     old = model.graph.opset_imports.get("", opset)
     if old >= opset:

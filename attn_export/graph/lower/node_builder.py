@@ -15,12 +15,7 @@ NAMES = "attn_export.names"
 
 
 class Builder:
-    """Builder of consecutive nodes, which are inserted before an existing node.
-
-    Args:
-        model: The graph.
-        before: The existing node. New nodes take its name as prefix, and its metadata.
-    """
+    """Builder of consecutive nodes, which are inserted before an existing node."""
 
     def __init__(self, model: ir.Model, before: ir.Node) -> None:
         self.model, self._before = model, before
@@ -42,15 +37,7 @@ class Builder:
         domain: str = "",
         **attributes: Any,
     ) -> Sequence[ir.Value]:
-        """Return the outputs of one new node.
-
-        Args:
-            op_type: The operator, such as ``"Add"``.
-            inputs: Inputs of the node.
-            count: The number of outputs.
-            domain: The domain of the operator.
-            **attributes: Attributes of the node.
-        """
+        """Return the outputs of one new node."""
         node = ir.node(
             op_type, inputs, attributes, domain=domain, num_outputs=count,
             name=self._fresh(f"/{op_type}"),
@@ -66,13 +53,7 @@ class Builder:
     def copy_node(
         self, node: ir.Node, replacements: Mapping[ir.Value, ir.Value], count: int | None = None
     ) -> Sequence[ir.Value]:
-        """Return the outputs of a new copy of a node.
-
-        Args:
-            node: The node to copy.
-            replacements: The values to read instead of inputs of the node.
-            count: The number of outputs; None for as many as the node has.
-        """
+        """Return the outputs of a new copy of a node."""
         inputs = [None if x is None else replacements.get(x, x) for x in node.inputs]
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         count = len(node.outputs) if count is None else count
@@ -87,11 +68,7 @@ class Builder:
     ) -> Sequence[ir.Value]:
         """Return the outputs of a new `If`, those of the branch that runs.
 
-        Args:
-            condition: A bool scalar.
-            then: Builds the nodes of the branch for True, and returns its outputs.
-            otherwise: Builds those of the branch for False, with as many outputs.
-            dtype: The type of all outputs.
+        `condition`: A bool scalar.
         """
         branches: dict[str, Any] = {}
         count = 0
@@ -113,11 +90,8 @@ class Builder:
     ) -> ir.Value:
         """Return the results of the iterations of a new `Loop`, concatenated.
 
-        Args:
-            count: The number of iterations, an int64 scalar.
-            build: Builds the nodes of an iteration from its index, an int64 scalar.
-            dtype: The type of the results.
-            axis: The axis along which they are concatenated.
+        `count`: The number of iterations, an int64 scalar.
+        `build`: Builds the nodes of an iteration from its index, an int64 scalar.
         """
         inner, nodes = self._inner()
         sequence_type = ir.SequenceType(ir.TensorType(dtype))
@@ -153,11 +127,9 @@ class Builder:
 
         It splits values without a copy.
 
-        Args:
-            values: The values, `[B, …]`.
-            build: Builds the nodes of a batch element from its values, `[1, …]`.
-            shape: The shape of the result of a batch element, without the batch axis.
-            dtype: The type of the result.
+        `values`: The values, `[B, …]`.
+        `build`: Builds the nodes of a batch element from its values, `[1, …]`.
+        `shape`: The shape of the result of a batch element, without the batch axis.
         """
         inner, nodes = self._inner()
         rows = [ir.val(inner._fresh(f"/row_{number}")) for number in range(len(values))]
@@ -180,12 +152,7 @@ class Builder:
         return ints(self.model, *numbers)
 
     def scalar(self, number: float, dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
-        """Return a constant scalar.
-
-        Args:
-            number: The number.
-            dtype: The data type.
-        """
+        """Return a constant scalar."""
         return constant(self.model, np.array(number).astype(dtype.numpy()))
 
     def array(self, array: np.ndarray) -> ir.Value:
@@ -193,12 +160,7 @@ class Builder:
         return constant(self.model, array)
 
     def size(self, value: ir.Value, axis: int) -> ir.Value:
-        """Return the size of an axis, int64 `[1]`; a constant if it is known.
-
-        Args:
-            value: The value.
-            axis: The axis; negative from the end.
-        """
+        """Return the size of an axis, int64 `[1]`; a constant if it is known."""
         known = dims(value)[axis] if dims(value) else None
         if isinstance(known, int):
             return self.ints(known)
@@ -215,12 +177,7 @@ class Builder:
 
 
 def take_over(old: ir.Value, new: ir.Value) -> None:
-    """Replace `old` by `new` for all readers; a graph output keeps its name.
-
-    Args:
-        old: The value to replace.
-        new: The value in its place.
-    """
+    """Replace `old` by `new` for all readers; a graph output keeps its name."""
     new.shape, new.type = old.shape, old.type or new.type
     name, is_output = old.name, old.is_graph_output()
     old.replace_all_uses_with(new, replace_graph_outputs=True)

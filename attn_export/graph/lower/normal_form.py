@@ -45,9 +45,7 @@ class Observed:
 def normalise(model: ir.Model, observed: Observed) -> ir.Model:
     """Return a graph in normal form.
 
-    Args:
-        model: The graph; it may be changed.
-        observed: The shapes of its values in runs.
+    `observed`: The shapes of its values in runs.
     """
     for node in model.graph:
         for value in node.outputs:
@@ -71,9 +69,6 @@ def with_types(model: ir.Model) -> ir.Model:
     """Return a graph with the types, and where possible shapes, that onnx infers.
 
     The shapes of outputs are kept, because onnx may set their unknown sizes to 0.
-
-    Args:
-        model: The graph.
     """
     declared = {value.name: value.shape for value in model.graph.outputs}
     inferred = common.ShapeInferencePass()(model).model
@@ -244,12 +239,7 @@ def _evaluate(size: Size, bound: Mapping[str, int], unknown: int) -> int:
 
 
 def evaluated(size: ir.SymbolicDim, bound: Mapping[str, int]) -> int | None:
-    """Return a symbolic size; None if it is not known.
-
-    Args:
-        size: The size.
-        bound: The sizes of named axes.
-    """
+    """Return a symbolic size; None if it is not known."""
     found = None if size.value is None else size.evaluate(bound)
     return found if isinstance(found, int) else None
 

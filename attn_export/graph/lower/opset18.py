@@ -246,11 +246,7 @@ NEW_ATTRIBUTES = frozenset(
 
 
 def to_opset18(model: ir.Model) -> None:
-    """Replace operators that opset 18 does not have, and declare opset 18.
-
-    Raises:
-        GraphError: If opset 18 cannot express an operator.
-    """
+    """Replace operators that opset 18 does not have, and declare opset 18."""
     for node in list(model.graph):
         if node.domain in ("", "ai.onnx"):
             _convert(model, node)

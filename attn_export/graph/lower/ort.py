@@ -80,17 +80,7 @@ FORMS = (
 def lower_node(
     model: ir.Model, node: ir.Node, form: Form = KERNELS, *, one_query: bool = False
 ) -> None:
-    """Lower a node for any number of queries, or for one.
-
-    Args:
-        model: The graph; changed in place.
-        node: The node.
-        form: The choice where several forms are possible.
-        one_query: Whether the graph is for one query per batch element.
-
-    Raises:
-        GraphError: If heads or widths of the node are not known.
-    """
+    """Lower a node for any number of queries, or for one."""
     a = read_with_merge(node)
     outputs = _attend_one_query(Builder(model, node), a, form) if one_query else None
     if outputs is None:
@@ -179,12 +169,7 @@ def appends_to_cache(a: AttentionNode) -> bool:
 
 
 def holds_values_transposed(a: AttentionNode, cache: InPlaceCache) -> bool:
-    """Return whether V is cached as `[B, Hkv, Dv, capacity]`, which is faster for shared heads.
-
-    Args:
-        a: The `Attention` node as plain values.
-        cache: The cache of the node.
-    """
+    """Return whether V is cached as `[B, Hkv, Dv, capacity]`, which is faster for shared heads."""
     whole = a.value.is_graph_output() and len(a.value.uses()) == 1
     return a.q_per_kv > 1 and a.is_plain and whole and is_bound(cache.past_value, a.value)
 

@@ -36,12 +36,7 @@ NO_SINK = -1e30
 
 
 def full_attention(op: Builder, a: AttentionNode) -> ir.Value:
-    """Return attention in which every query sees every key, in the node's layout.
-
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-    """
+    """Return attention in which every query sees every key, in the node's layout."""
     query, key, value = merge_qkv(op, a)
     if a.q_per_kv > 1:  # MultiHeadAttention has no shared K/V heads
         key, value = (
@@ -60,10 +55,6 @@ def causal_attention(op: Builder, a: AttentionNode) -> list[ir.Value]:
 
     Query i sees keys up to P + i that the mask allows. If the past is not empty, the batch size
     must be 1.
-
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
     """
     query, key, value = merge_qkv(op, a)
     L = op.size(query, 1)
@@ -87,11 +78,6 @@ def in_place_attention(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir
     """Return attention of one query per batch element to all its keys, with the cache in place.
 
     It is in the node's layout.
-
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values; its key and value are the written cache.
-        cache: The cache of the node.
     """
     return _attend_and_write(op, a, cache, (a.key, a.value))
 
@@ -104,13 +90,9 @@ def integer_attention(
     It is in the node's layout. The operator quantises the new keys and values, and reads the
     integers.
 
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-        integer_cache: The cache of the node.
-        whole_rows: Whether the kernel computes all scores of a head before it reads values. It does
-            so if each head has an attention sink (a score without a value). `NO_SINK` is one that
-            does not change the result.
+    `whole_rows`: Whether the kernel computes all scores of a head before it reads values. It does
+    so if each head has an attention sink (a score without a value). `NO_SINK` is one that does not
+    change the result.
     """
     scales = (integer_cache.k_scale, integer_cache.v_scale)
     quant_types = ["PER_CHANNEL" if scale.ndim else "PER_TENSOR" for scale in scales]
@@ -181,11 +163,8 @@ def zero_masked_rows(op: Builder, a: AttentionNode, attended: ir.Value, bias: ir
 
     Some kernels give NaN for such queries.
 
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-        attended: `[B, L, H·Dv]`.
-        bias: The bias on the scores, `[B or 1, H or 1, L, S]`.
+    `attended`: `[B, L, H·Dv]`.
+    `bias`: The bias on the scores, `[B or 1, H or 1, L, S]`.
     """
     zero, seen = op.scalar(0.0, a.dtype), sees_any(op, a, bias)
     if same_for_heads(a):
@@ -214,10 +193,7 @@ def fold_integers(op: Builder, a: AttentionNode, integer_cache: QuantisedCache) 
     Integers of 8 bits are only cast. Their scales multiply the query and the output, which are
     small compared with the cache.
 
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values; its query is `[B, H, 1, D]`.
-        integer_cache: The cache of the node.
+    `a`: The `Attention` node as plain values; its query is `[B, H, 1, D]`.
     """
     if integer_cache.bits != 8:
         return fold(op, a, a.key, a.value)
@@ -239,13 +215,11 @@ def fold(
 ) -> ir.Value:
     """Return attention of one query per batch element by products, in the node's layout.
 
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values; its query is `[B, H, 1, D]`.
-        key: `[B, Hkv, S, D]`, with the past.
-        value: `[B, Hkv, S, Dv]`, with the past.
-        transposed: Whether `value` is `[B, Hkv, Dv, S]` instead.
-        scales: Factors of key and value, scalars or `[Hkv, 1, D]`; None for 1.
+    `a`: The `Attention` node as plain values; its query is `[B, H, 1, D]`.
+    `key`: `[B, Hkv, S, D]`, with the past.
+    `value`: `[B, Hkv, S, Dv]`, with the past.
+    `transposed`: Whether `value` is `[B, Hkv, Dv, S]` instead.
+    `scales`: Factors of key and value, scalars or `[Hkv, 1, D]`; None for 1.
     """
     # With L = 1, `[B, L, H·D]` and `[B, H, L, D]` have the same order of elements.
     query = merged_source(a.query) or a.query

@@ -16,26 +16,13 @@ from attn_export.graph.lower.visible_keys import VisibleKeys, visible_keys
 
 
 def lower_to_portable(model: ir.Model, node: ir.Node) -> None:
-    """Replace one `Attention` node by portable operators.
-
-    Args:
-        model: The graph; changed in place.
-        node: The node.
-
-    Raises:
-        GraphError: If heads or widths of the node are not known.
-    """
+    """Replace one `Attention` node by portable operators."""
     a = read_attention(node)
     replace_node(model, a, attend(Builder(model, node), a))
 
 
 def attend(op: Builder, a: AttentionNode) -> list[ir.Value]:
-    """Return the output, present key and present value, and the scores if they are read.
-
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-    """
+    """Return the output, present key and present value, and the scores if they are read."""
     query, key, value = split_qkv(op, a)
     present_key, present_value = key, value
     if a.past_key is not None and a.past_value is not None:
@@ -60,13 +47,10 @@ def decompose(
 
     The scores are `[B, H, L, S]` or `[B, Hkv, r, L, S]`.
 
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-        query: `[B, H, L, D]`.
-        key: `[B, Hkv, S, D]`, with the past.
-        value: `[B, Hkv, S, Dv]`, with the past.
-        transposed: Whether `value` is `[B, Hkv, Dv, S]` instead.
+    `query`: `[B, H, L, D]`.
+    `key`: `[B, Hkv, S, D]`, with the past.
+    `value`: `[B, Hkv, S, Dv]`, with the past.
+    `transposed`: Whether `value` is `[B, Hkv, Dv, S]` instead.
     """
     scores = _scores(op, a, query, key)  # [B, H, L, S] or [B, Hkv, r, L, S]
     stages = {RAW: scores}
@@ -79,13 +63,7 @@ def decompose(
 
 
 def apply_softcap(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
-    """Return softcap · tanh(scores / softcap), or the scores if the node has no softcap.
-
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-        scores: The scores before the mask.
-    """
+    """Return softcap · tanh(scores / softcap), or the scores if the node has no softcap."""
     if not a.softcap:
         return scores
     cap = op.scalar(a.softcap, a.dtype)

@@ -64,16 +64,7 @@ def attend_in_blocks(
     products: bool,
     transposed: bool,
 ) -> Sequence[ir.Value]:
-    """Return the outputs of a node, computed over blocks of queries.
-
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-        cache: Its cache in place, if it has one.
-        block: The number of queries of a block.
-        products: Whether to compute products; else ONNX Runtime's causal kernel.
-        transposed: Whether the cache holds values transposed.
-    """
+    """Return the outputs of a node, computed over blocks of queries."""
     if cache is not None and transposed:
         query, key, value = a.query, a.key, transpose_value_cache(op, a, cache)
     else:

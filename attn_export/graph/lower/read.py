@@ -95,11 +95,7 @@ class AttentionNode:
 
 
 def read_attention(node: ir.Node) -> AttentionNode:
-    """Read an `Attention` node.
-
-    Raises:
-        GraphError: If heads or widths are not known, or an attribute is newer than opset 24.
-    """
+    """Read an `Attention` node."""
     known = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale",
              "softcap", "softmax_precision"}  # fmt: skip
     for name in node.attributes:
@@ -138,11 +134,7 @@ def read_attention(node: ir.Node) -> AttentionNode:
 
 
 def attentions_of(model: ir.Model) -> list[AttentionNode]:
-    """Return the `Attention` nodes of a graph as plain values.
-
-    Raises:
-        GraphError: As for `read_attention`.
-    """
+    """Return the `Attention` nodes of a graph as plain values."""
     return [read_attention(node) for node in nodes_of(model, "Attention")]
 
 

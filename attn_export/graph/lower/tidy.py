@@ -126,9 +126,6 @@ def drop_inner_shapes(model: ir.Model) -> None:
     """Remove the dynamic shapes of values within the graph.
 
     tract infers `past_len + query_len`, and treats the declared `total_len` as another size.
-
-    Args:
-        model: The graph; changed in place.
     """
     for node in model.graph:
         for value in node.outputs:

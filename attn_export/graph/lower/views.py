@@ -52,8 +52,7 @@ class Heads:
 class Views:
     """Reader of values that rearrange others.
 
-    Args:
-        model: The graph, of which all shapes are right, as far as they are known.
+    `model`: The graph, of which all shapes are right, as far as they are known.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -71,11 +70,7 @@ class Views:
         self._known: dict[str, tuple[int | None, ...]] = {}
 
     def sizes(self, size: Size) -> tuple[int, ...]:
-        """Return a size for each choice of sizes.
-
-        Raises:
-            NoMatchError: If it is not known.
-        """
+        """Return a size for each choice of sizes."""
         if isinstance(size, int):
             return (size,) * len(self._bindings)
         text = str(size.value)
@@ -93,15 +88,7 @@ class Views:
         return list(zip(*map(self.sizes, shape), strict=True))
 
     def pushed(self, nodes: Sequence[ir.Node], arrays: Sequence[Array]) -> list[Array]:
-        """Return arrays after nodes have moved their elements.
-
-        Args:
-            nodes: Nodes of `MOVES`, and nodes that scale, in order.
-            arrays: The arrays, one for each choice of sizes.
-
-        Raises:
-            NoMatchError: If a shape is not known.
-        """
+        """Return arrays after nodes have moved their elements."""
         results = []
         targets = [self.shapes(_shape_of(node.outputs[0])) for node in nodes]
         for number, array in enumerate(arrays):
@@ -131,17 +118,8 @@ class Views:
 
         Heads that are repeated are returned once: `[B, Hkv, n, m]`. A batch of 1 stays 1.
 
-        Args:
-            op: Builder of the nodes that convert it.
-            value: The value, of axes that broadcast to the leading axes of scores, and two more.
-            heads: Batch and heads.
-            perm: The order of its axes in which it has this form, with None for an axis of 1; ()
-                for that of the value.
-            scaled: Whether factors may be left out.
-            count: The number of heads to return; 0 for the smallest.
-
-        Raises:
-            NoMatchError: If it has no such form.
+        `perm`: The order of its axes in which it has this form, with None for an axis of 1; () for
+        that of the value.
         """
         perm = perm or range(len(dims(value)))
         last = [1 if axis is None else dims(value)[axis] for axis in perm][-2:]
@@ -203,14 +181,8 @@ class Views:
     ) -> tuple[ir.Value, ir.Value]:
         """Return the last value that rearranges the product, and the one to replace it.
 
-        Args:
-            op: Builder of the nodes that convert the result of attention.
-            attended: The result, `[B, H, L, Dv]`.
-            product: The output of the product with the values.
-            perm: The order of the axes of the product in which it is `[..., L, Dv]`.
-
-        Raises:
-            NoMatchError: If no value can be expressed.
+        `attended`: The result, `[B, H, L, Dv]`.
+        `perm`: The order of the axes of the product in which it is `[..., L, Dv]`.
         """
         whole, back = self.indices(dims(attended)), list(np.argsort(perm))
         shapes = self.shapes([dims(product)[axis] for axis in perm])
@@ -277,11 +249,7 @@ def _sources(value: ir.Value, *, scaled: bool) -> Iterator[tuple[ir.Value, list[
 
 
 def scaling(node: ir.Node) -> tuple[ir.Value, float] | None:
-    """Return what a node multiplies or divides by a number, and the factor; None for others.
-
-    Args:
-        node: A node, of any operator.
-    """
+    """Return what a node multiplies or divides by a number, and the factor; None for others."""
     if node.op_type not in ("Mul", "Div") or node.domain or None in node.inputs:
         return None
     one, other = node.inputs

@@ -47,14 +47,11 @@ def visible_keys(
 ) -> VisibleKeys:
     """Return the keys that the mask, the causal limit and the numbers of valid keys leave visible.
 
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-        L: The number of queries, int64 `[1]`.
-        S: The number of keys, with those of the past, int64 `[1]`.
-        grouped: Whether the scores are `[B, Hkv, r, L, S]`.
-        rows: The block of queries of the scores; S is then the last key that they see, plus 1.
-            None for all queries.
+    `L`: The number of queries, int64 `[1]`.
+    `S`: The number of keys, with those of the past, int64 `[1]`.
+    `grouped`: Whether the scores are `[B, Hkv, r, L, S]`.
+    `rows`: The block of queries of the scores; S is then the last key that they see, plus 1. None
+    for all queries.
     """
     grouped = grouped and a.q_per_kv > 1
     conditions: list[ir.Value] = []
@@ -93,12 +90,8 @@ def score_bias(
 
     It broadcasts to `[B, H, L, S]`. Adding it is faster than a Where over all scores.
 
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-        L: The number of queries, int64 `[1]`.
-        S: The number of keys, with those of the past, int64 `[1]`.
-        rows: The block of queries of the scores, as for `visible_keys`.
+    `L`: The number of queries, int64 `[1]`.
+    `S`: The number of keys, with those of the past, int64 `[1]`.
     """
     visible = visible_keys(op, a, L, S, grouped=False, rows=rows)
     if visible.keys is None:
@@ -108,14 +101,7 @@ def score_bias(
 
 
 def sees_any(op: Builder, a: AttentionNode, bias: ir.Value, *, keepdims: int = 1) -> ir.Value:
-    """Return whether each query sees any key, bool `[B or 1, H or 1, L, 1]`.
-
-    Args:
-        op: Builder of the nodes.
-        a: The `Attention` node as plain values.
-        bias: The bias on the scores, from `score_bias`.
-        keepdims: 0 to drop the last axis.
-    """
+    """Return whether each query sees any key, bool `[B or 1, H or 1, L, 1]`."""
     best = op("ReduceMax", bias, op.ints(-1), keepdims=keepdims)
     return op("Greater", best, op.scalar(-np.inf, a.dtype))
 
@@ -179,12 +165,7 @@ def _pad_to_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value)
 
 
 def mask_may_be_shorter(a: AttentionNode, length: Size | None) -> bool:
-    """Return whether a mask may be shorter than the keys: unless its length is known to be theirs.
-
-    Args:
-        a: The `Attention` node as plain values.
-        length: The size of the mask's last axis.
-    """
+    """Return whether a mask may be shorter than the keys: its length is not known to be theirs."""
     past, new = _axis(a.past_key, 2), _axis(a.key, -2)
     known = [_axis(a.output(1), 2), _axis(a.output(3), 3), new if a.past_key is None else None]
     if past is not None and new is not None and isinstance(length, ir.SymbolicDim):

@@ -19,12 +19,8 @@ from attn_export.graph.lower.written_scores import Mask
 class Masks:
     """Converter of the masks of one attention.
 
-    Args:
-        op: Builder of the nodes.
-        views: The reader of values that rearrange others.
-        heads: Batch and heads of the scores.
-        query: The queries of the node, `[B, H, L, D]`.
-        key: Its keys, `[B, Hkv, S, D]`.
+    `query`: The queries of the node, `[B, H, L, D]`.
+    `key`: Its keys, `[B, Hkv, S, D]`.
     """
 
     def __init__(
@@ -35,14 +31,7 @@ class Masks:
         self._rows = (dims(query)[2], dims(key)[2])
 
     def combined(self, masks: Sequence[Mask]) -> ir.Value | None:
-        """Combine all masks: to a bool one if all of them hide by -inf, else to an added one.
-
-        Args:
-            masks: The masks.
-
-        Raises:
-            NoMatchError: If one has no form that broadcasts to `[B, H, L, S]`.
-        """
+        """Combine all masks: to a bool one if all of them hide by -inf, else to an added one."""
         op, dtype = self._op, self._dtype
         if not masks:
             return None
@@ -70,13 +59,7 @@ class Masks:
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Return keys and values with one more key of zeros, to which the mask adds the sink.
 
-        Args:
-            value: The values, `[B, Hkv, S, Dv]`.
-            mask: The combined mask.
-            sink: The score of the sink, of 4 axes.
-
-        Raises:
-            NoMatchError: If the sink is of another type or rank.
+        `value`: The values, `[B, Hkv, S, Dv]`.
         """
         op, dtype, key = self._op, self._dtype, self._key
         if dtype is None or sink.dtype != dtype or len(dims(sink)) != 4:

@@ -51,13 +51,7 @@ def recognise_attention(model: ir.Model) -> int:
 
 
 class _Attention:
-    """Attention that is written out, to be replaced by a node.
-
-    Args:
-        model: The graph; changed by `replace`.
-        views: The reader of values that rearrange others.
-        weights: The product of weights and values.
-    """
+    """Attention that is written out, to be replaced by a node."""
 
     def __init__(self, model: ir.Model, views: Views, weights: Weights) -> None:
         self._views, self._weights = views, weights
@@ -69,11 +63,7 @@ class _Attention:
             raise NoMatchError
 
     def replace(self) -> None:
-        """Replace the product, and the weights if others read them.
-
-        Raises:
-            NoMatchError: If it is no attention.
-        """
+        """Replace the product, and the weights if others read them."""
         for batch, count in self._batches_and_heads():
             with contextlib.suppress(NoMatchError):
                 self._replace(batch, count)
@@ -174,11 +164,7 @@ def _product_of(sizes: Sequence[Size]) -> Size:
 
 
 def _with_zeros(scores: Scores, seen: ir.Value | None) -> Scores:
-    """Return scores whose last mask hides by -inf, since the weights are set to 0 by it, too.
-
-    Raises:
-        NoMatchError: If the weights are set to 0 by a condition that is not the last mask.
-    """
+    """Return scores whose last mask hides by -inf, since the weights are set to 0 by it, too."""
     if seen is None:
         return scores
     *others, last = scores.masks or (None,)

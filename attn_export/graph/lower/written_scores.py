@@ -80,16 +80,7 @@ class Scores:
 
 
 def read_scores(op: Builder, value: ir.Value, depth: int = MOST_DEPTH) -> Scores:
-    """Return the parts of the scores, from the input of the softmax to the product.
-
-    Args:
-        op: Builder of the nodes that convert masks.
-        value: The input of the softmax.
-        depth: The largest number of nodes between the product and the softmax.
-
-    Raises:
-        NoMatchError: If the nodes are not those of scores.
-    """
+    """Return the parts of the scores, from the input of the softmax to the product."""
     node = value.producer()
     if node is None or node.domain or depth == 0 or not node.inputs or None in node.inputs:
         raise NoMatchError
@@ -116,12 +107,7 @@ def read_scores(op: Builder, value: ir.Value, depth: int = MOST_DEPTH) -> Scores
 
 
 def keeps_rows(before: ir.Value, after: ir.Value) -> bool:
-    """Return whether a value has the same queries and keys after its leading axes were merged.
-
-    Args:
-        before: The scores or weights before a node.
-        after: Those after it.
-    """
+    """Return whether a value has the same queries and keys after its leading axes were merged."""
     rows = dims(before)[-2:], dims(after)[-2:]
     kept = len(rows[0]) == len(rows[1]) == 2 and all(map(known_equal, *rows))
     node = after.producer()
@@ -134,15 +120,7 @@ are `[..., n, m]`, and the sizes of its leading axes."""
 
 
 def factors(node: ir.Node, first: int = 0) -> Factors:
-    """Return the factors of a product of matrices, with one of its inputs as the first.
-
-    Args:
-        node: A node, of any operator.
-        first: The index of the input that becomes the first factor, if need be transposed.
-
-    Raises:
-        NoMatchError: If it is no product of matrices.
-    """
+    """Return the factors of a product of matrices, with one of its inputs as the first."""
     operands = [x for x in node.inputs if x is not None and dims(x)]
     out = dims(node.outputs[0])
     if len(operands) != 2 or len(node.inputs) != 2 or len(out) < 2:

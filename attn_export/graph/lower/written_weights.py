@@ -49,11 +49,7 @@ class Weights:
 
 
 def weights_of(product: ir.Node) -> Iterator[Weights]:
-    """Yield how a product may be read as one of weights and values.
-
-    Args:
-        product: A node, of any operator.
-    """
+    """Yield how a product may be read as one of weights and values."""
     for first in (0, 1):
         try:
             weights, value, order, leads = factors(product, first)
