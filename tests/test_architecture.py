@@ -46,9 +46,9 @@ FLOORS = {
     "diagnose/run_probes": 3, "diagnose/findings": 3,
     "diagnose/mask_probes": 3, "diagnose/precision": 3, "diagnose/probe_": 3,
     "report/": 4,
-    "jobs/": 5, "sweep/": 6,
-    "cli/": 7, "pytest_plugin": 6,
-    "__main__": 8, "__init__": 8,
+    "jobs/": 5,
+    "cli/": 7, "pytest_plugin": 6, "parts/__init__": -3, "parts/": 8,
+    "__main__": 9, "__init__": 9,
 }  # fmt: skip
 
 WITH_TORCH = (
@@ -86,8 +86,8 @@ ONLY_IN = {
     "safetensors": ("weights/",),
     "model_signing": ("jobs/signing_sdk",),
     "cryptography": ("jobs/signing_sdk",),
-    "click": ("cli/",),
-    "rich": ("cli/", "report/"),
+    "click": ("cli/", "parts/"),
+    "rich": ("cli/", "report/", "parts/"),
 }
 """Prefixes of the files that may import a package, anywhere in the file."""
 
@@ -136,7 +136,9 @@ def floor_of(file: str) -> int:
 
 
 def folder_of(file: str) -> str:
-    return file.split("/")[0] if "/" in file else ""
+    """Return the folder of a file; a part is a folder of its own."""
+    names = file.split("/")[:-1]
+    return "/".join(names[:2] if names[:1] == ["parts"] else names[:1])
 
 
 def is_in(file: str, places: tuple[str, ...]) -> bool:

@@ -89,24 +89,27 @@ def _complain(message: str, code: int) -> int:
 # -- commands ------------------------------------------------------------------------
 
 MODULES = {
-    "bench": "commands",
-    "bisect": "sweep_command",
-    "build": "build_command",
-    "check": "commands",
-    "compare": "compare_command",
-    "dry-run": "bundle_commands",
-    "explain": "compare_command",
-    "kit": "commands",
-    "lower": "commands",
-    "probe": "commands",
-    "runtimes": "commands",
-    "sign": "bundle_commands",
-    "site": "sweep_command",
-    "sweep": "sweep_command",
-    "tune": "bundle_commands",
-    "worker": "sweep_command",
+    "bench": "attn_export.cli.commands",
+    "build": "attn_export.cli.build_command",
+    "check": "attn_export.cli.commands",
+    "compare": "attn_export.cli.compare_command",
+    "dry-run": "attn_export.cli.bundle_commands",
+    "explain": "attn_export.cli.compare_command",
+    "kit": "attn_export.cli.commands",
+    "lower": "attn_export.cli.commands",
+    "probe": "attn_export.cli.commands",
+    "runtimes": "attn_export.cli.commands",
+    "sign": "attn_export.cli.bundle_commands",
+    "tune": "attn_export.cli.bundle_commands",
 }
-"""The module of each command except `verify`. Only that of the command in use is imported."""
+"""The module of each command of the core except `verify`."""
+
+
+def _of_parts() -> dict[str, str]:
+    """Return the module of each command of a part. Commands of the core load no part."""
+    from attn_export.parts import parts
+
+    return {name: module for part in parts() for name, module in part.commands.items()}
 
 
 class Commands(click.Group):
@@ -114,13 +117,15 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names of all commands."""
-        return sorted({*self.commands, *MODULES})
+        return sorted({*self.commands, *MODULES, *_of_parts()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, imported only now; None if there is none of this name."""
-        if cmd_name in MODULES:
-            module = import_module(f"attn_export.cli.{MODULES[cmd_name]}")
-            self.add_command(getattr(module, f"{cmd_name.replace('-', '_')}_command"))
+        if cmd_name not in self.commands:
+            module = MODULES.get(cmd_name) or _of_parts().get(cmd_name)
+            name = f"{cmd_name.replace('-', '_')}_command"
+            if module:
+                self.add_command(getattr(import_module(module), name))
         return super().get_command(ctx, cmd_name)
 
 

@@ -14,7 +14,7 @@ import onnx
 from attn_export.diagnose.evaluate import Evaluation, Values
 from attn_export.tensorfile import Array
 
-Part = TypeVar("Part")
+Piece = TypeVar("Piece")
 
 ArrayChange = Callable[[Array], Array]
 """Function that takes an array, and returns one that replaces it."""
@@ -157,7 +157,7 @@ def cache_scatters(evaluation: Evaluation) -> dict[str, onnx.NodeProto]:
     return scatters if len(scatters) == 2 else {}
 
 
-def keys_and_values(parts: Mapping[str, Part]) -> dict[str, tuple[Part, ...]]:
+def keys_and_values(parts: Mapping[str, Piece]) -> dict[str, tuple[Piece, ...]]:
     """Return ``{"keys and values": (K, V), "keys": (K,), "values": (V,)}``; nothing for nothing."""
     both = {"keys and values": tuple(parts.values())} if parts else {}
     return {**both, **{name: (part,) for name, part in parts.items()}}

@@ -78,18 +78,18 @@ def _dry_run(report: Report) -> dict[str, Any] | None:
     }
 
 
-def render_page(template: str, **values: Any) -> str:
-    """Return the text of a page, with all values escaped."""
-    return _environment().get_template(template).render(**values)
+def render_page(template: str, folder: Path = TEMPLATES, **values: Any) -> str:
+    """Return the text of a page, with all values escaped; a part has templates of its own."""
+    return _environment(folder).get_template(template).render(**values)
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _environment(folder: Path) -> jinja2.Environment:
     """Return the environment of jinja2, which compiles each template once in a process."""
     import jinja2
 
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader([folder, TEMPLATES]),
         undefined=jinja2.StrictUndefined,
         autoescape=True,
         trim_blocks=True,

@@ -20,8 +20,8 @@ import numpy as np
 from hostile.bundles import Random, damaged, maker
 from hostile.values import HOSTILE, changed
 
-from attn_export.sweep.store import FILE, FORMAT, Row, Store
-from attn_export.sweep.store import to_json as store_to_json
+from attn_export.parts.sweeps.store import FILE, FORMAT, Row, Store
+from attn_export.parts.sweeps.store import to_json as store_to_json
 
 E, H, HKV, D = 64, 4, 2, 16
 SIZES = {"q": (H * D, E), "k": (HKV * D, E), "v": (HKV * D, E), "o": (E, H * D)}

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from attn_export.bundle import MANIFEST, failed_folder, graph_files, read_bundle, read_manifest
 from attn_export.errors import AttnExportError, BundleError, OutputError, one_line, printable
+from attn_export.parts.sweeps.sweep_plan import BUNDLE, DRY_RUN
 from attn_export.results import Report, RuntimeRun, Verdict
 from attn_export.spec import AttentionSpec
-from attn_export.sweep.sweep_plan import BUNDLE, DRY_RUN
 from attn_export.temp_folders import scratch
 
 LONGEST: Final = 600

@@ -17,8 +17,8 @@ from attn_export.errors import ParityError, RuntimeFailure, UsageError, printabl
 from attn_export.interruption import message_if_ended
 
 if TYPE_CHECKING:
-    from attn_export.sweep.store import Store
-    from attn_export.sweep.sweep_plan import SweepPlan
+    from attn_export.parts.sweeps.store import Store
+    from attn_export.parts.sweeps.sweep_plan import SweepPlan
 
 
 WRONG, BROKEN = {"failed"}, {"crashed", "error", "timed out"}
@@ -97,8 +97,8 @@ def sweep_command(
     a killed process. Exit code 6 if numbers are wrong somewhere, 5 if a cell crashed or could not
     be run to its end.
     """
-    from attn_export.sweep.store import Store, merge
-    from attn_export.sweep.sweep_plan import read_plan
+    from attn_export.parts.sweeps.store import Store, merge
+    from attn_export.parts.sweeps.sweep_plan import read_plan
 
     if merged:
         if plan_file is not None or output is None:
@@ -113,9 +113,9 @@ def sweep_command(
         return _print_matrix(plan, jobs)
     if share is not None:
         plan = plan.share(*_share(share))
+    from attn_export.parts.sweeps.cluster import check_address, connected, security
+    from attn_export.parts.sweeps.run import run_sweep
     from attn_export.report.progress import progress
-    from attn_export.sweep.cluster import check_address, connected, security
-    from attn_export.sweep.run import run_sweep
 
     tls = security(**tls_files)
     if scheduler is not None:
@@ -171,7 +171,7 @@ def _share(text: str) -> tuple[int, int]:
 
 def _finish(store: Store, json_file: str | None, *, quiet: bool) -> int:
     """Print and write the results; return the exit code."""
-    from attn_export.sweep.store import to_json
+    from attn_export.parts.sweeps.store import to_json
 
     counts = store.counts()
     if json_file:
@@ -196,7 +196,7 @@ def worker_command(scheduler: str, name: str | None, **tls_files: Path | None) -
 
     It runs one cell at a time, and ends with the scheduler.
     """
-    from attn_export.sweep.cluster import security, serve
+    from attn_export.parts.sweeps.cluster import security, serve
 
     serve(scheduler, security(**tls_files), name)
     return 0
@@ -219,8 +219,8 @@ def site_command(folder: Path, output: Path, title: str) -> int:
     The page shows which runtime computes which layer right, the reason where it does not, and how
     to repeat each cell.
     """
-    from attn_export.sweep.site import write_site
-    from attn_export.sweep.store import FILE, Store, read_json
+    from attn_export.parts.sweeps.site import write_site
+    from attn_export.parts.sweeps.store import FILE, Store, read_json
     from attn_export.system_info import environment
 
     if folder.is_file():
@@ -269,12 +269,12 @@ def bisect_command(
     By default all releases are searched, from the oldest to the newest. --good may be newer than
     --bad. Releases are installed by scripts/setup_runtimes NAME==VERSION, or by --install.
     """
+    from attn_export.parts.sweeps.releases import bisect, change
     from attn_export.report.progress import progress
     from attn_export.runtimes.catalogue import runtime
     from attn_export.runtimes.install import install_release, published
     from attn_export.runtimes.install_folder import InstallError
     from attn_export.runtimes.release import MARK, installed, release_of
-    from attn_export.sweep.releases import bisect, change
 
     say = messages(quiet=quiet)
     ends = [f"{name}{MARK}{version}" for version in (good, bad) if version is not None]

@@ -18,8 +18,8 @@ from conftest import ROOT
 from attn_export import AttentionSpec
 from attn_export.cli import run
 from attn_export.errors import OutputError, UsageError
-from attn_export.sweep.site import site_files, to_csv, write_site
-from attn_export.sweep.store import FILE, Row, Store
+from attn_export.parts.sweeps.site import site_files, to_csv, write_site
+from attn_export.parts.sweeps.store import FILE, Row, Store
 
 pytestmark = pytest.mark.xdist_group("test_page_in_chromium")  # one browser
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from attn_export.errors import PARAGRAPH, RuntimeFailure, one_line, printable
+from attn_export.parts.sweeps.cluster import DEATHS, resource, unavailable_here
+from attn_export.parts.sweeps.store import Row, Store
+from attn_export.parts.sweeps.sweep_plan import Cell, Source, SweepPlan, short_fields
+from attn_export.parts.sweeps.tasks import CellFields, build_packed, run_packed
 from attn_export.report.progress import Progress
-from attn_export.sweep.cluster import DEATHS, resource, unavailable_here
-from attn_export.sweep.store import Row, Store
-from attn_export.sweep.sweep_plan import Cell, Source, SweepPlan, short_fields
-from attn_export.sweep.tasks import CellFields, build_packed, run_packed
 
 if TYPE_CHECKING:
     from distributed import Client, Future

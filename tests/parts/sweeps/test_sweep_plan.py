@@ -8,7 +8,7 @@ import pytest
 
 from attn_export.cli import run
 from attn_export.errors import UsageError
-from attn_export.sweep.sweep_plan import SweepPlan, read_plan
+from attn_export.parts.sweeps.sweep_plan import SweepPlan, read_plan
 
 BASE = "[base]\nembed_dim = 32\nnum_heads = 4\n"
 

@@ -16,7 +16,7 @@ import pytest
 
 from attn_export.cli import run
 from attn_export.errors import OutputError, UsageError
-from attn_export.sweep.store import FILE, Row, Store, merge, to_json
+from attn_export.parts.sweeps.store import FILE, Row, Store, merge, to_json
 
 
 def row(number: int, **fields: object) -> Row:
@@ -136,11 +136,11 @@ def test_a_store_has_neither_links_nor_fifos(name: str, make: Callable, tmp_path
 def test_reading_a_store_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with Store.open(tmp_path) as store:
         store.add([row(number, cause="x" * 2000) for number in range(50)])
-    monkeypatch.setattr("attn_export.sweep.store.MOST_TEXT", 50_000)
+    monkeypatch.setattr("attn_export.parts.sweeps.store.MOST_TEXT", 50_000)
     with pytest.raises(UsageError, match="more than 50000 bytes"), Store.open(tmp_path) as store:
         store.rows()
-    monkeypatch.setattr("attn_export.sweep.store.SECONDS", 0.0)
-    monkeypatch.setattr("attn_export.sweep.store.STEPS", 10)
+    monkeypatch.setattr("attn_export.parts.sweeps.store.SECONDS", 0.0)
+    monkeypatch.setattr("attn_export.parts.sweeps.store.STEPS", 10)
     with pytest.raises(OutputError, match="it takes longer than 0 s"), Store.open(tmp_path):
         pass
 
@@ -157,7 +157,7 @@ def test_merging_takes_all_cells_and_the_last_of_equal_ones(tmp_path: Path):
 WRITER = """
 import sys
 from pathlib import Path
-from attn_export.sweep.store import Row, Store
+from attn_export.parts.sweeps.store import Row, Store
 with Store.open(Path(sys.argv[1])) as store:
     for number in range(int(sys.argv[2]), 100000):
         store.add([Row(id=str(number), source="s", name="n", spec="{}", dtype="", dialect="d",

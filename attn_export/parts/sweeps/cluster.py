@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from attn_export.errors import RuntimeFailure, UsageError, one_line
+from attn_export.parts.sweeps.sweep_plan import DRY_RUN
 from attn_export.runtimes.catalogue import CLASSES, runtime
 from attn_export.runtimes.emulated_cpu import BASE, cpus
 from attn_export.runtimes.release import installed
-from attn_export.sweep.sweep_plan import DRY_RUN
 from attn_export.system_info import check_installed
 
 if TYPE_CHECKING:

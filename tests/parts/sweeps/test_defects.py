@@ -14,8 +14,8 @@ import pytest
 from attn_export import AttentionSpec, build
 from attn_export.cli import run
 from attn_export.errors import UsageError
-from attn_export.sweep.releases import WRONG, bisect, change, defects, plain_cause
-from attn_export.sweep.store import Row
+from attn_export.parts.sweeps.releases import WRONG, bisect, change, defects, plain_cause
+from attn_export.parts.sweeps.store import Row
 
 VERDICTS = {"P": "passed", "F": "failed", "R": "refused"}
 MASKED = "a fully masked row is NaN"

@@ -23,8 +23,8 @@ from shared import extended
 
 from attn_export import AttentionSpec, build
 from attn_export.errors import BundleError
-from attn_export.sweep.store import Row, Store
-from attn_export.sweep.tasks import pack, unpack
+from attn_export.parts.sweeps.store import Row, Store
+from attn_export.parts.sweeps.tasks import pack, unpack
 
 SMALL = """
 dialects = ["standard", "portable"]

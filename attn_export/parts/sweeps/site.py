@@ -19,15 +19,16 @@ from attn_export.code_templates import shell
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import SpecError, UsageError
 from attn_export.output_folder import replacement_of
-from attn_export.report.html import TEMPLATES, render_page
+from attn_export.parts.sweeps.releases import defects
+from attn_export.parts.sweeps.store import COLUMNS, Row
+from attn_export.parts.sweeps.sweep_plan import short_fields
+from attn_export.report.html import render_page
 from attn_export.runtimes.release import release_of
 from attn_export.spec import AttentionSpec
-from attn_export.sweep.releases import defects
-from attn_export.sweep.store import COLUMNS, Row
-from attn_export.sweep.sweep_plan import short_fields
 from attn_export.untrusted_files import parse_json
 
 PAGE: Final = "index.html"
+TEMPLATES: Final = Path(__file__).with_name("page")
 
 MUCH_WORSE: Final = 3.0
 """Factor from which a cell that passed is yellow: its error, divided by the least error of a
@@ -105,7 +106,7 @@ def _page(rows: Sequence[Row], title: str, facts: Sequence[str]) -> str:
     newest = {release_of(name)[0]: name for name in runtimes}
     lines = _lines(rows, runtimes)
     return render_page(
-        "site.html.j2", title=title, facts=facts, runtimes=runtimes, lines=lines,
+        "site.html.j2", TEMPLATES, title=title, facts=facts, runtimes=runtimes, lines=lines,
         script=script, digest=digest,
         cells=[cell for line in lines for cell in line.cells.values() if cell is not None],
         forms=[_best_dialect(name, lines) for name in runtimes],

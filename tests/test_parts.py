@@ -1,0 +1,67 @@
+"""Tests of the core in a copy of the package that has no parts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from attn_export.parts import parts
+
+PARTS = sorted(file.parent.name for file in (ROOT / "attn_export" / "parts").glob("*/__init__.py"))
+
+
+def copy_without(folder: Path, *gone: str) -> dict[str, str]:
+    """Copy the package without some parts; return an environment in which it is imported."""
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "attn_export", folder / "attn_export", ignore=ignore)
+    for part in gone:
+        shutil.rmtree(folder / "attn_export" / "parts" / part)
+    return {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def run(env: dict[str, str], *arguments: str, cwd: Path) -> str:
+    """Return what a command writes to stdout."""
+    ran = subprocess.run(
+        [sys.executable, *arguments], env=env, cwd=cwd, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """Return a folder with the core alone, and the environment in which it is imported."""
+    folder = tmp_path_factory.mktemp("core")
+    return folder, copy_without(folder, *PARTS)
+
+
+def test_every_part_says_what_it_adds():
+    assert PARTS
+    assert len(parts()) == len(PARTS)
+
+
+def test_a_copy_without_parts_is_what_is_imported(bare: tuple[Path, dict[str, str]]):
+    folder, env = bare
+    code = "import attn_export.parts as p; print(p.__file__, p.parts())"
+    expected = f"{folder / 'attn_export' / 'parts' / '__init__.py'} ()"
+    assert run(env, "-c", code, cwd=folder).strip() == expected
+
+
+def test_the_core_has_its_own_commands_without_parts(bare: tuple[Path, dict[str, str]]):
+    folder, env = bare
+    text = run(env, "-m", "attn_export", "--help", cwd=folder)
+    assert "build" in text
+    assert not {name for part in parts() for name in part.commands} & set(text.split())
+
+
+def test_the_core_builds_without_parts(bare: tuple[Path, dict[str, str]]):
+    folder, env = bare
+    small = ("--variant", "mqa", "--embed-dim", "32", "--num-heads", "4")
+    run(env, "-m", "attn_export", "build", *small, "--output", "out", cwd=folder)
+    assert (folder / "out" / "manifest.json").is_file()
