@@ -15,7 +15,6 @@ from attn_export.quality import Quality
 if TYPE_CHECKING:
     import numpy as np
 
-    from attn_export.runtimes.dry_run_results import Observation
     from attn_export.schema import Allowed
 
 
@@ -255,7 +254,6 @@ class Report:
             not count.
         quality: The distance of a quantised model from the float model.
         signature: The digital signature of a verified bundle.
-        dry_runs: Dry runs of the graphs on CUDA. They do not affect the exit code.
         reproduction: The folder whose `reproduce.py` repeats a failure, if one was written.
     """
 
@@ -270,7 +268,6 @@ class Report:
     error: AttnExportError | None = None
     quality: Quality | None = None
     signature: Signature | None = None
-    dry_runs: tuple[Observation, ...] = ()
     reproduction: Path | None = None
 
     @property

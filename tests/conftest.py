@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +24,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The tests run in two processes on two cores, beside the runtimes that they start.
 torch.set_num_threads(1)
-# A dry run takes a second of each build, and only its own tests need it.
-os.environ["ATTN_EXPORT_DRY_RUN"] = "0"
 read_once()
 reuse_memory()
 sleep_while_waiting()  # as command lines do, which are forked from a server with this environment

@@ -47,6 +47,9 @@ WRONG_USE = [
     (("build", "typo.toml"), 2, "unknown key 'num_head'"),
     (("build", "broken.toml"), 2, "is not TOML"),
     (("build", "typo.toml", "--variant", "mqa"), 2, "choose one"),
+    (("build", "--variant", "mqa", "--dry-run"), 2,
+     "leave out --dry-run; attn-export dry-run BUNDLE makes one of a bundle"),
+    (("build", "--no-dry-run", "--variant", "mqa"), 2, "leave out --no-dry-run; attn-"),
     (("verify",), 2, "BUNDLE"),
     (("verify", "nowhere"), 7, "not a bundle"),
     (("check", "nowhere.onnx"), 4, "cannot read nowhere.onnx"),
@@ -215,7 +218,7 @@ def test_the_help_of_build_is_in_groups_with_examples_and_lacks_no_option(cli: C
     command = group.get_command(click.Context(group), "build")
     assert command is not None
     for parameter in command.params:
-        if isinstance(parameter, click.Option):
+        if isinstance(parameter, click.Option) and not parameter.hidden:
             lines = re.findall(rf"^  {parameter.opts[0]}(?!\S)", shown, re.MULTILINE)
             assert len(lines) == 1, parameter.opts
     assert "-h, --help" in shown

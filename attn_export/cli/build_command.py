@@ -54,7 +54,7 @@ GROUPS = {
     "Fields of the spec": SPEC_FIELDS,
     "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
     "Output": (
-        "output", "tune", "dry_run", "evidence", "json_file", "junit_file", "html_file", "quiet",
+        "output", "tune", "evidence", "json_file", "junit_file", "html_file", "quiet",
     ),
 }  # fmt: skip
 """Names of the parameters of `build` under each heading of its help."""
@@ -202,6 +202,14 @@ class _BuildInput:
 # -- the command --------------------------------------------------------------------------------
 
 
+def _refuse_dry_run(_context: click.Context, _option: click.Parameter, value: bool | None) -> None:
+    if value is not None:
+        raise UsageError(
+            f"a build makes no dry run, so leave out {'--dry-run' if value else '--no-dry-run'}; "
+            "attn-export dry-run BUNDLE makes one of a bundle"
+        )
+
+
 @click.command("build", cls=_BuildCommand)
 @click.argument("spec_file", metavar="[SPEC.toml]", required=False, type=PATH)
 @click.option(
@@ -247,8 +255,8 @@ class _BuildInput:
     help="Measure forms of the ort graphs on this machine, and keep the fastest.",
 )  # fmt: skip
 @click.option(
-    "--dry-run/--no-dry-run", default=None, envvar="ATTN_EXPORT_DRY_RUN", show_envvar=True,
-    help="Add the CUDA kernels of the graphs to the report.  [default: if its libraries are built]",
+    "--dry-run/--no-dry-run", default=None, hidden=True, expose_value=False,
+    callback=_refuse_dry_run,
 )  # fmt: skip
 @click.option(
     "--evidence", is_flag=True, help="Write an in-toto test result and a CycloneDX ML-BOM, too."

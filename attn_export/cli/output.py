@@ -108,12 +108,7 @@ class Output:
 
         from attn_export.report.terminal import print_report
 
-        console = Console(stderr=self.quiet)
-        print_report(report, console)
-        if report.dry_runs:
-            from attn_export.report.dry_run_report import print_dry_run
-
-            print_dry_run(report.dry_runs, console)
+        print_report(report, Console(stderr=self.quiet))
         if place is not None:
             click.echo(f"bundle: {printable(place)}", err=self.quiet)
 

@@ -18,7 +18,6 @@ from attn_export.report.data import to_json
 from attn_export.report.html import to_html
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, GraphFile, Report
-from attn_export.runtimes.install_folder import CUDA_STAND_IN, home
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
 from attn_export.spec import AttentionSpec
@@ -49,7 +48,6 @@ def build(
     budgets: Sequence[str] = (),
     seed: int = 0,
     evidence: bool = False,
-    dry_run: bool | None = False,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -68,8 +66,6 @@ def build(
         budgets: Limits for the error of a quantised model against the float model: ``sqnr>=30``.
         seed: The seed for the weights of a spec's module.
         evidence: Whether to write statements for other tools to `evidence/`.
-        dry_run: Whether to add a dry run of CUDA to the report; None for a dry run if its
-            libraries are built.
         limits: The limits of each runtime's process.
         progress: Receiver of progress.
 
@@ -80,7 +76,6 @@ def build(
         UsageError: If a name or budget is unknown, torch is missing or `output` cannot be written.
         ExportError: If the module cannot be exported as it is.
         GraphError: If a check refuses a graph.
-        RuntimeFailure: If a dry run is required, and its libraries are not built.
     """
     _check_name(name)
     options = _Options(
@@ -89,9 +84,8 @@ def build(
         limits or Limits.default(), progress or Progress(),
     )  # fmt: skip
     check_installed("torch")
-    dry_run = _will_dry_run(dry_run)
     with staging(Path(output or Path("models") / name)) as stage:
-        report = _build_in(stage.folder, subject, seed, name, options, dry_run=dry_run)
+        report = _build_in(stage.folder, subject, seed, name, options)
         folder = stage.publish(failed=not report.passed)
     return dataclasses.replace(report, model=folder / MODEL)
 
@@ -116,22 +110,12 @@ def _check_name(name: str) -> None:
         )
 
 
-def _will_dry_run(wanted: bool | None) -> bool:
-    if not (wanted or (wanted is None and (home() / CUDA_STAND_IN).is_dir())):
-        return False
-    from attn_export.jobs.dry_run import can_dry_run
-
-    return can_dry_run(required=wanted)
-
-
 def _build_in(
     folder: Path,
     subject: Subject | AttentionSpec | Callable[[], Subject],
     seed: int,
     name: str,
     options: _Options,
-    *,
-    dry_run: bool,
 ) -> Report:
     """Write the bundle to a folder, and return the report."""
     # The runtimes' processes import their SDKs while this one imports torch.
@@ -150,15 +134,6 @@ def _build_in(
         work = _Work(folder, out, pool, options)
         judged = work.judge(subject)
         report = _report(name, in_float32, judged, subject)
-        if dry_run:
-            from attn_export.jobs.dry_run import observe_all
-
-            files = [graph.file for graph in judged.graphs]
-            roles = subject.roles.with_total(subject.sums)
-            seen = observe_all(
-                folder, files, limits, options.progress, roles=roles, for_report=True
-            )
-            report = dataclasses.replace(report, dry_runs=seen)
         work.write(subject, judged, report)
     return report
 

@@ -46,50 +46,22 @@ def dry_run(
     """
     cards, names = architectures_named(architectures), check_dialects(dialects)
     folder, files, roles = _graphs(Path(path), names)
-    can_dry_run(required=True)
-    sizes = batch, query_len, past_len
-    return [*observe_all(folder, files, limits, progress or Progress(), cards, sizes, roles)]
-
-
-def can_dry_run(*, required: bool | None) -> bool:
-    """Return whether to make a dry run; `required` is None for one if the libraries are built."""
-    if required is False:
-        return False
-    reason = not_ready()
-    if reason and required:
-        raise RuntimeFailure(f"no dry run of CUDA: {reason}")
-    return not reason
-
-
-def observe_all(
-    folder: Path,
-    files: Sequence[GraphFile],
-    limits: Limits | None,
-    progress: Progress,
-    cards: Sequence[Architecture] = (),
-    sizes: DryRunSizes = (1, None, None),
-    roles: Mapping[str, str] = {},
-    *,
-    for_report: bool = False,
-) -> tuple[Observation, ...]:
-    """Make dry runs of several graphs.
-
-    Returns:
-        The observations of each graph on each architecture.
-    """
-    cards = cards or architectures_named(())
+    check_ready()
+    sizes, progress = (batch, query_len, past_len), progress or Progress()
     progress.expect(len(files) * len(cards))
     observations = []
     for file in files:
         for card in cards:
-            try:
-                observations.append(observe(folder, file, card, sizes, limits, roles))
-            except (GraphError, UsageError) as error:
-                if not for_report:
-                    raise
-                observations.append(Observation(file.name, card.name, refused=str(error)))
+            observations.append(observe(folder, file, card, sizes, limits, roles))
             progress.advance(f"{file.name} on {card.name}")
-    return tuple(observations)
+    return observations
+
+
+def check_ready() -> None:
+    """Raise RuntimeFailure if the stand-in libraries are not built here."""
+    reason = not_ready()
+    if reason:
+        raise RuntimeFailure(f"no dry run of CUDA: {reason}")
 
 
 def _graphs(path: Path, dialects: Sequence[str]) -> tuple[Path, list[GraphFile], Mapping[str, str]]:

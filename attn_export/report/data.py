@@ -38,21 +38,11 @@ def to_json(report: Report) -> str:
         "runs": [dataclasses.asdict(run) for run in report.runs],
         "signature": None if report.signature is None else dataclasses.asdict(report.signature),
         "quality": None if report.quality is None else _quality(report.quality),
-        "dry_runs": [dataclasses.asdict(dry_run) for dry_run in report.dry_runs],
-        "best_graphs": _best_graphs(report),
         "verdicts": [_without_nan(dataclasses.asdict(verdict)) for verdict in report.verdicts],
     }
     text = json.dumps(content, indent=1, allow_nan=False)
     # Put lists of numbers on one line. No string matches, because JSON escapes line breaks.
     return LIST_OF_PLAIN.sub(lambda match: " ".join(match[0].split()), text) + "\n"
-
-
-def _best_graphs(report: Report) -> list[dict[str, Any]]:
-    if not report.dry_runs:
-        return []
-    from attn_export.runtimes.dry_run_results import best_graphs
-
-    return [dataclasses.asdict(best) for best in best_graphs(report.dry_runs)]
 
 
 def _quality(quality: Quality) -> dict[str, Any]:

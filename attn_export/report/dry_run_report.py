@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from attn_export.report.tables import Column, Table, graph_label, in_mib
 from attn_export.report.terminal import as_text, print_table, say
@@ -91,12 +90,6 @@ def best_lines(observations: Sequence[Observation]) -> list[str]:
             "and values copied"
         )
     return [f"best by count on {key}: {'; or '.join(texts)}" for key, texts in graphs.items()]
-
-
-def findings(observations: Sequence[Observation]) -> list[str]:
-    """Return refusals, placements, copies, waits and notes as lines of plain text."""
-    lines = (line for observation in observations for line in _lines(observation))
-    return list(dict.fromkeys(Text.from_markup(line).plain for line in lines))
 
 
 def _sizes_of(step: Step) -> str:

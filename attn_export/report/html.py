@@ -53,29 +53,9 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
         most=pictures.SHOWN,
         attention=drawing,
         drawn=pictures.draw_attention(drawing) if drawing else None,
-        dry_run=_dry_run(report),
         reproduce=reproduce_command(report.reproduction),
         is_of_bundle=report.model is None or (report.model.parent / MANIFEST).is_file(),
     )
-
-
-def _dry_run(report: Report) -> dict[str, Any] | None:
-    """Return the values of the section on dry runs, or None if there are none."""
-    if not report.dry_runs:
-        return None
-    # Imported here, because it imports rich, which other reports do not need.
-    from attn_export.report import dry_run_report as text
-
-    return {
-        "meaning": text.MEANING,
-        "cards": list(dict.fromkeys(map(text.card_of, report.dry_runs))),
-        "sizes": text.sizes(report.dry_runs),
-        "columns": text.COLUMNS,
-        "numbers": text.NUMBERS,
-        "rows": text.table_rows(report.dry_runs),
-        "best": text.best_lines(report.dry_runs),
-        "findings": text.findings(report.dry_runs),
-    }
 
 
 def render_page(template: str, folder: Path = TEMPLATES, **values: Any) -> str:

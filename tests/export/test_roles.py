@@ -203,7 +203,7 @@ def test_a_bundle_states_roles_and_caches_and_verifies(tmp_path: Path):
     axes = {f"past.0.{i}": {0: "b", 1: "m"} for i in range(2)} | {"q": {0: "b", 1: "n"}}
     outputs = ["y", "present.0.0", "present.0.1"]
     subject = Subject(Nested().eval(), {"q": torch.randn(2, 3, D), "past": old}, axes, outputs)
-    options = {"runtimes": ["ort-cpu"], "dialects": ["standard"], "dry_run": False}
+    options = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
     report = build(subject, tmp_path / "b", **options)
     assert report.passed
     assert "axes by what they do: b is batch, n is query_len, m is past_len" in report.notes
