@@ -101,8 +101,7 @@ def _shared(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
 @pytest.fixture
 def need_dry_run(request: pytest.FixtureRequest) -> None:
     """Skip a test where the stand-in of CUDA is missing; fail it if `--require` names it."""
-    from attn_export.runtimes.install_cuda_stand_in import not_ready
-    from attn_export.runtimes.install_folder import CUDA_STAND_IN
+    from attn_export.parts.cuda_dry_run.install_cuda_stand_in import CUDA_STAND_IN, not_ready
 
     reason = not_ready()
     if reason and CUDA_STAND_IN in request.config.getoption("--require"):

@@ -33,7 +33,7 @@ FLOORS = {
     "parity/influence": 1,
     "parity/mask_contents": 1, "parity/measures": 0,
     "parity/plan": 1, "parity/roles": 1,
-    "bundle": 2, "runtimes/dry_run_": 2, "runtimes/dry_run_results": -2,
+    "bundle": 2,
     "export/__init__": 2, "export/user_scales": 2, "export/input_function": 2,
     "export/module_state": 2,
     "export/subject": 2,
@@ -47,8 +47,8 @@ FLOORS = {
     "diagnose/mask_probes": 3, "diagnose/precision": 3, "diagnose/probe_": 3,
     "report/": 4,
     "jobs/": 5,
-    "cli/": 7, "pytest_plugin": 6, "parts/__init__": -3, "parts/": 8,
-    "__main__": 9, "__init__": 9,
+    "cli/": 7, "pytest_plugin": 6, "parts/__init__": -3, "parts/": 8, "parts/sweeps/": 9,
+    "__main__": 10, "__init__": 10,
 }  # fmt: skip
 
 WITH_TORCH = (
@@ -218,7 +218,7 @@ def loaded_by(code: str) -> set[str]:
         ("attn_export.runtimes.catalogue", "torch onnx onnxruntime"),
         ("attn_export.runtimes.child_main", "torch numpy onnx onnxruntime subprocess ctypes"),
         ("attn_export.runtimes.worker", "torch onnx onnxruntime"),
-        ("attn_export.jobs.dry_run", "torch numpy onnx onnx_ir onnxruntime rich"),
+        ("attn_export.parts.cuda_dry_run.dry_run", "torch numpy onnx onnx_ir onnxruntime rich"),
         ("attn_export.jobs.bench", "torch onnx_ir onnxruntime rich matplotlib openvino"),
         ("attn_export.bench.candidate_worker", "torch onnx onnxruntime"),
         ("attn_export.jobs.probe", "torch numpy onnx onnx_ir onnxruntime rich"),

@@ -65,3 +65,34 @@ def test_the_core_builds_without_parts(bare: tuple[Path, dict[str, str]]):
     small = ("--variant", "mqa", "--embed-dim", "32", "--num-heads", "4")
     run(env, "-m", "attn_export", "build", *small, "--output", "out", cwd=folder)
     assert (folder / "out" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_modules_of_a_part_are_imported_without_the_other_parts(part: str, tmp_path: Path):
+    env = copy_without(tmp_path, *(other for other in PARTS if other != part))
+    folder = tmp_path / "attn_export" / "parts" / part
+    names = sorted(file.stem for file in folder.glob("*.py"))
+    code = (
+        f"import {', '.join(f'attn_export.parts.{part}.{name}' for name in names)}; print('done')"
+    )
+    assert run(env, "-c", code, cwd=tmp_path) == "done\n"
+
+
+def test_a_sweep_without_dry_runs_refuses_architectures(tmp_path: Path):
+    env = copy_without(tmp_path, "cuda_dry_run")
+    (tmp_path / "sweep.toml").write_text(
+        'runtimes = ["ort-cpu"]\narchitectures = ["sm_80"]\n[[spec]]\nembed_dim = 32\n'
+    )
+    code = """
+from pathlib import Path
+from attn_export.errors import UsageError
+from attn_export.parts.sweeps.cluster import resources_here
+from attn_export.parts.sweeps.sweep_plan import read_plan
+try:
+    read_plan(Path("sweep.toml"))
+except UsageError as error:
+    print(error, "DRY_RUN" in resources_here())
+"""
+    said = run(env, "-c", code, cwd=tmp_path)
+    expected = "sweep.toml has architectures; this installation cannot make dry runs of CUDA False"
+    assert said.strip() == expected

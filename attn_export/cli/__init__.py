@@ -93,7 +93,6 @@ MODULES = {
     "build": "attn_export.cli.build_command",
     "check": "attn_export.cli.commands",
     "compare": "attn_export.cli.compare_command",
-    "dry-run": "attn_export.cli.bundle_commands",
     "explain": "attn_export.cli.compare_command",
     "kit": "attn_export.cli.commands",
     "lower": "attn_export.cli.commands",

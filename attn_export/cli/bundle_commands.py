@@ -1,4 +1,4 @@
-"""Commands on an existing bundle: `tune`, `dry-run`, `sign`."""
+"""Commands on an existing bundle: `tune`, `sign`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ import click
 
 from attn_export.cli.options import (
     PATH,
-    SIZE,
     STDOUT,
-    fix_input_option,
     json_option,
-    limit_own_memory,
     measuring_options,
     quiet_option,
 )
@@ -92,55 +89,6 @@ def print_tuned(tuned: TuningResult, *, quiet: bool) -> None:
         return
     print_report(tuned.report, console)
     click.echo("the bundle stays as it was", err=quiet)
-
-
-# -- dry-run ------------------------------------------------------------------------------------
-
-
-@click.command("dry-run")
-@click.argument("path", metavar="MODEL.onnx|BUNDLE", type=PATH)
-@click.option(
-    "--arch", "architectures", multiple=True, metavar="NAME",
-    help="sm_75, sm_80, sm_86, sm_89, sm_90, sm_100, or all.  [default: sm_80 and sm_90]",
-)  # fmt: skip
-@click.option(
-    "--dialect", "dialects", multiple=True, metavar="NAME",
-    help="The graphs of a bundle to run.  [default: all]",
-)  # fmt: skip
-@click.option("--batch", type=SIZE, default=1, show_default=True, metavar="B", help="Batch size.")
-@click.option(
-    "--query-len", type=SIZE, metavar="L",
-    help="Query length.  [default: a prefill of 512, and a decode of 1 after 1023]",
-)  # fmt: skip
-@click.option("--past-len", type=click.IntRange(min=0), metavar="P", help="Length of the cache.")
-@fix_input_option
-@json_option("Write every event; - for stdout.")
-@quiet_option
-def dry_run_command(
-    path: Path, fixed: dict[str, str], json_file: str | None, quiet: bool, **options: Any
-) -> int:
-    """Show which CUDA kernels a graph would use, without a GPU.
-
-    ONNX Runtime's own CUDA provider runs over stand-in libraries that record and compute nothing:
-    where each node is placed and why, kernels, copies, waits, memory, refusals. It is no test:
-    nothing passes or fails. Exit code 5 if the stand-in libraries are not built here.
-    """
-    from attn_export.jobs.dry_run import dry_run
-    from attn_export.jobs.fixed_graphs import fixed_graphs
-    from attn_export.report.progress import progress
-
-    limit_own_memory()
-    with fixed_graphs([path], fixed) as (graph,), progress(quiet=quiet) as bar:
-        observations = dry_run(graph, progress=bar, **options)
-    from attn_export.report.dry_run_report import dry_run_to_json, print_dry_run
-
-    if json_file:
-        write_file(json_file, dry_run_to_json(observations))
-    if json_file != STDOUT and not quiet:
-        from rich.console import Console
-
-        print_dry_run(observations, Console())
-    return 0
 
 
 # -- sign ---------------------------------------------------------------------------------------

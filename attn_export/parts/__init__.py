@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a part adds to the core.
+    """What a part adds to the core: modules by name.
 
     Attributes:
-        commands: The module of each command, by the command's name. It holds `NAME_command`.
+        commands: The module of each command. It holds `NAME_command`.
+        installs: The module that installs what has a name. It holds `install(name, say)`.
+        tests_need: The names of what the part's tests need to be installed.
     """
 
     commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    installs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    tests_need: Sequence[str] = ()
 
 
 @functools.cache

@@ -11,15 +11,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
+from importlib import import_module
 
 from attn_export.errors import UsageError, one_line
 from attn_export.interruption import end_on_signal
-from attn_export.runtimes import install_cpus, install_cuda_stand_in, javascript, native
+from attn_export.parts import parts
+from attn_export.runtimes import install_cpus, javascript, native
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.emulated_cpu import CPUS
 from attn_export.runtimes.install_cpus import ARM64_COMPILER
 from attn_export.runtimes.install_folder import (
-    CUDA_STAND_IN,
     InstallError,
     Say,
     new_installation,
@@ -33,8 +34,8 @@ RELEASES = ("ort-cpu==1.27.0", "ort-cpu==1.28.0")
 """The releases of ONNX Runtime that tests of sweeps need: the last one that computes fully masked
 rows wrong, and the first one that does not."""
 
-REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm", CPUS, CUDA_STAND_IN, *RELEASES)
-"""The names that are installed by default."""
+REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm", CPUS, *RELEASES)
+"""The names that are installed by default, beside those that the tests of parts need."""
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "openvino": ("openvino",),
@@ -47,17 +48,23 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 
 ALL = "all"
 SYSTEM_PACKAGES = "--system-packages"
-EVERY = (*PACKAGES, *NATIVE, *NPM, CPUS, ARM64_COMPILER, CUDA_STAND_IN)
+EVERY = (*PACKAGES, *NATIVE, *NPM, CPUS, ARM64_COMPILER)
+
+OF_PARTS = {name: module for part in parts() for name, module in part.installs.items()}
+"""The module that installs what a part adds, by its name."""
 
 
 def main() -> int:
     """Install the named runtimes and return the exit code."""
     end_on_signal()
     named = tuple(name for name in sys.argv[1:] if name != SYSTEM_PACKAGES)
-    names = EVERY if named == (ALL,) else named or REQUIRED
-    unknown = [name for name in names if name not in EVERY and MARK not in name]
+    names = named or (*REQUIRED, *(name for part in parts() for name in part.tests_need))
+    if named == (ALL,):
+        names = (*EVERY, *OF_PARTS)
+    known = (*EVERY, *OF_PARTS)
+    unknown = [name for name in names if name not in known and MARK not in name]
     if unknown:
-        say(f"unknown runtime {unknown[0]!r}; choose from {', '.join(EVERY)}, all, NAME==VERSION")
+        say(f"unknown runtime {unknown[0]!r}; choose from {', '.join(known)}, all, NAME==VERSION")
         return 2
     try:
         install(names, system_packages=SYSTEM_PACKAGES in sys.argv[1:])
@@ -93,8 +100,9 @@ def install(names: Collection[str], *, system_packages: bool = False) -> None:
     for name in names:
         if MARK in name:
             install_release(name, say)
-    if CUDA_STAND_IN in names:
-        install_cuda_stand_in.install(say)
+    for name in names:
+        if name in OF_PARTS:
+            import_module(OF_PARTS[name]).install(name, say)
 
 
 def say(text: str) -> None:

@@ -25,9 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 HARNESS, KITS = ROOT / "attn_export/runtimes/harness", ROOT / "attn_export/kits"
 """The folders with the sources of programs in other languages."""
 
-CUDA_STAND_IN = "cuda-dry-run"
-"""The folder of the libraries for dry runs of CUDA, and the name for installing them."""
-
 Say = Callable[[str], None]
 """A receiver of progress messages."""
 

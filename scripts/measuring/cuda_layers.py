@@ -13,7 +13,7 @@ from attn_export.export.subject import Subject
 from attn_export.graph.lower import Lowered
 from attn_export.graph.save import save_graphs
 from attn_export.jobs.bundle_graphs import lower_all
-from attn_export.runtimes.dry_run_results import Step
+from attn_export.parts.cuda_dry_run.dry_run_results import Step
 from attn_export.spec import AttentionSpec
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from attn_export.bench.peers import layer
+from attn_export.parts.cuda_dry_run.dry_run_inputs import StepSizes, inputs_of
+from attn_export.parts.cuda_dry_run.dry_run_timeline import read_record, readable
 from attn_export.results import GraphFile
-from attn_export.runtimes.dry_run_inputs import StepSizes, inputs_of
-from attn_export.runtimes.dry_run_timeline import read_record, readable
 from attn_export.runtimes.ort_cpu import CPU_PROVIDER, dtype_name, sdk, value_on
 from attn_export.runtimes.ort_cuda import CUDA_PROVIDER, TF32
 from attn_export.spec import AttentionSpec

@@ -15,8 +15,7 @@ from pages import FIRST, PAGES, after_the_first_command, blocks, run
 from shared import extended
 
 from attn_export.errors import AttnExportError
-from attn_export.runtimes.install_cuda_stand_in import not_ready
-from attn_export.runtimes.install_folder import CUDA_STAND_IN
+from attn_export.parts.cuda_dry_run.install_cuda_stand_in import CUDA_STAND_IN, not_ready
 from attn_export.spec import AttentionSpec
 
 RUN = [page for page in PAGES if any(block.kind in {"sh", "python"} for block in blocks(page))]

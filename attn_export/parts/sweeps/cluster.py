@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from attn_export.errors import RuntimeFailure, UsageError, one_line
-from attn_export.parts.sweeps.sweep_plan import DRY_RUN
+from attn_export.parts.sweeps.sweep_plan import DRY_RUN, NO_DRY_RUNS
 from attn_export.runtimes.catalogue import CLASSES, runtime
 from attn_export.runtimes.emulated_cpu import BASE, cpus
 from attn_export.runtimes.release import installed
@@ -53,9 +53,13 @@ def resource(name: str) -> str:
 
 def unavailable_here(name: str) -> str:
     """Return the reason that a runtime or a dry run cannot run on this machine, or ""."""
-    from attn_export.runtimes.install_cuda_stand_in import not_ready
-
-    return not_ready() if name.startswith(DRY_RUN) else runtime(name).unavailable()
+    if not name.startswith(DRY_RUN):
+        return runtime(name).unavailable()
+    try:
+        from attn_export.parts.cuda_dry_run.install_cuda_stand_in import not_ready
+    except ModuleNotFoundError:
+        return NO_DRY_RUNS
+    return not_ready()
 
 
 def resources_here() -> dict[str, float]:

@@ -18,7 +18,6 @@ from msgspec import Meta
 from attn_export.dialect_names import DIALECTS, check_dialects
 from attn_export.errors import SpecError, UsageError
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.dry_run_results import architectures_named
 from attn_export.schema import GraphName, Name
 from attn_export.spec import AttentionSpec
 from attn_export.spec.fields import NUMBERS, TYPES
@@ -29,6 +28,9 @@ SPEC, BUNDLE, MODULE = "spec", "bundle", "module"
 
 DRY_RUN: Final = "dry-run@"
 """Prefix of the name of a dry run of CUDA, which is given like a runtime: ``dry-run@sm_80``."""
+
+NO_DRY_RUNS: Final = "this installation cannot make dry runs of CUDA"
+"""What is said where the part that makes them was left out."""
 
 MOST_CELLS: Final = 200_000
 """Largest number of cells of one sweep, against products of lists that are too large by mistake.
@@ -169,12 +171,22 @@ def read_plan(path: Path, *, allow_modules: bool = False) -> SweepPlan:
         raise UsageError(f"{path}: {error}; change it, or leave it out by [[exclude]]") from error
 
 
+def _dry_runs(path: Path, architectures: Sequence[str]) -> list[str]:
+    """Return the names of dry runs on these architectures, which another part makes."""
+    if not architectures:
+        return []
+    try:
+        from attn_export.parts.cuda_dry_run.dry_run_results import architectures_named
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{path} has architectures; {NO_DRY_RUNS}") from error
+    return [f"{DRY_RUN}{card.name}" for card in architectures_named(architectures)]
+
+
 def _plan(path: Path, file: _File) -> SweepPlan:
     dialects = check_dialects(file.dialects, ALL)
     dialects = DIALECTS if ALL in dialects else dialects
     runtimes = {name: tuple(runtime(name).dialects) for name in file.runtimes}
-    cards = architectures_named(file.architectures) if file.architectures else ()
-    runtimes |= {f"{DRY_RUN}{card.name}": DIALECTS for card in cards}
+    runtimes |= dict.fromkeys(_dry_runs(path, file.architectures), DIALECTS)
     pairs = [(name, each) for name, has in runtimes.items() for each in dialects if each in has]
     _check_excludes(path, file.exclude)
     _check_count(path, file, len(pairs))

@@ -234,8 +234,8 @@ def _smallest(wrong: Sequence[Verdict]) -> str:
 
 def _run_dry(folder: Path, architecture: str, dialects: Sequence[str]) -> dict[str, CellFields]:
     """Run graphs over stand-ins for CUDA; return the kernels seen, by dialect, as causes."""
-    from attn_export.jobs.dry_run import dry_run
-    from attn_export.report.dry_run_report import attention_of
+    from attn_export.parts.cuda_dry_run.dry_run import dry_run
+    from attn_export.parts.cuda_dry_run.dry_run_report import attention_of
 
     observed = dry_run(folder, architectures=[architecture], dialects=dialects)
     graphs = {file.name: file.dialect for file in graph_files(read_manifest(folder))}

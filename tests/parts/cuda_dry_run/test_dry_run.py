@@ -14,10 +14,15 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
 from attn_export.errors import GraphError, UsageError
-from attn_export.jobs.dry_run import dry_run
-from attn_export.report.dry_run_report import print_dry_run
-from attn_export.runtimes.dry_run_inputs import StepSizes, inputs_of, steps_of, unknown_axes
-from attn_export.runtimes.dry_run_timeline import (
+from attn_export.parts.cuda_dry_run.dry_run import dry_run
+from attn_export.parts.cuda_dry_run.dry_run_inputs import (
+    StepSizes,
+    inputs_of,
+    steps_of,
+    unknown_axes,
+)
+from attn_export.parts.cuda_dry_run.dry_run_report import print_dry_run
+from attn_export.parts.cuda_dry_run.dry_run_timeline import (
     bytes_copied,
     copies_of_cache,
     kinds_of_attention,

@@ -15,8 +15,8 @@ from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.lower import DECODE, PREFILL, Lowered, lower
 from attn_export.graph.save import save_graphs
-from attn_export.jobs.dry_run import observe
-from attn_export.runtimes.dry_run_results import Step, architectures_named
+from attn_export.parts.cuda_dry_run.dry_run import observe
+from attn_export.parts.cuda_dry_run.dry_run_results import Step, architectures_named
 
 pytestmark = pytest.mark.usefixtures("need_dry_run")
 
@@ -35,7 +35,7 @@ DEFAULT = {("rotary, norms, window", "sm_80", "float16"), ("biases", "sm_90", "b
 
 CAPTURE = """
 import onnxruntime as ort
-from attn_export.runtimes.dry_run_timeline import read_record
+from attn_export.parts.cuda_dry_run.dry_run_timeline import read_record
 
 options = ort.SessionOptions()
 cuda = ("CUDAExecutionProvider", {"enable_cuda_graph": "1"})

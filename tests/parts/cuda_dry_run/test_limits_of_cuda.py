@@ -15,8 +15,8 @@ from shared import extended
 sys.path.append(str(ROOT / "tests" / "runtimes"))
 from subjects import SUBJECTS, shared_folder, stored
 
-from attn_export.jobs.dry_run import observe
-from attn_export.runtimes.dry_run_results import architectures_named
+from attn_export.parts.cuda_dry_run.dry_run import observe
+from attn_export.parts.cuda_dry_run.dry_run_results import architectures_named
 from attn_export.runtimes.ort_cuda import ROUNDED_INPUTS, OrtCuda
 from attn_export.runtimes.protocol import known_limit
 

@@ -1,6 +1,6 @@
 """A dry run of one graph, by the CUDA provider over the stand-in libraries, in this process.
 
-Only `jobs/dry_run.py` starts it, in a child process with limits that does nothing else.
+Only `dry_run.py` starts it, in a child process with limits that does nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import GraphError, one_line, printable
-from attn_export.runtimes.dry_run_inputs import (
+from attn_export.parts.cuda_dry_run.dry_run_inputs import (
     StepSizes,
     caches_in_place,
     inputs_of,
@@ -25,27 +25,27 @@ from attn_export.runtimes.dry_run_inputs import (
     steps_of,
     unknown_axes,
 )
-from attn_export.runtimes.dry_run_results import (
+from attn_export.parts.cuda_dry_run.dry_run_results import (
     Event,
     NodeElsewhere,
     Observation,
     Step,
     architectures_named,
 )
-from attn_export.runtimes.dry_run_timeline import (
+from attn_export.parts.cuda_dry_run.dry_run_timeline import (
     copies_of_cache,
     events_of_step,
     kinds_of_attention,
     peak_bytes,
     read_record,
 )
-from attn_export.runtimes.install_cuda_stand_in import LIBRARIES
-from attn_export.runtimes.install_folder import CUDA_STAND_IN, home
+from attn_export.parts.cuda_dry_run.install_cuda_stand_in import CUDA_STAND_IN, LIBRARIES
+from attn_export.runtimes.install_folder import home
 from attn_export.runtimes.ort_cuda import COMPUTING, CUDA_PROVIDER, CudaEngine, cuda_session
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
-    from attn_export.runtimes.dry_run_results import Architecture
+    from attn_export.parts.cuda_dry_run.dry_run_results import Architecture
 
 OF_NVIDIA = re.compile(r"lib(cuda|cudart|cudnn|cublas|cublasLt|curand|nvidia)\b.*\.so")
 """A regular expression for the file names of NVIDIA's libraries."""

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
-from attn_export.report.tables import Column, Table, graph_label, in_mib
-from attn_export.report.terminal import as_text, print_table, say
-from attn_export.runtimes.dry_run_results import (
+from attn_export.parts.cuda_dry_run.dry_run_results import (
     ARCHITECTURES,
     NodeElsewhere,
     Observation,
     Step,
     best_graphs,
 )
+from attn_export.report.tables import Column, Table, graph_label, in_mib
+from attn_export.report.terminal import as_text, print_table, say
 
 FORMAT = "attn-export-dry-run/1"
 MEANING = "a dry run: CUDA's libraries are stand-ins, no GPU ran and nothing was computed"

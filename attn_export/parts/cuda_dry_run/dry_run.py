@@ -8,12 +8,16 @@ from pathlib import Path
 from attn_export.bundle import MANIFEST, graph_files, read_bundle, read_manifest
 from attn_export.dialect_names import check_dialects
 from attn_export.errors import GraphError, RuntimeFailure, UsageError
+from attn_export.parts.cuda_dry_run.dry_run_results import (
+    Architecture,
+    Observation,
+    architectures_named,
+)
+from attn_export.parts.cuda_dry_run.install_cuda_stand_in import CUDA_STAND_IN, not_ready
 from attn_export.report.progress import Progress
 from attn_export.results import GraphFile
 from attn_export.runtimes.child import limited
-from attn_export.runtimes.dry_run_results import Architecture, Observation, architectures_named
-from attn_export.runtimes.install_cuda_stand_in import not_ready
-from attn_export.runtimes.install_folder import CUDA_STAND_IN, home
+from attn_export.runtimes.install_folder import home
 from attn_export.runtimes.protocol import Limits
 
 LIBRARY_PATH = "LD_LIBRARY_PATH"
@@ -108,7 +112,7 @@ def observe(
     if query_len is not None:  # 1 in a graph for one query
         query_len = fixed.get("query_len", query_len)
     values = limited(
-        "attn_export.runtimes.dry_run_session:observe", str(folder / file.name), limits,
+        "attn_export.parts.cuda_dry_run.dry_run_session:observe", str(folder / file.name), limits,
         # The provider opens some libraries by name later: they must not be those of this machine.
         {LIBRARY_PATH: str(home() / CUDA_STAND_IN)},
         graph=str(folder / file.name), architecture=card.name, bound=dict(file.bound),

@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 
-from attn_export.runtimes import install_cuda_stand_in as stand_in
-from attn_export.runtimes.install_folder import CUDA_STAND_IN, STAMP, VARIABLE, InstallError, home
+from attn_export.parts.cuda_dry_run import install_cuda_stand_in as stand_in
+from attn_export.parts.cuda_dry_run.install_cuda_stand_in import CUDA_STAND_IN
+from attn_export.runtimes.install_folder import STAMP, VARIABLE, InstallError, home
 
 BUILT = home() / CUDA_STAND_IN
 

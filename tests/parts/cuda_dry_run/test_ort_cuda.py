@@ -12,7 +12,8 @@ import shared
 from conftest import ROOT
 from test_dry_run import HALF, OF_CACHE, SINGLE, grouped, standard
 
-from attn_export.runtimes.install_folder import CUDA_STAND_IN, home
+from attn_export.parts.cuda_dry_run.install_cuda_stand_in import CUDA_STAND_IN
+from attn_export.runtimes.install_folder import home
 
 pytestmark = pytest.mark.usefixtures("need_dry_run")
 
@@ -20,8 +21,8 @@ START = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from attn_export.runtimes.dry_run_results import architectures_named
-from attn_export.runtimes.dry_run_session import load_stand_in
+from attn_export.parts.cuda_dry_run.dry_run_results import architectures_named
+from attn_export.parts.cuda_dry_run.dry_run_session import load_stand_in
 from attn_export.runtimes.ort_cuda import OrtCuda
 
 record = Path(sys.argv[2])

@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from attn_export.runtimes.install_folder import (
-    CUDA_STAND_IN,
     SETUP,
     InstallError,
     Say,
@@ -28,6 +27,9 @@ from attn_export.runtimes.install_folder import (
 )
 from attn_export.runtimes.protocol import installed_version
 from attn_export.temp_folders import scratch
+
+CUDA_STAND_IN = "cuda-dry-run"
+"""The folder of the libraries for dry runs of CUDA, and the name for installing them."""
 
 PROVIDER_LIBRARY = "libonnxruntime_providers_cuda.so"
 SOURCES = Path(__file__).resolve().parent / "cuda_stand_in"
@@ -62,7 +64,7 @@ _OF_CUDA = re.compile(r"lib(cu|nv)\w+\.so")
 _SYMBOL = re.compile(r"(?P<name>(?:__)?cu\w+)(?:@+(?P<version>\S+))?\Z")
 
 
-def install(say: Say) -> None:
+def install(_name: str, say: Say) -> None:
     """Build the libraries, unless they are up to date. `say` receives messages."""
     if not not_ready():
         return

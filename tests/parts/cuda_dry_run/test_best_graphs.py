@@ -12,9 +12,9 @@ from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.save import save_graphs
 from attn_export.jobs.bundle_graphs import lower_all
-from attn_export.jobs.dry_run import observe
-from attn_export.report.dry_run_report import best_lines
-from attn_export.runtimes.dry_run_results import (
+from attn_export.parts.cuda_dry_run.dry_run import observe
+from attn_export.parts.cuda_dry_run.dry_run_report import best_lines
+from attn_export.parts.cuda_dry_run.dry_run_results import (
     Event,
     NodeElsewhere,
     Observation,
