@@ -96,7 +96,6 @@ MODULES = {
     "explain": "attn_export.cli.compare_command",
     "kit": "attn_export.cli.commands",
     "lower": "attn_export.cli.commands",
-    "probe": "attn_export.cli.commands",
     "runtimes": "attn_export.cli.commands",
     "sign": "attn_export.cli.bundle_commands",
     "tune": "attn_export.cli.bundle_commands",

@@ -1,4 +1,4 @@
-"""Commands `bench`, `check`, `lower`, `kit`, `probe` and `runtimes`."""
+"""Commands `bench`, `check`, `lower`, `kit` and `runtimes`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attn_export.cli.options import (
     quiet_option,
 )
 from attn_export.cli.output import write_file
-from attn_export.errors import PARAGRAPH, GraphError, RuntimeFailure, UsageError, printable
+from attn_export.errors import PARAGRAPH, GraphError, UsageError, printable
 
 # -- `attn-export bench` ------------------------------------------------------------------------
 
@@ -150,37 +150,6 @@ def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, 
         click.echo(printable(f"kit: {folder}", PARAGRAPH))
         click.echo(printable(f"try: {commands}", PARAGRAPH))
     return 0
-
-
-# -- `attn-export probe` ------------------------------------------------------------------------
-
-
-@click.command("probe")
-@click.argument("runtime")
-@json_option("Write it as JSON; - for stdout.")
-@quiet_option
-def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:
-    """Find how a runtime interprets attention, compared with ONNX and PyTorch.
-
-    Runs small cases, each of which tells interpretations apart: causal alignment, windows, shared
-    heads, masked rows, softcap, NaN, empty axes, precision, small numbers. A crash, a hang and a
-    refusal are results too. Exit code 5 if the runtime cannot run here, or no case gives an output.
-    """
-    from attn_export.jobs.probe import probe
-    from attn_export.report.data import probe_to_json
-    from attn_export.report.progress import progress
-
-    with progress(quiet=quiet) as bar:
-        fingerprint = probe(runtime, progress=bar)
-    if json_file:
-        write_file(json_file, probe_to_json(fingerprint))
-    if json_file != STDOUT and not quiet:
-        from rich.console import Console
-
-        from attn_export.report.result_terminal import print_probe
-
-        print_probe(fingerprint, Console())
-    return 0 if fingerprint.ran else RuntimeFailure.exit_code
 
 
 # -- `attn-export runtimes` ---------------------------------------------------------------------

@@ -15,7 +15,6 @@ from attn_export.results import Report
 
 if TYPE_CHECKING:
     from attn_export.bench.measurements import BenchReport, Measured, WorkloadResult
-    from attn_export.diagnose.findings import Fingerprint, ProbeFinding, ProbeRow
 
 FORMAT = "attn-export-report/1"
 LIST_OF_PLAIN = re.compile(r'\[\n[^][{}"]*\]')
@@ -126,42 +125,3 @@ def finite(value: float) -> float | None:
 
 
 # -- fingerprints -------------------------------------------------------------------------------
-
-
-FINGERPRINT_FORMAT = "attn-export-fingerprint/1"
-
-
-def probe_to_json(fingerprint: Fingerprint) -> str:
-    """Return the fingerprint as JSON text, with a newline at the end."""
-    content = {
-        "format": FINGERPRINT_FORMAT,
-        "runtime": fingerprint.runtime,
-        "version": fingerprint.version,
-        "environment": fingerprint.environment,
-        "probes": [_row(row) for row in fingerprint.rows],
-    }
-    return json.dumps(content, indent=1, allow_nan=False) + "\n"
-
-
-def _row(row: ProbeRow) -> dict[str, Any]:
-    return {
-        "name": row.probe,
-        "about": row.about,
-        "reading": row.effective.reading,
-        "differs_from": list(row.differs),
-        "runtime": [_finding(finding) for finding in row.here],
-        "onnx": {
-            "says": row.specified or None,
-            "evaluator": None if row.evaluator is None else _finding(row.evaluator),
-        },
-        "pytorch": _finding(row.pytorch),
-    }
-
-
-def _finding(finding: ProbeFinding) -> dict[str, str | None]:
-    return {
-        "form": finding.dialect or None,
-        "outcome": finding.outcome,
-        "reading": finding.reading,
-        "detail": finding.detail or None,
-    }

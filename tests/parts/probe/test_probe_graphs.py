@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from attn_export.diagnose.probe_graphs import ORT, PORTABLE, STANDARD, write_graph
-from attn_export.diagnose.run_probes import probes
+from attn_export.parts.probe.probe_graphs import ORT, PORTABLE, STANDARD, write_graph
+from attn_export.parts.probe.run_probes import probes
 from attn_export.tensorproto import DTYPES
 
 PROBES = probes()

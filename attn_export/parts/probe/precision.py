@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from attn_export.diagnose.findings import SOMETHING_ELSE, Probe, ProbeFinding, Readings, attend
-from attn_export.diagnose.mask_probes import PLAIN
-from attn_export.diagnose.probe_graphs import HKV, D, H, ProbeGraph
+from attn_export.parts.probe.findings import SOMETHING_ELSE, Probe, ProbeFinding, Readings, attend
+from attn_export.parts.probe.mask_probes import PLAIN
+from attn_export.parts.probe.probe_graphs import HKV, D, H, ProbeGraph
 from attn_export.tensorfile import ArrayDict
 
 BITS = np.arange(1, 24)

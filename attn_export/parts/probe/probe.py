@@ -13,7 +13,7 @@ from attn_export.system_info import environment
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
-    from attn_export.diagnose.findings import Fingerprint
+    from attn_export.parts.probe.findings import Fingerprint
 
 HUNG_AFTER = 60.0
 """The time limit of a graph or case in seconds. All are tiny; compiling one takes longest."""
@@ -37,8 +37,8 @@ def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
     if reason:
         raise RuntimeFailure(f"{name} cannot run here: {reason}")
     # These import numpy, which is not needed for the error that a runtime is missing.
-    from attn_export.diagnose.findings import Fingerprint
-    from attn_export.diagnose.run_probes import ProbeRunner, probes
+    from attn_export.parts.probe.findings import Fingerprint
+    from attn_export.parts.probe.run_probes import ProbeRunner, probes
 
     limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
     with scratch() as folder:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 from shared import extended
 
-from attn_export.diagnose import run_probes
-from attn_export.diagnose.findings import ProbeRow
-from attn_export.diagnose.run_probes import probes
-from attn_export.jobs.probe import probe
+from attn_export.parts.probe import run_probes
+from attn_export.parts.probe.findings import ProbeRow
+from attn_export.parts.probe.probe import probe
+from attn_export.parts.probe.run_probes import probes
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.pytorch import PyTorch
 

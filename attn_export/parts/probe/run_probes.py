@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from attn_export.diagnose.findings import (
+from attn_export.dialect_names import ORT, PORTABLE, STANDARD
+from attn_export.parts.probe.findings import (
     NO_OPERATOR,
     RAN,
     SOMETHING_ELSE,
@@ -19,10 +20,9 @@ from attn_export.diagnose.findings import (
     ProbeFinding,
     ProbeRow,
 )
-from attn_export.diagnose.mask_probes import mask_probes, odd_input_probes, visible_key_probes
-from attn_export.diagnose.precision import precision_probes
-from attn_export.diagnose.probe_graphs import write_graph
-from attn_export.dialect_names import ORT, PORTABLE, STANDARD
+from attn_export.parts.probe.mask_probes import mask_probes, odd_input_probes, visible_key_probes
+from attn_export.parts.probe.precision import precision_probes
+from attn_export.parts.probe.probe_graphs import write_graph
 from attn_export.results import Outcome
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.process import CaseFiles, Worker

@@ -10,14 +10,14 @@ from conftest import interface_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_export.diagnose.findings import APART, CLOSE, SOMETHING_ELSE, Readings, attend
-from attn_export.diagnose.precision import STEPS, bit_inputs, read_bits
-from attn_export.diagnose.probe_graphs import HKV, D, H, case_inputs
-from attn_export.diagnose.run_probes import probes
 from attn_export.parity.contents import FUTURE, VALUES
 from attn_export.parity.fixed_cases import content_case
 from attn_export.parity.mask_contents import LOWEST, MASKS
 from attn_export.parity.measures import measure_strictly
+from attn_export.parts.probe.findings import APART, CLOSE, SOMETHING_ELSE, Readings, attend
+from attn_export.parts.probe.precision import STEPS, bit_inputs, read_bits
+from attn_export.parts.probe.probe_graphs import HKV, D, H, case_inputs
+from attn_export.parts.probe.run_probes import probes
 from attn_export.spec import AttentionSpec
 
 PROBES = {probe.name: probe for probe in probes()}

@@ -14,7 +14,7 @@ from attn_export.results import Outcome
 from attn_export.tensorfile import Array, to_float64
 
 if TYPE_CHECKING:
-    from attn_export.diagnose.probe_graphs import ProbeGraph
+    from attn_export.parts.probe.probe_graphs import ProbeGraph
     from attn_export.tensorfile import ArrayDict
 
 

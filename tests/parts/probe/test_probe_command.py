@@ -16,7 +16,7 @@ from conftest import command, run_command
 from processes import gone, worker_after
 
 from attn_export.cli import run
-from attn_export.diagnose.run_probes import ProbeBatch, probes, run_batches
+from attn_export.parts.probe.run_probes import ProbeBatch, probes, run_batches
 from attn_export.results import Outcome
 from attn_export.runtimes import process
 from attn_export.runtimes.catalogue import CLASSES, runtime

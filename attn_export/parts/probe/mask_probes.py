@@ -10,9 +10,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from attn_export.diagnose.attention_steps import join_heads
-from attn_export.diagnose.findings import Probe, Readings, attend
 from attn_export.diagnose.misreadings import READINGS
-from attn_export.diagnose.probe_graphs import HKV, B, D, H, L, ProbeGraph, case_inputs, draw_inputs
+from attn_export.parts.probe.findings import Probe, Readings, attend
+from attn_export.parts.probe.probe_graphs import (
+    HKV,
+    B,
+    D,
+    H,
+    L,
+    ProbeGraph,
+    case_inputs,
+    draw_inputs,
+)
 from attn_export.tensorfile import ArrayDict, lowest_number
 
 PLAIN = ProbeGraph("plain")

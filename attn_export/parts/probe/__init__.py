@@ -1,0 +1,5 @@
+"""Probes: small graphs that show how a runtime interprets attention."""
+
+from attn_export.parts import Part
+
+PART = Part(commands={"probe": f"{__name__}.probe_command"})
