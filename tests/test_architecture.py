@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from package_files import FILES, tree
+from package_files import FILES, loaded_by, tree
 
 pytestmark = pytest.mark.xdist_group("test_architecture")  # the tests share the parsed files
 
@@ -38,7 +38,7 @@ FLOORS = {
     "export/module_state": 2,
     "export/subject": 2,
     "export/subject_checks": 2, "export/trees": 2, "user_module": 3,
-    "bench/": 3, "runtimes/decode_": 3,
+    "runtimes/decode_": 3,
     "export/": 3, "parity/": 3, "source_location": 1,
     "diagnose/": 4, "diagnose/explanation": 2, "diagnose/eager_values": 2,
     "diagnose/attention_steps": 1, "diagnose/contrib_operators": 1, "diagnose/evaluate": 1,
@@ -55,7 +55,7 @@ WITH_TORCH = (
     "parity/decisions", "parity/graph_oracle", "parity/near_ties", "parity/notes", "parity/oracle",
     "parity/operations",
     "parity/quality_oracle", "parity/rounding", "parity/ties",
-    "bench/peers", "runtimes/pytorch",
+    "parts/benchmarks/peers", "runtimes/pytorch",
 )  # fmt: skip
 
 ONLY_IN = {
@@ -63,7 +63,7 @@ ONLY_IN = {
     "onnxruntime": (
         "runtimes/ort_cpu",
         "runtimes/ort_cuda",
-        "bench/own_graphs",
+        "parts/benchmarks/own_graphs",
         "runtimes/decode_buffers",
     ),
     "openvino": ("runtimes/openvino",),
@@ -71,7 +71,7 @@ ONLY_IN = {
     "cv2": ("runtimes/opencv",),
     "iree": ("runtimes/iree",),
     "MNN": ("runtimes/mnn",),
-    "matplotlib": ("report/bench_chart",),
+    "matplotlib": ("parts/benchmarks/bench_chart",),
     "jinja2": ("code_templates", "report/html"),
     "onnx.reference": (
         "diagnose/contrib_operators",
@@ -80,7 +80,13 @@ ONLY_IN = {
         "runtimes/onnx_reference",
     ),
     "onnxscript": ("graph/canonical", "graph/fixed_inputs", "export/translations"),
-    "onnx_ir": ("graph/", "export/", "jobs/bundle_graphs"),
+    "onnx_ir": (
+        "graph/",
+        "export/",
+        "jobs/bundle_graphs",
+        "parts/benchmarks/ort_forms",
+        "parts/benchmarks/query_blocks",
+    ),
     "safetensors": ("weights/",),
     "model_signing": ("jobs/signing_sdk",),
     "cryptography": ("jobs/signing_sdk",),
@@ -196,14 +202,6 @@ def test_a_package_is_imported_only_where_it_belongs(package):
     assert {file for file in users if not is_in(file, ONLY_IN[package])} == set()
 
 
-def loaded_by(code: str) -> set[str]:
-    """Return the top-level modules that a fresh interpreter has after `code`."""
-    code += "\nimport sys, json; sys.stdout.write(json.dumps(sorted(sys.modules)))"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    return set(json.loads(ran.stdout))
-
-
 @pytest.mark.parametrize(
     ("module", "without"),
     [
@@ -217,11 +215,8 @@ def loaded_by(code: str) -> set[str]:
         ("attn_export.runtimes.child_main", "torch numpy onnx onnxruntime subprocess ctypes"),
         ("attn_export.runtimes.worker", "torch onnx onnxruntime"),
         ("attn_export.parts.cuda_dry_run.dry_run", "torch numpy onnx onnx_ir onnxruntime rich"),
-        ("attn_export.jobs.bench", "torch onnx_ir onnxruntime rich matplotlib openvino"),
-        ("attn_export.bench.candidate_worker", "torch onnx onnxruntime"),
         ("attn_export.parts.probe.probe", "torch numpy onnx onnx_ir onnxruntime rich"),
         ("attn_export.parts.probe.run_probes", "torch onnx onnx_ir onnxruntime"),
-        ("attn_export.report.bench_chart", "torch onnx matplotlib"),
         ("attn_export.report.terminal", "torch numpy onnx"),
         ("attn_export.parity.replay", "torch onnx onnxruntime"),
         ("attn_export.parity.oracle", "attn_export.weights attn_export.diagnose.evaluate"),

@@ -48,8 +48,8 @@ WRONG_USE = [
     (("build", "broken.toml"), 2, "is not TOML"),
     (("build", "typo.toml", "--variant", "mqa"), 2, "choose one"),
     (("build", "--variant", "mqa", "--dry-run"), 2,
-     "leave out --dry-run; attn-export dry-run BUNDLE makes one of a bundle"),
-    (("build", "--no-dry-run", "--variant", "mqa"), 2, "leave out --no-dry-run; attn-"),
+     "leave out --dry-run; after the build, run attn-export dry-run BUNDLE"),
+    (("build", "--no-dry-run", "--variant", "mqa"), 2, "leave out --no-dry-run; after"),
     (("verify",), 2, "BUNDLE"),
     (("verify", "nowhere"), 7, "not a bundle"),
     (("check", "nowhere.onnx"), 4, "cannot read nowhere.onnx"),
@@ -57,6 +57,8 @@ WRONG_USE = [
     (("check", "truncated.onnx"), 4, "not an ONNX model"),
     (("frobnicate",), 2, "frobnicate"),
     (("build", "--frobnicate"), 2, "--frobnicate"),
+    (("build", "--variant", "mqa", "--tune"), 2,
+     "leave out --tune; after the build, run attn-export tune BUNDLE"),
 ]  # fmt: skip
 
 

@@ -89,7 +89,6 @@ def _complain(message: str, code: int) -> int:
 # -- commands ------------------------------------------------------------------------
 
 MODULES = {
-    "bench": "attn_export.cli.commands",
     "build": "attn_export.cli.build_command",
     "check": "attn_export.cli.commands",
     "compare": "attn_export.cli.compare_command",
@@ -97,8 +96,7 @@ MODULES = {
     "kit": "attn_export.cli.commands",
     "lower": "attn_export.cli.commands",
     "runtimes": "attn_export.cli.commands",
-    "sign": "attn_export.cli.bundle_commands",
-    "tune": "attn_export.cli.bundle_commands",
+    "sign": "attn_export.cli.sign_command",
 }
 """The module of each command of the core except `verify`."""
 

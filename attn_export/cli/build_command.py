@@ -54,7 +54,7 @@ GROUPS = {
     "Fields of the spec": SPEC_FIELDS,
     "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
     "Output": (
-        "output", "tune", "evidence", "json_file", "junit_file", "html_file", "quiet",
+        "output", "evidence", "json_file", "junit_file", "html_file", "quiet",
     ),
 }  # fmt: skip
 """Names of the parameters of `build` under each heading of its help."""
@@ -199,15 +199,20 @@ class _BuildInput:
         return None
 
 
-# -- the command --------------------------------------------------------------------------------
-
-
-def _refuse_dry_run(_context: click.Context, _option: click.Parameter, value: bool | None) -> None:
+def _refuse_moved(_: click.Context, option: click.Parameter, value: bool | None) -> None:
+    """Refuse an option whose name is that of a command on a bundle."""
     if value is not None:
-        raise UsageError(
-            f"a build makes no dry run, so leave out {'--dry-run' if value else '--no-dry-run'}; "
-            "attn-export dry-run BUNDLE makes one of a bundle"
-        )
+        flag, command = (option.opts if value else option.secondary_opts)[0], option.opts[0][2:]
+        raise UsageError(f"leave out {flag}; after the build, run attn-export {command} BUNDLE")
+
+
+def _moved_option(flag: str) -> Callable[[Command], Command]:
+    return click.option(
+        flag, is_flag=True, default=None, hidden=True, expose_value=False, callback=_refuse_moved
+    )
+
+
+# -- the command --------------------------------------------------------------------------------
 
 
 @click.command("build", cls=_BuildCommand)
@@ -250,19 +255,13 @@ def _refuse_dry_run(_context: click.Context, _option: click.Parameter, value: bo
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seed of random weights."
 )
 @click.option("--output", type=PATH, help="The bundle's folder.  [default: models/<name>]")
-@click.option(
-    "--tune", is_flag=True,
-    help="Measure forms of the ort graphs on this machine, and keep the fastest.",
-)  # fmt: skip
-@click.option(
-    "--dry-run/--no-dry-run", default=None, hidden=True, expose_value=False,
-    callback=_refuse_dry_run,
-)  # fmt: skip
+@_moved_option("--tune")
+@_moved_option("--dry-run/--no-dry-run")
 @click.option(
     "--evidence", is_flag=True, help="Write an in-toto test result and a CycloneDX ML-BOM, too."
 )
 @output_options
-def build_command(output: Path | None, tune: bool, destinations: Output, **options: Any) -> int:
+def build_command(output: Path | None, destinations: Output, **options: Any) -> int:
     """Build a bundle: export, check, run everywhere, judge.
 
     The layer comes from SPEC.toml, --variant or dimensions alone, from a checkpoint (--weights), or
@@ -279,11 +278,6 @@ def build_command(output: Path | None, tune: bool, destinations: Output, **optio
             source.read(), output, name=source.name, seed=source.seed, progress=bar, **options
         )
         bundle = output if report.passed else failed_folder(output)
-        if tune and report.passed:
-            from attn_export.jobs.tune import tune as tune_bundle
-
-            tuned = tune_bundle(bundle, progress=bar).report
-            report = tuned if tuned is not None and tuned.passed else report
         if any(verdict.status != "passed" for verdict in report.verdicts):
             from attn_export.jobs.explain_failures import explain_failures
 

@@ -1,62 +1,16 @@
-"""Commands `bench`, `check`, `lower`, `kit` and `runtimes`."""
+"""Commands `check`, `lower`, `kit` and `runtimes`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from attn_export.cli.options import (
     PATH,
-    STDOUT,
     fix_input_option,
-    json_option,
-    measuring_options,
-    quiet_option,
 )
-from attn_export.cli.output import write_file
 from attn_export.errors import PARAGRAPH, GraphError, UsageError, printable
-
-# -- `attn-export bench` ------------------------------------------------------------------------
-
-
-@click.command("bench")
-@click.argument("bundle", type=PATH)
-@measuring_options("512", "candidate")
-@json_option("Write every figure; - for stdout.")
-@click.option("--chart", metavar="FILE.svg|.png", help="Draw the medians.")
-@quiet_option
-def bench_command(
-    bundle: Path, json_file: str | None, chart: str | None, quiet: bool, **options: Any
-) -> int:
-    """Measure a bundle's graphs against PyTorch, the bare exporter's graph and rooflines.
-
-    Candidates run in turns, each in a process of its own, with bound inputs and outputs. Those
-    that cannot run are listed with the reason. Exit code 5 if a graph of the bundle is among
-    them.
-    """  # fmt: skip
-    from attn_export.jobs.bench import bench
-    from attn_export.report.bench_chart import check_chart_file, write_chart
-    from attn_export.report.data import bench_to_json
-    from attn_export.report.progress import progress
-
-    if chart:
-        check_chart_file(chart)
-    with progress(quiet=quiet) as bar:
-        report = bench(bundle, progress=bar, **options)
-    if chart:
-        write_chart({report.name: report.workloads}, chart)
-    if json_file:
-        write_file(json_file, bench_to_json(report))
-    if json_file != STDOUT and (not quiet or report.exit_code):
-        from rich.console import Console
-
-        from attn_export.report.result_terminal import print_bench
-
-        print_bench(report, Console(stderr=quiet))
-    return report.exit_code
-
 
 # -- `attn-export check` and `attn-export lower`: commands on any ONNX file ---------------------
 

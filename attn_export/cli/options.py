@@ -118,28 +118,6 @@ budget_option = click.option(
 )  # fmt: skip
 
 
-def measuring_options(prefill: str, measured: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds --batch, --prefill, --decode, --rounds and --threads."""
-    return with_options(
-        click.option(
-            "--batch", type=SIZE, multiple=True, metavar="B", help="Batch sizes.  [default: 1]"
-        ),
-        click.option(
-            "--prefill", type=SIZE, multiple=True, metavar="L",
-            help=f"New tokens without a past.  [default: {prefill}]",
-        ),
-        click.option(
-            "--decode", type=click.IntRange(min=2), multiple=True, metavar="S",
-            help="Keys that one new token sees, its own included.  [default: 2048, with a cache]",
-        ),
-        click.option(
-            "--rounds", type=SIZE, default=5, show_default=True,
-            help=f"The number of measurements of each {measured}.",
-        ),
-        click.option("--threads", type=SIZE, help="Threads for computing.  [default: all cores]"),
-    )  # fmt: skip
-
-
 def limit_own_memory() -> None:
     """Limit the memory of this process, like that of the runtimes' processes.
 

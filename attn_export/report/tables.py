@@ -9,14 +9,11 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from attn_export.dialect_names import STANDARD
 from attn_export.errors import counted
 from attn_export.results import Report, RuntimeRun, Verdict
-
-if TYPE_CHECKING:
-    from attn_export.bench.measurements import Measured
 
 # -- tables -------------------------------------------------------------------------------------
 
@@ -91,21 +88,6 @@ def shown(figure: float | None, digits: str) -> str:
 def shown_share(figure: float | None) -> str:
     """Format an error divided by the error allowed, as text of a table's column."""
     return shown(figure, ".3f" if figure is None or figure < 1000 else ".1e")
-
-
-def three_digits(value: float) -> str:
-    """Format a number with about three digits and no exponent; NaN and infinities are a dash."""
-    if not math.isfinite(value):
-        return UNMEASURED
-    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
-    return f"{value:,.{min(digits, 4)}f}"
-
-
-def in_ms(measured: Measured | None) -> str:
-    """Format the median in milliseconds with three digits, or a dash."""
-    if measured is None or not measured.ran:
-        return UNMEASURED
-    return three_digits(measured.median * 1e3)
 
 
 def in_mib(size: int | None) -> str:

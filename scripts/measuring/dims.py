@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from attn_export.bench.feeds import Feed
-from attn_export.bench.measurements import Work
+from attn_export.parts.benchmarks.feeds import Feed
+from attn_export.parts.benchmarks.measurements import Work
 
 FLOAT32 = 4
 """The size of a float32 in bytes."""

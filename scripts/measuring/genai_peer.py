@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from attn_export.bench.feeds import Feed
-from attn_export.bench.measurements import Candidate, Work
-from attn_export.bench.own_graphs import graph_options
+from attn_export.parts.benchmarks.feeds import Feed
+from attn_export.parts.benchmarks.measurements import Candidate, Work
+from attn_export.parts.benchmarks.own_graphs import graph_options
 
 NAME = "onnxruntime-genai int4"
 PACKAGE = "onnxruntime_genai"

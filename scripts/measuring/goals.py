@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from attn_export.bench.bundle_candidates import BARE, STATIC
-from attn_export.bench.measurements import Measured, WorkloadResult
+from attn_export.parts.benchmarks.bundle_candidates import BARE, STATIC
+from attn_export.parts.benchmarks.measurements import Measured, WorkloadResult
 from measuring.dims import Dims
 
 HEADS, HEAD_DIM, EMBED_DIM = 16, 64, 1024

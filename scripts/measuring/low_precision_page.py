@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from attn_export.errors import printable
-from attn_export.report.tables import markdown_table, three_digits
+from attn_export.parts.benchmarks.bench_terminal import three_digits
+from attn_export.report.tables import markdown_table
 
 FLOAT, FLOAT16 = "float32", "float16"
 PEER_GOAL = 0.90

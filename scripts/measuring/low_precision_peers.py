@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from attn_export import AttentionSpec, Subject
-from attn_export.bench.feeds import feeds_of
-from attn_export.bench.measurements import Candidate, Work
-from attn_export.bench.own_graphs import graph_options
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.export.export import export
 from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graphs
+from attn_export.parts.benchmarks.feeds import feeds_of
+from attn_export.parts.benchmarks.measurements import Candidate, Work
+from attn_export.parts.benchmarks.own_graphs import graph_options
 from measuring import genai_peer, openvino_peer, torchao_peer
 
 OPENVINO: Mapping[str, tuple[str, Mapping[str, object]]] = {

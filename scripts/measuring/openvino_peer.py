@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_export.bench.feeds import Feed, Prepared, filled
-from attn_export.bench.own_graphs import ensure_graph_file
+from attn_export.parts.benchmarks.feeds import Feed, Prepared, filled
+from attn_export.parts.benchmarks.own_graphs import ensure_graph_file
 from attn_export.runtimes.openvino import sdk
 
 KIND = "measuring.openvino_peer:make_in_openvino"

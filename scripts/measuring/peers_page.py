@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from attn_export.bench.bundle_candidates import BARE, STATIC
-from attn_export.bench.measurements import BenchReport, WorkloadResult
-from attn_export.report.tables import UNMEASURED, in_mib, in_ms, markdown_table, three_digits
+from attn_export.parts.benchmarks.bench_terminal import in_ms, three_digits
+from attn_export.parts.benchmarks.bundle_candidates import BARE, STATIC
+from attn_export.parts.benchmarks.measurements import BenchReport, WorkloadResult
+from attn_export.report.tables import UNMEASURED, in_mib, markdown_table
 from measuring.environment import made_on
 from measuring.goals import MEMORY, ROOF, Goal, Workload
 

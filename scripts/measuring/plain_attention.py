@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_export.bench.feeds import Prepared
-from attn_export.bench.peers import prepare_torch, ready, save_bare, tensor, tensors
+from attn_export.parts.benchmarks.feeds import Prepared
+from attn_export.parts.benchmarks.peers import prepare_torch, ready, save_bare, tensor, tensors
 from measuring.dims import Dims
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from attn_export.bench.feeds import Prepared
-from attn_export.bench.peers import make_layer
+from attn_export.parts.benchmarks.feeds import Prepared
+from attn_export.parts.benchmarks.peers import make_layer
 
 KIND = "measuring.torchao_peer:make_quantised_layer"
 """The kind of these candidates."""

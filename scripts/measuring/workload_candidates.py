@@ -10,7 +10,11 @@ from typing import Any
 import onnx
 import onnx.parser
 
-from attn_export.bench.bundle_candidates import (
+from attn_export.errors import AttnExportError, one_line
+from attn_export.graph.load import load_graph
+from attn_export.graph.lower import DECODE, KERNELS, Form, lower
+from attn_export.graph.save import save_graph
+from attn_export.parts.benchmarks.bundle_candidates import (
     BARE,
     FRESH_PROCESS_FROM,
     gemm_rooflines,
@@ -18,12 +22,8 @@ from attn_export.bench.bundle_candidates import (
     read_rooflines,
     torch_peers,
 )
-from attn_export.bench.measurements import Candidate
-from attn_export.bench.own_graphs import as_candidate, graph_options, make_graph
-from attn_export.errors import AttnExportError, one_line
-from attn_export.graph.load import load_graph
-from attn_export.graph.lower import DECODE, KERNELS, Form, lower
-from attn_export.graph.save import save_graph
+from attn_export.parts.benchmarks.measurements import Candidate
+from attn_export.parts.benchmarks.own_graphs import as_candidate, graph_options, make_graph
 from attn_export.results import GraphFile
 from measuring import openvino_peer
 from measuring.dims import Dims

@@ -12,8 +12,6 @@ from conftest import small_spec
 from shared import extended
 
 from attn_export import build, verify
-from attn_export.bench.bundle_candidates import BundleCandidates
-from attn_export.bundle import read_manifest
 from attn_export.dialect_names import CUDA, STANDARD
 from attn_export.errors import GraphError
 from attn_export.export.export import export
@@ -213,11 +211,6 @@ def test_of_bfloat16_only_the_placement_is_known(tmp_path: Path):
     explanation = explain(folder, "ort-cpu", case=BASE)
     assert explanation.graph == "model.onnx"
     assert sum("dry run" in note for note in explanation.notes) == len(GRAPHS)
-    candidates = BundleCandidates(folder, tmp_path, read_manifest(folder), spec)
-    sizes = dict.fromkeys(("batch", "query_len", "past_len"), 1)
-    sizes |= dict.fromkeys(("total_len", "key_len", "capacity"), 2)
-    ours = [one.name for one in candidates.candidates(sizes, decode=True) if one.role == "ours"]
-    assert ours == ["standard ort-cpu"]
 
 
 def test_all_leaves_it_out_without_a_note_where_it_does_not_fit(tmp_path: Path):

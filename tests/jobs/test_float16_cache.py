@@ -11,7 +11,6 @@ from conftest import small_spec
 from shared import extended, judged_graphs, passed_bundle
 
 from attn_export import Subject, verify
-from attn_export.bench.bundle_candidates import work_of
 from attn_export.errors import SpecError, WeightsError
 from attn_export.graph.load import load_model
 from attn_export.parity.near_ties import round_to_float16
@@ -113,14 +112,6 @@ def test_inputs_that_overflow_float16_are_scaled_down():
         golden = oracle.usable(case)
         assert not golden.unusable, (case.name, golden.unusable)
         assert np.isfinite(golden.expected["output"]).all()
-
-
-def test_bytes_of_the_cache_count_half():
-    sizes = {"batch": 1, "query_len": 1, "past_len": 1000}
-    spec = spec_of("grouped")
-    wide = small_spec(**{"cache": "in-place", **SPECS["grouped"]})
-    less = work_of(wide, sizes).bytes - work_of(spec, sizes).bytes
-    assert less == 1001 * spec.num_kv_heads * 2 * spec.head_dim * 2
 
 
 @pytest.mark.parametrize(

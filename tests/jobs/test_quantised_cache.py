@@ -22,8 +22,6 @@ from attn_export.diagnose.evaluate import Evaluation, NotComputedError
 from attn_export.graph.load import load_graph, load_model
 from attn_export.graph.lower import Form, lower
 from attn_export.graph.save import save_beside_weights
-from attn_export.jobs import tune as tune_job
-from attn_export.jobs.tune import tune
 
 pytestmark = pytest.mark.xdist_group("test_quantised_cache")  # its bundles are shared
 
@@ -182,21 +180,6 @@ def test_each_channel_has_its_scale_in_onnx_runtimes_operator(kv_dtype: str, tmp
     (kernel,) = (node for node in graph.node if node.op_type == "GroupQueryAttention")
     held = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     assert [held[name].shape for name in kernel.input[12:14]] == [(1, 2, 1, 8)] * 2
-
-
-@pytest.mark.parametrize("name", ["per tensor", "int4"])
-@pytest.mark.every(3)
-def test_whole_rows_of_scores_give_the_same(name: str, tmp_path: Path, monkeypatch):
-    folder = Path(shutil.copytree(bundle_of(name), tmp_path / "tuned"))
-    monkeypatch.setattr(
-        tune_job, "_fastest", lambda file, _: str(WHOLE) if file == DECODE else "kernels"
-    )
-    tuned = tune(folder, prefill=[5], decode=[9], rounds=1, threads=1, turn_seconds=0.001)
-    assert tuned.forms[DECODE] == "whole rows of scores"
-    assert tuned.exit_code == 0
-    kernel, sink = sink_of(folder / DECODE)
-    assert list(sink) == [np.float32(-1e30)] * spec_of(name).num_heads
-    assert kernel.input[10] == ""  # no bias beside it
 
 
 @pytest.mark.parametrize(("score", "passes"), [(-1e30, True), (-1.0, False)])

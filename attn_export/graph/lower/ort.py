@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import onnx_ir as ir
 
-from attn_export.dialect_names import ORT_NEEDED
 from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower import ort_kernels
@@ -37,44 +35,31 @@ Branch = Callable[[Builder], Sequence[ir.Value]]
 FLOAT, FLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16
 
 
-class Form(NamedTuple):
+AttendAnyLength = Callable[
+    [Builder, AttentionNode, InPlaceCache | None, bool], Sequence[ir.Value] | None
+]
+"""Function that adds attention of any number of queries, given whether the causal kernel fits. It
+returns None where it leaves a node to the kernels."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
     """Choice of the form of attention nodes.
 
     Attributes:
-        block: The number of queries in a block, for graphs of many queries; 0 to compute all
-            queries at once in ONNX Runtime's kernels.
-        products: Whether to compute products although a kernel fits. With `block` it concerns
-            graphs of many queries, without it the graph of one query.
+        products: Whether one query is attended by products although a kernel fits.
         whole_rows: Whether the kernel for one query over a cache of integers computes all scores
             of a head before it reads values, instead of tile by tile.
+        attend: The function for any number of queries; None for ONNX Runtime's kernels.
     """
 
-    block: int = 0
+    name: str = "kernels"
     products: bool = False
     whole_rows: bool = False
-
-    def __str__(self) -> str:
-        if self.whole_rows:
-            return "whole rows of scores"
-        if not self.block:
-            return "products" if self.products else "kernels"
-        return f"{'' if self.products else 'kernels in '}blocks of {self.block} queries"
-
-    @property
-    def needs(self) -> str:
-        """The least version of ONNX Runtime that runs the form."""
-        measured = self.whole_rows or (self.block and not self.products)
-        return "1.31" if measured else ORT_NEEDED
+    attend: AttendAnyLength | None = None
 
 
-KERNELS, PRODUCTS = Form(), Form(products=True)
-FORMS = (
-    KERNELS,
-    *(Form(block, products=True) for block in (64, 128, 256, 512)),
-    *(Form(block) for block in (64, 128, 256)),
-    PRODUCTS,
-    Form(whole_rows=True),
-)
+KERNELS = Form()
 
 
 def lower_node(
@@ -95,18 +80,13 @@ def lower_node(
 def _attend_any_length(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir.Value] | None:
     """Add attention, and return the outputs of the node; None if no form fits it."""
     cache = _cache(op, a)
-    if form.block:
-        # No build uses blocks: only `tune` finds where they are faster.
-        from attn_export.graph.lower.query_blocks import attend_in_blocks, fits_blocks
-
-        if fits_blocks(a) if form.products else _fits_causal_kernel(a, cache):
-            transposed = cache is not None and holds_values_transposed(a, cache)
-            return attend_in_blocks(
-                op, a, cache, form.block, products=form.products, transposed=transposed
-            )
+    fits_causal_kernel = _fits_causal_kernel(a, cache)
+    if form.attend is not None:
+        outputs = form.attend(op, a, cache, fits_causal_kernel)
+        if outputs is not None:
+            return outputs
     if cache is not None and holds_values_transposed(a, cache):
         return [_attend_transposed_cache(op, a, cache)]
-    fits_causal_kernel = _fits_causal_kernel(a, cache)
     if cache is not None and fits_causal_kernel:
         return [_if_cache_is_empty(op, a, cache, lambda inner: _without_kernel(inner, a, 1))]
     if _fits_full_kernel(a):
@@ -129,12 +109,12 @@ def _attend_one_query(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir.
         if holds_values_transposed(a, cache):
             value = transpose_value_cache(op, a, cache)
             return [fold(op, a, a.key, value, transposed=True)]
-        if form != PRODUCTS and a.q_per_kv == 1 and _can_write(a, cache, a.key, a.value):
+        if not form.products and a.q_per_kv == 1 and _can_write(a, cache, a.key, a.value):
             return [ort_kernels.in_place_attention(op, a, cache)]
         return [fold(op, a, a.key, a.value)]
     if integer_cache is not None:
         written = (integer_cache.key, integer_cache.value)
-        if form != PRODUCTS and _can_write(a, integer_cache.cache, *written):
+        if not form.products and _can_write(a, integer_cache.cache, *written):
             whole_rows = form.whole_rows
             return [ort_kernels.integer_attention(op, a, integer_cache, whole_rows=whole_rows)]
         return [ort_kernels.fold_integers(op, a, integer_cache)]

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.bench.bundle_candidates import RUNTIME, BundleCandidates
-from attn_export.bench.measurements import BenchReport, Candidate, WorkloadResult
 from attn_export.bundle import (
     PAGE,
     REPORT,
@@ -25,9 +23,16 @@ from attn_export.bundle import (
 )
 from attn_export.dialect_names import MODEL, ORT
 from attn_export.errors import RuntimeFailure, UsageError, printable
-from attn_export.jobs.bench import ROUNDS, TURN_SECONDS, measure_workloads, plan_workloads
 from attn_export.jobs.bundle_graphs import origin_of
 from attn_export.jobs.verify import verify
+from attn_export.parts.benchmarks.bench import (
+    ROUNDS,
+    TURN_SECONDS,
+    measure_workloads,
+    plan_workloads,
+)
+from attn_export.parts.benchmarks.bundle_candidates import RUNTIME, BundleCandidates
+from attn_export.parts.benchmarks.measurements import BenchReport, Candidate, WorkloadResult
 from attn_export.report.progress import Progress
 from attn_export.report.statements import FOLDER as EVIDENCE
 from attn_export.report.statements import NOT_RUN, read_report, write_statements
@@ -38,7 +43,7 @@ from attn_export.runtimes.pool import Selection
 from attn_export.schema import Manifest
 from attn_export.temp_folders import scratch
 
-FORMS = "attn_export.graph.ort_forms"
+FORMS = "attn_export.parts.benchmarks.ort_forms"
 """The module with the functions that lower graphs to forms. They are called in a child process."""
 
 FASTER = 0.97
@@ -56,11 +61,13 @@ class TuningResult:
         bench: The times of every form, by graph and sizes.
         forms: The selected form of each graph, by the graph's file name.
         report: The report of the bundle with the selected forms; None if no form changed.
+        was_signed: Whether the bundle had a signature, which is of the former graphs.
     """
 
     bench: BenchReport
     forms: Mapping[str, str]
     report: Report | None
+    was_signed: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -96,7 +103,7 @@ def tune(
     files = _tunable_files(folder, manifest)
     spec = bundle_spec(folder, manifest)
     workloads = plan_workloads(manifest, spec, batch, prefill, decode, PREFILL)
-    source = str(folder / MODEL)
+    source, was_signed = str(folder / MODEL), (folder / SIGNATURE).exists()
     with staging(folder) as stage, scratch() as out:
         candidates = BundleCandidates(folder, out, manifest, spec)
         progress.phase("lowering")
@@ -111,7 +118,7 @@ def tune(
         current = {f.name: manifest.graphs[f.name].form for f in files}
         changed = _faster_forms(current, bench)
         report = _verify_and_replace(stage, folder, changed, bench, runtimes, progress)
-    return TuningResult(bench, {**current, **changed}, report)
+    return TuningResult(bench, {**current, **changed}, report, was_signed)
 
 
 def _faster_forms(current: Mapping[str, str], bench: BenchReport) -> dict[str, str]:

@@ -6,13 +6,14 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import shared
-from conftest import Cli
+from conftest import Cli, small_spec
+from onnx import numpy_helper
 
 from attn_export import build, verify
-from attn_export.bench.measurements import Candidate, Measured, Work, WorkloadResult
 from attn_export.bundle import (
     MANIFEST,
     PAGE,
@@ -21,10 +22,17 @@ from attn_export.bundle import (
     read_manifest,
     write_manifest,
 )
-from attn_export.cli.bundle_commands import print_tuned
-from attn_export.errors import RuntimeFailure, UsageError
-from attn_export.jobs import tune as job
-from attn_export.jobs.tune import TuningResult, tune
+from attn_export.errors import BundleError, RuntimeFailure, UsageError
+from attn_export.parts.benchmarks import tune as job
+from attn_export.parts.benchmarks.bench_terminal import print_tuned
+from attn_export.parts.benchmarks.measurements import (
+    Candidate,
+    Measured,
+    Work,
+    WorkloadResult,
+)
+from attn_export.parts.benchmarks.ort_forms import WHOLE_ROWS
+from attn_export.parts.benchmarks.tune import TuningResult, tune
 
 PREFILL, DECODE = "model.ort.onnx", "model.ort.decode.onnx"
 BLOCKS, KERNEL_BLOCKS = "blocks of 64 queries", "kernels in blocks of 64 queries"
@@ -52,12 +60,16 @@ def operators(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("blocks", [BLOCKS, KERNEL_BLOCKS])
 @pytest.mark.every(2)
-def test_the_chosen_forms_are_in_the_bundle_which_passes(copy: Path, monkeypatch, blocks: str):
+def test_the_chosen_forms_are_in_the_bundle_which_passes(
+    copy: Path, monkeypatch, capsys, blocks: str
+):
     (copy / SIGNATURE).write_text("of the graphs as they were")
     choose(monkeypatch, **{PREFILL: blocks, DECODE: "products"})
     before = json.loads((copy / "report.json").read_text())
     tuned = quickly(copy)
     assert tuned.exit_code == 0
+    print_tuned(tuned, quiet=False)
+    assert "sign it again" in capsys.readouterr().out
     assert tuned.forms == {PREFILL: blocks, DECODE: "products"}
     assert ("Loop" if blocks == BLOCKS else "Scan") in operators(copy / PREFILL)
     assert "GroupQueryAttention" not in operators(copy / DECODE)
@@ -109,27 +121,76 @@ def test_nothing_is_written_where_the_bundle_has_the_fastest_forms(copy: Path, m
     assert (copy / MANIFEST).stat().st_ino == before
 
 
-def test_a_bundle_that_does_not_pass_stays_as_it_was(copy: Path, monkeypatch, capsys):
-    """Golden vectors that no graph gives stand in for a form that computes something else."""
-    choose(monkeypatch, **{PREFILL: BLOCKS})
-    index = copy / "golden" / "index.json"
+def wrong(bundle: Path) -> Path:
+    """Return a bundle after its golden vectors were changed to such as no graph gives."""
+    index = bundle / "golden" / "index.json"
     content = json.loads(index.read_text())
     for case in content["cases"]:
         for allowed in case["allowed"].values():
             allowed["whole"] = allowed["row"] = 1e-12
     index.write_text(json.dumps(content, indent=1) + "\n")
-    write_manifest(copy, manifest_content(copy))
-    before = (copy / MANIFEST).read_bytes()
+    write_manifest(bundle, manifest_content(bundle))
+    return bundle
+
+
+def unlabelled(bundle: Path) -> Path:
+    """Return a bundle whose golden vectors are refused after its new graphs are written."""
+    index = bundle / "golden" / "index.json"
+    content = json.loads(index.read_text())
+    content["cases"] = content["cases"][:1]
+    index.write_text(json.dumps(content, indent=1) + "\n")
+    write_manifest(bundle, manifest_content(bundle))
+    return bundle
+
+
+def files(bundle: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(bundle).as_posix(): path.read_bytes()
+        for path in bundle.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_bundle_that_does_not_pass_stays_as_it_was(copy: Path, monkeypatch, capsys):
+    """Golden vectors that no graph gives stand in for a form that computes something else."""
+    choose(monkeypatch, **{PREFILL: BLOCKS})
+    (wrong(copy) / SIGNATURE).write_text("of the graphs as they are")
+    before = files(copy)
     tuned = quickly(copy)
     assert tuned.exit_code == 6
-    assert (copy / MANIFEST).read_bytes() == before
+    assert files(copy) == before
     assert "Loop" not in operators(copy / PREFILL)
     assert [path.name for path in copy.parent.iterdir()] == ["copy"]
     print_tuned(tuned, quiet=False)
     said = capsys.readouterr().out
     assert "the bundle stays as it was" in said
     assert "in-place: failed (6)" in said
+    assert "sign it again" not in said
     assert "Verdict(" not in said
+
+
+def test_a_bundle_stays_as_it_was_where_judging_ends_in_an_error(copy: Path, monkeypatch):
+    choose(monkeypatch, **{PREFILL: BLOCKS})
+    before = files(unlabelled(copy))
+    with pytest.raises(BundleError, match="are no evidence"):
+        quickly(copy)
+    assert files(copy) == before
+    assert [path.name for path in copy.parent.iterdir()] == ["copy"]
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+@pytest.mark.every(2)
+def test_whole_rows_of_scores_give_the_same(kv_dtype: str, tmp_path: Path, monkeypatch):
+    spec = small_spec(cache="in-place", kv_dtype=kv_dtype, attn_mask="none", rotary="half")
+    folder, options = tmp_path / "b", {"dialects": ["standard", "ort"], "runtimes": ["ort-cpu"]}
+    assert build(spec, folder, **options).passed
+    choose(monkeypatch, **{DECODE: WHOLE_ROWS.name})
+    assert quickly(folder).exit_code == 0
+    graph = onnx.load(folder / DECODE).graph
+    (kernel,) = (node for node in graph.node if node.op_type == "GroupQueryAttention")
+    (sink,) = (t for t in graph.initializer if t.name == kernel.input[11])
+    assert list(numpy_helper.to_array(sink)) == [np.float32(-1e30)] * spec.num_heads
+    assert kernel.input[10] == ""  # no bias beside it
 
 
 def result(name: str, **seconds: tuple[float, ...]) -> WorkloadResult:
@@ -206,11 +267,11 @@ def test_the_command_prints_forms_and_writes_json(copy: Path, cli: Cli, tmp_path
 
 
 @pytest.mark.extended
-def test_build_tunes_what_it_built(cli: Cli, tmp_path: Path):
-    done = cli(
-        "build", "--embed-dim", 16, "--num-heads", 2, "--causal", "--tune", "--evidence",
-        "--output", tmp_path / "b", "--runtime", "ort-cpu",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+def test_tune_after_a_build_keeps_the_form_of_other_graphs(cli: Cli, tmp_path: Path):
+    layer = ("--embed-dim", 16, "--num-heads", 2, "--causal", "--evidence")
+    place = ("--output", tmp_path / "b", "--runtime", "ort-cpu")
+    for arguments in (("build", *layer, *place), ("tune", tmp_path / "b")):
+        done = cli(*arguments)
+        assert done.returncode == 0, done.stderr
     assert verify(tmp_path / "b", runtimes=["ort-cpu"]).passed
     assert "form" not in manifest_content(tmp_path / "b")["graphs"]["model.onnx"]

@@ -8,10 +8,21 @@ from typing import Any
 
 import onnx_ir as ir
 
-from attn_export.dialect_names import ORT
+from attn_export.dialect_names import ORT, ORT_NEEDED
 from attn_export.graph.load import load_graph
-from attn_export.graph.lower import FORMS, lower
+from attn_export.graph.lower import KERNELS, Form, lower
 from attn_export.graph.save import save_beside_weights, save_graphs
+from attn_export.parts.benchmarks.query_blocks import in_blocks
+
+PRODUCTS = Form("products", products=True)
+WHOLE_ROWS = Form("whole rows of scores", whole_rows=True)
+OF_NEWER_RELEASES = (*(in_blocks(block, by_kernel=True) for block in (64, 128, 256)), WHOLE_ROWS)
+"""The forms that need ONNX Runtime 1.31."""
+
+FORMS = (
+    KERNELS, *(in_blocks(block) for block in (64, 128, 256, 512)), PRODUCTS, *OF_NEWER_RELEASES
+)  # fmt: skip
+"""The forms that `tune` measures, first the one of `build`."""
 
 
 def write_forms(model: str, output: str, names: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -30,7 +41,7 @@ def write_forms(model: str, output: str, names: Sequence[str]) -> dict[str, dict
             # A form may leave a graph unchanged: then it is no further form of it.
             if name in files and (name, nodes) not in seen:
                 seen.add((name, nodes))
-                files[name][str(form)] = file = f"{number}.{name}"
+                files[name][form.name] = file = f"{number}.{name}"
                 models[file] = lowered.model
     # A graph with only one form needs no measurement.
     by_graph = {name: forms for name, forms in files.items() if len(forms) > 1}
@@ -50,13 +61,14 @@ def replace_forms(model: str, output: str, forms: Mapping[str, str]) -> dict[str
     facts: dict[str, dict[str, Any]] = {}
     source = load_graph(Path(model))
     for form in FORMS:
-        wanted = [name for name, chosen in forms.items() if chosen == str(form)]
+        needs = "1.31" if form in OF_NEWER_RELEASES else ORT_NEEDED
+        wanted = [name for name, chosen in forms.items() if chosen == form.name]
         for lowered in lower(source, ORT, form).values() if wanted else ():
             if lowered.file.name in wanted:
                 save_beside_weights(lowered.model, Path(output) / lowered.file.name)
                 nodes = [str(node.name) for node in lowered.model.graph]
                 facts[lowered.file.name] = {
-                    "features": list(lowered.file.features), "nodes": nodes, "needs": form.needs,
+                    "features": list(lowered.file.features), "nodes": nodes, "needs": needs,
                 }  # fmt: skip
     return facts
 

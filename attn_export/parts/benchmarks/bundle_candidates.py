@@ -15,12 +15,12 @@ from typing import Any
 import onnx
 import onnx.parser
 
-from attn_export.bench.feeds import Feed, feeds_of, output_feeds
-from attn_export.bench.measurements import Candidate, Work
-from attn_export.bench.own_graphs import as_candidate, graph_options
 from attn_export.bundle import graph_files, shapes_of
 from attn_export.dialect_names import phase_of
 from attn_export.parity.draw import Sizes
+from attn_export.parts.benchmarks.feeds import Feed, feeds_of, output_feeds
+from attn_export.parts.benchmarks.measurements import Candidate, Work
+from attn_export.parts.benchmarks.own_graphs import as_candidate, graph_options
 from attn_export.results import GraphFile
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import known_limit
@@ -119,7 +119,7 @@ class BundleCandidates:
         return [*in_torch, Candidate(BARE, "peer", "graph", graph, work, alone, reason)]
 
     def _bare(self, spec: AttentionSpec, sizes: Sizes) -> dict[str, Any]:
-        function = "attn_export.bench.peers:bare_spec"
+        function = "attn_export.parts.benchmarks.peers:bare_spec"
         job = {"function": function, "spec": spec.to_dict()}
         feeds = feeds_of(spec.inputs(), sizes), output_feeds(spec.output_shapes(), sizes)
         return graph_options(self.scratch / "bare.onnx", *feeds, export=job)

@@ -15,9 +15,9 @@ from measuring.plain_attention import PlainAttention, StaticAttention, bare_plai
 from measuring.workload_candidates import DIALECT, form_for, lowered_forms, save_core
 
 from attn_export.attention import Attention
-from attn_export.bench import own_graphs, peers
-from attn_export.bench.feeds import ALIGNMENT, Feed, empty, feeds_of, filled
-from attn_export.bench.peers import tensor
+from attn_export.parts.benchmarks import own_graphs, peers
+from attn_export.parts.benchmarks.feeds import ALIGNMENT, Feed, empty, feeds_of, filled
+from attn_export.parts.benchmarks.peers import tensor
 from attn_export.spec import AttentionSpec
 
 SIZES = {
@@ -89,7 +89,7 @@ def test_the_bare_graph_takes_other_sizes_than_its_example(dims: Dims, tmp_path:
     assert np.abs(got - wanted.numpy()).max() < 1e-5
 
 
-BARE_SPEC = "attn_export.bench.peers:bare_spec"
+BARE_SPEC = "attn_export.parts.benchmarks.peers:bare_spec"
 
 
 def test_a_missing_graph_is_exported_in_a_process_of_its_own(tmp_path: Path):
@@ -107,7 +107,7 @@ def test_a_missing_graph_is_exported_in_a_process_of_its_own(tmp_path: Path):
     ("function", "seconds", "reason"),
     [
         (BARE_SPEC, 60.0, "num_heads must be "),
-        ("attn_export.bench.peers:none", 60.0, "AttributeError: "),
+        ("attn_export.parts.benchmarks.peers:none", 60.0, "AttributeError: "),
         (BARE_SPEC, 0.01, "gave no sign of life for 0.01 s"),
     ],
 )

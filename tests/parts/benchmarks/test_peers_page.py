@@ -16,8 +16,14 @@ from measuring.goals import OURS, workloads
 from measuring.peers_page import peers_page, unmet
 from measuring.workload_candidates import workload_candidates
 
-from attn_export.bench.bundle_candidates import BARE, STATIC
-from attn_export.bench.measurements import BenchReport, Candidate, Measured, Work, WorkloadResult
+from attn_export.parts.benchmarks.bundle_candidates import BARE, STATIC
+from attn_export.parts.benchmarks.measurements import (
+    BenchReport,
+    Candidate,
+    Measured,
+    Work,
+    WorkloadResult,
+)
 from attn_export.report.tables import UNMEASURED
 
 BY_NAME = {workload.name: workload for workload in workloads()}

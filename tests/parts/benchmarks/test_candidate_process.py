@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from attn_export.bench import candidate_process as process_module
-from attn_export.bench.bundle_candidates import gemm_rooflines, read_rooflines
-from attn_export.bench.candidate_process import CandidateProcess, measure, progress_steps
-from attn_export.bench.measurements import Candidate, Work
+from attn_export.parts.benchmarks import candidate_process as process_module
+from attn_export.parts.benchmarks.bundle_candidates import gemm_rooflines, read_rooflines
+from attn_export.parts.benchmarks.candidate_process import CandidateProcess, measure, progress_steps
+from attn_export.parts.benchmarks.measurements import Candidate, Work
 from attn_export.runtimes.protocol import Limits
 
 LIMITS = Limits(threads=1, seconds=120, memory_mib=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -14,12 +15,13 @@ import pytest
 from conftest import Cli, small_spec
 
 from attn_export import build
-from attn_export.bench import bundle_candidates, candidate_process
-from attn_export.bench.bundle_candidates import work_of
-from attn_export.bench.feeds import Feed, feeds_of, output_feeds
+from attn_export.bundle import read_manifest
 from attn_export.cli import run
 from attn_export.errors import UsageError
-from attn_export.jobs import bench as job
+from attn_export.parts.benchmarks import bench as job
+from attn_export.parts.benchmarks import bundle_candidates, candidate_process
+from attn_export.parts.benchmarks.bundle_candidates import work_of
+from attn_export.parts.benchmarks.feeds import Feed, feeds_of, output_feeds
 from attn_export.spec import AttentionSpec, Input
 
 SMALL = ("--prefill", "16", "--decode", "24", "--rounds", "1", "--threads", "1")
@@ -166,10 +168,9 @@ def test_without_onnx_runtime_it_says_so_in_one_line(bundle: Path, monkeypatch, 
 
 def test_the_parent_never_imports_torch(bundle: Path):
     code = (
-        "import sys; from attn_export.jobs.bench import bench; from attn_export.bench import *\n"
-        "import attn_export.jobs.bench as job\n"
+        "import sys, attn_export.parts.benchmarks.bench as job\n"
         "job.measure = lambda candidates, **_: ()\n"
-        f"bench({str(bundle)!r}); sys.exit('torch' in sys.modules)"
+        f"job.bench({str(bundle)!r}); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -201,3 +202,24 @@ def test_the_work_of_a_layer_is_that_of_its_projections_and_its_attention():
     assert np.isclose(work.tokens, 2)
     windowed = AttentionSpec(embed_dim=8, num_heads=2, causal=True, window_left=3)
     assert work_of(windowed, sizes).flops == 0
+
+
+def test_bytes_of_a_cache_in_float16_count_half():
+    sizes = {"batch": 1, "query_len": 1, "past_len": 1000}
+    wide = AttentionSpec(embed_dim=8, num_heads=2, causal=True, cache="in-place")
+    narrow = dataclasses.replace(wide, kv_dtype="float16")
+    less = work_of(wide, sizes).bytes - work_of(narrow, sizes).bytes
+    assert less == 1001 * wide.num_kv_heads * 2 * wide.head_dim * 2
+
+
+def test_graphs_without_a_kernel_here_are_no_candidates(tmp_path: Path):
+    spec = small_spec(cache="in-place", dtype="bfloat16", attn_mask="none")
+    folder = tmp_path / "b"
+    assert build(spec, folder, runtimes=["ort-cpu"], dialects=["standard", "cuda"]).passed
+    manifest = read_manifest(folder)
+    assert "model.cuda.decode.onnx" in manifest.graphs
+    found = bundle_candidates.BundleCandidates(folder, tmp_path, manifest, spec)
+    sizes = dict.fromkeys(("batch", "query_len", "past_len"), 1)
+    sizes |= dict.fromkeys(("total_len", "key_len", "capacity"), 2)
+    ours = [one.name for one in found.candidates(sizes, decode=True) if one.role == "ours"]
+    assert ours == ["standard ort-cpu"]

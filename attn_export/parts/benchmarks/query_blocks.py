@@ -15,6 +15,7 @@ passed as its past, with no new ones, so that it reads them in place (ONNX Runti
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,13 +33,20 @@ from attn_export.graph.lower.heads import (
     split_to_output,
 )
 from attn_export.graph.lower.node_builder import Builder
+from attn_export.graph.lower.ort import Form, holds_values_transposed
 from attn_export.graph.lower.ort_kernels import INT32, attributes_of, zero_masked_rows
 from attn_export.graph.lower.portable import apply_softcap
 from attn_export.graph.lower.read import AttentionNode
 from attn_export.graph.lower.visible_keys import QueryBlock, before_expand, score_bias, sees_any
 
 
-def fits_blocks(a: AttentionNode) -> bool:
+def in_blocks(block: int, *, by_kernel: bool = False) -> Form:
+    """Return the form of so many queries in a block, by products or by the causal kernel."""
+    attend = functools.partial(_attend_in_blocks, block=block, by_kernel=by_kernel)
+    return Form(f"{'kernels in ' if by_kernel else ''}blocks of {block} queries", attend=attend)
+
+
+def _fits_blocks(a: AttentionNode) -> bool:
     """Return whether a node can be computed by products over blocks of queries.
 
     Its scores must be unused, its softmax in its own type, and its present outputs unused unless it
@@ -55,16 +63,19 @@ def fits_blocks(a: AttentionNode) -> bool:
     return rows is not None and (rows == 1 or known_equal(rows, dims(a.query)[-2]))
 
 
-def attend_in_blocks(
+def _attend_in_blocks(
     op: Builder,
     a: AttentionNode,
     cache: InPlaceCache | None,
-    block: int,
+    fits_kernel: bool,
     *,
-    products: bool,
-    transposed: bool,
-) -> Sequence[ir.Value]:
-    """Return the outputs of a node, computed over blocks of queries."""
+    block: int,
+    by_kernel: bool,
+) -> Sequence[ir.Value] | None:
+    """Return the outputs of a node, computed over blocks of queries; None if it does not fit."""
+    if not (fits_kernel if by_kernel else _fits_blocks(a)):
+        return None
+    transposed = cache is not None and holds_values_transposed(a, cache)
     if cache is not None and transposed:
         query, key, value = a.query, a.key, transpose_value_cache(op, a, cache)
     else:
@@ -76,7 +87,7 @@ def attend_in_blocks(
         key = op("Concat", a.past_key, key, axis=2)
         value = op("Concat", a.past_value, value, axis=2)
         present = [key, value]
-    if products:
+    if not by_kernel:
         attended = _attend_by_products(op, a, query, key, value, block, transposed=transposed)
         return [attended, *present]
     if transposed:

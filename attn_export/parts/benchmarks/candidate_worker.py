@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.bench.feeds import Prepared
+from attn_export.parts.benchmarks.feeds import Prepared
 from attn_export.runtimes.child_main import EventWriter, Jobs, load_function
 
 STATUS = Path("/proc/self/status")
@@ -22,9 +22,9 @@ RESET_PEAK = "5"
 """The value that, written to `CLEAR`, sets VmHWM to the present VmRSS; see proc(5)."""
 
 KINDS = {
-    "graph": "attn_export.bench.own_graphs:make_in_ort",
-    "spec": "attn_export.bench.peers:make_layer",
-    "roof": "attn_export.bench.peers:make_roofline",
+    "graph": "attn_export.parts.benchmarks.own_graphs:make_in_ort",
+    "spec": "attn_export.parts.benchmarks.peers:make_layer",
+    "roof": "attn_export.parts.benchmarks.peers:make_roofline",
 }
 """The function (options, threads) -> Prepared that makes each kind of candidate."""
 

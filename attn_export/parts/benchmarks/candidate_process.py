@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attn_export.bench.measurements import Candidate, Measured
+from attn_export.parts.benchmarks.measurements import Candidate, Measured
 from attn_export.runtimes.child import Child, ChildFailedError, child_command
 from attn_export.runtimes.protocol import Limits
 from attn_export.system_info import WAIT_POLICY
 
-SERVE = "attn_export.bench.candidate_worker:serve"
+SERVE = "attn_export.parts.benchmarks.candidate_worker:serve"
 """The function that a candidate's process calls."""
 
 MOST_RUNS = 2000

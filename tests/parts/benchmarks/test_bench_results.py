@@ -6,9 +6,16 @@ import math
 
 import pytest
 
-from attn_export.bench.measurements import BenchReport, Candidate, Measured, Work, WorkloadResult
-from attn_export.report.data import bench_to_dict
-from attn_export.report.tables import UNMEASURED, in_mib, three_digits
+from attn_export.parts.benchmarks.bench_json import bench_to_dict
+from attn_export.parts.benchmarks.bench_terminal import three_digits
+from attn_export.parts.benchmarks.measurements import (
+    BenchReport,
+    Candidate,
+    Measured,
+    Work,
+    WorkloadResult,
+)
+from attn_export.report.tables import UNMEASURED, in_mib
 
 WORK = Work(flops=4e9, bytes=1e9, tokens=8)
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.bench.measurements import WorkloadResult
 from attn_export.errors import OutputError, UsageError
 from attn_export.output_folder import check_utf8, write_errors, write_whole
+from attn_export.parts.benchmarks.measurements import WorkloadResult
 from attn_export.system_info import check_installed
 
 ENDINGS = (".svg", ".png")

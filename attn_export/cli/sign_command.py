@@ -1,0 +1,53 @@
+"""`attn-export sign`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from attn_export.cli.options import PATH, quiet_option
+from attn_export.errors import PARAGRAPH, UsageError, printable
+
+PASSPHRASE = "ATTN_EXPORT_PASSPHRASE"
+"""The environment variable with the passphrase of a private key."""
+
+
+@click.command("sign")
+@click.argument("bundle", type=PATH)
+@click.option(
+    "--key", type=PATH, metavar="PRIVATE.pem",
+    help=f"A private key on an elliptic curve. Its passphrase is in {PASSPHRASE}, or prompted for.",
+)  # fmt: skip
+@click.option(
+    "--sigstore", is_flag=True, help="The identity of this CI job, or yours. Needs a network."
+)
+@quiet_option
+def sign_command(bundle: Path, key: Path | None, sigstore: bool, quiet: bool) -> int:
+    """Sign every file of a bundle, in the format of OpenSSF Model Signing.
+
+    The signature is BUNDLE/model.sig; `verify --trust` checks it. Exit code 7 if the bundle is
+    damaged, or has files that its manifest does not list.
+    """
+    from attn_export.bundle import SIGNATURE
+    from attn_export.jobs.sign import sign
+
+    if (key is None) != sigstore:
+        raise UsageError("sign with either --key PRIVATE.pem or --sigstore")
+    signature = sign(bundle, key=key, passphrase=_passphrase)
+    if not quiet:
+        click.echo(printable(f"{bundle / SIGNATURE}: {signature}", PARAGRAPH))
+    return 0
+
+
+def _passphrase() -> bytes:
+    """Return the passphrase of a key, from the environment or the terminal."""
+    from_environment = os.environ.get(PASSPHRASE)
+    if from_environment is not None:
+        return from_environment.encode()
+    if not sys.stdin.isatty():
+        raise UsageError(f"the key has a passphrase; set {PASSPHRASE}, or sign in a terminal")
+    entered: str = click.prompt("Passphrase", hide_input=True, err=True)
+    return entered.encode()

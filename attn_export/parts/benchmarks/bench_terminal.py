@@ -1,0 +1,100 @@
+"""Benchmarks and tuning in the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from attn_export.errors import printable
+from attn_export.parts.benchmarks.measurements import BenchReport, Measured, WorkloadResult
+from attn_export.report.tables import UNMEASURED, Column, Style, Styled, Table, in_mib
+from attn_export.report.terminal import as_text, print_report, print_table, say
+
+if TYPE_CHECKING:
+    from attn_export.parts.benchmarks.tune import TuningResult
+
+# -- figures ------------------------------------------------------------------------------------
+
+
+def three_digits(value: float) -> str:
+    """Format a number with about three digits and no exponent; NaN and infinities are a dash."""
+    if not math.isfinite(value):
+        return UNMEASURED
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:,.{min(digits, 4)}f}"
+
+
+def in_ms(measured: Measured | None) -> str:
+    """Format the median in milliseconds with three digits, or a dash."""
+    if measured is None or not measured.ran:
+        return UNMEASURED
+    return three_digits(measured.median * 1e3)
+
+
+# -- tables -------------------------------------------------------------------------------------
+
+
+FIGURES = ("median ms", "p95 ms", "tokens/s", "MiB", "to peer", "of roof")
+COLUMNS = (Column(""), *(Column(name, right=True) for name in FIGURES))
+"""Columns of a benchmark. ``MiB`` is the growth of memory in the first run, ``to peer`` the median
+divided by that of the best peer, ``of roof`` the result of `WorkloadResult.fraction`."""
+
+STYLES: Mapping[str, Style] = {"ours": "bold", "peer": "", "roof": "dim"}
+
+
+def print_bench(report: BenchReport, console: Console) -> None:
+    """Print a table of each workload, and the candidates that did not run."""
+    for workload in report.workloads:
+        say(f"[bold]{as_text(workload.name)}[/]", console)
+        ran = tuple(
+            _bench_row(workload, measured) for measured in workload.measured if measured.ran
+        )
+        print_table(Table(COLUMNS, ran), console)
+        for measured in workload.measured:
+            if not measured.ran:
+                colour = "red" if measured.role == "ours" else "yellow"
+                outcome = f"[{colour}]{measured.outcome}[/]"
+                say(f"{as_text(measured.name)} {outcome}: {as_text(measured.reason)}", console)
+        say("", console)
+    name = as_text(report.name)
+    say(f"{name}: {report.threads} threads, {report.rounds} rounds in turn", console)
+
+
+def _bench_row(workload: WorkloadResult, measured: Measured) -> tuple[Styled, ...]:
+    is_roof = measured.role == "roof"
+    rate = measured.flops_per_second or measured.bytes_per_second
+    unit = "GFLOP/s" if measured.flops_per_second else "GB/s"
+    style = STYLES[measured.role]
+    cells = (
+        measured.name,
+        in_ms(measured),
+        three_digits(measured.p95 * 1e3),
+        f"{rate / 1e9:.0f} {unit}" if is_roof else three_digits(measured.tokens_per_second),
+        in_mib(measured.growth),
+        "" if is_roof else three_digits(workload.ratio(measured)),
+        three_digits(workload.fraction(measured)),
+    )
+    return tuple(Styled(cell, style) for cell in cells)
+
+
+def print_tuned(tuned: TuningResult, *, quiet: bool) -> None:
+    """Print the times of all forms, the form of each graph, and the result of verifying."""
+    console = Console(stderr=quiet)
+    print_bench(tuned.bench, console)
+    for name, form in tuned.forms.items():
+        click.echo(f"{printable(name)}: {printable(form)}", err=quiet)
+    if tuned.report is None:
+        click.echo("the bundle has these forms already; nothing was written", err=quiet)
+        return
+    if tuned.report.passed:
+        count = len(tuned.report.verdicts)
+        click.echo(f"{count} verdicts passed; the bundle is written", err=quiet)
+        if tuned.was_signed:
+            click.echo("its signature was of the old graphs, and is gone; sign it again", err=quiet)
+        return
+    print_report(tuned.report, console)
+    click.echo("the bundle stays as it was", err=quiet)

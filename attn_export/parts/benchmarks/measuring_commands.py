@@ -1,0 +1,108 @@
+"""`attn-export bench` and `tune`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attn_export.cli.options import (
+    PATH,
+    SIZE,
+    STDOUT,
+    Command,
+    json_option,
+    quiet_option,
+    with_options,
+)
+from attn_export.cli.output import write_file
+
+
+def measuring_options(prefill: str, measured: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds --batch, --prefill, --decode, --rounds and --threads."""
+    return with_options(
+        click.option(
+            "--batch", type=SIZE, multiple=True, metavar="B", help="Batch sizes.  [default: 1]"
+        ),
+        click.option(
+            "--prefill", type=SIZE, multiple=True, metavar="L",
+            help=f"New tokens without a past.  [default: {prefill}]",
+        ),
+        click.option(
+            "--decode", type=click.IntRange(min=2), multiple=True, metavar="S",
+            help="Keys that one new token sees, its own included.  [default: 2048, with a cache]",
+        ),
+        click.option(
+            "--rounds", type=SIZE, default=5, show_default=True,
+            help=f"The number of measurements of each {measured}.",
+        ),
+        click.option("--threads", type=SIZE, help="Threads for computing.  [default: all cores]"),
+    )  # fmt: skip
+
+
+@click.command("bench")
+@click.argument("bundle", type=PATH)
+@measuring_options("512", "candidate")
+@json_option("Write every figure; - for stdout.")
+@click.option("--chart", metavar="FILE.svg|.png", help="Draw the medians.")
+@quiet_option
+def bench_command(
+    bundle: Path, json_file: str | None, chart: str | None, quiet: bool, **options: Any
+) -> int:
+    """Measure a bundle's graphs against PyTorch, the bare exporter's graph and rooflines.
+
+    Candidates run in turns, each in a process of its own, with bound inputs and outputs. Those
+    that cannot run are listed with the reason. Exit code 5 if a graph of the bundle is among
+    them.
+    """  # fmt: skip
+    from attn_export.parts.benchmarks.bench import bench
+    from attn_export.parts.benchmarks.bench_chart import check_chart_file, write_chart
+    from attn_export.parts.benchmarks.bench_json import bench_to_json
+    from attn_export.report.progress import progress
+
+    if chart:
+        check_chart_file(chart)
+    with progress(quiet=quiet) as bar:
+        report = bench(bundle, progress=bar, **options)
+    if chart:
+        write_chart({report.name: report.workloads}, chart)
+    if json_file:
+        write_file(json_file, bench_to_json(report))
+    if json_file != STDOUT and (not quiet or report.exit_code):
+        from rich.console import Console
+
+        from attn_export.parts.benchmarks.bench_terminal import print_bench
+
+        print_bench(report, Console(stderr=quiet))
+    return report.exit_code
+
+
+@click.command("tune")
+@click.argument("bundle", type=PATH)
+@measuring_options("512, 2048", "form")
+@click.option(
+    "--runtime", "runtimes", multiple=True, metavar="NAME",
+    help="A runtime that verifies the result.  [default: those of the bundle's report]",
+)  # fmt: skip
+@json_option("Write every figure; - for stdout.")
+@quiet_option
+def tune_command(bundle: Path, json_file: str | None, quiet: bool, **options: Any) -> int:
+    """Measure the forms of a bundle's ort graphs on this machine, and keep the fastest of each.
+
+    The bundle is changed only if the new graphs pass. A signature is removed: sign it again.
+    """
+    from attn_export.parts.benchmarks.bench_json import tuned_to_json
+    from attn_export.parts.benchmarks.tune import tune
+    from attn_export.report.progress import progress
+
+    with progress(quiet=quiet) as bar:
+        tuned = tune(bundle, progress=bar, **options)
+    if json_file:
+        write_file(json_file, tuned_to_json(tuned))
+    if json_file != STDOUT and (not quiet or tuned.exit_code):
+        from attn_export.parts.benchmarks.bench_terminal import print_tuned
+
+        print_tuned(tuned, quiet=quiet)
+    return tuned.exit_code
