@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from package_files import FILES
 
-from attn_export.parts import parts
+from attn_export.parts import Part, module_of, parts
+from attn_export.runtimes.catalogue import CLASSES, RuntimeFamily
+from attn_export.runtimes.install import EVERY
 
 PARTS = sorted(file.parent.name for file in (ROOT / "attn_export" / "parts").glob("*/__init__.py"))
 
@@ -25,13 +30,13 @@ def copy_without(folder: Path, *gone: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def run(env: dict[str, str], *arguments: str, cwd: Path) -> str:
-    """Return what a command writes to stdout."""
+def run(env: dict[str, str], *arguments: str, cwd: Path, code: int = 0) -> str:
+    """Return what a command writes to stdout, or to stderr if it fails, as it must with a code."""
     ran = subprocess.run(
         [sys.executable, *arguments], env=env, cwd=cwd, capture_output=True, text=True
     )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    assert ran.returncode == code, ran.stderr
+    return ran.stderr if code else ran.stdout
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +65,56 @@ def test_the_core_has_its_own_commands_without_parts(bare: tuple[Path, dict[str,
     assert not {name for part in parts() for name in part.commands} & set(text.split())
 
 
-def test_the_core_builds_without_parts(bare: tuple[Path, dict[str, str]]):
+def test_the_core_builds_and_verifies_without_parts(bare: tuple[Path, dict[str, str]]):
     folder, env = bare
     small = ("--variant", "mqa", "--embed-dim", "32", "--num-heads", "4")
     run(env, "-m", "attn_export", "build", *small, "--output", "out", cwd=folder)
     assert (folder / "out" / "manifest.json").is_file()
+    run(env, "-m", "attn_export", "verify", "out", cwd=folder)
+    for option in (("--cpu", "haswell"), ("--runtime", "ort-cpu==1.27.0")):
+        said = run(env, "-m", "attn_export", "verify", "out", *option, cwd=folder, code=2)
+        assert re.fullmatch(r".*unknown runtime 'ort-cpu(@haswell|==1.27.0)'; choose.*\n", said)
+
+
+def test_the_core_lists_and_installs_its_own_runtimes_without_parts(
+    bare: tuple[Path, dict[str, str]],
+):
+    folder, env = bare
+    listed = run(env, "-m", "attn_export", "runtimes", cwd=folder).splitlines()
+    assert [line.split()[0] for line in listed] == list(CLASSES)
+    said = run(env, "-m", "attn_export.runtimes.install", "cpus", cwd=folder, code=2)
+    *_, last = said.rstrip().rpartition("choose from ")
+    assert set(last.split(", ")) == {*EVERY, "all"}
+
+
+def test_a_name_fits_a_form_whose_capital_letters_are_any_text():
+    modules = {"cpus": "json", "NAME==VERSION": "csv"}
+    names = {
+        "cpus": "json",
+        "ort-cpu==1.27.0": "csv",
+        "==": "csv",
+        "my-cpus": None,
+        "ort-cpu": None,
+    }
+    found = {name: module_of(name, modules) for name in names}
+    assert {name: module and module.__name__ for name, module in found.items()} == names
+
+
+@pytest.mark.parametrize("part", parts(), ids=PARTS)
+def test_every_module_that_a_part_names_has_what_the_core_reads(part: Part):
+    for name, module in part.commands.items():
+        assert callable(getattr(import_module(module), f"{name.replace('-', '_')}_command"))
+    for module in part.runtimes.values():
+        assert isinstance(import_module(module), RuntimeFamily)
+    for module in part.installs.values():
+        assert callable(import_module(module).install)
+    assert all(module_of(name, part.installs) for name in part.tests_need)
+
+
+def test_the_core_names_no_part():
+    core = {file: path for file, path in FILES.items() if not file.startswith("parts/")}
+    named = rf"parts[./]({'|'.join(PARTS)})\b"
+    assert [file for file, path in core.items() if re.search(named, path.read_text())] == []
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -111,26 +111,17 @@ def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, 
 
 @click.command("runtimes")
 def runtimes_command() -> int:
-    """List the runtimes: version, device and dialects, or the reason why one cannot run here.
-
-    Other releases of a runtime than the installed one are named as by pip: ort-cpu==1.27.0. Install
-    them by scripts/setup_runtimes ort-cpu==1.27.0.
-    """
+    """List the runtimes: version, device and dialects, or the reason why one cannot run here."""
     from attn_export.dialect_names import DIALECTS
-    from attn_export.runtimes.catalogue import all_runtimes
-    from attn_export.runtimes.emulated_cpu import EmulatedCpu, cpus
-    from attn_export.runtimes.release import installed
+    from attn_export.runtimes.catalogue import all_runtimes, runtimes_of_parts
 
     for runtime in all_runtimes():
         reason = runtime.unavailable()
         runs = " ".join(name for name in DIALECTS if name in runtime.dialects)
         state = f"unavailable: {reason}" if reason else f"{runtime.device}: {runs}"
         click.echo(f"{runtime.name:<15} {runtime.version() or '-':<10} {state}")
-    for name, cpu in cpus().items():
-        emulated = EmulatedCpu(name)
-        reason = emulated.unavailable()
-        state = f"unavailable: {reason}" if reason else f"{emulated.device}: {cpu.about}"
-        click.echo(f"{emulated.name:<23} {emulated.version() or '-':<10} {state}")
-    for name in installed():
-        click.echo(f"{name:<23} {name.partition('==')[2]:<10} another release")
+    for runtime, about in runtimes_of_parts():
+        reason = runtime.unavailable()
+        state = f"unavailable: {reason}" if reason else about
+        click.echo(f"{runtime.name:<23} {runtime.version() or '-':<10} {state}")
     return 0

@@ -21,6 +21,9 @@ PATH = click.Path(path_type=Path)
 
 SIZE = click.IntRange(min=1)
 
+CPU = "ort-cpu"
+"""The runtime of the option --cpu."""
+
 quiet_option = click.option("--quiet", is_flag=True, help="Print errors only.")
 
 
@@ -76,15 +79,13 @@ fix_input_option = click.option(
 def runtime_options(command: Command) -> Command:
     """Add the options --runtime, --cpu, --require, --atol and --rtol.
 
-    The command gets the values of --cpu as further names in `runtimes`.
+    The command gets --cpu NAME as ort-cpu@NAME in `runtimes`.
     """
 
     @functools.wraps(command)
     def merged(*, runtimes: tuple[str, ...], cpus: tuple[str, ...], **values: Any) -> Any:
         if cpus:
-            from attn_export.runtimes.emulated_cpu import BASE, emulated_runtimes
-
-            runtimes = (*(runtimes or (BASE,)), *emulated_runtimes(cpus))
+            runtimes = (*(runtimes or (CPU,)), *(f"{CPU}@{name}" for name in cpus))
         return command(runtimes=runtimes, **values)
 
     add = with_options(

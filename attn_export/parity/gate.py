@@ -119,6 +119,8 @@ TIMES = 3.0
 
 def cpu_notes(verdicts: Iterable[Verdict], goldens: Sequence[Golden]) -> tuple[str, ...]:
     """Return a note on each processor that is much less exact than the most exact one."""
+    from attn_export.runtimes.catalogue import runtime
+
     worst: dict[str, dict[str, float]] = {}
     for verdict in verdicts:
         if verdict.worst is not None and verdict.runtime.partition("@")[0] == "ort-cpu":
@@ -130,17 +132,9 @@ def cpu_notes(verdicts: Iterable[Verdict], goldens: Sequence[Golden]) -> tuple[s
     for name in dict.fromkeys(name for of_graph in worst.values() for name in of_graph):
         ratio, text = max(_ratio(of_graph, name) for of_graph in worst.values())
         if "@" in name and ratio > TIMES:
-            notes.append(f"{name} {text}{_cause(name) if 'float16' in dtypes else ''}")
+            cause = runtime(name).float16_sums if "float16" in dtypes else ""
+            notes.append(f"{name} {text}{cause and f'; {cause}'}")
     return tuple(notes)
-
-
-def _cause(name: str) -> str:
-    from attn_export.runtimes.emulated_cpu import cpus
-
-    added = cpus()[name.partition("@")[2]].float16
-    if added == "none":
-        return ""
-    return f"; it adds {added} products of float16 in half precision, where others use float32"
 
 
 def _ratio(worst: Mapping[str, float], name: str) -> tuple[float, str]:

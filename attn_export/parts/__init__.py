@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
     """What a part adds to the core: modules by name.
 
+    Capital letters in a name stand for any text, as in ``NAME==VERSION``.
+
     Attributes:
         commands: The module of each command. It holds `NAME_command`.
+        runtimes: The module of runtimes with such a name, a `RuntimeFamily` of the catalogue.
         installs: The module that installs what has a name. It holds `install(name, say)`.
         tests_need: The names of what the part's tests need to be installed.
     """
 
     commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    runtimes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     installs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tests_need: Sequence[str] = ()
 
@@ -33,3 +40,11 @@ def parts() -> tuple[Part, ...]:
     """Return the parts whose folders are there, in the order of their names."""
     names = sorted(file.parent.name for file in Path(__file__).parent.glob("*/__init__.py"))
     return tuple(import_module(f"{__name__}.{name}").PART for name in names)
+
+
+def module_of(name: str, modules: Mapping[str, str]) -> Any:
+    """Return the first of the modules whose name fits, imported; None if none fits."""
+    for form, module in modules.items():
+        if fnmatchcase(name, re.sub("[A-Z]+", "*", form)):
+            return import_module(module)
+    return None

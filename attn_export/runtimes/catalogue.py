@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from attn_export.errors import UsageError
 
@@ -37,30 +38,51 @@ DEFAULT = ("ort-cpu", "ort-cuda")
 """The runtimes of a job that names none. Without a GPU, ort-cuda is reported as not run."""
 
 
-@functools.cache
+@runtime_checkable
+class RuntimeFamily(Protocol):
+    """A module of a part: runtimes whose names have one form."""
+
+    def runtimes_of(self, name: str) -> Sequence[Runtime]:
+        """Return the runtimes that a name of this form stands for."""
+        ...
+
+    def listed(self) -> Iterable[tuple[Runtime, str]]:
+        """Return the runtimes that `attn-export runtimes` lists, each with what it says of it."""
+        ...
+
+
 def runtime(name: str) -> Runtime:
-    """Return the runtime of this name.
+    """Return the runtime of this name; UsageError if the name stands for several."""
+    first, *others = runtimes_of(name)
+    if others:
+        raise UsageError(f"{name} stands for {1 + len(others)} runtimes; name one of them")
+    return first
 
-    `name`: One of `CLASSES` or `SINGLE_NODES`; ``ort-cpu@CPU`` on an emulated CPU;
-    ``ort-cpu==VERSION`` for another release than the installed one.
-    """
-    base, at, cpu = name.partition("@")
-    if at and base == "ort-cpu":
-        from attn_export.runtimes.emulated_cpu import EmulatedCpu
 
-        return EmulatedCpu(cpu)
-    base, is_release, version = name.partition("==")
-    if is_release and base in CLASSES:
-        from attn_export.runtimes.release import Release
+@functools.cache
+def runtimes_of(name: str) -> Sequence[Runtime]:
+    """Return the runtimes that a name stands for: one, or more for a name such as a part's."""
+    if name in CLASSES | SINGLE_NODES:
+        module, class_name = (CLASSES | SINGLE_NODES)[name]
+        return [getattr(import_module(f"attn_export.runtimes.{module}"), class_name)()]
+    from attn_export.parts import module_of, parts
 
-        return Release(runtime(base), version)
-    if name not in CLASSES | SINGLE_NODES:
+    forms = {form: module for part in parts() for form, module in part.runtimes.items()}
+    family: RuntimeFamily | None = module_of(name, forms)
+    if family is None:
         raise UsageError(f"unknown runtime {name!r}; choose from {', '.join(CLASSES)}, all")
-    module, class_name = (CLASSES | SINGLE_NODES)[name]
-    instance: Runtime = getattr(import_module(f"attn_export.runtimes.{module}"), class_name)()
-    return instance
+    return family.runtimes_of(name)
 
 
 def all_runtimes() -> tuple[Runtime, ...]:
     """Return the runtimes of `CLASSES`, whose modules are then imported."""
     return tuple(runtime(name) for name in CLASSES)
+
+
+def runtimes_of_parts() -> Iterator[tuple[Runtime, str]]:
+    """Yield the runtimes that parts list, each with what is said of it."""
+    from attn_export.parts import parts
+
+    for module in dict.fromkeys(module for part in parts() for module in part.runtimes.values()):
+        family: RuntimeFamily = import_module(module)
+        yield from family.listed()

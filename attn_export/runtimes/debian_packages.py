@@ -8,11 +8,8 @@ import lzma
 import re
 import tarfile
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from http import HTTPStatus
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
-from urllib.error import HTTPError
 
 from attn_export.output_folder import take_place
 from attn_export.runtimes.install_folder import InstallError, Say
@@ -22,9 +19,6 @@ ARCHIVE = "https://deb.debian.org/debian"
 HEADERS = "libonnxruntime-dev"
 """The package with ONNX Runtime's headers. Its library is not used, because it needs a newer system
 than the library in the wheel."""
-
-SNAPSHOT = "https://snapshot.debian.org/archive/debian/20261122T000000Z"
-"""The archive of packages that Debian has replaced."""
 
 SECONDS = 120
 """The time limit of a download."""
@@ -38,14 +32,14 @@ def download_headers(folder: Path, say: Say) -> None:
     """Download ONNX Runtime's headers into a folder, in one step."""
     say(f"downloading {HEADERS}")
     try:
-        package = _fetch_package("trixie", "amd64", HEADERS)
+        package = fetch_package("trixie", "amd64", HEADERS)
     except InstallError as error:
         raise InstallError(
             f"{error}; put ONNX Runtime's headers of a release (onnxruntime-linux-x64-*.tgz, "
             f"include/*.h) into {folder}"
         ) from error
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder_beside(folder) as new, _open_data(package) as archive:
+    with folder_beside(folder) as new, open_data(package) as archive:
         for member in archive:
             is_header = member.isfile() and member.name.endswith(".h")
             content = archive.extractfile(member) if is_header else None
@@ -54,55 +48,10 @@ def download_headers(folder: Path, say: Say) -> None:
         take_place(new, folder)
 
 
-def unpack(package: bytes, folder: Path, is_wanted: Callable[[str], bool]) -> None:
-    """Unpack selected files and relative links of a package."""
-    with _open_data(package) as archive:
-        for member in archive:
-            member.name = member.name.removeprefix("./")
-            allowed = member.isfile() or (member.issym() and not member.linkname.startswith("/"))
-            if allowed and is_wanted(member.name):
-                archive.extract(member, folder, filter="data")
-
-
-def unpack_pinned(
-    source: Mapping[str, Any], folder: Path, is_wanted: Callable[[str], bool], say: Say
-) -> None:
-    """Download packages with known digests, and unpack selected files.
-
-    `source`: A table with `release`, the name of the Debian release, and `packages`, the SHA-256 of
-    each package by its path in an archive.
-    """
-    for path, sha256 in source["packages"].items():
-        unpack(fetch_pinned(path, sha256, source["release"], say), folder, is_wanted)
-
-
-def fetch_pinned(path: str, sha256: str, release: str, say: Say) -> bytes:
-    """Return a package with a known digest, or its successor if Debian has replaced it."""
-    errors = []
-    for archive in (*_archives(), SNAPSHOT):
-        try:
-            package = _fetch(f"{archive}/{path}")
-        except OSError as error:
-            # It is no error if mirrors no longer have the package, or if the snapshot archive
-            # does not answer.
-            gone = isinstance(error, HTTPError) and error.code == HTTPStatus.NOT_FOUND
-            if not gone and archive != SNAPSHOT:
-                errors.append(f"{archive}: {error}")
-            continue
-        if hashlib.sha256(package).hexdigest() == sha256:
-            return package
-        errors.append(f"{archive}: it has not the digest {sha256[:12]}…")
-    if errors:
-        raise InstallError(f"Debian's {path} cannot be downloaded ({'; '.join(errors)})")
-    name, _, architecture = PurePosixPath(path).stem.split("_")
-    say(f"Debian has no {PurePosixPath(path).name} any more; taking the {name} of {release}")
-    return _fetch_package(release, architecture, name)
-
-
-def _fetch_package(release: str, architecture: str, name: str) -> bytes:
+def fetch_package(release: str, architecture: str, name: str) -> bytes:
     """Return a package of a release, whose digest must match the index of the archive."""
     errors = []
-    for archive in _archives():
+    for archive in archives():
         try:
             return _package(archive, release, architecture, name)
         except (OSError, ValueError, lzma.LZMAError) as error:
@@ -110,7 +59,7 @@ def _fetch_package(release: str, architecture: str, name: str) -> bytes:
     raise InstallError(f"Debian's {name} cannot be downloaded ({'; '.join(errors)})")
 
 
-def _archives() -> tuple[str, ...]:
+def archives() -> tuple[str, ...]:
     """Return the URLs of archives: Debian's, and the mirrors that apt is configured to use."""
     archives = {ARCHIVE: None}
     apt = Path("/etc/apt")
@@ -122,26 +71,27 @@ def _archives() -> tuple[str, ...]:
 
 
 def _package(archive: str, release: str, architecture: str, name: str) -> bytes:
-    index = _fetch(f"{archive}/dists/{release}/main/binary-{architecture}/Packages.xz")
+    index = fetch(f"{archive}/dists/{release}/main/binary-{architecture}/Packages.xz")
     entries = "\n" + lzma.decompress(index).decode()
     at = entries.find(f"\nPackage: {name}\n")
     if at < 0:
         raise ValueError(f"it has no {name}")
     lines = entries[at + 1 : entries.index("\n\n", at)].splitlines()
     fields = dict(line.split(": ", 1) for line in lines if ": " in line and line[0] != " ")
-    package = _fetch(f"{archive}/{fields['Filename']}")
+    package = fetch(f"{archive}/{fields['Filename']}")
     if hashlib.sha256(package).hexdigest() != fields["SHA256"]:
         raise ValueError(f"{fields['Filename']} has not the digest that the index says")
     return package
 
 
-def _fetch(url: str) -> bytes:
+def fetch(url: str) -> bytes:
+    """Return the content of a URL."""
     with urllib.request.urlopen(url, timeout=SECONDS) as answer:
         content: bytes = answer.read()
     return content
 
 
-def _open_data(package: bytes) -> tarfile.TarFile:
+def open_data(package: bytes) -> tarfile.TarFile:
     """Open the tar archive with the files of a Debian package; InstallError if it is none."""
     try:
         for name, content in _members(package):

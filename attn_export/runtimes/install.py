@@ -6,35 +6,20 @@ change the system, as root. It is tested on Debian 12.
 
 from __future__ import annotations
 
-import json
-import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
-from importlib import import_module
 
 from attn_export.errors import UsageError, one_line
 from attn_export.interruption import end_on_signal
-from attn_export.parts import parts
-from attn_export.runtimes import install_cpus, javascript, native
+from attn_export.parts import module_of, parts
+from attn_export.runtimes import javascript, native
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.emulated_cpu import CPUS
-from attn_export.runtimes.install_cpus import ARM64_COMPILER
-from attn_export.runtimes.install_folder import (
-    InstallError,
-    Say,
-    new_installation,
-    pip_command,
-    run_command,
-)
+from attn_export.runtimes.install_folder import InstallError, pip_command
+from attn_export.runtimes.javascript import IN_JAVASCRIPT
 from attn_export.runtimes.native import NATIVE
-from attn_export.runtimes.release import MARK, NPM, VERSION, WHEELS, Release, release_of
 
-RELEASES = ("ort-cpu==1.27.0", "ort-cpu==1.28.0")
-"""The releases of ONNX Runtime that tests of sweeps need: the last one that computes fully masked
-rows wrong, and the first one that does not."""
-
-REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm", CPUS, *RELEASES)
+REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm")
 """The names that are installed by default, beside those that the tests of parts need."""
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -48,10 +33,10 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 
 ALL = "all"
 SYSTEM_PACKAGES = "--system-packages"
-EVERY = (*PACKAGES, *NATIVE, *NPM, CPUS, ARM64_COMPILER)
+EVERY = (*PACKAGES, *NATIVE, *IN_JAVASCRIPT)
 
 OF_PARTS = {name: module for part in parts() for name, module in part.installs.items()}
-"""The module that installs what a part adds, by its name."""
+"""The module that installs what a part adds, by its name or the form of its names."""
 
 
 def main() -> int:
@@ -60,11 +45,11 @@ def main() -> int:
     named = tuple(name for name in sys.argv[1:] if name != SYSTEM_PACKAGES)
     names = named or (*REQUIRED, *(name for part in parts() for name in part.tests_need))
     if named == (ALL,):
-        names = (*EVERY, *OF_PARTS)
-    known = (*EVERY, *OF_PARTS)
-    unknown = [name for name in names if name not in known and MARK not in name]
+        names = (*EVERY, *(name for name in OF_PARTS if name.islower()))
+    unknown = [name for name in names if name not in EVERY and module_of(name, OF_PARTS) is None]
     if unknown:
-        say(f"unknown runtime {unknown[0]!r}; choose from {', '.join(known)}, all, NAME==VERSION")
+        choice = ", ".join((*EVERY, *OF_PARTS, ALL))
+        say(f"unknown runtime {unknown[0]!r}; choose from {choice}")
         return 2
     try:
         install(names, system_packages=SYSTEM_PACKAGES in sys.argv[1:])
@@ -90,19 +75,13 @@ def install(names: Collection[str], *, system_packages: bool = False) -> None:
         pip("install", "--quiet", *wheels)
     if set(names) & set(NATIVE):
         native.install(say)
-    if CPUS in names:
-        install_cpus.install(say)
-    if ARM64_COMPILER in names:
-        install_cpus.install_compiler(say)
-    in_javascript = set(names) & set(NPM)
+    in_javascript = set(names) & set(IN_JAVASCRIPT)
     if in_javascript:
         javascript.install(in_javascript, say, system_packages=system_packages)
     for name in names:
-        if MARK in name:
-            install_release(name, say)
-    for name in names:
-        if name in OF_PARTS:
-            import_module(OF_PARTS[name]).install(name, say)
+        installer = module_of(name, OF_PARTS)
+        if installer is not None:
+            installer.install(name, say)
 
 
 def say(text: str) -> None:
@@ -111,55 +90,12 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-# -- other releases of runtimes, each in a folder of its own ------------------------------------
-
-
-def install_release(name: str, say: Say) -> None:
-    """Install a release if it is missing."""
-    release = runtime(name)
-    if not isinstance(release, Release):
-        raise UsageError(f"{name!r} is not a release of a runtime; give ort-cpu{MARK}1.25.1")
-    if not release.unavailable():
-        return
-    if release.npm_package:
-        version = release.measured
-        javascript.install_release(release.folder, release.npm_package, version, say)
-        return
-    wheels = [f"{package}=={release.measured}" for package in release.wheels]
-    say(f"installing {', '.join(wheels)} …")
-    with new_installation(release.folder, " ".join(wheels)) as new:
-        # Without dependencies: numpy and others are those of this environment.
-        options = ("--quiet", "--target", str(new), "--no-deps", "--only-binary=:all:")
-        pip("install", *options, *wheels)
-
-
-def published(base: str) -> list[str]:
-    """Return the published releases of a runtime without previews, the oldest first."""
-    if base in NPM:
-        versions = json.loads(_output("npm", "view", NPM[base], "versions", "--json"))
-    elif base in WHEELS:
-        text = _output(*_pip("index", "versions", WHEELS[base][0]))
-        listed = text.partition("Available versions:")[2].partition("\n")[0]
-        versions = re.findall(r"[^\s,]+", listed)
-    else:
-        raise UsageError(f"{base} has no releases; choose from {', '.join([*WHEELS, *NPM])}")
-    names = [f"{base}{MARK}{version}" for version in versions if VERSION.fullmatch(version)]
-    return sorted(names, key=release_of)
-
-
 def pip(*arguments: str) -> None:
     """Run pip of the base interpreter for this environment, which may have no pip."""
-    completed = subprocess.run(_pip(*arguments), stdout=sys.stderr, check=False)
+    command = pip_command("--python", sys.executable, *arguments)
+    completed = subprocess.run(command, stdout=sys.stderr, check=False)
     if completed.returncode:
         raise InstallError(f"pip {' '.join(arguments)} failed; what it said is above")
-
-
-def _pip(*arguments: str) -> list[str]:
-    return pip_command("--python", sys.executable, *arguments)
-
-
-def _output(*command: str) -> str:
-    return run_command(command, f"{' '.join(command[-4:])} failed", "^.+")
 
 
 if __name__ == "__main__":

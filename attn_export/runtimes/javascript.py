@@ -33,6 +33,8 @@ from attn_export.runtimes.protocol import Unsupported
 # -- the installation of their programs ---------------------------------------------------------
 
 NODE, WEB = "node", "web"
+IN_BROWSER = ("wasm", "webgpu")
+IN_JAVASCRIPT = (NODE, *IN_BROWSER)
 NODE_PACKAGE, WEB_PACKAGE = "onnxruntime-node", "onnxruntime-web"
 LOCK = "package-lock.json"
 OLDEST_NODE = 18
@@ -61,7 +63,7 @@ def install(names: Collection[str], say: Say, *, system_packages: bool = False) 
     _check_node()
     if NODE in names:
         _install(home() / NODE, NODE_PACKAGE, say)
-    if {"wasm", "webgpu"} & set(names):
+    if set(IN_BROWSER) & set(names):
         _install(home() / WEB, WEB_PACKAGE, say)
         if _missing_browser():
             _install_chromium(say, system_packages=system_packages)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from attn_export.results import WHOLE_DECODE, GraphFile, RuntimeRun, StoredCase
-from attn_export.runtimes.catalogue import CLASSES, DEFAULT, runtime
+from attn_export.runtimes.catalogue import CLASSES, DEFAULT, runtime, runtimes_of
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import CustomLaunch, Limits, Runtime, known_limit
 
@@ -43,8 +43,13 @@ class Selection:
         known = [name for name in CLASSES if name not in excluded] if ALL in named else []
         named = [name for name in named if name != ALL and not name.startswith("-")]
         chosen = [*known, *named] or DEFAULT
-        runtimes = tuple(runtime(name) for name in dict.fromkeys([*chosen, *require]))
-        return cls(runtimes, frozenset([*named, *require, ALWAYS_REQUIRED]))
+        runtimes = _by_name([*chosen, *require])
+        required = _by_name([*named, *require, ALWAYS_REQUIRED])
+        return cls(tuple(runtimes.values()), frozenset(required))
+
+
+def _by_name(names: Iterable[str]) -> dict[str, Runtime]:
+    return {runtime.name: runtime for name in names for runtime in runtimes_of(name)}
 
 
 class Pool:

@@ -136,6 +136,8 @@ class Runtime(Protocol):
     counter_options: Mapping[str, Options] = {}
     """Options that `explain` tries, by a description of their effect. Each removes one possible
     cause of differences. A runtime without them takes no options."""
+    float16_sums: str = ""
+    """Why its sums of float16 are less exact than those of other processors, or ""."""
 
     def version(self) -> str | None:
         """Return the installed version, or None, without importing the SDK."""

@@ -13,10 +13,10 @@ import pytest
 from conftest import ROOT
 
 from attn_export.cli import run
+from attn_export.parts.sweeps.release import MARK, WHEELS, release_of
 from attn_export.parts.sweeps.releases import plain_cause
 from attn_export.parts.sweeps.store import Row, read_json
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.release import MARK, WHEELS, release_of
 
 FOLDER = ROOT / "docs" / "upstream"
 ABOUT = tomllib.loads((FOLDER / "cells.toml").read_text())

@@ -12,11 +12,9 @@ from conftest import Cli, small_spec
 from attn_export import build
 from attn_export.errors import UsageError
 from attn_export.results import GraphFile
-from attn_export.runtimes.catalogue import all_runtimes
-from attn_export.runtimes.emulated_cpu import cpus
+from attn_export.runtimes.catalogue import all_runtimes, runtimes_of_parts
 from attn_export.runtimes.pool import Selection
 from attn_export.runtimes.protocol import Unsupported, known_limit
-from attn_export.runtimes.release import installed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +101,12 @@ def test_runtimes_are_listed_with_version_device_and_dialects_or_why_not(cli: Cl
     done = cli("runtimes")
     assert done.returncode == 0
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
-    emulated = [f"ort-cpu@{cpu}" for cpu in cpus()]
-    assert list(lines) == [*(kind.name for kind in all_runtimes()), *emulated, *installed()]
+    further = dict(runtimes_of_parts())
+    assert list(lines) == [kind.name for kind in (*all_runtimes(), *further)]
     assert lines["ort-cpu"].endswith("cpu: standard portable ort cuda")
     for kind in all_runtimes():
         reason = kind.unavailable()
         assert (f"unavailable: {reason}" if reason else f"{kind.device}: ") in lines[kind.name]
+    for kind, about in further.items():
+        reason = kind.unavailable()
+        assert lines[kind.name].endswith(f"unavailable: {reason}" if reason else about)

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attn_export.errors import RuntimeFailure, UsageError, one_line
 from attn_export.parts.sweeps.sweep_plan import DRY_RUN, NO_DRY_RUNS
-from attn_export.runtimes.catalogue import CLASSES, runtime
-from attn_export.runtimes.emulated_cpu import BASE, cpus
-from attn_export.runtimes.release import installed
+from attn_export.runtimes.catalogue import CLASSES, runtime, runtimes_of_parts
 from attn_export.system_info import check_installed
 
 if TYPE_CHECKING:
@@ -64,9 +62,8 @@ def unavailable_here(name: str) -> str:
 
 def resources_here() -> dict[str, float]:
     """Return the Dask resources of this machine. It runs one cell of each at a time."""
-    known = [*CLASSES, *(f"{BASE}@{cpu}" for cpu in cpus()), DRY_RUN]
-    names = [name for name in known if not unavailable_here(name)]
-    return {resource(name): 1.0 for name in [*names, *installed()]}
+    known = [*CLASSES, *(runtime.name for runtime, _ in runtimes_of_parts()), DRY_RUN]
+    return {resource(name): 1.0 for name in known if not unavailable_here(name)}
 
 
 def security(tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None) -> Security | None:

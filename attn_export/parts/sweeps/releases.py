@@ -12,11 +12,11 @@ from typing import Final
 
 from attn_export.bundle import graph_files, read_manifest
 from attn_export.errors import RuntimeFailure, UsageError
+from attn_export.parts.sweeps.release import MARK, release_of
 from attn_export.parts.sweeps.store import Row
 from attn_export.parts.sweeps.tasks import verify_dialects
 from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.release import MARK, release_of
 
 # -- defects: series of releases with wrong numbers ---------------------------------------------
 

@@ -19,11 +19,11 @@ from attn_export.code_templates import shell
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import SpecError, UsageError
 from attn_export.output_folder import replacement_of
+from attn_export.parts.sweeps.release import release_of
 from attn_export.parts.sweeps.releases import defects
 from attn_export.parts.sweeps.store import COLUMNS, Row
 from attn_export.parts.sweeps.sweep_plan import short_fields
 from attn_export.report.html import render_page
-from attn_export.runtimes.release import release_of
 from attn_export.spec import AttentionSpec
 from attn_export.untrusted_files import parse_json
 

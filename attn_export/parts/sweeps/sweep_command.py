@@ -144,13 +144,13 @@ def _print_matrix(plan: SweepPlan, jobs: int) -> int:
 
 def _install(names: Iterable[str], *, quiet: bool) -> None:
     """Install the runtimes whose names have a release, such as ``ort-cpu==1.27.0``."""
-    from attn_export.runtimes.install import install_release
+    from attn_export.parts.sweeps import install_release
+    from attn_export.parts.sweeps.release import MARK, release_of
     from attn_export.runtimes.install_folder import InstallError
-    from attn_export.runtimes.release import MARK, release_of
 
     try:
         for name in sorted((name for name in names if MARK in name), key=release_of):
-            install_release(name, messages(quiet=quiet))
+            install_release.install(name, messages(quiet=quiet))
     except InstallError as error:
         raise RuntimeFailure(str(error)) from error
 
@@ -269,19 +269,19 @@ def bisect_command(
     By default all releases are searched, from the oldest to the newest. --good may be newer than
     --bad. Releases are installed by scripts/setup_runtimes NAME==VERSION, or by --install.
     """
+    from attn_export.parts.sweeps import install_release
+    from attn_export.parts.sweeps.release import MARK, installed, release_of
     from attn_export.parts.sweeps.releases import bisect, change
     from attn_export.report.progress import progress
     from attn_export.runtimes.catalogue import runtime
-    from attn_export.runtimes.install import install_release, published
     from attn_export.runtimes.install_folder import InstallError
-    from attn_export.runtimes.release import MARK, installed, release_of
 
     say = messages(quiet=quiet)
     ends = [f"{name}{MARK}{version}" for version in (good, bad) if version is not None]
     for release in ends or [f"{name}{MARK}1.0"]:
         runtime(release)  # raises an error for an invalid release
     try:
-        available = published(name) if install else installed()
+        available = install_release.published(name) if install else installed()
         releases = {*(item for item in available if item.partition(MARK)[0] == name), *ends}
         if len(ends) == 2:
             oldest, newest = sorted(map(release_of, ends))
@@ -290,7 +290,7 @@ def bisect_command(
 
             def install_shown(item: str) -> None:
                 with bar.hidden():  # pip writes to the terminal
-                    install_release(item, say)
+                    install_release.install(item, say)
 
             tried = bisect(
                 bundle, sorted(releases), dialect,

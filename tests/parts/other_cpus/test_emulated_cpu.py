@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import onnx
 import psutil
 import pytest
+from conftest import Cli
 from onnx import TensorProto, helper, numpy_helper
+from package_files import FILES
 from shared import extended, once
 
 from attn_export import AttentionSpec, build, verify
@@ -16,11 +19,12 @@ from attn_export.bundle import GOLDEN
 from attn_export.errors import UsageError
 from attn_export.parity.gate import cpu_notes
 from attn_export.parity.golden import stored_cases
+from attn_export.parts.other_cpus.emulated_cpu import cpus
 from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, Verdict
-from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.emulated_cpu import cpus, emulated_runtimes
+from attn_export.runtimes.catalogue import runtime, runtimes_of
 from attn_export.runtimes.install_folder import VARIABLE
+from attn_export.runtimes.pool import Selection
 from attn_export.runtimes.process import run_once
 from attn_export.runtimes.protocol import Limits
 from attn_export.tensorfile import read_tensors
@@ -96,6 +100,20 @@ def test_a_processor_that_adds_in_half_precision_is_named_as_less_exact(need):
     assert note.endswith(IN_HALF)
 
 
+@pytest.mark.extended
+def test_an_emulated_process_over_its_memory_is_out_of_memory(tmp_path: Path, need):
+    need(X86)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Exp", ["x"], ["y"])], "g", [x], [y])
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "g.onnx")
+    big = np.zeros(40_000_000, np.float32)  # 160 MB in, 160 MB out, with 300 MiB to take
+    limits = Limits(threads=1, seconds=60, memory_mib=300)
+    ran = run_once(runtime(X86), tmp_path / "g.onnx", {"big": {"x": big}}, limits)
+    assert ran.outcome == "out of memory"
+    assert ran.facts["memory_limit_mib"] == 300
+
+
 def outputs_on(name: str, folder: Path) -> list[np.ndarray]:
     """Return the outputs of a bundle's cases of fewer than 64 queries, one after the other."""
     inputs, cases = stored_cases(folder / GOLDEN)
@@ -131,16 +149,40 @@ def test_a_processor_whose_instructions_are_not_emulated_is_refused(need):
     need(X86)
     reason = runtime("ort-cpu@icelake-server").unavailable()
     assert reason.startswith("the emulator has no avx512f, ")
-    assert "ort-cpu@icelake-server" not in emulated_runtimes(["all"])
-    assert {ARM, X86, NO_HALF} <= set(emulated_runtimes(["all"]))
+    every = {each.name for each in runtimes_of("ort-cpu@all")}
+    assert "ort-cpu@icelake-server" not in every
+    assert {ARM, X86, NO_HALF} <= every
 
 
 @pytest.mark.parametrize("name", ["pentium", "", "../haswell"])
 def test_an_unknown_processor_is_refused_with_the_list(name: str):
-    with pytest.raises(UsageError, match=r"unknown CPU .*; choose from cortex-a72, "):
-        emulated_runtimes([name])
-    with pytest.raises(UsageError, match="unknown CPU"):
+    with pytest.raises(UsageError, match=r"unknown CPU .*; choose from cortex-a72, .*, all$"):
         runtime(f"ort-cpu@{name}")
+
+
+def test_a_name_of_several_processors_is_not_one_runtime():
+    with pytest.raises(UsageError, match=r"ort-cpu@all stands for \d+ runtimes; name one of them"):
+        runtime("ort-cpu@all")
+
+
+def test_all_processors_are_one_name_for_a_job():
+    selected = Selection.of(["ort-cpu", "ort-cpu@all", X86], [])
+    names = [each.name for each in selected.runtimes]
+    assert names == ["ort-cpu", *(each.name for each in runtimes_of("ort-cpu@all"))]
+    assert selected.required == set(names)
+
+
+def test_the_option_cpu_is_short_for_the_name_of_a_runtime(cli: Cli):
+    done = cli("verify", bundle("float32"), "--cpu", "pentium")
+    assert done.returncode == 2
+    assert "unknown CPU 'pentium'; choose from cortex-a72, " in done.stderr
+
+
+def test_the_core_knows_nothing_of_the_emulator():
+    core = [path for file, path in FILES.items() if not file.startswith("parts/")]
+    assert [
+        path for path in core if re.search("qemu|aarch64|arm64|emulated_cpu", path.read_text())
+    ] == []
 
 
 def test_without_the_emulator_the_reason_says_how_to_get_it(

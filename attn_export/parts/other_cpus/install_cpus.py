@@ -13,8 +13,9 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from attn_export.runtimes.debian_packages import download_headers, unpack_pinned
-from attn_export.runtimes.emulated_cpu import CPUS, PYTHON, TABLE, table
+from attn_export.parts.other_cpus.emulated_cpu import CPUS, PYTHON, TABLE, table
+from attn_export.parts.other_cpus.pinned_packages import unpack_pinned
+from attn_export.runtimes.debian_packages import download_headers
 from attn_export.runtimes.install_folder import (
     InstallError,
     Say,
@@ -28,6 +29,20 @@ from attn_export.runtimes.install_folder import (
 from attn_export.runtimes.native import HEADER, LIBRARY, LINKS, ORT
 from attn_export.temp_folders import scratch
 
+ARM64_COMPILER = "arm64-compiler"
+"""The folder of the compiler within that of the runtimes, and the name for installing it."""
+
+
+def install(name: str, say: Say) -> None:
+    """Install the emulated CPUs, and the compiler if it is named, unless they are up to date.
+
+    All files are written below `home()`, and root is not needed.
+    """
+    _install_cpus(say)
+    if name == ARM64_COMPILER and not_ready():
+        _install_compiler(say)
+
+
 # -- qemu, and Python with ONNX Runtime for ARM -------------------------------------------------
 
 EMULATORS = ("qemu-aarch64", "qemu-x86_64")
@@ -35,11 +50,7 @@ ARM = "aarch64"
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
 
 
-def install(say: Say) -> None:
-    """Download and unpack qemu, and Python with ONNX Runtime for ARM, unless they are up to date.
-
-    All files are written below `home()`, and root is not needed.
-    """
+def _install_cpus(say: Say) -> None:
     target, sources = home() / CPUS, digest([TABLE])
     if stamp_of(target) == sources:
         return
@@ -83,9 +94,6 @@ def _check(folder: Path) -> None:
 
 # -- Debian's C and C++ compiler for arm64, with a toolchain file for CMake ---------------------
 
-ARM64_COMPILER = "arm64-compiler"
-"""The folder of the compiler within that of the runtimes, and the name for installing it."""
-
 SOURCES = Path(__file__).resolve().parent / "arm64_compiler"
 PACKAGES, TOOLCHAIN, TOOL = "packages.toml", "toolchain.cmake", "tool"
 TOOLS = ("gcc", "g++", "ar", "ranlib")
@@ -94,14 +102,7 @@ UNUSED = ("lto1", "lto-", "san.", "gcov", "doc/", "share/")
 """Parts of the paths of files that are not needed, which are half of all bytes."""
 
 
-def install_compiler(say: Say) -> None:
-    """Download and unpack the compiler and the emulated CPUs, unless they are up to date.
-
-    All files are written below `home()`, and root is not needed.
-    """
-    install(say)
-    if not not_ready():
-        return
+def _install_compiler(say: Say) -> None:
     headers = home() / ORT / HEADER.parent
     if not (home() / ORT / HEADER).is_file():
         download_headers(headers, say)

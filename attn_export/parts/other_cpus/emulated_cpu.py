@@ -10,19 +10,19 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attn_export.errors import UsageError, first_few
 from attn_export.runtimes.install_folder import ROOT, home, missing
 from attn_export.runtimes.ort_cpu import OrtCpu
+from attn_export.runtimes.protocol import Runtime
 
 CPUS = "cpus"
 """The folder of the emulators within that of the runtimes, and the name for installing them."""
 
 TABLE = Path(__file__).with_name("emulated_cpus.toml")
-BASE = "ort-cpu"
 ALL = "all"
 PYTHON = "usr/bin/python3.11"
 
@@ -66,19 +66,22 @@ def cpus() -> Mapping[str, Cpu]:
     return {name: Cpu(**fields) for name, fields in table()["cpu"].items()}
 
 
-def emulated_runtimes(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the runtimes of these CPUs, such as ``ort-cpu@haswell``.
+def runtimes_of(name: str) -> Sequence[Runtime]:
+    """Return the runtime of a name such as ``ort-cpu@haswell``.
 
-    ``"all"`` are those that qemu emulates with all their features.
+    ``ort-cpu@all`` are those that qemu emulates with all their features.
     """
-    selected: list[str] = []
-    for name in names:
-        if name == ALL:
-            every = [EmulatedCpu(cpu) for cpu in cpus()]
-            selected += [runtime.name for runtime in every if not runtime.missing_features()]
-        else:
-            selected.append(EmulatedCpu(name).name)
-    return tuple(dict.fromkeys(selected))
+    cpu = name.partition("@")[2]
+    if cpu != ALL:
+        return [EmulatedCpu(cpu)]
+    return [runtime for runtime in map(EmulatedCpu, cpus()) if not runtime.missing_features()]
+
+
+def listed() -> Iterator[tuple[Runtime, str]]:
+    """Yield the runtime of every CPU, with its device and what the CPU is."""
+    for name, cpu in cpus().items():
+        runtime = EmulatedCpu(name)
+        yield runtime, f"{runtime.device}: {cpu.about}"
 
 
 class EmulatedCpu(OrtCpu):
@@ -96,8 +99,13 @@ class EmulatedCpu(OrtCpu):
         if cpu not in cpus():
             raise UsageError(f"unknown CPU {cpu!r}; choose from {', '.join(cpus())}, {ALL}")
         self.cpu = cpus()[cpu]
-        self.name = f"{BASE}@{cpu}"
+        self.name = f"ort-cpu@{cpu}"
         self.device = f"{self.cpu.machine}, emulated"
+        if self.cpu.float16 != "none":
+            self.float16_sums = (
+                f"it adds {self.cpu.float16} products of float16 in half precision, "
+                "where others use float32"
+            )
 
     @property
     def _needs_other_python(self) -> bool:

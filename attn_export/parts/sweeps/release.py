@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from attn_export.errors import UsageError
+from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install_folder import STAMP, home, setup_command
 from attn_export.runtimes.protocol import Engine, Options, Runtime
 
@@ -110,6 +111,18 @@ def _in_folder(base: Runtime, folder: str) -> Runtime:
     release = type(base)()
     release.folder = folder
     return release
+
+
+def runtimes_of(name: str) -> Sequence[Runtime]:
+    """Return the runtime of a name such as ``ort-cpu==1.25.1``."""
+    base, _, version = name.partition(MARK)
+    return [Release(runtime(base), version)]
+
+
+def listed() -> Iterator[tuple[Runtime, str]]:
+    """Yield the installed releases."""
+    for name in installed():
+        yield runtime(name), "another release"
 
 
 def installed() -> list[str]:

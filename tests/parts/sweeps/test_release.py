@@ -8,11 +8,11 @@ import pytest
 
 from attn_export import verify
 from attn_export.errors import UsageError
+from attn_export.parts.sweeps.install_release import install, published
+from attn_export.parts.sweeps.release import FOLDER, installed, release_of
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.install import install_release, published
 from attn_export.runtimes.install_folder import STAMP, VARIABLE
 from attn_export.runtimes.protocol import CustomLaunch
-from attn_export.runtimes.release import FOLDER, installed, release_of
 
 BAD = [
     ("c==1.0", "c has no releases"),
@@ -37,7 +37,7 @@ def test_a_name_that_is_no_release_is_refused_in_one_line(name: str, says: str):
 
 def test_only_a_release_is_installed():
     with pytest.raises(UsageError, match="is not a release"):
-        install_release("ort-cpu", print)
+        install("ort-cpu", print)
     with pytest.raises(UsageError, match="has no releases"):
         published("c")
 
