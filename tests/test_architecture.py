@@ -86,6 +86,7 @@ ONLY_IN = {
         "jobs/bundle_graphs",
         "parts/benchmarks/ort_forms",
         "parts/benchmarks/query_blocks",
+        "parts/cuda_dialect/",
     ),
     "safetensors": ("weights/",),
     "model_signing": ("jobs/signing_sdk",),

@@ -11,9 +11,11 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import shared
 from conftest import ROOT
 from package_files import FILES
 
+from attn_export.errors import GraphError
 from attn_export.parts import Part, module_of, parts
 from attn_export.runtimes.catalogue import CLASSES, RuntimeFamily
 from attn_export.runtimes.install import EVERY
@@ -68,8 +70,12 @@ def test_the_core_has_its_own_commands_without_parts(bare: tuple[Path, dict[str,
 def test_the_core_builds_and_verifies_without_parts(bare: tuple[Path, dict[str, str]]):
     folder, env = bare
     small = ("--variant", "mqa", "--embed-dim", "32", "--num-heads", "4")
-    run(env, "-m", "attn_export", "build", *small, "--output", "out", cwd=folder)
-    assert (folder / "out" / "manifest.json").is_file()
+    half = ("--cache", "in-place", "--dtype", "float16", "--causal")
+    run(env, "-m", "attn_export", "build", *small, *half, "--output", "out", cwd=folder)
+    graphs = {path.name for path in (folder / "out").glob("*.onnx")}
+    assert graphs == {
+        "model.onnx", "model.portable.onnx", "model.ort.onnx", "model.ort.decode.onnx"
+    }  # fmt: skip
     run(env, "-m", "attn_export", "verify", "out", cwd=folder)
     for option in (("--cpu", "haswell"), ("--runtime", "ort-cpu==1.27.0")):
         said = run(env, "-m", "attn_export", "verify", "out", *option, cwd=folder, code=2)
@@ -108,6 +114,8 @@ def test_every_module_that_a_part_names_has_what_the_core_reads(part: Part):
         assert isinstance(import_module(module), RuntimeFamily)
     for module in part.installs.values():
         assert callable(import_module(module).install)
+    for module in part.dialects.values():
+        assert callable(import_module(module).rewrite)
     assert all(module_of(name, part.installs) for name in part.tests_need)
 
 
@@ -115,6 +123,20 @@ def test_the_core_names_no_part():
     core = {file: path for file, path in FILES.items() if not file.startswith("parts/")}
     named = rf"parts[./]({'|'.join(PARTS)})\b"
     assert [file for file, path in core.items() if re.search(named, path.read_text())] == []
+
+
+def test_the_core_names_a_dialect_of_a_part_and_verifies_its_graphs(
+    bare: tuple[Path, dict[str, str]],
+):
+    folder, env = bare
+    bundle = shared.bundle_of("bfloat16")
+    model = str(bundle / "model.onnx")
+    lower = ("-m", "attn_export", "lower", model, "--dialect", "cuda", "--output", "out.onnx")
+    said = run(env, *lower, cwd=folder, code=GraphError.exit_code)
+    assert "this installation cannot lower graphs to the cuda dialect" in said
+    shown = run(env, "-m", "attn_export", "verify", str(bundle), cwd=folder)
+    assert "model.cuda.onnx" in (bundle / "report.json").read_text()
+    assert "passed" in shown
 
 
 @pytest.mark.parametrize("part", PARTS)

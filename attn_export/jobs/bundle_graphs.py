@@ -41,9 +41,14 @@ def lower_all(exported: Exported, dialects: Sequence[str]) -> tuple[list[Lowered
     Returns:
         The graphs, and notes on the dialects that do not fit.
     """
+    from attn_export.graph.ir_helpers import nodes_of
+
     graphs: list[Lowered] = []
     notes: list[str] = []
+    in_place = bool(nodes_of(exported.model, "TensorScatter"))
     for dialect in DIALECTS if ALL in dialects else dialects:
+        if dialect == CUDA and dialect not in dialects and not in_place:
+            continue  # it is for caches that are written in place
         try:
             graphs += _lowered(exported, dialect)
         except (ExportError, GraphError) as error:

@@ -24,12 +24,14 @@ class Part:
 
     Attributes:
         commands: The module of each command. It holds `NAME_command`.
+        dialects: The module that rewrites graphs to a dialect. It holds `rewrite(model)`.
         runtimes: The module of runtimes with such a name, a `RuntimeFamily` of the catalogue.
         installs: The module that installs what has a name. It holds `install(name, say)`.
         tests_need: The names of what the part's tests need to be installed.
     """
 
     commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    dialects: Mapping[str, str] = dataclasses.field(default_factory=dict)
     runtimes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     installs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tests_need: Sequence[str] = ()

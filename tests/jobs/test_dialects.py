@@ -22,6 +22,7 @@ from attn_export.errors import GraphError, UsageError
 from attn_export.graph.checks import check_graph
 from attn_export.graph.lower.dialects import REWRITES
 from attn_export.jobs.check import check
+from attn_export.parts import parts
 from attn_export.runtimes import pool
 from attn_export.tensorfile import read_tensors, write_tensors
 
@@ -45,7 +46,7 @@ def manifest_of(bundle: Path) -> dict:
 
 
 def test_the_names_of_the_dialects_are_those_that_lower_knows():
-    assert tuple(REWRITES) == DIALECTS
+    assert (*REWRITES, *(name for part in parts() for name in part.dialects)) == DIALECTS
 
 
 def test_every_dialect_is_there_and_checked(whole: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -37,12 +38,6 @@ if TYPE_CHECKING:
 
 DECODE, PREFILL = "decode", "prefill"
 """The phases of graphs for one query per batch element, and for batch size 1 (`cuda`)."""
-
-HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-NOT_FOR_CUDA = (
-    "no Attention node has a KV cache of whole heads that is written in place, and no mask but a "
-    "window; CUDA runs the standard dialect best"
-)
 
 
 class NotInHalfError(GraphError):
@@ -114,7 +109,8 @@ def lower(
     _refuse_without_attention(source, dialect)
     nodes = [*nodes_of(source, "Attention"), *nodes_of(source, "RotaryEmbedding")]
     source = _with_shapes(source, [x for node in nodes for x in node.inputs if x is not None])
-    graphs = REWRITES[dialect](source, form)
+    rewrite = REWRITES.get(dialect)
+    graphs = rewrite(source, form) if rewrite else _rewrite_of_part(source, dialect)
     return {
         phase: dataclasses.replace(_finish(lowered), recognised=recognised)
         for phase, lowered in graphs.items()
@@ -134,21 +130,21 @@ def _recognise_written_out(model: ir.Model) -> int:
 
 
 def _to_standard(model: ir.Model, _: Form) -> dict[str, Lowered]:
-    return {"": _describe(model, STANDARD, bound=_bound_caches(model))}
+    return {"": describe(model, STANDARD, bound=bound_caches(model))}
 
 
 def _to_portable(model: ir.Model, _: Form) -> dict[str, Lowered]:
-    bound = _bound_caches(model)
+    bound = bound_caches(model)
     for node in nodes_of(model, "Attention"):
         lower_to_portable(model, node)
     _raise_opset(model, OPSET)
     to_opset18(model)
     tidy(model)
     drop_inner_shapes(model)
-    return {"": _describe(model, PORTABLE, bound=bound)}
+    return {"": describe(model, PORTABLE, bound=bound)}
 
 
-def _describe(
+def describe(
     model: ir.Model,
     dialect: str,
     phase: str = "",
@@ -157,11 +153,12 @@ def _describe(
     layouts: Mapping[str, tuple[int, ...]] | None = None,
     bound: Mapping[str, str],
 ) -> Lowered:
+    """Return a graph with its description."""
     name = graph_name(dialect, phase)
     return Lowered(model, GraphFile(name, dialect, fixed or {}, layouts or {}, bound))
 
 
-def _prepare_masks(model: ir.Model) -> None:
+def prepare_masks(model: ir.Model) -> None:
     """Replace masks and caches by what `Attention` does itself, as far as possible."""
     fuse_attention(model)
     recognise_masks(model)
@@ -169,14 +166,14 @@ def _prepare_masks(model: ir.Model) -> None:
 
 
 def _to_ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
-    _prepare_masks(model)
-    bound, layouts = _bound_caches(model), _cache_layouts(model)
-    graphs = {"": _describe(model.clone(), ORT, layouts=layouts, bound=bound)}
+    prepare_masks(model)
+    bound, layouts = bound_caches(model), _cache_layouts(model)
+    graphs = {"": describe(model.clone(), ORT, layouts=layouts, bound=bound)}
     for node in nodes_of(graphs[""].model, "Attention"):
         lower_node(graphs[""].model, node, form)
-    length = _query_axis(model)
+    length = query_axis(model)
     if length:
-        decode = graphs[DECODE] = _describe(
+        decode = graphs[DECODE] = describe(
             model.clone(), ORT, DECODE, fixed={length: 1}, layouts=layouts, bound=bound
         )
         fix_axis(decode.model, length, 1)
@@ -192,47 +189,20 @@ def _to_ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
     return graphs
 
 
-def _to_cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
-    if not nodes_of(model, "TensorScatter"):  # every cache in place is written by it
-        raise GraphError(NOT_FOR_CUDA)
-    from attn_export.graph.lower.cuda import window_of
-
-    _prepare_masks(model)
-    attentions = attentions_of(model)
-    are_half = all(a.dtype in HALF for a in attentions)
-    for a in [] if are_half else attentions:
-        if in_place_cache(a) and (a.mask is None or window_of(model, a) is not None):
-            raise NotInHalfError
-    length = _query_axis(model)
-    if not length:  # the number of queries is fixed
-        return {"": _cuda_graph(model, "", {})}
-    graphs = {DECODE: _cuda_graph(model, DECODE, {length: 1})}
-    batch = common_axis(model, [dims(a.query)[0] for a in attentions])
-    if batch:
-        graphs[PREFILL] = _cuda_graph(model, PREFILL, {batch: 1})
-    tidy(model)
-    return {"": _describe(model, CUDA, bound=_bound_caches(model)), **graphs}
-
-
-def _cuda_graph(model: ir.Model, phase: str, fixed: dict[str, int]) -> Lowered:
-    """Fix some axes, and lower every node for CUDA that fits."""
-    from attn_export.graph.lower.cuda import lower_for_cuda, narrow_inputs
-
-    graph, bound = model.clone(), _bound_caches(model)
-    for axis, size in fixed.items():
-        fix_axis(graph, axis, size)
-    lowered = [lower_for_cuda(graph, node) for node in nodes_of(graph, "Attention")]
-    if not any(lowered):
-        raise GraphError(NOT_FOR_CUDA)
-    tidy(graph)
-    graph_in_dialect = _describe(graph, CUDA, phase, fixed=fixed, bound=bound)
-    file = dataclasses.replace(graph_in_dialect.file, dtypes=narrow_inputs(graph))
-    return dataclasses.replace(graph_in_dialect, file=file)
-
-
 REWRITES: dict[str, Callable[[ir.Model, Form], dict[str, Lowered]]] = {
-    STANDARD: _to_standard, PORTABLE: _to_portable, ORT: _to_ort, CUDA: _to_cuda,
+    STANDARD: _to_standard, PORTABLE: _to_portable, ORT: _to_ort,
 }  # fmt: skip
+"""The functions that rewrite a graph to each dialect of the core."""
+
+
+def _rewrite_of_part(model: ir.Model, dialect: str) -> dict[str, Lowered]:
+    from attn_export.parts import parts
+
+    modules = {name: module for part in parts() for name, module in part.dialects.items()}
+    if dialect not in modules:
+        raise GraphError(f"this installation cannot lower graphs to the {dialect} dialect")
+    graphs: dict[str, Lowered] = import_module(modules[dialect]).rewrite(model)
+    return graphs
 
 
 def _refuse_other_domains(model: ir.Model, dialect: str) -> None:
@@ -253,7 +223,7 @@ def _refuse_without_attention(model: ir.Model, dialect: str) -> None:
         raise GraphError(NOTHING_TO_LOWER.format(dialect=dialect))
 
 
-def _bound_caches(model: ir.Model) -> dict[str, str]:
+def bound_caches(model: ir.Model) -> dict[str, str]:
     """Return the graph outputs that may share the buffer of a graph input: present name to past."""
     bound = {}
     for node in nodes_of(model, "TensorScatter"):
@@ -274,7 +244,7 @@ def _cache_layouts(model: ir.Model) -> dict[str, tuple[int, ...]]:
     return layouts
 
 
-def _query_axis(model: ir.Model) -> str:
+def query_axis(model: ir.Model) -> str:
     """Return the name of the query axis of all nodes with a cache; "" if it is not unique."""
     return common_axis(
         model, [dims(a.query)[-2] for a in attentions_of(model) if appends_to_cache(a)]

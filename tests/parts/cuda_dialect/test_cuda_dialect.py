@@ -17,9 +17,9 @@ from attn_export.errors import GraphError
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.lower import DECODE, PREFILL, Lowered, lower
-from attn_export.graph.lower.cuda import window_of
 from attn_export.graph.lower.read import read_attention
 from attn_export.jobs.explain import explain
+from attn_export.parts.cuda_dialect.cuda import window_of
 from attn_export.results import BASE
 
 IN_PLACE: dict[str, Any] = {

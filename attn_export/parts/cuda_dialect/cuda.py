@@ -1,4 +1,4 @@
-"""Lowering of `Attention` nodes to the form that launches the fewest kernels on CUDA.
+"""Lowering of graphs to the form that launches the fewest kernels on CUDA.
 
 ONNX Runtime's `GroupQueryAttention` normalises, rotates, writes the cache and attends in three
 kernels, in half precision. Dry runs on sm_80 and sm_90 led to this form (docs/dry-run.md).
@@ -9,38 +9,93 @@ after a past in larger batches.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.dialect_names import MICROSOFT
-from attn_export.graph.ir_helpers import dims
+from attn_export.dialect_names import CUDA, MICROSOFT
+from attn_export.errors import GraphError
+from attn_export.graph.axis_names import common_axis, fix_axis
+from attn_export.graph.ir_helpers import dims, nodes_of
 from attn_export.graph.lower.caches import InPlaceCache, can_be_written_by_operator, in_place_cache
 from attn_export.graph.lower.computed_masks import shown_and_hidden
+from attn_export.graph.lower.dialects import (
+    DECODE,
+    PREFILL,
+    Lowered,
+    NotInHalfError,
+    bound_caches,
+    describe,
+    prepare_masks,
+    query_axis,
+)
 from attn_export.graph.lower.heads import (
     merge_heads,
     merged_to_output,
     read_with_merge,
     replace_node,
 )
-from attn_export.graph.lower.inside_projections import (
+from attn_export.graph.lower.mask_trials import MaskTrials
+from attn_export.graph.lower.mask_values import MaskGraph
+from attn_export.graph.lower.node_builder import Builder, take_over
+from attn_export.graph.lower.ort_kernels import INT32, attributes_of, takes_widths
+from attn_export.graph.lower.read import AttentionNode, attentions_of
+from attn_export.graph.lower.tidy import tidy
+from attn_export.parts.cuda_dialect.inside_projections import (
     Rotation,
     find_norm,
     find_rotation,
     pack_projections,
 )
-from attn_export.graph.lower.mask_trials import MaskTrials
-from attn_export.graph.lower.mask_values import MaskGraph
-from attn_export.graph.lower.node_builder import Builder, take_over
-from attn_export.graph.lower.ort_kernels import INT32, attributes_of, takes_widths
-from attn_export.graph.lower.read import AttentionNode
 
 POSITIONS = 2**15
 """The length of the rotary tables. ONNX Runtime refuses caches that are longer."""
 
 NOTHING_HIDDEN = sys.maxsize
 """The distance of the nearest hidden key if no key is hidden."""
+
+HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+NOT_FOR_CUDA = (
+    "no Attention node has a KV cache of whole heads that is written in place, and no mask but a "
+    "window; CUDA runs the standard dialect best"
+)
+
+
+def rewrite(model: ir.Model) -> dict[str, Lowered]:
+    """Return the graphs of the dialect: for one query, for batch size 1, and for all else."""
+    if not nodes_of(model, "TensorScatter"):  # every cache in place is written by it
+        raise GraphError(NOT_FOR_CUDA)
+    prepare_masks(model)
+    attentions = attentions_of(model)
+    are_half = all(a.dtype in HALF for a in attentions)
+    for a in [] if are_half else attentions:
+        if in_place_cache(a) and (a.mask is None or window_of(model, a) is not None):
+            raise NotInHalfError
+    length = query_axis(model)
+    if not length:  # the number of queries is fixed
+        return {"": _lowered(model, "", {})}
+    graphs = {DECODE: _lowered(model, DECODE, {length: 1})}
+    batch = common_axis(model, [dims(a.query)[0] for a in attentions])
+    if batch:
+        graphs[PREFILL] = _lowered(model, PREFILL, {batch: 1})
+    tidy(model)
+    return {"": describe(model, CUDA, bound=bound_caches(model)), **graphs}
+
+
+def _lowered(model: ir.Model, phase: str, fixed: dict[str, int]) -> Lowered:
+    """Fix some axes, and lower every node that fits."""
+    graph, bound = model.clone(), bound_caches(model)
+    for axis, size in fixed.items():
+        fix_axis(graph, axis, size)
+    lowered = [lower_for_cuda(graph, node) for node in nodes_of(graph, "Attention")]
+    if not any(lowered):
+        raise GraphError(NOT_FOR_CUDA)
+    tidy(graph)
+    described = describe(graph, CUDA, phase, fixed=fixed, bound=bound)
+    file = dataclasses.replace(described.file, dtypes=narrow_inputs(graph))
+    return dataclasses.replace(described, file=file)
 
 
 def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
