@@ -11,8 +11,7 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from attn_export.runtimes.install_folder import (
@@ -60,22 +59,13 @@ for the modules that all JavaScript kits share, and files in `HARNESS`."""
 
 def install(names: Collection[str], say: Say, *, system_packages: bool = False) -> None:
     """Install runtimes, unless they are up to date."""
-    _check_node()
+    check_node()
     if NODE in names:
-        _install(home() / NODE, NODE_PACKAGE, say)
+        _install_locked(home() / NODE, NODE_PACKAGE, say)
     if set(IN_BROWSER) & set(names):
-        _install(home() / WEB, WEB_PACKAGE, say)
+        _install_locked(home() / WEB, WEB_PACKAGE, say)
         if _missing_browser():
             _install_chromium(say, system_packages=system_packages)
-
-
-def install_release(folder: Path, package: str, version: str, say: Say) -> None:
-    """Install another release of a package, with the program of the runtime."""
-    _check_node()
-    _install(folder, package, say, version)
-    for libraries in (folder / "node_modules" / package / "bin").glob("*/*"):
-        if libraries.name != sys.platform:  # 200 MB for other systems
-            shutil.rmtree(libraries)
 
 
 def chromium() -> str | None:
@@ -114,8 +104,11 @@ def _program_files(package: str) -> dict[str, Path]:
     )
 
 
-def _install(folder: Path, package: str, say: Say, version: str | None = None) -> None:
-    """Replace an installation unless it is up to date; without `version`, by the lock file."""
+def install_program(folder: Path, package: str, add_packages: Callable[[Path], None]) -> None:
+    """Replace an installation unless it is up to date.
+
+    `add_packages`: A function that gets the new folder, with the program and the lock file in it.
+    """
     files = _program_files(package)
     sources = digest(files.values())
     if stamp_of(folder) == sources:
@@ -124,41 +117,34 @@ def _install(folder: Path, package: str, say: Say, version: str | None = None) -
         for name, source in files.items():
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, new / name)
-        if version is None:
-            _install_locked(new, folder, say)
-        else:
-            _install_version(new, folder.name, package, version, say)
+        add_packages(new)
 
 
-def _install_locked(new: Path, old: Path, say: Say) -> None:
+def _install_locked(folder: Path, package: str, say: Say) -> None:
     """Install the packages of the lock file; take them from the old folder if it has the same."""
-    old_lock, packages = old / LOCK, old / "node_modules"
-    is_same = old_lock.is_file() and old_lock.read_bytes() == (new / LOCK).read_bytes()
-    if packages.is_dir() and is_same:
-        # Hard links, not moved files: the old folder must stay whole if this process is killed.
-        shutil.copytree(packages, new / packages.name, symlinks=True, copy_function=os.link)
-        return
-    _npm("ci", new, old.name, say)
+    old_lock, packages = folder / LOCK, folder / "node_modules"
+
+    def add(new: Path) -> None:
+        is_same = old_lock.is_file() and old_lock.read_bytes() == (new / LOCK).read_bytes()
+        if packages.is_dir() and is_same:
+            # Hard links, not moved files: the old folder must stay whole if this process is killed.
+            shutil.copytree(packages, new / packages.name, symlinks=True, copy_function=os.link)
+        else:
+            npm("ci", new, folder.name, say)
+
+    install_program(folder, package, add)
 
 
-def _install_version(folder: Path, name: str, package: str, version: str, say: Say) -> None:
-    """Install a version of a package without a lock file; messages call the folder `name`."""
-    (folder / LOCK).unlink()
-    path = folder / "package.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    content["dependencies"] |= {package: version}
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    _npm("install", folder, name, say)
-
-
-def _npm(command: str, folder: Path, name: str, say: Say) -> None:
+def npm(command: str, folder: Path, name: str, say: Say) -> None:
+    """Run a command of npm in a folder, which messages call `name`."""
     say(f"npm {command} for {name}")
     # Without scripts: that of onnxruntime-node only downloads libraries for CUDA.
     arguments = ["npm", command, "--ignore-scripts", "--no-audit", "--no-fund"]
     run_command(arguments, f"npm {command} failed for {name}", ERROR, folder)
 
 
-def _check_node() -> None:
+def check_node() -> None:
+    """Raise InstallError unless Node.js and npm are here and new enough."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         raise InstallError(NODE_MISSING)
     completed = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
+from pathlib import Path
 
 from attn_export.errors import UsageError
 from attn_export.parts.sweeps.release import MARK, NPM, VERSION, WHEELS, Release, release_of
-from attn_export.runtimes import javascript
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install import pip
 from attn_export.runtimes.install_folder import Say, new_installation, pip_command, run_command
+from attn_export.runtimes.javascript import LOCK, check_node, install_program, npm
 
 
 def install(name: str, say: Say) -> None:
@@ -22,8 +24,7 @@ def install(name: str, say: Say) -> None:
     if not release.unavailable():
         return
     if release.npm_package:
-        version = release.measured
-        javascript.install_release(release.folder, release.npm_package, version, say)
+        _install_npm(release, say)
         return
     wheels = [f"{package}=={release.measured}" for package in release.wheels]
     say(f"installing {', '.join(wheels)} …")
@@ -31,6 +32,25 @@ def install(name: str, say: Say) -> None:
         # Without dependencies: numpy and others are those of this environment.
         options = ("--quiet", "--target", str(new), "--no-deps", "--only-binary=:all:")
         pip("install", *options, *wheels)
+
+
+def _install_npm(release: Release, say: Say) -> None:
+    """Install a release of an npm package, with the program of the runtime."""
+    package = release.npm_package
+
+    def add(new: Path) -> None:
+        (new / LOCK).unlink()
+        path = new / "package.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["dependencies"] |= {package: release.measured}
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        npm("install", new, release.folder.name, say)
+        for libraries in (new / "node_modules" / package / "bin").glob("*/*"):
+            if libraries.name != sys.platform:  # 200 MB for other systems
+                shutil.rmtree(libraries)
+
+    check_node()
+    install_program(release.folder, package, add)
 
 
 def published(base: str) -> list[str]:

@@ -22,7 +22,7 @@ BAD = [
     ("ort-cpu==1.25.1.dev1", "is not a version"),
     ("ort-cpu==1.25.1 --index-url=x", "is not a version"),
     ("ort-cpu==" + "1" * 50, "is not a version"),
-    ("ort-cpu@haswell==1.25.1", "unknown CPU"),
+    ("ort-cpu@haswell==1.25.1", "unknown (CPU|runtime)"),
     ("nothing==1.0", "unknown runtime"),
 ]
 
