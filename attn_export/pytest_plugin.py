@@ -76,9 +76,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         raise pytest.UsageError(
             f"{metafunc.definition.nodeid} uses parity_case and needs @pytest.mark.parity(BUNDLE)"
         )
-    from attn_export.bundle import GOLDEN, read_bundle
+    from attn_export.bundle.golden import stored_cases
+    from attn_export.bundle.manifest import GOLDEN, read_bundle
     from attn_export.errors import AttnExportError
-    from attn_export.parity.golden import stored_cases
 
     bundle = _bundle_path(marker.args[0], metafunc.config)
     try:

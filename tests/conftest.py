@@ -16,7 +16,7 @@ from default_share import default_share, long_cases, shorten_cases
 from exporter_once import read_once
 from forking import fork_from_now_on, forking, run_forked, started_anew
 
-from attn_export.parity.draw import Interface
+from attn_export.cases.draw import Interface
 from attn_export.spec import AttentionSpec
 from attn_export.system_info import reuse_memory, sleep_while_waiting
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from attn_export.parity import blocks
+from attn_export.cases import blocks
 
 Items = list[pytest.Item]
 

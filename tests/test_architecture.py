@@ -28,11 +28,11 @@ FLOORS = {
     "temp_folders": 0, "output_folder": 0, "code_templates": 0,
     "quantiser": 0,
     "attention/": 1, "weights/": 1, "graph/": 1, "runtimes/": 1,
-    "parity/__init__": 0, "parity/blocks": 1, "parity/conditions": 1, "parity/contents": 1,
-    "parity/cover": 1, "parity/draw": 1, "parity/fixed_cases": 1, "parity/golden": 1,
-    "parity/influence": 1,
-    "parity/mask_contents": 1, "parity/measures": 0,
-    "parity/plan": 1, "parity/roles": 1,
+    "parity/__init__": 0, "cases/blocks": 1, "cases/conditions": 1, "cases/contents": 1,
+    "cases/cover": 1, "cases/draw": 1, "cases/fixed_cases": 1, "bundle/golden": 1,
+    "cases/influence": 1,
+    "cases/mask_contents": 1, "measures": 0,
+    "cases/plan": 1, "cases/roles": 1,
     "bundle": 2,
     "export/__init__": 2, "export/user_scales": 2, "export/input_function": 2,
     "export/module_state": 2,
@@ -40,9 +40,9 @@ FLOORS = {
     "export/subject_checks": 2, "export/trees": 2, "user_module": 3,
     "runtimes/decode_": 3,
     "export/": 3, "parity/": 3, "source_location": 1,
-    "diagnose/": 4, "diagnose/explanation": 2, "diagnose/eager_values": 2,
-    "diagnose/attention_steps": 1, "diagnose/contrib_operators": 1, "diagnose/evaluate": 1,
-    "diagnose/misreadings": 1, "diagnose/__init__": 1,
+    "explain/": 4, "explain/explanation": 2, "explain/eager_values": 2,
+    "float64/attention_steps": 1, "float64/contrib_operators": 1, "float64/evaluate": 1,
+    "float64/misreadings": 1, "explain/__init__": 1,
     "report/": 4,
     "jobs/": 5,
     "cli/": 7, "pytest_plugin": 6, "parts/__init__": -3, "parts/": 8, "parts/sweeps/": 9,
@@ -50,11 +50,11 @@ FLOORS = {
 }  # fmt: skip
 
 WITH_TORCH = (
-    "attention/", "weights/", "user_module", "export/", "parity/float64_mode",
-    "parity/activation_ties", "parity/cache_quotients",
-    "parity/decisions", "parity/graph_oracle", "parity/near_ties", "parity/notes", "parity/oracle",
-    "parity/operations",
-    "parity/quality_oracle", "parity/rounding", "parity/ties",
+    "attention/", "weights/", "user_module", "export/", "truth/float64_mode",
+    "truth/activation_ties", "truth/cache_quotients",
+    "truth/decisions", "truth/graph_oracle", "truth/near_ties", "truth/notes", "truth/oracle",
+    "truth/operations",
+    "truth/quality_oracle", "truth/rounding", "truth/ties",
     "parts/benchmarks/peers", "runtimes/pytorch",
 )  # fmt: skip
 
@@ -74,8 +74,8 @@ ONLY_IN = {
     "matplotlib": ("parts/benchmarks/bench_chart",),
     "jinja2": ("code_templates", "report/html"),
     "onnx.reference": (
-        "diagnose/contrib_operators",
-        "diagnose/evaluate",
+        "float64/contrib_operators",
+        "float64/evaluate",
         "graph/lower/mask_values",
         "runtimes/onnx_reference",
     ),
@@ -97,7 +97,7 @@ ONLY_IN = {
 """Prefixes of the files that may import a package, anywhere in the file."""
 
 
-SHIPPED_IMPORTER = "parity/rule"
+SHIPPED_IMPORTER = "rule"
 """The file that the Python kit ships beside one that it imports, in a package of another name."""
 
 
@@ -219,8 +219,8 @@ def test_a_package_is_imported_only_where_it_belongs(package):
         ("attn_export.parts.probe.probe", "torch numpy onnx onnx_ir onnxruntime rich"),
         ("attn_export.parts.probe.run_probes", "torch onnx onnx_ir onnxruntime"),
         ("attn_export.report.terminal", "torch numpy onnx"),
-        ("attn_export.parity.replay", "torch onnx onnxruntime"),
-        ("attn_export.parity.oracle", "attn_export.weights attn_export.diagnose.evaluate"),
+        ("attn_export.judge.replay", "torch onnx onnxruntime"),
+        ("attn_export.truth.oracle", "attn_export.weights attn_export.float64.evaluate"),
     ],
 )
 def test_a_module_starts_without_what_it_does_not_need(module, without):

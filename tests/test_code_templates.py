@@ -21,7 +21,7 @@ from attn_export.code_templates import (
     render,
     to_json,
 )
-from attn_export.diagnose.reproduce import TEMPLATE
+from attn_export.explain.reproduce import TEMPLATE
 
 HOSTILE = [
     "plain", "", " ", "a'b", 'my "best" layer', '"""', "'''", "\\", "a\\", "\\n", "line\nbreak",

@@ -226,7 +226,7 @@ def test_the_usual_export_turns_a_fully_masked_row_into_an_average():
 def test_a_fully_masked_row_is_0_in_eager_in_the_truth_and_on_every_runtime(
     mask: str, tmp_path: Path
 ):
-    from attn_export.parity.golden import read_golden
+    from attn_export.bundle.golden import read_golden
     from attn_export.tensorfile import read_tensors
 
     spec = small_spec(attn_mask=mask, attn_weights=True)
@@ -316,7 +316,7 @@ def test_a_module_with_dropout_passes_in_eval_mode(tmp_path: Path):
 
 
 def test_most_cases_have_batches_over_1(bundle: Path):
-    from attn_export.parity.golden import read_golden
+    from attn_export.bundle.golden import read_golden
 
     goldens = read_golden(bundle / "golden")
     batches = [golden.case.sizes["batch"] for golden in goldens]

@@ -10,9 +10,9 @@ from conftest import ROOT, interface_of
 from shared import extended
 
 from attn_export import AttentionSpec, build, verify
-from attn_export.bundle import read_bundle
+from attn_export.bundle.manifest import read_bundle
+from attn_export.cases.plan import plan_cases
 from attn_export.jobs.check import check
-from attn_export.parity.plan import plan_cases
 
 SPECS = sorted((ROOT / "models").glob("*.toml"))
 LARGE = {"llama-3-8b", "falcon-7b", "gpt-oss-20b", "mistral-7b", "phi-3-mini"}

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from attn_export.cli import run
 from attn_export.errors import UsageError
-from attn_export.user_module import load_subject
+from attn_export.export.user_module import load_subject
 
 GOOD = """
 import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attn_export.bundle import failed_folder
+from attn_export.bundle.manifest import failed_folder
 from attn_export.cli.options import (
     PATH,
     SIZE,
@@ -156,7 +156,7 @@ class _BuildInput:
     def read(self) -> AttentionSpec | Callable[[], Subject]:
         """Read the spec, or return a function that imports torch and makes the subject."""
         if self.module:
-            from attn_export.user_module import check_reference, load_subject
+            from attn_export.export.user_module import check_reference, load_subject
 
             check_reference(self.module)
             return functools.partial(load_subject, self.module)

@@ -31,7 +31,7 @@ def sign_command(bundle: Path, key: Path | None, sigstore: bool, quiet: bool) ->
     The signature is BUNDLE/model.sig; `verify --trust` checks it. Exit code 7 if the bundle is
     damaged, or has files that its manifest does not list.
     """
-    from attn_export.bundle import SIGNATURE
+    from attn_export.bundle.manifest import SIGNATURE
     from attn_export.jobs.sign import sign
 
     if (key is None) != sigstore:

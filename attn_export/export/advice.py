@@ -10,9 +10,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from attn_export.cases.draw import Sizes
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
-from attn_export.parity.draw import Sizes
 from attn_export.source_location import branching_line, line_in, line_of
 
 if TYPE_CHECKING:

@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from attn_export.errors import ExportError, one_line
-from attn_export.export.subject import Subject
-from attn_export.parity.draw import (
+from attn_export.cases.draw import (
     MAX_SIZE,
     Interface,
     Sizes,
@@ -25,7 +23,9 @@ from attn_export.parity.draw import (
     by_role,
     terms_of,
 )
-from attn_export.parity.plan import covering_sizes
+from attn_export.cases.plan import covering_sizes
+from attn_export.errors import ExportError, one_line
+from attn_export.export.subject import Subject
 
 MOST_NARROWED = 8
 """The number of sizes that are tried at each end of those outside the range of a program."""

@@ -23,6 +23,7 @@ from torch.export import Dim, ExportedProgram
 from attn_export.attention import Attention
 from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
 from attn_export.attention.positions import NARROW
+from attn_export.cases.draw import MAX_SIZE
 from attn_export.errors import ExportError, printable
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
 from attn_export.export.module_state import copy_module, preserve_state
@@ -36,7 +37,6 @@ from attn_export.export.translations import (
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import store_in_narrow_types
-from attn_export.parity.draw import MAX_SIZE
 
 if TYPE_CHECKING:
     from attn_export.export.kept_state import Kept

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from torch.export import ExportedProgram
 
+from attn_export.cases.draw import Sizes, is_within
 from attn_export.export.subject import Subject
-from attn_export.parity.draw import Sizes, is_within
 
 SIZE = re.compile(r"L((?:\['?[^\]]+'?\])+)\.size\(\)\[(\d+)\]")
 """An expression for a size of an input in the code of a guard."""

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
-from attn_export.export.trees import InputTree, read_axes, to_numpy
-from attn_export.parity.draw import (
+from attn_export.cases.draw import (
     TRACED_SIZES,
     Bounds,
     FunctionInputs,
@@ -27,6 +25,8 @@ from attn_export.parity.draw import (
     generator,
     seed_of,
 )
+from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
+from attn_export.export.trees import InputTree, read_axes, to_numpy
 from attn_export.source_location import line_of
 from attn_export.spec import Input
 from attn_export.tensorfile import ArrayDict

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from attn_export.cases.draw import clamp_sizes, may_try
 from attn_export.export.module_state import preserve_state
 from attn_export.export.subject import Subject
-from attn_export.parity.draw import clamp_sizes, may_try
 
 Kept = list[tuple[nn.Module, str]]
 """Submodules, each with the name of an attribute or buffer that holds a tensor."""

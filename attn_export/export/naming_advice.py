@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from attn_export.cases.draw import add_sums
 from attn_export.errors import ExportError, UsageError
-from attn_export.parity.draw import add_sums
 
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject

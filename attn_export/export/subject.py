@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_map_only
 
 from attn_export.attention import Attention, seeded_attention
 from attn_export.attention.positions import NARROW
+from attn_export.cases.draw import TRACED_SIZES, Interface, add_sums, bounds, draw_inputs, may_try
+from attn_export.cases.plan import Plan, plan_cases
 from attn_export.errors import ExportError, one_line
 from attn_export.export import subject_checks
 from attn_export.export.module_state import preserve_state, quantise_by_spec, weights_of_graph
@@ -30,14 +32,12 @@ from attn_export.export.trees import (
     to_torch,
 )
 from attn_export.graph.checked_graph import Expected
-from attn_export.parity.draw import TRACED_SIZES, Interface, add_sums, bounds, draw_inputs, may_try
-from attn_export.parity.plan import Plan, plan_cases
 from attn_export.spec import AttentionSpec, Input, Shape
 
 if TYPE_CHECKING:
+    from attn_export.cases.draw import Sizes
     from attn_export.export.input_function import InputFunction
     from attn_export.export.user_scales import Calibration
-    from attn_export.parity.draw import Sizes
 
 
 class Subject:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from attn_export.cases.draw import Bounds, Sizes
 from attn_export.errors import ExportError, UsageError, printable
-from attn_export.parity.draw import Bounds, Sizes
 from attn_export.schema import CACHES, MOST_BYTES, EndName
 from attn_export.spec import Input
 from attn_export.spec.inputs import Roles

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attn_export.cases.draw import Sizes, draw_inputs
+from attn_export.cases.roles import Trial, find_roles
 from attn_export.errors import AttnExportError
 from attn_export.export.trees import to_numpy, to_torch
-from attn_export.parity.draw import Sizes, draw_inputs
-from attn_export.parity.roles import Trial, find_roles
 from attn_export.spec.inputs import Roles
 from attn_export.tensorfile import ArrayDict
 

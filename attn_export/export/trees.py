@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from attn_export.cases.draw import MAX_SIZE, Bounds, Sizes, add_sums
 from attn_export.errors import UsageError, counted
-from attn_export.parity.draw import MAX_SIZE, Bounds, Sizes, add_sums
 from attn_export.spec import Shape
 from attn_export.tensorfile import numpy_dtype
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle import failed_folder
+from attn_export.bundle.manifest import failed_folder
 from attn_export.errors import AttnExportError, UsageError
 from attn_export.results import Report
 from attn_export.temp_folders import scratch

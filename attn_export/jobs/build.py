@@ -8,11 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.bundle import GOLDEN, PAGE, REPORT, SPEC, dimensions, staging, write_manifest
+from attn_export.bundle.manifest import (
+    GOLDEN,
+    PAGE,
+    REPORT,
+    SPEC,
+    dimensions,
+    staging,
+    write_manifest,
+)
 from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
 from attn_export.jobs import bundle_graphs
-from attn_export.parity.gate import Gate, cpu_notes
+from attn_export.judge.gate import Gate, cpu_notes
 from attn_export.quality import Budget, Quality, parse_budgets
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
@@ -198,8 +206,8 @@ class _Work:
         self.options.progress.phase("exporting")
         from attn_export.export.export import export
         from attn_export.jobs.golden_vectors import write_quality_of
-        from attn_export.parity.judge import undetermined_note
-        from attn_export.parity.replay import buffers_note, judge_pool
+        from attn_export.judge.judge import undetermined_note
+        from attn_export.judge.replay import buffers_note, judge_pool
 
         exported = export(subject)
 
@@ -230,10 +238,10 @@ class _Work:
 
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
+        from attn_export.bundle.golden import fixed_note, tried_note
         from attn_export.jobs.golden_vectors import golden_vectors
-        from attn_export.parity.golden import fixed_note, tried_note
-        from attn_export.parity.notes import truth_notes
-        from attn_export.parity.oracle import Oracle
+        from attn_export.truth.notes import truth_notes
+        from attn_export.truth.oracle import Oracle
 
         plan, oracle = subject.plan(), Oracle(subject)
         spec = subject.spec  # only our own layers have whole decodes, which need the axes

@@ -160,7 +160,7 @@ def manifest_of(
         "outputs": output_signatures(subject, dtypes),
         "weights": "linear weights are stored [in, out], as MatMul reads them",
     }
-    from attn_export.parity.draw import MAX_SIZE
+    from attn_export.cases.draw import MAX_SIZE
 
     interface, caches = subject.interface(), dict(subject.roles.caches)
     for graph in graphs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from attn_export.bundle import MANIFEST, graph_files, read_manifest, shapes_of
+from attn_export.bundle.manifest import MANIFEST, graph_files, read_manifest, shapes_of
 from attn_export.graph.checked_graph import CheckFinding, Expected, expected_of
 from attn_export.graph.checks import check_graph
 from attn_export.runtimes.child import limited

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle import GOLDEN, dimensions, staging
+from attn_export.bundle.manifest import GOLDEN, dimensions, staging
 from attn_export.errors import AttnExportError, printable
 from attn_export.jobs.compared_graph import ComparedGraph, write_bundle
-from attn_export.parity.gate import Gate, cpu_notes
+from attn_export.judge.gate import Gate, cpu_notes
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, Golden, Report
 from attn_export.runtimes.pool import Pool, Selection
@@ -23,8 +23,8 @@ from attn_export.system_info import check_installed, environment
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
-    from attn_export.diagnose.eager_values import ValueReference
-    from attn_export.diagnose.explanation import Explanation
+    from attn_export.explain.eager_values import ValueReference
+    from attn_export.explain.explanation import Explanation
     from attn_export.export.subject import Subject
     from attn_export.graph.signature_check import TensorNames
     from attn_export.jobs.reference import Reference
@@ -153,10 +153,10 @@ class _Comparison:
 
     def _golden(self) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases and run them; return them with their truth, and notes for the report."""
+        from attn_export.bundle.golden import tried_note
+        from attn_export.cases.plan import plan_cases
         from attn_export.graph.requirements import least_eps, precision_notes
         from attn_export.jobs.golden_vectors import golden_vectors
-        from attn_export.parity.golden import tried_note
-        from attn_export.parity.plan import plan_cases
 
         reference, model = self.reference, self.compared.model
         oracle = reference.oracle(least_eps(model))
@@ -197,8 +197,8 @@ class _Comparison:
 
     def judge(self, gate: Gate) -> tuple[list[Golden], Report]:
         """Run and judge all cases; return them with their truth, and the report."""
-        from attn_export.parity.judge import undetermined_note
-        from attn_export.parity.replay import judge_pool
+        from attn_export.judge.judge import undetermined_note
+        from attn_export.judge.replay import judge_pool
 
         goldens, notes = self._golden()
         runs, verdicts = judge_pool(self.pool, goldens, self.axes(), gate, self.progress.advance)
@@ -245,7 +245,7 @@ class _Comparison:
 
     def bundle(self, report: Report, goldens: Sequence[Golden]) -> ValueReference:
         """Complete the bundle, and return the source of correct values for `explain`."""
-        from attn_export.diagnose.eager_values import ValueReference
+        from attn_export.explain.eager_values import ValueReference
         from attn_export.graph.load import load_proto
 
         compared, path, reference = self.compared, self.compared.path, self.reference

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle import PAGE, REPORT, write_manifest
+from attn_export.bundle.manifest import PAGE, REPORT, write_manifest
 from attn_export.errors import UsageError, printable
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.bundle import GOLDEN, read_bundle, shapes_of
-from attn_export.diagnose.eager_values import ValueReference
-from attn_export.diagnose.explanation import Cause, Explanation
+from attn_export.bundle.golden import stored_cases
+from attn_export.bundle.manifest import GOLDEN, read_bundle, shapes_of
 from attn_export.errors import RuntimeFailure, UsageError, counted
-from attn_export.parity.golden import stored_cases
+from attn_export.explain.eager_values import ValueReference
+from attn_export.explain.explanation import Cause, Explanation
 from attn_export.report.progress import Progress
 from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.catalogue import runtime
@@ -23,10 +23,10 @@ from attn_export.runtimes.protocol import Limits, Options, Runtime, known_limit
 from attn_export.schema import Manifest
 
 if TYPE_CHECKING:
-    from attn_export.diagnose.experiments import KindedExperiment
-    from attn_export.diagnose.graph_evaluation import EvaluatedGraph
-    from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner
-    from attn_export.diagnose.pattern import Pattern
+    from attn_export.explain.experiments import KindedExperiment
+    from attn_export.explain.graph_evaluation import EvaluatedGraph
+    from attn_export.explain.graph_run import GoldenCase, GraphRun, GraphRunner
+    from attn_export.explain.pattern import Pattern
 
 SECONDS = 45.0
 """The default time after which no further mistake, experiment or smaller case is tried."""
@@ -56,9 +56,9 @@ def explain(
     progress: Progress | None = None,
 ) -> Explanation:
     """Return an explanation for the first graph of a bundle with which a runtime fails cases."""
-    from attn_export.diagnose.causes import quality_sentences
-    from attn_export.diagnose.graph_run import golden_cases
-    from attn_export.diagnose.reproduce import check_folder
+    from attn_export.explain.causes import quality_sentences
+    from attn_export.explain.graph_run import golden_cases
+    from attn_export.explain.reproduce import check_folder
 
     progress = progress or Progress()
     if math.isnan(seconds):
@@ -101,7 +101,7 @@ def _runners(
     limits: Limits | None,
     graph: Path | None,
 ) -> Iterator[GraphRunner]:
-    from attn_export.diagnose.graph_run import GraphRunner, graph_files_to_examine
+    from attn_export.explain.graph_run import GraphRunner, graph_files_to_examine
     from attn_export.graph.load import load_proto
 
     if graph is not None:
@@ -165,7 +165,7 @@ class _ExplainJob:
         self, runner: GraphRunner, trial: GraphRun, output: Path | None
     ) -> Explanation:
         """Explain a failing run: no outputs, outputs of other names or shapes, or wrong values."""
-        from attn_export.diagnose.causes import wrong_signature
+        from attn_export.explain.causes import wrong_signature
 
         base = Explanation(
             runner.runtime.name, runner.graph_file.name, runner.options, "did not run",
@@ -190,8 +190,8 @@ class _ExplainJob:
         self, base: Explanation, runner: GraphRunner, trial: GraphRun, output: Path | None
     ) -> Explanation:
         """Explain wrong values, by evaluating the graph in float64 and by experiments."""
-        from attn_export.diagnose import fault_attribution, graph_evaluation, node_differences
-        from attn_export.diagnose.causes import Observations, causes
+        from attn_export.explain import fault_attribution, graph_evaluation, node_differences
+        from attn_export.explain.causes import Observations, causes
 
         self.progress.phase("evaluating the graphs in float64")
         cases = graph_evaluation.choose_cases(trial)
@@ -251,7 +251,7 @@ class _ExplainJob:
     def _experiments(
         self, runner: GraphRunner, trial: GraphRun, right: EvaluatedGraph | None, *, within: bool
     ) -> Iterator[KindedExperiment]:
-        from attn_export.diagnose.experiments import (
+        from attn_export.explain.experiments import (
             rerun_in_runtime,
             run_elsewhere,
             run_scaled_inputs,
@@ -269,7 +269,7 @@ class _ExplainJob:
         )
 
     def _pattern(self, trial: GraphRun) -> Pattern:
-        from attn_export.diagnose.pattern import pattern_of
+        from attn_export.explain.pattern import pattern_of
 
         return pattern_of(trial, shapes_of(self.manifest.outputs))
 
@@ -282,8 +282,8 @@ class _ExplainJob:
         output: Path | None,
     ) -> Explanation:
         """Add the smallest case that still fails, and write the reproduction to `output`."""
-        from attn_export.diagnose.experiments import shrink_case
-        from attn_export.diagnose.reproduce import write_folder
+        from attn_export.explain.experiments import shrink_case
+        from attn_export.explain.reproduce import write_folder
 
         self.progress.phase("looking for the smallest case")
         axes = shapes_of(self.manifest.inputs)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from attn_export.errors import AttnExportError, counted
 from attn_export.interruption import ctrl_c_raises
-from attn_export.parity.judge import TIES, TIES_ADVICE
+from attn_export.judge.judge import TIES, TIES_ADVICE
 from attn_export.report.progress import Progress
 from attn_export.results import Report, Verdict
 
 if TYPE_CHECKING:
-    from attn_export.diagnose.eager_values import ValueReference
+    from attn_export.explain.eager_values import ValueReference
 
 SECONDS = 20.0
 """The time after which no further experiment is started, so that failed tests end soon."""

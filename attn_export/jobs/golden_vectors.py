@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attn_export.bundle.golden import Start
+from attn_export.cases.influence import CLEARLY, check_influence, find_influence
+from attn_export.cases.mask_contents import MASKS
 from attn_export.errors import ExportError, UsageError, counted, first_few
-from attn_export.parity.golden import Start
-from attn_export.parity.influence import CLEARLY, check_influence, find_influence
-from attn_export.parity.mask_contents import MASKS
 from attn_export.quality import Budget, Quality
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, CHANGED, Case, Golden
 from attn_export.spec.low_precision import BY_BLOCK, FLOAT16
 
 if TYPE_CHECKING:
+    from attn_export.cases.plan import Plan
     from attn_export.export.subject import Subject
     from attn_export.graph.signature_check import TensorNames
-    from attn_export.parity.allowed import TruthSource
-    from attn_export.parity.plan import Plan
     from attn_export.spec import AttentionSpec
+    from attn_export.truth.allowed import TruthSource
 
 
 def golden_vectors(
@@ -48,7 +48,7 @@ def golden_vectors(
     Returns:
         The cases with their truth, under the graph's names; and notes for the reader of a report.
     """
-    from attn_export.parity.golden import write_index, write_inputs, write_outputs
+    from attn_export.bundle.golden import write_index, write_inputs, write_outputs
 
     computed, usable, notes = _usable_cases(
         plan, oracle, is_own_layer=is_own_layer, has_narrow_dtypes=has_narrow_dtypes
@@ -242,10 +242,10 @@ def write_quality_of(
     spec = subject.spec
     if spec is None or not (spec.quantised_weights or spec.kv_dtype != "none"):
         return None
-    from attn_export.parity.quality_vectors import quality_cases, write_quality
+    from attn_export.bundle.quality_vectors import quality_cases, write_quality
 
     if _has_float_model(subject):
-        from attn_export.parity.quality_oracle import measure_quality
+        from attn_export.truth.quality_oracle import measure_quality
 
         numbers = quality_cases([g.case for g in goldens], without_past=spec.kv_dtype != "none")
         quality, floats = measure_quality(subject, [goldens[number] for number in numbers], budgets)

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.bundle import GOLDEN, MANIFEST, bundle_spec, graph_files, read_bundle
+from attn_export.bundle.golden import read_index
+from attn_export.bundle.manifest import GOLDEN, MANIFEST, bundle_spec, graph_files, read_bundle
 from attn_export.code_templates import render
 from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGHTS
 from attn_export.errors import UsageError
 from attn_export.output_folder import replaceable, replacement_of, write_errors
-from attn_export.parity.golden import read_index
-from attn_export.parity.rule import beyond_limit
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, WHOLE_DECODE, GraphFile
+from attn_export.rule import beyond_limit
 from attn_export.runtimes.install_folder import KITS
 from attn_export.schema import Allowed, CaseEntry, GoldenIndex, Manifest, TensorSignature
 from attn_export.spec import AttentionSpec

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_export import system_info
-from attn_export.bundle import bundle_spec
+from attn_export.bundle.golden import GoldenEvidence, Start, write_inputs
+from attn_export.bundle.manifest import bundle_spec
 from attn_export.dialect_names import MODEL
 from attn_export.errors import BundleError, UsageError, counted
-from attn_export.parity.differences import Difference, compare_cases, judge_stored
-from attn_export.parity.golden import GoldenEvidence, Start, write_inputs
+from attn_export.judge.differences import Difference, compare_cases, judge_stored
 from attn_export.quality import Quality
 from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, StoredCase
@@ -40,7 +40,7 @@ class Truth:
         system_info.check_installed("torch")
         progress.phase("importing torch")
         if module is not None:
-            from attn_export.user_module import load_subject
+            from attn_export.export.user_module import load_subject
 
             self.subject = load_subject(module)
         elif (spec := bundle_spec(folder, manifest)) is not None:
@@ -54,7 +54,7 @@ class Truth:
             )
         self.progress = progress
         _check_names(self.subject, manifest, module)
-        from attn_export.parity.oracle import Oracle
+        from attn_export.truth.oracle import Oracle
 
         self._oracle = Oracle(self.subject)
 
@@ -149,8 +149,8 @@ class Truth:
         return goldens
 
     def _case(self, text: str) -> Case:
-        from attn_export.parity.draw import concrete_shape
-        from attn_export.parity.plan import random_case
+        from attn_export.cases.draw import concrete_shape
+        from attn_export.cases.plan import random_case
         from attn_export.spec.inputs import PAST
 
         subject, bounds = self.subject, self.subject.interface().all_bounds

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attn_export.cases.draw import Interface, add_sums, axis_names, draw_inputs, may_try
+from attn_export.cases.roles import Trial, find_roles
 from attn_export.errors import GraphError, UsageError, printable
 from attn_export.graph.axis_relations import Misfit, terms_of
-from attn_export.parity.draw import Interface, add_sums, axis_names, draw_inputs, may_try
-from attn_export.parity.roles import Trial, find_roles
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
 from attn_export.spec.inputs import Roles
 
 if TYPE_CHECKING:
-    from attn_export.diagnose.evaluate import Evaluation
-    from attn_export.parity.draw import Sizes
+    from attn_export.cases.draw import Sizes
+    from attn_export.float64.evaluate import Evaluation
 
 Notes = tuple[str, ...]
 
@@ -78,8 +78,8 @@ def read_reference(
 def _of_module(module: Any, seed: int) -> Reference:
     from attn_export.export.subject import Subject
     from attn_export.export.subject_checks import output_dtypes
-    from attn_export.parity.notes import truth_notes
-    from attn_export.parity.oracle import Oracle
+    from attn_export.truth.notes import truth_notes
+    from attn_export.truth.oracle import Oracle
 
     subject = Subject.from_spec(module, seed=seed) if isinstance(module, AttentionSpec) else module
     if not isinstance(subject, Subject):
@@ -98,8 +98,8 @@ def _of_module(module: Any, seed: int) -> Reference:
 def _of_graph(
     path: Path, ranges: Mapping[str, tuple[int, int]], relations: Mapping[str, str]
 ) -> Reference:
-    from attn_export.diagnose.evaluate import Evaluation
     from attn_export.export.trees import infer_output_shapes
+    from attn_export.float64.evaluate import Evaluation
     from attn_export.graph.axis_relations import find_relations
     from attn_export.graph.load import inlined, load_model
     from attn_export.graph.ranges import (
@@ -110,7 +110,7 @@ def _of_graph(
         weight_count,
     )
     from attn_export.graph.signature_check import dtype_name
-    from attn_export.parity.graph_oracle import GraphOracle
+    from attn_export.truth.graph_oracle import GraphOracle
 
     model = inlined(load_model(path))
     inputs, known_sums, notes = described_inputs(model, ranges)
@@ -205,7 +205,7 @@ class _GraphRuns:
 
     def misfit(self, sizes: Sizes) -> Misfit | None:
         """Return the shapes that do not fit each other at some sizes, of operands or outputs."""
-        from attn_export.diagnose.evaluate import NotComputedError
+        from attn_export.float64.evaluate import NotComputedError
 
         nodes = self.evaluation.nodes
         try:

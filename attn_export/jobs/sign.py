@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from attn_export.bundle import MANIFEST, SIGNATURE, read_bundle
+from attn_export.bundle.manifest import MANIFEST, SIGNATURE, read_bundle
 from attn_export.errors import BundleError, UsageError
 from attn_export.jobs.signature_file import check_covers, check_names, digest_of, read_signature
 from attn_export.output_folder import write_errors, write_whole

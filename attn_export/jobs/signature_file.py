@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from attn_export.bundle import SIGNATURE
+from attn_export.bundle.manifest import SIGNATURE
 from attn_export.errors import BundleError, printable
 from attn_export.output_folder import entries, sha256
 from attn_export.schema import Digest, FileName, Text

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 from model_signing import hashing, manifest, signing, verifying
 from model_signing._hashing.hashing import Digest  # private: pyproject.toml pins the version
 
-from attn_export.bundle import SIGNATURE
+from attn_export.bundle.manifest import SIGNATURE
 from attn_export.errors import BundleError, UsageError, one_line, printable
 from attn_export.jobs.signature_file import SignatureFile, read_signature
 from attn_export.temp_folders import scratch

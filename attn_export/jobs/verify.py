@@ -7,7 +7,16 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from attn_export.bundle import (
+from attn_export.bundle.golden import (
+    GoldenEvidence,
+    Start,
+    check_evidence,
+    read_golden,
+    stored_cases,
+    tried_note,
+    with_inputs,
+)
+from attn_export.bundle.manifest import (
     GOLDEN,
     SPEC,
     dimensions,
@@ -18,20 +27,11 @@ from attn_export.bundle import (
     shapes_of,
     spec_text,
 )
+from attn_export.bundle.quality_vectors import claim_notes, read_quality
 from attn_export.dialect_names import MODEL
 from attn_export.errors import UsageError
 from attn_export.jobs.sign import Trust, signed_files, state_of
-from attn_export.parity.gate import Gate, apply_baseline, cpu_notes, read_baseline, write_baseline
-from attn_export.parity.golden import (
-    GoldenEvidence,
-    Start,
-    check_evidence,
-    read_golden,
-    stored_cases,
-    tried_note,
-    with_inputs,
-)
-from attn_export.parity.quality_vectors import claim_notes, read_quality
+from attn_export.judge.gate import Gate, apply_baseline, cpu_notes, read_baseline, write_baseline
 from attn_export.quality import Budget, parse_budgets
 from attn_export.report.progress import Progress
 from attn_export.report.statements import check_statements
@@ -152,8 +152,8 @@ class _Replay:
             check_statements(folder, manifest)
             signature = signature or state_of(folder)
             facts = environment()
-            from attn_export.parity.judge import undetermined_note
-            from attn_export.parity.replay import buffers_note, judge_pool
+            from attn_export.judge.judge import undetermined_note
+            from attn_export.judge.replay import buffers_note, judge_pool
 
             runs, verdicts = judge_pool(
                 pool, evidence.goldens, axes, self.gate, self.progress.advance
@@ -191,7 +191,7 @@ class _Replay:
             goldens, cases = truth.random_cases(self.sizes, place)
             self.progress.expect(start(cases))
             return GoldenEvidence(goldens)
-        from attn_export.parity.labels import check_labels
+        from attn_export.judge.labels import check_labels
 
         # Not by `Roles`: importing the spec would take longer than the checks.
         batch = next((axis for axis, role in manifest.roles.items() if role == "batch"), "batch")

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle import MANIFEST
+from attn_export.bundle.manifest import MANIFEST
 from attn_export.report import pictures
 from attn_export.report.tables import (
     Summary,

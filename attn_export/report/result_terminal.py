@@ -7,7 +7,7 @@ from math import isfinite
 
 from rich.console import Console
 
-from attn_export.diagnose.explanation import Explanation
+from attn_export.explain.explanation import Explanation
 from attn_export.report.tables import reproduce_command
 from attn_export.report.terminal import as_text, say
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.bundle import GOLDEN, REPORT, SPEC
+from attn_export.bundle.manifest import GOLDEN, REPORT, SPEC
 from attn_export.dialect_names import WEIGHTS
 from attn_export.errors import BundleError, printable
 from attn_export.schema import Manifest, ReportedVerdict, ReportFile, TensorSignature

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from attn_export.cases.draw import concrete_shape
 from attn_export.errors import RuntimeFailure, one_line
-from attn_export.parity.draw import concrete_shape
 from attn_export.results import GraphFile
 from attn_export.runtimes.decode_inputs import CAPACITY
 from attn_export.runtimes.ort_cpu import CPU_PROVIDER, array_of, sdk, session_options, value_on

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from attn_export.bundle import bundle_spec, graph_files, read_bundle
+from attn_export.bundle.manifest import bundle_spec, graph_files, read_bundle
+from attn_export.cases.draw import add_sums
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import BundleError, RuntimeFailure, UsageError
-from attn_export.parity.draw import add_sums
 from attn_export.results import GraphFile
 from attn_export.runtimes.decode_buffers import BoundGraph, Caches, load_session
 from attn_export.runtimes.decode_inputs import (

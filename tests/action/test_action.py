@@ -17,7 +17,7 @@ import pytest
 from composite import ActionResult, Composite
 from conftest import ROOT
 
-from attn_export.bundle import manifest_content, write_manifest
+from attn_export.bundle.manifest import manifest_content, write_manifest
 from attn_export.output_folder import sha256
 
 ACTION = ROOT / "action"

@@ -9,7 +9,7 @@ import shared
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from attn_export.bundle import manifest_content, write_manifest
+from attn_export.bundle.manifest import manifest_content, write_manifest
 from attn_export.jobs.sign import Trust, sign, signed_files
 
 PASSPHRASE = b"a passphrase"

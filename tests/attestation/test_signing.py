@@ -14,7 +14,7 @@ from attestation.keys import PASSPHRASE, key_folder, signed_bundle, signer_of
 from conftest import Cli, command
 
 from attn_export import verify
-from attn_export.bundle import MANIFEST, SIGNATURE, staging
+from attn_export.bundle.manifest import MANIFEST, SIGNATURE, staging
 from attn_export.errors import BundleError, UsageError
 from attn_export.jobs.sign import Trust, sign, signed_files
 

@@ -19,7 +19,13 @@ from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 
 from attn_export import build, verify
-from attn_export.bundle import MANIFEST, REPORT, manifest_content, read_manifest, write_manifest
+from attn_export.bundle.manifest import (
+    MANIFEST,
+    REPORT,
+    manifest_content,
+    read_manifest,
+    write_manifest,
+)
 from attn_export.errors import BundleError
 from attn_export.jobs.sign import Trust, sign, signed_files
 from attn_export.output_folder import sha256

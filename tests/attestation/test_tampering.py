@@ -15,7 +15,7 @@ import pytest
 from attestation.keys import key_folder, signed_bundle, signer_of, with_digests
 
 from attn_export import verify
-from attn_export.bundle import MANIFEST, SIGNATURE
+from attn_export.bundle.manifest import MANIFEST, SIGNATURE
 from attn_export.errors import BundleError
 from attn_export.jobs.sign import sign, state_of
 from attn_export.jobs.signature_file import check_covers, read_signature

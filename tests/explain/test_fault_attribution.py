@@ -10,10 +10,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from attn_export.diagnose.evaluate import Evaluation, NotComputedError
-from attn_export.diagnose.fault_attribution import first_lossy, known_mistakes
-from attn_export.diagnose.graph_evaluation import EvaluatedGraph, is_right_when_rounded
-from attn_export.diagnose.graph_run import GoldenCase, GraphRun, GraphRunner
+from attn_export.explain.fault_attribution import first_lossy, known_mistakes
+from attn_export.explain.graph_evaluation import EvaluatedGraph, is_right_when_rounded
+from attn_export.explain.graph_run import GoldenCase, GraphRun, GraphRunner
+from attn_export.float64.evaluate import Evaluation, NotComputedError
 from attn_export.results import Case, Golden, GraphFile
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits

@@ -10,17 +10,17 @@ from graph_faults import SPECS, bundle_of
 from shared import extended
 
 from attn_export import build
-from attn_export.bundle import read_manifest
-from attn_export.diagnose.evaluate import Evaluation
-from attn_export.diagnose.graph_evaluation import evaluate_graph
-from attn_export.diagnose.graph_run import (
+from attn_export.bundle.manifest import read_manifest
+from attn_export.explain.graph_evaluation import evaluate_graph
+from attn_export.explain.graph_run import (
     GoldenCase,
     GraphRunner,
     golden_cases,
     graph_files_to_examine,
 )
-from attn_export.diagnose.match import matches
-from attn_export.diagnose.mistake import Evidence
+from attn_export.explain.match import matches
+from attn_export.explain.mistake import Evidence
+from attn_export.float64.evaluate import Evaluation
 from attn_export.jobs.explain import explain
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits

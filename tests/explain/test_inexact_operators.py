@@ -9,14 +9,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from attn_export.diagnose.causes import Observations, causes
-from attn_export.diagnose.eager_values import ValueReference
-from attn_export.diagnose.evaluate import Evaluation
-from attn_export.diagnose.fault_attribution import KnownMistakes, first_deviation
-from attn_export.diagnose.graph_evaluation import EvaluatedGraph
-from attn_export.diagnose.graph_run import GoldenCase, GraphRunner
-from attn_export.diagnose.inexact_operators import inexact_operator
-from attn_export.diagnose.pattern import Pattern
+from attn_export.explain.causes import Observations, causes
+from attn_export.explain.eager_values import ValueReference
+from attn_export.explain.fault_attribution import KnownMistakes, first_deviation
+from attn_export.explain.graph_evaluation import EvaluatedGraph
+from attn_export.explain.graph_run import GoldenCase, GraphRunner
+from attn_export.explain.inexact_operators import inexact_operator
+from attn_export.explain.pattern import Pattern
+from attn_export.float64.evaluate import Evaluation
 from attn_export.results import Case, Golden, GraphFile
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from attn_export.diagnose.evaluate import Evaluation
-from attn_export.diagnose.in_graph import input_mistakes
-from attn_export.diagnose.input_roles import input_roles
+from attn_export.explain.in_graph import input_mistakes
+from attn_export.explain.input_roles import input_roles
+from attn_export.float64.evaluate import Evaluation
 
 B, L, P = 2, 3, 4
 SIZES: Mapping[str | int, int] = {"b": B, "t": L, "p": P, "s": P + L, 2: 2, 8: 8}

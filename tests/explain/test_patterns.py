@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attn_export.diagnose.pattern import separating_conditions
+from attn_export.explain.pattern import separating_conditions
 
 
 def cases(axis: str, sizes: list[int]) -> list[dict[str, int]]:

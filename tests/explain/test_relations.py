@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_export.diagnose.relations import relation
+from attn_export.explain.relations import relation
 
 HEADS = ("batch element", "head", "position", "channel")
 MASK = ("batch element", "head", "query", "key")

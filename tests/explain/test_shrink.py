@@ -9,7 +9,7 @@ import onnx
 from graph_surgery import Graph
 from shared import bundle_of
 
-from attn_export.diagnose.experiments import smaller_cases
+from attn_export.explain.experiments import smaller_cases
 from attn_export.jobs.explain import explain
 
 AXES = {"x": ("batch", "query_len", 4)}

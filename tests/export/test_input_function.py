@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attn_export import Subject, assert_parity, build
-from attn_export.bundle import GOLDEN
+from attn_export.bundle.golden import read_inputs, stored_cases
+from attn_export.bundle.manifest import GOLDEN
 from attn_export.errors import AttnExportError, ExportError, UsageError
 from attn_export.export.trees import Axis
-from attn_export.parity.golden import read_inputs, stored_cases
-from attn_export.user_module import load_subject
+from attn_export.export.user_module import load_subject
 
 AXES = {"x": {0: "tokens"}, "ends": {0: "sequences"}}
 

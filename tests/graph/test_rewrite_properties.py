@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from mask_texts import PADDING, parsed
 from onnx import numpy_helper
 
-from attn_export.diagnose.evaluate import Evaluation
+from attn_export.float64.evaluate import Evaluation
 from attn_export.graph.lower import DECODE, lower
 
 LENGTH = 260

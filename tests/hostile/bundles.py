@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from hostile.values import HOSTILE, changed
 
-from attn_export.bundle import read_manifest
+from attn_export.bundle.manifest import read_manifest
 from attn_export.report.statements import BOM, STATEMENT, write_statements
 
 Random = np.random.Generator

@@ -16,7 +16,7 @@ from javascript_kits import kit_of as script_kit
 from native_kits import compile_kit, run
 from shared import bundle_of, once
 
-from attn_export.bundle import manifest_content
+from attn_export.bundle.manifest import manifest_content
 from attn_export.errors import BundleError
 from attn_export.jobs.kit import write_kit
 

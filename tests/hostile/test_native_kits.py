@@ -25,8 +25,8 @@ from native_corpus import (
 from native_kits import DIALECT, compile_kit
 from shared import bundle_of, extended, once
 
+from attn_export.bundle.golden import INDEX
 from attn_export.jobs.kit import write_kit
-from attn_export.parity.golden import INDEX
 
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 REPORTED = 86

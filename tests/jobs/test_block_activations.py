@@ -14,7 +14,7 @@ from conftest import small_spec
 from shared import extended, judged_graphs, nodes_of, passed_bundle
 
 from attn_export import verify
-from attn_export.bundle import GOLDEN
+from attn_export.bundle.manifest import GOLDEN
 from attn_export.graph.load import load_model
 from attn_export.graph.quantised_weights import read_block_rounding
 from attn_export.jobs.kit import write_kit

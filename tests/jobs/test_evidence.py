@@ -15,9 +15,9 @@ import pytest
 from conftest import Cli, small_spec
 
 from attn_export import Subject, build, verify
-from attn_export.bundle import manifest_content, write_manifest
+from attn_export.bundle.manifest import manifest_content, write_manifest
 from attn_export.errors import BundleError, UsageError
-from attn_export.parity.differences import STORED
+from attn_export.judge.differences import STORED
 from attn_export.tensorfile import read_tensor, write_tensor, write_tensors
 
 Index = dict[str, Any]
@@ -319,7 +319,7 @@ def users(tmp_path: Path) -> tuple[Path, Path]:
     """Return a bundle of a module of the user's, and its file."""
     file = tmp_path / "mine.py"
     file.write_text(MODULE)
-    from attn_export.user_module import load_subject
+    from attn_export.export.user_module import load_subject
 
     folder = tmp_path / "b"
     subject = load_subject(f"{file}:make")

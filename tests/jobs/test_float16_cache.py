@@ -13,9 +13,9 @@ from shared import extended, judged_graphs, passed_bundle
 from attn_export import Subject, verify
 from attn_export.errors import SpecError, WeightsError
 from attn_export.graph.load import load_model
-from attn_export.parity.near_ties import round_to_float16
-from attn_export.parity.oracle import Oracle
 from attn_export.runtimes.decode_session import DecodeSession
+from attn_export.truth.near_ties import round_to_float16
+from attn_export.truth.oracle import Oracle
 
 pytestmark = pytest.mark.xdist_group("test_float16_cache")  # its bundles are shared
 

@@ -16,15 +16,15 @@ import torch
 
 from attn_export import AttentionSpec, Subject
 from attn_export.attention import module as attention_module
+from attn_export.cases.draw import add_sums, draw_inputs
 from attn_export.export.export import export
 from attn_export.graph.checks import check_graph
 from attn_export.graph.save import save_graph
-from attn_export.parity.draw import add_sums, draw_inputs
-from attn_export.parity.judge import judge
-from attn_export.parity.oracle import Oracle
+from attn_export.judge.judge import judge
 from attn_export.results import Arrays, Case, Golden, Verdict
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import Engine
+from attn_export.truth.oracle import Oracle
 
 pytestmark = pytest.mark.xdist_group("test_long_and_sharp")  # what it makes is shared
 

@@ -73,7 +73,7 @@ def tree(folder: Path) -> dict[str, str]:
 def written(kind: str, bundle: Path, folder: Path) -> None:
     """Make a folder as a command writes it; with a folder `f` in it."""
     if kind == "bundle":
-        from attn_export.bundle import MANIFEST, manifest_content, write_manifest
+        from attn_export.bundle.manifest import MANIFEST, manifest_content, write_manifest
 
         shutil.copytree(bundle, folder)
         (folder / "f").mkdir()
@@ -153,7 +153,7 @@ def test_a_place_that_no_folder_can_take_is_refused_before_the_work(
 
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_new_empty_linked_and_own_folders_may_be_written(kind: str, bundle: Path, tmp_path: Path):
-    from attn_export.bundle import _digests
+    from attn_export.bundle.manifest import _digests
 
     listed = _digests if kind == "bundle" else None
     (tmp_path / "empty").mkdir()
@@ -165,7 +165,7 @@ def test_new_empty_linked_and_own_folders_may_be_written(kind: str, bundle: Path
 
 
 def test_a_file_put_into_a_bundle_while_it_is_built_anew_is_kept(bundle: Path, tmp_path: Path):
-    from attn_export.bundle import staging
+    from attn_export.bundle.manifest import staging
     from attn_export.errors import OutputError
 
     shutil.copytree(bundle, tmp_path / "out")

@@ -19,10 +19,10 @@ from shared import few_bits_bundle
 from torch.nn import functional as F
 
 from attn_export import build, verify
-from attn_export.bundle import GOLDEN, manifest_content, write_manifest
+from attn_export.bundle.manifest import GOLDEN, manifest_content, write_manifest
+from attn_export.bundle.quality_vectors import distance, logit_distance
 from attn_export.cli import run
 from attn_export.errors import BundleError, UsageError
-from attn_export.parity.quality_vectors import distance, logit_distance
 from attn_export.quality import Budget
 from attn_export.report.ci import github_annotations, to_junit, to_markdown
 from attn_export.report.data import to_json

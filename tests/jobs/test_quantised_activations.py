@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from shared import extended, judged_graphs, nodes_of, passed_bundle
 
 from attn_export import Subject, verify
-from attn_export.bundle import GOLDEN
+from attn_export.bundle.manifest import GOLDEN
 from attn_export.cli import run
 from attn_export.graph.checks import check_graph
 from attn_export.graph.load import load_model

@@ -10,8 +10,8 @@ import pytest
 from conftest import command, small_spec
 from shared import extended
 
-from attn_export.parity.oracle import ONE_THREAD_BELOW
 from attn_export.spec import AttentionSpec
+from attn_export.truth.oracle import ONE_THREAD_BELOW
 
 OF_THE_MACHINE = {"report.json", "report.html", "manifest.json"}
 """Files that state times and versions, or digests of such files."""

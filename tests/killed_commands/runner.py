@@ -27,7 +27,7 @@ import attn_export.export.subject
 import attn_export.jobs.build
 import attn_export.jobs.explain
 import attn_export.jobs.lower
-import attn_export.parity.oracle
+import attn_export.truth.oracle
 from attn_export import output_folder, temp_folders
 from attn_export.cli import run
 

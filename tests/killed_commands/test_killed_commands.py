@@ -19,7 +19,7 @@ import onnx
 import pytest
 from shared import extended
 
-from attn_export.bundle import read_bundle
+from attn_export.bundle.manifest import read_bundle
 from attn_export.output_folder import LIST, replaceable, sha256
 
 pytestmark = pytest.mark.xdist_group("killed_commands")  # one process imports torch for all of them

@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 from hostile.bundles import write_sealed
 
-from attn_export.bundle import MANIFEST
+from attn_export.bundle.manifest import MANIFEST
 from attn_export.output_folder import sha256
 from attn_export.tensorfile import read_tensor, write_tensor
 

@@ -1,4 +1,4 @@
-"""The judges of the kits in all languages give the verdicts of `attn_export.parity.judge`."""
+"""The judges of the kits in all languages give the verdicts of `attn_export.judge.judge`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from conformance import answers, need_tool, python_kit
 from msgspec.structs import asdict, replace
 
 from attn_export.jobs.kit import KITS, tolerance
-from attn_export.parity.judge import judge
-from attn_export.parity.measures import Measures
-from attn_export.parity.rule import largest_allowed
+from attn_export.judge.judge import judge
+from attn_export.measures import Measures
 from attn_export.results import Case, Golden
+from attn_export.rule import largest_allowed
 from attn_export.schema import Allowed
 from attn_export.tensorfile import is_floating, write_tensor
 

@@ -25,7 +25,7 @@ from javascript_kits import kit_of, plant_fault, run
 from readmes import blocks, commands, states_the_meaning_of_true
 from shared import bundle_of, spec_of
 
-from attn_export.bundle import FORMAT
+from attn_export.bundle.manifest import FORMAT
 from attn_export.jobs.kit import write_kit
 
 Need = Callable[[str], None]

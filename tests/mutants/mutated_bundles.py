@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attn_export
 from attn_export import build
-from attn_export.bundle import MANIFEST
+from attn_export.bundle.manifest import MANIFEST
 from attn_export.spec import AttentionSpec
 
 PACKAGE = Path(attn_export.__file__).parent

@@ -18,20 +18,20 @@ from mutants.in_weights import in_weights
 from mutants.mutant import Kinds, Mutant, Setting
 from mutants.own_inputs import own_cases
 
-from attn_export.bundle import GOLDEN, graph_files, read_manifest, shapes_of
-from attn_export.diagnose.evaluate import Evaluation
+from attn_export.bundle.golden import read_golden, stored_cases
+from attn_export.bundle.manifest import GOLDEN, graph_files, read_manifest, shapes_of
 from attn_export.errors import one_line
 from attn_export.export.subject import Subject
-from attn_export.parity.allowed import narrow
-from attn_export.parity.golden import read_golden, stored_cases
-from attn_export.parity.judge import judge
-from attn_export.parity.oracle import Oracle
+from attn_export.float64.evaluate import Evaluation
+from attn_export.judge.judge import judge
 from attn_export.results import WHOLE_DECODE, Arrays, Golden, GraphFile
 from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.worker import decode
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, read_tensors
+from attn_export.truth.allowed import narrow
+from attn_export.truth.oracle import Oracle
 
 KINDS: Sequence[Kinds] = (in_values, in_sizes, in_softmax, in_inputs, in_operators, in_weights)
 

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 from refused_outputs import refused_outputs
 
-from attn_export.diagnose.evaluate import Evaluation
+from attn_export.float64.evaluate import Evaluation
 from attn_export.graph.load import load_model
 from attn_export.results import StoredCase
 

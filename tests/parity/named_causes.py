@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from attn_export.bundle import GOLDEN
-from attn_export.diagnose.evaluate import Evaluation
-from attn_export.diagnose.match import matches
-from attn_export.diagnose.mistake import Evidence
-from attn_export.parity.golden import read_golden, read_inputs, stored_cases
+from attn_export.bundle.golden import read_golden, read_inputs, stored_cases
+from attn_export.bundle.manifest import GOLDEN
+from attn_export.explain.match import matches
+from attn_export.explain.mistake import Evidence
+from attn_export.float64.evaluate import Evaluation
 from attn_export.results import Arrays
 
 LOUD = ("outliers", "large_logits", "sharp")

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from onnx.reference import ReferenceEvaluator
 
-from attn_export.bundle import GOLDEN
-from attn_export.parity.golden import read_golden, read_inputs, stored_cases
-from attn_export.parity.judge import judge
+from attn_export.bundle.golden import read_golden, read_inputs, stored_cases
+from attn_export.bundle.manifest import GOLDEN
+from attn_export.judge.judge import judge
 from attn_export.results import Arrays, Golden, StoredCase
 
 

@@ -10,13 +10,13 @@ import torch
 from conftest import small_spec
 
 from attn_export import Subject
-from attn_export.parity.activation_ties import force_integers, record_quantised
-from attn_export.parity.cache_quotients import subtracting_zero_points
-from attn_export.parity.measures import EPS_FLOAT32
-from attn_export.parity.near_ties import activation_rounding
-from attn_export.parity.oracle import Oracle
-from attn_export.parity.rounding import RandomRounding
+from attn_export.measures import EPS_FLOAT32
 from attn_export.results import BASE, Case
+from attn_export.truth.activation_ties import force_integers, record_quantised
+from attn_export.truth.cache_quotients import subtracting_zero_points
+from attn_export.truth.near_ties import activation_rounding
+from attn_export.truth.oracle import Oracle
+from attn_export.truth.rounding import RandomRounding
 
 SPECS = {
     "cached": {"rotary": "half"},

@@ -11,7 +11,7 @@ from conftest import Cli
 
 from attn_export import verify
 from attn_export.errors import OutputError, UsageError
-from attn_export.parity.gate import FLOOR, apply_baseline, read_baseline, write_baseline
+from attn_export.judge.gate import FLOOR, apply_baseline, read_baseline, write_baseline
 from attn_export.results import Report, RuntimeRun, Verdict
 from attn_export.system_info import processor
 

@@ -12,14 +12,14 @@ import numpy_attention
 import pytest
 from conftest import small_spec
 
+from attn_export.cases.draw import add_sums, draw_inputs
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.save import save_graph
-from attn_export.parity.draw import add_sums, draw_inputs
-from attn_export.parity.judge import judge
-from attn_export.parity.oracle import Oracle
+from attn_export.judge.judge import judge
 from attn_export.results import Arrays, Case, Verdict
 from attn_export.runtimes.ort_cpu import OrtCpu
+from attn_export.truth.oracle import Oracle
 
 pytestmark = pytest.mark.xdist_group("test_clean_runs")  # what it makes is shared
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attn_export.parity.conditions import (
+from attn_export.cases.conditions import (
     SMALLEST,
     content_conditions,
     corners,

@@ -10,7 +10,7 @@ from conftest import small_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_export.parity.contents import (
+from attn_export.cases.contents import (
     FUTURE,
     HUGE,
     LARGE,
@@ -28,8 +28,8 @@ from attn_export.parity.contents import (
     DrawnCase,
     is_mask,
 )
-from attn_export.parity.draw import add_sums, draw_inputs, generator
-from attn_export.parity.mask_contents import LENGTHS, LOWEST, MASKS, padding_of
+from attn_export.cases.draw import add_sums, draw_inputs, generator
+from attn_export.cases.mask_contents import LENGTHS, LOWEST, MASKS, padding_of
 from attn_export.spec import Input
 from attn_export.tensorfile import ArrayDict
 

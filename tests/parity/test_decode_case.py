@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conftest import interface_of, small_spec
 
-from attn_export.parity.fixed_cases import LONG_BYTES, TOKENS
-from attn_export.parity.plan import GOLDEN_BYTES, Plan, plan_cases
+from attn_export.cases.fixed_cases import LONG_BYTES, TOKENS
+from attn_export.cases.plan import GOLDEN_BYTES, Plan, plan_cases
 from attn_export.results import WHOLE_DECODE, Case
 from attn_export.spec import AttentionSpec
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_export.parity.draw import VISIBLE, concrete_shape, draw_inputs, generator, limits
+from attn_export.cases.draw import VISIBLE, concrete_shape, draw_inputs, generator, limits
 from attn_export.spec import Input
 
 QUERY = Input(("batch", "query_len", 8))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from made_golden import made_golden
 
-from attn_export.parity.judge import judge
-from attn_export.parity.replay import CELLS, Worst, name_output_axes
+from attn_export.judge.judge import judge
+from attn_export.judge.replay import CELLS, Worst, name_output_axes
 from attn_export.results import ErrorMap, Golden
 from attn_export.schema import Allowed
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from attn_export import Subject, build
-from attn_export.parity.notes import POOR, precision, truth_notes
-from attn_export.parity.oracle import Oracle
 from attn_export.results import Case
+from attn_export.truth.notes import POOR, precision, truth_notes
+from attn_export.truth.oracle import Oracle
 
 X = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0))
 

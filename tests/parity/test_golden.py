@@ -10,8 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from attn_export.errors import BundleError
-from attn_export.parity.golden import (
+from attn_export.bundle.golden import (
     INDEX,
     read_golden,
     stored_cases,
@@ -19,6 +18,7 @@ from attn_export.parity.golden import (
     write_inputs,
     write_outputs,
 )
+from attn_export.errors import BundleError
 from attn_export.results import Case, Golden
 from attn_export.schema import Allowed
 from attn_export.tensorfile import read_outputs, read_tensors, write_tensors

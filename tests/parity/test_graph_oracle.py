@@ -7,11 +7,11 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from attn_export.diagnose.evaluate import Evaluation
-from attn_export.parity.draw import generator
-from attn_export.parity.graph_oracle import GraphOracle
-from attn_export.parity.judge import judge
+from attn_export.cases.draw import generator
+from attn_export.float64.evaluate import Evaluation
+from attn_export.judge.judge import judge
 from attn_export.results import Case
+from attn_export.truth.graph_oracle import GraphOracle
 
 BUCKETS = """
 <ir_version: 10, opset_import: ["" : 18]>

@@ -12,13 +12,13 @@ from made_golden import ALLOWED, made_golden
 from torch import Tensor, nn
 
 from attn_export import Axis
+from attn_export.cases.influence import CLEARLY as CLEARLY_MOVED
+from attn_export.cases.influence import check_influence, find_influence
 from attn_export.errors import ExportError
 from attn_export.export.subject import Subject
-from attn_export.parity.influence import CLEARLY as CLEARLY_MOVED
-from attn_export.parity.influence import check_influence, find_influence
-from attn_export.parity.oracle import Oracle
 from attn_export.results import Golden
 from attn_export.schema import Allowed
+from attn_export.truth.oracle import Oracle
 
 CLEARLY = 100 * ALLOWED.whole
 """Least change of an output, relative to itself."""

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from conftest import interface_of, small_spec
 
+from attn_export.cases.contents import FUTURE, VALUES
+from attn_export.cases.draw import Interface
+from attn_export.cases.mask_contents import LENGTHS, LOWEST, MASKS
+from attn_export.cases.plan import plan_cases
 from attn_export.errors import BundleError
-from attn_export.parity.contents import FUTURE, VALUES
-from attn_export.parity.draw import Interface
-from attn_export.parity.labels import LABELS, check_labels
-from attn_export.parity.mask_contents import LENGTHS, LOWEST, MASKS
-from attn_export.parity.plan import plan_cases
+from attn_export.judge.labels import LABELS, check_labels
 from attn_export.results import Case, Golden
 from attn_export.schema import InputSignature
 from attn_export.spec import Input

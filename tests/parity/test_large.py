@@ -13,9 +13,9 @@ from conftest import small_spec
 from torch import Tensor, nn
 
 from attn_export import Subject
-from attn_export.parity import float64_mode
-from attn_export.parity.oracle import Oracle
 from attn_export.results import Golden
+from attn_export.truth import float64_mode
+from attn_export.truth.oracle import Oracle
 
 WHOLE_COPY = math.inf
 X = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from attn_export.parity.measures import Measures, element_errors, eps, measure, zero_rows
+from attn_export.measures import Measures, element_errors, eps, measure, zero_rows
 from attn_export.tensorfile import is_floating
 
 NAN, INF = np.nan, np.inf

@@ -11,9 +11,9 @@ from conftest import small_spec
 
 from attn_export import Subject
 from attn_export.attention.quantised_activations import DynamicInt8
-from attn_export.parity.near_ties import move_off_ties
-from attn_export.parity.oracle import Oracle
 from attn_export.results import Case
+from attn_export.truth.near_ties import move_off_ties
+from attn_export.truth.oracle import Oracle
 
 SPECS = {
     "per tensor": {"rotary": "half"},

@@ -13,11 +13,11 @@ from parity.made_golden import made_golden
 from torch import nn
 
 from attn_export import Subject
-from attn_export.parity.golden import read_golden, write_index, write_inputs, write_outputs
-from attn_export.parity.judge import judge, undetermined_note
-from attn_export.parity.non_finite import determined_rows
-from attn_export.parity.oracle import Oracle
+from attn_export.bundle.golden import read_golden, write_index, write_inputs, write_outputs
+from attn_export.judge.judge import judge, undetermined_note
 from attn_export.results import Case, Golden
+from attn_export.truth.non_finite import determined_rows
+from attn_export.truth.oracle import Oracle
 
 ROWS = (1, 2)
 L, E = 3, 4

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.compiler import is_exporting
 
 from attn_export import Subject
-from attn_export.parity.notes import truth_notes
-from attn_export.parity.oracle import Oracle
+from attn_export.truth.notes import truth_notes
+from attn_export.truth.oracle import Oracle
 
 
 class Does(nn.Module):

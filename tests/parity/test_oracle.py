@@ -13,13 +13,13 @@ import torch
 from conftest import small_spec
 from torch import Tensor, nn
 
+from attn_export.cases.draw import add_sums, draw_inputs, generator
 from attn_export.export.subject import Subject
-from attn_export.parity.draw import add_sums, draw_inputs, generator
-from attn_export.parity.judge import judge
-from attn_export.parity.measures import measure
-from attn_export.parity.oracle import Oracle
+from attn_export.judge.judge import judge
+from attn_export.measures import measure
 from attn_export.results import Arrays, Case
 from attn_export.spec import AttentionSpec
+from attn_export.truth.oracle import Oracle
 
 EPS = float(np.finfo(np.float32).eps)
 

@@ -8,16 +8,16 @@ from conftest import interface_of, small_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_export.parity import plan as plan_module
-from attn_export.parity.conditions import (
+from attn_export.cases import plan as plan_module
+from attn_export.cases.conditions import (
     free_axes,
     met_by_contents,
     met_by_sizes,
     size_conditions,
 )
-from attn_export.parity.draw import TRACED_SIZES, Interface, add_sums, axis_names
-from attn_export.parity.fixed_cases import fixed_cases
-from attn_export.parity.plan import (
+from attn_export.cases.draw import TRACED_SIZES, Interface, add_sums, axis_names
+from attn_export.cases.fixed_cases import fixed_cases
+from attn_export.cases.plan import (
     CASE_BYTES,
     GOLDEN_BYTES,
     Groups,

@@ -19,7 +19,7 @@ from refused_outputs import refused_outputs, run_in_float64
 from shared import once, passed_bundle
 
 from attn_export import build
-from attn_export.diagnose.evaluate import OPERATORS, widen_model
+from attn_export.float64.evaluate import OPERATORS, widen_model
 from attn_export.graph.load import load_model
 from attn_export.results import Arrays
 

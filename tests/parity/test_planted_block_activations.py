@@ -18,8 +18,8 @@ from refused_outputs import refused_outputs, run_in_float64
 from shared import extended, once, passed_bundle
 
 from attn_export import build
-from attn_export.diagnose import contrib_operators
-from attn_export.diagnose.evaluate import OPERATORS, widen_model
+from attn_export.float64 import contrib_operators
+from attn_export.float64.evaluate import OPERATORS, widen_model
 from attn_export.graph.load import load_model
 from attn_export.graph.lower.integer_products import multiply_integers
 from attn_export.results import Arrays

@@ -13,8 +13,8 @@ from named_causes import first_cause
 from shared import extended, once, passed_bundle
 
 from attn_export import build
-from attn_export.diagnose.evaluate import Evaluation
-from attn_export.diagnose.in_integer_cache import cache_mistakes
+from attn_export.explain.in_integer_cache import cache_mistakes
+from attn_export.float64.evaluate import Evaluation
 from attn_export.graph.load import load_model
 from attn_export.results import StoredCase
 

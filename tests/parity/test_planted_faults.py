@@ -14,10 +14,10 @@ from faults import FAULTS
 from truth import Truth
 
 from attn_export.export.subject import Subject
-from attn_export.parity.judge import judge
-from attn_export.parity.oracle import Oracle
+from attn_export.judge.judge import judge
 from attn_export.results import Case, Verdict
 from attn_export.spec import AttentionSpec
+from attn_export.truth.oracle import Oracle
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 

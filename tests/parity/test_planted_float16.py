@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from shared import once, passed_bundle
 
 from attn_export import build
-from attn_export.diagnose.in_float16_cache import ROUNDINGS
+from attn_export.explain.in_float16_cache import ROUNDINGS
 from attn_export.graph.load import load_model
 from attn_export.results import StoredCase
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from truth import Truth
 
 from attn_export.export.subject import Subject
-from attn_export.parity.judge import judge
-from attn_export.parity.oracle import Oracle
+from attn_export.judge.judge import judge
 from attn_export.results import Verdict
 from attn_export.spec import AttentionSpec
+from attn_export.truth.oracle import Oracle
 from attn_export.weights.checkpoint import load_checkpoint
 from attn_export.weights.layouts import pack_weights, separate_weights
 

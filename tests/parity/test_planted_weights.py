@@ -15,8 +15,8 @@ from refused_outputs import refused_outputs
 from shared import once
 
 from attn_export import build
-from attn_export.diagnose.evaluate import Evaluation
-from attn_export.diagnose.in_integers import READINGS, StoredWeight
+from attn_export.explain.in_integers import READINGS, StoredWeight
+from attn_export.float64.evaluate import Evaluation
 from attn_export.graph.load import load_model
 
 pytestmark = pytest.mark.xdist_group("test_planted_weights")  # its bundles are shared

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from conftest import interface_of, small_spec
 
-from attn_export.parity.contents import VALUES
-from attn_export.parity.draw import Interface, add_sums
-from attn_export.parity.fixed_cases import (
+from attn_export.cases.contents import VALUES
+from attn_export.cases.draw import Interface, add_sums
+from attn_export.cases.fixed_cases import (
     NON_FINITE,
     content_case,
     fixed_cases,
 )
-from attn_export.parity.influence import PROBE_SIZES
+from attn_export.cases.influence import PROBE_SIZES
 from attn_export.results import BASE, CHANGED, Case
 from attn_export.spec import Input
 

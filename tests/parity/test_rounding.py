@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_export import Subject
-from attn_export.parity.allowed import run_count
-from attn_export.parity.decisions import Decisions
-from attn_export.parity.draw import generator
-from attn_export.parity.judge import judge
-from attn_export.parity.measures import measure
-from attn_export.parity.operations import RoundingRecorder
-from attn_export.parity.oracle import Oracle
-from attn_export.parity.rounding import RandomRounding
+from attn_export.cases.draw import generator
+from attn_export.judge.judge import judge
+from attn_export.measures import measure
 from attn_export.results import Case
+from attn_export.truth.allowed import run_count
+from attn_export.truth.decisions import Decisions
+from attn_export.truth.operations import RoundingRecorder
+from attn_export.truth.oracle import Oracle
+from attn_export.truth.rounding import RandomRounding
 
 EPS = float(np.finfo(np.float32).eps)
 F32 = np.float32

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from attn_export import Subject, build
 from attn_export.jobs.explain_failures import explain_failures
-from attn_export.parity.judge import judge
-from attn_export.parity.oracle import Oracle
-from attn_export.parity.ties import ORDERS, TieOrder
+from attn_export.judge.judge import judge
 from attn_export.results import Case
+from attn_export.truth.oracle import Oracle
+from attn_export.truth.ties import ORDERS, TieOrder
 
 RANKED = torch.tensor([[3.0, 1.0, 3.0, 0.0, 3.0], [0.0, 0.0, 2.0, 0.0, 0.0]])
 

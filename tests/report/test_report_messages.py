@@ -11,7 +11,7 @@ import pytest
 from reports import clean, mixed, run, verdict
 
 from attn_export.errors import GraphError, ParityError, RuntimeFailure, counted
-from attn_export.parity.judge import judge
+from attn_export.judge.judge import judge
 from attn_export.report.ci import to_junit
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html

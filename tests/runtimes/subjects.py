@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from attn_export import AttentionSpec, Subject
-from attn_export.bundle import GOLDEN
+from attn_export.bundle.golden import write_index, write_inputs, write_outputs
+from attn_export.bundle.manifest import GOLDEN
 from attn_export.export.export import export
 from attn_export.graph.save import save_graphs
 from attn_export.jobs.bundle_graphs import lower_all
-from attn_export.parity.golden import write_index, write_inputs, write_outputs
-from attn_export.parity.judge import judge
-from attn_export.parity.oracle import Oracle
+from attn_export.judge.judge import judge
 from attn_export.results import WHOLE_DECODE, Golden, GraphFile, StoredCase, Verdict
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
+from attn_export.truth.oracle import Oracle
 
 MORE = os.environ.get("ATTN_EXPORT_MORE_RUNTIMES", "") not in ("", "0")
 """True if all runtimes that are here are measured, on all subjects: `scripts/matrix` does so."""

@@ -17,7 +17,7 @@ from shared import bundle_of, extended
 from subjects import MORE
 
 from attn_export import verify
-from attn_export.parity.golden import stored_cases
+from attn_export.bundle.golden import stored_cases
 from attn_export.runtimes import install, javascript
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install_folder import InstallError

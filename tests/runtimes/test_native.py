@@ -21,7 +21,7 @@ from processes import gone
 from shared import BUNDLES, bundle_of
 
 from attn_export import verify
-from attn_export.parity.golden import stored_cases
+from attn_export.bundle.golden import stored_cases
 from attn_export.runtimes import install_folder
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.native import install, program_of

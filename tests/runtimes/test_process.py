@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 from processes import gone, worker_after
 
-from attn_export.parity.golden import stored_cases
+from attn_export.bundle.golden import stored_cases
 from attn_export.runtimes import process
 from attn_export.runtimes.catalogue import all_runtimes, runtime
 from attn_export.runtimes.process import Worker

@@ -13,8 +13,8 @@ from decoded import Arrays, bundle_of, report_of
 from onnx import helper
 
 from attn_export import verify
-from attn_export.parity.golden import read_golden, stored_cases
-from attn_export.parity.judge import judge
+from attn_export.bundle.golden import read_golden, stored_cases
+from attn_export.judge.judge import judge
 from attn_export.results import WHOLE_DECODE, Golden, Verdict
 from attn_export.runtimes import worker
 from attn_export.runtimes.ort_cpu import OrtCpu

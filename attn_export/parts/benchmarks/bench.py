@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.bundle import bundle_spec, read_bundle
+from attn_export.bundle.manifest import bundle_spec, read_bundle
+from attn_export.cases.draw import add_sums
 from attn_export.errors import RuntimeFailure, UsageError
-from attn_export.parity.draw import add_sums
 from attn_export.parts.benchmarks.bundle_candidates import RUNTIME, BundleCandidates
 from attn_export.parts.benchmarks.candidate_process import measure, progress_steps
 from attn_export.parts.benchmarks.measurements import BenchReport, Candidate, WorkloadResult

@@ -15,9 +15,9 @@ from typing import Any
 import onnx
 import onnx.parser
 
-from attn_export.bundle import graph_files, shapes_of
+from attn_export.bundle.manifest import graph_files, shapes_of
+from attn_export.cases.draw import Sizes
 from attn_export.dialect_names import phase_of
-from attn_export.parity.draw import Sizes
 from attn_export.parts.benchmarks.feeds import Feed, feeds_of, output_feeds
 from attn_export.parts.benchmarks.measurements import Candidate, Work
 from attn_export.parts.benchmarks.own_graphs import as_candidate, graph_options

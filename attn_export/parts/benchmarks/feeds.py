@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from attn_export.cases.draw import Sizes
 from attn_export.errors import UsageError
-from attn_export.parity.draw import Sizes
 from attn_export.runtimes.protocol import Facts
 from attn_export.spec import Input, Shape
 from attn_export.tensorfile import numpy_dtype

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.bundle import (
+from attn_export.bundle.manifest import (
     PAGE,
     REPORT,
     SIGNATURE,

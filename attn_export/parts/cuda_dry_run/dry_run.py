@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attn_export.bundle import MANIFEST, graph_files, read_bundle, read_manifest
+from attn_export.bundle.manifest import MANIFEST, graph_files, read_bundle, read_manifest
 from attn_export.dialect_names import check_dialects
 from attn_export.errors import GraphError, RuntimeFailure, UsageError
 from attn_export.parts.cuda_dry_run.dry_run_results import (

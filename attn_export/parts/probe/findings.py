@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attn_export.diagnose.attention_steps import Call, StepChange, attention
-from attn_export.parity.measures import element_errors, measure_strictly
+from attn_export.float64.attention_steps import Call, StepChange, attention
+from attn_export.measures import element_errors, measure_strictly
 from attn_export.results import Outcome
 from attn_export.tensorfile import Array, to_float64
 

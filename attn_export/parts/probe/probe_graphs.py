@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attn_export.diagnose.attention_steps import split_heads
+from attn_export.cases.contents import FUTURE, VALUES
+from attn_export.cases.draw import Interface, generator
+from attn_export.cases.fixed_cases import content_case
+from attn_export.cases.mask_contents import LOWEST, MASKS
 from attn_export.dialect_names import MICROSOFT, ORT, PORTABLE, STANDARD
 from attn_export.errors import GraphError
-from attn_export.parity.contents import FUTURE, VALUES
-from attn_export.parity.draw import Interface, generator
-from attn_export.parity.fixed_cases import content_case
-from attn_export.parity.mask_contents import LOWEST, MASKS
+from attn_export.float64.attention_steps import split_heads
 from attn_export.spec import AttentionSpec, Input
 from attn_export.tensorfile import ArrayDict
 from attn_export.tensorproto import CODES

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from attn_export.bundle import graph_files, read_manifest
+from attn_export.bundle.manifest import graph_files, read_manifest
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.parts.sweeps.release import MARK, release_of
 from attn_export.parts.sweeps.store import Row

@@ -15,7 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from attn_export.bundle import MANIFEST, failed_folder, graph_files, read_bundle, read_manifest
+from attn_export.bundle.manifest import (
+    MANIFEST,
+    failed_folder,
+    graph_files,
+    read_bundle,
+    read_manifest,
+)
 from attn_export.errors import AttnExportError, BundleError, OutputError, one_line, printable
 from attn_export.parts.sweeps.sweep_plan import BUNDLE, DRY_RUN
 from attn_export.results import Report, RuntimeRun, Verdict
@@ -74,8 +80,8 @@ def _build(
     content: Mapping[str, Any] | str, dialects: Sequence[str], seed: int, output: Path
 ) -> Path:
     """Build a bundle; return its folder, which ends in ``.failed`` if a verdict did not pass."""
+    from attn_export.export.user_module import load_subject
     from attn_export.jobs.build import build
-    from attn_export.user_module import load_subject
 
     report = build(
         load_subject(content) if isinstance(content, str) else AttentionSpec.from_dict(content),

@@ -15,7 +15,7 @@ import pytest
 from conftest import Cli, small_spec
 
 from attn_export import build
-from attn_export.bundle import read_manifest
+from attn_export.bundle.manifest import read_manifest
 from attn_export.cli import run
 from attn_export.errors import UsageError
 from attn_export.parts.benchmarks import bench as job

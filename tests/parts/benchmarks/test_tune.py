@@ -14,7 +14,7 @@ from conftest import Cli, small_spec
 from onnx import numpy_helper
 
 from attn_export import build, verify
-from attn_export.bundle import (
+from attn_export.bundle.manifest import (
     MANIFEST,
     PAGE,
     SIGNATURE,

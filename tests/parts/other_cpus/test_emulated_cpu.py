@@ -15,10 +15,10 @@ from package_files import FILES
 from shared import extended, once
 
 from attn_export import AttentionSpec, build, verify
-from attn_export.bundle import GOLDEN
+from attn_export.bundle.golden import stored_cases
+from attn_export.bundle.manifest import GOLDEN
 from attn_export.errors import UsageError
-from attn_export.parity.gate import cpu_notes
-from attn_export.parity.golden import stored_cases
+from attn_export.judge.gate import cpu_notes
 from attn_export.parts.other_cpus.emulated_cpu import cpus
 from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, Verdict

@@ -10,10 +10,10 @@ from conftest import interface_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_export.parity.contents import FUTURE, VALUES
-from attn_export.parity.fixed_cases import content_case
-from attn_export.parity.mask_contents import LOWEST, MASKS
-from attn_export.parity.measures import measure_strictly
+from attn_export.cases.contents import FUTURE, VALUES
+from attn_export.cases.fixed_cases import content_case
+from attn_export.cases.mask_contents import LOWEST, MASKS
+from attn_export.measures import measure_strictly
 from attn_export.parts.probe.findings import APART, CLOSE, SOMETHING_ELSE, Readings, attend
 from attn_export.parts.probe.precision import STEPS, bit_inputs, read_bits
 from attn_export.parts.probe.probe_graphs import HKV, D, H, case_inputs

@@ -1,0 +1,1 @@
+"""Files of a bundle: manifest, golden vectors, quality."""

@@ -1,0 +1,229 @@
+"""Outputs of the unquantised model, stored with the golden vectors, and distances from them.
+
+`golden/quality.json` names the cases, and holds the figures that need the module. `float_I.pb` is
+the float64 output of the unquantised model, rounded to the output's type; it lies next to
+`output_I.pb`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
+
+from attn_export.bundle.golden import data_set
+from attn_export.errors import BundleError, UsageError
+from attn_export.quality import OF_LOGITS, Budget, LogitDistance, Quality, is_finite, parse_budgets
+from attn_export.results import Arrays, Case, Golden
+from attn_export.schema import Distance
+from attn_export.untrusted_files import checked, parse_json, read_text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+QUALITY = "quality.json"
+FLOAT = "float"
+MOST_ROWS, CASES = 64, 4
+"""The most queries of a case, in all batch elements together, and the number of cases. The largest
+cases of random inputs are chosen."""
+
+HEAD_AXIS, RANK_WITH_HEADS = 1, 4
+
+Pairs = Iterable[tuple["np.ndarray", "np.ndarray"]]
+"""Pairs of an output of the unquantised model and the same output of the quantised one."""
+
+
+def quality_cases(cases: Sequence[Case], *, without_past: bool = False) -> list[int]:
+    """Return the indices of the cases in which distances are measured; inputs are random.
+
+    `without_past`: Whether to choose cases without a past, if there are any. The past of a cache of
+    integers is rounded already, so that cases with a past show less of the distance.
+    """
+    plain = {
+        number: math.prod(case.inputs["query"].shape[:2])
+        for number, case in enumerate(cases)
+        if is_plain(case) and not (without_past and case.sizes["past_len"])
+    }  # fmt: skip
+    if without_past and not plain:
+        return quality_cases(cases)
+    fitting = [number for number, rows in plain.items() if rows <= MOST_ROWS] or list(plain)[:1]
+    return sorted(sorted(fitting, key=lambda number: -plain[number])[:CASES])
+
+
+def is_plain(case: Case) -> bool:
+    """Return whether the inputs of a case are plain random numbers."""
+    return case.kind == "shape" and not case.contents and not case.ignored_rows
+
+
+def distance(part: str, pairs: Pairs) -> Distance:
+    """Return the distance of the quantised model from the unquantised one, over several cases.
+
+    Rows that are equal in both do not count: they are copies of inputs, or fully masked.
+
+    `pairs`: Pairs of arrays of one shape, with rows along the last axis.
+    """
+    import numpy as np
+
+    signal = noise = other = product = row = 0.0
+    for f, q in _changed_rows(pairs):
+        rows_f, rows_n = np.square(f).sum(axis=-1), np.square(q - f).sum(axis=-1)
+        signal, noise = signal + float(rows_f.sum()), noise + float(rows_n.sum())
+        other, product = other + float(np.square(q).sum()), product + float((f * q).sum())
+        shares = rows_n[rows_f > 0] / rows_f[rows_f > 0]
+        row = max(row, math.sqrt(float(shares.max(initial=0.0))))
+    sqnr = 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf
+    cosine = product / math.sqrt(signal * other) if signal * other > 0 else math.nan
+    return Distance(part, round(sqnr, 4), round(cosine, 9), round(row, 9))
+
+
+def _changed_rows(pairs: Pairs) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the last-axis rows of each pair that differ, float64 `[rows, N]`."""
+    import numpy as np
+
+    for whole_f, whole_q in pairs:
+        f, q = (np.atleast_2d(a.astype(np.float64)) for a in (whole_f, whole_q))
+        f, q = (a.reshape(-1, a.shape[-1]) for a in (f, q))
+        changed = (f != q).any(axis=-1)
+        yield f[changed], q[changed]
+
+
+def logit_distance(
+    pairs: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]], budgets: Sequence[Budget]
+) -> LogitDistance | None:
+    """Return the distance of the first output, read as logits, if a budget limits it."""
+    import numpy as np
+
+    if not any(budget.measure in OF_LOGITS for budget in budgets):
+        return None
+    part, arrays = next(iter(pairs.items()))
+    rows, divergence, same = 0, 0.0, 0
+    for f, q in _changed_rows(arrays):
+        log_f, log_q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (f, q))
+        share = np.exp(log_f)
+        with np.errstate(invalid="ignore"):
+            apart = np.where(share > 0, log_f - log_q, 0.0)  # -inf in both is no distance
+        divergence += float((share * apart).sum())
+        same += int((f.argmax(axis=-1) == q.argmax(axis=-1)).sum())
+        rows += len(f)
+    if not rows:
+        return LogitDistance(part, 0.0, 1.0)
+    return LogitDistance(part, round(max(divergence, 0.0) / rows, 12), round(same / rows, 9))
+
+
+def head_distances(name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Distance]:
+    """Return the distance of each head of an output `[B, heads, L or S, D or S]`."""
+    count = pairs[0][0].shape[HEAD_AXIS]
+    return [
+        distance(f"{name} head {head}", ((f[:, head], q[:, head]) for f, q in pairs))
+        for head in range(count)
+    ]
+
+
+def output_distances(
+    pairs: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]],
+) -> tuple[list[Distance], list[Distance]]:
+    """Return the distance of each floating output, and of each head of outputs with heads."""
+    whole = [distance(name, arrays) for name, arrays in pairs.items()]
+    with_heads = (name for name, arrays in pairs.items() if arrays[0][0].ndim == RANK_WITH_HEADS)
+    by_head = [each for name in with_heads for each in head_distances(name, pairs[name])]
+    return [d for d in whole if is_finite(d)], [d for d in by_head if is_finite(d)]
+
+
+def write_quality(
+    folder: Path, numbers: Sequence[int], floats: Sequence[Arrays], quality: Quality
+) -> None:
+    """Write the outputs of the unquantised model, and the figures that need the module."""
+    from attn_export.tensorfile import write_tensors
+
+    for number, outputs in zip(numbers, floats, strict=True):
+        write_tensors(folder / data_set(number), FLOAT, outputs)
+    content = {
+        "cases": list(numbers),
+        "heads": [asdict(each) for each in quality.heads],
+        "weights": [asdict(each) for each in quality.weights],
+        "splits": [asdict(each) for each in quality.splits],
+        "budgets": [str(budget) for budget in quality.budgets],
+    }
+    (folder / QUALITY).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def claim_notes(quality: Quality | None, budgets: Sequence[Budget], spec: str) -> tuple[str, ...]:
+    """Return a note on what nothing but the bundle itself says of a quantised layer."""
+    if quality is None and _quantised_parts(spec):
+        return ("the float weights are unknown: the bundle's own claim, so there is no budget",)
+    if quality is None or budgets:
+        return ()
+    stated = ", ".join(map(str, quality.budgets))
+    return (f"the budget {stated} is the bundle's own claim; --budget sets another",)
+
+
+def _quantised_parts(spec: str) -> set[str]:
+    """Return the fields by which a layer is quantised, from the text of its spec."""
+    # `verify` starts sooner without a parser of TOML.
+    lines = (line.replace(" ", "").partition("=") for line in spec.splitlines())
+    fields = {name: value for name, _, value in lines}
+    return {n for n in ("weights_dtype", "kv_dtype") if fields.get(n, '"none"') != '"none"'}
+
+
+def read_quality(
+    folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget], spec: str = ""
+) -> Quality | None:
+    """Return the distances of the stored truths from the stored outputs of the unquantised model.
+
+    `spec`: The text of the bundle's spec, by which the distances are part of the evidence; "" if
+    the bundle has none.
+
+    Returns:
+        The distances; None if the bundle is not quantised or its float model is unknown.
+    """
+    from attn_export.schema import QualityFile
+
+    quantised = _quantised_parts(spec)
+    if not (folder / QUALITY).is_file():
+        if quantised:
+            raise BundleError(
+                f"the golden vectors are no evidence: {folder / QUALITY} is missing, by which a "
+                "quantised layer is compared with the float one; build the bundle again"
+            )
+        return None
+    try:
+        content = checked(parse_json(read_text(folder / QUALITY)), QualityFile)
+        if not content.cases and "kv_dtype" in quantised:
+            raise ValueError("it names no case")  # only float weights may be unknown
+        pairs = _read_pairs(folder, content.cases, goldens)
+        limits = tuple(budgets) or parse_budgets(content.budgets)
+        outputs, _ = output_distances(pairs)
+        if pairs and not any(distance.part == next(iter(pairs)) for distance in outputs):
+            raise ValueError("the outputs of the float model are those of the quantised one")
+    except (OSError, ValueError, KeyError, UsageError) as error:
+        raise BundleError(f"{folder / QUALITY} cannot be used: {error}; build again") from error
+    if not pairs:
+        return None
+    return Quality(
+        tuple(outputs), tuple(content.heads), tuple(content.weights), limits,
+        logit_distance(pairs, limits), tuple(content.splits),
+    )  # fmt: skip
+
+
+def _read_pairs(
+    folder: Path, numbers: Sequence[int], goldens: Sequence[Golden]
+) -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
+    """Return the floating outputs of the unquantised and of the quantised model, by name."""
+    from attn_export.tensorfile import is_floating, read_tensors
+
+    pairs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for number in numbers:
+        if number >= len(goldens):
+            raise ValueError(f"there is no case {number}")
+        expected = goldens[number].expected
+        floats = read_tensors(folder / data_set(number), FLOAT, list(expected))
+        for name, q in expected.items():
+            if (floats[name].shape, floats[name].dtype) != (q.shape, q.dtype):
+                raise ValueError(f"case {number} has two shapes or types of {name}")
+            if is_floating(q.dtype):
+                pairs.setdefault(name, []).append((floats[name], q))
+    return pairs

@@ -1,0 +1,1 @@
+"""Test cases: sizes and contents that together show every known fault."""

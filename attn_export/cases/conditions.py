@@ -1,0 +1,246 @@
+"""Conditions on sizes and contents that the cases of a subject must meet together.
+
+Many faults show only for certain inputs: small or large sizes, one or several queries, padding,
+masks. Each condition is a short text that some case must meet. `docs/parity.md` lists the
+conditions with the faults that they are for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from attn_export.cases.blocks import LAST, near_blocks
+from attn_export.cases.draw import Sizes
+from attn_export.cases.mask_contents import LENGTH_NAMES
+from attn_export.spec.inputs import BATCH, KEYS, KNOWN, PAST, QUERIES
+
+LEVELS: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    BATCH: {"small": (0, 2), "middle": (3, 6), "large": (7, math.inf)},
+    "": {"small": (0, 3), "middle": (4, 15), "large": (16, math.inf)},
+}
+"""Ranges of small, middle and large sizes, by axis; "" stands for all other axes."""
+
+VALUES = {
+    BATCH: (1, 2, 3, 4, 5, 7, 8, 9, 16, 17),
+    PAST: (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33),
+    "": (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 49),
+}
+"""Sizes to try, by axis: small numbers, powers of 2 with their neighbours, and 49."""
+
+
+PLAIN = "random inputs"
+SMALLEST = f"{PLAIN}, smallest sizes"
+ONE_QUERY = "one query"
+SUFFIX_ONE_QUERY = f", {ONE_QUERY}"
+A_PAST, NO_PAST = f"{SUFFIX_ONE_QUERY}, a past", f"{SUFFIX_ONE_QUERY}, no past"
+MANY_KEYS = 16
+WITH_MANY_KEYS = frozenset({
+    "fully_masked_rows", "large_logits", "left_padding", "one_visible_key", "outliers",
+    "right_padding", "tiny_values",
+})  # fmt: skip
+"""Contents that meet their conditions only with at least `MANY_KEYS` keys: with few keys, no two
+large scores are close to each other."""
+
+BY_BATCH = (
+    "fully_masked_rows", "large_logits", "left_padding", "lowest_float", "one_visible_key",
+)  # fmt: skip
+"""Contents to try with batch size 1 as well, since graphs branch on it."""
+
+WITHOUT_PAST = ("large_logits", "one_visible_key", "outliers")
+"""Contents to try with several queries without a past as well, since graphs branch on it."""
+
+LARGE_AND_EMPTY = "large_logits in empty rows"
+"""Large logits in a batch element without a past, where a query may see its own key alone: its
+score may be below any finite number that stands for -inf."""
+
+
+def free_axes(names: Sequence[str], sums: Sequence[str]) -> list[str]:
+    """Return the axes whose size is free, i.e. no sum of others; axes in `KNOWN` come first."""
+    free = [name for name in names if name not in sums]
+    return [n for n in KNOWN if n in free] + sorted(n for n in free if n not in KNOWN)
+
+
+def tried_sizes(axis: str) -> tuple[int, ...]:
+    """Return the sizes of an axis to try."""
+    return VALUES.get(axis, VALUES[""])
+
+
+def corners(axes: Sequence[str]) -> list[dict[str, int]]:
+    """Return all combinations of the smallest and the largest size to try of each axis.
+
+    They show faults that start or end at some size of one or several axes. There are none if an
+    axis is not in `KNOWN`.
+    """
+    if not set(axes) <= set(KNOWN):
+        return []
+    ends = [
+        (2 if axis == KEYS else min(tried_sizes(axis)), max(tried_sizes(axis))) for axis in axes
+    ]
+    return [dict(zip(axes, sizes, strict=True)) for sizes in itertools.product(*ends)]
+
+
+# -- sizes ---------------------------------------------------------------------------------------
+
+
+def size_conditions(axes: Sequence[str]) -> dict[str, int]:
+    """Return all conditions on the sizes of these axes, with their ranks.
+
+    Conditions of a lower rank are met first; `BlockSizes.conditions` has those at blocks.
+    """
+    next_to_blocks = {size for size, distance in near_blocks().items() if distance}
+    ranks = {
+        f"{axis} {value}": 2 if value in next_to_blocks else 0
+        for axis in axes
+        for value in tried_sizes(axis)
+    }
+    ranks |= {
+        f"{level} {one}, {other_level} {other}": 0
+        for one, other in itertools.combinations(axes, 2)
+        for level, other_level in itertools.product(_levels(one), _levels(other))
+    }
+    for corner in corners(axes):
+        is_large = all(corner.get(axis) == max(tried_sizes(axis)) for axis in (BATCH, QUERIES))
+        ranks[_joint_condition(corner)] = LAST if is_large else 0
+    if QUERIES in axes:
+        # Graphs for one query run only in cases with one query.
+        others = size_conditions([axis for axis in axes if axis != QUERIES])
+        ranks |= {f"{ONE_QUERY}, {condition}": rank for condition, rank in others.items()}
+    return ranks
+
+
+def met_by_sizes(sizes: Sizes, axes: Sequence[str], *, is_opaque: bool = False) -> Iterator[str]:
+    """Yield the conditions that these sizes meet."""
+    yield from (f"{axis} {sizes[axis]}" for axis in axes)
+    if not is_opaque:
+        for one, other in itertools.combinations(axes, 2):
+            yield f"{_level(one, sizes[one])} {one}, {_level(other, sizes[other])} {other}"
+        yield _joint_condition({axis: sizes[axis] for axis in axes})
+    if sizes.get(QUERIES) == 1 and QUERIES in axes:
+        others = [axis for axis in axes if axis != QUERIES]
+        met = met_by_sizes(sizes, others, is_opaque=is_opaque)
+        yield from (f"{ONE_QUERY}, {condition}" for condition in met)
+
+
+def _joint_condition(sizes: Sizes) -> str:
+    return ", ".join(f"{axis} {size}" for axis, size in sizes.items()) + " together"
+
+
+def keys_of(sizes: Sizes) -> int | None:
+    """Return the number of keys, or None if the axes do not define it."""
+    if KEYS in sizes:
+        return sizes[KEYS]
+    if QUERIES in sizes:
+        return sizes[QUERIES] + sizes.get(PAST, 0)
+    return None
+
+
+def have_many_keys(sizes: Sizes) -> bool:
+    """Return whether there are at least `MANY_KEYS` keys, or no axis defines their number."""
+    keys = keys_of(sizes)
+    return keys is None or keys >= MANY_KEYS
+
+
+def are_smallest(sizes: Sizes) -> bool:
+    """Return whether no size is more than 1."""
+    return max(sizes.values(), default=1) == 1
+
+
+def may_differ_in_length(sizes: Sizes) -> bool:
+    """Return whether batch elements of a cache in place may have different lengths."""
+    return sizes.get(PAST, 0) >= 2
+
+
+def _levels(axis: str) -> Mapping[str, tuple[float, float]]:
+    return LEVELS.get(axis, LEVELS[""])
+
+
+def _level(axis: str, size: int) -> str:
+    return next(name for name, (low, high) in _levels(axis).items() if low <= size <= high)
+
+
+# -- contents ------------------------------------------------------------------------------------
+
+
+def call_pattern(sizes: Sizes) -> str:
+    """Return the suffix for the pattern of a call: one query or several, a past or none."""
+    if QUERIES not in sizes:
+        return ""
+    if sizes[QUERIES] > 1:
+        return ", several queries"
+    if PAST not in sizes:
+        return SUFFIX_ONE_QUERY
+    return A_PAST if sizes[PAST] else NO_PAST
+
+
+def _call_patterns(axes: Sequence[str]) -> list[str]:
+    """Return the suffixes for all patterns of a call, see `call_pattern`."""
+    if QUERIES not in axes:
+        return [""]
+    single = (A_PAST, NO_PAST) if PAST in axes else (SUFFIX_ONE_QUERY,)
+    return [", several queries", *single]
+
+
+def content_conditions(
+    values: Sequence[str], masks: Sequence[str], lengths: Sequence[str], axes: Sequence[str]
+) -> list[str]:
+    """Return all conditions on contents."""
+    patterns, batches = _call_patterns(axes), ("1", "> 1")
+    with_past = [pattern for pattern in patterns if pattern != NO_PAST]
+    names = [f"{name}{pattern}" for name in (*values, *masks) for pattern in patterns]
+    names = [name for name in names if not name.startswith(f"causal_future, {ONE_QUERY}")]
+    names += [f"{name}{pattern}" for name in lengths for pattern in with_past]
+    names.append(SMALLEST)
+    if BATCH in axes:
+        names += [f"{PLAIN}{pattern}, batch {size}" for pattern in patterns for size in batches]
+        names += [
+            f"{name}{pattern}, batch {size}"
+            for name in (*values, *masks)
+            if name in BY_BATCH
+            for pattern in with_past
+            # A single query without a past sees its own key alone.
+            if pattern != SUFFIX_ONE_QUERY or KEYS in axes
+            for size in batches
+        ]
+        names += [f"{name}, batch 1" for name in lengths if name == "empty_and_full"]
+    if lengths:
+        names += [f"{LARGE_AND_EMPTY}{pattern}" for pattern in with_past]
+    if QUERIES in axes and PAST in axes:
+        no_past = [name for name in (*values, *masks) if name in WITHOUT_PAST]
+        names += [f"{name}, several queries, no past" for name in no_past]
+    return names
+
+
+def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
+    """Yield the conditions that contents meet at these sizes."""
+    pattern, many = call_pattern(sizes), have_many_keys(sizes)
+    batch = "1" if sizes.get(BATCH) == 1 else "> 1"
+    may_have_more = sizes.get(QUERIES) != 1 or bool(sizes.get(PAST)) or KEYS in sizes
+    few_keys = may_have_more and not many
+    # Large logits scale batch elements in four ways: with one query in each, or one key visible to
+    # it, only a large batch shows them all.
+    few_elements = BATCH in sizes and _level(BATCH, sizes[BATCH]) != "large"
+    small_batch = pattern == A_PAST and few_elements
+    if (
+        {"empty_and_full", "large_logits"} <= set(contents)
+        and may_differ_in_length(sizes)
+        and not few_elements
+    ):
+        yield f"{LARGE_AND_EMPTY}{pattern}"
+    for name in contents:
+        if name in LENGTH_NAMES and not may_differ_in_length(sizes):
+            continue
+        too_few_keys = few_keys and name in WITH_MANY_KEYS
+        if not too_few_keys and not (small_batch and name == "large_logits"):
+            yield f"{name}{pattern}"
+        if name in LENGTH_NAMES:
+            yield f"{name}, batch {batch}"
+        elif many:
+            yield f"{name}{pattern}, batch {batch}"
+        if not sizes.get(PAST):
+            yield f"{name}{pattern}, no past"
+    if not contents and are_smallest(sizes):
+        yield SMALLEST
+    if not contents and BATCH in sizes:
+        yield f"{PLAIN}{pattern}, batch {batch}"

@@ -1,0 +1,271 @@
+"""Choice of the cases of a subject, within the size limit of golden vectors."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from attn_export.cases import conditions
+from attn_export.cases.blocks import BLOCKS, BlockSizes
+from attn_export.cases.contents import FUTURE, VALUES, Content, DrawnCase, is_mask
+from attn_export.cases.cover import Choice, Cover, Fits
+from attn_export.cases.draw import (
+    MAX_SIZE,
+    Bounds,
+    FunctionInputs,
+    Interface,
+    Sizes,
+    add_sums,
+    by_role,
+    draw_inputs,
+    generator,
+    is_within,
+)
+from attn_export.cases.fixed_cases import far_decodes, fixed_cases, long_cases
+from attn_export.cases.mask_contents import LENGTH_NAMES, LENGTHS, LOWEST, MASKS
+from attn_export.errors import first_few
+from attn_export.results import Case
+from attn_export.spec import Input
+from attn_export.spec.inputs import BATCH, PAST, QUERIES
+
+GOLDEN_BYTES = 32 * 2**20
+"""Largest size on disk of the golden vectors of a bundle."""
+
+MOST_CANDIDATES = 600
+"""The largest number of combinations of sizes to choose from; if there are more, a random sample
+is used."""
+
+CASE_BYTES = GOLDEN_BYTES // 2
+"""Largest size of one case in bytes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The chosen cases.
+
+    Attributes:
+        cases: The cases.
+        notes: Notes on their choice for the reader of a report.
+        interface: The inputs and outputs that they are for.
+    """
+
+    cases: tuple[Case, ...]
+    notes: tuple[str, ...]
+    interface: Interface
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """The contents that a subject may have, by group."""
+
+    values: tuple[Content, ...]
+    masks: tuple[Content, ...]
+    lengths: tuple[Content, ...]
+
+    @classmethod
+    def of(cls, interface: Interface) -> Groups:
+        """Return the contents that apply to the inputs of a subject."""
+        inputs, spec = interface.inputs, interface.spec
+        masks: tuple[Content, ...] = ()
+        mask_inputs = [input_ for name, input_ in inputs.items() if is_mask(name, input_)]
+        # Masks that a function of the user draws are not changed.
+        if mask_inputs and not isinstance(inputs, FunctionInputs):
+            floating = any(not m.dtype.startswith(("bool", "int")) for m in mask_inputs)
+            masks = (*MASKS, LOWEST) if floating and spec is not None else MASKS
+        values: tuple[Content, ...] = VALUES
+        if spec is not None and (spec.causal or spec.window_right is not None):
+            values = (*VALUES, FUTURE)
+        return cls(values, masks, LENGTHS if spec is not None and spec.in_place else ())
+
+    def content_conditions(self, axes: Sequence[str]) -> list[str]:
+        """Return all conditions on contents."""
+        values, masks, lengths = (
+            [content.name for content in group] for group in (self.values, self.masks, self.lengths)
+        )
+        return conditions.content_conditions(values, masks, lengths, axes)
+
+    def combinations(self) -> list[tuple[Content, ...]]:
+        """Return the combinations of contents that a case may have, at most one of each group."""
+        # Lengths come first, since the contents of masks depend on them.
+        groups = ((None, *self.lengths), (None, *self.values), (None, *self.masks))
+        combinations = [
+            tuple(content for content in contents if content is not None)
+            for contents in itertools.product(*groups)
+        ]
+        return [contents for contents in combinations if _fit_together(contents)]
+
+
+def _fit_together(contents: Sequence[Content]) -> bool:
+    names = {content.name for content in contents}
+    if names & {"all_keys_masked", "one_visible_key"}:
+        return len(names) == 1
+    if "fully_masked_rows" in names:
+        # In a small batch, masked rows would hide the faults that other values show.
+        return names <= {"fully_masked_rows", *LENGTH_NAMES}
+    # Unused cache entries are scaled up already: scaled twice, they would overflow.
+    return "beyond_length" not in names or not any(content.may_overflow for content in contents)
+
+
+def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
+    """Return cases that together meet as many conditions as fit into `GOLDEN_BYTES`."""
+    roles = interface.roles
+    plan = _plan_by_role(by_role(interface), lambda sizes: fits(roles.sizes(sizes)))
+    cases = [dataclasses.replace(case, sizes=roles.sizes(case.sizes)) for case in plan.cases]
+    return Plan(tuple(cases), (*roles.notes(), *plan.notes), interface)
+
+
+def _plan_by_role(interface: Interface, fits: Fits) -> Plan:
+    """Return the cases of an interface whose axes have the names of their roles."""
+    long, notes = long_cases(interface)
+    fixed = [*fixed_cases(interface), *long]
+    # Fixed cases are made whatever their size, so they may leave nothing of the limit.
+    budget = GOLDEN_BYTES - sum(interface.case_bytes(case.sizes) for case in fixed)
+    sums, bounds = interface.sums, interface.bounds
+    axes = conditions.free_axes(interface.axes, list(sums))
+    groups, blocks = Groups.of(interface), BlockSizes(axes, sums, bounds)
+    sizes = _candidates(axes, fits, sums, bounds, blocks)
+    costs = [interface.case_bytes(each) for each in sizes]
+    at_bounds = [f"{axis} {end}" for axis, limits in bounds.items() for end in limits]
+    wanted = [*groups.content_conditions(axes), *at_bounds]
+    contents = groups.combinations()
+    cover = Cover(axes, blocks, wanted, sizes, costs, contents, bounded=bool(bounds))
+    choices = cover.choose(budget, CASE_BYTES, fits)
+    budget -= sum(interface.case_bytes(chosen) for chosen, _ in choices)
+    far, too_far = far_decodes(interface, budget)
+    notes += [*too_far, *_notes(cover, blocks)]
+    ends = [(axis, high) for axis, (_, high) in bounds.items() if high < MAX_SIZE]
+    unreached = [f"{a} {high}" for a, high in ends if all(each[a] != high for each in sizes)]
+    if unreached:
+        notes.append(
+            f"no case reaches {first_few(unreached)}, where the module raises or a run would take "
+            "too much time or memory"
+        )
+    cases = [_case(sizes, contents, interface) for sizes, contents in _shuffle(choices)]
+    return Plan((*cases, *fixed, *far), tuple(notes), interface)
+
+
+def _notes(cover: Cover, blocks: BlockSizes) -> Iterator[str]:
+    """Yield notes on the conditions that no case meets."""
+    at_blocks, missed = blocks.conditions(), cover.missed()
+    others = [name for name in missed if name not in at_blocks]
+    if others:
+        yield (
+            f"no case meets {len(others)} of {cover.count} conditions, because golden vectors are "
+            f"limited in size: {first_few(others)}"
+        )
+    for reason, names in (
+        (f"golden vectors take at most {GOLDEN_BYTES >> 20} MiB", missed),
+        ("the module raises there or is too large to try them", cover.refused()),
+    ):
+        sizes = blocks.summary(names)
+        if sizes:
+            yield f"no case has these sizes at blocks of kernels, since {reason}: {sizes}"
+
+
+def covering_sizes(
+    axes: Sequence[str], sums: Mapping[str, str], bounds: Bounds
+) -> list[dict[str, int]]:
+    """Return sizes that together meet the conditions on sizes, not at blocks or upper bounds."""
+    free = conditions.free_axes(list(axes), list(sums))
+    sizes = _candidates(free, lambda _: False, sums, bounds)
+    costs = [0] * len(sizes)
+    cover = Cover(free, None, (conditions.SMALLEST,), sizes, costs, [()], bounded=bool(bounds))
+    return [sizes for sizes, _ in _shuffle(cover.choose(0, 0))]
+
+
+def _candidates(
+    axes: Sequence[str],
+    fits: Fits,
+    sums: Mapping[str, str],
+    bounds: Bounds,
+    blocks: BlockSizes | None = None,
+) -> list[dict[str, int]]:
+    """Return sizes to choose from, within bounds and with sums; those like the example first."""
+    values = {axis: _sizes_within(axis, bounds, fits) for axis in axes}
+    candidates = _combinations(values)
+    if QUERIES in axes:
+        candidates += _combinations({**values, QUERIES: (1,)})
+    candidates.append({axis: min(of_axis) for axis, of_axis in values.items()})
+    candidates += conditions.corners(axes)
+    candidates += blocks.candidates() if blocks else ()
+    unique = {tuple(each[axis] for axis in axes): each for each in candidates}
+    complete = [
+        add_sums(each, sums) for each in sorted(unique.values(), key=_distance_from_example)
+    ]
+    return [each for each in complete if is_within(each, bounds)]
+
+
+def _sizes_within(axis: str, bounds: Bounds, fits: Fits) -> tuple[int, ...]:
+    """Return the sizes of an axis to try: the usual ones within its bounds, and those at them."""
+    if axis not in bounds:
+        return conditions.tried_sizes(axis)
+    low, high = bounds[axis]
+    ends = [low, min(low + 1, high)]
+    if high < MAX_SIZE and fits({axis: high}):
+        ends.append(high)
+    usual = [value for value in conditions.tried_sizes(axis) if low < value < high]
+    return tuple(sorted({*usual, *ends}))
+
+
+def _combinations(values: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
+    """Return all combinations of sizes, or `MOST_CANDIDATES` random ones if there are more."""
+    if math.prod(len(of_axis) for of_axis in values.values()) <= MOST_CANDIDATES:
+        return [
+            dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
+        ]
+    rng = generator("candidates", *values)
+    columns = [rng.choice(of_axis, MOST_CANDIDATES).tolist() for of_axis in values.values()]
+    return [dict(zip(values, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _distance_from_example(sizes: Sizes) -> float:
+    """Return the sum of the log2 distances of sizes from 4, which is near those of the example."""
+    return sum(abs(math.log2((size + 1) / 5)) for size in sizes.values())
+
+
+def _is_filled(sizes: Sizes) -> bool:
+    """Return whether the last batch element of a cache in place must have the longest past."""
+    # A single batch element must have it at a block only: else every case of one element would
+    # fill its capacity.
+    return sizes[BATCH] > 1 or sizes[PAST] >= BLOCKS[0] - 2
+
+
+def _shuffle(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the cases in random order, the one with the smallest sizes and no contents first."""
+    # Some runtimes keep buffers, or a branch, from the first shape that they see.
+    shuffled = [choices[index] for index in generator("order").permutation(len(choices))]
+    plain = [choice for choice in shuffled if not choice[1]] or shuffled
+    if plain:
+        first = min(plain, key=lambda choice: sum(choice[0].values()))
+        shuffled.remove(first)
+        shuffled.insert(0, first)
+    return shuffled
+
+
+def random_case(sizes: Sizes, inputs: Mapping[str, Input], sums: Mapping[str, str]) -> Case:
+    """Return a case with random inputs."""
+    return _case(sizes, (), Interface(inputs, {}, sums=sums))
+
+
+def _case(sizes: Sizes, contents: Sequence[Content], interface: Interface) -> Case:
+    inputs, spec = interface.inputs, interface.spec
+    letters = {"batch": "B", "query_len": "L", "past_len": "P", "key_len": "S"}
+    shown = [
+        f"{letters.get(n, n)}{size}" for n, size in sorted(sizes.items()) if n not in interface.sums
+    ]
+    name = "_".join([*(content.name for content in contents), *shown])
+    name = name if contents else "_".join(["shape", *shown])
+    drawn = draw_inputs(inputs, sizes, seed_words=("case", name))
+    if spec is not None and spec.in_place and _is_filled(sizes):
+        drawn["past_length"][-1] = sizes["past_len"]
+    case = DrawnCase(drawn, inputs, spec, sizes, generator("contents", name))
+    for content in contents:
+        content.change(case)
+    about = "; ".join(content.about for content in contents) or conditions.PLAIN
+    may_overflow = any(content.may_overflow for content in contents)
+    return Case(
+        name, "probe" if contents else "shape", sizes, drawn, about, may_overflow,
+        tuple(content.name for content in contents),
+    )  # fmt: skip

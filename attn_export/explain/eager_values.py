@@ -1,0 +1,158 @@
+"""Search for the first value of a graph that its reference (a module or graph) does not have.
+
+It serves graphs that were not exported here. Their values have other names than the reference's,
+so values are matched by their contents.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeGuard
+
+import numpy as np
+import onnx
+
+from attn_export.explain.explanation import Deviation, Lines, ReferenceStep
+from attn_export.float64.evaluate import Evaluation, Values
+from attn_export.measures import measure_strictly
+from attn_export.tensorfile import Array
+
+MODULE_AGREES = 1e-6
+"""The largest relative distance at which two values match, both computed in float64.
+
+Constants of a graph may be float32, those of the module are float64."""
+
+MOST_AXES = 4
+"""The largest number of axes for which all orders are tried."""
+
+LEAST_MATCHED = 0.25
+"""The least share of computed values that must match for a node to be named. If fewer match, the
+reference computes in another way."""
+
+VARIED = 4
+"""An array with more distinct numbers than this does not match by coincidence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueReference:
+    """The reference for the values of a wrong graph.
+
+    Attributes:
+        name: Its name, as in "the graph differs from …".
+        steps: Takes the inputs of a case, and returns the operations of the reference.
+    """
+
+    name: str = "the bundle's"
+    steps: Callable[[Mapping[str, Array]], Sequence[ReferenceStep]] | None = None
+
+
+def first_unmatched_node(
+    graph: Evaluation, values: Values, reference: str, steps: Sequence[ReferenceStep], lines: Lines
+) -> Deviation | None:
+    """Return the first node with a value that matches no step of the reference.
+
+    Nodes whose inputs match those of a step, and whose output does not, take precedence. Return
+    None if all values match, or if so few do that the reference computes in another way.
+    """
+    comparable = {name: value for name, value in values.items() if _is_comparable(value)}
+    matches: dict[str, list[int]] = {}
+    for name, value in comparable.items():
+        numbers = [n for n, step in enumerate(steps) if _are_equal(value, step.value)]
+        if numbers:
+            matches[name] = numbers
+    varied = {name for name in matches if _is_varied(comparable[name])}
+    right_values = _with_sources(graph, set(matches), varied)
+    computed = [name for name in comparable if name in graph.producer]
+    if sum(name in matches for name in computed) < LEAST_MATCHED * len(computed):
+        return None
+    matched = {number for numbers in matches.values() for number in numbers}
+    wrong_values = comparable.keys() - right_values
+    nodes = [node for node in graph.nodes if not wrong_values.isdisjoint(node.output)]
+    for node in nodes:
+        unmatched_step = _unmatched_step(node, matches, matched, steps)
+        if unmatched_step is not None:
+            return _deviation(node, values, reference, unmatched_step, lines)
+    return _deviation(nodes[0], values, reference, None, lines) if nodes else None
+
+
+def _is_comparable(value: object) -> TypeGuard[Array]:
+    """Return whether a value is a floating or bool tensor of several elements."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "fb" and value.size > 1
+
+
+def _is_varied(value: Array) -> bool:
+    """Return whether a value has enough distinct numbers for a match to be no coincidence."""
+    finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value[:0]
+    return len(np.unique(finite)) > VARIED
+
+
+def _with_sources(graph: Evaluation, matched: set[str], varied: set[str]) -> set[str]:
+    """Return the matched values, and all values from which a varied matched value is computed."""
+    sources = set(varied)
+    for node in reversed(graph.nodes):
+        if sources.intersection(node.output):
+            sources.update(node.input)
+    return matched | sources
+
+
+def _unmatched_step(
+    node: onnx.NodeProto,
+    matches: Mapping[str, Sequence[int]],
+    matched_steps: set[int],
+    steps: Sequence[ReferenceStep],
+) -> ReferenceStep | None:
+    """Return a step that reads a value of the node, and whose result the graph does not have."""
+    read = {number for name in node.input for number in matches.get(name, ())}
+    for number, step in enumerate(steps):
+        if number not in matched_steps and read.intersection(step.reads):
+            return step
+    return None
+
+
+def _deviation(
+    node: onnx.NodeProto, values: Values, reference: str, step: ReferenceStep | None, lines: Lines
+) -> Deviation:
+    name = node.output[0]
+    value = values[name]
+    line = lines.get(node.name, "") or (step.line if step else "")
+    says, error = f"{reference} has no such value", math.inf
+    if step is not None:
+        location = f" at {step.line}" if step.line not in ("", line) else ""
+        says = f"{step.operation} of {reference}{location} gives other numbers there"
+        if _is_comparable(value) and value.shape == step.value.shape:
+            error = distance(value, step.value)
+            says += f", {error:.1e} away" if math.isfinite(error) else ""
+    return Deviation(node.name or name, node.op_type, name, line, error, says)
+
+
+def _are_equal(value: Array, other: Array) -> bool:
+    """Return whether two arrays hold the same elements, in any shape and order of axes."""
+    if value.size != other.size or (value.dtype == np.bool_) != (other.dtype == np.bool_):
+        return False
+    if _is_close(value, other):
+        return True
+    if value.ndim > MOST_AXES or other.ndim > MOST_AXES or other.ndim < 2:
+        return False
+    orders = itertools.islice(itertools.permutations(range(other.ndim)), 1, None)
+    return any(_is_close(value, other.transpose(order)) for order in orders)
+
+
+def _is_close(value: Array, other: Array) -> bool:
+    return distance(value, other) <= MODULE_AGREES
+
+
+def distance(value: Array, other: Array) -> float:
+    """Return the relative L2 distance of two values of a graph, or infinity.
+
+    It is infinite if other elements are NaN or infinite, and if integers or booleans differ.
+
+    `value`: A value of any shape.
+    """
+    # Flattened: in a row that is 0 in float64, a value within a graph may have rounding errors.
+    value, other = value.ravel(), other.ravel()
+    if value.dtype.kind != "f" or other.dtype.kind != "f":
+        return 0.0 if np.array_equal(value, other) else math.inf
+    return measure_strictly(value, other).whole

@@ -1,0 +1,269 @@
+"""Attribution of a fault to graph or runtime, and search for the first wrong node."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from attn_export.explain.branches import in_one_branch
+from attn_export.explain.eager_values import ValueReference, first_unmatched_node
+from attn_export.explain.explanation import Deviation, Fault, Lines, OutOfTime
+from attn_export.explain.graph_evaluation import (
+    EvaluatedGraph,
+    evaluate_if_right,
+    is_right_when_rounded,
+    sample_cases,
+)
+from attn_export.explain.graph_run import GoldenCase, GraphRun, GraphRunner
+from attn_export.explain.inexact_operators import inexact_operator
+from attn_export.explain.localise import (
+    first_difference,
+    first_runtime_deviation,
+    first_value_in_no_right_graph,
+    write_with_all_outputs,
+)
+from attn_export.explain.match import Match, matches
+from attn_export.explain.mistake import Evidence
+from attn_export.explain.node_differences import NO_SUCH_NODE
+from attn_export.explain.value_relations import first_relation
+from attn_export.results import Arrays
+from attn_export.temp_folders import scratch
+
+LOCALISED = 6
+"""The largest number of cases in which the first wrong node is located."""
+
+ALIKE = 3
+"""The largest number of cases in which each value is compared with all values of a reference."""
+
+
+def fault_of(
+    suspect: EvaluatedGraph | None, trial_elsewhere: GraphRun | None, *, lossy: bool
+) -> Fault:
+    """Return whether the graph or the runtime is at fault.
+
+    `suspect`: The graph in question; None if it cannot be evaluated in float64.
+    `lossy`: Whether the graph gives the truth in float64, but not in its own type.
+    """
+    if suspect is not None:
+        return "runtime" if suspect.right and not suspect.not_computed and not lossy else "graph"
+    if trial_elsewhere is None or trial_elsewhere.ran.outcome != "ran":
+        return "unknown"
+    return "graph" if trial_elsewhere.failed else "runtime"
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownMistakes:
+    """Known mistakes that explain the outputs.
+
+    Attributes:
+        matches: The mistakes, the best first.
+        from_right_graph: Whether they were made in a right graph and give the wrong outputs.
+            Otherwise they were made in the wrong graph and give the right outputs.
+    """
+
+    matches: Sequence[Match]
+    from_right_graph: bool
+
+
+def known_mistakes(
+    suspect: EvaluatedGraph | None,
+    right: EvaluatedGraph | None,
+    trial: GraphRun,
+    cases: Sequence[GoldenCase],
+    out_of_time: OutOfTime,
+    first: Deviation | None = None,
+) -> KnownMistakes:
+    """Return the known mistakes that explain the outputs of a graph.
+
+    `suspect`: The graph in question; None if it cannot be evaluated in float64.
+    """
+    from_right_graph = right is not None
+    base = right or suspect
+    if base is None:
+        return KnownMistakes([], from_right_graph)
+    evidence = []
+    for case in cases:
+        target = case.golden.expected if right is None else _actual_outputs(suspect, trial, case)
+        values = base.values(case)
+        if target is None or values is None or set(target) != set(base.evaluation.outputs):
+            continue
+        outputs = base.evaluation.outputs_of(values)
+        layout = base.runner.to_graph_layout(target)
+        allowed = _allowed_errors(case) if case in trial.passed else {}
+        evidence.append(Evidence(values, outputs, layout, case.sizes, allowed))
+    matching = []
+    if evidence:
+        thorough = first is None or not first.relation
+        matching = matches(base.evaluation, evidence, out_of_time, thorough=thorough)
+    is_wrong = suspect is not None and not suspect.right
+    if not matching and first is None and right is not None and is_wrong:
+        # The graphs may differ in structure: search for a mistake that corrects the wrong one.
+        return known_mistakes(suspect, None, trial, cases, out_of_time)
+    return KnownMistakes(matching, from_right_graph)
+
+
+def _actual_outputs(
+    suspect: EvaluatedGraph | None, trial: GraphRun, case: GoldenCase
+) -> Arrays | None:
+    """Return the outputs to explain: those of a wrong graph in float64, else the runtime's."""
+    values = None if suspect is None or suspect.right else suspect.values(case)
+    if suspect is None or values is None:
+        return trial.ran.outputs.get(case.name)
+    return suspect.runner.to_case_layout(suspect.evaluation.outputs_of(values))
+
+
+def _allowed_errors(case: GoldenCase) -> dict[str, float]:
+    return {name: error.whole for name, error in case.golden.allowed.items() if error is not None}
+
+
+def first_deviation(
+    fault: Fault,
+    suspect: EvaluatedGraph | None,
+    counterparts: Sequence[GraphRunner],
+    trial: GraphRun,
+    lines: Lines,
+    reference: ValueReference,
+) -> Deviation | None:
+    """Return the first wrong node.
+
+    If the runtime is wrong, its values in the smallest failing case are compared with float64. If
+    the graph is wrong, it is compared with other graphs in several cases, because a mistake in a
+    causal mask, for example, does not show with one query.
+
+    `suspect`: The graph in question; None if it cannot be evaluated in float64.
+    """
+    if suspect is None or suspect.not_computed or not trial.failed:
+        return None
+    if fault != "graph":
+        return _with_line(_first_in_runtime(suspect, trial.failed[0]), lines)
+    deviation = _with_line(_first_over_cases(suspect, counterparts, trial), lines)
+    if deviation is None or NO_SUCH_NODE in deviation.says:
+        return _first_unmatched_over_cases(suspect, trial, lines, reference) or deviation
+    return deviation
+
+
+def _with_line(deviation: Deviation | None, lines: Lines) -> Deviation | None:
+    if deviation is None:
+        return None
+    return dataclasses.replace(deviation, line=lines.get(deviation.node, ""))
+
+
+def _first_in_runtime(suspect: EvaluatedGraph, case: GoldenCase) -> Deviation | None:
+    """Return the first node whose output in the runtime is wrong; a copy outputs every value."""
+    values, rounded = suspect.values(case), suspect.rounded_values(case)
+    if values is None or rounded is None:
+        return None
+    with scratch() as folder:
+        path = folder / suspect.runner.path.name
+        write_with_all_outputs(suspect.runner.path, values, path)
+        run = dataclasses.replace(suspect.runner, path=path).run({case.name: case.inputs})
+        actual = run.outputs.get(case.name)
+    if actual is None:
+        return None
+    actual = suspect.runner.to_graph_layout(actual)  # outputs came in the bundle's axis order
+    return inexact_operator(suspect, case, actual) or first_runtime_deviation(
+        suspect.evaluation, values, rounded, actual
+    )
+
+
+def first_lossy(
+    suspect: EvaluatedGraph, cases: Sequence[GoldenCase], lines: Lines
+) -> Deviation | None:
+    """Return the first node that loses precision, in a graph that is right in float64."""
+    for case in cases:
+        values, rounded = suspect.values(case), suspect.rounded_values(case)
+        if values is None or rounded is None:
+            continue
+        if not is_right_when_rounded(suspect, case):
+            arrays = {n: a for n, a in rounded.items() if isinstance(a, np.ndarray)}
+            deviation = first_runtime_deviation(suspect.evaluation, values, values, arrays)
+            if deviation is not None:
+                return _with_line(deviation, lines)
+    return None
+
+
+def _first_over_cases(
+    suspect: EvaluatedGraph, counterparts: Sequence[GraphRunner], trial: GraphRun
+) -> Deviation | None:
+    cases = sample_cases(trial.failed, LOCALISED)
+    counterpart = _counterpart(suspect, counterparts, cases[:1])
+    if counterpart is None:
+        return None
+    others = sample_cases(trial.passed, ALIKE)
+    suspect, counterpart, chosen = in_one_branch(suspect, counterpart, [*cases, *others])
+    order = {node.name: number for number, node in enumerate(suspect.evaluation.nodes)}
+    deviations, compared = [], []
+    for case in chosen:
+        suspect_values, right_values = suspect.values(case), counterpart.values(case)
+        if suspect_values is None or right_values is None:
+            continue
+        compared.append((suspect_values, right_values))
+        deviation = first_difference(
+            suspect.evaluation, suspect_values, counterpart.evaluation, right_values
+        )
+        if deviation is not None:
+            deviations.append(deviation)
+    if not deviations:
+        return _first_by_values(suspect, counterparts, cases)
+    first = min(deviations, key=lambda deviation: (order[deviation.node], -deviation.error))
+    relation, in_weights = first_relation(suspect.evaluation, counterpart.evaluation, compared)
+    return dataclasses.replace(first, relation=relation, in_weights=in_weights)
+
+
+def _first_unmatched_over_cases(
+    suspect: EvaluatedGraph, trial: GraphRun, lines: Lines, reference: ValueReference
+) -> Deviation | None:
+    """Return the first node, over several cases, with a value that the reference does not have."""
+    if reference.steps is None:
+        return None
+    order = {node.output[0]: number for number, node in enumerate(suspect.evaluation.nodes)}
+    deviations = []
+    for case in sample_cases(trial.failed, ALIKE):
+        values = suspect.values(case)
+        if values is not None:
+            steps = reference.steps(case.inputs)
+            deviation = first_unmatched_node(
+                suspect.evaluation, values, reference.name, steps, lines
+            )
+            deviations += [deviation] if deviation is not None else []
+    return min(deviations, key=lambda deviation: order[deviation.value], default=None)
+
+
+def _first_by_values(
+    suspect: EvaluatedGraph, others: Sequence[GraphRunner], cases: Sequence[GoldenCase]
+) -> Deviation | None:
+    """Return the first node with a value in no right graph, for a graph with other value names."""
+    right_graphs = [
+        right_graph
+        for other in others
+        if (right_graph := evaluate_if_right(other, cases)) is not None
+    ]
+    compared = []
+    for case in cases[-ALIKE:]:
+        suspect_values = suspect.values(case)
+        right_values = [
+            values for graph in right_graphs if (values := graph.values(case)) is not None
+        ]
+        if suspect_values is not None and right_values:
+            compared.append((suspect_values, right_values))
+    return first_value_in_no_right_graph(suspect.evaluation, compared) if compared else None
+
+
+def _counterpart(
+    suspect: EvaluatedGraph, others: Sequence[GraphRunner], cases: Sequence[GoldenCase]
+) -> EvaluatedGraph | None:
+    """Return the right graph that shares most value names with the one in question."""
+    names = set(suspect.evaluation.producer)
+    candidates = [
+        candidate
+        for other in others
+        if other.path != suspect.runner.path
+        and (candidate := evaluate_if_right(other, cases)) is not None
+    ]
+    return max(
+        candidates,
+        key=lambda candidate: len(names.intersection(candidate.evaluation.producer)),
+        default=None,
+    )

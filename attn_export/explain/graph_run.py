@@ -1,0 +1,158 @@
+"""Runs of one graph in one runtime, judged by the bundle's golden vectors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from attn_export.bundle.golden import read_golden, read_inputs, stored_cases
+from attn_export.bundle.manifest import GOLDEN, graph_files
+from attn_export.errors import UsageError
+from attn_export.judge.judge import judge
+from attn_export.results import WHOLE_DECODE, Arrays, Golden, GraphFile
+from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
+from attn_export.runtimes.process import RunResult, run_once
+from attn_export.runtimes.protocol import Limits, Options, Runtime
+from attn_export.schema import Manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class GoldenCase:
+    """A case of the bundle with its inputs and its expected outputs.
+
+    Attributes:
+        sizes: The size of every dynamic axis.
+        inputs: The inputs by name, in the bundle's axis order.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    inputs: Arrays
+    golden: Golden
+
+    @property
+    def size(self) -> int:
+        """The number of input elements."""
+        return sum(array.size for array in self.inputs.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphRunner:
+    """A graph file, with the runtime, options and limits to run it with.
+
+    Attributes:
+        graph_file: Its differences from the inputs and outputs that the bundle states.
+    """
+
+    path: Path
+    graph_file: GraphFile
+    runtime: Runtime
+    options: Options
+    limits: Limits
+
+    def run(self, cases: Mapping[str, Arrays], options: Options | None = None) -> RunResult:
+        """Return the result of running cases in a process of their own."""
+        merged = {**self.options, **(options or {})}
+        return run_once(self.runtime, self.path, cases, self.limits, self.graph_file, merged)
+
+    def trial(self, cases: Iterable[GoldenCase], options: Options | None = None) -> GraphRun:
+        """Return the judged result of running the cases that the graph accepts."""
+        accepted = [case for case in cases if self.graph_file.takes(case.sizes)]
+        ran = self.run({case.name: case.inputs for case in accepted}, options)
+        ran = _with_failed_separate(ran, accepted)
+        failed = [case for case in accepted if not passes(case.golden, ran.outputs.get(case.name))]
+        passed = [case for case in accepted if case not in failed]
+        return GraphRun(ran, tuple(sorted(failed, key=lambda c: c.size)), tuple(passed))
+
+    def to_graph_layout(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        """Convert inputs or outputs from the bundle's axis order and types to the graph file's."""
+        return to_graph_layout(arrays, self.graph_file.layouts, self.graph_file.dtypes)
+
+    def to_case_layout(self, outputs: Arrays) -> dict[str, np.ndarray]:
+        """Convert outputs from the axis order of the graph file to the bundle's."""
+        return to_case_layout(outputs, self.graph_file.layouts)
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphRun:
+    """Result of running and judging cases.
+
+    Attributes:
+        failed: The cases that gave no output or failed the judge, the smallest first.
+        passed: The other cases, in the order in which they ran.
+    """
+
+    ran: RunResult
+    failed: tuple[GoldenCase, ...]
+    passed: tuple[GoldenCase, ...]
+
+    @property
+    def all_passed(self) -> bool:
+        """True if every case ran and passed."""
+        return self.ran.outcome == "ran" and not self.failed
+
+
+def is_right(golden: Golden, outputs: Arrays) -> bool:
+    """Return whether float64 outputs, once rounded, pass the judge."""
+    rounded = {
+        name: array.astype(golden.expected[name].dtype) if name in golden.expected else array
+        for name, array in outputs.items()
+    }
+    return passes(golden, rounded)
+
+
+def passes(golden: Golden, outputs: Arrays | None) -> bool:
+    """Return whether outputs pass the judge."""
+    if outputs is None:
+        return False
+    verdicts = judge("", "", golden, outputs)
+    return all(verdict.status in ("passed", "unusable") for verdict in verdicts)
+
+
+def _with_failed_separate(ran: RunResult, cases: Iterable[GoldenCase]) -> RunResult:
+    """Take the outputs of runs with separate buffers where they fail, and the others pass."""
+    goldens = {case.name: case.golden for case in cases}
+    only_separate = {
+        name: outputs
+        for name, outputs in ran.separate.items()
+        if passes(goldens[name], ran.outputs[name]) and not passes(goldens[name], outputs)
+    }
+    return dataclasses.replace(
+        ran, outputs={**ran.outputs, **only_separate}, separate=only_separate
+    )
+
+
+def golden_cases(
+    folder: Path, only: str | None, *, keeps_non_finite: bool = True
+) -> list[GoldenCase]:
+    """Return the cases of a bundle, without whole decodes."""
+    names, stored = stored_cases(folder / GOLDEN)
+    goldens = {golden.case.name: golden for golden in read_golden(folder / GOLDEN)}
+    if not keeps_non_finite:
+        goldens = {n: dataclasses.replace(g, determined={}) for n, g in goldens.items()}
+    if only is not None:
+        stored = [case for case in stored if case.name == only]
+        if not stored:
+            raise UsageError(f"there is no case {only!r}; choose from {', '.join(goldens)}")
+        if stored[0].kind == WHOLE_DECODE:
+            raise UsageError(f"{only} is a whole decode, which explain cannot take apart")
+    return [
+        GoldenCase(case.name, case.sizes, read_inputs(case, names), goldens[case.name])
+        for case in stored
+        if case.kind != WHOLE_DECODE
+    ]
+
+
+def graph_files_to_examine(manifest: Manifest, graph: Path | None) -> list[GraphFile]:
+    """Return the graphs to examine: those of the bundle, or only the user's own graph.
+
+    `graph`: The user's graph, which has the description of the bundle's graph of the same file
+    name; None to examine those of the bundle.
+    """
+    files = graph_files(manifest)
+    if graph is None:
+        return files
+    return [file for file in files if file.name == graph.name] or [GraphFile(graph.name)]

@@ -1,0 +1,221 @@
+"""Search for the first node whose output is wrong. Its line is added in `fault_attribution`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from attn_export.explain.eager_values import distance
+from attn_export.explain.explanation import Deviation
+from attn_export.explain.node_differences import (
+    NO_SUCH_NODE,
+    attribute_differences,
+    input_differences,
+)
+from attn_export.float64.evaluate import Evaluation, Values, is_float
+from attn_export.graph.load import load_model
+from attn_export.measures import measure
+from attn_export.tensorfile import Array
+
+GRAPHS_AGREE = 1e-9
+"""The largest relative distance at which values of two graphs, both in float64, are equal."""
+
+MIN_TOLERANCE_EPS = 64
+"""The relative error up to which a node is never wrong, in eps of float32."""
+
+MAX_UNMATCHED = 4
+"""If at most this many values before a wrong node do not agree, the first node that the right graph
+does not have is named in its place."""
+
+MIN_SHARED = 0.6
+"""The least share of values that must occur in right graphs, too. Below it the graph may compute
+the same outputs in another way."""
+
+MAX_FOREIGN_NAMES = 0.5
+"""The largest share of value names that the right graph may lack. Above it another exporter chose
+the names, so that a node without a counterpart proves nothing."""
+
+
+def first_difference(
+    wrong: Evaluation, wrong_values: Values, right: Evaluation, right_values: Values
+) -> Deviation | None:
+    """Return the first difference between two graphs whose values share names."""
+    agreeing = {
+        name
+        for name in wrong_values
+        if name in right_values
+        and value_error(wrong_values[name], right_values[name]) <= GRAPHS_AGREE
+    }
+    for node in wrong.nodes:
+        for name in node.output:
+            if name in right_values and name not in agreeing:
+                error = value_error(wrong_values[name], right_values[name])
+                return _deviation(node, name, error, wrong, right, agreeing)
+    return None
+
+
+def first_value_in_no_right_graph(
+    wrong: Evaluation, cases: Sequence[tuple[Values, Sequence[Values]]]
+) -> Deviation | None:
+    """Return the first node whose value occurs in no right graph; names are ignored.
+
+    Return None if there is none, or if the right graphs have too few of the values to tell.
+    """
+    compared = {
+        name
+        for name in wrong.producer
+        if all(_is_comparable(wrong_values.get(name)) for wrong_values, _ in cases)
+    }
+    right = {
+        name
+        for name in compared
+        if all(_is_in_any(wrong_values[name], right_values) for wrong_values, right_values in cases)
+    }
+    for node in reversed(wrong.nodes):  # the inputs of a right node are right
+        compared_outputs = [name for name in node.output if name in compared]
+        if compared_outputs and right.issuperset(compared_outputs):
+            right.update(node.input)
+    if len(right.intersection(compared)) < MIN_SHARED * len(compared):
+        return None
+    for node in wrong.nodes:
+        for name in node.output:
+            if name in compared and name not in right:
+                says = "this value occurs in no right graph"
+                return Deviation(node.name, node.op_type, name, "", np.inf, says)
+    return None
+
+
+def _is_comparable(value: object) -> bool:
+    """Return whether a value is a floating or bool tensor; integers are the same in every graph."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "fb"
+
+
+def _is_in_any(value: Array | None, others: Sequence[Values]) -> bool:
+    arrays = (array for values in others for array in values.values())
+    return any(isinstance(a, np.ndarray) and value_error(value, a) <= GRAPHS_AGREE for a in arrays)
+
+
+def _deviation(
+    node: onnx.NodeProto,
+    name: str,
+    error: float,
+    wrong: Evaluation,
+    right: Evaluation,
+    agreeing: set[str],
+) -> Deviation | None:
+    """Describe a wrong node, or one before it that the right graph lacks; None if it is unclear."""
+    unmatched = _unmatched(node, wrong, agreeing)
+    unknown_names = sum(name not in right.producer for name in wrong.producer)
+    if len(unmatched) > MAX_UNMATCHED and unknown_names > MAX_FOREIGN_NAMES * len(wrong.producer):
+        return None
+    right_nodes = {(n.op_type, n.name) for n in right.nodes}
+    unknown_nodes = (n for n in wrong.nodes if (n.op_type, n.name) not in right_nodes)
+    first = next((n for n in unknown_nodes if not unmatched.isdisjoint(n.output)), node)
+    counterpart = right.producer.get(name)
+    if first is not node and len(unmatched) <= MAX_UNMATCHED:
+        differences = [f"{NO_SUCH_NODE} before {node.op_type} {node.name}"]
+        differences += [f"there {change}" for change in attribute_differences(node, counterpart)]
+    else:
+        differences = _differences(node, wrong, right, counterpart, agreeing)
+        if first is not node:
+            differences.append(f"{len(unmatched)} values before it are not in the right graph")
+            first = node
+    says = "; ".join(differences)
+    return Deviation(first.name, first.op_type, first.output[0], "", error, says)
+
+
+def first_runtime_deviation(
+    evaluation: Evaluation, truth: Values, rounded: Values, actual: Mapping[str, Array]
+) -> Deviation | None:
+    """Return the first node whose output in a runtime differs from float64 by more than rounding.
+
+    `truth`: Its values in float64.
+    `rounded`: Its values in float64, each rounded to the graph's own type.
+    """
+    least = MIN_TOLERANCE_EPS * float(np.finfo(np.float32).eps)
+    for node in evaluation.nodes:
+        for name in node.output:
+            right = truth.get(name)
+            if name not in actual or right is None:
+                continue
+            error = value_error(actual[name], right)
+            if error > max(8 * value_error(rounded.get(name), right), least):
+                return Deviation(node.name, node.op_type, name, "", error, "")
+    return None
+
+
+def write_with_all_outputs(path: Path, values: Values, target: Path) -> None:
+    """Write a copy of a graph that has every value as an output."""
+    model = load_model(path)
+    graph = model.graph
+    float_dtype = next(
+        (i.type.tensor_type.elem_type for i in graph.input if is_float(values.get(i.name))),
+        onnx.TensorProto.FLOAT,
+    )
+    declared = {output.name for output in graph.output}
+    for node in graph.node:
+        for name in node.output:
+            array = values.get(name)
+            if name and isinstance(array, np.ndarray) and name not in declared:
+                dtype = (
+                    float_dtype if is_float(array) else helper.np_dtype_to_tensor_dtype(array.dtype)
+                )
+                graph.output.append(helper.make_tensor_value_info(name, dtype, None))
+    onnx.save(model, target)
+
+
+def _unmatched(node: onnx.NodeProto, graph: Evaluation, agreeing: set[str]) -> set[str]:
+    """Return the names of values between agreeing values and a node."""
+    unmatched: set[str] = set()
+    waiting = list(node.input)
+    while waiting:
+        name = waiting.pop()
+        producer = graph.producer.get(name)
+        if producer is not None and name not in agreeing and name not in unmatched:
+            unmatched.add(name)
+            waiting.extend(producer.input)
+    return unmatched
+
+
+def value_error(x: object, right: object) -> float:
+    """Return the relative L2 distance; infinite if shapes or non-finite values differ."""
+    if x is None or right is None:
+        return 0.0 if x is right else np.inf
+    if not (isinstance(x, np.ndarray) and isinstance(right, np.ndarray)):
+        return 0.0  # a sequence: the tensors computed from it are compared
+    if x.shape != right.shape:
+        return np.inf
+    whole = distance(x, right)
+    return max(whole, measure(x, right).row) if math.isfinite(whole) else whole
+
+
+def _differences(
+    node: onnx.NodeProto,
+    wrong: Evaluation,
+    right: Evaluation,
+    counterpart: onnx.NodeProto | None,
+    agreeing: set[str],
+) -> list[str]:
+    """Describe all differences between a node and its counterpart in the right graph."""
+    initializers = [
+        f"the initialiser {name} has other values"
+        for name in node.input
+        if name in wrong.initializers and name in right.initializers and name not in agreeing
+    ]
+    if counterpart is not None and counterpart.op_type == node.op_type:
+        return [
+            *initializers,
+            *input_differences(node, counterpart),
+            *attribute_differences(node, counterpart),
+        ]
+    if initializers or counterpart is None:
+        return initializers
+    if counterpart.name == node.name:
+        return [f"it is {node.op_type}, and should be {counterpart.op_type}"]
+    is_elsewhere = counterpart.name in {n.name for n in wrong.nodes}
+    return [NO_SUCH_NODE if is_elsewhere else f"it should be {counterpart.op_type}"]

@@ -1,0 +1,296 @@
+"""Search for known mistakes that reproduce the outputs of a runtime, or of a wrong graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from attn_export.explain.explanation import OutOfTime
+from attn_export.explain.in_activations import activation_mistakes
+from attn_export.explain.in_attention import (
+    attention_mistakes,
+    fitted_scales_and_softcaps,
+    head_mistakes,
+)
+from attn_export.explain.in_block_cache import block_mistakes
+from attn_export.explain.in_float16_cache import float16_cache_mistakes
+from attn_export.explain.in_graph import (
+    input_mistakes,
+    mask_mistakes,
+    precision_mistakes,
+    value_mistakes,
+)
+from attn_export.explain.in_integer_cache import cache_mistakes, fitted_cache_scales
+from attn_export.explain.in_integer_products import fitted_input_scales, product_mistakes
+from attn_export.explain.in_integers import fitted_weight_mistakes, weight_mistakes
+from attn_export.explain.in_rotary import fitted_angles, rotary_mistakes
+from attn_export.explain.mistake import Evidence, Mistake
+from attn_export.explain.row_conditions import Rows, where_made
+from attn_export.float64.evaluate import Evaluation, NotComputedError
+from attn_export.measures import element_errors, eps
+from attn_export.tensorfile import Array, is_floating
+
+KEPT = 12
+"""The number of mistakes that are tried on all cases: those that explain the first case best."""
+
+ROUNDINGS = 256
+"""The largest root mean square difference from the actual output, relative to that of the right one
+and in eps of its type, that is called rounding."""
+
+NEAR = 1e-5
+"""The same for actual outputs in float64, in which constants of a graph are rounded to float32."""
+
+MOST_NOISE = 1e-3
+"""The largest such difference at which single rows are compared: half precision hides too much."""
+
+FAR = 10.0
+"""The error of an element that is not finite and not the same in both outputs, in root mean squares
+of the right output; also that of an output of another shape."""
+
+CONVINCING = 0.02
+"""If a mistake leaves a smaller share of the error unexplained, neither mistakes with a factor that
+must be found nor those of single heads are tried."""
+
+IN_ONE_CASE = 3
+"""A mistake may leave this many times more of the error unexplained in one case than in all."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A mistake that explains the error.
+
+    Attributes:
+        unexplained: The share of the error that it does not explain; 0 if it explains all.
+        exact: Whether the unexplained error is only rounding.
+        only: The rows in which it is made, as the end of a sentence; "" if in all.
+    """
+
+    mistake: Mistake
+    unexplained: float
+    exact: bool
+    only: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Comparison:
+    """The outputs that a mistake gives in one case, compared with the actual ones.
+
+    Attributes:
+        remaining: The mean squares of the error that it leaves, summed over the outputs.
+        total: Those of the whole error.
+        exact: Whether the remaining error is only rounding.
+        holds: Whether it explains the error of this case, or predicts none where none is.
+        rows: The rows where it is made and where it is not, by output; None unless each row is one
+            or the other.
+    """
+
+    remaining: float
+    total: float
+    exact: bool
+    holds: bool
+    rows: Rows | None
+
+
+def matches(
+    evaluation: Evaluation, evidence: Sequence[Evidence], out_of_time: OutOfTime = lambda: False,
+    *, thorough: bool = True,
+) -> list[Match]:  # fmt: skip
+    """Return the mistakes that explain the actual outputs, the best first.
+
+    A mistake must explain the error of each case, and predict none where there is none. It may be
+    made in some rows alone, if the others are right.
+    """
+    found: list[Match] = []
+    many = (
+        fitted_weight_mistakes(evaluation),
+        _fitted_mistakes(evaluation, evidence[:1], out_of_time),
+        head_mistakes(evaluation),
+    )
+    for mistakes in (_all_mistakes(evaluation, evidence[0]), *(many if thorough else ())):
+        found += _matching(mistakes, evaluation, evidence, out_of_time)
+        if found and min(match.unexplained for match in found) <= CONVINCING:
+            break
+    return sorted(found, key=_order)
+
+
+def _matching(
+    mistakes: Iterable[Mistake],
+    evaluation: Evaluation,
+    evidence: Sequence[Evidence],
+    out_of_time: OutOfTime,
+) -> list[Match]:
+    """Return the mistakes that hold in all cases: those that explain the first one best."""
+    screened = []
+    for mistake in mistakes:
+        if out_of_time():
+            break
+        for comparison in _compared(mistake, evaluation, evidence[:1]):
+            better = comparison.remaining < comparison.total
+            may_hold = better and (comparison.holds or _is_rounded(mistake))
+            if may_hold or comparison.rows is not None:
+                share = comparison.remaining / (comparison.total or 1.0)
+                screened.append((round(share, 3), mistake))
+    screened.sort(key=operator.itemgetter(0))
+    found = (_match(mistake, evaluation, evidence) for _, mistake in screened[:KEPT])
+    return sorted((match for match in found if match is not None), key=_order)
+
+
+def _is_rounded(mistake: Mistake) -> bool:
+    """Return whether it is a mistake of rounding, which is not repeated bit by bit."""
+    return mistake.share < 0.5
+
+
+def _order(match: Match) -> tuple[bool, float]:
+    # Rounded, so that noise does not decide between two mistakes that fit equally well.
+    return bool(match.only), round(match.unexplained, 3)
+
+
+def _match(mistake: Mistake, evaluation: Evaluation, evidence: Sequence[Evidence]) -> Match | None:
+    """Compare outputs with a mistake to the actual ones in all cases; None if it is no cause."""
+    comparisons: list[_Comparison] = []
+    for comparison in _compared(mistake, evaluation, evidence):
+        comparisons.append(comparison)
+        everywhere = all(c.holds for c in comparisons) or _is_rounded(mistake)
+        if not everywhere and any(c.rows is None for c in comparisons):
+            return None
+    if len(comparisons) < len(evidence):
+        return None  # the mistake is impossible in a case
+    total = sum(c.total for c in comparisons)
+    unexplained = math.sqrt(sum(c.remaining for c in comparisons) / total) if total else math.inf
+    exact = all(c.exact for c in comparisons)
+    if everywhere and unexplained <= 1 - _share(mistake, evidence[0]):
+        return Match(mistake, unexplained, exact)
+    rows = [c.rows for c in comparisons if c.rows is not None]
+    only = where_made(evaluation, evidence, rows) if len(rows) == len(comparisons) else ""
+    return Match(mistake, 0.0, True, only) if only else None
+
+
+def _share(mistake: Mistake, case: Evidence) -> float:
+    """Return the share of the error that a mistake must explain, more of one without rounding."""
+    is_float64 = any(array.dtype == np.float64 for array in case.actual.values())
+    return mistake.share if _is_rounded(mistake) or not is_float64 else 0.99
+
+
+def _compared(
+    mistake: Mistake, evaluation: Evaluation, evidence: Iterable[Evidence]
+) -> Iterator[_Comparison]:
+    """Yield a comparison for each case, up to one with which the mistake is impossible."""
+    for case in evidence:
+        try:
+            with np.errstate(all="ignore"):
+                yield _compare(mistake, case, mistake.outputs(evaluation, case.values))
+        except (NotComputedError, ValueError, IndexError, TypeError, KeyError):
+            return  # the mistake is impossible with these shapes
+
+
+def _compare(mistake: Mistake, case: Evidence, mistaken: Mapping[str, Array]) -> _Comparison:
+    remaining = total = 0.0
+    exact = holds = True
+    most = IN_ONE_CASE * (1 - _share(mistake, case))
+    rows: dict[str, tuple[Array, Array]] | None = {}
+    for name, right in case.right.items():
+        actual = case.actual[name]
+        distance, error = _distance(mistaken[name], actual, right), _distance(right, actual, right)
+        remaining += distance
+        total += error
+        noise = _noise(actual)
+        exact &= math.sqrt(distance) <= noise
+        accepted = max(noise, case.allowed.get(name, 0.0), most * math.sqrt(error))
+        holds &= math.sqrt(distance) <= accepted
+        one = None if rows is None else _rows(mistaken[name], actual, right, noise)
+        rows = None if rows is None or one is None else {**rows, name: one}
+    return _Comparison(remaining, total, exact, holds, rows)
+
+
+def _noise(actual: Array) -> float:
+    """Return the largest difference that is rounding, in root mean squares of the right output."""
+    if actual.dtype == np.float64:
+        return NEAR
+    return ROUNDINGS * eps(actual.dtype) if is_floating(actual.dtype) else 0.0
+
+
+def _rows(mistaken: Array, actual: Array, right: Array, noise: float) -> tuple[Array, Array] | None:
+    """Return the rows in which a mistake is made, and those that are right but would be wrong.
+
+    Return None if a row is neither as the mistake says nor right.
+    """
+    if mistaken.shape != actual.shape or not actual.ndim or noise > MOST_NOISE:
+        return None
+    limit = noise * _size(right)
+    like_mistake, like_right = (
+        element_errors(x.astype(np.float64), actual.astype(np.float64)).max(-1, initial=0) <= limit
+        for x in (mistaken, right)
+    )
+    return (~like_right, ~like_mistake) if (like_mistake | like_right).all() else None
+
+
+def _all_mistakes(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
+    # Of two mistakes with the same outputs, the first wins: simpler ones come first.
+    return itertools.chain(
+        input_mistakes(evaluation, case.values),
+        value_mistakes(evaluation),
+        weight_mistakes(evaluation),
+        activation_mistakes(evaluation),
+        product_mistakes(evaluation),
+        cache_mistakes(evaluation),
+        block_mistakes(evaluation),
+        float16_cache_mistakes(evaluation),
+        mask_mistakes(evaluation, case.values),
+        rotary_mistakes(evaluation),
+        attention_mistakes(evaluation),
+        precision_mistakes(evaluation),
+    )
+
+
+def _distance(x: Array, actual: Array, right: Array) -> float:
+    """Compute the mean square of x - actual, divided by the mean square of the right output."""
+    if x.shape != actual.shape:
+        return FAR * FAR
+    if not x.size:
+        return 0.0
+    errors = element_errors(x.astype(np.float64), actual.astype(np.float64)) / _size(right)
+    return float(np.square(np.where(np.isfinite(errors), errors, FAR)).mean())
+
+
+def _size(right: Array) -> float:
+    """Return the root mean square of the finite elements; 1 if they are all 0."""
+    finite = right[np.isfinite(right)].astype(np.float64)
+    return math.sqrt(float(np.square(finite).mean())) if finite.size and finite.any() else 1.0
+
+
+def _fitted_mistakes(
+    evaluation: Evaluation, cases: Sequence[Evidence], out_of_time: OutOfTime
+) -> Iterator[Mistake]:
+    """Yield mistakes in scales and softcaps that are wrong by a factor, each with its best one."""
+    for make in (
+        *fitted_scales_and_softcaps(evaluation),
+        *fitted_angles(evaluation),
+        *fitted_cache_scales(evaluation),
+        *fitted_input_scales(evaluation),
+    ):
+        if out_of_time():
+            return
+
+        def unexplained(log: float, make: Callable[[float], Mistake] = make) -> float:
+            compared = list(_compared(make(math.exp(log)), evaluation, cases))
+            return sum(c.remaining for c in compared) if compared else math.inf
+
+        yield make(math.exp(_minimise(unexplained)))
+
+
+def _minimise(function: Callable[[float], float]) -> float:
+    """Return the best argument from -log 8 to log 8, by a grid and then a golden-section search."""
+    grid = np.linspace(-math.log(8), math.log(8), 25)
+    values = [function(float(x)) for x in grid]
+    middle = int(np.argmin(values))
+    low, high = float(grid[max(middle - 1, 0)]), float(grid[min(middle + 1, len(grid) - 1)])
+    golden = (math.sqrt(5) - 1) / 2
+    for _ in range(30):
+        a, b = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, b) if function(a) < function(b) else (a, high)
+    return (low + high) / 2

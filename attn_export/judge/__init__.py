@@ -1,0 +1,1 @@
+"""Verdicts on outputs, and their gates."""

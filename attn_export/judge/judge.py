@@ -1,0 +1,126 @@
+"""Verdicts on a runtime's outputs of a case: the rule of `rule.py`, ties, and the user's gate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from attn_export.errors import counted
+from attn_export.judge.gate import Gate
+from attn_export.measures import Measures, fill_ignored_rows
+from attn_export.results import Arrays, Golden, Verdict
+from attn_export.rule import describe_wrong, judge_array
+from attn_export.tensorfile import is_floating
+
+TIES = "ties"
+"""The start of messages on outputs that depend on the order of equal values."""
+
+TIES_ADVICE = "return the values instead, or rank by torch.sort(stable=True), which ONNX follows"
+
+
+def judge(
+    runtime: str, graph: str, golden: Golden, outputs: Arrays, gate: Gate | None = None
+) -> list[Verdict]:
+    """Return a verdict for each output of one case, which is compared with its truth."""
+    verdicts = []
+    for name in {**golden.expected, **outputs}:
+        verdict = Verdict(runtime, graph, golden.case.name, name, "passed")
+        if name not in outputs:
+            verdict = _failed(verdict, f"the output {name} is missing")
+        elif name not in golden.expected:
+            verdict = _failed(verdict, f"unexpected output {name}")
+        else:
+            verdict = _judge_output(verdict, golden, outputs[name], gate or Gate())
+        verdicts.append(verdict)
+    return verdicts
+
+
+def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate) -> Verdict:
+    name = verdict.output
+    truth, eager, allowed = golden.expected[name], golden.eager[name], golden.allowed[name]
+    unusable, tied = golden.unusable.get(name), golden.tied.get(name)
+    comparable = (got.dtype, got.shape) == (truth.dtype, truth.shape)
+    ignored = golden.case.ignored_rows, golden.determined.get(name, ())
+    if comparable:
+        got, eager = (fill_ignored_rows(x, truth, *ignored) for x in (got, eager))
+    floating = is_floating(truth.dtype)
+    if comparable and not floating and tied is not None:
+        wrong = got != truth
+        # Elements that ties do not decide must be equal.
+        if (wrong & ~tied).any():
+            got, unusable = np.where(tied, truth, got), None
+        elif wrong.any():
+            return dataclasses.replace(verdict, status="unusable", message=_ties(wrong))
+    limits = Measures(allowed.whole, allowed.row) if allowed else None
+    found = judge_array(got, truth, limits, unusable)
+    errors = dataclasses.asdict(found.errors) if found.errors else {}
+    verdict = dataclasses.replace(
+        verdict, status=found.status, message=found.message, worst=found.worst, **errors
+    )
+    if comparable and floating and unusable is None:
+        r, e = got.astype(np.float64), eager.astype(np.float64)
+        verdict = _with_differences(verdict, r, e)
+        return _through_gate(verdict, r, e, gate) if verdict.status == "passed" else verdict
+    if not floating and verdict.status == "passed":
+        return dataclasses.replace(verdict, max_abs=0.0, max_rel=0.0)
+    return verdict
+
+
+def _ties(wrong: np.ndarray) -> str:
+    return (
+        f"{TIES}: {int(wrong.sum())} of {counted(wrong.size, 'element')} differ, only where the "
+        "values behind them are equal or nearer to each other than rounding; "
+        f"{TIES_ADVICE}"
+    )
+
+
+def _through_gate(verdict: Verdict, r: np.ndarray, e: np.ndarray, gate: Gate) -> Verdict:
+    if gate == Gate():
+        return verdict
+    with np.errstate(invalid="ignore"):  # Inf - Inf, where both are infinite
+        excess = np.abs(r - e) - (gate.rtol or 0.0) * np.abs(e)
+    over = np.where(np.isfinite(e), excess, 0.0) > (gate.atol or 0.0)
+    if not over.any():
+        return verdict
+    limits = f"--atol {gate.atol or 0:g} --rtol {gate.rtol or 0:g}"
+    return _failed(verdict, f"outside {limits} of eager; {describe_wrong(over, r, e)}")
+
+
+def _with_differences(verdict: Verdict, r: np.ndarray, e: np.ndarray) -> Verdict:
+    usable = np.isfinite(e)
+    if not usable.all():
+        r, e = r[usable], e[usable]
+    difference, scale = np.abs(r - e), np.abs(e)
+    relative = np.divide(difference, scale, out=np.zeros_like(scale), where=scale > 0)
+    return dataclasses.replace(
+        verdict,
+        max_abs=float(difference.max(initial=0.0)),
+        max_rel=float(relative.max(initial=0.0)),
+    )
+
+
+def _failed(verdict: Verdict, message: str) -> Verdict:
+    return dataclasses.replace(verdict, status="failed", message=message)
+
+
+def undetermined_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
+    """Return a note on the batch elements with NaN or Inf in rows that are not compared, if any."""
+    places = []
+    for golden in goldens:
+        for name, truth in golden.expected.items():
+            ignored = golden.case.ignored_rows if is_floating(truth.dtype) and truth.ndim else ()
+            compared, rows = golden.determined.get(name, ()), []
+            for row in ignored:
+                finite = np.isfinite(np.atleast_2d(truth[row])).all(-1).ravel()
+                first = row * finite.size
+                if any(first + int(n) not in compared for n in np.flatnonzero(~finite)):
+                    rows.append(row)
+            places += [f"{name}{rows} in {golden.case.name}"] if rows else []
+    if not places:
+        return ()
+    return (
+        "NaN and Inf: rows with them that right runtimes may compute differently are no evidence, "
+        f"in these batch elements: {', '.join(places)}",
+    )

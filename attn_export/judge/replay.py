@@ -1,0 +1,301 @@
+"""Judgement of the runtimes' outputs, case by case, and a map of the worst error of each graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attn_export.errors import counted
+from attn_export.judge.gate import Gate
+from attn_export.judge.judge import judge
+from attn_export.measures import (
+    Index,
+    fill_ignored_rows,
+    row_norms,
+    scaled_differences,
+    worst_index,
+    wrong_kinds,
+)
+from attn_export.results import (
+    Arrays,
+    ErrorMap,
+    ErrorMapPanel,
+    Golden,
+    GraphFile,
+    RelativeTo,
+    RuntimeRun,
+    Verdict,
+)
+from attn_export.runtimes.pool import Pool
+from attn_export.runtimes.process import CaseResult, Worker
+from attn_export.runtimes.protocol import SEPARATE_BUFFERS
+from attn_export.schema import Allowed
+from attn_export.tensorfile import is_floating
+
+if TYPE_CHECKING:  # `verify` starts sooner without the spec, which it does not need
+    from attn_export.spec import Shape
+
+# -- a map of the errors in an output, for the worst verdict ------------------------------------
+
+CELLS = 48
+"""The largest number of rows and columns of a panel."""
+
+
+class Worst:
+    """Record of the worst verdict of a runtime with a graph, which gets an error map."""
+
+    def __init__(self) -> None:
+        self._rank = (False, -1.0)
+        self._worst: tuple[Verdict, Golden, np.ndarray] | None = None
+
+    def update(self, verdicts: Sequence[Verdict], golden: Golden, outputs: Arrays) -> None:
+        """Replace the record if a verdict of a case is worse; any failure is worse than a pass."""
+        for verdict in verdicts:
+            failed = verdict.status == "failed"
+            if verdict.worst is None and not failed:
+                continue
+            worst = math.inf if verdict.worst is None else verdict.worst
+            rank = (failed, math.inf if math.isnan(worst) else worst)
+            got, truth = outputs.get(verdict.output), golden.expected.get(verdict.output)
+            if rank <= self._rank or got is None or truth is None or not truth.size:
+                continue
+            if (got.shape, got.dtype) == (truth.shape, truth.dtype):
+                self._rank, self._worst = rank, (verdict, golden, got)
+
+    def error_map(self, axes: Mapping[str, Shape]) -> ErrorMap | None:
+        """Return the error map of the worst verdict, given the shapes of outputs; None if none."""
+        if self._worst is None:
+            return None
+        verdict, golden, got = self._worst
+        return error_map(verdict, golden, got, axes.get(verdict.output, ()))
+
+
+def error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) -> ErrorMap:
+    """Return a map of the errors in one output.
+
+    `got`: The runtime's output, of the truth's shape and type, with at least one element.
+    `shape`: The shape of the output; dynamic axes by name.
+    """
+    truth = golden.expected[verdict.output]
+    compared = golden.determined.get(verdict.output, ())
+    got = fill_ignored_rows(got, truth, golden.case.ignored_rows, compared)
+    if is_floating(truth.dtype):
+        r, t = got.astype(np.float64), truth.astype(np.float64)
+        allowed = golden.allowed.get(verdict.output) or Allowed(1.0, 1.0)
+        by_row = _is_by_row(verdict, allowed)
+        wrong = next((mask for _, mask in wrong_kinds(r, t) if mask.any()), None)
+        shares, index = _shares(r, t, allowed, by_row=by_row), worst_index(r, t, by_row=by_row)
+    else:
+        r, t, by_row, wrong = got, truth, False, got != truth
+        shares, index = np.zeros(truth.shape), (0,) * truth.ndim
+    if wrong is not None and wrong.any():
+        first = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+        index = tuple(int(i) for i in first)
+        relative_to: RelativeTo = "kind"
+    else:
+        relative_to, wrong = "row" if by_row else "whole", np.zeros(truth.shape, bool)
+    names = name_output_axes(shape, truth.ndim)
+    values = (f"{r[index]:.9g}", f"{t[index]:.9g}")
+    panels = _panels(shares, wrong, names, index)
+    location = (golden.case.name, verdict.output, names, truth.shape, index)
+    return ErrorMap(*location, *values, relative_to, panels)
+
+
+def name_output_axes(shape: Shape, count: int) -> tuple[str, ...]:
+    """Return a name for each axis of an output.
+
+    `shape`: The name of each dynamic axis and the size of each other one; empty if unknown.
+    """
+    if len(shape) != count:
+        return tuple(f"axis {axis}" for axis in range(count))
+    names = []
+    for axis, size in enumerate(shape):
+        if isinstance(size, str):
+            names.append(size)
+        elif count == 4 and axis == 1:
+            names.append("head")  # [B, H, L, S] and [B, Hkv, S, D]
+        else:
+            names.append("element" if axis == count - 1 else f"axis {axis}")
+    return tuple(names)
+
+
+def _is_by_row(verdict: Verdict, allowed: Allowed) -> bool:
+    """Return whether the error of a row decides the verdict, as in the failure message."""
+    if verdict.whole is None or verdict.row is None:
+        return True
+    whole = verdict.whole / allowed.whole
+    return whole <= 1 and whole <= verdict.row / allowed.row
+
+
+def _shares(r: np.ndarray, t: np.ndarray, allowed: Allowed, *, by_row: bool) -> np.ndarray:
+    """Return each element's error as a share of the allowed L2 error of its row or the whole."""
+    d, norms = scaled_differences(r, t), row_norms(np.atleast_1d(t))
+    if by_row:
+        limit = np.where(norms > 0, norms, np.inf)[..., None] * allowed.row
+    else:
+        limit = np.asarray((float(np.linalg.norm(norms)) or np.inf) * allowed.whole)
+    return np.asarray((np.atleast_1d(d) / limit).reshape(d.shape))
+
+
+def _panels(
+    shares: np.ndarray, wrong: np.ndarray, names: Sequence[str], index: Index
+) -> tuple[ErrorMapPanel, ...]:
+    """Return an overview over all axes but the last, and a panel of the worst last two axes."""
+    missing = max(0, 2 - shares.ndim)
+    shape = (1,) * missing + shares.shape
+    names, index = ("",) * missing + tuple(names), (0,) * missing + index
+    shares, wrong = (a.reshape(-1, *shape[-2:]) for a in (shares, wrong))
+    outer = int(np.ravel_multi_index(index[:-2], shape[:-2])) if shape[:-2] else 0
+    above = " x ".join(names[:-2]) if len(shares) > 1 else ""
+    rows = np.linalg.norm(shares, axis=-1)
+    bad = np.asarray(wrong.any(axis=-1))
+    overview = _panel(above, names[-2], rows, bad, (outer, index[-2]))
+    detail = _panel(names[-2], names[-1], shares[outer], wrong[outer], index[-2:])
+    shown = [panel for panel in (overview, detail) if panel.sizes != (1, 1)]
+    return tuple(shown) or (detail,)
+
+
+def _panel(
+    rows: str, columns: str, values: np.ndarray, wrong: np.ndarray, worst: Sequence[int]
+) -> ErrorMapPanel:
+    rows_of, columns_of = values.shape
+    for axis, size in enumerate(values.shape):
+        starts = np.arange(0, size, _step(size))
+        values = np.maximum.reduceat(values, starts, axis=axis)
+        wrong = np.logical_or.reduceat(wrong, starts, axis=axis)
+    cells = tuple(
+        tuple(None if bad else _rounded(value) for value, bad in zip(line, marks, strict=True))
+        for line, marks in zip(values.tolist(), wrong.tolist(), strict=True)
+    )
+    at = (worst[0] // _step(rows_of), worst[1] // _step(columns_of))
+    return ErrorMapPanel(rows, columns, (rows_of, columns_of), at, cells)
+
+
+def _step(size: int) -> int:
+    return -(-size // CELLS)
+
+
+def _rounded(value: float) -> float | None:
+    # Two digits are more than a colour shows.
+    return float(f"{value:.2g}") if math.isfinite(value) else None
+
+
+# -- judgement of the runtimes' outputs as they arrive ------------------------------------------
+
+Advance = Callable[[str], None]
+"""A function that is called with a short text after every case."""
+
+
+def judge_pool(
+    pool: Pool,
+    goldens: Sequence[Golden],
+    axes: Mapping[str, Shape],
+    gate: Gate,
+    advance: Advance,
+) -> tuple[tuple[RuntimeRun, ...], tuple[Verdict, ...]]:
+    """Wait for the runtimes, and compare the outputs of each case with its truth.
+
+    `axes`: The shape of each output, by name; dynamic axes by name.
+
+    Returns:
+        The runs, and the verdicts on all outputs.
+    """
+    runs = pool.absent()
+    verdicts: list[Verdict] = []
+    by_name = {golden.case.name: golden for golden in goldens}
+    assert len(by_name) == len(goldens), "two cases of one name"
+    for (name, graph), worker in pool.workers.items():
+        count = pool.cases_of(graph)
+        # A runtime that can run here must pass; only an absent one may be optional.
+        facts = {"version": worker.runtime.version(), **worker.facts}
+        cases: Mapping[str, Golden] = by_name
+        if not worker.runtime.keeps_non_finite:
+            cases = {n: dataclasses.replace(g, determined={}) for n, g in by_name.items()}
+            facts["NaN and Inf"] = "not compared"
+        judged, worst, seconds = _judge_worker(worker, graph, count, cases, gate, advance)
+        verdicts += judged
+        required = worker.outcome != "not run"
+        errors = worst.error_map(axes) if worker.outcome != "refused" else None
+        runs.append(
+            RuntimeRun(name, graph, worker.outcome, worker.reason, required, facts, errors, seconds)
+        )
+    return tuple(runs), tuple(verdicts)
+
+
+def buffers_note(graphs: Iterable[GraphFile]) -> tuple[str, ...]:
+    """Return a note on the runs with separate buffers, if one of the graphs has them."""
+    if not any(file.bound for file in graphs):
+        return ()
+    return (
+        "caches in place: runtimes that let past and present share a buffer ran each case "
+        "a second time, with separate ones",
+    )
+
+
+def _judge_worker(
+    worker: Worker,
+    graph: str,
+    expected_count: int,
+    goldens: Mapping[str, Golden],
+    gate: Gate,
+    advance: Advance,
+) -> tuple[list[Verdict], Worst, dict[str, float]]:
+    """Return the verdicts on a worker, the worst of them, and the seconds of each case.
+
+    The worker's outcome is set if it did not serve all cases.
+    """
+    name = worker.runtime.name
+    verdicts: list[Verdict] = []
+    worst, seconds, served_count = Worst(), dict[str, float](), 0
+    for served in worker.results():
+        served_count += 1
+        if served.seconds is not None:
+            seconds[served.case] = round(served.seconds, 6)
+        if served.error:
+            verdicts.append(Verdict(name, graph, served.case, "", "error", served.error))
+        else:
+            golden = goldens[served.case]
+            judged, outputs = _judge_case(name, graph, golden, served, gate)
+            worst.update(judged, golden, outputs)
+            verdicts += judged
+        advance(f"{name}: {served.case}")
+    if worker.outcome == "ran" and served_count < expected_count:
+        worker.outcome = "crashed"
+        worker.reason = f"served {served_count} of {counted(expected_count, 'case')}"
+    if worker.outcome == "ran" and not expected_count:
+        worker.outcome, worker.reason = "not run", "no case has the sizes that it is for"
+    if worker.outcome == "refused":
+        # It ran, but not on the device that was named: none of its outputs count.
+        reason = worker.reason
+        verdicts = [dataclasses.replace(v, status="error", message=reason) for v in verdicts]
+    return verdicts, worst, seconds
+
+
+def _judge_case(
+    runtime: str, graph: str, golden: Golden, result: CaseResult, gate: Gate
+) -> tuple[list[Verdict], Arrays]:
+    """Return the verdicts on a case, and the outputs that they are about.
+
+    They are those of the run with separate buffers if it alone fails.
+    """
+    outputs = result.read_outputs()
+    judged = judge(runtime, graph, golden, outputs, gate)
+    if not result.separate or _any_failed(judged):
+        return judged, outputs
+    separate = result.read_separate()
+    judged_separate = judge(runtime, graph, golden, separate, gate)
+    if not _any_failed(judged_separate):
+        return judged, outputs
+    says = [
+        dataclasses.replace(v, message=f"{SEPARATE_BUFFERS}: {v.message}") if v.message else v
+        for v in judged_separate
+    ]
+    return says, separate
+
+
+def _any_failed(verdicts: Sequence[Verdict]) -> bool:
+    return any(verdict.status == "failed" for verdict in verdicts)

@@ -1,0 +1,279 @@
+"""Error allowed for an output, from eager's error and the errors of runs with random rounding."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+
+from attn_export.cases.contents import FUTURE, VALUES
+from attn_export.cases.draw import generator
+from attn_export.measures import (
+    EPS_FLOAT32,
+    Measures,
+    eps,
+    fill_ignored_rows,
+    measure,
+    zero_rows,
+)
+from attn_export.results import Arrays, Case, Golden
+from attn_export.rule import beyond_limit, largest_allowed
+from attn_export.schema import Allowed
+from attn_export.spec import Shape
+from attn_export.tensorfile import is_floating
+from attn_export.truth.non_finite import determined_rows
+
+RUNS = ((64, 8), (250, 4), (1000, 2), (math.inf, 1))
+"""Pairs of a number of rows, and the number of random runs for outputs of at most so many rows. The
+worst error of few rows varies more from run to run than the worst error of many."""
+
+RUNS_OF_ONE_ROW = 16
+"""The number of random runs where one row may have most of the error. With 4 runs, all of which
+happen to round that row well, one right result in 1,000 would fail."""
+
+MOST_SHARP_ROWS = 250
+"""The largest number of rows of which one sharp row is taken to have most of the error."""
+
+SHARP_CONTENTS = frozenset(content.name for content in (*VALUES, FUTURE) if content.is_sharp)
+
+SAFETY = {np.dtype(np.float16): 5.0}
+"""Factor on the error of random rounding, by the dtype of an output. Processors may add up float16
+products in float16, which the random rounding does not do."""
+
+USUAL_SAFETY = 2.5
+"""`SAFETY` of all other types."""
+
+SPREAD = 4.0
+"""The number of standard deviations that are added to the mean error of random rounding."""
+
+EAGER = 4.0
+"""The factor on eager's own error: eager may compute in narrower types than its tensors have."""
+
+FLOOR = 2.0
+"""The least allowed error, in units of eps."""
+
+
+def run_count(outputs: Arrays, contents: Collection[str]) -> tuple[int, int]:
+    """Return the number of last-axis rows of the smallest output, and the number of random runs."""
+    rows = min(math.prod(a.shape[:-1]) for a in outputs.values())
+    # The worst of short rows is one that nearly vanishes, for any number of rows.
+    short = _have_short_rows({n: a.shape for n, a in outputs.items() if is_floating(a.dtype)})
+    sharp = rows <= MOST_SHARP_ROWS and not SHARP_CONTENTS.isdisjoint(contents)
+    if short or sharp:
+        return rows, RUNS_OF_ONE_ROW
+    return rows, next(runs for most, runs in RUNS if rows <= most)
+
+
+def build_golden(
+    case: Case, eager: Arrays, truth: Arrays, runs: Sequence[Arrays], *, in_float32: bool,
+    exactly: Collection[str] = (), is_narrower: bool = False,
+    truth_of: Callable[[Arrays], Arrays] | None = None,
+) -> Golden:  # fmt: skip
+    """Return a case with its truth and the error allowed for each output.
+
+    `truth`: The float64 outputs.
+    `runs`: The float64 outputs of runs with random rounding.
+    `in_float32`: Whether the graph computes in float32 and only rounds its outputs to a narrower
+    type. This does not hold for a decode, which reads keys that were rounded before.
+    `exactly`: The names of outputs in a type narrower than float32 that must be equal to the
+    rounded truth, except where the runs differ from it. The eps of float32 applies to them instead
+    of the eps of their own type.
+    `truth_of`: Computes the truth of other inputs, if NaN and Inf in inputs of the case determine
+    those in outputs. Default: batch elements that have them are not compared.
+    """
+    expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
+    determined: Mapping[str, tuple[int, ...]] = {}
+    # In narrower graphs an infinity of the narrower type may come first.
+    if truth_of is not None and case.ignored_rows and not is_narrower:
+        determined = determined_rows(case, (expected, truth, eager, *runs), truth_of)
+    allowed: dict[str, Allowed | None] = {}
+    unusable: dict[str, str] = {}
+    for name, t in truth.items():
+        # Batch elements that are not compared must not affect the allowed error.
+        ignored = case.ignored_rows, determined.get(name, ())
+        e = fill_ignored_rows(eager[name], expected[name], *ignored)
+        if not is_floating(e.dtype):
+            allowed[name] = None
+            continue
+        # Rows that are 0 in the output's type must be 0, and have no relative error.
+        t = np.where(zero_rows(expected[name])[..., None], 0.0, t) if t.ndim else t
+        rounded = [fill_ignored_rows(run[name], t, *ignored) for run in runs]
+        least = EPS_FLOAT32 if name in exactly else eps(e.dtype)
+        error = _allowed_error(t, e, expected[name], rounded, in_float32=in_float32, least=least)
+        if is_narrower:
+            error = _within_limit(error, e.dtype)
+        if bool((np.isfinite(t) & ~np.isfinite(e.astype(np.float64))).any()):
+            reason = "eager is not finite where the float64 truth is: no evidence"
+        else:
+            reason = beyond_limit(error.whole, error.row, e.dtype)
+        allowed[name] = error
+        if reason:
+            unusable[name] = reason
+    return Golden(case, expected, eager, allowed, unusable, determined=determined)
+
+
+def _allowed_error(
+    t: np.ndarray,
+    e: np.ndarray,
+    expected: np.ndarray,
+    runs: Sequence[np.ndarray],
+    *,
+    in_float32: bool,
+    least: float,
+) -> Allowed:
+    """Return the error allowed for one output: `expected` is the truth `t` in the type of `e`.
+
+    `least` is the least relative error, unless only outputs are rounded.
+    """
+    eager_error = Measures(0.0, 0.0)
+    if in_float32 and eps(e.dtype) > EPS_FLOAT32:
+        # Most elements are the rounded truth, and a few the number next to it.
+        noise = _expected_error([_measure_run(narrow(run, e.dtype), expected) for run in runs])
+        floor = _one_step(expected)
+    else:
+        noise = _expected_error([_measure_run(run, t) for run in runs])
+        floor, eager_error = Measures(least, least), measure(e, t)
+    safety = SAFETY.get(e.dtype, USUAL_SAFETY)
+    return Allowed(
+        max(safety * noise.whole, EAGER * eager_error.whole, FLOOR * floor.whole),
+        max(safety * noise.row, EAGER * eager_error.row, FLOOR * floor.row),
+    )
+
+
+def _within_limit(error: Allowed, dtype: np.dtype) -> Allowed:
+    """Lower an allowed error to the limit of the output's type, if the error of the runs is within.
+
+    Right outputs have no larger errors than the runs.
+    """
+    limit = largest_allowed(dtype)
+    pairs = ((error.whole, limit.whole), (error.row, limit.row))
+    return Allowed(*(min(e, most) if e <= USUAL_SAFETY * most else e for e, most in pairs))
+
+
+def _measure_run(run: np.ndarray, truth: np.ndarray) -> Measures:
+    """Return the measures of a run; infinity if the run is not finite where the truth is."""
+    if bool((np.isfinite(truth) & ~np.isfinite(run)).any()):
+        return Measures(math.inf, math.inf)
+    return measure(run, truth)
+
+
+def _expected_error(runs: Sequence[Measures]) -> Measures:
+    """Return the mean of each measure plus `SPREAD` standard deviations."""
+    if any(run.whole == math.inf for run in runs):
+        return Measures(math.inf, math.inf)
+    errors = np.array([(run.whole, run.row) for run in runs])  # [runs, 2]
+    # The worst of a thousand rows varies little, so one run is enough.
+    spread = errors.std(axis=0, ddof=1) if len(runs) > 1 else 0.0
+    whole, row = errors.mean(axis=0) + SPREAD * spread
+    return Measures(float(whole), float(row))
+
+
+def narrow(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return an array in another type; values beyond its range become infinite.
+
+    `array`: An array of any shape.
+    """
+    with np.errstate(over="ignore"):
+        return np.asarray(array.astype(dtype))
+
+
+def _one_step(expected: np.ndarray) -> Measures:
+    """Return the measures of an error of one eps in the largest element of the whole or a row."""
+    values = np.atleast_1d(expected.astype(np.float64))
+    values = np.abs(np.where(np.isfinite(values), values, 0.0))
+    step = eps(expected.dtype)
+    norms, largest = np.linalg.norm(values, axis=-1), values.max(axis=-1, initial=0.0)
+    rows = largest[norms > 0] / norms[norms > 0]
+    whole = float(np.linalg.norm(values))
+    return Measures(
+        step * float(values.max(initial=0.0)) / whole if whole else step,
+        step * float(rows.max(initial=0.0)) if rows.size else step,
+    )
+
+
+# -- cases whose inputs are changed until they can be judged ------------------------------------
+
+MOST_CHANGES = 4
+"""The largest number of times that the inputs of a case are divided by 4, or get other signs."""
+
+SHORT = (1, 2, 3)
+"""Lengths of rows in which all elements may be near 0 at once."""
+
+
+def _have_short_rows(output_shapes: Mapping[str, Shape]) -> bool:
+    """Return whether an output has rows of the lengths in `SHORT`."""
+    return any(shape[-1] in SHORT for shape in output_shapes.values() if shape)
+
+
+class TruthSource(abc.ABC):
+    """Base class of sources of the truth of cases: a module or a graph.
+
+    Attributes:
+        is_narrower: Whether the runs with random rounding round to a narrower type than the
+            outputs have, as the graphs do that are judged.
+    """
+
+    is_narrower = False
+
+    @abc.abstractmethod
+    def output_shapes(self) -> Mapping[str, Shape]:
+        """Return the shape of every output; dynamic axes by name."""
+
+    @abc.abstractmethod
+    def golden(self, case: Case) -> Golden:
+        """Return a case with its truth, eager's outputs, and the error allowed for each."""
+
+    @abc.abstractmethod
+    def move_off_ties(self, case: Case) -> Case | None:
+        """Return the case, moved away from rounding ties if it can be; None if it is unusable."""
+
+    def has_short_rows(self) -> bool:
+        """Return whether all elements of a row of some output may nearly vanish at once."""
+        return _have_short_rows(self.output_shapes())
+
+    def usable(self, case: Case) -> Golden:
+        """Return a case with its truth, its inputs changed until it can be judged.
+
+        Large inputs may overflow in some modules, or amplify rounding errors until no output can
+        fail: they are scaled down. If a row of few elements nearly vanishes, or if values are
+        ranked that differ by less than rounding errors, the inputs get other signs.
+        """
+
+        def golden_of(case: Case) -> Golden:
+            return self.golden(self.move_off_ties(case) or case)
+
+        golden = golden_of(case)
+        for power in range(1, MOST_CHANGES + 1):
+            if not (golden.unusable or golden.tied) or golden.tied.keys() & golden.unusable.keys():
+                break  # the case can be judged, or it ranks values that are exactly equal
+            if golden.tied or (not case.contents and self.has_short_rows()):
+                golden = golden_of(_with_random_signs(case, power))
+            else:
+                golden = golden_of(_scaled(case, 0.25**power))
+        return golden
+
+
+def _scaled(case: Case, factor: float) -> Case:
+    """Return a case with its floating inputs multiplied, except `attn_mask`."""
+    inputs = dict(case.inputs)
+    for name in _float_names(case):
+        inputs[name] = (inputs[name] * factor).astype(inputs[name].dtype)
+    about = f"{case.about}; inputs times {factor:g}"
+    return dataclasses.replace(case, inputs=inputs, about=about)
+
+
+def _with_random_signs(case: Case, number: int) -> Case:
+    """Return a case with random signs of its floating inputs, except `attn_mask`."""
+    random = generator("signs", case.name, number)
+    inputs = dict(case.inputs)
+    for name in _float_names(case):
+        signs = random.choice(np.array([-1, 1], inputs[name].dtype), inputs[name].shape)
+        inputs[name] = inputs[name] * signs
+    return dataclasses.replace(case, inputs=inputs)
+
+
+def _float_names(case: Case) -> list[str]:
+    return [n for n, array in case.inputs.items() if n != "attn_mask" and is_floating(array.dtype)]

@@ -1,0 +1,166 @@
+"""Notes on the truth of a user's module, for the reader of a report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from attn_export.cases.draw import generator
+from attn_export.errors import first_few
+from attn_export.measures import eps, measure
+from attn_export.results import Case
+from attn_export.source_location import is_user_file, show
+from attn_export.spec.inputs import BATCH
+from attn_export.tensorfile import is_floating
+from attn_export.truth.allowed import EAGER
+from attn_export.truth.oracle import Oracle
+
+# -- calls by which a module tests whether it is being exported or compiled ---------------------
+
+EXPORT_TESTS = (
+    torch.compiler.is_exporting, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling,
+    torch.onnx.is_in_onnx_export, torch.jit.is_tracing,  # type: ignore[attr-defined]
+)  # fmt: skip
+"""Functions that return something else during an export than in a plain call."""
+
+
+def _find_export_tests(run: Callable[[], Any]) -> list[str]:
+    """Return the calls of `EXPORT_TESTS` in the user's code: ``is_exporting() at mine.py:12``."""
+    names = {function.__code__: function.__name__ for function in EXPORT_TESTS}
+    calls: dict[str, None] = {}
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        caller = frame.f_back
+        if event == "call" and frame.f_code in names and caller is not None:
+            file = caller.f_code.co_filename
+            if is_user_file(file):
+                calls[f"{names[frame.f_code]}() at {show((file, caller.f_lineno))}"] = None
+
+    before: Any = sys.getprofile()
+    if before is not None and not callable(before):
+        return []  # a profiler written in C, such as cProfile, cannot be restored
+    sys.setprofile(look)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return list(calls)
+
+
+# -- notes for the reader of a report on the truth of a user's module ---------------------------
+
+STEP = 2.0**-22
+"""The relative change of inputs that measures the precision of the truth: twice eps of float32."""
+
+POOR = 1e-9
+"""The relative error of the truth above which there is a note."""
+
+FAR = 256
+"""The distance of a module from its truth above which there is a note, in units of eps."""
+
+
+def truth_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
+    """Return notes on the truth of a user's module; none for a layer of ours."""
+    if oracle.subject.spec is not None:
+        return ()
+    return (
+        *_far_from_truth(oracle, case),
+        *_precision_notes(oracle, case),
+        *_mixing_notes(oracle, case),
+        *_export_notes(oracle, case),
+    )
+
+
+def _mixing_notes(oracle: Oracle, case: Case) -> Iterator[str]:
+    """Yield a note if the elements of a batch depend on one another.
+
+    An axis that the user calls ``batch`` counts as one here, whatever it does.
+    """
+    axes = oracle.subject.axes
+    batch = BATCH if BATCH in case.sizes else oracle.subject.roles.axis(BATCH)
+    names = {n for n, a in case.inputs.items() if axes[n].get(0) == batch and is_floating(a.dtype)}
+    count = case.sizes.get(batch, 1)
+    if not names or count < 2:
+        return
+    other = dict(case.inputs)
+    for name in names:
+        array = other[name] = case.inputs[name].copy()
+        # Infinite elements belong to a mask.
+        array[1:] = np.where(np.isfinite(array[1:]), -2.5 * array[1:], array[1:])
+    before, after = oracle.truth(case.inputs), oracle.truth(other)
+    for name, t in before.items():
+        batch_first = t.ndim > 0 and len(t) == count and is_floating(t.dtype)
+        if batch_first and measure(after[name][:1], t[:1]).whole > POOR:
+            yield (
+                f"rows of a batch depend on one another: {name} of row 0 changes with the "
+                "inputs of the rows beside it"
+            )
+            return
+
+
+def _export_notes(oracle: Oracle, case: Case) -> Iterator[str]:
+    """Yield a note if the module tests whether it is being exported."""
+    calls = _find_export_tests(lambda: oracle.eager(case.inputs))
+    if calls:
+        yield (
+            f"the module asks {first_few(calls)}; the graph has the branch of an export, and the "
+            "truth that of a plain call"
+        )
+
+
+def _far_from_truth(oracle: Oracle, case: Case) -> Iterator[str]:
+    eager, truth = oracle.eager(case.inputs), oracle.truth(case.inputs)
+    for name, e in eager.items():
+        if is_floating(e.dtype):
+            off = measure(e, truth[name]).whole
+            if off > FAR * eps(e.dtype):
+                yield (
+                    f"{name} of the module itself is {off:.0e} from its float64 truth, more "
+                    f"than its type explains; {EAGER:g} times that is allowed to runtimes"
+                )
+                return
+
+
+def _precision_notes(oracle: Oracle, case: Case) -> Iterator[str]:
+    error = precision(oracle, case)
+    lines = [line for line in oracle.widening.lines if line] if oracle.widening else []
+    error_text = f"{error:.0e} in relative L2"
+    if lines:
+        yield (
+            f"the module asks for float32 or less at {first_few(lines)}; its truth computes there "
+            f"in float64, with a precision of {error_text}"
+        )
+    elif error > POOR:
+        yield f"the float64 truth is itself good to {error_text} only"
+
+
+def precision(oracle: Oracle, case: Case) -> float:
+    """Return an estimate of the relative L2 error of the truth itself.
+
+    For a smooth function f in float64, (f(x + δ) + f(x − δ)) / 2 − f(x) is of the order of δ². Here
+    δ is a random change of x by a share of up to `STEP`. Parts of f that compute in a narrower type
+    add their rounding errors to that difference.
+    """
+    noise = {
+        name: STEP * generator("precision", name).uniform(-1, 1, array.shape)
+        for name, array in case.inputs.items()
+        if is_floating(array.dtype)
+    }
+
+    def moved(sign: int) -> dict[str, np.ndarray]:
+        x = case.inputs
+        moved = {n: x[n].astype(np.float64) * (1 + sign * d) for n, d in noise.items()}
+        return oracle.truth({**x, **moved})
+
+    before, at, after = (moved(sign) for sign in (-1, 0, 1))
+    errors = [
+        measure((before[name] + after[name]) / 2, t).whole
+        for name, t in at.items()
+        if is_floating(t.dtype)
+    ]
+    return max(errors, default=0.0)

@@ -1,0 +1,303 @@
+"""Truth, eager and the error allowed, from the module itself.
+
+*eager* is a run of the module itself. *truth* is a run of its float64 copy with PyTorch's math
+backend, since the CPU flash kernel turns a row of NaN into 0 and an overflow into a number. The
+allowed error is what rounding explains: see `docs/parity.md`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from attn_export.attention import Attention
+from attn_export.cases.draw import seed_of
+from attn_export.errors import ExportError, one_line
+from attn_export.export.subject import Subject
+from attn_export.export.trees import to_numpy, to_torch
+from attn_export.measures import EPS_FLOAT32, eps
+from attn_export.results import WHOLE_DECODE, Arrays, Case, Golden
+from attn_export.spec import Shape
+from attn_export.spec.inputs import BATCH
+from attn_export.spec.low_precision import FLOAT16, PER_RUN
+from attn_export.tensorfile import is_floating
+from attn_export.truth.allowed import TruthSource, build_golden, run_count
+from attn_export.truth.float64_mode import (
+    ComputeInFloat64,
+    widened_arrays,
+    widened_copy,
+    widening_of,
+)
+from attn_export.truth.operations import Recording, RoundingRecorder, math_backend, threads
+from attn_export.truth.rounding import RandomRounding
+
+if TYPE_CHECKING:
+    from attn_export.explain.explanation import ReferenceStep
+    from attn_export.truth.activation_ties import ProjectionTieFinder, ProjectionTies
+    from attn_export.truth.near_ties import Float16Values
+    from attn_export.truth.ties import TieOrder
+
+WIDER, TIED_RUNS = 8.0, 4
+"""The factor on rounding errors, and the number of runs, by which whole-number outputs of a user's
+module are found that rounding may change."""
+
+MOST_JOINED = 128
+"""The most rows of an output for which several random runs are stacked along the batch axis."""
+
+ONE_THREAD_BELOW = 4_000_000
+LARGE_CASE = 60_000
+"""Modules with fewer parameters run on one thread, except in cases with inputs of so many elements:
+handing over smaller matrices takes as long as computing them."""
+
+
+class Oracle(TruthSource):
+    """Source of the expected outputs of a subject.
+
+    `subject`: The subject; its module is copied to float64 once, except for large weights.
+
+    Attributes:
+        subject: The subject.
+        precise: The float64 copy.
+        widening: The mode that makes the copy compute in float64 where the module asks for a
+            narrower type or a large weight has one. None for a small layer of ours, which never
+            uses a narrower type than its inputs.
+    """
+
+    def __init__(
+        self, subject: Subject, least_eps: float = 0.0, module: nn.Module | None = None
+    ) -> None:
+        self.subject = subject
+        self._least_eps, self.is_narrower = least_eps, least_eps > 0
+        try:
+            self.precise = widened_copy(module or subject.module)
+        except Exception as error:
+            raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
+        self.widening = widening_of(self.precise) if subject.spec else ComputeInFloat64()
+        self._ties = self._activation_ties()
+        self._ranks = self._chooses = False  # known once it was run
+        self._size = sum(parameter.numel() for parameter in subject.module.parameters())
+        narrow = set(subject.narrow_dtypes().values())
+        # Graphs with bfloat16 outputs compute in float32, but for those in the dialect `cuda`.
+        self._computes_in_float32 = "bfloat16" in narrow
+        self._computes_in_float16 = bool(narrow) and not self._computes_in_float32
+
+    def output_shapes(self) -> Mapping[str, Shape]:
+        """Return the shape of every output; dynamic axes by name."""
+        return self.subject.output_shapes()
+
+    def golden(self, case: Case) -> Golden:
+        """Return the case with its truth, eager's outputs, and the error allowed for each."""
+        with self._threads_for(case):
+            return self._golden(case)
+
+    def move_off_ties(self, case: Case) -> Case | None:
+        """Return the case, moved away from rounding ties if it can be; None if it is unusable."""
+        spec = self.subject.spec
+        with self._threads_for(case):
+            if self._ties:
+                return self._ties.with_fewest_ties(case)
+            if spec is None or spec.kv_dtype == "none":
+                return case
+            from attn_export.truth.near_ties import move_off_ties
+
+            return move_off_ties(case, self.precise)
+
+    def _threads_for(self, case: Case) -> AbstractContextManager[None]:
+        """Let PyTorch use several threads for large modules and cases, else one."""
+        is_large = sum(array.size for array in case.inputs.values()) >= LARGE_CASE
+        return threads(torch.get_num_threads() if is_large or self._size >= ONE_THREAD_BELOW else 1)
+
+    def _activation_ties(self) -> ProjectionTieFinder | None:
+        """Return the finder of ties of quantised activations; None if they are not quantised."""
+        module = self.precise
+        if not isinstance(module, Attention) or module.spec.activations == "none":
+            return None
+        from attn_export.truth.activation_ties import ProjectionTieFinder
+
+        def noisy(inputs: Arrays, number: int) -> Arrays:
+            seed = seed_of("ties", number)
+            mode = RandomRounding(EPS_FLOAT32, EPS_FLOAT32, seed, widening=self.widening)
+            return self._noisy(to_torch(widened_arrays(inputs)), mode)
+
+        return ProjectionTieFinder(module, self.truth, noisy)
+
+    def _golden(self, case: Case) -> Golden:
+        eager = self.eager(case.inputs)
+        truth = self.truth(case.inputs)
+        if self._ties:
+            return self._with_integers(case, eager, truth, self._ties.find(case.inputs))
+        if self.subject.spec is not None and self.subject.spec.kv_dtype == FLOAT16:
+            return self._with_float16_cache(case, eager, truth)
+        rounded = self._noisy_runs(case, eager)
+        golden = build_golden(
+            case, eager, truth, rounded,
+            in_float32=self._computes_in_float32 and case.kind != WHOLE_DECODE,
+            is_narrower=self.is_narrower,
+            truth_of=self.truth if self._determines_nan() else None,
+        )  # fmt: skip
+        return golden if self.subject.spec else self._with_ties(golden, truth)
+
+    def _determines_nan(self) -> bool:
+        """Return whether NaN in inputs, after a random run, determines NaN in outputs."""
+        spec = self.subject.spec
+        keeps_floats = spec is None or spec.kv_dtype == spec.activations == "none"
+        return keeps_floats and not self._chooses
+
+    def _with_integers(
+        self, case: Case, eager: Arrays, truth: Arrays, ties: ProjectionTies
+    ) -> Golden:
+        """Return the golden of quantised activations; all its runs round to the same integers."""
+        from attn_export.truth.activation_ties import force_integers
+
+        modules = [m for m in (self.precise, self.subject.module) if isinstance(m, Attention)]
+        with force_integers(ties.integers, *modules):
+            rounded, forced = self._noisy_runs(case, eager), self.eager(case.inputs)
+        golden = build_golden(case, forced, truth, rounded, in_float32=False)
+        return ties.widen_allowed_error(dataclasses.replace(golden, eager=eager))
+
+    def _with_float16_cache(self, case: Case, eager: Arrays, truth: Arrays) -> Golden:
+        """Return the golden of a float16 cache; values near a tie round either way in its runs."""
+        from attn_export.truth.near_ties import force_cache_values, round_to_float16
+
+        assert isinstance(self.precise, Attention)
+        assert isinstance(self.subject.module, Attention)
+        cached = round_to_float16(self.precise, case)
+        with force_cache_values(cached.nearest, self.subject.module):
+            forced = self.eager(case.inputs)
+        golden = build_golden(
+            case, forced, truth, self._noisy_runs(case, eager, cached=cached), in_float32=False,
+            exactly=("present_key", "present_value"),
+        )  # fmt: skip
+        unusable = dict(golden.unusable)
+        if cached.overflow:
+            unusable["output"] = "no evidence: new keys or values are too large for float16"
+        return dataclasses.replace(
+            golden, eager=eager, unusable=unusable, rows_near_ties=cached.uncertain_tokens
+        )
+
+    def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
+        """Return the golden of a user's module, with the elements that ties decide marked."""
+        from attn_export.truth.ties import ORDERS, TieOrder, mark_ties
+
+        inputs, rounded = golden.case.inputs, []
+        orders = [self.truth(inputs, TieOrder(order)) for order in ORDERS if self._ranks]
+        if not all(is_floating(array.dtype) for array in truth.values()):
+            rounded = self._noisy_runs(golden.case, golden.eager, WIDER, TIED_RUNS)
+        return mark_ties(golden, truth, orders, rounded)
+
+    def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """Return the outputs of the module itself, run on one thread.
+
+        The number of threads changes the order of additions, and so the sums of float32 products.
+        """
+        with torch.inference_mode(), threads(1):
+            return to_numpy(self.subject.call(self.subject.module, to_torch(inputs)))
+
+    def truth(self, inputs: Arrays, order: TieOrder | None = None) -> dict[str, np.ndarray]:
+        """Return the outputs of the float64 copy."""
+        tensors = to_torch(widened_arrays(inputs))
+        try:
+            with math_backend(self.widening, order, self._decisions(inputs)(tensors)):
+                return to_numpy(self.subject.call(self.precise, tensors))
+        except ExportError as error:
+            raise ExportError(
+                f"in its float64 copy, {error}; constants must be buffers, or of x.dtype"
+            ) from error
+
+    def steps(self, inputs: Arrays) -> list[ReferenceStep]:
+        """Return every operation of the float64 run, after the inputs and weights."""
+        tensors = to_torch(widened_arrays(inputs))
+        weights = {**dict(self.precise.named_parameters()), **dict(self.precise.named_buffers())}
+        recording = Recording({**tensors, **weights})
+        with math_backend(self.widening, recording):
+            self.subject.call(self.precise, tensors)
+        return recording.steps
+
+    def _noisy_runs(
+        self, case: Case, eager: Arrays, wider: float = 1.0, least: int = 1,
+        cached: Float16Values | None = None,
+    ) -> list[Arrays]:  # fmt: skip
+        """Return the outputs of float64 runs with random rounding as large as the graph's.
+
+        Each rounding error is `wider` times as large, and there are at least `least` runs.
+        """
+        types = [eps(a.dtype) for a in eager.values() if is_floating(a.dtype)]
+        in_float32 = self._computes_in_float32 or cached is not None
+        step = EPS_FLOAT32 if in_float32 else max(types, default=EPS_FLOAT32)
+        step = wider * max(step, self._least_eps)
+        recorder = RoundingRecorder()
+        if self._computes_in_float16 and wider == 1:
+            with math_backend(recorder):
+                self.subject.call(self.subject.module, to_torch(case.inputs))
+        inputs, decisions = widened_arrays(case.inputs), self._decisions(case.inputs)
+        fewest, count = run_count(eager, case.contents)
+        count = max(count, least)
+
+        def run(number: int, arrays: Arrays, copies: int = 1) -> Arrays:
+            tensors = to_torch(arrays)
+            mode = RandomRounding(
+                step, wider * EPS_FLOAT32, seed_of(case.name, number), copies=copies,
+                steps=recorder.steps, widening=self.widening,
+            )  # fmt: skip
+            with self._draw_cache(cached, range(number, number + copies)):
+                outputs = self._noisy(tensors, mode, decisions(tensors))
+            self._ranks |= mode.ranks
+            self._chooses |= mode.chooses
+            return outputs
+
+        if fewest > MOST_JOINED or not self._can_stack_runs(inputs):
+            return [run(number, inputs) for number in range(count)]
+        joined = {
+            name: np.concatenate([a] * count) if self.has_batch(name) else a
+            for name, a in inputs.items()
+        }
+        by_run = {n: np.split(a, count) for n, a in run(0, joined, count).items()}
+        return [{name: runs[number] for name, runs in by_run.items()} for number in range(count)]
+
+    def _decisions(self, inputs: Arrays) -> Callable[[Any], AbstractContextManager[Any]]:
+        """Return a mode, from its tensors, for float64 runs that decide as the module does."""
+        if self.subject.spec is not None:  # our own layers decide nothing without their inputs
+            return contextlib.nullcontext
+        from attn_export.truth.decisions import Decisions
+
+        own = {n: x.to(self.subject.inputs[n].dtype) for n, x in to_torch(inputs).items()}
+        with math_backend(recorded := Decisions(own.values())):
+            self.subject.call(self.subject.module, own)
+        return lambda tensors: Decisions(tensors.values(), recorded.made)
+
+    def _draw_cache(
+        self, cached: Float16Values | None, runs: range
+    ) -> AbstractContextManager[None]:
+        """Let runs, stacked along the batch axis, keep the float16 numbers drawn for each."""
+        if cached is None:
+            return contextlib.nullcontext()
+        from attn_export.truth.near_ties import force_cache_values
+
+        assert isinstance(self.precise, Attention)
+        drawn = [cached.draw(number) for number in runs]
+        keys, values = (torch.cat(tensors) for tensors in zip(*drawn, strict=True))
+        return force_cache_values((keys, values), self.precise)
+
+    def _noisy(self, tensors: Any, *modes: AbstractContextManager[Any]) -> Arrays:
+        zero_points = self._ties.subtract_zero_points() if self._ties else None
+        with math_backend(zero_points, *modes):
+            return to_numpy(self.subject.call(self.precise, tensors))
+
+    def _can_stack_runs(self, inputs: Arrays) -> bool:
+        """Return whether several runs may be stacked along the batch axis."""
+        # Batch elements of our layers are independent, unless they share a scale of activations.
+        spec = self.subject.spec
+        if spec is None or spec.activations == PER_RUN:
+            return False
+        return any(map(self.has_batch, inputs))
+
+    def has_batch(self, name: str) -> bool:
+        """Return whether the first axis of an input is the batch axis."""
+        return self.subject.axes[name].get(0) == self.subject.roles.axis(BATCH)

@@ -1,0 +1,304 @@
+"""Float64 runs in which every operation rounds at random, to sample the errors of an output.
+
+A correct implementation differs from the truth only by its rounding errors. A running error
+analysis (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, sec. 3.3) computes a bound
+on them along with the result. Its statistical form (sec. 2.8; Higham and Mary, 2019), in which n
+roundings add up to sqrt(n) instead of n, estimates their usual size. Here the errors are drawn at
+random, as in Monte Carlo arithmetic (Parker, 1997). Each run is the possible result of another
+implementation, which adds the terms of sums one by one: no order of additions has larger errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_export.truth.float64_mode import ComputeInFloat64, is_large, product, widen
+from attn_export.truth.operations import (
+    CHOOSING,
+    RANKING,
+    OperationMode,
+    RandomNumbers,
+    makes_integers,
+    name_of,
+    rounds,
+)
+
+DEVIATION = 0.4
+"""The standard deviation of one rounding error, in units of u·|x|, where u = eps / 2: errors
+are uniform within half a unit in the last place, and |x| lies anywhere between two powers of 2."""
+
+FLOAT16 = torch.finfo(torch.float16)
+HUGE = 1e30
+"""The size of numbers that stand for infinity in masks, next to which scores vanish."""
+
+PRODUCTS = frozenset({"addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv"})
+ADDED_UP = PRODUCTS | {"convolution", "mean", "sum"}
+"""Operations whose results are sums of many terms."""
+
+SIMPLE = frozenset({
+    "cos", "div", "exp", "expm1", "gelu", "log", "mul", "pow", "reciprocal", "rsqrt", "sigmoid",
+    "silu", "sin", "sqrt", "square", "tanh",
+})  # fmt: skip
+"""Operations on single elements, which round their result once."""
+
+APPROXIMATE = frozenset({"expm1", "gelu", "log", "pow", "sigmoid", "silu", "tanh"})
+MOST_CHECKED = 2**15
+"""The largest number of elements of a result that is tested for being whole numbers."""
+
+APPROXIMATION_ERROR = 4.0
+"""The error of operations in `APPROXIMATE`, in units of one rounding: libraries state 2 to 5."""
+
+SCORES = frozenset({"bmm", "baddbmm"})
+ATTENTION = SCORES | {"_safe_softmax", "_softmax"}
+"""Operations that PyTorch's attention computes in float32, but a graph in its own type."""
+
+
+class RandomRounding(OperationMode):
+    """Mode that rounds the results of float64 operations at random, as a narrower type rounds.
+
+    `copies`: The number of runs stacked along the batch axis. They differ by rounding alone, so the
+    sizes of terms are measured in the first.
+    `steps`: The operations of the module in its own types, by `RoundingRecorder`, if it has more
+    than one type. From the first operation on that differs, `eps` is used.
+    `widening`: A mode that computes the operations in float64. It must not be entered, or it would
+    also process the operations that compute the rounding, which are most of them.
+
+    Attributes:
+        ranks: Whether an operation ran that may return equal values in any order, see `RANKING`.
+        chooses: Whether an operation ran for which NaN has no defined result, see `CHOOSING`.
+    """
+
+    def __init__(
+        self,
+        eps: float,
+        sums: float,
+        seed: int,
+        *,
+        copies: int = 1,
+        steps: Sequence[tuple[str, float]] = (),
+        widening: ComputeInFloat64 | None = None,
+    ) -> None:
+        super().__init__()
+        self._unit, self._sums = eps / 2, sums / 2
+        self._copies = copies
+        self._steps = iter(steps)
+        self._random = RandomNumbers(seed)
+        self.ranks = self.chooses = False
+        self._widening = widening
+
+    def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = name_of(func)
+        self.ranks |= name in RANKING
+        out = self._of_one_copy(name, func, args)
+        out = self._compute(func, args, kwargs) if out is None else out
+        self.chooses |= name in CHOOSING or makes_integers(out, args)
+        if not rounds(name, func, out) or self._is_whole_numbered(out):
+            return out
+        if name == "mul" and any(map(_is_huge, args)):
+            return out  # a mask of 0 and 1 times the lowest number, without overflow
+        if self._widening:
+            args = tuple(x if is_large(x) else widen(x) for x in args)
+        noisy = self._round(name, func, out, args, kwargs)
+        if func._schema.is_mutable and noisy is not out:  # an added mask leaves `out` as it is
+            return out.copy_(noisy)
+        return noisy
+
+    def _compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if self._widening:
+            return self._widening.compute(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _is_whole_numbered(self, out: Any) -> bool:
+        """Return whether results are exact because they are whole numbers, such as positions."""
+        if not isinstance(out, Tensor) or not 0 < out.numel() <= MOST_CHECKED:
+            return False
+        return bool((out == out.round()).all()) and float(out.abs().max()) <= 1 / self._unit
+
+    def _of_one_copy(self, name: str, func: Any, args: Sequence[Any]) -> Tensor | None:
+        """Return a product, computed once for all runs, if its left operand is equal in all."""
+        if name not in ("addmm", "mm") or self._copies == 1:
+            return None
+        a = args[-2]
+        rows = a.shape[0] // self._copies
+        if rows * self._copies != a.shape[0] or not torch.equal(a[:rows], a[rows : 2 * rows]):
+            return None
+        once: Tensor = self._compute(func, (*args[:-2], a[:rows], args[-1]), {})
+        return once.repeat(self._copies, 1)
+
+    def _round(
+        self, name: str, func: Any, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return the float64 result of an operation, rounded at random."""
+        unit = self._next_unit(name)
+        if name == "gelu":
+            # For negative inputs it is a small difference of numbers as large as its input.
+            noise = self._random.uniform(out.shape)
+            out = torch.addcmul(out, args[0].abs(), noise, value=unit)
+        if name in SIMPLE:
+            return self.rounded(out, APPROXIMATION_ERROR * unit if name in APPROXIMATE else unit)
+        if name in ("add", "sub"):
+            return self._addition(name, out, args, unit)
+        if name in ("_softmax", "_safe_softmax"):
+            return self._softmax(out, args[1], unit)
+        if name in ADDED_UP:
+            terms = _terms(name, out, args, self._copies, min(self._sums, unit))
+            return self._sum(_overflowed(name, out, unit), *terms, unit)
+        if not func._schema.is_mutable:
+            # Norms, for example, amplify rounding of their inputs as much as that of their sums.
+            out = self._compute(func, [self.rounded(x, unit) for x in args], kwargs)
+        if name == "native_layer_norm":
+            return self._layer_norm(out, args[3], unit)
+        if name == "native_group_norm":
+            return self._group_norm(out, args[2], unit)
+        if isinstance(out, Tensor):
+            return self.rounded(out, unit)
+        return type(out)(self.rounded(x, unit) for x in out)
+
+    def _next_unit(self, name: str) -> float:
+        """Return the largest relative error of the next operation, see `steps`."""
+        expected, eps = next(self._steps, ("", 0.0))
+        if expected != name:
+            self._steps = iter(())
+            return self._unit
+        return self._unit if name in ATTENTION else eps / 2
+
+    def rounded(self, x: Any, unit: float | None = None) -> Any:
+        """Return `x` with each element rounded at random if it is a float64 tensor."""
+        unit = self._unit if unit is None else unit
+        if not isinstance(x, Tensor) or x.dtype != torch.float64:
+            return x
+        return x * torch.add(1, self._random.uniform(x.shape), alpha=unit)
+
+    def _sum(self, out: Tensor, squares: Tensor, count: Tensor | float, unit: float) -> Tensor:
+        """Round sums of `count` terms, whose squares add up to `squares`, added one by one."""
+        # Each partial sum is rounded. A partial sum of k terms with random signs is about sqrt(k)
+        # times as large as a term. If all terms have one sign, it is k / count times the result.
+        # So the squares of all partial sums add up to count / 2 times the sum of squares of the
+        # terms plus count / 3 times the square of the result.
+        partial = (count / 2 * squares + count / 3 * out.square()).sqrt_()
+        noise = self._random.normal(out.shape)
+        size = DEVIATION * min(self._sums, unit)
+        noisy = torch.addcmul(out, noise, _without_huge(partial, out), value=size)
+        # The last partial sum is rounded to the type of the result.
+        return self.rounded(noisy, unit) if self._sums < unit else noisy
+
+    def _softmax(self, out: Tensor, axis: int, unit: float) -> Tensor:
+        """Round a softmax: each exponential on its own, and their sum, shared by the row."""
+        row = self._random.normal(out.sum(axis, keepdim=True).shape)
+        count = out.shape[axis] if out.dim() else 1
+        size = DEVIATION * min(self._sums, unit) * math.sqrt(count / 3)
+        return torch.addcmul(self.rounded(out, 2 * unit), out, row, value=size)
+
+    def _layer_norm(
+        self, out: tuple[Tensor, ...], bias: Tensor | None, unit: float
+    ) -> tuple[Tensor, ...]:
+        """Round a layer norm before its bias is added, and again after that."""
+        normed, mean, inverse = out  # the last is that of the standard deviation
+        product = normed if bias is None else normed - bias
+        # The difference, the variance, its root and two products are rounded. If the bias nearly
+        # cancels the product, their errors are large relative to the result.
+        noise = APPROXIMATION_ERROR * self._random.uniform(product.shape)
+        # ONNX Runtime computes the variance as mean square, of terms added one by one, minus
+        # squared mean: it loses digits if the mean is large.
+        count = normed.numel() / max(mean.numel(), 1)
+        of_sum = DEVIATION * min(self._sums / unit, 1) * math.sqrt(count / 3)
+        lost = self._random.uniform(mean.shape) + of_sum * self._random.normal(mean.shape)
+        noise += lost * (mean * inverse).square_()
+        noisy = torch.addcmul(normed, product, noise, value=unit)
+        return self.rounded(noisy, unit), mean, inverse
+
+    def _group_norm(
+        self, out: tuple[Tensor, ...], bias: Tensor | None, unit: float
+    ) -> tuple[Tensor, ...]:
+        """Round a group norm as a layer norm over each group, `[N, G, …]`."""
+        normed, mean, inverse = out
+        rows = (*mean.shape, -1)
+        if bias is not None:
+            bias = bias.view(1, -1, *[1] * (normed.dim() - 2)).expand_as(normed).reshape(rows)
+        grouped = (normed.reshape(rows), mean.unsqueeze(-1), inverse.unsqueeze(-1))
+        return self._layer_norm(grouped, bias, unit)[0].view(normed.shape), mean, inverse
+
+    def _addition(self, name: str, out: Tensor, args: Sequence[Any], unit: float) -> Tensor:
+        """Round the sum of two operands by no more than the size of either: -1e30 + 1 is -1e30."""
+        first, second = args[:2]
+        if first is out:  # an addition in place
+            first = out - second if name == "add" else out + second
+        if any(_is_mask(x, out) for x in (first, second)):
+            return out
+        limit = out.abs().mul_(unit)
+        for x in (first, second):
+            size = x.abs() if isinstance(x, Tensor) else torch.tensor(abs(x), dtype=out.dtype)
+            torch.minimum(limit, size, out=limit)
+        return torch.addcmul(out, _without_huge(limit, out), self._random.uniform(out.shape))
+
+
+def _without_huge(errors: Tensor, out: Tensor) -> Tensor:
+    """Return errors of results, 0 where a mask that was added makes a result huge, so exact."""
+    if not abs(float(out.sum())) < HUGE:  # much faster than a test of each element
+        errors.masked_fill_(out.abs() > HUGE, 0.0)
+    return errors
+
+
+def _overflowed(name: str, out: Tensor, unit: float) -> Tensor:
+    """Return scores that are infinite where they are too large for float16, if that is the type."""
+    if name not in SCORES or unit != FLOAT16.eps / 2:
+        return out
+    least = -FLOAT16.max if name == "bmm" else -math.inf  # the other may add a mask
+    return out.masked_fill(out > FLOAT16.max, math.inf).masked_fill(out < least, -math.inf)
+
+
+def _is_huge(x: Any) -> bool:
+    """Return whether an operand is a single number beyond all scores, as the lowest float is."""
+    return (not isinstance(x, Tensor) or not x.dim()) and abs(float(x)) > HUGE
+
+
+def _is_mask(x: Any, out: Tensor) -> bool:
+    """Return whether `x` is a mask of 0 and -inf that is expanded, whose addition is exact."""
+    if not isinstance(x, Tensor) or 4 * x.numel() > out.numel():
+        return False
+    return bool(((x == 0) | x.isneginf()).all())
+
+
+def _terms(
+    name: str, out: Tensor, args: Sequence[Any], copies: int, unit: float
+) -> tuple[Tensor, Tensor | float]:
+    """Return the sum of squares of the terms of each result, and the number of terms."""
+    if name in PRODUCTS:
+        a, b = args[-2:]
+        if copies == 1 or a.shape[0] % copies:
+            return _terms_of_product(a, b, unit)
+        first = slice(a.shape[0] // copies)
+        terms = _terms_of_product(a[first], b if b.dim() == 2 else b[first], unit)
+        squares, count = (x.repeat(copies, *[1] * (x.dim() - 1)) for x in terms)
+        return squares, count
+    x = args[0].double()
+    if name == "convolution":
+        weight, _, *options = args[1:]
+        weight = weight.double()
+        squares = torch.ops.aten.convolution(x.square(), weight.square(), None, *options)
+        return squares, weight[0].numel()
+    count = max(x.numel() / max(out.numel(), 1), 1)
+    axes = args[1] if len(args) > 1 and args[1] else list(range(x.dim()))
+    squares = torch.where(x.isfinite(), x, 0.0).square().sum(axes, keepdim=True)
+    return squares.reshape(out.shape) / (1 if name == "sum" else count**2), count
+
+
+def _terms_of_product(a: Tensor, b: Tensor, unit: float) -> tuple[Tensor, Tensor]:
+    """Return the sum of squares of the terms of each element of a @ b, and the number of terms.
+
+    `a` is `[..., M, K]`, `b` is `[..., K, N]` or `[K]`, and the numbers are `[..., M, 1]` or `[M]`.
+    """
+    # Zeros do not count, nor terms that are more than 1 / unit times smaller than the largest,
+    # since adding them changes no partial sum.
+    sizes = a.double().abs()
+    count = (sizes > unit * sizes.amax(-1, keepdim=True)).sum(-1).to(sizes.dtype)
+    squares = sizes.square_()
+    if is_large(b) and b.dim() == 2:
+        sums = product(squares, b, Tensor.square_, lambda a, block, _: a @ block)
+        return sums, count.unsqueeze(-1)
+    return squares @ b.double().square(), count if b.dim() == 1 else count.unsqueeze(-1)

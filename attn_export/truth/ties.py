@@ -1,0 +1,107 @@
+"""Output elements that depend on the order of equal values, or of nearly equal ones, as of `topk`.
+
+`near_ties` and `activation_ties` are for values that lie between two integers.
+
+PyTorch does not define the order in which `topk` returns equal values; ONNX's `TopK` takes the
+lowest index first. Integers that a module derives from values, such as indices, may also differ
+where two values differ by less than rounding errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attn_export.errors import counted
+from attn_export.judge.judge import TIES, TIES_ADVICE
+from attn_export.measures import fill_ignored_rows, measure_strictly
+from attn_export.results import Arrays, Golden
+from attn_export.tensorfile import is_floating
+from attn_export.truth.operations import RANKING, OperationMode, name_of
+
+SAME = 1e-9
+"""The largest relative difference of two float64 runs that are equal but for rounding."""
+
+Order = Callable[[int], Tensor]
+"""A function from a count n to the indices 0 to n - 1 in the order of preference among equals."""
+
+
+def _random_order(count: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(count))
+
+
+ORDERS: tuple[Order, ...] = (torch.arange, lambda n: torch.arange(n - 1, -1, -1), _random_order)
+"""Orders to try; the first is that of ONNX."""
+
+
+class TieOrder(OperationMode):
+    """Mode in which `sort` and `topk` return equal values in a given order."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__()
+        self._order = order
+
+    def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = name_of(func)
+        if name not in RANKING or func._schema.is_mutable or not args[0].dim():
+            return func(*args, **kwargs)
+        options = {
+            argument.name: value
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+        } | kwargs
+        x, axis = args[0], options.get("dim", -1)
+        if options.get("stable"):  # the order of equal values is defined
+            return func(*args, **kwargs)
+        down = bool(options.get("largest", True) if name == "topk" else options.get("descending"))
+        order = self._order(x.shape[axis]).to(x.device)
+        values, indices = x.index_select(axis, order).sort(dim=axis, descending=down, stable=True)
+        count = options.get("k", x.shape[axis])
+        return values.narrow(axis, 0, count), order[indices.narrow(axis, 0, count)]
+
+
+def mark_ties(
+    golden: Golden, truth: Arrays, orders: Sequence[Arrays], rounded: Sequence[Arrays]
+) -> Golden:
+    """Mark the output elements that ties decide, and outputs that are no evidence because of them.
+
+    An output is no evidence if ranking equal values in ONNX's order changes it.
+
+    `truth`: Its float64 outputs.
+    `orders`: The outputs of float64 runs with each of `ORDERS`; empty if the module ranks none.
+
+    Returns:
+        The case with these marks.
+    """
+
+    def select(runs: Sequence[Arrays], name: str) -> list[np.ndarray]:
+        return [fill_ignored_rows(run[name], truth[name], golden.case.ignored_rows) for run in runs]
+
+    tied: dict[str, np.ndarray] = {}
+    unusable = dict(golden.unusable)
+    for name, t in truth.items():
+        ranked = select(orders, name)
+        whole = not is_floating(t.dtype)
+        mask = _changed(t, [*ranked, *select(rounded, name)] if whole else ranked[:1])
+        apart = measure_strictly(ranked[0], t) if ranked else None
+        depends_on_order = apart is not None and not max(apart.whole, apart.row) <= SAME
+        if depends_on_order or (whole and mask.any()):
+            tied[name] = mask
+        if depends_on_order:
+            unusable[name] = (
+                f"{TIES}: {int(mask.sum())} of {counted(t.size, 'element')} of {name} depend on "
+                f"the order of equal values, which PyTorch's topk does not define; {TIES_ADVICE}"
+            )
+    return dataclasses.replace(golden, unusable=unusable, tied=tied)
+
+
+def _changed(t: np.ndarray, runs: Sequence[np.ndarray]) -> np.ndarray:
+    """Return a mask of the elements of `t` that differ in any of the runs; NaN equals NaN."""
+    changed = np.zeros(t.shape, bool)
+    for run in runs:
+        changed |= (run != t) & ~((run != run) & (t != t)) if run.shape == t.shape else True
+    return changed
