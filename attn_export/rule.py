@@ -35,6 +35,11 @@ if that is larger."""
 MOST_WHOLE, MOST_ROW = 1 / 8, 1 / 2
 """The largest allowed errors of any dtype: with larger ones, wrong outputs would pass."""
 
+TIES = "ties"
+"""The start of messages on outputs that depend on the order of equal values."""
+
+TIES_ADVICE = "return the values instead, or rank by torch.sort(stable=True), which ONNX follows"
+
 
 def largest_allowed(dtype: np.dtype) -> Measures:
     """Return the largest allowed errors of an output of a floating dtype.

@@ -1,7 +1,4 @@
-"""Tests of the architecture: floors, allowed imports, and the modules that a command loads.
-
-`docs/architecture.md` explains the floors.
-"""
+"""Tests of the architecture: stages, allowed imports, and the modules that a command loads."""
 
 from __future__ import annotations
 
@@ -18,36 +15,18 @@ from package_files import FILES, loaded_by, tree
 
 pytestmark = pytest.mark.xdist_group("test_architecture")  # the tests share the parsed files
 
-# The floor of a file is that of the longest prefix of its name. A file may import from lower
-# floors, and from files of its own folder on the same floor.
-FLOORS = {
-    "errors": -3, "untrusted_files": -2, "dialect_names": -2, "tensorproto": -2, "results": -1,
-    "quality": -2, "schema": -2,
-    "graph/load": 0,
-    "interruption": 0, "spec/": 0, "tensorfile": 0, "system_info": 0,
-    "temp_folders": 0, "output_folder": 0, "code_templates": 0,
-    "quantiser": 0,
-    "attention/": 1, "weights/": 1, "graph/": 1, "runtimes/": 1,
-    "parity/__init__": 0, "cases/blocks": 1, "cases/conditions": 1, "cases/contents": 1,
-    "cases/cover": 1, "cases/draw": 1, "cases/fixed_cases": 1, "bundle/golden": 1,
-    "cases/influence": 1,
-    "cases/mask_contents": 1, "measures": 0,
-    "cases/plan": 1, "cases/roles": 1,
-    "bundle": 2,
-    "export/__init__": 2, "export/user_scales": 2, "export/input_function": 2,
-    "export/module_state": 2,
-    "export/subject": 2,
-    "export/subject_checks": 2, "export/trees": 2, "user_module": 3,
-    "runtimes/decode_": 3,
-    "export/": 3, "parity/": 3, "source_location": 1,
-    "explain/": 4, "explain/explanation": 2, "explain/eager_values": 2,
-    "float64/attention_steps": 1, "float64/contrib_operators": 1, "float64/evaluate": 1,
-    "float64/misreadings": 1, "explain/__init__": 1,
-    "report/": 4,
-    "jobs/": 5,
-    "cli/": 7, "pytest_plugin": 6, "parts/__init__": -3, "parts/": 8, "parts/sweeps/": 9,
-    "__main__": 10, "__init__": 10,
-}  # fmt: skip
+STAGES = (
+    "", "spec", "bundle", "attention", "weights", "graph", "cases", "float64", "export", "truth",
+    "runtimes", "judge", "explain", "report", "jobs", "cli", "parts",
+)  # fmt: skip
+"""Folders in the order of the way that data goes. A file imports from its own folder and from those
+before it; "" has the files beside the folders."""
+
+IF_THERE = {"parts/sweeps": "parts/cuda_dry_run"}
+"""Parts that use another part where it is there; without it they say so in one line."""
+
+ENTRANCES = {"__init__", "__main__", "pytest_plugin"}
+"""Files beside the folders that import from all of them, and that no other file imports."""
 
 WITH_TORCH = (
     "attention/", "weights/", "user_module", "export/", "truth/float64_mode",
@@ -111,7 +90,7 @@ def imports(file: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             where = f"{file}, line {node.lineno}: a relative import"
             assert node.level == int(file == SHIPPED_IMPORTER and node.module == "measures"), where
-            module = f"attn_export.parity.{node.module}" if node.level else node.module
+            module = f"attn_export.{node.module}" if node.level else node.module
             names += [f"{module}.{alias.name}" for alias in node.names]
     return names
 
@@ -134,15 +113,9 @@ def own_imports(file: str) -> set[str]:
     return found
 
 
-def floor_of(file: str) -> int:
-    matching = [prefix for prefix in FLOORS if file == prefix or file.startswith(prefix)]
-    assert matching, f"{file} has no floor; give it one in FLOORS and in docs/architecture.md"
-    return FLOORS[max(matching, key=len)]
-
-
 def folder_of(file: str) -> str:
-    """Return the folder of a file; a part is a folder of its own."""
-    names = file.split("/")[:-1]
+    """Return the folder of a file; each part is one, and what finds them is beside the folders."""
+    names = [] if file == "parts/__init__" else file.split("/")[:-1]
     return "/".join(names[:2] if names[:1] == ["parts"] else names[:1])
 
 
@@ -152,21 +125,21 @@ def is_in(file: str, places: tuple[str, ...]) -> bool:
     )
 
 
-# -- floors -----------------------------------------------------------------------------------
+# -- stages -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_imports_from_floors_below_or_its_own_folder(file):
-    here = floor_of(file)
+@pytest.mark.parametrize("file", sorted(set(FILES) - ENTRANCES))
+def test_a_file_imports_from_its_folder_and_from_stages_before(file: str):
+    here = STAGES.index(folder_of(file).split("/")[0])
     for other in own_imports(file):
-        there = floor_of(other)
-        beside = there == here and folder_of(other) == folder_of(file)
-        assert there < here or beside, f"{file} ({here}) imports {other} ({there})"
+        there = STAGES.index(folder_of(other).split("/")[0])
+        beside = folder_of(other) in (folder_of(file), IF_THERE.get(folder_of(file)))
+        assert there < here or beside, f"{file} imports {other}"
 
 
-def test_every_floor_of_the_table_is_in_use():
-    for prefix in FLOORS:
-        assert any(f == prefix or f.startswith(prefix) for f in FILES), f"nothing is in {prefix}"
+def test_every_stage_has_files_and_no_file_imports_an_entrance():
+    assert {folder_of(file).split("/")[0] for file in FILES} == set(STAGES)
+    assert not {other for file in set(FILES) - ENTRANCES for other in own_imports(file)} & ENTRANCES
 
 
 def test_no_imports_go_in_circles():
@@ -227,7 +200,7 @@ def test_a_module_starts_without_what_it_does_not_need(module, without):
     assert loaded_by(f"import {module}") & set(without.split()) == set()
 
 
-MOST_LOADED, MOST_RUN = 107, 101
+MOST_LOADED, MOST_RUN = 110, 101
 """Modules that a plain build may load, and files whose functions it may run."""
 
 PLAIN_BUILD = """

@@ -15,7 +15,8 @@ from typing import TypeGuard
 import numpy as np
 import onnx
 
-from attn_export.explain.explanation import Deviation, Lines, ReferenceStep
+from attn_export.explain.explanation import Deviation, Lines
+from attn_export.float64 import ReferenceStep
 from attn_export.float64.evaluate import Evaluation, Values
 from attn_export.measures import measure_strictly
 from attn_export.tensorfile import Array

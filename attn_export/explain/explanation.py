@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from attn_export.errors import counted
 
 if TYPE_CHECKING:
-    from attn_export.tensorfile import Array
+    pass
 
 OutOfTime = Callable[[], bool]
 """Function that returns whether the time limit has passed; nothing further may be started then."""
@@ -21,21 +21,6 @@ Lines = Mapping[str, str]
 Fault = Literal["none", "graph", "runtime", "unknown", "did not run"]
 """The part that is at fault; ``"unknown"`` if the graph can neither be evaluated in float64 nor run
 in another runtime."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ReferenceStep:
-    """One operation of a reference in its float64 run.
-
-    Attributes:
-        line: The line of the user's file; "" if there is none.
-        reads: The indices of the earlier steps whose results it reads.
-    """
-
-    operation: str
-    line: str
-    value: Array
-    reads: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from attn_export.errors import AttnExportError, counted
 from attn_export.interruption import ctrl_c_raises
-from attn_export.judge.judge import TIES, TIES_ADVICE
 from attn_export.report.progress import Progress
 from attn_export.results import Report, Verdict
+from attn_export.rule import TIES, TIES_ADVICE
 
 if TYPE_CHECKING:
     from attn_export.explain.eager_values import ValueReference

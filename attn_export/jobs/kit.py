@@ -72,8 +72,8 @@ LANGUAGES: Mapping[str, Language] = {
         ("npm ci --ignore-scripts", "npm start"),
     ),
     "python": Language(
-        {"python": ".", "../parity/measures.py": "attn_kit/measures.py",
-         "../parity/rule.py": "attn_kit/rule.py",
+        {"python": ".", "../measures.py": "attn_kit/measures.py",
+         "../rule.py": "attn_kit/rule.py",
          "../tensorproto.py": "attn_kit/tensorproto.py",
          "../runtimes/eight_bit_sums.py": "attn_kit/eight_bit_sums.py"}, ORT_FIRST, BFLOAT16,
         ("python3 -m venv .venv", ".venv/bin/pip install .", ".venv/bin/attn-kit-test"),

@@ -11,13 +11,8 @@ from attn_export.errors import counted
 from attn_export.judge.gate import Gate
 from attn_export.measures import Measures, fill_ignored_rows
 from attn_export.results import Arrays, Golden, Verdict
-from attn_export.rule import describe_wrong, judge_array
+from attn_export.rule import TIES, TIES_ADVICE, describe_wrong, judge_array
 from attn_export.tensorfile import is_floating
-
-TIES = "ties"
-"""The start of messages on outputs that depend on the order of equal values."""
-
-TIES_ADVICE = "return the values instead, or rank by torch.sort(stable=True), which ONNX follows"
 
 
 def judge(

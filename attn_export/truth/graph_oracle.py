@@ -17,7 +17,7 @@ from torch.nn.functional import layer_norm
 
 from attn_export.cases.draw import seed_of
 from attn_export.errors import GraphError, first_few
-from attn_export.explain.explanation import ReferenceStep
+from attn_export.float64 import ReferenceStep
 from attn_export.float64.attention_steps import StepChange
 from attn_export.float64.evaluate import Evaluation, NotComputedError, Values, is_float
 from attn_export.graph.requirements import EXACT

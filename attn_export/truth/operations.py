@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from attn_export.explain.explanation import ReferenceStep
+    from attn_export.float64 import ReferenceStep
 
 EXACT = frozenset({
     "_local_scalar_dense", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "arange",
@@ -149,7 +149,7 @@ class Recording(OperationMode):
         return out
 
     def _add(self, operation: str, line: str, tensor: Tensor, reads: tuple[int, ...]) -> None:
-        from attn_export.explain.explanation import ReferenceStep  # few runs record any
+        from attn_export.float64 import ReferenceStep  # few runs record any
 
         self._numbers[id(tensor)] = len(self.steps)
         self._alive.append(tensor)

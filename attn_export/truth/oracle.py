@@ -39,7 +39,7 @@ from attn_export.truth.operations import Recording, RoundingRecorder, math_backe
 from attn_export.truth.rounding import RandomRounding
 
 if TYPE_CHECKING:
-    from attn_export.explain.explanation import ReferenceStep
+    from attn_export.float64 import ReferenceStep
     from attn_export.truth.activation_ties import ProjectionTieFinder, ProjectionTies
     from attn_export.truth.near_ties import Float16Values
     from attn_export.truth.ties import TieOrder

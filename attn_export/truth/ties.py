@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from attn_export.errors import counted
-from attn_export.judge.judge import TIES, TIES_ADVICE
 from attn_export.measures import fill_ignored_rows, measure_strictly
 from attn_export.results import Arrays, Golden
+from attn_export.rule import TIES, TIES_ADVICE
 from attn_export.tensorfile import is_floating
 from attn_export.truth.operations import RANKING, OperationMode, name_of
 
