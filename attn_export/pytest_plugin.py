@@ -112,12 +112,7 @@ def parity(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
 @dataclasses.dataclass(frozen=True)
 class ParityCase:
-    """One case of a bundle, in all graphs and runtimes.
-
-    Attributes:
-        name: The name of the case.
-        report: The report of the whole bundle.
-    """
+    """One case of a bundle, in all graphs and runtimes."""
 
     name: str
     report: Report

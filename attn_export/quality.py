@@ -34,7 +34,6 @@ class LogitDistance:
     """Distance of the first output of a quantised model from the float model, as logits.
 
     Attributes:
-        part: The name of the output.
         kl: The mean of KL(softmax(f) ‖ softmax(q)) over the slices along the last axis, in nats.
         top1: The share of slices whose largest element is at the same index in both.
     """
@@ -78,12 +77,10 @@ class Quality:
     """Distances of a quantised model from the float model.
 
     Attributes:
-        outputs: The distance of each output.
         heads: The distance of each head, for outputs that have heads and for the attention result
             before `out_proj`.
         weights: The distances of the first output if only one weight is quantised, or only the
             cache, its keys, its values or the activations.
-        budgets: The limits for outputs.
         logits: The distance of the first output as logits, if a budget limits it.
         splits: The errors of the first output if only one tensor is quantised, split by rounding
             and clipping.

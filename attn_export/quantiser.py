@@ -40,7 +40,6 @@ class QuantisedWeight:
     """The quantised weight of a linear layer, in blocks of input channels that share a scale.
 
     Attributes:
-        dtype: One of `RANGES`.
         integers: `[in, out]`, int8 or uint8.
         scales: `[in / block, out]`, float32.
         zero_points: `[in / block, out]`, of the dtype of `integers`; None if all are 0.

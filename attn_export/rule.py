@@ -73,7 +73,6 @@ class Judgement:
     """Result of the rule for one output.
 
     Attributes:
-        status: `unusable` if the output is no evidence.
         message: The reason if the status is not `passed`, else "".
         errors: The distances from the truth, if they were measured.
         worst: The larger distance, divided by the error allowed. NaN for a wrong NaN, and infinite

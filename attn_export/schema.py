@@ -172,7 +172,6 @@ class Allowed(Struct, frozen=True, forbid_unknown_fields=True):
     """Relative L2 error allowed for one output; infinite after some failed builds.
 
     Attributes:
-        whole: The error allowed for the whole output.
         row: The error allowed for any row of the last axis.
     """
 
@@ -240,7 +239,6 @@ class Split(Struct, frozen=True, forbid_unknown_fields=True):
             there are none.
         clipped: The SQNR in dB of clipping errors alone, of values outside the integers' range;
             None if there are none.
-        share: The share of clipped values.
     """
 
     part: Name

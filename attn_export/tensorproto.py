@@ -32,10 +32,7 @@ class TensorMessage:
     """A tensor with raw data.
 
     Attributes:
-        name: The name of the tensor.
-        dtype: The dtype, as in `DTYPES`.
         dims: The shape.
-        raw: The values in C order, little-endian.
     """
 
     name: str

@@ -28,7 +28,6 @@ class Quotients:
     Attributes:
         values: The numbers, `[B, Hkv, L, N]`.
         low: The least integer, or -inf for a cache in floating point.
-        high: The largest integer, or inf.
         units: For a cache in floating point the spacing of its type at each number,
             `[B, Hkv, L, N]`; None for integers.
     """
@@ -132,8 +131,6 @@ class CacheScales(CacheRounding):
     Attributes:
         k_scale: The scale of keys, float32: a scalar, or `[Hkv, 1, D]` by channel.
         v_scale: The scale of values: a scalar, or `[Hkv, 1, Dv]`.
-        low: The least integer.
-        high: The largest integer.
         nibbles: The two integers that each byte holds, `[256, 2]`; None if a byte holds one. A
             table is faster than shifts, and every runtime has Gather.
     """

@@ -186,11 +186,8 @@ class GoldenEvidence:
     """The cases by which a bundle is judged.
 
     Attributes:
-        goldens: The cases with their truth.
         quality: The distance of a quantised model from the float model.
-        notes: Notes for the reader of the report.
         runs: The run of the stored truth, if it is judged by a new one.
-        verdicts: The verdicts on it.
         error: The error if stored cases differ from those that are computed anew.
     """
 

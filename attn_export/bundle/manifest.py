@@ -41,12 +41,7 @@ SPEC = "spec.toml"
 
 
 class Staging:
-    """A new folder next to the output, which replaces the output when it is complete.
-
-    Attributes:
-        folder: The folder to write to.
-        output: The folder to replace.
-    """
+    """A new folder next to the output, which replaces the output when it is complete."""
 
     def __init__(self, folder: Path, output: Path) -> None:
         self.folder = folder

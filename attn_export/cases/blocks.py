@@ -41,9 +41,7 @@ class BlockSizes:
     """Conditions on sizes at blocks, and sizes that meet them.
 
     Attributes:
-        axes: The axes whose size is free.
         sums: The axes that are sums of others, with their terms.
-        bounds: The bounds of axes that have any.
     """
 
     axes: Sequence[str]

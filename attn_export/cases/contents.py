@@ -49,10 +49,7 @@ class DrawnCase:
     """Random inputs of a case, which a `Content` changes in place.
 
     Attributes:
-        inputs: The arrays, by name.
-        descriptions: The descriptions of the inputs, by name.
         spec: The spec of the module, if it is ours.
-        sizes: The size of every dynamic axis.
         random: A generator that is seeded by the name of the case.
     """
 
@@ -92,7 +89,6 @@ class Content:
     Attributes:
         name: The part that it adds to the case's name.
         about: A few words for the reader of a report.
-        shows: The faults that it shows.
         change: The function that changes the inputs of a case in place.
         is_opaque: Whether the change hides faults that other inputs show: inputs close to 0 do.
         may_overflow: Whether inputs may have to be scaled down because the module overflows.

@@ -35,9 +35,6 @@ class Cover:
     """Greedy choice of cases: each time the one that meets most open conditions for its cost.
 
     `costs`: The size on disk in bytes of a case with each of `sizes`.
-
-    Attributes:
-        count: The number of conditions.
     """
 
     def __init__(

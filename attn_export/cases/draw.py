@@ -110,12 +110,9 @@ class Interface:
     """The inputs and outputs of a subject, from which its cases are planned.
 
     Attributes:
-        inputs: Descriptions of the inputs, by name.
         output_shapes: The shape of every output.
         spec: The spec of the module, if it is ours.
         sums: The axes that are sums of others, with their terms.
-        bounds: The bounds of axes that have any.
-        roles: What the axes do.
     """
 
     inputs: Mapping[str, Input]

@@ -46,7 +46,6 @@ class Plan:
     """The chosen cases.
 
     Attributes:
-        cases: The cases.
         notes: Notes on their choice for the reader of a report.
         interface: The inputs and outputs that they are for.
     """

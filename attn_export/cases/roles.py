@@ -33,7 +33,6 @@ class Trial:
     """One run of a module or graph.
 
     Attributes:
-        outputs: The outputs, by name.
         joined: The results of all concatenations within, in order.
     """
 

@@ -81,7 +81,6 @@ class BlockPart:
         edges: The largest value range of each scale but the last, `[255]`.
         new: The name of the new tokens before quantisation, `[B, Hkv, L, D]`.
         dequantised: The name of the dequantised cache, `[B, Hkv, S, D]`.
-        blocks: The number of blocks of a token.
     """
 
     scales: Array

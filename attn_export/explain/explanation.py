@@ -29,7 +29,6 @@ class Cause:
 
     Attributes:
         kind: The kind of the cause, in a word or two: ``"scale"``.
-        sentence: The error and its evidence.
         node: The name of the node; "" if the cause is not in one node.
         line: The line of the module that the node came from; "" if not known.
         unexplained: The share of the error that it leaves unexplained; None if not measured.
@@ -47,9 +46,7 @@ class Experiment:
     """Repeated run with one change, and its result.
 
     Attributes:
-        name: The change.
         passed: Whether all cases passed; None if it could not be run.
-        result: The result, in a few words.
     """
 
     name: str
@@ -62,10 +59,8 @@ class Deviation:
     """The first node whose output is wrong.
 
     Attributes:
-        value: The name of the output.
         line: The line of the module that it came from; "" if not known.
         error: The relative L2 distance of the output; infinite if it is not defined.
-        says: Its differences from the right node.
         relation: The relation of the wrong value to the right one; "" if none is known.
         in_weights: Whether this is the relation of an initialiser of several elements.
     """
@@ -96,13 +91,10 @@ class Explanation:
 
     Attributes:
         failed: Names of the cases that failed; the smallest first.
-        cases: The number of cases that ran.
-        causes: The possible causes, the most likely first.
         first: The first wrong node; None if none was found.
         pattern: Common properties of the failed cases, and the location of the error.
         smallest: The sizes of the smallest case that still fails.
         folder: The folder that reproduces it, if one is written.
-        notes: Notes on steps that were not possible.
         distance: Sentences on the distance of a quantised bundle from the float model.
     """
 

@@ -58,7 +58,6 @@ class KnownMistakes:
     """Known mistakes that explain the outputs.
 
     Attributes:
-        matches: The mistakes, the best first.
         from_right_graph: Whether they were made in a right graph and give the wrong outputs.
             Otherwise they were made in the wrong graph and give the right outputs.
     """

@@ -26,7 +26,6 @@ class EvaluatedGraph:
     """A graph that can be evaluated in float64, and whether the evaluation gives the truth.
 
     Attributes:
-        runner: The graph in its runtime.
         evaluation: The graph in float64.
         right: Whether it gives the truth in all examined cases that could be evaluated.
         not_computed: The error of each case that could not be evaluated, by the name of the case.

@@ -24,7 +24,6 @@ class GoldenCase:
     """A case of the bundle with its inputs and its expected outputs.
 
     Attributes:
-        sizes: The size of every dynamic axis.
         inputs: The inputs by name, in the bundle's axis order.
     """
 

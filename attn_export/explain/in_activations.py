@@ -34,8 +34,6 @@ class _RoundedInput:
     """An input that a right graph rounds by block, with nodes of ai.onnx or within MatMulNBits.
 
     Attributes:
-        x: The name of the input before rounding.
-        block: The number of elements in a block.
         output: The name of the rounded input, or of the output of MatMulNBits.
         weight: The weight of MatMulNBits, `[K, N]`; None for nodes of ai.onnx.
         truncated_weight: The same weight with its scales truncated to bfloat16, as KleidiAI does.
@@ -59,7 +57,6 @@ class _Symmetric:
         low: The integer at which values are clipped from below.
         high: The integer at which values are clipped from above.
         scale_read: Changes the scales, `[…, blocks, 1]`, for dequantisation only.
-        change_integers: Changes the integers before dequantisation.
     """
 
     axes: tuple[int, ...] | None = (-1,)

@@ -29,7 +29,6 @@ class _CachePart:
 
     Attributes:
         new: The name of the new tokens before they are rounded, `[B, Hkv, L, D]`.
-        scatter: The node that writes them.
         widened: The outputs of the Casts of the cache to the type of the layer, `[B, Hkv, S, D]`.
     """
 

@@ -42,7 +42,6 @@ class Steps:
         write_scale: Of the scales by which new tokens are divided, `[Hkv, 1, D]` or `[]`.
         read_scale: Of the scales by which integers are multiplied, of the same shape.
         rounds: Maps the quotients of new tokens to integers, both `[B, Hkv, L, D]`.
-        limits: Of the smallest and the largest integer.
         written: Of the new integers, `[B, Hkv, L, D]`; with 4 bits, before two become a byte.
         packed: Of the new bytes with two integers each, `[B, Hkv, L, D / 2]`.
         stored: Of the whole cache, int8 `[B, Hkv, S, D]` or bytes `[B, Hkv, S, D / 2]`.

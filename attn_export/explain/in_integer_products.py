@@ -32,7 +32,6 @@ class _Product:
     """A product of integers in a right graph.
 
     Attributes:
-        x: The name of the input before rounding.
         output: The name of the product, after both scales are applied.
         weight_name: The name of the initialiser with the weight's integers.
     """
@@ -52,12 +51,9 @@ class _Rounding:
         axes: Axes of the input whose elements share a scale and a zero point; None for all axes.
         symmetric: Whether the range is as large below 0 as above.
         levels: The number of integers in the range, less one.
-        scale_read: Changes the scale for dequantisation only.
-        zero_read: Changes the zero point for dequantisation only.
         low: The integer at which values are clipped from below.
         high: The integer at which values are clipped from above.
         wraps: Whether integers out of range lose their upper bits, instead of being clipped.
-        change_integers: Changes the integers before they are multiplied.
         integer_product: Multiplies integers `[…, K]` and `[K, N]`.
     """
 

@@ -147,8 +147,6 @@ class _Rotation:
     """A rotation of pairs a, b: a·cos - b·sin and b·cos + a·sin.
 
     Attributes:
-        node: The Concat that joins both.
-        output: The name of the rotated heads.
         operands: The names of a, b, cos and sin.
         interleaved: Whether pairs are elements 2i and 2i + 1, not i and i + R/2.
     """

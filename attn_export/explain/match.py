@@ -66,7 +66,6 @@ class Match:
 
     Attributes:
         unexplained: The share of the error that it does not explain; 0 if it explains all.
-        exact: Whether the unexplained error is only rounding.
         only: The rows in which it is made, as the end of a sentence; "" if in all.
     """
 
@@ -82,8 +81,6 @@ class _Comparison:
 
     Attributes:
         remaining: The mean squares of the error that it leaves, summed over the outputs.
-        total: Those of the whole error.
-        exact: Whether the remaining error is only rounding.
         holds: Whether it explains the error of this case, or predicts none where none is.
         rows: The rows where it is made and where it is not, by output; None unless each row is one
             or the other.

@@ -35,7 +35,6 @@ class Mistake:
             ``"precision"`` is a mistake of rounding.
         effect: Its effect as a clause: ``"scores are multiplied by …"``.
         node: The name of the node, graph input or initialiser; "" if it applies everywhere.
-        replaced: Returns the values that it changes.
     """
 
     kind: str
@@ -60,8 +59,6 @@ class Evidence:
     Attributes:
         values: All values of the graph without a mistake, in float64.
         right: The outputs of the graph without a mistake, in float64.
-        actual: The outputs to explain.
-        sizes: The size of every dynamic axis.
         allowed: The relative error of each output that the judge allows, by name, if it passes the
             actual outputs. A cause must not predict a larger one.
     """

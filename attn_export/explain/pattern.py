@@ -44,7 +44,6 @@ class Pattern:
     Attributes:
         sizes: Sizes that separate all failing from all passing cases.
         places: Locations outside of which no failing case has an error.
-        lines: All findings.
     """
 
     sizes: tuple[str, ...]

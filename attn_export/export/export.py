@@ -70,7 +70,6 @@ class Exported:
     """A canonical graph, and the line of code that each node comes from.
 
     Attributes:
-        model: The graph.
         origins: The line of each node, by its name: ``package/file.py:line``.
         in_bfloat16: Returns the graph that computes in bfloat16, if `model` casts bfloat16 to
             float32; else None.

@@ -40,9 +40,7 @@ class NotComputedError(GraphError):
     """A node that cannot be computed from its inputs.
 
     Attributes:
-        node: Its name.
         shapes: The shapes of its operands.
-        output: The name of its first output.
     """
 
     def __init__(
@@ -105,8 +103,6 @@ class Evaluation:
 
     Attributes:
         proto: The model with float64 in place of its floating types.
-        nodes: The nodes in the order of computation.
-        outputs: The names of the graph outputs.
         initializers: The initialisers and `Constant` nodes by name, floating ones as float64.
         producer: The node that computes each value, by the name of the value.
     """

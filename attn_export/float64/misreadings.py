@@ -26,7 +26,6 @@ class Misreading:
     Attributes:
         kind: Its kind, in a word or two: ``"scale"``.
         effect: Its effect as a clause: ``"scores are multiplied by …"``.
-        changes: The steps that it replaces, by name.
         reading: Its name in the results of `probe`; "" if no probe tests it.
     """
 

@@ -22,7 +22,6 @@ class Expected:
     Attributes:
         inputs: The shape of every input, by name; dynamic axes are names.
         outputs: The shape of every output, by name.
-        dialect: One of `DIALECTS`.
         attentions: The required number of `Attention` nodes; None if unknown.
         ours: Whether the graph is of attn-export's own module, whose operators are all known.
     """
@@ -66,8 +65,6 @@ class CheckedGraph:
     """A graph under check.
 
     Attributes:
-        proto: The graph without external data.
-        path: Its file; external data is beside it.
         expected: The expected properties; None for a file of unknown origin.
     """
 
@@ -136,8 +133,6 @@ class CheckFinding:
     """Defect of a graph.
 
     Attributes:
-        check: The name of the check.
-        message: The description and the remedy.
         is_warning: Whether the ONNX standard allows it, so that it is only a warning.
     """
 

@@ -45,8 +45,6 @@ class DrawnStep:
         operators: The operators in order; empty for inputs and outputs.
         shape: The shape of the output, such as ``[B, 8, L, 64]``; "" if it is not known.
         beside: Further values that it reads, without constants and sizes.
-        gives: The graph outputs that it computes.
-        nodes: The names of the nodes.
     """
 
     kind: str
@@ -197,7 +195,6 @@ class Neighbourhood:
     """An `Attention` node with the steps before and after it.
 
     Attributes:
-        name: The name of the node.
         count: The number of `Attention` nodes in the graph.
         facts: The attributes that are set, in words: ``"causal"``.
         axes: The axis names that the letters in shapes stand for, by letter.

@@ -31,7 +31,6 @@ class ComparedGraph:
     """The graph that a comparison judges.
 
     Attributes:
-        path: The path of the file.
         model: The content of the file without external data.
         file: The description of the graph: its dialect and features.
     """

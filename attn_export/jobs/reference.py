@@ -28,12 +28,9 @@ class Reference:
 
     Attributes:
         whose: The description in messages, such as ``"the module"``.
-        interface: Its inputs and outputs.
-        dtypes: The dtype of every output.
         takes: A function that returns whether the reference runs at some sizes in reasonable time.
         oracle: A function that returns the source of the truth. Its argument is the least eps of
             the dtypes in the graph to judge.
-        notes: Notes for the reader of the report.
         notes_on: A function that returns further notes from the source of the truth and a case.
         has_narrow_dtypes: Whether the reference has types narrower than float32.
         path: The path of a graph; None for a module.

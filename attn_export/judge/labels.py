@@ -36,11 +36,8 @@ class _Inputs:
     """The inputs of a stored case.
 
     Attributes:
-        case: The case with its inputs.
-        base: The base case.
         ours: Whether the case is that of a layer of ours. The inputs of users' modules have any
             names, and True in a mask may mean either.
-        batch: The batch axis.
     """
 
     case: Case

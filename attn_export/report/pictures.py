@@ -157,9 +157,6 @@ class Box:
 
     Attributes:
         row: The first row, counted from 1 as in CSS.
-        column: The first column, counted from 1.
-        rows: The number of rows that it covers.
-        columns: The number of columns that it covers.
         step: The step; None for a vertical line without a box.
     """
 
@@ -175,8 +172,6 @@ class Drawing:
     """The grid of an attention node and its surroundings.
 
     Attributes:
-        columns: The number of columns.
-        row: The row of the attention node.
         inputs: The columns of the inputs, in their order.
         outputs: The columns of the outputs, in their order.
         boxes: The steps above and below the node, and lines where a column has fewer of them.

@@ -103,7 +103,6 @@ class Summary:
     """Summary of the verdicts on one runtime with one graph.
 
     Attributes:
-        cases: The number of cases with a verdict.
         passed: The number of cases of which every output passed.
         worst: The largest error divided by the error allowed, from `largest`.
         max_abs: The largest absolute difference from eager, from `largest`.
@@ -229,13 +228,7 @@ class MatrixCell:
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """Matrix of runtimes and graphs, in the order of the report.
-
-    Attributes:
-        runtimes: The names of the rows.
-        graphs: The names of the columns, from `graph_label`.
-        cells: The cells by runtime and graph.
-    """
+    """Matrix of runtimes and graphs, in the order of the report."""
 
     runtimes: tuple[str, ...]
     graphs: tuple[str, ...]

@@ -35,7 +35,6 @@ class Field:
         meaning: A phrase for the help of the command line and for docs/spec.md.
         usual: The text of the default, if the default value is not clear by itself.
         least: The smallest value; None, as `most`, if there is no range.
-        most: The largest value.
         choices: The allowed values, if there are only a few; else empty.
         is_option: Whether the command line has an option for the field.
     """

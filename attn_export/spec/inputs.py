@@ -68,7 +68,6 @@ class Input:
     Attributes:
         shape: The axes: a size, or the name of a dynamic axis.
         dtype: The type, as numpy names it, or ``"bfloat16"``.
-        low: The least value of an integer input.
         high: The largest value of an integer input, inclusive, or the name of a size that is the
             largest value.
         first: The first value of every last-axis row of a bool input or of a mask of 0 and 1: True

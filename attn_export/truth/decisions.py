@@ -21,11 +21,7 @@ DECIDING = frozenset(
 
 
 class Decisions(OperationMode):
-    """Mode that records the decisions that no input affects, or repeats those of another run.
-
-    Attributes:
-        made: The recorded decisions, in order.
-    """
+    """Mode that records the decisions that no input affects, or repeats those of another run."""
 
     def __init__(self, inputs: Iterable[Tensor], repeated: Iterable[Any] | None = None) -> None:
         super().__init__()

@@ -182,7 +182,6 @@ class Float16Values:
             `[B, Hkv, L, Dv]`.
         other: The float16 neighbour on the other side of each value, of the same shapes.
         near: Masks of the values so near a tie that either neighbour is correct.
-        overflow: Whether a finite value became infinite.
     """
 
     nearest: Pair

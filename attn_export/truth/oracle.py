@@ -63,7 +63,6 @@ class Oracle(TruthSource):
     `subject`: The subject; its module is copied to float64 once, except for large weights.
 
     Attributes:
-        subject: The subject.
         precise: The float64 copy.
         widening: The mode that makes the copy compute in float64 where the module asks for a
             narrower type or a large weight has one. None for a small layer of ours, which never

@@ -151,8 +151,6 @@ class _PartlyRounded(nn.Module):
     """Replacement for a quantised cache, with errors of one kind in one part: keys or values.
 
     Attributes:
-        scales: The quantised cache whose errors these are.
-        part: The index of the part in `CACHED`.
         error: The kind of errors: `ALL`, `ROUNDING` or `CLIPPED`.
         record: Receives the number of clipped values, and the number of all values.
     """

@@ -48,7 +48,6 @@ class Checkpoint:
     """One attention layer of a checkpoint.
 
     Attributes:
-        spec: The spec of the layer.
         weights: The state dict of an `Attention` of that spec, in its dtype, on the CPU; None for
             a config.json without tensors.
         notes: Notes for the reader: origin of the weights, conversions and pooling.

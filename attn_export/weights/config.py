@@ -20,7 +20,6 @@ class Config:
     """A config.json.
 
     Attributes:
-        path: The file.
         values: Its values, by key; for a model with images or audio, those of its language model.
         towers: The values for the encoders of images and audio, by ``"vision"`` and ``"audio"``.
     """
@@ -112,10 +111,6 @@ class Layer:
 
     Attributes:
         config: The config, with the defaults of the family.
-        role: The role of the layer, see `select_layer.LayerMatch`.
-        number: The number of the layer.
-        heads: H, the number of query heads.
-        head_dim: D, the width of a head.
         slides: Whether the layer has a sliding window; False if all layers of the model are alike.
     """
 

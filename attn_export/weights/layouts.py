@@ -85,11 +85,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Names and packing of the tensors of an attention layer: a table of `layouts.toml`.
 
     Attributes:
-        name: The name of the layout in messages.
         modules: The Linear modules of q, k and v, or the one that packs them.
         weights: The names of the weights of q, k and v, or of the one that packs them.
         biases: The names of the biases of q, k and v, or of the one that packs them.
-        out: The Linear module of the output projection.
         packing: The order of rows in packed tensors, `ROWS` or `GROUPS`.
         conv1d: Whether weights may be stored `[in, out]`, as by GPT-2's Conv1D.
         norm: A LayerNorm with the same prefix that is no part of attention; "" for none.

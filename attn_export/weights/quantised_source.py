@@ -33,7 +33,6 @@ class QuantisedSource(TensorSource):
 
     Attributes:
         packed: The format of each packed layer, by its prefix.
-        plain: The checkpoint as it is stored.
         bits: The bits of an integer in config.json; None if it does not state them.
         zeros_minus_one: Whether GPTQ's zero points are stored minus 1, as in its first version.
     """

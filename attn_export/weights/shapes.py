@@ -48,7 +48,6 @@ class NamedSizes:
     """Dimensions of a spec, with the names that they have where the spec comes from.
 
     Attributes:
-        spec: The spec.
         keys: The key in config.json of each field that is read from it.
         origin: The source of the spec in messages, such as ``config.json``.
     """

@@ -180,9 +180,7 @@ class QuantisedCache:
             are divided by the scale.
         key: The written keys, int8 `[B, Hkv, capacity, D]`, or uint8 `[B, Hkv, capacity, D / 2]`
             for 4 bits.
-        value: The written values, of the same types.
         k_scale: The scale of keys, float32: a scalar, or an array that broadcasts to the keys.
-        v_scale: The scale of values, likewise.
         bits: The bits of an integer, 8 or 4.
     """
 

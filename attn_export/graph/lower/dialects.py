@@ -55,7 +55,6 @@ class Lowered:
     """A graph in a dialect.
 
     Attributes:
-        model: The graph.
         file: Its differences from its source, and its file name in a bundle.
         recognised: The number of attentions that are written out in several operators in the
             source, and are one node here. If it is not 0, the graph must be compared with the

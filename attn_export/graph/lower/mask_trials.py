@@ -27,8 +27,6 @@ class MaskTrial:
 
     Attributes:
         sizes: The size of every named axis of the graph inputs.
-        queries: L.
-        keys: S.
         past: The number of past keys of each batch element, int64 `[B]`.
         causal: Whether a key is not later than the query, bool `[B, 1, L, S]`.
         shown: Whether the node shows a key without its mask, bool `[B, 1, L, S]`.

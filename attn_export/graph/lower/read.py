@@ -22,7 +22,6 @@ class AttentionNode:
     """An `Attention` node with its inputs and attributes as plain values.
 
     Attributes:
-        node: The node.
         query: `[B, H, L, D]`, or `[B, L, H·D]` if packed.
         key: `[B, Hkv, S - P, D]`, or `[B, S - P, Hkv·D]` if packed.
         value: `[B, Hkv, S - P, Dv]`, or `[B, S - P, Hkv·Dv]` if packed.
@@ -31,16 +30,7 @@ class AttentionNode:
         past_value: `[B, Hkv, P, Dv]`, or None.
         valid_keys: `nonpad_kv_seqlen`, the number of keys of each batch element, `[B]`, or None.
         packed: Whether queries, keys and values are 3-D, `[B, L, H·D]`.
-        num_heads: H.
-        num_kv_heads: Hkv.
-        head_dim: D.
-        v_head_dim: Dv.
-        scale: The factor on the scores.
-        softcap: The softcap; 0 for none.
-        causal: The attribute `is_causal`.
         precision: The type in which softmax computes, if it is not that of the query; else None.
-        mode: The attribute `qk_matmul_output_mode`.
-        dtype: The type of the query.
         merged: The value `[B, L, H·Dv]` that the graph makes of the 4-D output, if nothing else
             reads that output; else None.
     """

@@ -33,11 +33,9 @@ class Mask:
     """A mask on scores.
 
     Attributes:
-        value: The mask.
         leads: The axes of the scores, where it is applied, before those of queries and keys.
         visible: Whether it is a bool mask, True for visible keys. If not, it is added.
         low: The number that a bool mask fills in for hidden keys.
-        factor: The factor on an added mask.
     """
 
     value: ir.Value
@@ -63,8 +61,6 @@ class Scores:
         query: `[..., L, D]`.
         key: `[..., S, D]`.
         leads: The axes of their product before L and S.
-        scale: The factor on their product.
-        softcap: The softcap; 0 for none.
         masks: The masks in the order in which they are applied.
         sink: A score after those of the keys, which takes part in the softmax and has no value,
             `[..., L, 1]`; None if there is none.

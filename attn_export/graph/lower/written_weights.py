@@ -28,11 +28,8 @@ class Weights:
     """A product of weights and values.
 
     Attributes:
-        softmax: The node that computes the weights.
-        product: The node of the product.
         value: The values, `[..., S, Dv]`.
         order: The order in which the axes of the product are `[..., L, Dv]`.
-        leads: The axes of the product before these.
         path: The weights as they are from the softmax to the product.
         seen: The condition on which weights are kept and are 0 otherwise, if data decides it.
         drops_last: Whether the last weight of each row, that of a sink, is left out.

@@ -28,14 +28,7 @@ PASTS = (("present", "past"), ("present", "past_key_values"))
 
 @dataclasses.dataclass(frozen=True)
 class StepSizes:
-    """The sizes of a step of a dry run.
-
-    Attributes:
-        name: The name of the step.
-        batch: B.
-        query_len: L.
-        past_len: P.
-    """
+    """The sizes of a step of a dry run."""
 
     name: str
     batch: int

@@ -16,8 +16,6 @@ class Architecture:
 
     Attributes:
         name: The name in NVIDIA's documentation, such as ``"sm_80"``.
-        card: A GPU of this architecture.
-        multiprocessors: The number of multiprocessors of this GPU.
         shared_per_block: The largest shared memory of a block, in bytes.
         shared_per_multiprocessor: The shared memory of a multiprocessor, in bytes.
         memory: The memory of this GPU, in GiB.
@@ -74,9 +72,6 @@ class NodeElsewhere:
     """A node that the CUDA provider does not run.
 
     Attributes:
-        name: The name of the node.
-        operator: The operator of the node.
-        provider: The execution provider that runs the node.
         reason: The reason that CUDA does not run it, as ONNX Runtime logs it.
         is_attention: Whether the node computes attention or a projection, and not only shapes.
     """
@@ -113,13 +108,10 @@ class Step:
 
     Attributes:
         name: ``"prefill"``, ``"decode"`` or ``"step"``.
-        sizes: The size of each axis.
-        events: The calls to the device, in order.
         attention: The kinds of attention that the kernels compute.
         cache_copies: The number of launches of each kernel that copies keys or values.
         waits: The nodes that wait for the device, or copy from the device to the host.
         stopped: The error that ended the run; empty if there was none.
-        finding: An explanation of `stopped`.
         peak_bytes: The largest device memory that was allocated at once during the run.
     """
 
@@ -157,15 +149,10 @@ class Observation:
     """The observations of a dry run of one graph on one architecture.
 
     Attributes:
-        graph: The file name of the graph.
-        architecture: The name of the architecture.
         on_cuda: The number of nodes of each operator on CUDA.
-        elsewhere: The nodes that CUDA does not run.
-        steps: The runs.
         peak_bytes: The largest device memory that was allocated at once since loading.
         libraries: The NVIDIA libraries that the graph needs besides the CUDA runtime.
         refused: The provider's error if it refused the graph, or "".
-        notes: Limitations of the dry run.
     """
 
     graph: str
@@ -199,9 +186,6 @@ class BestGraph:
     """A graph of a bundle that is best for one architecture and step by its figures.
 
     Attributes:
-        architecture: The name of the architecture.
-        step: The name of the step.
-        graph: The file name of the graph.
         cache_bytes: The bytes of keys and values that it copies in the step.
         launches: The number of kernels that it launches in the step.
     """

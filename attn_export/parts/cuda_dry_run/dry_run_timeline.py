@@ -143,7 +143,6 @@ class Recorded:
         time: The time in nanoseconds, by the clock of ONNX Runtime's profiler.
         kind: The kind of the event, as in `Event`, or ``"malloc"`` or ``"free"``.
         bytes: The size of the copied or allocated memory.
-        name: The name of the kernel or function.
     """
 
     time: int

@@ -41,8 +41,6 @@ class Cpu:
     """A CPU model.
 
     Attributes:
-        machine: The architecture, as in `platform.machine`.
-        model: The name of the CPU in qemu.
         float16: The float16 matrix products that ONNX Runtime accumulates in float16 on this CPU:
             ``"all"``, ``"some"`` or ``"none"``.
         about: The instruction sets, and machines with this CPU.

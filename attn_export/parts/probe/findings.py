@@ -27,9 +27,7 @@ class Probe:
 
     Attributes:
         name: A short unique name: the first column of the table.
-        about: Its purpose.
         inputs: The inputs by name, in the order of the graph's inputs.
-        read: Takes an output, and returns the finding.
         specified: The reading that the ONNX specification requires; "" if it does not state one.
         not_in_pytorch: The reason not to run `scaled_dot_product_attention`; "" to run it.
     """
@@ -64,7 +62,6 @@ class ProbeFinding:
             outcome: ``"refused"``, ``"crashed"``, ``"hung"`` …
         detail: An error message or numbers; "" if the reading needs none.
         dialect: The dialect of the graph that ran; "" if none did.
-        outcome: The way in which the run ended.
     """
 
     reading: str
@@ -116,11 +113,7 @@ class ProbeRow:
 
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
-    """Results of all probes in one runtime.
-
-    Attributes:
-        environment: Versions of packages, and the machine.
-    """
+    """Results of all probes in one runtime."""
 
     runtime: str
     version: str

@@ -48,9 +48,6 @@ class ProbeGraph:
         mask: The type of the mask, ``"bool"`` or ``"float"``; "" if there is none.
         past: Whether the node has past keys and values as inputs, and present ones as outputs.
         lengths: Whether an input holds the number of valid keys of each batch element.
-        dtype: The type of queries, keys and values.
-        opset: The opset of ai.onnx.
-        grouped_query: Whether the node is `GroupQueryAttention` of com.microsoft.
     """
 
     name: str

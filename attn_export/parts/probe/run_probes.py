@@ -41,7 +41,6 @@ class ProbeResult:
 
     Attributes:
         outcome: ``"ran"``, or the way in which it failed.
-        reason: The reason that it has no outputs.
     """
 
     outcome: Outcome
@@ -51,12 +50,7 @@ class ProbeResult:
 
 @dataclasses.dataclass(frozen=True)
 class ProbeBatch:
-    """Cases of one graph, which run in one process, or in several if it crashes.
-
-    Attributes:
-        start: Starts a process with these cases.
-        cases: The cases that have no result yet.
-    """
+    """Cases of one graph, which run in one process, or in several if it crashes."""
 
     start: Callable[[Sequence[CaseFiles]], Worker]
     cases: Sequence[CaseFiles]

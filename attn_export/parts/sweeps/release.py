@@ -49,7 +49,6 @@ class Release(Runtime):
     Attributes:
         name: ``"ort-cpu==1.25.1"``.
         npm_package: The npm package, or "".
-        wheels: The PyPI packages, if it has any.
     """
 
     time_factor = 1.0

@@ -31,9 +31,6 @@ class Defect:
     Only releases that the sweep ran count.
 
     Attributes:
-        runtime: The runtime, without a release.
-        first: The first release that is wrong.
-        last: The last release that is wrong.
         before: The release before `first` and its verdict, or "".
         right_after: The first release after `last` that passed, or "".
         layers: The number of pairs of a layer and a dialect that are wrong.

@@ -57,20 +57,12 @@ class Row:
     """One finished cell.
 
     Attributes:
-        id: The key of the cell, `Cell.id`.
-        source: The key of the layer, `Source.key`.
-        name: The name of the layer.
         spec: The fields of the layer's spec as JSON, or the path of a bundle or module.
         dtype: The dtype of the layer, or "".
-        dialect: The dialect.
-        runtime: The runtime.
-        version: The version of the runtime.
         verdict: ``"passed"``, ``"failed"``, ``"not run"``, ``"crashed"``, ``"refused"``,
             ``"unavailable"``, ``"error"``, or ``"seen"`` for a dry run.
         worst: The largest error, divided by the error allowed.
-        cases: The number of cases.
         wrong: The number of cases that did not pass.
-        smallest: The smallest case that did not pass.
         cause: The cause of wrong numbers, or the reason that the cell did not run.
         seconds: The time of the cell in seconds. The time to build and run the layer is divided
             equally among its dialects.

@@ -45,7 +45,6 @@ class Source:
     """One layer of a sweep.
 
     Attributes:
-        kind: `SPEC`, `BUNDLE` or `MODULE`.
         content: The fields of the spec, or the path of the bundle or ``PATH.py:FUNCTION``.
     """
 
@@ -79,13 +78,7 @@ def short_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One result of a sweep: a layer in one dialect and runtime.
-
-    Attributes:
-        source: The layer.
-        dialect: The dialect of its graph.
-        runtime: The runtime, or a dry run.
-    """
+    """One result of a sweep: a layer in one dialect and runtime."""
 
     source: Source
     dialect: str
@@ -122,14 +115,7 @@ class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 @dataclasses.dataclass(frozen=True)
 class SweepPlan:
-    """A sweep.
-
-    Attributes:
-        name: The name of the sweep.
-        seed: The seed of all weights.
-        dialects: The dialects that are built.
-        cells: All cells, ordered by layer.
-    """
+    """A sweep."""
 
     name: str
     seed: int
