@@ -34,7 +34,6 @@ IMPORTED = {
     WITH_TORCH: (
         "forking", "exporter_once", "default_share", "attn_export.cli", "attn_export.jobs.build",
         "attn_export.jobs.compare", "attn_export.jobs.golden_vectors",
-        "attn_export.runtimes.pytorch",
     ),
 }  # fmt: skip
 """The modules that a server of each kind imports."""

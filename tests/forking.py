@@ -26,7 +26,7 @@ from typing import IO, Any
 from fork_server import LIGHT, WITH_TORCH
 
 from attn_export.runtimes import child, process
-from attn_export.runtimes.ort_cpu import NO_TELEMETRY
+from attn_export.runtimes.engines.ort_cpu import NO_TELEMETRY
 
 SERVER = Path(__file__).with_name("fork_server.py")
 FORKED = {process.SERVE, f"{child.CHILD_MAIN}:call"}

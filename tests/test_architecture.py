@@ -34,29 +34,29 @@ WITH_TORCH = (
     "truth/decisions", "truth/graph_oracle", "truth/near_ties", "truth/notes", "truth/oracle",
     "truth/operations",
     "truth/quality_oracle", "truth/rounding", "truth/ties",
-    "parts/benchmarks/peers", "runtimes/pytorch",
+    "parts/benchmarks/peers", "parts/probe/pytorch",
 )  # fmt: skip
 
 ONLY_IN = {
     "torch": WITH_TORCH,
     "onnxruntime": (
-        "runtimes/ort_cpu",
-        "runtimes/ort_cuda",
+        "runtimes/engines/ort_cpu",
+        "runtimes/engines/ort_cuda",
         "parts/benchmarks/own_graphs",
         "runtimes/decode_buffers",
     ),
-    "openvino": ("runtimes/openvino",),
-    "tract": ("runtimes/tract",),
-    "cv2": ("runtimes/opencv",),
-    "iree": ("runtimes/iree",),
-    "MNN": ("runtimes/mnn",),
+    "openvino": ("runtimes/engines/openvino",),
+    "tract": ("runtimes/engines/tract",),
+    "cv2": ("runtimes/engines/opencv",),
+    "iree": ("runtimes/engines/iree",),
+    "MNN": ("runtimes/engines/mnn",),
     "matplotlib": ("parts/benchmarks/bench_chart",),
     "jinja2": ("code_templates", "report/html"),
     "onnx.reference": (
         "float64/contrib_operators",
         "float64/evaluate",
         "graph/lower/mask_values",
-        "runtimes/onnx_reference",
+        "runtimes/engines/onnx_reference",
     ),
     "onnxscript": ("graph/canonical", "graph/fixed_inputs", "export/translations"),
     "onnx_ir": (

@@ -177,7 +177,7 @@ def test_a_mismatch_is_exit_code_6_with_output_place_and_numbers(
 
 
 def test_a_missing_runtime_is_exit_code_5_only_where_it_is_required(cli: Cli, bundle: Path):
-    from attn_export.runtimes.ort_cuda import no_cuda_device
+    from attn_export.runtimes.engines.ort_cuda import no_cuda_device
 
     if not no_cuda_device():
         pytest.fail("this test describes machines without a GPU; run scripts/gpu_check there")

@@ -17,7 +17,7 @@ from package_files import FILES
 
 from attn_export.errors import GraphError
 from attn_export.parts import Part, module_of, parts
-from attn_export.runtimes.catalogue import CLASSES, RuntimeFamily
+from attn_export.runtimes.catalogue import NAMES, RuntimeFamily
 from attn_export.runtimes.install import EVERY
 
 PARTS = sorted(file.parent.name for file in (ROOT / "attn_export" / "parts").glob("*/__init__.py"))
@@ -87,7 +87,7 @@ def test_the_core_lists_and_installs_its_own_runtimes_without_parts(
 ):
     folder, env = bare
     listed = run(env, "-m", "attn_export", "runtimes", cwd=folder).splitlines()
-    assert [line.split()[0] for line in listed] == list(CLASSES)
+    assert [line.split()[0] for line in listed] == list(NAMES)
     said = run(env, "-m", "attn_export.runtimes.install", "cpus", cwd=folder, code=2)
     *_, last = said.rstrip().rpartition("choose from ")
     assert set(last.split(", ")) == {*EVERY, "all"}

@@ -15,7 +15,7 @@ from conftest import ROOT
 from measuring.cuda_page import cuda_page
 from measuring.timing import command, interleaved
 
-from attn_export.runtimes.ort_cuda import no_cuda_device
+from attn_export.runtimes.engines.ort_cuda import no_cuda_device
 
 
 def load(name: str) -> ModuleType:

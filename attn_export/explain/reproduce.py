@@ -72,7 +72,7 @@ def _options(runner: GraphRunner, engine: str) -> dict[str, Any]:
     """Return the options of the engine, with attn-export's defaults for OpenVINO (no bfloat16)."""
     if engine != "openvino":
         return dict(runner.options)
-    from attn_export.runtimes.openvino import default_options
+    from attn_export.runtimes.engines.openvino import default_options
 
     return {**default_options(runner.limits.threads), **runner.options}
 

@@ -17,7 +17,7 @@ from attn_export.graph.load import inlined, load_proto
 from attn_export.graph.lower.normal_form import Observed
 from attn_export.graph.ranges import described_inputs, find_sums, image_sizes, small_integers
 from attn_export.measures import measure_strictly
-from attn_export.runtimes.ort_cpu import CPU_PROVIDER, sdk
+from attn_export.runtimes.engines.ort_cpu import CPU_PROVIDER, sdk
 from attn_export.spec import Input
 from attn_export.tensorfile import ArrayDict
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from attn_export.errors import UsageError
@@ -12,30 +13,28 @@ from attn_export.errors import UsageError
 if TYPE_CHECKING:
     from attn_export.runtimes.protocol import Runtime
 
-CLASSES = {
-    "ort-cpu": ("ort_cpu", "OrtCpu"),
-    "ort-cuda": ("ort_cuda", "OrtCuda"),
+DEFAULT = ("ort-cpu", "ort-cuda")
+"""The runtimes of a job that names none. Without a GPU, ort-cuda is reported as not run."""
+
+PROGRAMS = {
     "c": ("native", "C"),
     "cpp": ("native", "Cpp"),
     "node": ("javascript", "Node"),
     "wasm": ("javascript", "Wasm"),
     "webgpu": ("javascript", "WebGpu"),
-    "onnx-reference": ("onnx_reference", "OnnxReference"),
-    "openvino": ("openvino", "OpenVino"),
-    "tract": ("tract", "Tract"),
-    "opencv": ("opencv", "OpenCv"),
-    "iree": ("iree", "Iree"),
-    "mnn": ("mnn", "Mnn"),
 }
-"""The module and the class of each runtime, by name. A module is imported when its runtime is first
-used: importing all of them takes a tenth of the time of `verify`."""
+"""The module and the class of each runtime that is a program of ours, by name."""
 
-SINGLE_NODES = {"pytorch": ("pytorch", "PyTorch")}
-"""Runtimes that only run graphs of a single node, as a reference for `probe`. The name `all` does
-not include them."""
+ENGINES = sorted(
+    file.stem.replace("_", "-")
+    for file in Path(__file__).with_name("engines").glob("*.py")
+    if file.stem != "__init__"
+)
+"""The names of the runtimes in `engines/`. A module is imported when its runtime is first used:
+importing all of them takes a tenth of the time of `verify`."""
 
-DEFAULT = ("ort-cpu", "ort-cuda")
-"""The runtimes of a job that names none. Without a GPU, ort-cuda is reported as not run."""
+NAMES = (*dict.fromkeys((*DEFAULT, *PROGRAMS, *ENGINES)),)
+"""The names of all runtimes of the core, in the order in which they are listed."""
 
 
 @runtime_checkable
@@ -62,21 +61,23 @@ def runtime(name: str) -> Runtime:
 @functools.cache
 def runtimes_of(name: str) -> Sequence[Runtime]:
     """Return the runtimes that a name stands for: one, or more for a name such as a part's."""
-    if name in CLASSES | SINGLE_NODES:
-        module, class_name = (CLASSES | SINGLE_NODES)[name]
+    if name in ENGINES:
+        return [import_module(f"attn_export.runtimes.engines.{name.replace('-', '_')}").RUNTIME()]
+    if name in PROGRAMS:
+        module, class_name = PROGRAMS[name]
         return [getattr(import_module(f"attn_export.runtimes.{module}"), class_name)()]
     from attn_export.parts import module_of, parts
 
     forms = {form: module for part in parts() for form, module in part.runtimes.items()}
     family: RuntimeFamily | None = module_of(name, forms)
     if family is None:
-        raise UsageError(f"unknown runtime {name!r}; choose from {', '.join(CLASSES)}, all")
+        raise UsageError(f"unknown runtime {name!r}; choose from {', '.join(NAMES)}, all")
     return family.runtimes_of(name)
 
 
 def all_runtimes() -> tuple[Runtime, ...]:
-    """Return the runtimes of `CLASSES`, whose modules are then imported."""
-    return tuple(runtime(name) for name in CLASSES)
+    """Return the runtimes of `NAMES`, whose modules are then imported."""
+    return tuple(runtime(name) for name in NAMES)
 
 
 def runtimes_of_parts() -> Iterator[tuple[Runtime, str]]:

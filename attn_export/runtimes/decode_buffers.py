@@ -12,8 +12,14 @@ from attn_export.cases.draw import concrete_shape
 from attn_export.errors import RuntimeFailure, one_line
 from attn_export.results import GraphFile
 from attn_export.runtimes.decode_inputs import CAPACITY
-from attn_export.runtimes.ort_cpu import CPU_PROVIDER, array_of, sdk, session_options, value_on
-from attn_export.runtimes.ort_cuda import CudaEngine, OrtCuda, cuda_session
+from attn_export.runtimes.engines.ort_cpu import (
+    CPU_PROVIDER,
+    array_of,
+    sdk,
+    session_options,
+    value_on,
+)
+from attn_export.runtimes.engines.ort_cuda import CudaEngine, OrtCuda, cuda_session
 from attn_export.schema import Manifest
 from attn_export.spec import Shape
 from attn_export.system_info import missing_package

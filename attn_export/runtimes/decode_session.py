@@ -29,7 +29,7 @@ from attn_export.runtimes.decode_inputs import (
     rows_of,
     whole_number,
 )
-from attn_export.runtimes.ort_cuda import no_cuda_device
+from attn_export.runtimes.engines.ort_cuda import no_cuda_device
 from attn_export.schema import Manifest
 from attn_export.spec import AttentionSpec, Shape
 from attn_export.tensorfile import ArrayDict, numpy_dtype

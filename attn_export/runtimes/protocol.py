@@ -1,7 +1,6 @@
 """Interface of a runtime, for the calling process and the process that runs it.
 
-To add a runtime, write one file with a class that meets `Runtime`, and name it in `CLASSES`
-(`catalogue.py`). Its SDK is imported within its methods only.
+To add a runtime that is a Python package, write one file in `engines/`.
 """
 
 from __future__ import annotations

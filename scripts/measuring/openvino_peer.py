@@ -7,7 +7,7 @@ from typing import Any
 
 from attn_export.parts.benchmarks.feeds import Feed, Prepared, filled
 from attn_export.parts.benchmarks.own_graphs import ensure_graph_file
-from attn_export.runtimes.openvino import sdk
+from attn_export.runtimes.engines.openvino import sdk
 
 KIND = "measuring.openvino_peer:make_in_openvino"
 """The kind of these candidates."""

@@ -17,7 +17,7 @@ from hard_faults import HARD_FAULTS
 from shared import extended
 
 from attn_export.jobs.explain import explain
-from attn_export.runtimes.ort_cpu import NO_TELEMETRY
+from attn_export.runtimes.engines.ort_cpu import NO_TELEMETRY
 
 
 def planted(fault: Planted, bundle: Path, folder: Path) -> Path:

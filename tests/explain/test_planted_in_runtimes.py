@@ -75,7 +75,7 @@ def test_options_that_an_engine_does_not_have_are_named(bundle: Path):
 
 
 def test_a_runtime_that_is_not_here_is_one_line(bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    from attn_export.runtimes.ort_cuda import OrtCuda
+    from attn_export.runtimes.engines.ort_cuda import OrtCuda
 
     monkeypatch.setattr(OrtCuda, "unavailable", lambda _: "there is no GPU")
     with pytest.raises(RuntimeFailure, match="ort-cuda cannot run here: there is no GPU"):

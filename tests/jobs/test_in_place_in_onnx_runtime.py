@@ -15,7 +15,7 @@ from attn_export.attention import Attention
 from attn_export.export.export import export
 from attn_export.graph.checks import check_graph
 from attn_export.graph.save import save_graph
-from attn_export.runtimes.ort_cpu import OrtCpu
+from attn_export.runtimes.engines.ort_cpu import OrtCpu
 
 CAPACITY, TOKENS = 16, 4
 PROMPTS = (7, 1, 4)

@@ -22,7 +22,7 @@ from attn_export.graph.checks import check_graph
 from attn_export.graph.save import save_graph
 from attn_export.judge.judge import judge
 from attn_export.results import Arrays, Case, Golden, Verdict
-from attn_export.runtimes.ort_cpu import OrtCpu
+from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import Engine
 from attn_export.truth.oracle import Oracle
 

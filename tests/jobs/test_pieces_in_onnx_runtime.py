@@ -11,7 +11,7 @@ from conftest import small_spec
 from shared import extended
 
 from attn_export import AttentionSpec, build
-from attn_export.runtimes.ort_cpu import OrtCpu
+from attn_export.runtimes.engines.ort_cpu import OrtCpu
 
 TOTAL, PADDING = 9, np.array([0, 2, 5])
 FEATURES: dict[str, dict[str, object]] = {

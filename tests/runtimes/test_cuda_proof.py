@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from attn_export import verify
-from attn_export.runtimes import ort_cuda
-from attn_export.runtimes.ort_cuda import CudaEngine, OrtCuda, no_cuda_device
+from attn_export.runtimes.engines import ort_cuda
+from attn_export.runtimes.engines.ort_cuda import CudaEngine, OrtCuda, no_cuda_device
 from attn_export.runtimes.pool import Selection
 from attn_export.runtimes.protocol import Limits
 

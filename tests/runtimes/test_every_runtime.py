@@ -13,7 +13,7 @@ from attn_export import build, verify
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graphs
-from attn_export.runtimes.catalogue import CLASSES, all_runtimes, runtime
+from attn_export.runtimes.catalogue import NAMES, all_runtimes, runtime
 
 pytestmark = pytest.mark.xdist_group("test_every_runtime")  # what it builds is shared
 
@@ -91,7 +91,7 @@ def test_a_wrong_scale_is_seen_in_every_form_that_it_runs(
     assert report.exit_code == 6
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_runtime_is_found_by_its_name_and_once(name: str):
     assert runtime(name).name == name
     assert runtime(name) is runtime(name)

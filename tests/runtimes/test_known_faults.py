@@ -19,8 +19,8 @@ from subjects import MORE, shared_folder, stored, what_is_wrong
 
 from attn_export.runtimes import process
 from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.engines.tract import TractEngine
 from attn_export.runtimes.protocol import known_limit
-from attn_export.runtimes.tract import TractEngine
 
 Need = Callable[[str], None]
 Measured = Callable[[str, str, str], str]
@@ -74,7 +74,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def without_option(name: str) -> str:
     """Return Python that removes an option from OpenVINO."""
     return (
-        "from attn_export.runtimes import openvino; whole = openvino.default_options\n"
+        "from attn_export.runtimes.engines import openvino; whole = openvino.default_options\n"
         f"openvino.default_options = lambda threads: {{k: v for k, v in whole(threads).items() "
         f"if k != {name!r}}}"
     )
@@ -188,7 +188,7 @@ def test_opencv_is_right_where_all_keys_are_masked_in_portable_operators(measure
 @more
 @fault("a plan for one batch is used for another")
 def test_mnn_is_right_where_the_batch_changes_whatever_its_options(measured, changed):
-    changed("from attn_export.runtimes import mnn; mnn.DYNAMIC = False")
+    changed("from attn_export.runtimes.engines import mnn; mnn.DYNAMIC = False")
     assert measured("mnn", "grouped", "portable") == ""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from subjects import shared_folder, stored
 
-from attn_export.runtimes import ort_cpu
+from attn_export.runtimes.engines import ort_cpu
 
 ENTRY = "session.disable_prepacking"
 

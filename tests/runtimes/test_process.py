@@ -147,7 +147,7 @@ def test_prints_of_an_engine_do_not_disturb_the_protocol(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     noisy = (
-        "from attn_export.runtimes import ort_cpu\n"
+        "from attn_export.runtimes.engines import ort_cpu\n"
         "prepare = ort_cpu.OrtCpu.prepare\n"
         "ort_cpu.OrtCpu.prepare = lambda self: (os.write(1, b'noise\\n'), prepare(self))"
     )

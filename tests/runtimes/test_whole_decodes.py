@@ -17,7 +17,7 @@ from attn_export.bundle.golden import read_golden, stored_cases
 from attn_export.judge.judge import judge
 from attn_export.results import WHOLE_DECODE, Golden, Verdict
 from attn_export.runtimes import worker
-from attn_export.runtimes.ort_cpu import OrtCpu
+from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.tensorfile import read_tensors
 
 CASE = "decode_300"

@@ -22,7 +22,7 @@ from attn_export.parts.benchmarks.feeds import Feed, feeds_of, output_feeds
 from attn_export.parts.benchmarks.measurements import Candidate, Work
 from attn_export.parts.benchmarks.own_graphs import as_candidate, graph_options
 from attn_export.results import GraphFile
-from attn_export.runtimes.ort_cpu import OrtCpu
+from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import known_limit
 from attn_export.schema import Manifest
 from attn_export.spec import AttentionSpec, Input

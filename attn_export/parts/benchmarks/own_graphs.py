@@ -16,7 +16,13 @@ from attn_export.parts.benchmarks.feeds import Feed, Prepared, empty, filled
 from attn_export.parts.benchmarks.measurements import Candidate, Work
 from attn_export.results import GraphFile
 from attn_export.runtimes.child import ChildFailedError, call_in_child
-from attn_export.runtimes.ort_cpu import CPU_PROVIDER, dtype_name, sdk, session_options, value_on
+from attn_export.runtimes.engines.ort_cpu import (
+    CPU_PROVIDER,
+    dtype_name,
+    sdk,
+    session_options,
+    value_on,
+)
 from attn_export.runtimes.protocol import Limits
 
 # -- graphs that a process with torch writes ----------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import GraphError, UsageError, printable
-from attn_export.runtimes.ort_cpu import dtype_name
+from attn_export.runtimes.engines.ort_cpu import dtype_name
 from attn_export.tensorproto import DTYPES
 
 if TYPE_CHECKING:

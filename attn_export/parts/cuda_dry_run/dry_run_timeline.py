@@ -15,7 +15,7 @@ from typing import Any
 
 from attn_export.errors import printable
 from attn_export.parts.cuda_dry_run.dry_run_results import Event
-from attn_export.runtimes.ort_cpu import dtype_name
+from attn_export.runtimes.engines.ort_cpu import dtype_name
 from attn_export.tensorfile import numpy_dtype
 
 # -- readable names of kernels, and kinds of attention ------------------------------------------

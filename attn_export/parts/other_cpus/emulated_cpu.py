@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.errors import UsageError, first_few
+from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.install_folder import ROOT, home, missing
-from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import Runtime
 
 CPUS = "cpus"

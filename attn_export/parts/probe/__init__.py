@@ -2,4 +2,7 @@
 
 from attn_export.parts import Part
 
-PART = Part(commands={"probe": f"{__name__}.probe_command"})
+PART = Part(
+    commands={"probe": f"{__name__}.probe_command"},
+    runtimes={"pytorch": f"{__name__}.pytorch"},
+)

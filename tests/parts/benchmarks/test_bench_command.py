@@ -157,7 +157,7 @@ def test_decoding_needs_a_cache(tmp_path: Path, capsys):
 
 
 def test_without_onnx_runtime_it_says_so_in_one_line(bundle: Path, monkeypatch, capsys):
-    from attn_export.runtimes import ort_cpu
+    from attn_export.runtimes.engines import ort_cpu
 
     monkeypatch.setattr(ort_cpu, "find_spec", lambda _: None)
     assert run(["bench", str(bundle)]) == 5

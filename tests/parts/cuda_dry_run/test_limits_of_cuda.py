@@ -17,7 +17,7 @@ from subjects import SUBJECTS, shared_folder, stored
 
 from attn_export.parts.cuda_dry_run.dry_run import observe
 from attn_export.parts.cuda_dry_run.dry_run_results import architectures_named
-from attn_export.runtimes.ort_cuda import ROUNDED_INPUTS, OrtCuda
+from attn_export.runtimes.engines.ort_cuda import ROUNDED_INPUTS, OrtCuda
 from attn_export.runtimes.protocol import known_limit
 
 pytestmark = pytest.mark.usefixtures("need_dry_run")

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from attn_export.parts.cuda_dry_run.dry_run_results import architectures_named
 from attn_export.parts.cuda_dry_run.dry_run_session import load_stand_in
-from attn_export.runtimes.ort_cuda import OrtCuda
+from attn_export.runtimes.engines.ort_cuda import OrtCuda
 
 record = Path(sys.argv[2])
 load_stand_in(*architectures_named(["sm_80"]), record)
@@ -148,7 +148,7 @@ def test_a_decode_keeps_its_cache_on_the_device(tmp_path):
 
 BUFFERS = """
 from attn_export.runtimes.decode_buffers import Caches
-from attn_export.runtimes.ort_cpu import array_of
+from attn_export.runtimes.engines.ort_cpu import array_of
 from attn_export.tensorfile import numpy_dtype
 engine = OrtCuda().load(path, 1)  # which brings the provider in
 axes = {"past_key": ("batch", "capacity", 3)}

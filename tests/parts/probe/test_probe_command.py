@@ -16,14 +16,15 @@ from conftest import command, run_command
 from processes import gone, worker_after
 
 from attn_export.cli import run
+from attn_export.parts.probe.pytorch import PyTorch
 from attn_export.parts.probe.run_probes import ProbeBatch, probes, run_batches
 from attn_export.results import Outcome
 from attn_export.runtimes import process
-from attn_export.runtimes.catalogue import CLASSES, runtime
-from attn_export.runtimes.onnx_reference import OnnxReference
+from attn_export.runtimes.catalogue import NAMES as RUNTIMES
+from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.engines.onnx_reference import OnnxReference
 from attn_export.runtimes.process import CaseFiles, Worker
 from attn_export.runtimes.protocol import Limits
-from attn_export.runtimes.pytorch import PyTorch
 from attn_export.tensorfile import write_tensors
 
 NAMES = [probe.name for probe in probes()]
@@ -97,7 +98,7 @@ def test_json_to_a_file_and_quiet(capsys, tmp_path: Path, monkeypatch: pytest.Mo
     [
         (["onnx-reference"], 5, "onnx-reference cannot run here: it is away; pip install it"),
         (["ort_cpu"], 2, "unknown runtime 'ort_cpu'; choose from ort-cpu, "),
-        (["all"], 2, f"choose from {', '.join(CLASSES)}\n"),
+        (["all"], 2, f"choose from {', '.join(RUNTIMES)}\n"),
         (["ort-cpu", "--json", "nowhere/f.json"], 2, "no such folder"),
         ([], 2, "RUNTIME"),
     ],
@@ -123,7 +124,8 @@ def rows(capsys) -> dict[str, list[dict[str, str]]]:
 
 def test_a_runtime_that_crashes_in_the_middle_still_has_a_full_table(changed, capsys):
     changed(
-        "import numpy as np; from attn_export.runtimes.onnx_reference import ReferenceEngine as E\n"
+        "import numpy as np\n"
+        "from attn_export.runtimes.engines.onnx_reference import ReferenceEngine as E\n"
         "run = E.run\n"
         "def dies(self, inputs, bound):\n"
         "    floats = [x for x in inputs.values() if x.dtype.kind == 'f']\n"
@@ -144,7 +146,7 @@ def test_a_runtime_that_crashes_in_the_middle_still_has_a_full_table(changed, ca
 @pytest.mark.extended
 def test_a_runtime_that_loads_nothing_is_a_table_of_that_and_code_5(changed, capsys):
     changed(
-        "from attn_export.runtimes.onnx_reference import OnnxReference as R\n"
+        "from attn_export.runtimes.engines.onnx_reference import OnnxReference as R\n"
         "def refuses(self, graph, *_): raise ValueError('no licence for ' + str(graph))\n"
         "R.load = refuses"
     )
@@ -225,7 +227,7 @@ def test_each_case_has_one_answer_however_processes_end(script, outcomes, tmp_pa
 
 
 def test_without_torch_it_says_so_and_starts_nothing(capsys, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("attn_export.runtimes.pytorch.find_spec", lambda _: None)
+    monkeypatch.setattr("attn_export.parts.probe.pytorch.find_spec", lambda _: None)
     monkeypatch.setattr(PyTorch, "load", None)
     assert run(["probe", "onnx-reference", "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -11,9 +11,9 @@ from shared import extended
 from attn_export.parts.probe import run_probes
 from attn_export.parts.probe.findings import ProbeRow
 from attn_export.parts.probe.probe import probe
+from attn_export.parts.probe.pytorch import PyTorch
 from attn_export.parts.probe.run_probes import probes
-from attn_export.runtimes.ort_cpu import OrtCpu
-from attn_export.runtimes.pytorch import PyTorch
+from attn_export.runtimes.engines.ort_cpu import OrtCpu
 
 Need = Callable[[str], None]
 

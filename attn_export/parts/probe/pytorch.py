@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import STANDARD
-from attn_export.runtimes.protocol import Engine, Facts, PackagedRuntime
+from attn_export.runtimes.protocol import Engine, Facts, PackagedRuntime, Runtime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,3 +83,13 @@ class PyTorch(PackagedRuntime):
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
         return "" if find_spec("torch") else "torch is not installed"
+
+
+def runtimes_of(name: str) -> Sequence[Runtime]:  # noqa: ARG001 (the part names it alone)
+    """Return the runtime."""
+    return [PyTorch()]
+
+
+def listed() -> Iterable[tuple[Runtime, str]]:
+    """List nothing: it only runs graphs of a single node."""
+    return ()

@@ -19,7 +19,7 @@ from attn_export.system_info import missing_package
 if TYPE_CHECKING:
     import numpy as np
 
-COMPILER, RUNTIME = "iree-base-compiler", "iree-base-runtime"
+PACKAGES = ("iree-base-compiler[onnx]", "iree-base-runtime")
 FLAGS = ("--iree-llvmcpu-target-cpu=host",)
 
 
@@ -60,7 +60,7 @@ class Iree(PackagedRuntime):
     """The runtime `iree`."""
 
     name = "iree"
-    packages = (COMPILER,)
+    packages = ("iree-base-compiler",)
     modules = ("iree.compiler", "iree.compiler.extras.onnx_importer", "iree.runtime")
     engine = IreeEngine
     dialects = frozenset({PORTABLE})
@@ -71,10 +71,11 @@ class Iree(PackagedRuntime):
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
-        for module, package in (("iree.compiler", COMPILER), ("iree.runtime", RUNTIME)):
-            if find_spec("iree") is None or find_spec(module) is None:
-                return missing_package(package, f"{COMPILER}[onnx]", RUNTIME)
-        return ""
+        modules = ("iree", "iree.compiler", "iree.runtime")
+        return "" if all(map(find_spec, modules)) else missing_package("IREE", *PACKAGES)
+
+
+RUNTIME = Iree
 
 
 def _torch_dialect(proto: Any) -> bytes:

@@ -87,3 +87,6 @@ class OpenCv(PackagedRuntime):
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
         return "" if find_spec("cv2") else missing_package("OpenCV", PACKAGE)
+
+
+RUNTIME = OpenCv

@@ -59,3 +59,6 @@ class OnnxReference(PackagedRuntime):
             says="No implementation for operator 'DequantizeLinear' and version 18, found 19, 21",
         ),
     )
+
+
+RUNTIME = OnnxReference

@@ -73,6 +73,9 @@ class Mnn(PackagedRuntime):
     )
 
 
+RUNTIME = Mnn
+
+
 @contextlib.contextmanager
 def _temporary_file() -> Iterator[Path]:
     """Yield the path of an empty file, which is removed at the end."""

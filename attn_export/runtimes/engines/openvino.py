@@ -65,6 +65,9 @@ class OpenVino(PackagedRuntime):
         return OpenVinoEngine(graph, {**default_options(threads), **options})
 
 
+RUNTIME = OpenVino
+
+
 class OpenVinoEngine(Engine):
     """A compiled graph; `config` are properties of the device, by name."""
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.runtimes.ort_cpu import (
+from attn_export.runtimes.engines.ort_cpu import (
     CPU_PROVIDER,
     OrtCpu,
     OrtEngine,
@@ -81,6 +81,9 @@ class OrtCuda(OrtCpu):
 
     def _load(self, graph: Path, threads: int, options: Options) -> Engine:
         return CudaEngine(graph, *cuda_session(threads, options))
+
+
+RUNTIME = OrtCuda
 
 
 class CudaEngine(OrtEngine):

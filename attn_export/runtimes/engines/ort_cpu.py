@@ -91,6 +91,9 @@ class OrtCpu(Runtime):
         return OrtEngine(graph, with_options(settings, options), [CPU_PROVIDER])
 
 
+RUNTIME = OrtCpu
+
+
 def _conflict(site: Path) -> str:
     """Return the remedy if several distributions installed the module `onnxruntime`, or ""."""
     installed = {path.name.partition("-")[0] for path in site.glob("onnxruntime*-*.dist-info")}

@@ -83,3 +83,6 @@ class Tract(PackagedRuntime):
         # If RUST_BACKTRACE is set, errors contain a stack trace, which takes longer than a run.
         os.environ["RUST_LIB_BACKTRACE"] = "0"
         super().prepare()
+
+
+RUNTIME = Tract
