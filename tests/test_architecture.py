@@ -68,8 +68,8 @@ ONLY_IN = {
         "parts/cuda_dialect/",
     ),
     "safetensors": ("weights/",),
-    "model_signing": ("jobs/signing_sdk",),
-    "cryptography": ("jobs/signing_sdk",),
+    "model_signing": ("parts/attestation/signing_sdk",),
+    "cryptography": ("parts/attestation/signing_sdk",),
     "click": ("cli/", "parts/"),
     "rich": ("cli/", "report/", "parts/"),
 }

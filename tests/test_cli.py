@@ -57,6 +57,8 @@ WRONG_USE = [
     (("check", "truncated.onnx"), 4, "not an ONNX model"),
     (("frobnicate",), 2, "frobnicate"),
     (("build", "--frobnicate"), 2, "--frobnicate"),
+    (("build", "--variant", "mqa", "--evidence"), 2,
+     "leave out --evidence; after the build, run attn-export evidence BUNDLE"),
     (("build", "--variant", "mqa", "--tune"), 2,
      "leave out --tune; after the build, run attn-export tune BUNDLE"),
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -76,7 +77,10 @@ def test_the_core_builds_and_verifies_without_parts(bare: tuple[Path, dict[str, 
     assert graphs == {
         "model.onnx", "model.portable.onnx", "model.ort.onnx", "model.ort.decode.onnx"
     }  # fmt: skip
-    run(env, "-m", "attn_export", "verify", "out", cwd=folder)
+    run(env, "-m", "attn_export", "verify", "out", "--json", "report.json", cwd=folder)
+    assert json.loads((folder / "report.json").read_text())["signature"] is None
+    said = run(env, "-m", "attn_export", "verify", "out", "--trust", "k.pem", cwd=folder, code=2)
+    assert re.fullmatch(r".*--trust needs the part attestation, which is missing; .*\n", said)
     for option in (("--cpu", "haswell"), ("--runtime", "ort-cpu==1.27.0")):
         said = run(env, "-m", "attn_export", "verify", "out", *option, cwd=folder, code=2)
         assert re.fullmatch(r".*unknown runtime 'ort-cpu(@haswell|==1.27.0)'; choose.*\n", said)

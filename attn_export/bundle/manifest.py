@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,16 @@ from attn_export.temp_folders import folder_beside
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 if TYPE_CHECKING:
-    from attn_export.schema import Manifest, TensorSignature
+    from attn_export.schema import Manifest, ReportFile, TensorSignature
     from attn_export.spec import AttentionSpec, Shape
 
 MANIFEST = "manifest.json"
 SIGNATURE = "model.sig"
 """The file of the detached signature, which the manifest does not list. The tools of OpenSSF expect
 this name."""
+
+EVIDENCE = "evidence"
+"""The folder of statements for other tools, which are made of the manifest and the report."""
 
 FORMAT = "attn-export-bundle/4"
 GENERATED = ("format", "files", "digest")
@@ -184,6 +188,28 @@ def read_bundle(folder: Path) -> Manifest:
                 "and build it again"
             )
     return manifest
+
+
+def copy_bundle(bundle: Path, folder: Path) -> None:
+    """Copy a bundle that is to be changed to an empty folder, without signature and statements."""
+    manifest = read_bundle(bundle)
+    for name in (*manifest.files, MANIFEST):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(bundle / name, folder / name)
+    read_bundle(folder)  # the files may have been changed after they were read
+    shutil.rmtree(folder / EVIDENCE, ignore_errors=True)
+
+
+def read_report(folder: Path) -> ReportFile:
+    """Read `report.json` of a bundle."""
+    from attn_export.schema import ReportFile
+
+    try:
+        return checked(parse_json(read_text(folder / REPORT)), ReportFile)
+    except OSError as error:
+        raise BundleError(f"{folder / REPORT} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BundleError(f"{folder / REPORT}: {printable(error, 200)}; build it again") from error
 
 
 @contextlib.contextmanager

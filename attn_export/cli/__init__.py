@@ -96,7 +96,6 @@ MODULES = {
     "kit": "attn_export.cli.commands",
     "lower": "attn_export.cli.commands",
     "runtimes": "attn_export.cli.commands",
-    "sign": "attn_export.cli.sign_command",
 }
 """The module of each command of the core except `verify`."""
 

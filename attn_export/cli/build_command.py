@@ -54,7 +54,7 @@ GROUPS = {
     "Fields of the spec": SPEC_FIELDS,
     "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
     "Output": (
-        "output", "evidence", "json_file", "junit_file", "html_file", "quiet",
+        "output", "json_file", "junit_file", "html_file", "quiet",
     ),
 }  # fmt: skip
 """Names of the parameters of `build` under each heading of its help."""
@@ -257,9 +257,7 @@ def _moved_option(flag: str) -> Callable[[Command], Command]:
 @click.option("--output", type=PATH, help="The bundle's folder.  [default: models/<name>]")
 @_moved_option("--tune")
 @_moved_option("--dry-run/--no-dry-run")
-@click.option(
-    "--evidence", is_flag=True, help="Write an in-toto test result and a CycloneDX ML-BOM, too."
-)
+@_moved_option("--evidence")
 @output_options
 def build_command(output: Path | None, destinations: Output, **options: Any) -> int:
     """Build a bundle: export, check, run everywhere, judge.

@@ -55,7 +55,6 @@ def build(
     rtol: float | None = None,
     budgets: Sequence[str] = (),
     seed: int = 0,
-    evidence: bool = False,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -73,7 +72,6 @@ def build(
         rtol: See `atol`.
         budgets: Limits for the error of a quantised model against the float model: ``sqnr>=30``.
         seed: The seed for the weights of a spec's module.
-        evidence: Whether to write statements for other tools to `evidence/`.
         limits: The limits of each runtime's process.
         progress: Receiver of progress.
 
@@ -88,7 +86,7 @@ def build(
     _check_name(name)
     options = _Options(
         Selection.of(runtimes, require), parse_budgets(budgets),
-        check_dialects(dialects, bundle_graphs.ALL), Gate(atol, rtol), evidence,
+        check_dialects(dialects, bundle_graphs.ALL), Gate(atol, rtol),
         limits or Limits.default(), progress or Progress(),
     )  # fmt: skip
     check_installed("torch")
@@ -106,7 +104,6 @@ class _Options:
     budgets: tuple[Budget, ...]
     dialects: tuple[str, ...]
     gate: Gate
-    evidence: bool
     limits: Limits
     progress: Progress
 
@@ -278,9 +275,4 @@ class _Work:
         content = bundle_graphs.manifest_of(
             report.name, subject, judged.exported.origins, judged.graphs, judged.dtypes
         )
-        manifest = write_manifest(folder, content)
-        if self.options.evidence:
-            from attn_export.report.statements import write_statements
-
-            write_statements(folder, manifest)
-            write_manifest(folder, content)
+        write_manifest(folder, content)

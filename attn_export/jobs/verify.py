@@ -30,11 +30,10 @@ from attn_export.bundle.manifest import (
 from attn_export.bundle.quality_vectors import claim_notes, read_quality
 from attn_export.dialect_names import MODEL
 from attn_export.errors import UsageError
-from attn_export.jobs.sign import Trust, signed_files, state_of
+from attn_export.jobs.attestation import attestation
 from attn_export.judge.gate import Gate, apply_baseline, cpu_notes, read_baseline, write_baseline
 from attn_export.quality import Budget, parse_budgets
 from attn_export.report.progress import Progress
-from attn_export.report.statements import check_statements
 from attn_export.results import GraphFile, Report, Signature
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
@@ -100,7 +99,7 @@ def verify(
     replay = _Replay(
         Path(bundle), Path(graph) if graph else None, Selection.of(runtimes, require),
         parse_budgets(budgets), Gate(atol, rtol), recompute, module, sizes,
-        Trust.of(trust, oidc_issuer), limits or Limits.default(), progress or Progress(),
+        trust, oidc_issuer, limits or Limits.default(), progress or Progress(),
     )  # fmt: skip
     return _with_baseline(replay, Path(baseline), update) if baseline else replay.report()
 
@@ -117,7 +116,8 @@ class _Replay:
     recompute: bool
     module: str | None
     sizes: Sequence[str]
-    trust: Trust | None
+    trust: Path | str | None
+    issuer: str | None
     limits: Limits
     progress: Progress
 
@@ -132,7 +132,7 @@ class _Replay:
     def report(self) -> Report:
         """Check the signature, run the cases, judge the outputs, and return the report."""
         with (
-            signed_files(self.bundle, self.trust) as (folder, signature),
+            attestation().signed_files(self.bundle, self.trust, self.issuer) as (folder, signature),
             refuse_exchange(folder),
         ):
             report = self._run(folder, signature)
@@ -149,8 +149,7 @@ class _Replay:
             graphs = (replacement.parent if replacement else folder).absolute()
             start = functools.partial(pool.start, graphs, list(manifest.inputs), axes, out=out)
             evidence = self._evidence(folder, manifest, out / GOLDEN, start)
-            check_statements(folder, manifest)
-            signature = signature or state_of(folder)
+            signature = attestation().check_attested(folder, manifest, signature)
             facts = environment()
             from attn_export.judge.judge import undetermined_note
             from attn_export.judge.replay import buffers_note, judge_pool

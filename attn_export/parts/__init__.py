@@ -27,6 +27,8 @@ class Part:
         dialects: The module that rewrites graphs to a dialect. It holds `rewrite(model)`.
         runtimes: The module of runtimes with such a name, a `RuntimeFamily` of the catalogue.
         installs: The module that installs what has a name. It holds `install(name, say)`.
+        verifies: The module with what `verify` asks of signatures and statements: the functions of
+            `Attestation`.
         tests_need: The names of what the part's tests need to be installed.
     """
 
@@ -34,6 +36,7 @@ class Part:
     dialects: Mapping[str, str] = dataclasses.field(default_factory=dict)
     runtimes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     installs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    verifies: str = ""
     tests_need: Sequence[str] = ()
 
 

@@ -15,8 +15,7 @@ import numpy as np
 import onnx
 from hostile.values import HOSTILE, changed
 
-from attn_export.bundle.manifest import read_manifest
-from attn_export.report.statements import BOM, STATEMENT, write_statements
+from attn_export.parts.attestation.statements import BOM, STATEMENT, write_statements
 
 Random = np.random.Generator
 Maker = Callable[[Path, Path, Random], list[str]]
@@ -178,7 +177,7 @@ def signature(bundle: Path, place: Path, random: Random) -> list[str]:
 def statements(bundle: Path, place: Path, random: Random) -> list[str]:
     """Change a value of the report, or of a statement made of it."""
     copied(bundle, place)
-    write_statements(place, read_manifest(place))
+    write_statements(place)
     names = (STATEMENT, BOM, "report.json")
     wrong = names[random.integers(len(names))]
     for name in names:

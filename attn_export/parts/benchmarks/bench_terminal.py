@@ -93,8 +93,8 @@ def print_tuned(tuned: TuningResult, *, quiet: bool) -> None:
     if tuned.report.passed:
         count = len(tuned.report.verdicts)
         click.echo(f"{count} verdicts passed; the bundle is written", err=quiet)
-        if tuned.was_signed:
-            click.echo("its signature was of the old graphs, and is gone; sign it again", err=quiet)
+        for name in tuned.left_out:
+            click.echo(f"{name} was of the old graphs and is gone; write it again", err=quiet)
         return
     print_report(tuned.report, console)
     click.echo("the bundle stays as it was", err=quiet)

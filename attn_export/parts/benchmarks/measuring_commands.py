@@ -91,7 +91,8 @@ def bench_command(
 def tune_command(bundle: Path, json_file: str | None, quiet: bool, **options: Any) -> int:
     """Measure the forms of a bundle's ort graphs on this machine, and keep the fastest of each.
 
-    The bundle is changed only if the new graphs pass. A signature is removed: sign it again.
+    The bundle is changed only if the new graphs pass. A signature is removed, and statements are:
+    write them again by evidence and sign.
     """
     from attn_export.parts.benchmarks.bench_json import tuned_to_json
     from attn_export.parts.benchmarks.tune import tune

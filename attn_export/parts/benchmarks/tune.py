@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attn_export.bundle.manifest import (
+    EVIDENCE,
     PAGE,
     REPORT,
     SIGNATURE,
     Staging,
     bundle_spec,
+    copy_bundle,
     graph_files,
     manifest_content,
     read_bundle,
+    read_report,
     staging,
     write_manifest,
 )
@@ -34,8 +36,6 @@ from attn_export.parts.benchmarks.bench import (
 from attn_export.parts.benchmarks.bundle_candidates import RUNTIME, BundleCandidates
 from attn_export.parts.benchmarks.measurements import BenchReport, Candidate, WorkloadResult
 from attn_export.report.progress import Progress
-from attn_export.report.statements import FOLDER as EVIDENCE
-from attn_export.report.statements import NOT_RUN, read_report, write_statements
 from attn_export.results import GraphFile, Report
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.child import limited
@@ -61,13 +61,14 @@ class TuningResult:
         bench: The times of every form, by graph and sizes.
         forms: The selected form of each graph, by the graph's file name.
         report: The report of the bundle with the selected forms; None if no form changed.
-        was_signed: Whether the bundle had a signature, which is of the former graphs.
+        left_out: The names of the bundle's signature and folder of statements, which are of the
+            former graphs.
     """
 
     bench: BenchReport
     forms: Mapping[str, str]
     report: Report | None
-    was_signed: bool = False
+    left_out: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -103,7 +104,8 @@ def tune(
     files = _tunable_files(folder, manifest)
     spec = bundle_spec(folder, manifest)
     workloads = plan_workloads(manifest, spec, batch, prefill, decode, PREFILL)
-    source, was_signed = str(folder / MODEL), (folder / SIGNATURE).exists()
+    source = str(folder / MODEL)
+    left_out = tuple(name for name in (SIGNATURE, EVIDENCE) if (folder / name).exists())
     with staging(folder) as stage, scratch() as out:
         candidates = BundleCandidates(folder, out, manifest, spec)
         progress.phase("lowering")
@@ -118,7 +120,7 @@ def tune(
         current = {f.name: manifest.graphs[f.name].form for f in files}
         changed = _faster_forms(current, bench)
         report = _verify_and_replace(stage, folder, changed, bench, runtimes, progress)
-    return TuningResult(bench, {**current, **changed}, report, was_signed)
+    return TuningResult(bench, {**current, **changed}, report, left_out)
 
 
 def _faster_forms(current: Mapping[str, str], bench: BenchReport) -> dict[str, str]:
@@ -211,13 +213,8 @@ def _verify_and_replace(
     from attn_export.report.html import to_html
 
     folder = stage.folder
-    read_bundle(source)  # it may have been changed while its forms were measured
-    content, before = manifest_content(source), read_report(source)
-    for path in source.iterdir():
-        if path.name in (EVIDENCE, SIGNATURE):  # these describe the old graphs
-            continue
-        copy = shutil.copytree if path.is_dir() else shutil.copyfile
-        copy(path, folder / path.name)
+    copy_bundle(source, folder)
+    content, before = manifest_content(folder), read_report(folder)
     content["graphs"] |= _replace_graphs(content["graphs"], source, folder, forms)
     content["tuning"] = {
         "processor": bench.environment["processor"],
@@ -227,8 +224,8 @@ def _verify_and_replace(
             for workload in bench.workloads
         },
     }
-    manifest = write_manifest(folder, content)
-    verified = {verdict.runtime for verdict in before.verdicts if verdict.status != NOT_RUN}
+    write_manifest(folder, content)
+    verified = {verdict.runtime for verdict in before.verdicts if verdict.status != "not run"}
     report = verify(folder, runtimes=runtimes or sorted(verified), progress=progress)
     tuned = (_note(name, form, bench) for name, form in forms.items())
     notes = dict.fromkeys((*before.notes, *report.notes, *tuned))
@@ -236,8 +233,6 @@ def _verify_and_replace(
     (folder / REPORT).write_text(to_json(report), encoding="utf-8")
     drawing = read_neighbourhood(folder / MODEL)
     (folder / PAGE).write_text(to_html(report, drawing), encoding="utf-8")
-    if (source / EVIDENCE).is_dir():
-        write_statements(folder, manifest)
     write_manifest(folder, content)
     if report.passed:
         stage.publish()

@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from attn_export import build, verify
 from attn_export.bundle.manifest import (
+    EVIDENCE,
     MANIFEST,
     PAGE,
     SIGNATURE,
@@ -63,13 +64,16 @@ def operators(path: Path) -> set[str]:
 def test_the_chosen_forms_are_in_the_bundle_which_passes(
     copy: Path, monkeypatch, capsys, blocks: str
 ):
-    (copy / SIGNATURE).write_text("of the graphs as they were")
+    (copy / EVIDENCE).mkdir()
+    (copy / EVIDENCE / "one.json").write_text("of the graphs as they were")
+    write_manifest(copy, manifest_content(copy))
+    (copy / SIGNATURE).write_text("of these, too")
     choose(monkeypatch, **{PREFILL: blocks, DECODE: "products"})
     before = json.loads((copy / "report.json").read_text())
     tuned = quickly(copy)
     assert tuned.exit_code == 0
     print_tuned(tuned, quiet=False)
-    assert "sign it again" in capsys.readouterr().out
+    assert f"{SIGNATURE} was of the old graphs and is gone" in capsys.readouterr().out
     assert tuned.forms == {PREFILL: blocks, DECODE: "products"}
     assert ("Loop" if blocks == BLOCKS else "Scan") in operators(copy / PREFILL)
     assert "GroupQueryAttention" not in operators(copy / DECODE)
@@ -89,7 +93,9 @@ def test_the_chosen_forms_are_in_the_bundle_which_passes(
     assert set(times[f"{DECODE}: decode, B 1, S 9"]) == {"kernels", "products"}
     assert all(ms > 0 for of_forms in times.values() for ms in of_forms.values())
 
-    assert not (copy / SIGNATURE).exists()
+    assert tuned.left_out == (SIGNATURE, EVIDENCE)
+    assert not any((copy / name).exists() for name in tuned.left_out)
+    assert not [name for name in manifest.files if EVIDENCE in name]
     report = json.loads((copy / "report.json").read_text())
     assert set(before["notes"]) <= set(report["notes"])
     assert f"{PREFILL} is tuned for" in report["notes"][-2]
@@ -165,7 +171,7 @@ def test_a_bundle_that_does_not_pass_stays_as_it_was(copy: Path, monkeypatch, ca
     said = capsys.readouterr().out
     assert "the bundle stays as it was" in said
     assert "in-place: failed (6)" in said
-    assert "sign it again" not in said
+    assert "old graphs" not in said
     assert "Verdict(" not in said
 
 
@@ -267,8 +273,8 @@ def test_the_command_prints_forms_and_writes_json(copy: Path, cli: Cli, tmp_path
 
 
 @pytest.mark.extended
-def test_tune_after_a_build_keeps_the_form_of_other_graphs(cli: Cli, tmp_path: Path):
-    layer = ("--embed-dim", 16, "--num-heads", 2, "--causal", "--evidence")
+def test_tune_after_a_build_leaves_other_graphs(cli: Cli, tmp_path: Path):
+    layer = ("--embed-dim", 16, "--num-heads", 2, "--causal")
     place = ("--output", tmp_path / "b", "--runtime", "ort-cpu")
     for arguments in (("build", *layer, *place), ("tune", tmp_path / "b")):
         done = cli(*arguments)

@@ -11,26 +11,33 @@ from typing import Any
 
 import pytest
 import shared
-from attestation.keys import make_key
 from conftest import Cli, small_spec
 from google.protobuf import json_format
 from in_toto_attestation.predicates.test_result.v0 import test_result_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
+from signing_keys import make_key
 
 from attn_export import build, verify
 from attn_export.bundle.manifest import (
     MANIFEST,
     REPORT,
+    SIGNATURE,
     manifest_content,
     read_manifest,
     write_manifest,
 )
-from attn_export.errors import BundleError
-from attn_export.jobs.sign import Trust, sign, signed_files
+from attn_export.errors import AttnExportError, BundleError
 from attn_export.output_folder import sha256
-from attn_export.report.statements import BOM, STATEMENT, check_statements
-from attn_export.report.statements import test_result as statement_of
+from attn_export.parts.attestation.attested import signed_files
+from attn_export.parts.attestation.sign import sign
+from attn_export.parts.attestation.statements import (
+    BOM,
+    STATEMENT,
+    add_statements,
+    check_statements,
+)
+from attn_export.parts.attestation.statements import test_result as statement_of
 from attn_export.schema import ReportedVerdict, ReportFile
 
 OPTIONS: dict[str, Any] = {"runtimes": ["ort-cpu"], "dialects": ["standard", "portable"]}
@@ -51,7 +58,8 @@ def stated() -> Path:
     """Return a bundle with statements. Read it; copy it before changing it."""
 
     def make(folder: Path) -> None:
-        assert build(small_spec(), folder, name="stated", evidence=True, **OPTIONS).passed
+        assert build(small_spec(), folder, name="stated", **OPTIONS).passed
+        assert not add_statements(folder)
 
     return shared.once("stated", make)
 
@@ -96,10 +104,11 @@ def test_its_predicate_is_a_test_result_that_lists_every_case_that_ran(stated):
 
 def test_a_failed_build_states_what_failed(tmp_path):
     report = build(
-        small_spec(), tmp_path / "out", runtimes=["ort-cpu"], dialects=["standard"], evidence=True,
-        atol=0.0, rtol=0.0,
+        small_spec(), tmp_path / "out", runtimes=["ort-cpu"], dialects=["standard"], atol=0.0,
+        rtol=0.0,
     )  # fmt: skip
     assert report.exit_code == 6
+    add_statements(tmp_path / "out.failed")
     predicate = content(tmp_path / "out.failed", STATEMENT)["predicate"]
     failed = {f"{v.runtime}/{v.graph}/{v.case}" for v in report.verdicts if v.status == "failed"}
     assert (predicate["result"], set(predicate["failedTests"])) == ("FAILED", failed)
@@ -212,7 +221,60 @@ def test_a_bundle_with_statements_is_verified_signed_and_built_again(stated, cli
     sign(copy, key=tmp_path / "own.pem")
     done = cli("verify", copy, "--trust", tmp_path / "own.pub.pem", "--runtime", "ort-cpu")
     assert done.returncode == 0, done.stderr
-    assert build(small_spec(), copy, name="stated", evidence=True, **OPTIONS).passed
+    assert build(small_spec(), copy, name="stated", **OPTIONS).passed
+    assert not (copy / STATEMENT).exists()
+    done = cli("evidence", copy)
+    assert (done.returncode, done.stdout) == (0, f"{copy / STATEMENT}\n{copy / BOM}\n")
     assert (copy / STATEMENT).read_bytes() == before[STATEMENT]
-    with pytest.raises(BundleError, match="unsigned"), signed_files(copy, Trust("unused")):
+    with pytest.raises(BundleError, match="unsigned"), signed_files(copy, "unused", None):
         pass
+
+
+# -- the command --------------------------------------------------------------------------------
+
+
+def files(bundle: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(bundle).as_posix(): path.read_bytes()
+        for path in bundle.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_statements_leave_the_other_files_and_remove_the_signature(stated, cli: Cli, tmp_path):
+    copy = Path(shutil.copytree(stated, tmp_path / "copy"))
+    make_key(tmp_path, "own", "P-256")
+    sign(copy, key=tmp_path / "own.pem")
+    before = files(copy)
+    done = cli("evidence", copy)
+    assert done.returncode == 0, done.stderr
+    assert "the signature did not cover these and is gone; sign" in done.stdout
+    assert files(copy) == {name: text for name, text in before.items() if name != SIGNATURE}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "own.pem", "own.pub.pem"]
+
+
+def test_a_bundle_stays_as_it_was_where_its_report_contradicts_itself(stated, tmp_path):
+    copy = Path(shutil.copytree(stated, tmp_path / "copy"))
+    report = json.loads((copy / REPORT).read_text())
+    report["verdicts"][0]["status"] = "failed"
+    (copy / REPORT).write_text(json.dumps(report))
+    write_manifest(copy, manifest_content(copy))
+    (copy / SIGNATURE).write_text("of these files")
+    before = files(copy)
+    with pytest.raises(BundleError, match="passed, and its verdicts did not"):
+        add_statements(copy)
+    assert files(copy) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_a_changed_bundle_gets_no_statements(stated, tmp_path):
+    copy = Path(shutil.copytree(stated, tmp_path / "copy"))
+    (copy / "model.onnx").write_bytes(b"another")
+    with pytest.raises(AttnExportError, match="was changed"):
+        add_statements(copy)
+
+
+def test_no_folder_is_made_where_there_is_no_bundle(tmp_path):
+    with pytest.raises(BundleError, match="not a bundle"):
+        add_statements(tmp_path / "nowhere" / "b")
+    assert [*tmp_path.iterdir()] == []

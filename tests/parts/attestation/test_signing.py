@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from attestation.keys import PASSPHRASE, key_folder, signed_bundle, signer_of
 from conftest import Cli, command
+from signing_keys import PASSPHRASE, key_folder, signed_bundle, signer_of
 
 from attn_export import verify
 from attn_export.bundle.manifest import MANIFEST, SIGNATURE, staging
 from attn_export.errors import BundleError, UsageError
-from attn_export.jobs.sign import Trust, sign, signed_files
+from attn_export.parts.attestation.attested import signed_files
+from attn_export.parts.attestation.sign import sign
 
 
 @pytest.fixture
@@ -75,8 +76,7 @@ def test_verify_states_the_signature_in_every_output(bundle, keys, cli: Cli, tmp
 
 
 def test_the_signed_files_run(signed, keys):
-    trust = Trust(str(keys / "own.pub.pem"))
-    with signed_files(signed, trust) as (folder, _):
+    with signed_files(signed, str(keys / "own.pub.pem"), None) as (folder, _):
         before = (folder / "model.onnx").read_bytes()
         (signed / "model.onnx").write_bytes(b"changed after the check")
         assert not folder.is_relative_to(signed)

@@ -12,15 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from attestation.keys import key_folder, signed_bundle, signer_of, with_digests
+from signing_keys import key_folder, signed_bundle, signer_of, with_digests
 
 from attn_export import verify
 from attn_export.bundle.manifest import MANIFEST, SIGNATURE
 from attn_export.errors import BundleError
-from attn_export.jobs.sign import sign, state_of
-from attn_export.jobs.signature_file import check_covers, read_signature
-from attn_export.jobs.signing_sdk import check_key, sign_with_key
 from attn_export.output_folder import sha256
+from attn_export.parts.attestation.attested import state_of
+from attn_export.parts.attestation.sign import sign
+from attn_export.parts.attestation.signature_file import check_covers, read_signature
+from attn_export.parts.attestation.signing_sdk import check_key, sign_with_key
 
 LARGE_BYTES = 10_000
 """Changed bytes of each large file in the extended test; small files are changed everywhere."""

@@ -22,7 +22,7 @@ from model_signing._hashing.hashing import Digest  # private: pyproject.toml pin
 
 from attn_export.bundle.manifest import SIGNATURE
 from attn_export.errors import BundleError, UsageError, one_line, printable
-from attn_export.jobs.signature_file import SignatureFile, read_signature
+from attn_export.parts.attestation.signature_file import SignatureFile, read_signature
 from attn_export.temp_folders import scratch
 from attn_export.untrusted_files import read_bytes
 

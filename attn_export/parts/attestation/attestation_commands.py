@@ -1,4 +1,4 @@
-"""`attn-export sign`."""
+"""`attn-export evidence` and `sign`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,26 @@ from attn_export.errors import PARAGRAPH, UsageError, printable
 
 PASSPHRASE = "ATTN_EXPORT_PASSPHRASE"
 """The environment variable with the passphrase of a private key."""
+
+
+@click.command("evidence")
+@click.argument("bundle", type=PATH)
+@quiet_option
+def evidence_command(bundle: Path, quiet: bool) -> int:
+    """Write what a bundle's report says for other tools: an in-toto test result and an ML-BOM.
+
+    They are BUNDLE/evidence/, and `verify` compares them with the report. A signature, which does
+    not cover them, is removed: sign it again.
+    """
+    from attn_export.parts.attestation.statements import BOM, STATEMENT, add_statements
+
+    was_signed = add_statements(bundle)
+    if not quiet:
+        for name in (STATEMENT, BOM):
+            click.echo(printable(str(bundle / name), PARAGRAPH))
+        if was_signed:
+            click.echo("the signature did not cover these and is gone; sign the bundle again")
+    return 0
 
 
 @click.command("sign")
@@ -32,7 +52,7 @@ def sign_command(bundle: Path, key: Path | None, sigstore: bool, quiet: bool) ->
     damaged, or has files that its manifest does not list.
     """
     from attn_export.bundle.manifest import SIGNATURE
-    from attn_export.jobs.sign import sign
+    from attn_export.parts.attestation.sign import sign
 
     if (key is None) != sigstore:
         raise UsageError("sign with either --key PRIVATE.pem or --sigstore")

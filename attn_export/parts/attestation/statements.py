@@ -12,11 +12,23 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.bundle.manifest import GOLDEN, REPORT, SPEC
+from attn_export.bundle.manifest import (
+    EVIDENCE,
+    GOLDEN,
+    REPORT,
+    SIGNATURE,
+    SPEC,
+    copy_bundle,
+    manifest_content,
+    read_manifest,
+    read_report,
+    staging,
+    write_manifest,
+)
 from attn_export.dialect_names import WEIGHTS
 from attn_export.errors import BundleError, printable
 from attn_export.schema import Manifest, ReportedVerdict, ReportFile, TensorSignature
-from attn_export.untrusted_files import checked, parse_json, read_text
+from attn_export.untrusted_files import parse_json, read_text
 
 # -- the bill of materials: CycloneDX 1.6, https://cyclonedx.org/docs/1.6/json/ -----------------
 
@@ -112,19 +124,34 @@ def _metrics(verdicts: Iterable[ReportedVerdict]) -> list[dict[str, str]]:
 
 # -- the statements of a bundle -----------------------------------------------------------------
 
-FOLDER = "evidence"
-STATEMENT, BOM = f"{FOLDER}/test-result.json", f"{FOLDER}/bom.cdx.json"
+STATEMENT, BOM = f"{EVIDENCE}/test-result.json", f"{EVIDENCE}/bom.cdx.json"
 
 PASSED, NOT_RUN = "passed", "not run"
 
 
-def write_statements(folder: Path, manifest: Manifest) -> None:
-    """Write the statements of a bundle, which are not yet in its manifest."""
-    statements = _statements(folder, manifest)
-    (folder / FOLDER).mkdir()
-    for name, content in statements.items():
+def add_statements(bundle: Path | str) -> bool:
+    """Write the statements of a bundle, which is replaced in one step.
+
+    Returns:
+        Whether the bundle had a signature. The new one has none.
+    """
+    bundle = Path(bundle)
+    read_manifest(bundle)  # no folder is made for a bundle that is not there
+    with staging(bundle) as stage:
+        was_signed = (bundle / SIGNATURE).exists()
+        copy_bundle(bundle, stage.folder)
+        write_statements(stage.folder)
+        stage.publish()
+    return was_signed
+
+
+def write_statements(folder: Path) -> None:
+    """Write the statements of a bundle that has none, and its manifest again."""
+    (folder / EVIDENCE).mkdir()
+    for name, content in _statements(folder, read_manifest(folder)).items():
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
+    write_manifest(folder, manifest_content(folder))
 
 
 def check_statements(folder: Path, manifest: Manifest) -> None:
@@ -142,19 +169,8 @@ def check_statements(folder: Path, manifest: Manifest) -> None:
             ) from error
         if not same:
             raise BundleError(
-                f"{folder / name} does not say what {REPORT} and the digests say; build the bundle "
-                "again"
+                f"{folder / name} does not say what {REPORT} and the digests say; write it again"
             )
-
-
-def read_report(folder: Path) -> ReportFile:
-    """Read `report.json` of a bundle."""
-    try:
-        return checked(parse_json(read_text(folder / REPORT)), ReportFile)
-    except OSError as error:
-        raise BundleError(f"{folder / REPORT} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise BundleError(f"{folder / REPORT}: {printable(error, 200)}; build it again") from error
 
 
 def _statements(folder: Path, manifest: Manifest) -> dict[str, dict[str, Any]]:

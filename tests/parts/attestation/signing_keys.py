@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from attn_export.bundle.manifest import manifest_content, write_manifest
-from attn_export.jobs.sign import Trust, sign, signed_files
+from attn_export.parts.attestation.attested import signed_files
+from attn_export.parts.attestation.sign import sign
 
 PASSPHRASE = b"a passphrase"
 
@@ -70,5 +71,5 @@ def with_digests(bundle: Path) -> None:
 
 def signer_of(bundle: Path, key: Path) -> str:
     """Check the signature as `verify --trust` does, and return the signer."""
-    with signed_files(bundle, Trust(str(key))) as (_, signature):
+    with signed_files(bundle, str(key), None) as (_, signature):
         return str(signature)
