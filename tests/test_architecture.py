@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from package_files import FILES, loaded_by, tree
 
+from attn_export.runtimes.catalogue import packages, runtime
+
 pytestmark = pytest.mark.xdist_group("test_architecture")  # the tests share the parsed files
 
 STAGES = (
@@ -45,11 +47,6 @@ ONLY_IN = {
         "parts/benchmarks/own_graphs",
         "runtimes/decode_buffers",
     ),
-    "openvino": ("runtimes/engines/openvino",),
-    "tract": ("runtimes/engines/tract",),
-    "cv2": ("runtimes/engines/opencv",),
-    "iree": ("runtimes/engines/iree",),
-    "MNN": ("runtimes/engines/mnn",),
     "matplotlib": ("parts/benchmarks/bench_chart",),
     "jinja2": ("code_templates", "report/html"),
     "onnx.reference": (
@@ -72,6 +69,11 @@ ONLY_IN = {
     "cryptography": ("parts/attestation/signing_sdk",),
     "click": ("cli/", "parts/"),
     "rich": ("cli/", "report/", "parts/"),
+    **{
+        kind.modules[0].partition(".")[0]: (f"runtimes/engines/{name.replace('-', '_')}",)
+        for name, kind in ((name, runtime(name)) for name in packages())
+        if hasattr(kind, "modules")
+    },
 }
 """Prefixes of the files that may import a package, anywhere in the file."""
 

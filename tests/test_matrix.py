@@ -8,7 +8,9 @@ import sys
 import pytest
 from conftest import ROOT
 
-REQUIRED = ("ort-cpu", "onnx-reference", "openvino", "tract", "c", "cpp", "node", "wasm")
+from attn_export.runtimes.catalogue import required as required_names
+
+REQUIRED = (*required_names(), "c", "cpp", "node", "wasm")
 MODELS = ("gqa-in-place", "mqa", "cross")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -78,6 +78,16 @@ def runtimes_of(name: str) -> Sequence[Runtime]:
 def all_runtimes() -> tuple[Runtime, ...]:
     """Return the runtimes of `NAMES`, whose modules are then imported."""
     return tuple(runtime(name) for name in NAMES)
+
+
+def packages() -> Mapping[str, Sequence[str]]:
+    """Return the PyPI packages of each runtime that pip installs, by its name."""
+    return {kind.name: kind.packages for kind in map(runtime, ENGINES) if kind.packages}
+
+
+def required() -> list[str]:
+    """Return the names of the runtimes in `engines/` that the tests require by default."""
+    return [name for name in ENGINES if runtime(name).required]
 
 
 def runtimes_of_parts() -> Iterator[tuple[Runtime, str]]:

@@ -8,28 +8,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from attn_export.errors import UsageError, one_line
 from attn_export.interruption import end_on_signal
 from attn_export.parts import module_of, parts
 from attn_export.runtimes import javascript, native
-from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.catalogue import packages, required, runtime
 from attn_export.runtimes.install_folder import InstallError, pip_command
 from attn_export.runtimes.javascript import IN_JAVASCRIPT
 from attn_export.runtimes.native import NATIVE
 
-REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm")
+PACKAGES = packages()
+REQUIRED = (*(name for name in required() if name in PACKAGES), *NATIVE, "node", "wasm")
 """The names that are installed by default, beside those that the tests of parts need."""
-
-PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "openvino": ("openvino",),
-    "tract": ("tract",),
-    "opencv": ("opencv-python-headless>=5,<6",),
-    "iree": ("iree-base-compiler[onnx]", "iree-base-runtime"),
-    "mnn": ("MNN",),
-}
-"""The PyPI packages of the runtimes that pip installs."""
 
 ALL = "all"
 SYSTEM_PACKAGES = "--system-packages"

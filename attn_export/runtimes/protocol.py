@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -137,6 +138,14 @@ class Runtime(Protocol):
     cause of differences. A runtime without them takes no options."""
     float16_sums: str = ""
     """Why its sums of float16 are less exact than those of other processors, or ""."""
+    about: str = ""
+    """What it is, for the table of the documentation."""
+    packages: Sequence[str] = ()
+    """The PyPI packages that bring it, as pip takes them, the one that has its version first."""
+    required: bool = False
+    """True if the tests require it by default; `scripts/setup_runtimes` then installs it, too."""
+    readings: Mapping[str, str] = {}
+    """What probes show, by their names, where it differs from the reference evaluator."""
 
     def version(self) -> str | None:
         """Return the installed version, or None, without importing the SDK."""
@@ -174,8 +183,8 @@ class PackagedRuntime(Runtime, Protocol):
     """A runtime on the CPU whose SDK is a Python package."""
 
     device: str = "cpu"
-    packages: Sequence[str]
-    """The distributions that contain it; the first is the one to install."""
+    distributions: Sequence[str] = ()
+    """Further distributions that contain it."""
     modules: Sequence[str]
     """The modules of the SDK, which `prepare` imports; without the first it cannot run."""
     engine: Callable[[Path, int], Engine]
@@ -183,11 +192,13 @@ class PackagedRuntime(Runtime, Protocol):
 
     def version(self) -> str | None:
         """Return the installed version of the package, or None."""
-        return installed_version(*self.packages)
+        return installed_version(*map(distribution, self.packages), *self.distributions)
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here, or "" if it can."""
-        return "" if find_spec(self.modules[0]) else missing_package(self.packages[0])
+        if find_spec(self.modules[0]):
+            return ""
+        return missing_package(self.modules[0], *self.packages)
 
     def prepare(self) -> None:
         """Import the SDK."""
@@ -213,6 +224,11 @@ class CustomLaunch(Protocol):
         None is the environment of this process.
         """
         ...
+
+
+def distribution(package: str) -> str:
+    """Return the name of a package without its extras and versions."""
+    return re.split(r"[^\w.-]", package)[0]
 
 
 def installed_version(*distributions: str) -> str | None:

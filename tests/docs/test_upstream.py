@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from attn_export.cli import run
-from attn_export.parts.sweeps.release import MARK, WHEELS, release_of
+from attn_export.parts.sweeps.release import MARK, release_of, wheels
 from attn_export.parts.sweeps.releases import plain_cause
 from attn_export.parts.sweeps.store import Row, read_json
 from attn_export.runtimes.catalogue import runtime
@@ -23,7 +23,7 @@ ABOUT = tomllib.loads((FOLDER / "cells.toml").read_text())
 OF_SWEEP = {name: about for name, about in ABOUT.items() if "found_by" not in about}
 KEPT = ROOT / "docs" / "results" / "releases.json"
 RED = {"failed", "crashed", "error", "timed out"}
-PACKAGES = {packages[0]: name for name, packages in WHEELS.items()}
+PACKAGES = {first: name for name, (first, *_) in wheels().items()}
 MOST_LINES = 22
 
 

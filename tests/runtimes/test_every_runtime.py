@@ -13,12 +13,12 @@ from attn_export import build, verify
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graphs
-from attn_export.runtimes.catalogue import NAMES, all_runtimes, runtime
+from attn_export.runtimes.catalogue import NAMES, all_runtimes, required, runtime
 
 pytestmark = pytest.mark.xdist_group("test_every_runtime")  # what it builds is shared
 
 HERE = [kind.name for kind in all_runtimes() if kind.name != "ort-cuda"]
-ALWAYS = {"ort-cpu", "onnx-reference", "openvino", "tract", "c", "cpp", "node", "wasm"}
+ALWAYS = {*required(), "c", "cpp", "node", "wasm"}
 """Runtimes in the default tests; scripts/matrix runs the others."""
 
 Need = Callable[[str], None]

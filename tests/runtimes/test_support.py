@@ -13,12 +13,12 @@ import pytest
 from subjects import FEW, MORE, SUBJECTS, shared_folder, stored, what_is_wrong
 
 from attn_export.results import GraphFile
-from attn_export.runtimes.catalogue import all_runtimes
+from attn_export.runtimes.catalogue import all_runtimes, required
 from attn_export.runtimes.protocol import Runtime, known_limit
 
 Need = Callable[[str], None]
 
-DEFAULT = ("onnx-reference", "openvino", "tract")
+DEFAULT = {*required()} - {"ort-cpu"}
 MEASURED = [
     kind for kind in all_runtimes() if kind.name in DEFAULT or (MORE and not kind.unavailable())
 ]

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from subjects import shared_folder, stored
 
+from attn_export.runtimes.catalogue import required
+
 HEARING = """
 import sys
 
@@ -39,9 +41,7 @@ sys.stdout.write(SourceRuns(graph).difference(graph, {}) or "loaded\\n")
 """
 
 
-@pytest.mark.parametrize(
-    "name", ["ort-cpu", "onnx-reference", "openvino", "tract", "c", "cpp", "node"]
-)
+@pytest.mark.parametrize("name", [*required(), "c", "cpp", "node"])
 def test_loading_a_graph_makes_no_calls_and_leaves_no_files(
     name: str,
     need: Callable[[str], None],

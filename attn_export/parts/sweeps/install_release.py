@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from attn_export.errors import UsageError
-from attn_export.parts.sweeps.release import MARK, NPM, VERSION, WHEELS, Release, release_of
+from attn_export.parts.sweeps.release import MARK, NPM, VERSION, Release, release_of, wheels
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install import pip
 from attn_export.runtimes.install_folder import Say, new_installation, pip_command, run_command
@@ -57,12 +57,12 @@ def published(base: str) -> list[str]:
     """Return the published releases of a runtime without previews, the oldest first."""
     if base in NPM:
         versions = json.loads(_output("npm", "view", NPM[base], "versions", "--json"))
-    elif base in WHEELS:
-        index = ("--python", sys.executable, "index", "versions", WHEELS[base][0])
+    elif base in wheels():
+        index = ("--python", sys.executable, "index", "versions", wheels()[base][0])
         listed = _output(*pip_command(*index)).partition("Available versions:")[2]
         versions = re.findall(r"[^\s,]+", listed.partition("\n")[0])
     else:
-        raise UsageError(f"{base} has no releases; choose from {', '.join([*WHEELS, *NPM])}")
+        raise UsageError(f"{base} has no releases; choose from {', '.join([*wheels(), *NPM])}")
     names = [f"{base}{MARK}{version}" for version in versions if VERSION.fullmatch(version)]
     return sorted(names, key=release_of)
 

@@ -14,22 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from attn_export.errors import UsageError
-from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.catalogue import packages, runtime
 from attn_export.runtimes.install_folder import STAMP, home, setup_command
-from attn_export.runtimes.protocol import Engine, Options, Runtime
+from attn_export.runtimes.protocol import Engine, Options, Runtime, distribution
 
 MARK: Final = "=="
 FOLDER: Final = "releases"
-
-WHEELS: Final[Mapping[str, Sequence[str]]] = {
-    "ort-cpu": ("onnxruntime",),
-    "openvino": ("openvino",),
-    "tract": ("tract",),
-    "opencv": ("opencv-python-headless",),
-    "iree": ("iree-base-compiler", "iree-base-runtime"),
-    "mnn": ("MNN",),
-}
-"""The PyPI packages of each runtime whose releases can be installed with pip."""
 
 NPM: Final[Mapping[str, str]] = {
     "node": "onnxruntime-node",
@@ -39,6 +29,11 @@ NPM: Final[Mapping[str, str]] = {
 """The npm package of each runtime whose releases can be installed with npm."""
 
 VERSION: Final = re.compile(r"\d{1,5}(\.\d{1,5}){1,3}")
+
+
+def wheels() -> dict[str, list[str]]:
+    """Return the PyPI packages of each runtime whose releases can be installed with pip."""
+    return {name: [distribution(each) for each in needed] for name, needed in packages().items()}
 
 
 class Release(Runtime):
@@ -55,15 +50,15 @@ class Release(Runtime):
     launcher_mib = 0
 
     def __init__(self, base: Runtime, version: str) -> None:
-        if base.name not in {*WHEELS, *NPM}:
+        if base.name not in {*wheels(), *NPM}:
             raise UsageError(
                 f"{base.name} has no releases beside the installed one; choose from "
-                f"{', '.join([*WHEELS, *NPM])}"
+                f"{', '.join([*wheels(), *NPM])}"
             )
         if not VERSION.fullmatch(version):
             raise UsageError(f"{version[:40]!r} is not a version of {base.name}; give 1.25.1")
         self.npm_package = NPM.get(base.name, "")
-        self.wheels = WHEELS.get(base.name, ())
+        self.wheels = wheels().get(base.name, [])
         self.measured = version
         self._folder = f"{FOLDER}/{self.npm_package or base.name}-{version}"
         self._base = _in_folder(base, self._folder) if self.npm_package else base
@@ -127,7 +122,7 @@ def listed() -> Iterator[tuple[Runtime, str]]:
 def installed() -> list[str]:
     """Return the names of the installed releases, sorted by runtime and version."""
     names = []
-    for base in (*WHEELS, *NPM):
+    for base in (*wheels(), *NPM):
         prefix = f"{NPM.get(base, base)}-"
         for path in (home() / FOLDER).glob(f"{prefix}*/{STAMP}"):
             version = path.parent.name.removeprefix(prefix)

@@ -19,7 +19,6 @@ from attn_export.system_info import missing_package
 if TYPE_CHECKING:
     import numpy as np
 
-PACKAGES = ("iree-base-compiler[onnx]", "iree-base-runtime")
 FLAGS = ("--iree-llvmcpu-target-cpu=host",)
 
 
@@ -60,7 +59,8 @@ class Iree(PackagedRuntime):
     """The runtime `iree`."""
 
     name = "iree"
-    packages = ("iree-base-compiler",)
+    about = "IREE, which compiles a graph for this CPU"
+    packages = ("iree-base-compiler[onnx]", "iree-base-runtime")
     modules = ("iree.compiler", "iree.compiler.extras.onnx_importer", "iree.runtime")
     engine = IreeEngine
     dialects = frozenset({PORTABLE})
@@ -69,10 +69,12 @@ class Iree(PackagedRuntime):
         Unsupported("Range", "Sin", says="its sines are not precise enough from position 63 on"),
     )
 
+    readings: Mapping[str, str] = {"no batch, B = 0": "crashed"}
+
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
         modules = ("iree", "iree.compiler", "iree.runtime")
-        return "" if all(map(find_spec, modules)) else missing_package("IREE", *PACKAGES)
+        return "" if all(map(find_spec, modules)) else missing_package("IREE", *self.packages)
 
 
 RUNTIME = Iree

@@ -58,6 +58,7 @@ class Mnn(PackagedRuntime):
     """The runtime `mnn`."""
 
     name = "mnn"
+    about = "MNN, CPU"
     packages = ("MNN",)
     modules = ("MNN",)
     engine = MnnEngine
@@ -71,6 +72,11 @@ class Mnn(PackagedRuntime):
         Unsupported("input INT8", says="its process ends with a signal"),
         Unsupported("input UINT8", says="its process ends with a signal"),
     )
+    readings: Mapping[str, str] = {
+        "precision, float16": "refused",
+        "no batch, B = 0": "refused",
+        "no query, L = 0": "refused",
+    }
 
 
 RUNTIME = Mnn

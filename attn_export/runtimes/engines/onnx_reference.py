@@ -47,7 +47,9 @@ class OnnxReference(PackagedRuntime):
 
     name = "onnx-reference"
     keeps_non_finite = True
-    packages = ("onnx",)
+    about = "the ONNX reference evaluator"
+    distributions = ("onnx",)  # which this package needs anyway
+    required = True
     modules = ("onnx", "onnx.reference")
     engine = ReferenceEngine
     dialects = frozenset({STANDARD, PORTABLE})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +13,9 @@ from attn_export.runtimes.protocol import (
     PackagedRuntime,
     Unsupported,
 )
-from attn_export.system_info import missing_package
 
 if TYPE_CHECKING:
     import numpy as np
-
-PACKAGE = "opencv-python-headless"
 
 
 class OpenCvEngine(Engine):
@@ -51,8 +47,10 @@ class OpenCv(PackagedRuntime):
     """The runtime `opencv`."""
 
     name = "opencv"
-    packages = (
-        PACKAGE, "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python",
+    about = "OpenCV's newer engine for networks, CPU"
+    packages = ("opencv-python-headless>=5,<6",)
+    distributions = (
+        "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python",
     )  # fmt: skip
     modules = ("cv2",)
     engine = OpenCvEngine
@@ -83,10 +81,21 @@ class OpenCv(PackagedRuntime):
         Unsupported("input BFLOAT16", says="blob data type = bfloat16 is not supported"),
         Unsupported("input FLOAT16", says="its outputs are float32"),
     )
-
-    def unavailable(self) -> str:
-        """Return the reason that it cannot run here."""
-        return "" if find_spec("cv2") else missing_package("OpenCV", PACKAGE)
+    readings: Mapping[str, str] = {
+        "causal, past": "refused; portable: keys to P+i",
+        "past, L < new keys": "refused; portable: keys to P+i",
+        "causal, n keys": "refused; portable: keys to n-L+i",
+        "window 2, 1": "ignored: all keys",
+        "masked row, False": "mean of values; portable: 0",
+        "masked row, -inf": "NaN; portable: 0",
+        "softcap": "after the mask; portable: before the mask",
+        "NaN in hidden key": "hidden",
+        "precision, float16": "float32 scores; portable: float32 scores",
+        "empty past, P = 0": "refused; portable: as without past",
+        "no batch, B = 0": "refused; portable: crashed",
+        "no query, L = 0": "refused; portable: crashed",
+        "no key, S = 0": "refused; portable: crashed",
+    }
 
 
 RUNTIME = OpenCv

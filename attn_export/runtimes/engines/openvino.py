@@ -29,7 +29,9 @@ class OpenVino(PackagedRuntime):
     """The runtime `openvino`."""
 
     name = "openvino"
+    about = "OpenVINO, CPU, float32 pinned"
     packages = ("openvino",)
+    required = True
     modules = ("openvino",)
     dialects = frozenset(DIALECTS) - {CUDA}
     measured = "2026.4.1"
@@ -55,6 +57,16 @@ class OpenVino(PackagedRuntime):
     counter_options: Mapping[str, Options] = {
         "precision pinned to f32": {PRECISION: "f32"},
         "generated kernels off": {SNIPPETS: "DISABLE"},
+    }
+
+    readings: Mapping[str, str] = {
+        "past, L < new keys": "keys to S-L+i; portable: keys to P+i",
+        "window 2, 1": "ignored: all keys",
+        "local_window_size 3": "3 keys",
+        "NaN in hidden key": "0 for its queries",
+        "NaN in hidden value": "0 for its queries",
+        "precision, float16": "float32 scores; portable: float32 scores",  # by its hint
+        "no key, S = 0": "0",
     }
 
     def prepare(self) -> None:

@@ -44,6 +44,12 @@ class OrtCuda(OrtCpu):
     """The runtime `ort-cuda`, without TF32: CUDA's default has 10 bits of precision."""
 
     name = "ort-cuda"
+    about = (
+        "ONNX Runtime, CUDA, TF32 off; counts only if the attention nodes ran on CUDA, by the "
+        "session's own account"
+    )
+    packages = ()  # that of ort-cpu, or onnxruntime-gpu
+    required = False
     device = "cuda"
     unsupported: Sequence[Unsupported] = (
         # All limits but the first were measured in dry runs, with the same result on every

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+MASK_OF_FLOATS = "refused; portable: "  # FlashSDPA: Mask must be floating point
+
+
 class TractEngine(Engine):
     """A typed and optimised graph."""
 
@@ -47,7 +50,9 @@ class Tract(PackagedRuntime):
     """The runtime `tract`."""
 
     name = "tract"
+    about = "tract, an engine in Rust, CPU"
     packages = ("tract",)
+    required = True
     modules = ("tract", "onnx")
     engine = TractEngine
     dialects = frozenset({STANDARD, PORTABLE})
@@ -77,6 +82,20 @@ class Tract(PackagedRuntime):
         Unsupported("Trilu", says="Impossible to unify TDim with I64"),
         Unsupported("input BFLOAT16", says="Unknown DatumType Bfloat16"),
     )
+
+    readings: Mapping[str, str] = {
+        "causal, L < S": "keys to S-L+i; portable: refused",
+        "past, L < new keys": "keys to S-L+i; portable: keys to P+i",
+        "causal, n keys": "refused; portable: keys to n-L+i",
+        "window 2, 1": "ignored: all keys",
+        "masked row, False": f"{MASK_OF_FLOATS}0",
+        "masked row, -inf": "NaN; portable: 0",
+        "softcap": "refused; portable: before the mask",
+        "NaN in hidden key": f"{MASK_OF_FLOATS}hidden",  # by a Where
+        "NaN in hidden value": f"{MASK_OF_FLOATS}spreads",
+        "precision, float16": "float32 scores; portable: float16 scores",
+        "no key, S = 0": "0",
+    }
 
     def prepare(self) -> None:
         """Import the SDK."""

@@ -13,6 +13,7 @@ from attn_export.parts.probe.findings import ProbeRow
 from attn_export.parts.probe.probe import probe
 from attn_export.parts.probe.pytorch import PyTorch
 from attn_export.parts.probe.run_probes import probes
+from attn_export.runtimes.catalogue import packages, required, runtime
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 
 Need = Callable[[str], None]
@@ -50,74 +51,15 @@ ONNX = {
 }
 """Readings of the reference evaluator."""
 
-ORT = ONNX | {
-    "window 2, 1": "refused",  # opset 25 is newer than the operator that it has
-    "local_window_size 3": "3 keys",  # its own counts
-    "finfo.min in mask": "0; portable: mean of values",  # taken for -inf
-    # Sizes of 0 are refused by the operator, and by a Reshape that would have to guess.
-    "no batch, B = 0": "refused; portable: refused",
-    "no query, L = 0": "refused; portable: empty output",
-    "no key, S = 0": "refused; portable: 0",
-}
-
-OPENVINO = ONNX | {
-    "past, L < new keys": "keys to S-L+i; portable: keys to P+i",
-    "window 2, 1": "ignored: all keys",
-    "local_window_size 3": "3 keys",
-    "NaN in hidden key": "0 for its queries",
-    "NaN in hidden value": "0 for its queries",
-    "precision, float16": "float32 scores; portable: float32 scores",  # by its hint
-    "no key, S = 0": "0",
-}
-
-MASK_OF_FLOATS = "refused; portable: "  # FlashSDPA: Mask must be floating point
-
-TRACT = ONNX | {
-    "causal, L < S": "keys to S-L+i; portable: refused",
-    "past, L < new keys": "keys to S-L+i; portable: keys to P+i",
-    "causal, n keys": "refused; portable: keys to n-L+i",
-    "window 2, 1": "ignored: all keys",
-    "masked row, False": f"{MASK_OF_FLOATS}0",
-    "masked row, -inf": "NaN; portable: 0",
-    "softcap": "refused; portable: before the mask",
-    "NaN in hidden key": f"{MASK_OF_FLOATS}hidden",  # by a Where
-    "NaN in hidden value": f"{MASK_OF_FLOATS}spreads",
-    "precision, float16": "float32 scores; portable: float16 scores",
-    "no key, S = 0": "0",
-}
-
-PORTABLE_ONLY = ONNX | {
+PORTABLE_ONLY = {
     "window 2, 1": "no such operator",
     "NaN in hidden key": "hidden",  # by a Where
     "no key, S = 0": "0",
 }
 
-MEAN = {
-    "onnx-reference": ONNX, "ort-cpu": ORT, "c": ORT, "cpp": ORT, "node": ORT, "wasm": ORT,
-    "openvino": OPENVINO, "tract": TRACT,
-}  # fmt: skip
-
-MORE = {
-    "opencv": ONNX | {
-        "causal, past": "refused; portable: keys to P+i",
-        "past, L < new keys": "refused; portable: keys to P+i",
-        "causal, n keys": "refused; portable: keys to n-L+i",
-        "window 2, 1": "ignored: all keys",
-        "masked row, False": "mean of values; portable: 0",
-        "masked row, -inf": "NaN; portable: 0",
-        "softcap": "after the mask; portable: before the mask",
-        "NaN in hidden key": "hidden",
-        "precision, float16": "float32 scores; portable: float32 scores",
-        "empty past, P = 0": "refused; portable: as without past",
-        "no batch, B = 0": "refused; portable: crashed",
-        "no query, L = 0": "refused; portable: crashed",
-        "no key, S = 0": "refused; portable: crashed",
-    },
-    "iree": PORTABLE_ONLY | {"no batch, B = 0": "crashed"},
-    "mnn": PORTABLE_ONLY | {
-        "precision, float16": "refused", "no batch, B = 0": "refused", "no query, L = 0": "refused",
-    },
-}  # fmt: skip
+ENGINES = {*packages(), "onnx-reference"}
+MEAN = sorted({*required(), "c", "cpp", "node", "wasm"})
+MORE = sorted(ENGINES - {*required()})
 OF_THE_PROCESSOR = {"small values", "small weights"}
 """Probes of subnormal numbers: some processors keep them, others flush them to 0."""
 
@@ -128,7 +70,9 @@ def shown(row: ProbeRow) -> str:
     return "; ".join([first.reading, *(f"{each.dialect}: {each.reading}" for each in others)])
 
 
-def check(name: str, wanted: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def check(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = runtime(name if name in ENGINES else OrtCpu.name)
+    wanted = ONNX | (PORTABLE_ONLY if kind.dialects == {"portable"} else {}) | kind.readings
     monkeypatch.setattr(PyTorch, "unavailable", lambda _: "not run here")
     monkeypatch.setattr(
         run_probes, "REFERENCE", name
@@ -144,14 +88,14 @@ def check(name: str, wanted: dict[str, str], monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.every(3)
 def test_a_runtime_means_what_was_measured(name: str, need: Need, monkeypatch):
     need(name)
-    check(name, MEAN[name], monkeypatch)
+    check(name, monkeypatch)
 
 
 @more
 @pytest.mark.parametrize("name", MORE)
 def test_a_further_runtime_means_what_was_measured(name: str, need: Need, monkeypatch):
     need(name)
-    check(name, MORE[name], monkeypatch)
+    check(name, monkeypatch)
 
 
 def test_all_sides_run_and_differences_are_named():
