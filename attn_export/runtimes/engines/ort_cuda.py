@@ -45,8 +45,8 @@ class OrtCuda(OrtCpu):
 
     name = "ort-cuda"
     about = (
-        "ONNX Runtime, CUDA, TF32 off; counts only if the attention nodes ran on CUDA, by the "
-        "session's own account"
+        "ONNX Runtime of the extra `gpu`, CUDA, TF32 off; counts only if the attention nodes ran "
+        "on CUDA, by the session's own account"
     )
     packages = ()  # that of ort-cpu, or onnxruntime-gpu
     required = False
