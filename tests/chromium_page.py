@@ -18,14 +18,19 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from attn_export.runtimes.javascript import chromium
-
+BROWSERS = ("chromium", "google-chrome", "chromium-browser")
 FLAGS = (
     "--headless", "--remote-debugging-pipe", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-dev-shm-usage", "--disable-breakpad",
     "--hide-scrollbars", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader",
 )  # fmt: skip
 KEYS = {"Tab": 9, "Enter": 13, " ": 32, "ArrowDown": 40, "ArrowRight": 39}
+
+
+def _chromium() -> str | None:
+    """Return the path of the browser: that of `CHROME_PATH`, or one on PATH."""
+    names = [os.environ["CHROME_PATH"]] if os.environ.get("CHROME_PATH") else BROWSERS
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 class Page:
@@ -39,7 +44,8 @@ class Page:
         self._process = subprocess.Popen(
             [
                 "bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "page",
-                str(chromium()), *FLAGS, *sandbox, f"--user-data-dir={self._folder}", "about:blank",
+                str(_chromium()), *FLAGS, *sandbox, f"--user-data-dir={self._folder}",
+                "about:blank",
             ],
             pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL, start_new_session=True,
             env={**os.environ, "HOME": self._folder, "TMPDIR": self._folder},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -113,16 +114,41 @@ def need_dry_run(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def need(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Skip a test if a runtime is missing; fail it if `--require` names the runtime."""
+    from attn_export.errors import UsageError
     from attn_export.runtimes.catalogue import runtime
 
     def check(name: str) -> None:
-        reason = runtime(name).unavailable()
+        try:
+            reason = runtime(name).unavailable()
+        except UsageError as error:  # its part is not there
+            reason = str(error)
         if reason and name in request.config.getoption("--require"):
             pytest.fail(f"{name} is required: {reason}")
         elif reason:
             pytest.skip(f"{name}: {reason}")
 
     return check
+
+
+@pytest.fixture
+def kit_says(tmp_path: Path) -> Callable[..., str]:
+    """Return what runs a program of a bundle's Python kit; skip the test without the part."""
+    from attn_export.cli import run
+    from attn_export.parts import parts
+
+    if not any("kit" in part.commands for part in parts()):
+        pytest.skip("the part that writes kits is not there")
+
+    def says(bundle: Path, program: str = "self_test", *arguments: str) -> str:
+        kit = tmp_path / "kit"
+        assert run(["kit", "python", str(bundle), "--output", str(kit), "--quiet"]) == 0
+        command = [sys.executable, "-W", "error", "-m", f"attn_kit.{program}", *arguments]
+        ran = subprocess.run(command, cwd=kit, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        shutil.rmtree(kit)
+        return ran.stdout
+
+    return says
 
 
 def small_spec(**changes: object) -> AttentionSpec:

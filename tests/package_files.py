@@ -11,7 +11,9 @@ import sys
 from conftest import ROOT
 
 PACKAGE = ROOT / "attn_export"
-TEMPLATES = PACKAGE / "kits" / "python"  # code of users' projects, which lack this package
+TEMPLATES = (
+    PACKAGE / "parts/kits/sources/python"
+)  # code of users' projects, which lack this package
 FILES = {
     path.relative_to(PACKAGE).with_suffix("").as_posix(): path
     for path in sorted(PACKAGE.rglob("*.py"))

@@ -18,8 +18,8 @@ from package_files import FILES
 
 from attn_export.errors import GraphError
 from attn_export.parts import Part, module_of, parts
-from attn_export.runtimes.catalogue import NAMES, RuntimeFamily
-from attn_export.runtimes.install import EVERY
+from attn_export.runtimes.catalogue import NAMES, RuntimeFamily, RuntimesOfPart
+from attn_export.runtimes.install import PACKAGES
 
 PARTS = sorted(file.parent.name for file in (ROOT / "attn_export" / "parts").glob("*/__init__.py"))
 
@@ -94,7 +94,7 @@ def test_the_core_lists_and_installs_its_own_runtimes_without_parts(
     assert [line.split()[0] for line in listed] == list(NAMES)
     said = run(env, "-m", "attn_export.runtimes.install", "cpus", cwd=folder, code=2)
     *_, last = said.rstrip().rpartition("choose from ")
-    assert set(last.split(", ")) == {*EVERY, "all"}
+    assert set(last.split(", ")) == {*PACKAGES, "all"}
 
 
 def test_a_name_fits_a_form_whose_capital_letters_are_any_text():
@@ -114,8 +114,9 @@ def test_a_name_fits_a_form_whose_capital_letters_are_any_text():
 def test_every_module_that_a_part_names_has_what_the_core_reads(part: Part):
     for name, module in part.commands.items():
         assert callable(getattr(import_module(module), f"{name.replace('-', '_')}_command"))
-    for module in part.runtimes.values():
-        assert isinstance(import_module(module), RuntimeFamily)
+    for name, module in part.runtimes.items():
+        kind = RuntimesOfPart if name.islower() else RuntimeFamily
+        assert isinstance(import_module(module), kind)
     for module in part.installs.values():
         assert callable(import_module(module).install)
     for module in part.dialects.values():

@@ -93,7 +93,6 @@ MODULES = {
     "check": "attn_export.cli.commands",
     "compare": "attn_export.cli.compare_command",
     "explain": "attn_export.cli.compare_command",
-    "kit": "attn_export.cli.commands",
     "lower": "attn_export.cli.commands",
     "runtimes": "attn_export.cli.commands",
 }

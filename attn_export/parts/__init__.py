@@ -25,7 +25,8 @@ class Part:
     Attributes:
         commands: The module of each command. It holds `NAME_command`.
         dialects: The module that rewrites graphs to a dialect. It holds `rewrite(model)`.
-        runtimes: The module of runtimes with such a name, a `RuntimeFamily` of the catalogue.
+        runtimes: The module of each runtime, a `RuntimesOfPart` of the catalogue; or that of the
+            runtimes with such a name, a `RuntimeFamily`.
         installs: The module that installs what has a name. It holds `install(name, say)`.
         verifies: The module with what `verify` asks of signatures and statements: the functions of
             `Attestation`.

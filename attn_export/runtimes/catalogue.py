@@ -16,15 +16,6 @@ if TYPE_CHECKING:
 DEFAULT = ("ort-cpu", "ort-cuda")
 """The runtimes of a job that names none. Without a GPU, ort-cuda is reported as not run."""
 
-PROGRAMS = {
-    "c": ("native", "C"),
-    "cpp": ("native", "Cpp"),
-    "node": ("javascript", "Node"),
-    "wasm": ("javascript", "Wasm"),
-    "webgpu": ("javascript", "WebGpu"),
-}
-"""The module and the class of each runtime that is a program of ours, by name."""
-
 ENGINES = sorted(
     file.stem.replace("_", "-")
     for file in Path(__file__).with_name("engines").glob("*.py")
@@ -33,17 +24,22 @@ ENGINES = sorted(
 """The names of the runtimes in `engines/`. A module is imported when its runtime is first used:
 importing all of them takes a tenth of the time of `verify`."""
 
-NAMES = (*dict.fromkeys((*DEFAULT, *PROGRAMS, *ENGINES)),)
+NAMES = (*dict.fromkeys((*DEFAULT, *ENGINES)),)
 """The names of all runtimes of the core, in the order in which they are listed."""
 
 
 @runtime_checkable
-class RuntimeFamily(Protocol):
-    """A module of a part: runtimes whose names have one form."""
+class RuntimesOfPart(Protocol):
+    """A module of a part with runtimes."""
 
     def runtimes_of(self, name: str) -> Sequence[Runtime]:
-        """Return the runtimes that a name of this form stands for."""
+        """Return the runtimes that a name stands for: one, or more for a name that has a form."""
         ...
+
+
+@runtime_checkable
+class RuntimeFamily(RuntimesOfPart, Protocol):
+    """A module of a part: runtimes whose names have one form."""
 
     def listed(self) -> Iterable[tuple[Runtime, str]]:
         """Return the runtimes that `attn-export runtimes` lists, each with what it says of it."""
@@ -63,21 +59,25 @@ def runtimes_of(name: str) -> Sequence[Runtime]:
     """Return the runtimes that a name stands for: one, or more for a name such as a part's."""
     if name in ENGINES:
         return [import_module(f"attn_export.runtimes.engines.{name.replace('-', '_')}").RUNTIME()]
-    if name in PROGRAMS:
-        module, class_name = PROGRAMS[name]
-        return [getattr(import_module(f"attn_export.runtimes.{module}"), class_name)()]
     from attn_export.parts import module_of, parts
 
     forms = {form: module for part in parts() for form, module in part.runtimes.items()}
-    family: RuntimeFamily | None = module_of(name, forms)
-    if family is None:
-        raise UsageError(f"unknown runtime {name!r}; choose from {', '.join(NAMES)}, all")
-    return family.runtimes_of(name)
+    found: RuntimesOfPart | None = module_of(name, forms)
+    if found is None:
+        raise UsageError(f"unknown runtime {name!r}; choose from {', '.join(all_names())}, all")
+    return found.runtimes_of(name)
+
+
+def all_names() -> tuple[str, ...]:
+    """Return the names of the runtimes that `all` stands for: first the core's, then parts'."""
+    from attn_export.parts import parts
+
+    return (*NAMES, *(name for part in parts() for name in part.runtimes if name.islower()))
 
 
 def all_runtimes() -> tuple[Runtime, ...]:
-    """Return the runtimes of `NAMES`, whose modules are then imported."""
-    return tuple(runtime(name) for name in NAMES)
+    """Return the runtimes that `all` stands for, whose modules are then imported."""
+    return tuple(map(runtime, all_names()))
 
 
 def packages() -> Mapping[str, Sequence[str]]:
@@ -91,9 +91,10 @@ def required() -> list[str]:
 
 
 def runtimes_of_parts() -> Iterator[tuple[Runtime, str]]:
-    """Yield the runtimes that parts list, each with what is said of it."""
+    """Yield the runtimes of forms that parts list, each with what is said of it."""
     from attn_export.parts import parts
 
-    for module in dict.fromkeys(module for part in parts() for module in part.runtimes.values()):
+    forms = {form: module for part in parts() for form, module in part.runtimes.items()}
+    for module in (module for form, module in forms.items() if not form.islower()):
         family: RuntimeFamily = import_module(module)
         yield from family.listed()

@@ -13,19 +13,14 @@ from collections.abc import Collection
 from attn_export.errors import UsageError, one_line
 from attn_export.interruption import end_on_signal
 from attn_export.parts import module_of, parts
-from attn_export.runtimes import javascript, native
 from attn_export.runtimes.catalogue import packages, required, runtime
-from attn_export.runtimes.install_folder import InstallError, pip_command
-from attn_export.runtimes.javascript import IN_JAVASCRIPT
-from attn_export.runtimes.native import NATIVE
+from attn_export.runtimes.install_folder import SYSTEM_PACKAGES, InstallError, pip_command
 
 PACKAGES = packages()
-REQUIRED = (*(name for name in required() if name in PACKAGES), *NATIVE, "node", "wasm")
+REQUIRED = [name for name in required() if name in PACKAGES]
 """The names that are installed by default, beside those that the tests of parts need."""
 
 ALL = "all"
-SYSTEM_PACKAGES = "--system-packages"
-EVERY = (*PACKAGES, *NATIVE, *IN_JAVASCRIPT)
 
 OF_PARTS = {name: module for part in parts() for name, module in part.installs.items()}
 """The module that installs what a part adds, by its name or the form of its names."""
@@ -37,14 +32,14 @@ def main() -> int:
     named = tuple(name for name in sys.argv[1:] if name != SYSTEM_PACKAGES)
     names = named or (*REQUIRED, *(name for part in parts() for name in part.tests_need))
     if named == (ALL,):
-        names = (*EVERY, *(name for name in OF_PARTS if name.islower()))
-    unknown = [name for name in names if name not in EVERY and module_of(name, OF_PARTS) is None]
+        names = (*PACKAGES, *(name for name in OF_PARTS if name.islower()))
+    unknown = [name for name in names if name not in PACKAGES and module_of(name, OF_PARTS) is None]
     if unknown:
-        choice = ", ".join((*EVERY, *OF_PARTS, ALL))
+        choice = ", ".join((*PACKAGES, *OF_PARTS, ALL))
         say(f"unknown runtime {unknown[0]!r}; choose from {choice}")
         return 2
     try:
-        install(names, system_packages=SYSTEM_PACKAGES in sys.argv[1:])
+        install(names)
     except UsageError as error:
         say(one_line(error))
         return 2
@@ -54,7 +49,7 @@ def main() -> int:
     return 0
 
 
-def install(names: Collection[str], *, system_packages: bool = False) -> None:
+def install(names: Collection[str]) -> None:
     """Install runtimes that are missing or outdated."""
     wheels = [
         wheel
@@ -65,11 +60,6 @@ def install(names: Collection[str], *, system_packages: bool = False) -> None:
     if wheels:
         say(f"installing {', '.join(wheels)} …")
         pip("install", "--quiet", *wheels)
-    if set(names) & set(NATIVE):
-        native.install(say)
-    in_javascript = set(names) & set(IN_JAVASCRIPT)
-    if in_javascript:
-        javascript.install(in_javascript, say, system_packages=system_packages)
     for name in names:
         installer = module_of(name, OF_PARTS)
         if installer is not None:

@@ -22,8 +22,15 @@ SETUP = "scripts/setup_runtimes"
 ROOT = Path(__file__).resolve().parents[2]
 """The folder with the package `attn_export`: a checkout, or a folder of installed packages."""
 
-HARNESS, KITS = ROOT / "attn_export/runtimes/harness", ROOT / "attn_export/kits"
-"""The folders with the sources of programs in other languages."""
+ORT = "onnxruntime"
+"""The folder of ONNX Runtime's headers and library, for programs in C and C++."""
+HEADER = Path("include", "onnxruntime_cxx_api.h")
+LIBRARY = "libonnxruntime.so"
+LINKS = (LIBRARY, f"{LIBRARY}.1")
+"""The names of the library for the linker, and for the loader when a program starts."""
+
+SYSTEM_PACKAGES = "--system-packages"
+"""The argument of a command that allows it to change the system."""
 
 Say = Callable[[str], None]
 """A receiver of progress messages."""
@@ -46,6 +53,11 @@ def home() -> Path:
         return ROOT / ".runtimes"
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "attn-export" / "runtimes"
+
+
+def may_change_system() -> bool:
+    """Return whether the command line of this process allows it to install system packages."""
+    return SYSTEM_PACKAGES in sys.argv[1:]
 
 
 def setup_command(name: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from attn_export.results import WHOLE_DECODE, GraphFile, RuntimeRun, StoredCase
-from attn_export.runtimes.catalogue import DEFAULT, NAMES, runtime, runtimes_of
+from attn_export.runtimes.catalogue import DEFAULT, all_names, runtime, runtimes_of
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import CustomLaunch, Limits, Runtime, known_limit
 
@@ -40,7 +40,7 @@ class Selection:
         """
         # Runtimes that `DEFAULT` or "all" adds may be missing: most machines have no GPU.
         excluded = [runtime(name[1:]).name for name in named if name.startswith("-")]
-        known = [name for name in NAMES if name not in excluded] if ALL in named else []
+        known = [name for name in all_names() if name not in excluded] if ALL in named else []
         named = [name for name in named if name != ALL and not name.startswith("-")]
         chosen = [*known, *named] or DEFAULT
         runtimes = _by_name([*chosen, *require])

@@ -189,5 +189,5 @@ def sources_of(package: Path) -> dict[str, str]:
     return {
         file.relative_to(package).as_posix(): file.read_text(encoding="utf-8")
         for file in sorted(package.rglob("*.py"))
-        if "kits" not in file.relative_to(package).parts[:-1]
+        if "sources" not in file.relative_to(package).parts[:-1]
     }

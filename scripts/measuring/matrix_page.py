@@ -9,7 +9,7 @@ from typing import Any
 from attn_export.parts.benchmarks.bench_json import finite
 from attn_export.report.tables import UNMEASURED, MatrixCell, markdown_table, matrix, shown
 from attn_export.results import Report
-from attn_export.runtimes.catalogue import NAMES
+from attn_export.runtimes.catalogue import all_names
 from measuring.environment import made_on
 
 
@@ -38,7 +38,7 @@ def matrix_block(reports: Sequence[Report], when: str) -> str:
         when: The date.
     """
     sums, forms, versions = _sums(reports)
-    order = list(NAMES)
+    order = all_names()
     runtimes = sorted({runtime for runtime, _ in sums}, key=order.index)
     rows = (
         (

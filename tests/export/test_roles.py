@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from shared import once
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
 
@@ -17,7 +16,6 @@ from attn_export import Axis, Subject, build, verify
 from attn_export.errors import ExportError
 from attn_export.export.capture import sizes_to_try
 from attn_export.export.export import export
-from attn_export.jobs.kit import write_kit
 
 H, D = 2, 4
 CACHES = {"new.k": "old_k", "new.v": "old_v"}
@@ -198,27 +196,34 @@ class Nested(nn.Module):
         return attend(q, k, v), ((k, v),)
 
 
-def test_a_bundle_states_roles_and_caches_and_verifies(tmp_path: Path):
+def nested_caches() -> Path:
+    """Return a bundle with nested caches, which has passed."""
     old = [(torch.randn(2, 5, D), torch.randn(2, 5, D))]
     axes = {f"past.0.{i}": {0: "b", 1: "m"} for i in range(2)} | {"q": {0: "b", 1: "n"}}
     outputs = ["y", "present.0.0", "present.0.1"]
-    subject = Subject(Nested().eval(), {"q": torch.randn(2, 3, D), "past": old}, axes, outputs)
-    options = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
-    report = build(subject, tmp_path / "b", **options)
-    assert report.passed
-    assert "axes by what they do: b is batch, n is query_len, m is past_len" in report.notes
-    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+
+    def make(folder: Path) -> None:
+        subject = Subject(Nested().eval(), {"q": torch.randn(2, 3, D), "past": old}, axes, outputs)
+        report = build(subject, folder, runtimes=["ort-cpu"], dialects=["standard"])
+        assert report.passed
+        assert "axes by what they do: b is batch, n is query_len, m is past_len" in report.notes
+
+    return once("roles/nested", make)
+
+
+def test_a_bundle_states_roles_and_caches_and_verifies():
+    folder = nested_caches()
+    manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["roles"] == {**BN, "m": "past_len"}
     assert manifest["caches"] == {"present.0.0": "past.0.0", "present.0.1": "past.0.1"}
     assert manifest["bounds"] == {"m": [0, None]}
-    index = json.loads((tmp_path / "b" / "golden" / "index.json").read_text())
+    index = json.loads((folder / "golden" / "index.json").read_text())
     assert {(case["sizes"]["b"], case["sizes"]["m"]) for case in index["cases"]} >= {(1, 0), (2, 0)}
     assert any(case["ignored_rows"] for case in index["cases"])
-    assert verify(tmp_path / "b", runtimes=["ort-cpu"]).passed
-    kit = write_kit("python", tmp_path / "b", tmp_path / "kit")
-    for program, said in (("self_test", "passed"), ("decode", "then 3 tokens")):
-        code = f"import sys; from attn_kit.{program} import main; sys.exit(main())"
-        command = [sys.executable, "-W", "error", "-c", code, *["--tokens=3"] * (program[0] == "d")]
-        done = subprocess.run(command, cwd=kit, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert said in done.stdout
+    assert verify(folder, runtimes=["ort-cpu"]).passed
+
+
+def test_a_kit_has_nested_caches(kit_says):
+    folder = nested_caches()
+    assert "passed" in kit_says(folder)
+    assert "then 3 tokens" in kit_says(folder, "decode", "--tokens=3")

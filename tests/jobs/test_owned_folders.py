@@ -1,4 +1,4 @@
-"""`build`, `kit` and `explain` replace a folder only if it is unchanged since they wrote it."""
+"""`build` and `explain` replace a folder only if it is unchanged since they wrote it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from attn_export.output_folder import LIST, replaceable, write_list
 
 COMMANDS = {
     "bundle": ["build", "--variant", "mqa", "--output"],
-    "kit": ["kit", "python", "{bundle}", "--output"],
     "explanation": ["explain", "{bundle}", "--runtime", "ort-cpu", "--output"],
 }
 """By what each writes."""
@@ -175,14 +174,3 @@ def test_a_file_put_into_a_bundle_while_it_is_built_anew_is_kept(bundle: Path, t
             stage.publish()
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-@pytest.mark.parametrize("through_link", [False, True])
-def test_a_kit_as_it_was_written_is_replaced(through_link: bool, bundle: Path, tmp_path: Path):
-    (tmp_path / "link").symlink_to("kit")
-    output = str(tmp_path / ("link" if through_link else "kit"))
-    for language in ("python", "c"):
-        assert run(["kit", language, str(bundle), "--output", output, "--quiet"]) == 0
-    assert (tmp_path / "kit" / "CMakeLists.txt").is_file()
-    assert not (tmp_path / "kit" / "pyproject.toml").exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["kit", "link"]

@@ -31,20 +31,18 @@ EXPLAIN = ("explain", "b", "--runtime", "ort-cpu", "--graph", "wrong.onnx", "--s
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "build": (*BUILD, "--seed", "1", "--output", "out/b"),
-    "kit": ("kit", "c", "b", "--output", "out/kit"),
     "lower": ("lower", "b/model.onnx", "--dialect", "portable", "--output", "out/x.onnx"),
     "explain": (*EXPLAIN, "--output", "out/e"),
 }
 BEFORE: dict[str, tuple[str, ...]] = {
     "build": (*BUILD, "--output", "out/b"),
-    "kit": ("kit", "python", "b", "--output", "out/kit"),
     "lower": ("lower", "b/model.onnx", "--dialect", "standard", "--output", "out/x.onnx"),
     "explain": (*EXPLAIN, "--case", "base", "--output", "out/e"),
 }
 """Commands that write the output that is replaced; other options give other files."""
 
 CODES = {"explain": 6}
-OUTPUTS = {"build": "b", "kit": "kit", "lower": "x.onnx", "explain": "e"}
+OUTPUTS = {"build": "b", "lower": "x.onnx", "explain": "e"}
 STEPS = {"build": 2, "explain": 3}
 """Number of steps tried from the first that replaces; of others, which take less time, 4."""
 
@@ -106,7 +104,7 @@ class Workplace:
         elif name == "lower":
             onnx.checker.check_model(output, full_check=True)
         else:
-            replaceable(output, "kit" if name == "kit" else "explanation")
+            replaceable(output, "explanation")
             listed = json.loads((output / LIST).read_text())["files"]
             assert all(sha256(output / file) == digest for file, digest in listed.items())
 
@@ -173,7 +171,7 @@ def test_killed_at_random_moments(name: str, workplace: Workplace, request: pyte
 
 REPLACED = [(name, exchange) for name in COMMANDS for exchange in (True, False)]
 SLOW = {(name, exchange) for name in ("build", "explain") for exchange in (True, False)}
-"""Commands that `--all` tries; `kit` and `lower` replace by the same code, quickly."""
+"""Commands that `--all` tries; `lower` replaces by the same code, quickly."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Download of Debian packages, and the tools that `c` and `cpp` require."""
+"""Download of Debian packages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from debian_archive import HEADERS, package, served
 
 from attn_export.runtimes import debian_packages
-from attn_export.runtimes import native as ort_native
-from attn_export.runtimes.install_folder import VARIABLE, InstallError
+from attn_export.runtimes.install_folder import InstallError
 
 
 @pytest.fixture
@@ -45,24 +44,3 @@ def test_an_archive_that_cannot_be_reached_is_one_line(archive: Path, tmp_path: 
         debian_packages.download_headers(tmp_path / "ort" / "include", lambda _: None)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "ort").exists()
-
-
-def test_a_missing_compiler_is_said_with_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "home"))
-    with pytest.raises(InstallError, match=r"there is no C compiler .*apt-get install g\+\+ cmake"):
-        ort_native.install(lambda _: None)
-
-
-def test_an_error_of_the_compiler_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "home"))
-    headers = tmp_path / "home" / "onnxruntime" / "include"
-    headers.mkdir(parents=True)
-    for name in HEADERS:
-        (headers / name).write_text("#error these are no headers\n")
-    with pytest.raises(InstallError, match=r"cmake failed: .*these are no headers") as refused:
-        ort_native.install(lambda _: None)
-    assert "\n" not in str(refused.value)
-    assert not (tmp_path / "home" / "c").exists()

@@ -17,6 +17,10 @@ from attn_export.parts.other_cpus.emulated_cpu import CPUS, PYTHON, TABLE, table
 from attn_export.parts.other_cpus.pinned_packages import unpack_pinned
 from attn_export.runtimes.debian_packages import download_headers
 from attn_export.runtimes.install_folder import (
+    HEADER,
+    LIBRARY,
+    LINKS,
+    ORT,
     InstallError,
     Say,
     digest,
@@ -26,7 +30,6 @@ from attn_export.runtimes.install_folder import (
     new_installation,
     stamp_of,
 )
-from attn_export.runtimes.native import HEADER, LIBRARY, LINKS, ORT
 from attn_export.temp_folders import scratch
 
 ARM64_COMPILER = "arm64-compiler"

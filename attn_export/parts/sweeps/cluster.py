@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attn_export.errors import RuntimeFailure, UsageError, one_line
 from attn_export.parts.sweeps.sweep_plan import DRY_RUN, NO_DRY_RUNS
-from attn_export.runtimes.catalogue import NAMES, runtime, runtimes_of_parts
+from attn_export.runtimes.catalogue import all_names, runtime, runtimes_of_parts
 from attn_export.system_info import check_installed
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def unavailable_here(name: str) -> str:
 
 def resources_here() -> dict[str, float]:
     """Return the Dask resources of this machine. It runs one cell of each at a time."""
-    known = [*NAMES, *(runtime.name for runtime, _ in runtimes_of_parts()), DRY_RUN]
+    known = [*all_names(), *(runtime.name for runtime, _ in runtimes_of_parts()), DRY_RUN]
     return {resource(name): 1.0 for name in known if not unavailable_here(name)}
 
 

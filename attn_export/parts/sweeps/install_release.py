@@ -13,7 +13,6 @@ from attn_export.parts.sweeps.release import MARK, NPM, VERSION, Release, releas
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install import pip
 from attn_export.runtimes.install_folder import Say, new_installation, pip_command, run_command
-from attn_export.runtimes.javascript import LOCK, check_node, install_program, npm
 
 
 def install(name: str, say: Say) -> None:
@@ -36,6 +35,8 @@ def install(name: str, say: Say) -> None:
 
 def _install_npm(release: Release, say: Say) -> None:
     """Install a release of an npm package, with the program of the runtime."""
+    from attn_export.parts.kits.javascript import LOCK, check_node, install_program, npm
+
     package = release.npm_package
 
     def add(new: Path) -> None:

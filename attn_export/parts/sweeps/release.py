@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from attn_export.errors import UsageError
-from attn_export.runtimes.catalogue import packages, runtime
+from attn_export.runtimes.catalogue import all_names, packages, runtime
 from attn_export.runtimes.install_folder import STAMP, home, setup_command
 from attn_export.runtimes.protocol import Engine, Options, Runtime, distribution
 
@@ -99,7 +99,7 @@ class Release(Runtime):
 
 def _in_folder(base: Runtime, folder: str) -> Runtime:
     """Return a JavaScript runtime whose packages are in another folder."""
-    from attn_export.runtimes.javascript import Node
+    from attn_export.parts.kits.javascript import Node
 
     assert isinstance(base, Node)
     release = type(base)()
@@ -114,9 +114,10 @@ def runtimes_of(name: str) -> Sequence[Runtime]:
 
 
 def listed() -> Iterator[tuple[Runtime, str]]:
-    """Yield the installed releases."""
+    """Yield the installed releases of runtimes that are there."""
     for name in installed():
-        yield runtime(name), "another release"
+        if release_of(name)[0] in all_names():
+            yield runtime(name), "another release"
 
 
 def installed() -> list[str]:

@@ -6,13 +6,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from native_kits import DIALECT, changed, scale
 from shared import bundle_of, once
 
-from attn_export.jobs.kit import write_kit
 from attn_export.parts.other_cpus import install_cpus as arm64
 from attn_export.parts.other_cpus.emulated_cpu import CPUS
 from attn_export.runtimes.install_folder import VARIABLE, home
+
+pytest.importorskip("native_kits")
+from native_kits import DIALECT, changed, scale
+
+from attn_export.parts.kits.kit import write_kit
 
 KITS = [("c", "append", "neoverse-n1"), ("cpp", "in-place", "cortex-a72")]
 

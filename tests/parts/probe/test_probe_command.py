@@ -20,8 +20,7 @@ from attn_export.parts.probe.pytorch import PyTorch
 from attn_export.parts.probe.run_probes import ProbeBatch, probes, run_batches
 from attn_export.results import Outcome
 from attn_export.runtimes import process
-from attn_export.runtimes.catalogue import NAMES as RUNTIMES
-from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.catalogue import all_names, runtime
 from attn_export.runtimes.engines.onnx_reference import OnnxReference
 from attn_export.runtimes.process import CaseFiles, Worker
 from attn_export.runtimes.protocol import Limits
@@ -98,7 +97,7 @@ def test_json_to_a_file_and_quiet(capsys, tmp_path: Path, monkeypatch: pytest.Mo
     [
         (["onnx-reference"], 5, "onnx-reference cannot run here: it is away; pip install it"),
         (["ort_cpu"], 2, "unknown runtime 'ort_cpu'; choose from ort-cpu, "),
-        (["all"], 2, f"choose from {', '.join(RUNTIMES)}\n"),
+        (["all"], 2, f"choose from {', '.join(all_names())}\n"),
         (["ort-cpu", "--json", "nowhere/f.json"], 2, "no such folder"),
         ([], 2, "RUNTIME"),
     ],

@@ -151,7 +151,7 @@ def test_two_releases_of_one_verdict_are_refused(need, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--runtime", "c"], "has no releases"),
+        (["--runtime", "onnx-reference"], "has no releases"),
         (["--good", "x", "--bad", "1.27.0"], "is not a version"),
         (["--dialect", "x", "--good", "1.28.0", "--bad", "1.27.0"], "no graph in the dialect 'x'"),
         (["--good", "1.27.0", "--bad", "1.27.0"], "there are 1 releases"),

@@ -15,7 +15,7 @@ from attn_export.runtimes.install_folder import STAMP, VARIABLE
 from attn_export.runtimes.protocol import CustomLaunch
 
 BAD = [
-    ("c==1.0", "c has no releases"),
+    ("onnx-reference==1.0", "onnx-reference has no releases"),
     ("ort-cuda==1.0", "ort-cuda has no releases"),
     ("ort-cpu==", "is not a version"),
     ("ort-cpu==../../x", "is not a version"),
@@ -39,7 +39,7 @@ def test_only_a_release_is_installed():
     with pytest.raises(UsageError, match="is not a release"):
         install("ort-cpu", print)
     with pytest.raises(UsageError, match="has no releases"):
-        published("c")
+        published("onnx-reference")
 
 
 def test_a_release_that_is_not_installed_says_how_to_get_it(monkeypatch, tmp_path: Path):

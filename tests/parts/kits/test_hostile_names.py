@@ -18,7 +18,7 @@ from shared import bundle_of, once
 
 from attn_export.bundle.manifest import manifest_content
 from attn_export.errors import BundleError
-from attn_export.jobs.kit import write_kit
+from attn_export.parts.kits.kit import write_kit
 
 PIECES = (
     "'\"\\", '"""; import os; os.mkdir("ran")  #', "*/ ran; /*", "// ran", "{{7*7}}",

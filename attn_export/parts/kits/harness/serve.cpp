@@ -2,7 +2,7 @@
 //
 //     serve GRAPH THREADS
 //
-// runtimes/program.py defines its messages on stdin and stdout. It ends with its input, or with exit
+// parts/kits/program.py defines its messages on stdin and stdout. It ends with its input, or with exit
 // code 1 if a message is invalid.
 #include <exception>
 #include <iostream>

@@ -15,7 +15,7 @@ from javascript_kits import kit_of as script_kit
 from native_corpus import FILES, TENSORS, Broken, broken_bundles, broken_shapes
 from test_native_kits import cases_of, small_bundle
 
-from attn_export.jobs.kit import write_kit
+from attn_export.parts.kits.kit import write_kit
 
 SECONDS = 60
 COMMANDS = {

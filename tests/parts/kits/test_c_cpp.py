@@ -32,7 +32,7 @@ from native_kits import (
 from readmes import blocks, commands, states_the_meaning_of_true
 from shared import BUNDLES, bundle_of, extended
 
-from attn_export.jobs.kit import LANGUAGES
+from attn_export.parts.kits.kit import LANGUAGES
 
 # C++ takes long to compile.
 KITS = [("c", name) for name in BUNDLES if name != "append"]

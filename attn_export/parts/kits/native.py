@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from attn_export.parts.kits.program import ProgramRuntime
+from attn_export.parts.kits.source_folders import HARNESS, KITS
 from attn_export.runtimes.install_folder import (
-    HARNESS,
-    KITS,
+    HEADER,
+    LIBRARY,
+    LINKS,
+    ORT,
     InstallError,
     Say,
     digest,
@@ -23,19 +28,11 @@ from attn_export.runtimes.install_folder import (
     run_command,
     setup_command,
 )
-from attn_export.runtimes.program import ProgramRuntime
-from attn_export.runtimes.protocol import installed_version
+from attn_export.runtimes.protocol import Runtime, installed_version
 from attn_export.system_info import missing_package
 from attn_export.temp_folders import scratch
 
 # -- the build of their programs ----------------------------------------------------------------
-
-NATIVE = ("c", "cpp")
-ORT = "onnxruntime"
-HEADER = Path("include", "onnxruntime_cxx_api.h")
-LIBRARY = "libonnxruntime.so"
-LINKS = (LIBRARY, f"{LIBRARY}.1")
-"""The names of the library for the linker, and for the loader when a program starts."""
 
 APT = "apt-get install g++ cmake make"
 
@@ -43,21 +40,19 @@ ERROR = r"(?i)^(.*error:|CMake Error).*\n?.*"
 """A regular expression for the first error of a build, with the line after it."""
 
 
-def install(say: Say) -> None:
-    """Build both programs, unless they are up to date. `say` receives messages."""
+def install(name: str, say: Say) -> None:
+    """Build the program of a runtime, unless it is up to date. `say` receives messages."""
     ort = home() / ORT
     _link_library(ort / "lib")
-    outdated = [name for name in NATIVE if not_ready(name)]
-    if not outdated:
+    if not not_ready(name):
         return
     _check_tools()
     if not (ort / HEADER).is_file():
         from attn_export.runtimes.debian_packages import download_headers
 
         download_headers(ort / "include", say)
-    for name in outdated:
-        say(f"building the program of {name}")
-        _build(name)
+    say(f"building the program of {name}")
+    _build(name)
 
 
 def ort_root() -> Path | None:
@@ -170,3 +165,8 @@ class Cpp(C):
     """The runtime `cpp`."""
 
     name = "cpp"
+
+
+def runtimes_of(name: str) -> Sequence[Runtime]:
+    """Return the runtime `c` or `cpp`."""
+    return [Cpp() if name == Cpp.name else C()]

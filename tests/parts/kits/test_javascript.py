@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 from shared import bundle_of, extended
-from subjects import MORE
 
 from attn_export import verify
 from attn_export.bundle.golden import stored_cases
-from attn_export.runtimes import install, javascript
+from attn_export.parts.kits import javascript
+from attn_export.runtimes import install
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install_folder import InstallError
 from attn_export.runtimes.process import Worker
@@ -50,7 +50,10 @@ def test_they_pass_in_every_dialect_that_fits(name: str):
         assert {run.facts["version"] for run in ran} == {runtime(kind).version()}
 
 
-@pytest.mark.skipif(not MORE, reason="outside the default tests: ATTN_EXPORT_MORE_RUNTIMES=1")
+@pytest.mark.skipif(
+    os.environ.get("ATTN_EXPORT_MORE_RUNTIMES", "") in ("", "0"),
+    reason="outside the default tests: ATTN_EXPORT_MORE_RUNTIMES=1",
+)
 def test_webgpu_says_that_it_computes_in_software(need: Need):
     need("webgpu")
     portable = bundle_of("append") / "model.portable.onnx"
@@ -187,12 +190,12 @@ def test_without_node_or_chromium_it_says_so(monkeypatch: pytest.MonkeyPatch, tm
     says = "CHROME_PATH is /nothing, which is not a program"
     assert runtime("wasm").unavailable() == says
     with pytest.raises(InstallError, match=says):
-        javascript._install_chromium(print, system_packages=True)
+        javascript.install("wasm", print)
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in (*NAMES, "webgpu"):
         assert runtime(name).unavailable().startswith("node is not installed; apt-get install")
     with pytest.raises(InstallError, match="node is not installed; apt-get install nodejs npm"):
-        javascript.install(["node"], print)
+        javascript.install("node", print)
 
 
 @pytest.mark.parametrize("system_packages", [False, True])
@@ -220,7 +223,7 @@ def test_an_old_node_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("ATTN_EXPORT_RUNTIMES", str(tmp_path / "home"))
     with pytest.raises(InstallError, match=r"node is v16\.20\.0; version 18 or newer is needed"):
-        javascript.install(["node"], print)
+        javascript.install("node", print)
 
 
 def test_packages_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -231,7 +234,7 @@ def test_packages_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         InstallError, match=r"npm ci failed for node: npm \S+ .*ECONNREFUSED"
     ) as said:
-        javascript.install(["node"], print)
+        javascript.install("node", print)
     assert "\n" not in str(said.value)
     assert list((tmp_path / "home").iterdir()) == []
 
@@ -244,7 +247,8 @@ def test_installed_packages_stay_and_stale_ones_are_made_anew(
     reported: list[str] = []
     before = (home() / "node" / "serve.mjs").stat()
     started = time.perf_counter()
-    javascript.install(["node", "wasm", "webgpu"], reported.append)
+    for name in (*NAMES, "webgpu"):
+        javascript.install(name, reported.append)
     assert time.perf_counter() - started < 0.3
     assert (home() / "node" / "serve.mjs").stat() == before
     copy = tmp_path / "home"
@@ -254,14 +258,14 @@ def test_installed_packages_stay_and_stale_ones_are_made_anew(
     (tmp_path / "runtimes" / "node" / "made-from").write_text("other sources")
     monkeypatch.setenv("ATTN_EXPORT_RUNTIMES", str(tmp_path / "runtimes"))
     assert "built from other sources; run scripts/setup_runtimes" in runtime("node").unavailable()
-    javascript.install(["node"], reported.append)
+    javascript.install("node", reported.append)
     assert runtime("node").unavailable() == ""
     assert reported == []  # the packages are those that were there
 
 
 def test_requests_and_answers_are_those_of_the_protocol(tmp_path: Path):
     """Send names with spaces, empty tensors, every type, and a file that is cut off."""
-    from attn_export.runtimes.install_folder import HARNESS, KITS
+    from attn_export.parts.kits.source_folders import HARNESS, KITS
 
     for path in (*(KITS / "js").glob("*.mjs"), HARNESS / "frames.mjs"):
         (tmp_path / path.name).write_text(path.read_text())

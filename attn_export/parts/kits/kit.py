@@ -1,6 +1,6 @@
 """The job behind `kit`: write a program that loads, runs and tests a bundle in some language.
 
-A kit is a copy of a template in `kits/`, rendered with facts about the bundle.
+A kit is a copy of a template in `sources/`, rendered with facts about the bundle.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from attn_export.code_templates import render
 from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGHTS
 from attn_export.errors import UsageError
 from attn_export.output_folder import replaceable, replacement_of, write_errors
+from attn_export.parts.kits.source_folders import KITS
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, WHOLE_DECODE, GraphFile
 from attn_export.rule import beyond_limit
-from attn_export.runtimes.install_folder import KITS
 from attn_export.schema import Allowed, CaseEntry, GoldenIndex, Manifest, TensorSignature
 from attn_export.spec import AttentionSpec
 from attn_export.spec.inputs import Roles
@@ -51,6 +51,9 @@ ORT_FIRST = (ORT, STANDARD, PORTABLE)
 BFLOAT16 = frozenset({"bfloat16"})
 
 ORT_PLACEHOLDER = "/path/to/onnxruntime"
+PACKAGE = "../../.."
+"""The folder of the package, relative to `KITS`."""
+
 CONFIGURE = f"cmake -S . -B build -DONNXRUNTIME_ROOT={ORT_PLACEHOLDER}"
 
 LANGUAGES: Mapping[str, Language] = {
@@ -72,10 +75,12 @@ LANGUAGES: Mapping[str, Language] = {
         ("npm ci --ignore-scripts", "npm start"),
     ),
     "python": Language(
-        {"python": ".", "../measures.py": "attn_kit/measures.py",
-         "../rule.py": "attn_kit/rule.py",
-         "../tensorproto.py": "attn_kit/tensorproto.py",
-         "../runtimes/eight_bit_sums.py": "attn_kit/eight_bit_sums.py"}, ORT_FIRST, BFLOAT16,
+        {"python": ".",
+         f"{PACKAGE}/measures.py": "attn_kit/measures.py",
+         f"{PACKAGE}/rule.py": "attn_kit/rule.py",
+         f"{PACKAGE}/tensorproto.py": "attn_kit/tensorproto.py",
+         f"{PACKAGE}/runtimes/eight_bit_sums.py": "attn_kit/eight_bit_sums.py"},
+        ORT_FIRST, BFLOAT16,
         ("python3 -m venv .venv", ".venv/bin/pip install .", ".venv/bin/attn-kit-test"),
     ),
 }  # fmt: skip

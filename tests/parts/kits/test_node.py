@@ -26,7 +26,7 @@ from readmes import blocks, commands, states_the_meaning_of_true
 from shared import bundle_of, spec_of
 
 from attn_export.bundle.manifest import FORMAT
-from attn_export.jobs.kit import write_kit
+from attn_export.parts.kits.kit import write_kit
 
 Need = Callable[[str], None]
 NAMES = ("append", "in-place", "no-cache", "float16", "half-cache")

@@ -16,9 +16,9 @@ import pytest
 from conformance import answers, need_tool, python_kit
 from msgspec.structs import asdict, replace
 
-from attn_export.jobs.kit import KITS, tolerance
 from attn_export.judge.judge import judge
 from attn_export.measures import Measures
+from attn_export.parts.kits.kit import KITS, tolerance
 from attn_export.results import Case, Golden
 from attn_export.rule import largest_allowed
 from attn_export.schema import Allowed

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from shared import once
 
-from attn_export.jobs.kit import KITS, LANGUAGES, copy_sources
+from attn_export.parts.kits.kit import KITS, LANGUAGES, copy_sources
 
 SOURCES = Path(__file__).parent
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")

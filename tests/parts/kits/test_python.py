@@ -31,7 +31,7 @@ from shared import bundle_of
 
 from attn_export import build, verify
 from attn_export.errors import BundleError, OutputError, UsageError
-from attn_export.jobs.kit import write_kit
+from attn_export.parts.kits.kit import write_kit
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import write_tensors
 from attn_export.tensorproto import DTYPES
@@ -254,3 +254,13 @@ def test_tensors_of_every_type_are_read_as_the_package_reads_them(tmp_path: Path
     assert done.stdout.splitlines() == [
         f"{name} {array.dtype} {array.tolist()}" for name, array in arrays.items()
     ]
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_a_kit_as_it_was_written_is_replaced(through_link: bool, tmp_path: Path):
+    (tmp_path / "link").symlink_to("kit")
+    for language in ("python", "c"):
+        write_kit(language, bundle_of("append"), tmp_path / ("link" if through_link else "kit"))
+    assert (tmp_path / "kit" / "CMakeLists.txt").is_file()
+    assert not (tmp_path / "kit" / "pyproject.toml").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kit", "link"]

@@ -1,5 +1,5 @@
 /**
- * Messages over the pipes, as the docstring of attn_export/runtimes/program.py defines them.
+ * Messages over the pipes, as the docstring of attn_export/parts/kits/program.py defines them.
  *
  * Lies beside the kit's modules where it is installed.
  *

@@ -26,7 +26,7 @@ from native_kits import DIALECT, compile_kit
 from shared import bundle_of, extended, once
 
 from attn_export.bundle.golden import INDEX
-from attn_export.jobs.kit import write_kit
+from attn_export.parts.kits.kit import write_kit
 
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 REPORTED = 86

@@ -174,6 +174,7 @@ class ProgramRuntime(Runtime, Protocol):
 
     def prepare(self) -> None:
         """Do nothing: loading a graph starts the program."""
+        return  # without it, this would be abstract
 
     def _load(self, graph: Path, threads: int, options: Options) -> Engine:  # noqa: ARG002
         return ProgramEngine(self.command(), graph, threads)

@@ -17,7 +17,7 @@ from javascript_kits import kit_of, plant_fault, run, served, several_queries
 from readmes import blocks
 from shared import bundle_of, extended, spec_of
 
-from attn_export.jobs.kit import write_kit
+from attn_export.parts.kits.kit import write_kit
 
 pytestmark = pytest.mark.xdist_group("test_web")  # a browser, and pages that are shown once
 

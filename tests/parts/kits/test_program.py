@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attn_export.runtimes.program import ProgramEngine
+from attn_export.parts.kits.program import ProgramEngine
 from attn_export.runtimes.protocol import EngineDiedError
 from attn_export.tensorfile import numpy_dtype
 

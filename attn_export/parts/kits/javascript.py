@@ -11,29 +11,27 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from attn_export.parts.kits.program import ProgramRuntime
+from attn_export.parts.kits.source_folders import HARNESS, KITS
 from attn_export.runtimes.install_folder import (
-    HARNESS,
-    KITS,
     InstallError,
     Say,
     digest,
     home,
+    may_change_system,
     missing,
     new_installation,
     run_command,
     stamp_of,
 )
-from attn_export.runtimes.program import ProgramRuntime
-from attn_export.runtimes.protocol import Unsupported
+from attn_export.runtimes.protocol import Runtime, Unsupported
 
 # -- the installation of their programs ---------------------------------------------------------
 
 NODE, WEB = "node", "web"
-IN_BROWSER = ("wasm", "webgpu")
-IN_JAVASCRIPT = (NODE, *IN_BROWSER)
 NODE_PACKAGE, WEB_PACKAGE = "onnxruntime-node", "onnxruntime-web"
 LOCK = "package-lock.json"
 OLDEST_NODE = 18
@@ -57,15 +55,13 @@ PROGRAMS: Mapping[str, tuple[str, Sequence[str], str, Sequence[str]]] = {
 for the modules that all JavaScript kits share, and files in `HARNESS`."""
 
 
-def install(names: Collection[str], say: Say, *, system_packages: bool = False) -> None:
-    """Install runtimes, unless they are up to date."""
+def install(name: str, say: Say) -> None:
+    """Install a runtime, unless it is up to date."""
     check_node()
-    if NODE in names:
-        _install_locked(home() / NODE, NODE_PACKAGE, say)
-    if set(IN_BROWSER) & set(names):
-        _install_locked(home() / WEB, WEB_PACKAGE, say)
-        if _missing_browser():
-            _install_chromium(say, system_packages=system_packages)
+    kind = KINDS[name]
+    _install_locked(home() / kind.folder, kind.package, say)
+    if kind.folder == WEB and _missing_browser():
+        _install_chromium(say)
 
 
 def chromium() -> str | None:
@@ -156,11 +152,11 @@ def check_node() -> None:
         )
 
 
-def _install_chromium(say: Say, *, system_packages: bool) -> None:
+def _install_chromium(say: Say) -> None:
     if os.environ.get("CHROME_PATH"):
         raise InstallError(_missing_browser())
     by_hand = f"there is no Chromium; run: {' '.join(APT)}, or name one in CHROME_PATH"
-    if not system_packages:
+    if not may_change_system():
         raise InstallError(f"{by_hand}, or let it be installed, as root, by --system-packages")
     if os.geteuid() != 0 or shutil.which(APT[0]) is None:
         raise InstallError(by_hand)
@@ -262,3 +258,11 @@ class WebGpu(Wasm):
         ),
         Unsupported("value DOUBLE", says="WebGPU has no float64"),
     )
+
+
+KINDS: Mapping[str, type[Node]] = {kind.name: kind for kind in (Node, Wasm, WebGpu)}
+
+
+def runtimes_of(name: str) -> Sequence[Runtime]:
+    """Return the runtime `node`, `wasm` or `webgpu`."""
+    return [KINDS[name]()]

@@ -1,7 +1,7 @@
 /**
  * Serves a graph with onnxruntime-node: `node serve.mjs GRAPH THREADS`.
  *
- * Speaks as the docstring of attn_export/runtimes/program.py says, over the kit's model code.
+ * Speaks as the docstring of attn_export/parts/kits/program.py says, over the kit's model code.
  */
 
 import { createRequire } from 'node:module';

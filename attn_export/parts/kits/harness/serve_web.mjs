@@ -1,7 +1,7 @@
 /**
  * Serves a graph with onnxruntime-web: `node serve_web.mjs CHROMIUM KIND GRAPH THREADS`.
  *
- * Speaks as the docstring of attn_export/runtimes/program.py says. A page in headless Chromium
+ * Speaks as the docstring of attn_export/parts/kits/program.py says. A page in headless Chromium
  * asks this program for requests and posts answers; both travel as they come over the pipes. KIND
  * is "wasm" or "webgpu".
  */

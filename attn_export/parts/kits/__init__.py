@@ -1,0 +1,13 @@
+"""Kits: programs in other languages that run a bundle, and the runtimes that run their code."""
+
+from attn_export.parts import Part
+
+NATIVE = dict.fromkeys(("c", "cpp"), f"{__name__}.native")
+JAVASCRIPT = dict.fromkeys(("node", "wasm", "webgpu"), f"{__name__}.javascript")
+
+PART = Part(
+    commands={"kit": f"{__name__}.kit_command"},
+    runtimes=NATIVE | JAVASCRIPT,
+    installs=NATIVE | JAVASCRIPT,
+    tests_need=("c", "cpp", "node", "wasm"),
+)

@@ -1,0 +1,45 @@
+"""Command `kit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from attn_export.cli.options import PATH
+from attn_export.errors import PARAGRAPH, printable
+
+
+@click.command("kit")
+@click.argument("language", metavar="LANGUAGE")
+@click.argument("bundle", type=PATH)
+@click.option(
+    "--output", required=True, type=PATH, metavar="DIR",
+    help="The folder to write: new, empty, or an unmodified kit.",
+)  # fmt: skip
+@click.option(
+    "--dialect", metavar="NAME",
+    help="The graph that it runs.  [default: the fastest that its engine runs]",
+)  # fmt: skip
+@click.option("--quiet", is_flag=True, help="No progress, and no output but errors.")
+def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, quiet: bool) -> int:
+    """Write a program that loads, runs and tests a bundle.
+
+    In c, cpp, node, web or python: a project with its own build file and README that makes inputs,
+    runs, decodes with the KV cache, and replays the golden vectors.
+    """
+    from attn_export.code_templates import shell
+    from attn_export.parts.kits.kit import LANGUAGES, ORT_PLACEHOLDER, write_kit
+    from attn_export.parts.kits.native import ort_root
+    from attn_export.report.progress import progress
+
+    with progress(quiet=quiet) as bar:
+        folder = write_kit(language, bundle, output, dialect, bar)
+    if not quiet:
+        commands = " && ".join((f"cd {shell(str(folder))}", *LANGUAGES[language].test))
+        library = ort_root()
+        if library is not None:
+            commands = commands.replace(ORT_PLACEHOLDER, shell(str(library)))
+        click.echo(printable(f"kit: {folder}", PARAGRAPH))
+        click.echo(printable(f"try: {commands}", PARAGRAPH))
+    return 0
