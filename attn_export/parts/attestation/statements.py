@@ -22,6 +22,7 @@ from attn_export.bundle.manifest import (
     manifest_content,
     read_manifest,
     read_report,
+    refuse_exchange,
     staging,
     write_manifest,
 )
@@ -138,9 +139,10 @@ def add_statements(bundle: Path | str) -> bool:
     bundle = Path(bundle)
     read_manifest(bundle)  # no folder is made for a bundle that is not there
     with staging(bundle) as stage:
+        with refuse_exchange(bundle):
+            copy_bundle(bundle, stage.folder)
+            write_statements(stage.folder)
         was_signed = (bundle / SIGNATURE).exists()
-        copy_bundle(bundle, stage.folder)
-        write_statements(stage.folder)
         stage.publish()
     return was_signed
 

@@ -13,13 +13,13 @@ from attn_export.bundle.manifest import (
     PAGE,
     REPORT,
     SIGNATURE,
-    Staging,
     bundle_spec,
     copy_bundle,
     graph_files,
     manifest_content,
     read_bundle,
     read_report,
+    refuse_exchange,
     staging,
     write_manifest,
 )
@@ -105,21 +105,24 @@ def tune(
     spec = bundle_spec(folder, manifest)
     workloads = plan_workloads(manifest, spec, batch, prefill, decode, PREFILL)
     source = str(folder / MODEL)
-    left_out = tuple(name for name in (SIGNATURE, EVIDENCE) if (folder / name).exists())
-    with staging(folder) as stage, scratch() as out:
-        candidates = BundleCandidates(folder, out, manifest, spec)
-        progress.phase("lowering")
-        forms = limited(
-            f"{FORMS}:write_forms", source,
-            model=source, output=str(out), names=[file.name for file in files],
-        )  # fmt: skip
-        bench = measure_workloads(
-            manifest.name, list(_planned(candidates, out, files, forms, workloads)),
-            rounds=rounds, threads=threads, turn_seconds=turn_seconds, progress=progress,
-        )  # fmt: skip
-        current = {f.name: manifest.graphs[f.name].form for f in files}
-        changed = _faster_forms(current, bench)
-        report = _verify_and_replace(stage, folder, changed, bench, runtimes, progress)
+    with staging(folder) as stage:
+        with refuse_exchange(folder), scratch() as out:
+            candidates = BundleCandidates(folder, out, manifest, spec)
+            progress.phase("lowering")
+            forms = limited(
+                f"{FORMS}:write_forms", source,
+                model=source, output=str(out), names=[file.name for file in files],
+            )  # fmt: skip
+            bench = measure_workloads(
+                manifest.name, list(_planned(candidates, out, files, forms, workloads)),
+                rounds=rounds, threads=threads, turn_seconds=turn_seconds, progress=progress,
+            )  # fmt: skip
+            current = {f.name: manifest.graphs[f.name].form for f in files}
+            changed = _faster_forms(current, bench)
+            report = _verified(stage.folder, folder, changed, bench, runtimes, progress)
+        left_out = tuple(name for name in (SIGNATURE, EVIDENCE) if (folder / name).exists())
+        if report is not None and report.passed:
+            stage.publish()
     return TuningResult(bench, {**current, **changed}, report, left_out)
 
 
@@ -193,15 +196,15 @@ def _fastest(name: str, workloads: Sequence[WorkloadResult]) -> str:
 # -- the bundle with the selected forms ---------------------------------------------------------
 
 
-def _verify_and_replace(
-    stage: Staging,
+def _verified(
+    folder: Path,
     source: Path,
     forms: Mapping[str, str],
     bench: BenchReport,
     runtimes: Sequence[str],
     progress: Progress,
 ) -> Report | None:
-    """Write the bundle with other forms, verify it, and replace the old one if it passes.
+    """Write the bundle with other forms to a folder, and verify it.
 
     Returns:
         The report; None if no form changes.
@@ -212,7 +215,6 @@ def _verify_and_replace(
     from attn_export.report.data import to_json
     from attn_export.report.html import to_html
 
-    folder = stage.folder
     copy_bundle(source, folder)
     content, before = manifest_content(folder), read_report(folder)
     content["graphs"] |= _replace_graphs(content["graphs"], source, folder, forms)
@@ -234,8 +236,6 @@ def _verify_and_replace(
     drawing = read_neighbourhood(folder / MODEL)
     (folder / PAGE).write_text(to_html(report, drawing), encoding="utf-8")
     write_manifest(folder, content)
-    if report.passed:
-        stage.publish()
     return report
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Cli, small_spec
+from msgspec.structs import replace
 
 from attn_export import build
 from attn_export.bundle.manifest import read_manifest
@@ -22,6 +23,8 @@ from attn_export.parts.benchmarks import bench as job
 from attn_export.parts.benchmarks import bundle_candidates, candidate_process
 from attn_export.parts.benchmarks.bundle_candidates import work_of
 from attn_export.parts.benchmarks.feeds import Feed, feeds_of, output_feeds
+from attn_export.runtimes.engines.ort_cpu import OrtCpu
+from attn_export.schema import Manifest
 from attn_export.spec import AttentionSpec, Input
 
 SMALL = ("--prefill", "16", "--decode", "24", "--rounds", "1", "--threads", "1")
@@ -212,14 +215,17 @@ def test_bytes_of_a_cache_in_float16_count_half():
     assert less == 1001 * wide.num_kv_heads * 2 * wide.head_dim * 2
 
 
-def test_graphs_without_a_kernel_here_are_no_candidates(tmp_path: Path):
-    spec = small_spec(cache="in-place", dtype="bfloat16", attn_mask="none")
-    folder = tmp_path / "b"
-    assert build(spec, folder, runtimes=["ort-cpu"], dialects=["standard", "cuda"]).passed
-    manifest = read_manifest(folder)
-    assert "model.cuda.decode.onnx" in manifest.graphs
-    found = bundle_candidates.BundleCandidates(folder, tmp_path, manifest, spec)
+def test_graphs_that_cannot_run_here_are_no_candidates(bundle: Path, tmp_path: Path):
+    manifest = read_manifest(bundle)
+    limit = next(iter(OrtCpu.unsupported))
+    entry = replace(manifest.graphs["model.onnx"], features=tuple(limit.features))
+    changed = replace(manifest, graphs={**manifest.graphs, "model.onnx": entry})
     sizes = dict.fromkeys(("batch", "query_len", "past_len"), 1)
     sizes |= dict.fromkeys(("total_len", "key_len", "capacity"), 2)
-    ours = [one.name for one in found.candidates(sizes, decode=True) if one.role == "ours"]
-    assert ours == ["standard ort-cpu"]
+
+    def ours(manifest: Manifest) -> set[str]:
+        found = bundle_candidates.BundleCandidates(bundle, tmp_path, manifest, None)
+        return {one.name for one in found.candidates(sizes, decode=True) if one.role == "ours"}
+
+    assert ours(manifest) - ours(changed) == {"standard ort-cpu"}
+    assert ours(changed) < ours(manifest)

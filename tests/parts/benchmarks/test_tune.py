@@ -184,6 +184,18 @@ def test_a_bundle_stays_as_it_was_where_judging_ends_in_an_error(copy: Path, mon
     assert [path.name for path in copy.parent.iterdir()] == ["copy"]
 
 
+def test_a_bundle_that_was_built_again_meanwhile_stays(copy: Path, monkeypatch):
+    def fastest(name: str, _: object) -> str:
+        write_manifest(copy, {**manifest_content(copy), "name": "another"})
+        return BLOCKS if name == PREFILL else "kernels"
+
+    monkeypatch.setattr(job, "_fastest", fastest)
+    with pytest.raises(BundleError, match="was exchanged while it was read"):
+        quickly(copy)
+    assert read_manifest(copy).name == "another"
+    assert "Loop" not in operators(copy / PREFILL)
+
+
 @pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
 @pytest.mark.every(2)
 def test_whole_rows_of_scores_give_the_same(kv_dtype: str, tmp_path: Path, monkeypatch):
