@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -95,6 +94,31 @@ def test_the_core_lists_and_installs_its_own_runtimes_without_parts(
     said = run(env, "-m", "attn_export.runtimes.install", "cpus", cwd=folder, code=2)
     *_, last = said.rstrip().rpartition("choose from ")
     assert set(last.split(", ")) == {*PACKAGES, "all"}
+
+
+ANOTHER = """
+from attn_export.runtimes.engines.onnx_reference import OnnxReference
+
+class Another(OnnxReference):
+    name = "one-more"
+    packages = ("onnx",)
+
+RUNTIME = Another
+"""
+
+
+def test_a_runtime_that_is_one_file_is_listed_installed_and_run(bundle: Path, tmp_path: Path):
+    env = copy_without(tmp_path, *PARTS)
+    (tmp_path / "attn_export" / "runtimes" / "engines" / "one_more.py").write_text(ANOTHER)
+    listed = run(env, "-m", "attn_export", "runtimes", cwd=tmp_path).splitlines()
+    assert {line.split()[0] for line in listed} == {*NAMES, "one-more"}
+    said = run(env, "-m", "attn_export.runtimes.install", "cpus", cwd=tmp_path, code=2)
+    assert ", one-more, " in said
+    copy = shutil.copytree(bundle, tmp_path / "bundle")
+    verify = ("verify", str(copy), "--runtime", "one-more")
+    shown = run(env, "-m", "attn_export", *verify, cwd=tmp_path)
+    assert "one-more" in shown
+    assert "passed" in shown
 
 
 def test_a_name_fits_a_form_whose_capital_letters_are_any_text():
