@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -141,6 +142,8 @@ def test_every_module_that_a_part_names_has_what_the_core_reads(part: Part):
     for name, module in part.runtimes.items():
         kind = RuntimesOfPart if name.islower() else RuntimeFamily
         assert isinstance(import_module(module), kind)
+    for module in part.references.values():
+        assert isinstance(import_module(module), RuntimesOfPart)
     for module in part.installs.values():
         assert callable(import_module(module).install)
     for module in part.dialects.values():

@@ -27,6 +27,7 @@ class Part:
         dialects: The module that rewrites graphs to a dialect. It holds `rewrite(model)`.
         runtimes: The module of each runtime, a `RuntimesOfPart` of the catalogue; or that of the
             runtimes with such a name, a `RuntimeFamily`.
+        references: The module of each runtime that the name ``"all"`` does not stand for.
         installs: The module that installs what has a name. It holds `install(name, say)`.
         verifies: The module with what `verify` asks of signatures and statements: the functions of
             `Attestation`.
@@ -36,6 +37,7 @@ class Part:
     commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dialects: Mapping[str, str] = dataclasses.field(default_factory=dict)
     runtimes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    references: Mapping[str, str] = dataclasses.field(default_factory=dict)
     installs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     verifies: str = ""
     tests_need: Sequence[str] = ()

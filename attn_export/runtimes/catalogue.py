@@ -61,7 +61,11 @@ def runtimes_of(name: str) -> Sequence[Runtime]:
         return [import_module(f"attn_export.runtimes.engines.{name.replace('-', '_')}").RUNTIME()]
     from attn_export.parts import module_of, parts
 
-    forms = {form: module for part in parts() for form, module in part.runtimes.items()}
+    forms = {
+        form: module
+        for part in parts()
+        for form, module in (*part.runtimes.items(), *part.references.items())
+    }
     found: RuntimesOfPart | None = module_of(name, forms)
     if found is None:
         raise UsageError(f"unknown runtime {name!r}; choose from {', '.join(all_names())}, all")

@@ -4,5 +4,5 @@ from attn_export.parts import Part
 
 PART = Part(
     commands={"probe": f"{__name__}.probe_command"},
-    runtimes={"pytorch": f"{__name__}.pytorch"},
+    references={"pytorch": f"{__name__}.pytorch"},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,8 +88,3 @@ class PyTorch(PackagedRuntime):
 def runtimes_of(name: str) -> Sequence[Runtime]:  # noqa: ARG001 (the part names it alone)
     """Return the runtime."""
     return [PyTorch()]
-
-
-def listed() -> Iterable[tuple[Runtime, str]]:
-    """List nothing: it only runs graphs of a single node."""
-    return ()

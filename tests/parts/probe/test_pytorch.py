@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.catalogue import all_names, runtime
 from attn_export.runtimes.process import run_once
 from attn_export.runtimes.protocol import Limits
 
@@ -57,3 +57,8 @@ def test_another_graph_is_refused(nodes: list[onnx.NodeProto], says: str, tmp_pa
     ran = run_once(runtime("pytorch"), written(tmp_path, nodes), {"case": inputs}, LIMITS)
     assert ran.outcome == "refused"
     assert says in ran.complaint
+
+
+def test_all_does_not_stand_for_it():
+    assert "openvino" in all_names()
+    assert "pytorch" not in all_names()
