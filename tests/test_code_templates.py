@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import ast
-import json
-import re
 from pathlib import Path
 
 import pytest
-from markdown_it import MarkdownIt
 
-from attn_export.code_templates import (
-    c_string,
-    identifier,
-    markdown,
-    markdown_code,
-    number,
-    python,
-    python_comment,
-    render,
-    to_json,
-)
+from attn_export.code_templates import python, python_comment, render
 from attn_export.explain.reproduce import TEMPLATE
 
 HOSTILE = [
@@ -34,31 +21,11 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_text_is_one_literal_of_each_language(text: str):
+def test_a_text_is_one_literal_of_python(text: str):
     assert ast.literal_eval(python(text)) == text
-    assert json.loads(to_json(text)) == text
-    literal = c_string(text)
-    assert re.fullmatch(r'"(?:[ !#->@-\[\]-~]|\\[0-7]{3})*"', literal)
-    decoded = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), literal[1:-1])
-    assert decoded.encode("latin-1") == text.encode("utf-8", "replace")
-    for written in (python(text), to_json(text), literal, python_comment(text), identifier(text)):
+    for written in (python(text), python_comment(text)):
         assert written.isascii()
         assert len(written.splitlines()) == (written != "")
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-@pytest.mark.parametrize("where", ["# {} in C", "It is {}, so.", "| a |\n|---|\n| {} |"])
-def test_a_text_is_nothing_but_text_in_markdown(text: str, where: str):
-    html = MarkdownIt("commonmark").enable("table").render
-    for write, plain in ((markdown, "plain"), (markdown_code, "`plain`")):
-        # A plain word leaves the same of the page as the text.
-        wanted = re.sub(r"<code>|</code>", "", html(where.format(plain))).split("plain")
-        found = re.sub(r"</?code>", "", html(where.format(write(text))))
-        assert found.startswith(wanted[0].rstrip())
-        assert found.endswith(wanted[1].lstrip())
-        middle = found.removeprefix(wanted[0].rstrip()).removesuffix(wanted[1].lstrip())
-        assert "<" not in middle.replace("&lt;", "")
-        assert all(c.isprintable() or c == "\n" for c in found)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +54,6 @@ def test_a_value_without_a_literal_is_refused():
     for value in (object(), {1, 2}, b"bytes", Path("x")):
         with pytest.raises(ValueError, match="has no literal in Python"):
             python(value)
-    for value in (float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="is not a finite number"):
-            number(value)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +64,8 @@ def test_a_template_that_writes_a_value_without_an_escape_is_an_error(written: s
     template.write_text(f"int a; {written}\n")
     with pytest.raises(TypeError, match=r"program\.c\.j2 writes .* without an escape"):
         render(template, {"name": "a", "x": 1.5})
-    template.write_text("{{ name | c_string }} {{ count }}\n")
-    assert render(template, {"name": "a", "count": 2}) == '"a" 2\n'
+    template.write_text("{{ name | python }} {{ count }}\n")
+    assert render(template, {"name": "a", "count": 2}) == "'a' 2\n"
 
 
 def shape_of(source: str) -> str:

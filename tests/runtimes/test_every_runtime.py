@@ -13,11 +13,10 @@ from attn_export import build, verify
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graphs
-from attn_export.runtimes.catalogue import NAMES, all_runtimes, required, runtime
+from attn_export.runtimes.catalogue import all_names, required, runtime
 
 pytestmark = pytest.mark.xdist_group("test_every_runtime")  # what it builds is shared
 
-HERE = [kind.name for kind in all_runtimes() if kind.name != "ort-cuda"]
 ALWAYS = {*required(), "c", "cpp", "node", "wasm"}
 """Runtimes in the default tests; scripts/matrix runs the others."""
 
@@ -91,7 +90,7 @@ def test_a_wrong_scale_is_seen_in_every_form_that_it_runs(
     assert report.exit_code == 6
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", all_names())
 def test_a_runtime_is_found_by_its_name_and_once(name: str):
     assert runtime(name).name == name
     assert runtime(name) is runtime(name)

@@ -17,6 +17,7 @@ from attn_export.code_templates import render
 from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGHTS
 from attn_export.errors import UsageError
 from attn_export.output_folder import replaceable, replacement_of, write_errors
+from attn_export.parts.kits.kit_escapes import KIT_ESCAPES
 from attn_export.parts.kits.source_folders import KITS
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, WHOLE_DECODE, GraphFile
@@ -120,7 +121,8 @@ def write_kit(
     with replacement_of(output, "kit") as folder:
         copy_sources(project, folder)
         for template in sorted(folder.rglob(f"*{TEMPLATE}")):
-            template.with_suffix("").write_text(render(template, context), encoding="utf-8")
+            text = render(template, context, KIT_ESCAPES)
+            template.with_suffix("").write_text(text, encoding="utf-8")
             template.unlink()
         for name in (*manifest.files, MANIFEST):
             (folder / BUNDLE / name).parent.mkdir(parents=True, exist_ok=True)
