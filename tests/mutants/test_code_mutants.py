@@ -28,7 +28,6 @@ from measuring.code_mutants import RECORDER, chosen, mutants_of, planted, traced
         ("f(é)", {"pass"}),
         ("import a\nx: int\ny = f'{a}'", set()),
     ],
-    ids=str,
 )  # fmt: skip
 def test_a_mutant_changes_one_place(source: str, changes: set[str]):
     mutants = list(mutants_of("f.py", source))
