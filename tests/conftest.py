@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import resource
 import shutil
 import subprocess
 import sys
@@ -97,6 +98,14 @@ def _shared(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
     shared.use(tmp_path_factory, all_tests=all_tests)
     if not all_tests:
         fork_from_now_on()
+
+
+@pytest.fixture(autouse=True)
+def _memory_as_before() -> Iterator[None]:
+    """Undo the limit of a command that ran in this process: sanitizers reserve terabytes."""
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    yield
+    resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
 @pytest.fixture

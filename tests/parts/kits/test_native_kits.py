@@ -137,7 +137,8 @@ def kit(request: pytest.FixtureRequest, need, tmp_path: Path) -> tuple[Path, Pat
     kind, name = request.param
     need(kind)
     if not has_sanitizers(kind, tmp_path):
-        pytest.skip("the compiler has no sanitizers")
+        is_required = kind in request.config.getoption("--require")
+        (pytest.fail if is_required else pytest.skip)("the compiler has no sanitizers")
     return sanitized_kit(kind, name) / "build" / "self_test", small_bundle(name)
 
 
