@@ -171,8 +171,7 @@ def traced(file: str, source: str) -> str:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
             body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-            first = body[0] if body else None
-            if first is not None and first.lineno > node.body[0].lineno - (body is node.body):
+            for first in body[:1]:
                 decorators = getattr(first, "decorator_list", ())
                 place = decorators[0].lineno if decorators else first.lineno
                 insertions.append((place, first.col_offset, node.lineno))
