@@ -16,11 +16,11 @@ if TYPE_CHECKING:
         MultiHeadAttention,
         MultiQueryAttention,
     )
+    from attn_export.commands.assert_parity import assert_parity
+    from attn_export.commands.build import build
+    from attn_export.commands.verify import verify
     from attn_export.export.subject import Subject
     from attn_export.export.trees import Axis
-    from attn_export.jobs.assert_parity import assert_parity
-    from attn_export.jobs.build import build
-    from attn_export.jobs.verify import verify
     from attn_export.results import Report
     from attn_export.runtimes.decode_session import DecodeSession
     from attn_export.spec import AttentionSpec
@@ -35,9 +35,9 @@ _MODULES = {
     "MultiQueryAttention": "attn_export.attention",
     "Report": "attn_export.results",
     "Subject": "attn_export.export.subject",
-    "assert_parity": "attn_export.jobs.assert_parity",
-    "build": "attn_export.jobs.build",
-    "verify": "attn_export.jobs.verify",
+    "assert_parity": "attn_export.commands.assert_parity",
+    "build": "attn_export.commands.build",
+    "verify": "attn_export.commands.verify",
 }
 
 __all__ = [

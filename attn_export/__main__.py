@@ -22,7 +22,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    from attn_export.cli import run
+    from attn_export.commands.main import run
     from attn_export.system_info import reuse_memory, sleep_while_waiting
 
     reuse_memory()

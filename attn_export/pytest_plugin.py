@@ -99,7 +99,7 @@ def parity(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
     def check(of: Any, *arguments: Any, **options: Any) -> Report:
         __tracebackhide__ = True
-        from attn_export.jobs.assert_parity import failure
+        from attn_export.commands.assert_parity import failure
 
         options = _with_runtimes(options, request.config)
         report = _report(request, of, *arguments, title=request.node.name, **options)
@@ -164,8 +164,8 @@ def _report(
     The name of the report is `title`, or by default that of the bundle.
     """
     __tracebackhide__ = True
+    from attn_export.commands.assert_parity import parity_report
     from attn_export.errors import AttnExportError, printable
-    from attn_export.jobs.assert_parity import parity_report
 
     stem = _report_stem(request)
     if stem is not None:

@@ -142,7 +142,7 @@ def need(request: pytest.FixtureRequest) -> Callable[[str], None]:
 @pytest.fixture
 def kit_says(tmp_path: Path) -> Callable[..., str]:
     """Return what runs a program of a bundle's Python kit; skip the test without the part."""
-    from attn_export.cli import run
+    from attn_export.commands.main import run
     from attn_export.parts import parts
 
     if not any("kit" in part.commands for part in parts()):

@@ -27,13 +27,15 @@ WITH_TORCH = "with torch"
 IMPORTED = {
     LIGHT: (
         "forking", "attn_export.runtimes.worker", "attn_export.runtimes.child_main",
-        "attn_export.cli", "attn_export.jobs.check", "attn_export.jobs.explain",
-        "attn_export.jobs.lower", "attn_export.jobs.verify", "attn_export.graph.requirements",
-        "attn_export.report.html", "onnx.reference", "onnxruntime",
+        "attn_export.commands.main", "attn_export.commands.check", "attn_export.commands.explain",
+        "attn_export.commands.lower", "attn_export.commands.verify",
+        "attn_export.graph.requirements", "attn_export.report.html", "onnx.reference",
+        "onnxruntime",
     ),
     WITH_TORCH: (
-        "forking", "exporter_once", "default_share", "attn_export.cli", "attn_export.jobs.build",
-        "attn_export.jobs.compare", "attn_export.jobs.golden_vectors",
+        "forking", "exporter_once", "default_share", "attn_export.commands.main",
+        "attn_export.commands.build", "attn_export.commands.compare",
+        "attn_export.commands.golden_vectors",
     ),
 }  # fmt: skip
 """The modules that a server of each kind imports."""

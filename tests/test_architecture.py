@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("test_architecture")  # the tests share the
 
 STAGES = (
     "", "spec", "bundle", "attention", "weights", "graph", "cases", "float64", "export", "truth",
-    "runtimes", "judge", "explain", "report", "jobs", "cli", "parts",
+    "runtimes", "judge", "explain", "report", "commands", "parts",
 )  # fmt: skip
 """Folders in the order of the way that data goes. A file imports from its own folder and from those
 before it; "" has the files beside the folders."""
@@ -59,7 +59,7 @@ ONLY_IN = {
     "onnx_ir": (
         "graph/",
         "export/",
-        "jobs/bundle_graphs",
+        "commands/bundle_graphs",
         "parts/benchmarks/ort_forms",
         "parts/benchmarks/query_blocks",
         "parts/cuda_dialect/",
@@ -67,8 +67,8 @@ ONLY_IN = {
     "safetensors": ("weights/",),
     "model_signing": ("parts/attestation/signing_sdk",),
     "cryptography": ("parts/attestation/signing_sdk",),
-    "click": ("cli/", "parts/"),
-    "rich": ("cli/", "report/", "parts/"),
+    "click": ("commands/", "parts/"),
+    "rich": ("commands/", "report/", "parts/"),
     **{
         kind.modules[0].partition(".")[0]: (f"runtimes/engines/{name.replace('-', '_')}",)
         for name, kind in ((name, runtime(name)) for name in packages())
@@ -182,10 +182,10 @@ def test_a_package_is_imported_only_where_it_belongs(package):
     ("module", "without"),
     [
         ("attn_export", "torch numpy onnx onnx_ir onnxruntime click rich"),
-        ("attn_export.cli", "torch numpy onnx onnx_ir onnxruntime rich"),
-        ("attn_export.jobs.verify", "torch numpy onnx onnx_ir onnxruntime rich"),
-        ("attn_export.jobs.build", "torch numpy onnx onnx_ir onnxruntime rich"),
-        ("attn_export.jobs.check", "torch onnx_ir onnxscript onnxruntime rich"),
+        ("attn_export.commands.main", "torch numpy onnx onnx_ir onnxruntime rich"),
+        ("attn_export.commands.verify", "torch numpy onnx onnx_ir onnxruntime rich"),
+        ("attn_export.commands.build", "torch numpy onnx onnx_ir onnxruntime rich"),
+        ("attn_export.commands.check", "torch onnx_ir onnxscript onnxruntime rich"),
         ("attn_export.runtimes.decode_session", "torch onnx onnx_ir onnxruntime rich"),
         ("attn_export.runtimes.catalogue", "torch onnx onnxruntime"),
         ("attn_export.runtimes.child_main", "torch numpy onnx onnxruntime subprocess ctypes"),
@@ -213,7 +213,7 @@ ran = set()
 def see(frame, event, _):
     if event == "call" and frame.f_code.co_flags & 1:  # a function, not the body of a module
         ran.add(frame.f_code.co_filename)
-from attn_export.cli import run
+from attn_export.commands.main import run
 sys.setprofile(see)
 threading.setprofile(see)
 arguments = "build --variant mqa --embed-dim 32 --num-heads 4 --quiet --output out"

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tiny_llama import HKV, LLAMA, D, E, H, llama_weights, write_tiny_llama
 
 from attn_export import Attention, AttentionSpec, Subject
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.tensorfile import read_tensors
 
 

@@ -18,9 +18,9 @@ import pytest
 from conftest import Cli, command
 from processes import default_signals, wait_until_handled
 
-from attn_export.cli import cli as group
-from attn_export.cli import run
-from attn_export.cli.build_command import GROUPS
+from attn_export.commands.build_command import GROUPS
+from attn_export.commands.main import cli as group
+from attn_export.commands.main import run
 
 SMALL = ("--variant", "gqa", "--embed-dim", "32", "--num-heads", "4", "--runtime", "ort-cpu")
 

@@ -12,7 +12,7 @@ from shared import extended
 from attn_export import AttentionSpec, build, verify
 from attn_export.bundle.manifest import read_bundle
 from attn_export.cases.plan import plan_cases
-from attn_export.jobs.check import check
+from attn_export.commands.check import check
 
 SPECS = sorted((ROOT / "models").glob("*.toml"))
 LARGE = {"llama-3-8b", "falcon-7b", "gpt-oss-20b", "mistral-7b", "phi-3-mini"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from attn_export.cli import cli as commands
+from attn_export.commands.main import cli as commands
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHELL = [

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.errors import UsageError
 from attn_export.export.user_module import load_subject
 
@@ -142,7 +142,7 @@ def sources(tmp_path_factory) -> Path:
 
 def test_paths_and_layers_that_are_wrong_are_refused_before_torch_is_imported(sources: Path):
     code = (
-        "import sys; from attn_export.cli import run\n"
+        "import sys; from attn_export.commands.main import run\n"
         "for words in sys.argv[1:]: run([*words.split(), '--runtime', 'onnx-reference'])\n"
         "print('torch' in sys.modules)"
     )

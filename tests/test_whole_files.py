@@ -29,7 +29,7 @@ def test_on_a_full_disk_the_earlier_file_stays(tmp_path: Path):
     file = tmp_path / "r.json"
     file.write_text("before")
     code = (
-        "from attn_export.cli.output import write_file\n"
+        "from attn_export.commands.output import write_file\n"
         f"write_file({str(file)!r}, 'x' * 1000)"
     )  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, preexec_fn=limit_files)

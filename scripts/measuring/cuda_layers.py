@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attn_export.commands.bundle_graphs import lower_all
 from attn_export.dialect_names import CUDA, STANDARD, phase_of
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.lower import Lowered
 from attn_export.graph.save import save_graphs
-from attn_export.jobs.bundle_graphs import lower_all
 from attn_export.parts.cuda_dry_run.dry_run_results import Step
 from attn_export.spec import AttentionSpec
 

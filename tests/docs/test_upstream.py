@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.parts.sweeps.release import MARK, release_of, wheels
 from attn_export.parts.sweeps.releases import plain_cause
 from attn_export.parts.sweeps.store import Row, read_json

@@ -11,6 +11,7 @@ from shared import extended
 
 from attn_export import build
 from attn_export.bundle.manifest import read_manifest
+from attn_export.commands.explain import explain
 from attn_export.explain.graph_evaluation import evaluate_graph
 from attn_export.explain.graph_run import (
     GoldenCase,
@@ -21,7 +22,6 @@ from attn_export.explain.graph_run import (
 from attn_export.explain.match import matches
 from attn_export.explain.mistake import Evidence
 from attn_export.float64.evaluate import Evaluation
-from attn_export.jobs.explain import explain
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
 from attn_export.spec import AttentionSpec

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from attn_export import build
+from attn_export.commands.explain import explain
 from attn_export.errors import RuntimeFailure, UsageError
-from attn_export.jobs.explain import explain
 from attn_export.spec import AttentionSpec
 
 LOW = "INFERENCE_PRECISION_HINT"

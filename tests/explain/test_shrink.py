@@ -9,8 +9,8 @@ import onnx
 from graph_surgery import Graph
 from shared import bundle_of
 
+from attn_export.commands.explain import explain
 from attn_export.explain.experiments import smaller_cases
-from attn_export.jobs.explain import explain
 
 AXES = {"x": ("batch", "query_len", 4)}
 INPUTS = {"x": np.arange(2 * 5 * 4.0).reshape(2, 5, 4)}

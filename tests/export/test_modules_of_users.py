@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attn_export import AttentionSpec, Subject, build
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.errors import ExportError, UsageError
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))

@@ -12,8 +12,8 @@ from conftest import Cli
 from onnx import TensorProto, helper
 from shared import extended
 
+from attn_export.commands.lower import lower_here
 from attn_export.float64.evaluate import Evaluation
-from attn_export.jobs.lower import lower_here
 
 FOLDER = Path(__file__).parents[1] / "exported"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.onnx"))

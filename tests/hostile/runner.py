@@ -18,7 +18,7 @@ def main() -> None:
     """Serve until the input ends."""
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    from attn_export.cli import run
+    from attn_export.commands.main import run
 
     for line in sys.stdin:
         out, err = io.StringIO(), io.StringIO()

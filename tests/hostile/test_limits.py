@@ -93,7 +93,11 @@ def test_a_function_that_calls_itself_is_refused(tmp_path: Path):
         ("subprocess:check_call", {"args": ["sleep", "60"]}, "f takes longer than 1 s to read"),
         ("os:abort", {}, "f cannot be read: a process that tried it ended with signal SIGABRT"),
         ("numpy:ones", {"shape": 10**9}, "f: MemoryError: Unable to allocate"),
-        ("attn_export.jobs.check:check_here", {"path": "none"}, "cannot read none: no such file"),
+        (
+            "attn_export.commands.check:check_here",
+            {"path": "none"},
+            "cannot read none: no such file",
+        ),
     ],
 )
 def test_a_call_in_a_process_of_its_own_ends_in_one_line(function: str, arguments, message: str):
@@ -187,7 +191,7 @@ def test_a_bundle_has_a_printable_name(name: str, tmp_path: Path):
 
 
 def test_a_missing_package_is_one_line(tmp_path: Path):
-    code = "import sys; sys.modules['torch'] = None\nfrom attn_export.cli import run\n"
+    code = "import sys; sys.modules['torch'] = None\nfrom attn_export.commands.main import run\n"
     code += "sys.exit(run(['build', '--variant', 'mqa', '--output', 'b', '--quiet']))"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
@@ -203,7 +207,7 @@ def test_a_command_that_evaluates_graphs_limits_its_own_memory(
     command: list[str], bundle: Path, tmp_path: Path
 ):
     code = (
-        "import resource, sys; from attn_export.cli import cli; "
+        "import resource, sys; from attn_export.commands.main import cli; "
         f"cli({[*command, str(bundle), '--quiet']}, standalone_mode=False); "
         "print(resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20)"
     )

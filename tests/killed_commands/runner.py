@@ -22,14 +22,14 @@ from typing import Any
 import onnx_ir  # noqa: F401
 import torch
 
+import attn_export.commands.build
+import attn_export.commands.explain
+import attn_export.commands.lower
 import attn_export.export
 import attn_export.export.subject
-import attn_export.jobs.build
-import attn_export.jobs.explain
-import attn_export.jobs.lower
 import attn_export.truth.oracle
 from attn_export import output_folder, temp_folders
-from attn_export.cli import run
+from attn_export.commands.main import run
 
 PR_SET_CHILD_SUBREAPER = 36
 PATIENCE = 20
@@ -56,11 +56,11 @@ class KillSwitch:
         swap = output_folder.exchange if job.get("exchange", True) else lambda *_: False
         output_folder.exchange = self._counted(swap, "exchange")
         temp_folders.sweep = self._uncounted(temp_folders.sweep)
-        attn_export.jobs.lower.limited = self._here
+        attn_export.commands.lower.limited = self._here
 
     def _here(self, _function: str, _about: str, **arguments: str) -> Any:
         """Lower in this process, whose steps are counted."""
-        return attn_export.jobs.lower.lower_here(**arguments)
+        return attn_export.commands.lower.lower_here(**arguments)
 
     def _counted(self, call: Callable[..., Any], name: str = "") -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:

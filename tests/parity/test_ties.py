@@ -11,7 +11,7 @@ from parity.made_golden import made_golden
 from torch import Tensor, nn
 
 from attn_export import Subject, build
-from attn_export.jobs.explain_failures import explain_failures
+from attn_export.commands.explain_failures import explain_failures
 from attn_export.judge.judge import judge
 from attn_export.results import Case
 from attn_export.truth.oracle import Oracle

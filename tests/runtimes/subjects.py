@@ -14,9 +14,9 @@ import pytest
 from attn_export import AttentionSpec, Subject
 from attn_export.bundle.golden import write_index, write_inputs, write_outputs
 from attn_export.bundle.manifest import GOLDEN
+from attn_export.commands.bundle_graphs import lower_all
 from attn_export.export.export import export
 from attn_export.graph.save import save_graphs
-from attn_export.jobs.bundle_graphs import lower_all
 from attn_export.judge.judge import judge
 from attn_export.results import WHOLE_DECODE, Golden, GraphFile, StoredCase, Verdict
 from attn_export.runtimes.process import Worker

@@ -13,7 +13,7 @@ from onnx import helper
 from shared import bundle_of, extended, report_of
 
 from attn_export import Report, verify
-from attn_export.jobs.explain import ONLY_SEPARATE, explain
+from attn_export.commands.explain import ONLY_SEPARATE, explain
 from attn_export.runtimes import worker
 from attn_export.runtimes.protocol import SEPARATE_BUFFERS, Engine
 

@@ -19,7 +19,7 @@ from shared import extended
 from torch import Tensor
 
 from attn_export import Subject, build
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.errors import WeightsError
 from attn_export.weights.checkpoint import load_checkpoint
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from attn_export.cli.options import PATH, quiet_option
+from attn_export.commands.options import PATH, quiet_option
 from attn_export.errors import PARAGRAPH, UsageError, printable
 
 PASSPHRASE = "ATTN_EXPORT_PASSPHRASE"

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from attn_export.cli.options import (
+from attn_export.commands.options import (
     PATH,
     SIZE,
     STDOUT,
@@ -17,7 +17,7 @@ from attn_export.cli.options import (
     quiet_option,
     with_options,
 )
-from attn_export.cli.output import write_file
+from attn_export.commands.output import write_file
 
 
 def measuring_options(prefill: str, measured: str) -> Callable[[Command], Command]:

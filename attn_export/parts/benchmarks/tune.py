@@ -23,10 +23,10 @@ from attn_export.bundle.manifest import (
     staging,
     write_manifest,
 )
+from attn_export.commands.bundle_graphs import origin_of
+from attn_export.commands.verify import verify
 from attn_export.dialect_names import MODEL, ORT
 from attn_export.errors import RuntimeFailure, UsageError, printable
-from attn_export.jobs.bundle_graphs import origin_of
-from attn_export.jobs.verify import verify
 from attn_export.parts.benchmarks.bench import (
     ROUNDS,
     TURN_SECONDS,

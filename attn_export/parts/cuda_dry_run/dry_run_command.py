@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from attn_export.cli.options import (
+from attn_export.commands.options import (
     PATH,
     SIZE,
     STDOUT,
@@ -16,7 +16,7 @@ from attn_export.cli.options import (
     limit_own_memory,
     quiet_option,
 )
-from attn_export.cli.output import write_file
+from attn_export.commands.output import write_file
 
 
 @click.command("dry-run")
@@ -47,7 +47,7 @@ def dry_run_command(
     where each node is placed and why, kernels, copies, waits, memory, refusals. It is no test:
     nothing passes or fails. Exit code 5 if the stand-in libraries are not built here.
     """
-    from attn_export.jobs.fixed_graphs import fixed_graphs
+    from attn_export.commands.fixed_graphs import fixed_graphs
     from attn_export.parts.cuda_dry_run.dry_run import dry_run
     from attn_export.report.progress import progress
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from attn_export.cli.options import PATH
+from attn_export.commands.options import PATH
 from attn_export.errors import PARAGRAPH, printable
 
 

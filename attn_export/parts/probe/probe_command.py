@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from attn_export.cli.options import STDOUT, json_option, quiet_option
-from attn_export.cli.output import write_file
+from attn_export.commands.options import STDOUT, json_option, quiet_option
+from attn_export.commands.output import write_file
 from attn_export.errors import RuntimeFailure
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attn_export.cli.options import PATH, STDOUT, json_option, quiet_option, with_options
-from attn_export.cli.output import messages, write_file
+from attn_export.commands.options import PATH, STDOUT, json_option, quiet_option, with_options
+from attn_export.commands.output import messages, write_file
 from attn_export.dialect_names import STANDARD
 from attn_export.errors import ParityError, RuntimeFailure, UsageError, printable
 from attn_export.interruption import message_if_ended

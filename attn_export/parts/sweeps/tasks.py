@@ -80,8 +80,8 @@ def _build(
     content: Mapping[str, Any] | str, dialects: Sequence[str], seed: int, output: Path
 ) -> Path:
     """Build a bundle; return its folder, which ends in ``.failed`` if a verdict did not pass."""
+    from attn_export.commands.build import build
     from attn_export.export.user_module import load_subject
-    from attn_export.jobs.build import build
 
     report = build(
         load_subject(content) if isinstance(content, str) else AttentionSpec.from_dict(content),
@@ -179,8 +179,8 @@ def verify_dialects(folder: Path, runtime: str, dialects: Sequence[str]) -> dict
     Returns:
         The fields of each dialect's cell.
     """
-    from attn_export.jobs.explain_failures import explain_failures
-    from attn_export.jobs.verify import verify
+    from attn_export.commands.explain_failures import explain_failures
+    from attn_export.commands.verify import verify
 
     report = explain_failures(verify(folder, runtimes=[runtime]), folder)
     graphs = {file.name: file.dialect for file in graph_files(read_manifest(folder))}

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from attn_export import build
 from attn_export.bundle.manifest import read_manifest
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.errors import UsageError
 from attn_export.parts.benchmarks import bench as job
 from attn_export.parts.benchmarks import bundle_candidates, candidate_process

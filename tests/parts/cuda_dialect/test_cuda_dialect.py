@@ -12,13 +12,13 @@ from conftest import small_spec
 from shared import extended
 
 from attn_export import build, verify
+from attn_export.commands.explain import explain
 from attn_export.dialect_names import CUDA, STANDARD
 from attn_export.errors import GraphError
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.lower import DECODE, PREFILL, Lowered, lower
 from attn_export.graph.lower.read import read_attention
-from attn_export.jobs.explain import explain
 from attn_export.parts.cuda_dialect.cuda import window_of
 from attn_export.results import BASE
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from conftest import small_spec
 
+from attn_export.commands.bundle_graphs import lower_all
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.save import save_graphs
-from attn_export.jobs.bundle_graphs import lower_all
 from attn_export.parts.cuda_dry_run.dry_run import observe
 from attn_export.parts.cuda_dry_run.dry_run_report import best_lines
 from attn_export.parts.cuda_dry_run.dry_run_results import (

@@ -15,7 +15,7 @@ import pytest
 from conftest import command, run_command
 from processes import gone, worker_after
 
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.parts.probe.pytorch import PyTorch
 from attn_export.parts.probe.run_probes import ProbeBatch, probes, run_batches
 from attn_export.results import Outcome

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from attn_export import AttentionSpec, build
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.errors import UsageError
 from attn_export.parts.sweeps.releases import WRONG, bisect, change, defects, plain_cause
 from attn_export.parts.sweeps.store import Row

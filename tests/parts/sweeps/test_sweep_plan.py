@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.errors import UsageError
 from attn_export.parts.sweeps.sweep_plan import SweepPlan, read_plan
 

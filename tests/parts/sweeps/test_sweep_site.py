@@ -16,7 +16,7 @@ from chromium_page import Page
 from conftest import ROOT
 
 from attn_export import AttentionSpec
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.errors import OutputError, UsageError
 from attn_export.parts.sweeps.site import site_files, to_csv, write_site
 from attn_export.parts.sweeps.store import FILE, Row, Store

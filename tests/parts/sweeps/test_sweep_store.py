@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.errors import OutputError, UsageError
 from attn_export.parts.sweeps.store import FILE, Row, Store, merge, to_json
 

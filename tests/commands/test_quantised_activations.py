@@ -15,10 +15,10 @@ from shared import extended, judged_graphs, nodes_of, passed_bundle
 
 from attn_export import Subject, verify
 from attn_export.bundle.manifest import GOLDEN
-from attn_export.cli import run
+from attn_export.commands.compare import compare
+from attn_export.commands.main import run
 from attn_export.graph.checks import check_graph
 from attn_export.graph.load import load_model
-from attn_export.jobs.compare import compare
 from attn_export.results import WHOLE_DECODE
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import read_tensor

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.output_folder import LIST, replaceable, write_list
 
 COMMANDS = {

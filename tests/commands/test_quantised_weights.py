@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from shared import extended, judged_graphs, passed_bundle, passed_graphs
 
 from attn_export import Subject, verify
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.errors import BundleError
 from attn_export.graph.checks import check_graph
 from attn_export.graph.load import load_model

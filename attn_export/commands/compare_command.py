@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from attn_export.bundle.manifest import failed_folder
-from attn_export.cli.options import (
+from attn_export.commands.options import (
     PATH,
     STDOUT,
     fix_input_option,
@@ -19,7 +19,7 @@ from attn_export.cli.options import (
     pairs,
     runtime_options,
 )
-from attn_export.cli.output import Output, output_options, write_file
+from attn_export.commands.output import Output, output_options, write_file
 from attn_export.errors import PARAGRAPH, ParityError, RuntimeFailure, UsageError, printable
 
 
@@ -64,9 +64,9 @@ def compare_command(
     Either --module and --graph, or two files: the float64 run of the module, or of A.onnx, is the
     truth. Inputs and outputs are matched by name, else by position.
     """
+    from attn_export.commands.compare import compare
+    from attn_export.commands.fixed_graphs import fixed_graphs
     from attn_export.export.user_module import load_subject
-    from attn_export.jobs.compare import compare
-    from attn_export.jobs.fixed_graphs import fixed_graphs
 
     _check_sources(graphs, module, graph)
     limits = dict(_range(text) for text in ranges)
@@ -152,9 +152,9 @@ def explain_command(
     """
     from rich.console import Console
 
+    from attn_export.commands.explain import explain
+    from attn_export.commands.fixed_graphs import fixed_graphs
     from attn_export.explain.reproduce import to_json
-    from attn_export.jobs.explain import explain
-    from attn_export.jobs.fixed_graphs import fixed_graphs
     from attn_export.report.progress import progress
     from attn_export.report.result_terminal import print_explanation
 
@@ -169,8 +169,8 @@ def explain_command(
             (judged,) = copies or (None,)
             explanation = explain(bundle, runtime_name, graph=judged, progress=bar, **arguments)
         else:
+            from attn_export.commands.compare import explain_graph
             from attn_export.export.user_module import load_subject
-            from attn_export.jobs.compare import explain_graph
 
             load = functools.partial(load_subject, str(module))
             explanation = explain_graph(load, copies[0], runtime_name, progress=bar, **arguments)

@@ -28,9 +28,9 @@ from attn_export.bundle.manifest import (
     spec_text,
 )
 from attn_export.bundle.quality_vectors import claim_notes, read_quality
+from attn_export.commands.attestation import attestation
 from attn_export.dialect_names import MODEL
 from attn_export.errors import UsageError
-from attn_export.jobs.attestation import attestation
 from attn_export.judge.gate import Gate, apply_baseline, cpu_notes, read_baseline, write_baseline
 from attn_export.quality import Budget, parse_budgets
 from attn_export.report.progress import Progress
@@ -184,7 +184,7 @@ class _Replay:
         # imported from here on, unless `graph` is given.
         read_bundle(folder)
         if self.sizes:
-            from attn_export.jobs.recompute import Truth
+            from attn_export.commands.recompute import Truth
 
             truth = Truth(folder, manifest, self.module, self.progress)
             goldens, cases = truth.random_cases(self.sizes, place)
@@ -202,7 +202,7 @@ class _Replay:
         evidence = GoldenEvidence(stored, quality, claim_notes(quality, self.budgets, spec))
         if not self.recompute:
             return evidence
-        from attn_export.jobs.recompute import Truth
+        from attn_export.commands.recompute import Truth
 
         truth = Truth(folder, manifest, self.module, self.progress)
         return truth.recompute(evidence, manifest.versions, place, start)

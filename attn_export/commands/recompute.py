@@ -66,7 +66,7 @@ class Truth:
         Returns:
             The new evidence, with a note on each difference, and verdicts on the stored truth.
         """
-        from attn_export.jobs.golden_vectors import golden_vectors
+        from attn_export.commands.golden_vectors import golden_vectors
 
         subject = self.subject
         goldens, _ = golden_vectors(
@@ -101,7 +101,7 @@ class Truth:
         self, stored: Quality | None, goldens: Sequence[Golden], folder: Path
     ) -> tuple[Quality | None, list[Difference]]:
         """Return the distance from the float model, and how the stored one differs."""
-        from attn_export.jobs.golden_vectors import default_budgets, write_quality_of
+        from attn_export.commands.golden_vectors import default_budgets, write_quality_of
 
         spec = self.subject.spec
         if stored is None or spec is None:

@@ -85,26 +85,26 @@ def parity_report(
 ) -> Report:
     """Return the report of `assert_parity`, passed or failed, with the causes of failures."""
     __tracebackhide__ = True
-    from attn_export.jobs.explain_failures import explain_failures
+    from attn_export.commands.explain_failures import explain_failures
 
     if names is not None and graph is None:
         raise UsageError("names are those of a graph; give graph=FILE too")
     if isinstance(of, str | os.PathLike):
         if graph is not None and Path(of).is_file():
-            from attn_export.jobs.compare import compare
+            from attn_export.commands.compare import compare
 
             return compare(Path(of), graph, names=names, reproduction=reproduction, **options)
-        from attn_export.jobs.verify import verify
+        from attn_export.commands.verify import verify
 
         replacement = None if graph is None else Path(graph)
         report = verify(Path(of), graph=replacement, **options)
         return explain_failures(report, Path(of), replacement, reproduction=reproduction)
     subject, name = _subject(of, inputs, axes, outputs)
     if graph is not None:
-        from attn_export.jobs.compare import compare
+        from attn_export.commands.compare import compare
 
         return compare(subject, graph, names=names, reproduction=reproduction, **options)
-    from attn_export.jobs.build import build
+    from attn_export.commands.build import build
 
     with scratch() as folder, _trace_log_muted():
         bundle = folder / "bundle"

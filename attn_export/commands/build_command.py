@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attn_export.bundle.manifest import failed_folder
-from attn_export.cli.options import (
+from attn_export.commands.options import (
     PATH,
     SIZE,
     Command,
@@ -20,7 +20,7 @@ from attn_export.cli.options import (
     runtime_options,
     with_options,
 )
-from attn_export.cli.output import Output, output_options
+from attn_export.commands.output import Output, output_options
 from attn_export.errors import UsageError, WeightsError
 from attn_export.spec import VARIANTS, AttentionSpec
 from attn_export.spec.fields import FIELDS, TYPES, Field, default_text
@@ -265,7 +265,7 @@ def build_command(output: Path | None, destinations: Output, **options: Any) -> 
     The layer comes from SPEC.toml, --variant or dimensions alone, from a checkpoint (--weights), or
     from your file (--module). Options change single fields of the spec.
     """
-    from attn_export.jobs.build import build
+    from attn_export.commands.build import build
 
     source = _BuildInput.take_from(options)
     source.check()
@@ -277,7 +277,7 @@ def build_command(output: Path | None, destinations: Output, **options: Any) -> 
         )
         bundle = output if report.passed else failed_folder(output)
         if any(verdict.status != "passed" for verdict in report.verdicts):
-            from attn_export.jobs.explain_failures import explain_failures
+            from attn_export.commands.explain_failures import explain_failures
 
             report = explain_failures(report, bundle, progress=bar)
     return destinations.render(report, bundle)

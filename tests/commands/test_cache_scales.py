@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from safetensors.numpy import save_file
 
 from attn_export import Subject, build, verify
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.errors import ExportError, UsageError
 from attn_export.graph.load import load_model
 from attn_export.spec import AttentionSpec

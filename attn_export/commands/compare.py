@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle.manifest import GOLDEN, dimensions, staging
+from attn_export.commands.compared_graph import ComparedGraph, write_bundle
 from attn_export.errors import AttnExportError, printable
-from attn_export.jobs.compared_graph import ComparedGraph, write_bundle
 from attn_export.judge.gate import Gate, cpu_notes
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, Golden, Report
@@ -23,11 +23,11 @@ from attn_export.system_info import check_installed, environment
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
+    from attn_export.commands.reference import Reference
     from attn_export.explain.eager_values import ValueReference
     from attn_export.explain.explanation import Explanation
     from attn_export.export.subject import Subject
     from attn_export.graph.signature_check import TensorNames
-    from attn_export.jobs.reference import Reference
 
 OTHER = "reference.onnx"
 """The file name of the reference in the bundle of a comparison of two graphs."""
@@ -61,7 +61,7 @@ def compare(
         The report, with the causes of failures. The bundle is in `output` if the report passed,
         else in `OUTPUT.failed`.
     """
-    from attn_export.jobs.reference import read_reference
+    from attn_export.commands.reference import read_reference
 
     selection, path = Selection.of(runtimes, require), Path(graph)
     limits, progress = limits or Limits.default(), progress or Progress()
@@ -89,8 +89,8 @@ def explain_graph(
     progress: Progress,
 ) -> Explanation:
     """Return an explanation of why a runtime's outputs for a graph differ from a module's."""
-    from attn_export.jobs.explain import explain
-    from attn_export.jobs.reference import read_reference
+    from attn_export.commands.explain import explain
+    from attn_export.commands.reference import read_reference
 
     selection, path, limits = Selection.of([runtime_name], ()), Path(graph), Limits.default()
     check_installed("torch")
@@ -155,8 +155,8 @@ class _Comparison:
         """Write the cases and run them; return them with their truth, and notes for the report."""
         from attn_export.bundle.golden import tried_note
         from attn_export.cases.plan import plan_cases
+        from attn_export.commands.golden_vectors import golden_vectors
         from attn_export.graph.requirements import least_eps, precision_notes
-        from attn_export.jobs.golden_vectors import golden_vectors
 
         reference, model = self.reference, self.compared.model
         oracle = reference.oracle(least_eps(model))
@@ -230,7 +230,7 @@ class _Comparison:
 
         If the bundle cannot be completed, raise the error if it is `required`, else add a note.
         """
-        from attn_export.jobs.explain_failures import explain_failures
+        from attn_export.commands.explain_failures import explain_failures
 
         try:
             reference = self.bundle(report, goldens)

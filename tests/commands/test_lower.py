@@ -12,9 +12,9 @@ from conftest import small_spec
 from shared import extended, once
 
 from attn_export import AttentionSpec, build, verify
-from attn_export.cli import run
+from attn_export.commands.lower import lower_here
+from attn_export.commands.main import run
 from attn_export.graph import save
-from attn_export.jobs.lower import lower_here
 
 FEATURES: dict[str, dict[str, object]] = {
     "plain": {},

@@ -17,9 +17,9 @@ from attn_export.bundle.manifest import (
     staging,
     write_manifest,
 )
+from attn_export.commands import bundle_graphs
 from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
-from attn_export.jobs import bundle_graphs
 from attn_export.judge.gate import Gate, cpu_notes
 from attn_export.quality import Budget, Quality, parse_budgets
 from attn_export.report.data import to_json
@@ -127,8 +127,8 @@ def _build_in(
     first, limits = bundle_graphs.first_graphs(options.dialects), options.limits
     with scratch() as out, Pool(options.selection, first, limits) as pool:
         options.progress.phase("importing torch")
+        from attn_export.commands.golden_vectors import budgets_of
         from attn_export.export.subject import Subject
-        from attn_export.jobs.golden_vectors import budgets_of
 
         if isinstance(subject, AttentionSpec):
             subject = Subject.from_spec(subject, seed=seed)
@@ -201,8 +201,8 @@ class _Work:
     def judge(self, subject: Subject) -> _Judged:
         """Export and check the graphs of a subject, run all cases, and judge the outputs."""
         self.options.progress.phase("exporting")
+        from attn_export.commands.golden_vectors import write_quality_of
         from attn_export.export.export import export
-        from attn_export.jobs.golden_vectors import write_quality_of
         from attn_export.judge.judge import undetermined_note
         from attn_export.judge.replay import buffers_note, judge_pool
 
@@ -236,7 +236,7 @@ class _Work:
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
         from attn_export.bundle.golden import fixed_note, tried_note
-        from attn_export.jobs.golden_vectors import golden_vectors
+        from attn_export.commands.golden_vectors import golden_vectors
         from attn_export.truth.notes import truth_notes
         from attn_export.truth.oracle import Oracle
 

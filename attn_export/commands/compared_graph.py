@@ -22,8 +22,8 @@ from attn_export.system_info import versions
 if TYPE_CHECKING:
     import onnx
 
+    from attn_export.commands.reference import Reference
     from attn_export.graph.signature_check import TensorNames
-    from attn_export.jobs.reference import Reference
 
 
 @dataclasses.dataclass(frozen=True)

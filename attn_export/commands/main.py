@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from attn_export.cli.options import PATH, budget_option, limit_own_memory, runtime_options
-from attn_export.cli.output import Output, output_options
+from attn_export.commands.options import PATH, budget_option, limit_own_memory, runtime_options
+from attn_export.commands.output import Output, output_options
 from attn_export.errors import (
     INTERRUPTED,
     READER_GONE,
@@ -89,12 +89,12 @@ def _complain(message: str, code: int) -> int:
 # -- commands ------------------------------------------------------------------------
 
 MODULES = {
-    "build": "attn_export.cli.build_command",
-    "check": "attn_export.cli.commands",
-    "compare": "attn_export.cli.compare_command",
-    "explain": "attn_export.cli.compare_command",
-    "lower": "attn_export.cli.commands",
-    "runtimes": "attn_export.cli.commands",
+    "build": "attn_export.commands.build_command",
+    "check": "attn_export.commands.commands",
+    "compare": "attn_export.commands.compare_command",
+    "explain": "attn_export.commands.compare_command",
+    "lower": "attn_export.commands.commands",
+    "runtimes": "attn_export.commands.commands",
 }
 """The module of each command of the core except `verify`."""
 
@@ -164,7 +164,7 @@ def cli() -> None:
 @output_options
 def verify_command(bundle: Path, graph: Path | None, destinations: Output, **options: Any) -> int:
     """Replay a bundle's golden vectors; needs no torch without --recompute, --sizes, --module."""
-    from attn_export.jobs.verify import verify
+    from attn_export.commands.verify import verify
 
     if options["update"] and options["baseline"] is None:
         raise UsageError("--update needs --baseline FILE")
@@ -172,7 +172,7 @@ def verify_command(bundle: Path, graph: Path | None, destinations: Output, **opt
     with destinations.job(bundle.name) as bar:
         report = verify(bundle, graph=graph, progress=bar, **options)
         if any(verdict.status != "passed" for verdict in report.verdicts):
-            from attn_export.jobs.explain_failures import explain_failures
+            from attn_export.commands.explain_failures import explain_failures
 
             report = explain_failures(report, bundle, graph, progress=bar)
     return destinations.render(report, place=None)

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from attn_export import build, verify
 from attn_export.bundle.manifest import GOLDEN, manifest_content, write_manifest
 from attn_export.bundle.quality_vectors import distance, logit_distance
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.errors import BundleError, UsageError
 from attn_export.quality import Budget
 from attn_export.report.ci import github_annotations, to_junit, to_markdown

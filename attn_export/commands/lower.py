@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from attn_export.commands.source_runs import SourceRuns
 from attn_export.dialect_names import MICROSOFT, STANDARD, check_dialects
 from attn_export.errors import GraphError, OutputError, UsageError, counted
 from attn_export.graph.ir_helpers import every_node, nodes_of
@@ -16,7 +17,6 @@ from attn_export.graph.load import load_graph, load_proto
 from attn_export.graph.lower import Lowered, lower
 from attn_export.graph.lower.dialects import NOTHING_TO_LOWER
 from attn_export.graph.save import external_files, replace_graph
-from attn_export.jobs.source_runs import SourceRuns
 from attn_export.output_folder import check_utf8, write_errors
 from attn_export.runtimes.child import limited
 from attn_export.temp_folders import scratch

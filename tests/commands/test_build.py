@@ -17,9 +17,9 @@ from torch import nn
 from attn_export import Subject, build, verify
 from attn_export.bundle.golden import read_golden
 from attn_export.bundle.manifest import read_bundle
+from attn_export.commands.check import check
 from attn_export.errors import ExportError, OutputError, UsageError
 from attn_export.graph.checks import check_graph
-from attn_export.jobs.check import check
 from attn_export.schema import TensorSignature
 
 BOTH = ["ort-cpu", "onnx-reference"]

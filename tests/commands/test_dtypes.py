@@ -15,7 +15,7 @@ from torch import nn
 
 from attn_export import Subject, build, verify
 from attn_export.attention import onnx_attention
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.results import Report
 
 NARROW = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}

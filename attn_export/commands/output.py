@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attn_export.cli.options import (
+from attn_export.commands.options import (
     STDOUT,
     Command,
     file_option,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from attn_export.cli.options import (
+from attn_export.commands.options import (
     PATH,
     fix_input_option,
 )
@@ -24,9 +24,9 @@ def check_command(model: Path, fixed: dict[str, str]) -> int:
     In other files, what the ONNX standard allows is only a warning. Exit code 4 if a file
     violates the standard, or its entry.
     """
+    from attn_export.commands.check import check, grouped
+    from attn_export.commands.fixed_graphs import fixed_graphs
     from attn_export.graph.checks import CHECKS
-    from attn_export.jobs.check import check, grouped
-    from attn_export.jobs.fixed_graphs import fixed_graphs
 
     with fixed_graphs([model], fixed) as (graph,):
         findings = check(graph)
@@ -53,8 +53,8 @@ def lower_command(model: Path, dialect: str, output: Path, fixed: dict[str, str]
     runtimes that have no such operator. ort: the fastest forms in ONNX Runtime; with a KV cache,
     a graph for one query a step goes to OUT.decode.onnx.
     """
-    from attn_export.jobs.fixed_graphs import fixed_graphs
-    from attn_export.jobs.lower import lower_file
+    from attn_export.commands.fixed_graphs import fixed_graphs
+    from attn_export.commands.lower import lower_file
 
     if fixed and output.exists() and model.exists() and output.samefile(model):
         raise UsageError(f"{output} is the file to lower; choose another --output")

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from attn_export import Axis, Subject, assert_parity, verify
+from attn_export.commands.check import check
+from attn_export.commands.compare import compare
 from attn_export.errors import GraphError, UsageError
-from attn_export.jobs.check import check
-from attn_export.jobs.compare import compare
 from attn_export.results import Report
 
 

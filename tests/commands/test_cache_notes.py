@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from attn_export.jobs.bundle_graphs import cache_notes
+from attn_export.commands.bundle_graphs import cache_notes
 
 WRITES = {
     "ScatterND": "present = ScatterND(past_key, ids, new)",

@@ -17,7 +17,7 @@ from shared import extended, judged_graphs, passed_bundle, report_of
 
 from attn_export import DecodeSession, Subject, build, verify
 from attn_export.attention.quantised_cache import pack
-from attn_export.cli import run
+from attn_export.commands.main import run
 from attn_export.float64.evaluate import Evaluation, NotComputedError
 from attn_export.graph.load import load_graph, load_model
 from attn_export.graph.lower import Form, lower

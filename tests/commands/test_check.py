@@ -10,7 +10,7 @@ import onnx
 import pytest
 from conftest import Cli
 
-from attn_export.jobs.check import check
+from attn_export.commands.check import check
 
 pytestmark = pytest.mark.xdist_group("test_check")  # what it exports is shared
 

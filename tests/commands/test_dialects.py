@@ -16,12 +16,12 @@ from shared import once
 from torch import Tensor, nn
 
 from attn_export import Subject, build, verify
-from attn_export.cli import run
+from attn_export.commands.check import check
+from attn_export.commands.main import run
 from attn_export.dialect_names import DIALECTS
 from attn_export.errors import GraphError, UsageError
 from attn_export.graph.checks import check_graph
 from attn_export.graph.lower.dialects import REWRITES
-from attn_export.jobs.check import check
 from attn_export.parts import parts
 from attn_export.runtimes import pool
 from attn_export.tensorfile import read_tensors, write_tensors
@@ -195,7 +195,7 @@ def test_outputs_in_another_order_of_axes_would_be_seen(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Remove `layouts` from the manifest, without which the graph fails."""
-    from attn_export.jobs import verify as job
+    from attn_export.commands import verify as job
 
     plain = [pool.GraphFile(name) for name in ("model.ort.onnx",)]
     monkeypatch.setattr(job, "graph_files", lambda _: plain)
