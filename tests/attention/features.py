@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import torch
 from conftest import small_spec
-from torch import nn
 
-from attn_export.attention import Attention
 from attn_export.spec import AttentionSpec
 
 KV_HEADS = {"mha": 4, "mqa": 1, "gqa": 2}
 
 _YARN = {"rotary_scaling": "yarn", "rotary_factor": 8.0, "rotary_original_len": 64}
 FEATURES = {
+    "plain": {},
     "bias of q and v": {"bias": "q,v"},
     "no bias of out": {"bias": "q,k,v"},
     "rms": {"qk_norm": "rms"},
@@ -87,19 +85,17 @@ GROWING = {
 """Features whose keys depend on the length at which they were made."""
 
 
-def exact_module(spec: AttentionSpec, seed: int = 0) -> Attention:
-    """Return a seeded module with float64 buffers, and norms away from their initial values."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        torch.manual_seed(seed)
-        module = Attention(spec).eval()
-        for norm in (module.q_norm, module.k_norm):
-            for parameter in norm.parameters():
-                nn.init.uniform_(parameter, 0.5, 1.5)
-    finally:
-        torch.set_default_dtype(before)
-    return module
+_NORMS = {"q_norm.weight": (8,), "k_norm.weight": (8,)}
+PARAMETERS = {
+    "plain": {},
+    "rms": _NORMS,
+    "layer": _NORMS | {"q_norm.bias": (8,), "k_norm.bias": (8,)},
+    "llama3": {},
+    "alibi": {},
+    "relative": {"score_bias.relative_attention_bias.weight": (4, 4)},
+    "sinks": {"sinks": (4,)},
+}
+"""The parameters beside projections that a feature has, with their shapes."""
 
 
 def feature_spec(feature: dict, **changes: object) -> AttentionSpec:

@@ -7,17 +7,22 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conftest import small_spec
-from features import FEATURES, GROWING, KV_HEADS, SEEING_AHEAD, exact_module, feature_spec
-from pieces import TOTAL, piece_of, whole_sequence
-from slow import Inputs, cast, draw_inputs, make_module, outputs_of, slow_attention
+from features import FEATURES, GROWING, KV_HEADS, SEEING_AHEAD, feature_spec
+from layers import (
+    TOTAL,
+    Inputs,
+    draw_inputs,
+    exact_module,
+    outputs_of,
+    piece_of,
+    whole_sequence,
+)
 from torch import Tensor
 
 from attn_export.attention import Attention
 
 EVERYWHERE = FEATURES | SEEING_AHEAD | GROWING
 CAPACITY = 12
-SIZES = ((3, 4, 5), (1, 1, 3), (2, 5, 0), (2, 3, 3))  # B, L, P
 
 all_heads = pytest.mark.parametrize("kv_heads", KV_HEADS.values(), ids=KV_HEADS)
 
@@ -35,36 +40,6 @@ def appending(module: Attention) -> Attention:
 
 def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("mask", ["none", "bool[B,1,1,S]", "float[B,H,L,S]"])
-@pytest.mark.parametrize("feature", EVERYWHERE.values(), ids=EVERYWHERE)
-def test_feature_equals_the_slow_reference(feature: dict, mask: str) -> None:
-    module = in_place(feature, attn_mask=mask)
-    for B, L, P in SIZES:
-        inputs = draw_inputs(module.spec, B, L, P, seed=L)
-        wanted = slow_attention(module, inputs)
-        for name, actual in outputs_of(module, inputs).items():
-            close(actual, torch.from_numpy(wanted[name]))
-
-
-@all_heads
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("causal", [False, True], ids=["all keys", "causal"])
-def test_heads_and_widths_equal_the_slow_reference(
-    causal: bool, dtype: torch.dtype, kv_heads: int
-) -> None:
-    for mask in ("bool[L,S]", "bool[H,L,S]", "float[1,S]", "float[B,1,1,S]"):
-        spec = small_spec(
-            num_kv_heads=kv_heads, causal=causal, cache="in-place", v_head_dim=3, attn_mask=mask
-        )
-        module = make_module(spec, dtype)
-        inputs = cast(draw_inputs(spec, 3, 4, 6), dtype)
-        wanted = slow_attention(module, inputs)
-        for name, actual in outputs_of(module, inputs).items():
-            torch.testing.assert_close(
-                actual.double(), torch.from_numpy(wanted[name]), rtol=3e-6, atol=3e-6
-            )
 
 
 @all_heads

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from pieces import TOTAL, piece_of, whole_sequence
-from slow import make_module, outputs_of
+from layers import TOTAL, make_module, outputs_of, piece_of, whole_sequence
 
 from attn_export import AttentionSpec
 from attn_export.attention.functional import scaled_dot_product_attention

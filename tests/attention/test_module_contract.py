@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 from conftest import small_spec
-from slow import cast, draw_inputs, make_module, outputs_of
+from layers import cast, draw_inputs, make_module, outputs_of
 
 import attn_export
 from attn_export.attention import (
@@ -64,6 +64,36 @@ def test_inputs_may_be_given_by_position() -> None:
     mask, key, value = (inputs[name] for name in ("attn_mask", "past_key", "past_value"))
     returned = module(inputs["query"], None, None, mask, key, value)
     assert torch.equal(returned[0], outputs_of(module, inputs)["output"])
+
+
+@pytest.mark.parametrize("attn_weights", [False, True], ids=["no weights", "weights"])
+@pytest.mark.parametrize("cache", ["none", "append"], ids=["no cache", "cache"])
+def test_returns_what_the_spec_names_in_its_order_and_shapes(
+    cache: str, attn_weights: bool
+) -> None:
+    spec = small_spec(cache=cache, attn_weights=attn_weights, v_head_dim=3)
+    B, L, P = 3, 4, 3
+    S = P + L if cache == "append" else L
+    outputs = outputs_of(make_module(spec), draw_inputs(spec, B, L, P))
+    shapes = {"output": (B, L, 32)}
+    if cache == "append":
+        shapes |= {"present_key": (B, 2, S, 8), "present_value": (B, 2, S, 3)}
+    if attn_weights:
+        shapes |= {"attn_weights": (B, 4, L, S)}
+    assert {name: tuple(tensor.shape) for name, tensor in outputs.items()} == shapes
+
+
+def test_output_alone_is_a_tensor_and_not_a_tuple() -> None:
+    spec = small_spec(cache="none")
+    assert isinstance(make_module(spec)(**draw_inputs(spec, 1, 2)), torch.Tensor)
+
+
+def test_no_input_is_written_to() -> None:
+    spec = small_spec(attn_mask="float[B,1,1,S]", attn_weights=True)
+    inputs = draw_inputs(spec, 2, 4, 3)
+    before = {name: tensor.clone() for name, tensor in inputs.items()}
+    outputs_of(make_module(spec), inputs)
+    assert all(torch.equal(inputs[name], before[name]) for name in inputs)
 
 
 # -- names and shapes ------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import small_spec
-from slow import make_module
+from layers import make_module
 from torch import Tensor, nn
 
 from attn_export.attention import Attention

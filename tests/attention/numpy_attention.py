@@ -1,6 +1,6 @@
-"""Reference for attention in plain numpy float32, written from the definitions.
+"""Reference for attention in plain numpy, written from the definitions.
 
-Tests plant faults into it.
+It computes in the type of the query. Tests plant faults into it.
 
 Legend: B batch, H query heads, Hkv key/value heads, L query length, S key length (past
 included), n added keys, P past length, D head width, Dv value head width.
@@ -59,7 +59,7 @@ def run(
         inputs: A case's inputs.
         faults: What to do wrong, by step.
     """
-    at = Steps(faults or {}, spec=spec, inputs=inputs)
+    at = Steps(faults or {}, spec=spec, inputs=inputs, type=inputs["query"].dtype)
     w = at.set("parameters", _apart(at, parameters))
     with np.errstate(all="ignore"):  # -inf - -inf in rows that are masked, and faults' overflows
         at["P"] = _past(at)
@@ -73,17 +73,17 @@ def run(
         at.set("added_pairs", added_keys.added_pairs(at))
         k, v = added_keys.with_added(at)  # [B, Hkv, S + n, D], [B, Hkv, S + n, Dv]
         head = at.set("kv_head", np.arange(spec.num_heads) // spec.q_per_kv)  # [H]
-        scale = np.float32(at.set("scale", spec.softmax_scale))
+        scale = float(at.set("scale", spec.softmax_scale))
         scores = at.set("products", (q @ k[:, head].swapaxes(-1, -2)) * scale)  # + n
         if spec.softcap is not None:
             scores = at.set("capped", capped(scores, at.set("softcap", spec.softcap)))
         visible, added = _of_all_keys(at, w, scores.shape)
-        scores = np.where(visible, scores + added, at.set("hidden_score", np.float32(-np.inf)))
+        scores = np.where(visible, scores + added, at.set("hidden_score", -np.inf))
         at.set("nothing", ~visible.any(axis=-1, keepdims=True))
         at.set("scores", scores)
         at.set("sinks", w["sinks"][:, None, None] if spec.sinks else None)  # [H, 1, 1]
         soft = at.set("softmax", softmax(at["scores"], sinks=at["sinks"]))
-        soft = at.set("attn_weights", np.where(at["nothing"], np.float32(0), soft))
+        soft = at.set("attn_weights", np.where(at["nothing"], 0.0, soft))
         attended = at.set("attended", soft @ v[:, head])  # [B, H, L, Dv]
         merged = at.set("merged", np.concatenate(list(attended.swapaxes(0, 1)), axis=-1))
         out = at.set("output", linear(w, "out_proj", merged))
@@ -138,7 +138,7 @@ def normed(
     if (kind or spec.qk_norm) == "layer":
         x = x - x.mean(axis=axes, keepdims=True)
     square = np.square(x).mean(axis=axes, keepdims=True)
-    x = x / np.sqrt(square + np.float32(spec.norm_eps if eps is None else eps))
+    x = x / np.sqrt(square + (spec.norm_eps if eps is None else eps))
     x = x * w[f"{of}_norm.weight"]
     return x + w[f"{of}_norm.bias"] if f"{of}_norm.bias" in w else x
 
@@ -166,7 +166,7 @@ def _set_turning(at: Steps) -> None:
     counted = counted + (at["P"][:, 0, 0] if spec.in_place else at["P"])  # [L] or [B, L]
     position = at.set("positions", at["inputs"].get("position_ids", counted))  # [L] or [B, L]
     length = at.set("length", int(position.max()) + 1)
-    at.set("inv_freq", positions.frequencies(spec, length))
+    at.set("inv_freq", positions.frequencies(spec, length).astype(at["type"]))
     at.set("layout", spec.rotary)
     at.set("magnitude", positions.magnitude(spec))
 
@@ -222,13 +222,13 @@ def _of_all_keys(
 
 def _of_positions(
     at: Steps, w: Mapping[str, np.ndarray], shape: tuple[int, ...]
-) -> np.ndarray | np.float32:
+) -> np.ndarray | float:
     """Return the bias of positions on the scores."""
-    spec, added = at["spec"], np.float32(0)
+    spec, added = at["spec"], 0.0
     offset = at.set("offset", positions.offsets(at["P"], shape))
     if spec.alibi:
-        slopes = at.set("slopes", positions.slopes(spec.num_heads))
-        added = added - slopes * at.set("distance", np.abs(offset)).astype(np.float32)
+        slopes = at.set("slopes", positions.slopes(spec.num_heads).astype(at["type"]))
+        added = added - slopes * at.set("distance", np.abs(offset)).astype(at["type"])
     if spec.relative_buckets:
         bucket = positions.buckets(offset, spec, both_sides=not spec.causal)
         learned = w["score_bias.relative_attention_bias.weight"].T  # [H, buckets]
@@ -247,9 +247,9 @@ def _mask(
     mask = np.broadcast_to(inputs.get("attn_mask", np.True_), shape)
     mask = at.set("mask", mask)
     visible = mask if mask.dtype == np.bool_ else mask != -np.inf
-    added = np.zeros(shape, np.float32)
+    added = np.zeros(shape, at["type"])
     if mask.dtype != np.bool_:
-        added = np.where(visible, np.maximum(mask, np.float32(LOWEST_SCORE)), np.float32(0))
+        added = np.where(visible, np.maximum(mask, at["type"].type(LOWEST_SCORE)), 0.0)
     added = at.set("added", added)
     if spec.in_place:
         visible = visible & in_place.counted(at, shape)

@@ -13,7 +13,7 @@ from attn_export.spec import AttentionSpec
 
 
 def frequencies(spec: AttentionSpec, length: int) -> np.ndarray:
-    """Return radians per position, float32 `[R/2]`, stretched as the spec defines.
+    """Return radians per position, `[R/2]`, stretched as the spec defines.
 
     Args:
         length: Of the sequence so far, to which "dynamic" stretches.
@@ -22,14 +22,17 @@ def frequencies(spec: AttentionSpec, length: int) -> np.ndarray:
         longest = max(length, spec.rotary_original_len)
         return of_base(spec, stretched_base(spec, longest))
     plain = [spec.rotary_theta ** (-2 * i / spec.rotary_dim) for i in range(spec.rotary_dim // 2)]
+    if spec.rotary_scaling == "longrope":
+        longer = length > spec.rotary_original_len
+        return np.array(plain) / (spec.rotary_long_factors if longer else spec.rotary_short_factors)
     stretched = {"none": _kept, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
-    return np.float32(stretched[spec.rotary_scaling](spec, plain))
+    return np.array(stretched[spec.rotary_scaling](spec, plain))
 
 
 def of_base(spec: AttentionSpec, base: float | np.ndarray) -> np.ndarray:
-    """Return base^(-2i/R), float32 `[.., R/2]`."""
+    """Return base^(-2i/R), `[.., R/2]`."""
     pairs = np.arange(spec.rotary_dim // 2)
-    return np.float32(np.power(np.asarray(base)[..., None], -2 * pairs / spec.rotary_dim))
+    return np.power(np.asarray(base, np.float64)[..., None], -2 * pairs / spec.rotary_dim)
 
 
 def stretched_base(
@@ -47,11 +50,13 @@ def stretched_base(
 
 
 def magnitude(spec: AttentionSpec) -> float:
-    """Return YaRN's factor on rotated queries and keys."""
-    if spec.rotary_scaling != "yarn":
+    """Return the factor of YaRN or LongRoPE on rotated queries and keys."""
+    if spec.rotary_scaling not in ("yarn", "longrope"):
         return 1.0
     if spec.rotary_magnitude is not None:
         return spec.rotary_magnitude
+    if spec.rotary_scaling == "longrope":
+        return math.sqrt(1 + math.log(spec.rotary_factor, spec.rotary_original_len))
     return 1 + 0.1 * math.log(spec.rotary_factor)
 
 
@@ -73,9 +78,9 @@ def rotated(
         "interleaved": (np.s_[..., 0:R:2], np.s_[..., 1:R:2]),
     }
     real, imaginary = pairs[layout]
-    angle = position.astype(np.float32)[..., None] * inv_freq  # [L, R/2] or [B, L, R/2]
+    angle = position.astype(x.dtype)[..., None] * inv_freq  # [L, R/2] or [B, L, R/2]
     turn = np.exp(1j * (angle if angle.ndim == 2 else angle[:, None])) * factor
-    turned = (x[real] + 1j * x[imaginary]) * turn.astype(np.complex64)
+    turned = (x[real] + 1j * x[imaginary]) * turn.astype(np.result_type(x.dtype, np.complex64))
     y = x.copy()
     y[real], y[imaginary] = turned.real, turned.imag
     return y
@@ -99,7 +104,7 @@ def slopes(heads: int) -> np.ndarray:
 
 def geometric(heads: int) -> np.ndarray:
     """Return 2^(-8h/H) for h from 1 to H."""
-    return np.float32([2 ** (-8 * h / heads) for h in range(1, heads + 1)])
+    return np.array([2 ** (-8 * h / heads) for h in range(1, heads + 1)])
 
 
 def buckets(offset: np.ndarray, spec: AttentionSpec, *, both_sides: bool) -> np.ndarray:
@@ -164,5 +169,6 @@ def _yarn(spec: AttentionSpec, plain: list[float]) -> list[float]:
     if spec.rotary_truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, R - 1)
+    last += 0.001 * (first == last)
     stretched = np.interp(range(len(plain)), [first, last], [0, 1])
     return [f * (1 - s) + f / spec.rotary_factor * s for f, s in zip(plain, stretched, strict=True)]
