@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from attn_export.dialect_names import STANDARD
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted
 from attn_export.quality import Quality
 
@@ -91,33 +90,6 @@ class StoredCase:
     folder: Path
     sizes: Mapping[str, int]
     kind: str
-
-
-@dataclasses.dataclass(frozen=True)
-class GraphFile:
-    """Description of a graph file: how its inputs and outputs differ from those of the cases.
-
-    Attributes:
-        name: The file name.
-        dialect: One of `DIALECTS`.
-        fixed: Dynamic axes of the bundle that are static here: ``{"query_len": 1}``.
-        layouts: Axes of transposed inputs and outputs: ``{"past_value": (0, 1, 3, 2)}``.
-        bound: Outputs that may share the buffer of an input: ``{"present_key": "past_key"}``.
-        features: The features that a runtime must support; see `graph.requirements.features`.
-        dtypes: Integer inputs with another dtype than in the cases: ``{"past_length": "int32"}``.
-    """
-
-    name: str
-    dialect: str = STANDARD
-    fixed: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    layouts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    bound: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    features: tuple[str, ...] = ()
-    dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def takes(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether the graph accepts these sizes of the dynamic axes."""
-        return all(sizes.get(axis, size) == size for axis, size in self.fixed.items())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,17 +1,15 @@
-"""Types of the JSON files that are read, with the ranges on which the rest of the code relies.
-
-`GraphEntry` and `ReportedVerdict` have fields of data classes in `results`. They are types of their
-own because files need ranges, which values of the package do not, and because msgspec accepts
-unknown fields of data classes.
-"""
+"""Types of the JSON files that are read, with the ranges on which the rest of the code relies."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
+from attn_export.dialect_names import STANDARD
 from attn_export.tensorproto import CODES
 
 _CONTROL = "\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff"
@@ -19,8 +17,7 @@ _PART = rf"[^/\\:*?\"<>|'`${_CONTROL}]+"
 _ORDINARY = r"(?!\.{1,2}(?:/|\Z))"
 
 MOST_BYTES, MOST_ELEMENTS = 255, 2**31
-"""The largest number of bytes of the name of a tensor, and of elements along its static axes. Kits
-in C have buffers of these sizes."""
+"""The most bytes of a tensor's name, and elements along its static axes: buffers of kits in C."""
 
 Text = Annotated[str, Meta(max_length=2000, pattern=rf"\A[^{_CONTROL}]*\Z")]
 LongText = Annotated[str, Meta(max_length=100_000, pattern=rf"\A[^{_CONTROL}]*\Z")]
@@ -50,7 +47,6 @@ OutputDim = Count | Annotated[str, Meta(max_length=MOST_BYTES, pattern=rf"\A[^{_
 """The size or name of an axis of an output; the name is empty if a user's module has none for
 it."""
 
-
 CACHES = {"present_key": "past_key", "present_value": "past_value"}
 """The caches of our own layers: the input of the next step that takes an output."""
 
@@ -76,21 +72,41 @@ class Needs(Struct, frozen=True, forbid_unknown_fields=True):
     onnxruntime: Annotated[str, Meta(pattern=r"\A[0-9]{1,9}(?:\.[0-9]{1,9}){0,9}\Z")] = ""
 
 
-class GraphEntry(Struct, frozen=True, forbid_unknown_fields=True):
-    """The entry of a graph in a manifest; see `GraphFile`."""
+class GraphFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """Description of a graph file: how its inputs and outputs differ from those of the cases.
 
-    dialect: Name
+    Attributes:
+        name: The file name. In a manifest it is the key.
+        dialect: One of `DIALECTS`.
+        fixed: Dynamic axes of the bundle that are static here: ``{"query_len": 1}``.
+        layouts: Axes of transposed inputs and outputs: ``{"past_value": (0, 1, 3, 2)}``.
+        bound: Outputs that may share the buffer of an input: ``{"present_key": "past_key"}``.
+        features: The features that a runtime must support; see `graph.requirements.features`.
+        dtypes: Integer inputs with another dtype than in the cases: ``{"past_length": "int32"}``.
+    """
+
+    name: str = ""
+    dialect: Name = STANDARD
+    fixed: dict[Name, Count] = {}
+    layouts: dict[Name, tuple[Annotated[int, Meta(ge=0, le=7)], ...]] = {}
+    bound: dict[Name, Name] = {}
+    features: tuple[Name, ...] = ()
+    dtypes: dict[Name, Literal["int32"]] = {}
+
+    def takes(self, sizes: Mapping[str, int]) -> bool:
+        """Return whether the graph accepts these sizes of the dynamic axes."""
+        return all(sizes.get(axis, size) == size for axis, size in self.fixed.items())
+
+
+class GraphEntry(GraphFile, frozen=True, kw_only=True):
+    """The description of a graph in a manifest, which has all of it."""
+
     needs: Needs
-    fixed: dict[Name, Count]
-    layouts: dict[Name, tuple[Annotated[int, Meta(ge=0, le=7)], ...]]
-    bound: dict[Name, Name]
-    features: tuple[Name, ...]
     attentions: Count | None
     ours: bool
     nodes: dict[Text, Text]
     foreign: bool = False
     form: Text = "kernels"
-    dtypes: dict[Name, Literal["int32"]] = {}
 
 
 class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,6 +144,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
                 shape = list(signature.shape)
                 raise ValueError(f"{name} has a name or a shape that is too long: {shape}")
         for name, graph in self.graphs.items():
+            force_setattr(graph, "name", name)
             if name not in self.files:
                 raise ValueError(f"the graph {name} is not among its files")
             self._check_ends(name, graph)
@@ -273,10 +290,7 @@ class QualityFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BaselineFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a baseline file: the version and the errors of each ``runtime/graph``.
-
-    Errors are shares of the allowed error, by ``case/output``.
-    """
+    """The content of a baseline file: the version and the relative errors of each graph."""
 
     format: Name
     versions: dict[Name, Text]

@@ -19,7 +19,6 @@ from attn_export.errors import (
     printable,
 )
 from attn_export.output_folder import Digests, replaceable, sha256, take_place, write_errors
-from attn_export.results import GraphFile
 from attn_export.temp_folders import folder_beside
 from attn_export.untrusted_files import checked, parse_json, read_text
 
@@ -97,17 +96,6 @@ def _digests(folder: Path) -> Digests | None:
         return digests | ({SIGNATURE: sha256(signature)} if signature.is_file() else {})
     except BundleError:
         return None
-
-
-def graph_files(manifest: Manifest) -> list[GraphFile]:
-    """Return the descriptions of the graphs in a manifest."""
-    return [
-        GraphFile(
-            name, entry.dialect, entry.fixed, entry.layouts, entry.bound, entry.features,
-            entry.dtypes,
-        )
-        for name, entry in manifest.graphs.items()
-    ]  # fmt: skip
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> Manifest:

@@ -20,23 +20,23 @@ from attn_export.bundle.manifest import (
 from attn_export.commands import bundle_graphs
 from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
+from attn_export.graph import IrGraph
 from attn_export.judge.gate import Gate, cpu_notes
 from attn_export.quality import Budget, Quality, parse_budgets
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
 from attn_export.report.progress import Progress
-from attn_export.results import BASE, GraphFile, Report
+from attn_export.results import BASE, Report
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
+from attn_export.schema import GraphFile
 from attn_export.spec import AttentionSpec
 from attn_export.spec.fields import SEED
 from attn_export.system_info import check_installed, environment
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
-    from attn_export.export.export import Exported
     from attn_export.export.subject import Subject
-    from attn_export.graph.lower import Lowered
     from attn_export.results import Golden, RuntimeRun, Verdict
 
 WIDE = "in float32"
@@ -174,8 +174,8 @@ def _report(name: str, wide: _Judged | None, judged: _Judged, subject: Subject) 
 class _Judged:
     """The graphs of a subject with their verdicts."""
 
-    exported: Exported
-    graphs: tuple[Lowered, ...]
+    exported: IrGraph
+    graphs: tuple[IrGraph, ...]
     runs: tuple[RuntimeRun, ...]
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...]

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import CUDA, DIALECTS, MODEL, ORT_NEEDED, PORTABLE, graph_name
 from attn_export.errors import ExportError, GraphError
-from attn_export.results import GraphFile, Verdict
-from attn_export.schema import TensorSignature
+from attn_export.graph import IrGraph
+from attn_export.results import Verdict
+from attn_export.schema import GraphFile, TensorSignature
 from attn_export.system_info import versions
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from attn_export.export.export import Exported
     from attn_export.export.subject import Subject
     from attn_export.graph.checked_graph import Expected
-    from attn_export.graph.lower import Lowered
 
 ALL = "all"
 CAST_NOTE = (
@@ -35,7 +33,7 @@ def first_graphs(dialects: Sequence[str]) -> list[GraphFile]:
     return [GraphFile(graph_name(first), first)]
 
 
-def lower_all(exported: Exported, dialects: Sequence[str]) -> tuple[list[Lowered], tuple[str, ...]]:
+def lower_all(exported: IrGraph, dialects: Sequence[str]) -> tuple[list[IrGraph], tuple[str, ...]]:
     """Lower the canonical graph to dialects.
 
     Returns:
@@ -43,7 +41,7 @@ def lower_all(exported: Exported, dialects: Sequence[str]) -> tuple[list[Lowered
     """
     from attn_export.graph.ir_helpers import nodes_of
 
-    graphs: list[Lowered] = []
+    graphs: list[IrGraph] = []
     notes: list[str] = []
     in_place = bool(nodes_of(exported.model, "TensorScatter"))
     for dialect in DIALECTS if ALL in dialects else dialects:
@@ -87,7 +85,7 @@ def cache_notes(model: ir.Model) -> Iterator[str]:
             )
 
 
-def _lowered(exported: Exported, dialect: str) -> Iterable[Lowered]:
+def _lowered(exported: IrGraph, dialect: str) -> Iterable[IrGraph]:
     """Return the graphs of a dialect. Those of `CUDA` compute in bfloat16 if the subject has it."""
     from attn_export.graph.lower import NotInHalfError, lower
 
@@ -99,13 +97,13 @@ def _lowered(exported: Exported, dialect: str) -> Iterable[Lowered]:
     return lower(exported.in_bfloat16(), dialect).values()
 
 
-def bfloat16_notes(graphs: Sequence[Lowered]) -> tuple[str, ...]:
+def bfloat16_notes(graphs: Sequence[IrGraph]) -> tuple[str, ...]:
     """Return notes on the dtypes in which the graphs of a bfloat16 subject compute."""
     on_cuda = any(graph.file.dialect == CUDA for graph in graphs)
     return (CAST_NOTE, CUDA_NOTE) if on_cuda else (CAST_NOTE,)
 
 
-def save_checked(graphs: Sequence[Lowered], expected: Expected, folder: Path) -> None:
+def save_checked(graphs: Sequence[IrGraph], expected: Expected, folder: Path) -> None:
     """Write the graphs and their weights, and check each written file."""
     from attn_export.graph.checked_graph import expected_of
     from attn_export.graph.checks import check_graph
@@ -121,7 +119,10 @@ def save_checked(graphs: Sequence[Lowered], expected: Expected, folder: Path) ->
 
 
 def remove_refuted(
-    folder: Path, graphs: Sequence[Lowered], verdicts: Sequence[Verdict], dialects: Sequence[str]
+    folder: Path,
+    graphs: Sequence[IrGraph],
+    verdicts: Sequence[Verdict],
+    dialects: Sequence[str],
 ) -> dict[str, str]:
     """Remove graphs in which attention was recognised that the module does not compute.
 
@@ -147,7 +148,7 @@ def manifest_of(
     name: str,
     subject: Subject,
     origins: Mapping[str, str],
-    graphs: Sequence[Lowered],
+    graphs: Sequence[IrGraph],
     dtypes: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the content of a bundle's manifest, as `write_manifest` takes it."""
@@ -176,7 +177,7 @@ def manifest_of(
     return content | {key: value for key, value in further.items() if value}
 
 
-def _graph_entry(graph: Lowered, expected: Expected, origins: Mapping[str, str]) -> dict[str, Any]:
+def _graph_entry(graph: IrGraph, expected: Expected, origins: Mapping[str, str]) -> dict[str, Any]:
     """Return the manifest's entry of a graph; `expected` is that of the standard dialect."""
     from attn_export.graph.checked_graph import expected_of
 
@@ -189,7 +190,7 @@ def _graph_entry(graph: Lowered, expected: Expected, origins: Mapping[str, str])
         needs["onnxruntime"] = ORT_NEEDED
     lines = {str(node.name): origin_of(str(node.name), origins) for node in graph.model.graph}
     return {
-        **{name: value for name, value in dataclasses.asdict(file).items() if name != "name"},
+        **{name: getattr(file, name) for name in GraphFile.__struct_fields__ if name != "name"},
         "needs": needs,
         "attentions": expected_here.attentions,
         "ours": expected_here.ours,

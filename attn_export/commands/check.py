@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from attn_export.bundle.manifest import MANIFEST, graph_files, read_manifest, shapes_of
+from attn_export.bundle.manifest import MANIFEST, read_manifest, shapes_of
 from attn_export.graph.checked_graph import CheckFinding, Expected, expected_of
 from attn_export.graph.checks import check_graph
 from attn_export.runtimes.child import limited
@@ -49,7 +49,7 @@ def grouped(findings: Sequence[CheckFinding]) -> list[tuple[CheckFinding, int]]:
 def _expected_in(manifest: Manifest, name: str) -> Expected:
     """Return the properties that a manifest states for one of its graphs."""
     graph = manifest.graphs[name]
-    (file,) = (file for file in graph_files(manifest) if file.name == name)
+    (file,) = (file for file in manifest.graphs.values() if file.name == name)
     whole = Expected(
         shapes_of(manifest.inputs), shapes_of(manifest.outputs),
         attentions=graph.attentions, ours=graph.ours,

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from attn_export.bundle.manifest import GOLDEN, dimensions, staging
-from attn_export.commands.compared_graph import ComparedGraph, write_bundle
+from attn_export.commands.compared_graph import match_names, read_compared, write_bundle
 from attn_export.errors import AttnExportError, printable
+from attn_export.graph import Graph
 from attn_export.judge.gate import Gate, cpu_notes
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, Golden, Report
@@ -23,6 +26,8 @@ from attn_export.system_info import check_installed, environment
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
+    import onnx
+
     from attn_export.commands.reference import Reference
     from attn_export.explain.eager_values import ValueReference
     from attn_export.explain.explanation import Explanation
@@ -66,7 +71,7 @@ def compare(
     selection, path = Selection.of(runtimes, require), Path(graph)
     limits, progress = limits or Limits.default(), progress or Progress()
     check_installed("torch")
-    compared = ComparedGraph.read(path, limits)
+    compared = read_compared(path, limits)
     with _bundle_folder(output) as (folder, publish), scratch() as out:
         with Pool(selection, [compared.file], limits) as pool:
             read = functools.partial(read_reference, reference, ranges or {}, relations or {}, seed)
@@ -94,7 +99,7 @@ def explain_graph(
 
     selection, path, limits = Selection.of([runtime_name], ()), Path(graph), Limits.default()
     check_installed("torch")
-    compared = ComparedGraph.read(path, limits)
+    compared = read_compared(path, limits)
     with scratch() as folder, scratch() as out:
         with Pool(selection, [compared.file], limits) as pool:
             work = _Comparison.start(
@@ -131,13 +136,13 @@ class _Comparison:
     pool: Pool
     progress: Progress
     reference: Reference
-    compared: ComparedGraph
+    compared: Graph[onnx.ModelProto]
     names: TensorNames
 
     @classmethod
     def start(
-        cls, folder: Path, out: Path, pool: Pool, progress: Progress, compared: ComparedGraph,
-        read: Callable[[], Reference], names: Mapping[str, str],
+        cls, folder: Path, out: Path, pool: Pool, progress: Progress,
+        compared: Graph[onnx.ModelProto], read: Callable[[], Reference], names: Mapping[str, str],
     ) -> _Comparison:  # fmt: skip
         """Read the reference while the runtimes start, and match the graph to it.
 
@@ -146,7 +151,7 @@ class _Comparison:
         """
         progress.phase("importing torch")
         reference = read()
-        all_names = compared.match(reference, names)
+        all_names = match_names(compared, reference, names)
         pool.add([compared.file])
         progress.phase("choosing the cases")
         return cls(folder, out, pool, progress, reference, compared, all_names)
@@ -249,11 +254,11 @@ class _Comparison:
         from attn_export.graph.load import load_proto
 
         compared, path, reference = self.compared, self.compared.path, self.reference
-        graphs = {path.name: (path, compared.model, compared.file)}
+        graphs = [compared]
         if reference.path is not None and not self.names.note() and path.name != OTHER:
             # A graph of the same names shows `explain` the first wrong value.
-            file = dataclasses.replace(compared.file, name=OTHER)
-            graphs = {OTHER: (reference.path, load_proto(reference.path), file), **graphs}
+            file = replace(compared.file, name=OTHER)
+            graphs = [Graph(load_proto(reference.path), file, reference.path), compared]
         write_bundle(self.folder, graphs, self._ends(goldens[0]), report)
         return ValueReference(reference.whose, self._steps)
 

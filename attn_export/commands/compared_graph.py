@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle.manifest import PAGE, REPORT, write_manifest
 from attn_export.errors import UsageError, printable
+from attn_export.graph import Graph
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
-from attn_export.results import GraphFile, Report
+from attn_export.results import Report
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits
-from attn_export.schema import TensorSignature
+from attn_export.schema import GraphFile, TensorSignature
 from attn_export.source_location import line_in
 from attn_export.system_info import versions
 
@@ -26,64 +26,49 @@ if TYPE_CHECKING:
     from attn_export.graph.signature_check import TensorNames
 
 
-@dataclasses.dataclass(frozen=True)
-class ComparedGraph:
-    """The graph that a comparison judges.
+def read_compared(path: Path, limits: Limits) -> Graph[onnx.ModelProto]:
+    """Return a graph without its external data, with the dialect and features of its nodes."""
+    from attn_export.graph.load import load_proto, refuse_bad_data
+    from attn_export.graph.requirements import dialect_of
 
-    Attributes:
-        model: The content of the file without external data.
-        file: The description of the graph: its dialect and features.
-    """
+    model = load_proto(path)
+    refuse_bad_data(model, path)
+    function = "attn_export.graph.requirements:foreign_features"
+    features = tuple(limited(function, str(path), limits, path=str(path)))
+    return Graph(model, GraphFile(path.name, dialect_of(features), features=features), path)
 
-    path: Path
-    model: onnx.ModelProto
-    file: GraphFile
 
-    @classmethod
-    def read(cls, path: Path, limits: Limits) -> ComparedGraph:
-        """Return a graph, read from its file, with the features of its nodes."""
-        from attn_export.graph.load import load_proto, refuse_bad_data
-        from attn_export.graph.requirements import dialect_of
+def match_names(
+    graph: Graph[onnx.ModelProto], reference: Reference, names: Mapping[str, str]
+) -> TensorNames:
+    """Return all names in a graph by those of a reference, after its inputs and outputs match."""
+    from attn_export.graph.signature_check import (
+        TensorNames,
+        inputs_of,
+        match_graph_file,
+        matched_names,
+    )
 
-        model = load_proto(path)
-        refuse_bad_data(model, path)
-        function = "attn_export.graph.requirements:foreign_features"
-        features = tuple(limited(function, str(path), limits, path=str(path)))
-        return cls(path, model, GraphFile(path.name, dialect_of(features), features=features))
-
-    def match(self, reference: Reference, names: Mapping[str, str]) -> TensorNames:
-        """Match the inputs and outputs of the graph to those of a reference.
-
-        Returns:
-            All names in the graph by those of the reference.
-        """
-        from attn_export.graph.signature_check import (
-            TensorNames,
-            inputs_of,
-            match_graph_file,
-            matched_names,
-        )
-
-        inputs = [value.name for value in inputs_of(self.model)]
-        outputs = [value.name for value in self.model.graph.output]
-        _check_names(self.path, names, reference, {*inputs, *outputs})
-        interface, shown, whose = reference.interface, str(self.path), reference.whose
-        matched = TensorNames(
-            matched_names(shown, "inputs", inputs, list(interface.inputs), names, whose),
-            matched_names(shown, "outputs", outputs, list(interface.output_shapes), names, whose),
-        )
-        expected_inputs = {
-            matched.inputs[n]: TensorSignature(expected.dtype, expected.shape)
-            for n, expected in interface.inputs.items()
-        }
-        expected_outputs = {
-            matched.outputs[n]: TensorSignature(reference.dtypes[n], shape)
-            for n, shape in interface.output_shapes.items()
-        }
-        match_graph_file(
-            self.model, shown, self.file, expected_inputs, expected_outputs, whose, may_fix=False
-        )
-        return matched
+    inputs = [value.name for value in inputs_of(graph.model)]
+    outputs = [value.name for value in graph.model.graph.output]
+    _check_names(graph.path, names, reference, {*inputs, *outputs})
+    interface, shown, whose = reference.interface, str(graph.path), reference.whose
+    matched = TensorNames(
+        matched_names(shown, "inputs", inputs, list(interface.inputs), names, whose),
+        matched_names(shown, "outputs", outputs, list(interface.output_shapes), names, whose),
+    )
+    expected_inputs = {
+        matched.inputs[n]: TensorSignature(expected.dtype, expected.shape)
+        for n, expected in interface.inputs.items()
+    }
+    expected_outputs = {
+        matched.outputs[n]: TensorSignature(reference.dtypes[n], shape)
+        for n, shape in interface.output_shapes.items()
+    }
+    match_graph_file(
+        graph.model, shown, graph.file, expected_inputs, expected_outputs, whose, may_fix=False
+    )
+    return matched
 
 
 def _check_names(
@@ -113,24 +98,20 @@ EMBEDDED_BELOW = 2**30
 
 def write_bundle(
     folder: Path,
-    graphs: Mapping[str, tuple[Path, onnx.ModelProto, GraphFile]],
+    graphs: Sequence[Graph[onnx.ModelProto]],
     ends: tuple[Mapping[str, TensorSignature], Mapping[str, TensorSignature]],
     report: Report,
 ) -> None:
-    """Write the graphs, the report and the manifest into a folder that has the golden vectors.
-
-    `graphs`: For each file name in the bundle: the path of the graph, its content without external
-    data, and its description.
-    """
-    for name, (path, model, _) in graphs.items():
-        _copy_graph(path, model, folder / name)
+    """Write the graphs, the report and the manifest into a folder that has the golden vectors."""
+    for graph in graphs:
+        _copy_graph(graph.path, graph.model, folder / graph.file.name)
     (folder / REPORT).write_text(to_json(report), encoding="utf-8")
     (folder / PAGE).write_text(to_html(report, None), encoding="utf-8")
     inputs, outputs = ends
     write_manifest(folder, {
         "name": report.name,
         "versions": versions(),
-        "graphs": {name: _entry(model, file) for name, (_, model, file) in graphs.items()},
+        "graphs": {graph.file.name: _entry(graph.model, graph.file) for graph in graphs},
         "inputs": inputs,
         "outputs": outputs,
         "weights": "as the graph that was compared holds them",

@@ -12,9 +12,10 @@ from typing import Any
 from attn_export.commands.source_runs import SourceRuns
 from attn_export.dialect_names import MICROSOFT, STANDARD, check_dialects
 from attn_export.errors import GraphError, OutputError, UsageError, counted
+from attn_export.graph import IrGraph
 from attn_export.graph.ir_helpers import every_node, nodes_of
 from attn_export.graph.load import load_graph, load_proto
-from attn_export.graph.lower import Lowered, lower
+from attn_export.graph.lower import lower
 from attn_export.graph.lower.dialects import NOTHING_TO_LOWER
 from attn_export.graph.save import external_files, replace_graph
 from attn_export.output_folder import check_utf8, write_errors
@@ -119,7 +120,7 @@ def _is_graph_or_empty(path: Path) -> bool:
 # -- graphs in which attention was recognised, against their source -----------------------------
 
 
-def _compare_with_source(runs: SourceRuns, source: Path, graphs: Mapping[str, Lowered]) -> None:
+def _compare_with_source(runs: SourceRuns, source: Path, graphs: Mapping[str, IrGraph]) -> None:
     """Raise GraphError unless graphs compute in ONNX Runtime what their source does."""
     with scratch() as folder:
         for phase, graph in graphs.items():

@@ -20,7 +20,6 @@ from attn_export.bundle.manifest import (
     GOLDEN,
     SPEC,
     dimensions,
-    graph_files,
     read_bundle,
     read_manifest,
     refuse_exchange,
@@ -34,10 +33,10 @@ from attn_export.errors import UsageError
 from attn_export.judge.gate import Gate, apply_baseline, cpu_notes, read_baseline, write_baseline
 from attn_export.quality import Budget, parse_budgets
 from attn_export.report.progress import Progress
-from attn_export.results import GraphFile, Report, Signature
+from attn_export.results import Report, Signature
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
-from attn_export.schema import Manifest
+from attn_export.schema import GraphFile, Manifest
 from attn_export.system_info import environment
 from attn_export.temp_folders import scratch
 
@@ -144,7 +143,7 @@ class _Replay:
     def _run(self, folder: Path, signature: Signature | None) -> Report:
         manifest = read_manifest(folder)
         replacement, axes = self.graph, shapes_of(manifest.ends)
-        files = [_described(replacement, manifest)] if replacement else graph_files(manifest)
+        files = [_described(replacement, manifest)] if replacement else [*manifest.graphs.values()]
         with scratch() as out, Pool(self.selection, files, self.limits) as pool:
             graphs = (replacement.parent if replacement else folder).absolute()
             start = functools.partial(pool.start, graphs, list(manifest.inputs), axes, out=out)
@@ -227,6 +226,6 @@ def _described(path: Path, manifest: Manifest) -> GraphFile:
     from attn_export.graph.load import load_proto
     from attn_export.graph.signature_check import match_graph_file
 
-    same_name = [file for file in graph_files(manifest) if file.name == path.name]
+    same_name = [file for file in manifest.graphs.values() if file.name == path.name]
     file = same_name[0] if same_name else GraphFile(path.name)
     return match_graph_file(load_proto(path), path.name, file, manifest.inputs, manifest.outputs)

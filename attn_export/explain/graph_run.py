@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from attn_export.bundle.golden import read_golden, read_inputs, stored_cases
-from attn_export.bundle.manifest import GOLDEN, graph_files
+from attn_export.bundle.manifest import GOLDEN
 from attn_export.errors import UsageError
 from attn_export.judge.judge import judge
-from attn_export.results import WHOLE_DECODE, Arrays, Golden, GraphFile
+from attn_export.results import WHOLE_DECODE, Arrays, Golden
 from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.process import RunResult, run_once
 from attn_export.runtimes.protocol import Limits, Options, Runtime
-from attn_export.schema import Manifest
+from attn_export.schema import GraphFile, Manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +151,7 @@ def graph_files_to_examine(manifest: Manifest, graph: Path | None) -> list[Graph
     `graph`: The user's graph, which has the description of the bundle's graph of the same file
     name; None to examine those of the bundle.
     """
-    files = graph_files(manifest)
+    files: list[GraphFile] = [*manifest.graphs.values()]
     if graph is None:
         return files
     return [file for file in files if file.name == graph.name] or [GraphFile(graph.name)]

@@ -9,7 +9,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from inspect import Parameter, Signature
 from itertools import zip_longest
@@ -34,6 +34,7 @@ from attn_export.export.translations import (
     translations,
     without_parsing,
 )
+from attn_export.graph import Graph, IrGraph
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import store_in_narrow_types
@@ -65,22 +66,7 @@ def in_float32(subject: Subject) -> Subject:
     return float32_subject
 
 
-@dataclasses.dataclass(frozen=True)
-class Exported:
-    """A canonical graph, and the line of code that each node comes from.
-
-    Attributes:
-        origins: The line of each node, by its name: ``package/file.py:line``.
-        in_bfloat16: Returns the graph that computes in bfloat16, if `model` casts bfloat16 to
-            float32; else None.
-    """
-
-    model: ir.Model
-    origins: dict[str, str]
-    in_bfloat16: Callable[[], ir.Model] | None = None
-
-
-def export(subject: Subject) -> Exported:
+def export(subject: Subject) -> IrGraph:
     """Export a subject to the canonical graph.
 
     Weights, inputs and outputs in bfloat16 keep their type, but the graph computes in float32.
@@ -123,7 +109,7 @@ def _operations(program: ExportedProgram) -> list[str]:
     return operations
 
 
-def _export(subject: Subject) -> Exported:
+def _export(subject: Subject) -> IrGraph:
     with _quiet():
         program = _checked_program(subject)
         model = _translate(subject, program)
@@ -140,7 +126,7 @@ def _export(subject: Subject) -> Exported:
         model.graph.outputs[:] = [outputs[name] for name in subject.outputs]
     model.producer_name, model.producer_version = "attn-export", None
     model.graph.name = "attention"
-    return Exported(model, origins)
+    return Graph(model, origins=origins)
 
 
 def _checked_program(subject: Subject) -> ExportedProgram:

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 
 from attn_export.dialect_names import STANDARD
-from attn_export.results import GraphFile
+from attn_export.schema import GraphFile
 from attn_export.spec import Shape
 
 

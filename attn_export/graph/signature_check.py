@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
 from attn_export.errors import GraphError
-from attn_export.results import CHANGED, Case, Golden, GraphFile
+from attn_export.results import CHANGED, Case, Golden
+from attn_export.schema import GraphFile
 from attn_export.spec import Shape
 
 if TYPE_CHECKING:
@@ -62,7 +65,7 @@ def match_graph_file(
             f"{path}: {shown} in the graph, and dynamic in {whose}; export it with these axes "
             f"dynamic, or leave them unnamed in {whose}"
         )
-    return dataclasses.replace(graph_file, fixed=fixed)
+    return replace(graph_file, fixed=fixed)
 
 
 def inputs_of(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:

@@ -25,7 +25,6 @@ from attn_export.results import (
     ErrorMap,
     ErrorMapPanel,
     Golden,
-    GraphFile,
     RelativeTo,
     RuntimeRun,
     Verdict,
@@ -33,7 +32,7 @@ from attn_export.results import (
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.process import CaseResult, Worker
 from attn_export.runtimes.protocol import SEPARATE_BUFFERS
-from attn_export.schema import Allowed
+from attn_export.schema import Allowed, GraphFile
 from attn_export.tensorfile import is_floating
 
 if TYPE_CHECKING:  # `verify` starts sooner without the spec, which it does not need

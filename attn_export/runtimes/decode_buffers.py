@@ -10,7 +10,6 @@ import numpy as np
 
 from attn_export.cases.draw import concrete_shape
 from attn_export.errors import RuntimeFailure, one_line
-from attn_export.results import GraphFile
 from attn_export.runtimes.decode_inputs import CAPACITY
 from attn_export.runtimes.engines.ort_cpu import (
     CPU_PROVIDER,
@@ -20,7 +19,7 @@ from attn_export.runtimes.engines.ort_cpu import (
     value_on,
 )
 from attn_export.runtimes.engines.ort_cuda import CudaEngine, OrtCuda, cuda_session
-from attn_export.schema import Manifest
+from attn_export.schema import GraphFile, Manifest
 from attn_export.spec import Shape
 from attn_export.system_info import missing_package
 from attn_export.tensorfile import numpy_dtype

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from attn_export.bundle.manifest import bundle_spec, graph_files, read_bundle
+from attn_export.bundle.manifest import bundle_spec, read_bundle
 from attn_export.cases.draw import add_sums
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import BundleError, RuntimeFailure, UsageError
-from attn_export.results import GraphFile
 from attn_export.runtimes.decode_buffers import BoundGraph, Caches, load_session
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
@@ -30,7 +29,7 @@ from attn_export.runtimes.decode_inputs import (
     whole_number,
 )
 from attn_export.runtimes.engines.ort_cuda import no_cuda_device
-from attn_export.schema import Manifest
+from attn_export.schema import GraphFile, Manifest
 from attn_export.spec import AttentionSpec, Shape
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
@@ -89,7 +88,9 @@ class DecodeSession:
         self._manifest = read_bundle(folder)
         self._pairs = self._manifest.next_inputs
         self._spec = _spec_in_place(folder, self._manifest)
-        files = _select_graphs(graph_files(self._manifest), dialect, folder, PREFERRED[device])
+        files = _select_graphs(
+            [*self._manifest.graphs.values()], dialect, folder, PREFERRED[device]
+        )
         self._bound = dict(files[0].bound)
         self._layouts = files[0].layouts
         self._device, self._lock = device, threading.Lock()

@@ -9,10 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from attn_export.results import WHOLE_DECODE, GraphFile, RuntimeRun, StoredCase
+from attn_export.results import WHOLE_DECODE, RuntimeRun, StoredCase
 from attn_export.runtimes.catalogue import DEFAULT, all_names, runtime, runtimes_of
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import CustomLaunch, Limits, Runtime, known_limit
+from attn_export.schema import GraphFile
 
 ALWAYS_REQUIRED = "ort-cpu"
 ALL = "all"

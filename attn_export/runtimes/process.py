@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from attn_export.results import GraphFile, Outcome
+from attn_export.results import Outcome
 from attn_export.runtimes.child import Child, ChildFailedError, child_command
 from attn_export.runtimes.protocol import (
     SEPARATE,
@@ -17,6 +17,7 @@ from attn_export.runtimes.protocol import (
     Options,
     Runtime,
 )
+from attn_export.schema import GraphFile
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
@@ -168,9 +169,10 @@ class Worker:
         options: Options | None = None,
     ) -> None:
         """Send the graph and the cases to the process. The files of inputs must exist."""
+        file = graph_file or GraphFile(graph.name)
         job = {
             "graph": str(graph),
-            "graph_file": dataclasses.asdict(graph_file or GraphFile(graph.name)),
+            "graph_file": {n: getattr(file, n) for n in GraphFile.__struct_fields__},
             "options": dict(options or {}),
             "axes": dict(axes or {}),
             "inputs": list(inputs),

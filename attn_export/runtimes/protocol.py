@@ -19,7 +19,7 @@ from attn_export.system_info import missing_package
 if TYPE_CHECKING:  # a runtime's process starts sooner without the rest of the package
     import numpy as np
 
-    from attn_export.results import GraphFile
+    from attn_export.schema import GraphFile
 
 
 # -- known limits: the entries of the tables in the runtimes' files -----------------------------

@@ -11,7 +11,7 @@ from attn_export.commands.bundle_graphs import lower_all
 from attn_export.dialect_names import CUDA, STANDARD, phase_of
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
-from attn_export.graph.lower import Lowered
+from attn_export.graph import IrGraph
 from attn_export.graph.save import save_graphs
 from attn_export.parts.cuda_dry_run.dry_run_results import Step
 from attn_export.spec import AttentionSpec
@@ -41,7 +41,7 @@ def spec_of(name: str) -> AttentionSpec:
     return AttentionSpec.from_toml(path, attn_mask="none", cache="in-place", dtype=dtype)
 
 
-def graphs_of(subject: Subject, folder: Path) -> dict[str, Lowered]:
+def graphs_of(subject: Subject, folder: Path) -> dict[str, IrGraph]:
     """Write the graphs of a layer; return that of `STANDARD`, and those of `CUDA` by phase.
 
     Args:

@@ -15,9 +15,9 @@ import torch
 from attn_export.parts.benchmarks.peers import layer
 from attn_export.parts.cuda_dry_run.dry_run_inputs import StepSizes, inputs_of
 from attn_export.parts.cuda_dry_run.dry_run_timeline import read_record, readable
-from attn_export.results import GraphFile
 from attn_export.runtimes.engines.ort_cpu import CPU_PROVIDER, dtype_name, sdk, value_on
 from attn_export.runtimes.engines.ort_cuda import CUDA_PROVIDER, TF32
+from attn_export.schema import GraphFile
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, numpy_dtype
 from measuring.timing import interleaved

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 import onnx.parser
+from msgspec.structs import replace
 
 from attn_export.errors import AttnExportError, one_line
 from attn_export.graph.load import load_graph
@@ -24,7 +25,7 @@ from attn_export.parts.benchmarks.bundle_candidates import (
 )
 from attn_export.parts.benchmarks.measurements import Candidate
 from attn_export.parts.benchmarks.own_graphs import as_candidate, graph_options, make_graph
-from attn_export.results import GraphFile
+from attn_export.schema import GraphFile
 from measuring import openvino_peer
 from measuring.dims import Dims
 from measuring.goals import OURS, ROOF, Workload
@@ -54,7 +55,7 @@ def lowered_forms(
     for key, form in lower(load_graph(canonical), dialect, choice).items():
         name = f"{canonical.stem}.{'.'.join(filter(None, (dialect, key)))}.onnx"
         save_graph(form.model, folder / name)
-        written[key] = dataclasses.replace(form.file, name=name)
+        written[key] = replace(form.file, name=name)
     return written
 
 

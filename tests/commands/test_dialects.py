@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import small_spec
 from default_share import long_cases
+from msgspec.structs import replace
 from shared import once
 from torch import Tensor, nn
 
@@ -23,7 +24,6 @@ from attn_export.errors import GraphError, UsageError
 from attn_export.graph.checks import check_graph
 from attn_export.graph.lower.dialects import REWRITES
 from attn_export.parts import parts
-from attn_export.runtimes import pool
 from attn_export.tensorfile import read_tensors, write_tensors
 
 FILES = {"model.onnx", "model.portable.onnx", "model.ort.onnx", "model.ort.decode.onnx"}
@@ -197,8 +197,10 @@ def test_outputs_in_another_order_of_axes_would_be_seen(
     """Remove `layouts` from the manifest, without which the graph fails."""
     from attn_export.commands import verify as job
 
-    plain = [pool.GraphFile(name) for name in ("model.ort.onnx",)]
-    monkeypatch.setattr(job, "graph_files", lambda _: plain)
+    manifest = job.read_manifest(whole)
+    plain = replace(manifest.graphs["model.ort.onnx"], layouts={})
+    changed = replace(manifest, graphs={"model.ort.onnx": plain})
+    monkeypatch.setattr(job, "read_manifest", lambda _: changed)
     assert verify(whole, runtimes=["ort-cpu"]).exit_code != 0
 
 

@@ -14,10 +14,10 @@ from attn_export.explain.fault_attribution import first_lossy, known_mistakes
 from attn_export.explain.graph_evaluation import EvaluatedGraph, is_right_when_rounded
 from attn_export.explain.graph_run import GoldenCase, GraphRun, GraphRunner
 from attn_export.float64.evaluate import Evaluation, NotComputedError
-from attn_export.results import Case, Golden, GraphFile
+from attn_export.results import Case, Golden
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
-from attn_export.schema import Allowed
+from attn_export.schema import Allowed, GraphFile
 
 BIAS = np.array([1, -2, 3], np.float32)
 

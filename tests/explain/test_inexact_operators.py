@@ -17,10 +17,10 @@ from attn_export.explain.graph_run import GoldenCase, GraphRunner
 from attn_export.explain.inexact_operators import inexact_operator
 from attn_export.explain.pattern import Pattern
 from attn_export.float64.evaluate import Evaluation
-from attn_export.results import Case, Golden, GraphFile
+from attn_export.results import Case, Golden
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
-from attn_export.schema import Allowed
+from attn_export.schema import Allowed, GraphFile
 
 
 def gate(operator: str, folder: Path) -> EvaluatedGraph:

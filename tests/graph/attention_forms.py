@@ -13,7 +13,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 from onnxruntime import InferenceSession, OrtValue
 
-from attn_export.graph.lower import Lowered
+from attn_export.graph import IrGraph
 
 OUTPUTS = ("Y", "present_key", "present_value", "scores")
 
@@ -244,7 +244,7 @@ def session(model: ir.Model) -> onnxruntime.InferenceSession:
 
 
 def bound_run(
-    engine: InferenceSession, inputs: dict[str, np.ndarray], form: Lowered
+    engine: InferenceSession, inputs: dict[str, np.ndarray], form: IrGraph
 ) -> list[np.ndarray]:
     """Return the outputs in their usual layout; bound caches share one buffer."""
     given = {name: laid_out(form, name, array) for name, array in inputs.items()}
@@ -263,7 +263,7 @@ def bound_run(
     return [laid_out(form, name, array) for name, array in outputs.items()]
 
 
-def laid_out(form: Lowered, name: str, array: np.ndarray) -> np.ndarray:
+def laid_out(form: IrGraph, name: str, array: np.ndarray) -> np.ndarray:
     """Transpose to the form's axis order; swapping two axes is its own inverse."""
     order = form.file.layouts.get(name)
     return np.ascontiguousarray(array.transpose(order)) if order else array.copy()

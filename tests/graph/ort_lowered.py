@@ -7,8 +7,9 @@ import onnx_ir as ir
 from attention_forms import FORMS, IN_PLACE, SIZES, Form, attributes, bound_run, session
 from onnx.reference import ReferenceEvaluator
 
+from attn_export.graph import IrGraph
 from attn_export.graph import lower as forms_of
-from attn_export.graph.lower import DECODE, KERNELS, Lowered, lower
+from attn_export.graph.lower import DECODE, KERNELS, lower
 
 FLASH = {
     f"{sharing}, {rank}, {name}": Form(
@@ -34,7 +35,7 @@ FLASH = {
 ALL = FORMS | IN_PLACE | FLASH
 
 
-def lowered(form: Form, choice: forms_of.Form = KERNELS) -> dict[str, Lowered]:
+def lowered(form: Form, choice: forms_of.Form = KERNELS) -> dict[str, IrGraph]:
     return lower(ir.from_proto(form.model()), "ort", choice)
 
 

@@ -10,8 +10,9 @@ import onnx
 from conftest import small_spec
 from onnx import TensorProto, helper
 
-from attn_export.export.export import Exported, export
+from attn_export.export.export import export
 from attn_export.export.subject import Subject
+from attn_export.graph import IrGraph
 from attn_export.graph.save import save_graph
 
 PLAIN = {"cache": "none", "attn_mask": "none"}
@@ -19,7 +20,7 @@ PLAIN = {"cache": "none", "attn_mask": "none"}
 
 
 @functools.cache
-def exported(**changes: object) -> tuple[Subject, Exported]:
+def exported(**changes: object) -> tuple[Subject, IrGraph]:
     """Return a small spec's subject and its canonical graph. Read them only."""
     subject = Subject.from_spec(small_spec(**changes))
     return subject, export(subject)

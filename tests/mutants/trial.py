@@ -19,15 +19,16 @@ from mutants.mutant import Kinds, Mutant, Setting
 from mutants.own_inputs import own_cases
 
 from attn_export.bundle.golden import read_golden, stored_cases
-from attn_export.bundle.manifest import GOLDEN, graph_files, read_manifest, shapes_of
+from attn_export.bundle.manifest import GOLDEN, read_manifest, shapes_of
 from attn_export.errors import one_line
 from attn_export.export.subject import Subject
 from attn_export.float64.evaluate import Evaluation
 from attn_export.judge.judge import judge
-from attn_export.results import WHOLE_DECODE, Arrays, Golden, GraphFile
+from attn_export.results import WHOLE_DECODE, Arrays, Golden
 from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.worker import decode
+from attn_export.schema import GraphFile
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, read_tensors
 from attn_export.truth.allowed import narrow
@@ -81,7 +82,7 @@ class Trials:
     def __init__(self, name: str, folder: Path, spec: AttentionSpec) -> None:
         self.name, self._spec = name, spec
         self.manifest = read_manifest(folder)
-        self.files = {file.name: file for file in graph_files(self.manifest)}
+        self.files = {file.name: file for file in self.manifest.graphs.values()}
         self.models = {file: onnx.load(folder / file) for file in self.files}
         self._heads = (spec.num_heads, spec.num_kv_heads)
         self._axes = shapes_of(self.manifest.ends)

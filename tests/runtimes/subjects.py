@@ -18,9 +18,10 @@ from attn_export.commands.bundle_graphs import lower_all
 from attn_export.export.export import export
 from attn_export.graph.save import save_graphs
 from attn_export.judge.judge import judge
-from attn_export.results import WHOLE_DECODE, Golden, GraphFile, StoredCase, Verdict
+from attn_export.results import WHOLE_DECODE, Golden, StoredCase, Verdict
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
+from attn_export.schema import GraphFile
 from attn_export.truth.oracle import Oracle
 
 MORE = os.environ.get("ATTN_EXPORT_MORE_RUNTIMES", "") not in ("", "0")

@@ -11,10 +11,10 @@ from conftest import Cli, small_spec
 
 from attn_export import build
 from attn_export.errors import UsageError
-from attn_export.results import GraphFile
 from attn_export.runtimes.catalogue import all_runtimes, runtimes_of_parts
 from attn_export.runtimes.pool import Selection
 from attn_export.runtimes.protocol import Unsupported, known_limit
+from attn_export.schema import GraphFile
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from subjects import FEW, MORE, SUBJECTS, shared_folder, stored, what_is_wrong
 
-from attn_export.results import GraphFile
 from attn_export.runtimes.catalogue import all_runtimes, required
 from attn_export.runtimes.protocol import Runtime, known_limit
+from attn_export.schema import GraphFile
 
 Need = Callable[[str], None]
 

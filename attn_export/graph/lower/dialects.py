@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
+from msgspec.structs import replace
 from onnx_ir.passes import common
 
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD, check_dialects, graph_name
 from attn_export.errors import GraphError
+from attn_export.graph import Graph, IrGraph
 from attn_export.graph.axis_names import common_axis, fix_axis
 from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.ir_helpers import dims, every_node, merge_equal_constants, nodes_of
@@ -31,7 +33,7 @@ from attn_export.graph.lower.read import attentions_of
 from attn_export.graph.lower.tidy import drop_inner_shapes, tidy
 from attn_export.graph.ort_compat import make_ort_compatible, spread_masks, write_sigmoids
 from attn_export.graph.requirements import features
-from attn_export.results import GraphFile
+from attn_export.schema import GraphFile
 
 if TYPE_CHECKING:
     from attn_export.graph.lower.normal_form import Observed
@@ -50,22 +52,6 @@ class NotInHalfError(GraphError):
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Lowered:
-    """A graph in a dialect.
-
-    Attributes:
-        file: Its differences from its source, and its file name in a bundle.
-        recognised: The number of attentions that are written out in several operators in the
-            source, and are one node here. If it is not 0, the graph must be compared with the
-            source before it is used.
-    """
-
-    model: ir.Model
-    file: GraphFile
-    recognised: int = 0
-
-
 ATTENTION_OPSET = 23
 """The opset that introduced `Attention`."""
 
@@ -76,7 +62,7 @@ NOTHING_TO_LOWER = (
 
 def lower(
     model: ir.Model, dialect: str, form: Form = KERNELS, observed: Observed | None = None
-) -> dict[str, Lowered]:
+) -> dict[str, IrGraph]:
     """Lower a graph to a dialect. The result shares the weights with the source.
 
     `model`: A model of any origin with ai.onnx `Attention` nodes, or, for the dialect ``ort``, with
@@ -128,11 +114,11 @@ def _recognise_written_out(model: ir.Model) -> int:
     return recognised
 
 
-def _to_standard(model: ir.Model, _: Form) -> dict[str, Lowered]:
+def _to_standard(model: ir.Model, _: Form) -> dict[str, IrGraph]:
     return {"": describe(model, STANDARD, bound=bound_caches(model))}
 
 
-def _to_portable(model: ir.Model, _: Form) -> dict[str, Lowered]:
+def _to_portable(model: ir.Model, _: Form) -> dict[str, IrGraph]:
     bound = bound_caches(model)
     for node in nodes_of(model, "Attention"):
         lower_to_portable(model, node)
@@ -148,13 +134,13 @@ def describe(
     dialect: str,
     phase: str = "",
     *,
-    fixed: Mapping[str, int] | None = None,
-    layouts: Mapping[str, tuple[int, ...]] | None = None,
-    bound: Mapping[str, str],
-) -> Lowered:
+    fixed: dict[str, int] | None = None,
+    layouts: dict[str, tuple[int, ...]] | None = None,
+    bound: dict[str, str],
+) -> IrGraph:
     """Return a graph with its description."""
     name = graph_name(dialect, phase)
-    return Lowered(model, GraphFile(name, dialect, fixed or {}, layouts or {}, bound))
+    return Graph(model, GraphFile(name, dialect, fixed or {}, layouts or {}, bound))
 
 
 def prepare_masks(model: ir.Model) -> None:
@@ -164,7 +150,7 @@ def prepare_masks(model: ir.Model) -> None:
     spread_masks(model)  # ONNX Runtime refuses masks whose query axis is 1
 
 
-def _to_ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
+def _to_ort(model: ir.Model, form: Form) -> dict[str, IrGraph]:
     prepare_masks(model)
     bound, layouts = bound_caches(model), _cache_layouts(model)
     graphs = {"": describe(model.clone(), ORT, layouts=layouts, bound=bound)}
@@ -188,19 +174,19 @@ def _to_ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
     return graphs
 
 
-REWRITES: dict[str, Callable[[ir.Model, Form], dict[str, Lowered]]] = {
+REWRITES: dict[str, Callable[[ir.Model, Form], dict[str, IrGraph]]] = {
     STANDARD: _to_standard, PORTABLE: _to_portable, ORT: _to_ort,
 }  # fmt: skip
 """The functions that rewrite a graph to each dialect of the core."""
 
 
-def _rewrite_of_part(model: ir.Model, dialect: str) -> dict[str, Lowered]:
+def _rewrite_of_part(model: ir.Model, dialect: str) -> dict[str, IrGraph]:
     from attn_export.parts import parts
 
     modules = {name: module for part in parts() for name, module in part.dialects.items()}
     if dialect not in modules:
         raise GraphError(f"this installation cannot lower graphs to the {dialect} dialect")
-    graphs: dict[str, Lowered] = import_module(modules[dialect]).rewrite(model)
+    graphs: dict[str, IrGraph] = import_module(modules[dialect]).rewrite(model)
     return graphs
 
 
@@ -266,12 +252,12 @@ def _raise_opset(model: ir.Model, opset: int) -> None:
         raise_opset(model, opset)
 
 
-def _finish(lowered: Lowered) -> Lowered:
+def _finish(lowered: IrGraph) -> IrGraph:
     common.RemoveUnusedNodesPass()(lowered.model)
     nodes = ir.traversal.RecursiveGraphIterator(lowered.model.graph)
     has_attention = any(node.op_type == "Attention" and not node.domain for node in nodes)
     _raise_opset(lowered.model, ATTENTION_OPSET if has_attention else OPSET)
     common.RemoveUnusedOpsetsPass()(lowered.model)
     merge_equal_constants(lowered.model)  # a constant of the module may equal one that was added
-    file = dataclasses.replace(lowered.file, features=features(lowered.model))
+    file = replace(lowered.file, features=features(lowered.model))
     return dataclasses.replace(lowered, file=file)

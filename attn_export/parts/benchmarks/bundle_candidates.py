@@ -15,16 +15,15 @@ from typing import Any
 import onnx
 import onnx.parser
 
-from attn_export.bundle.manifest import graph_files, shapes_of
+from attn_export.bundle.manifest import shapes_of
 from attn_export.cases.draw import Sizes
 from attn_export.dialect_names import phase_of
 from attn_export.parts.benchmarks.feeds import Feed, feeds_of, output_feeds
 from attn_export.parts.benchmarks.measurements import Candidate, Work
 from attn_export.parts.benchmarks.own_graphs import as_candidate, graph_options
-from attn_export.results import GraphFile
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import known_limit
-from attn_export.schema import Manifest
+from attn_export.schema import GraphFile, Manifest
 from attn_export.spec import AttentionSpec, Input
 from attn_export.spec.low_precision import FLOAT_CACHE
 from attn_export.system_info import missing_package
@@ -94,7 +93,7 @@ class BundleCandidates:
                 " ".join(filter(None, [graph.dialect, phase_of(graph.name), RUNTIME])),
                 self.folder, graph, sizes,
             )
-            for graph in graph_files(self.manifest)
+            for graph in self.manifest.graphs.values()
             # Some graphs for CUDA have nodes without a kernel in ONNX Runtime's CPU provider.
             if graph.takes(sizes) and not known_limit(OrtCpu(), graph)
         ]  # fmt: skip

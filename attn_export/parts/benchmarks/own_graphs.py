@@ -14,7 +14,6 @@ import numpy as np
 
 from attn_export.parts.benchmarks.feeds import Feed, Prepared, empty, filled
 from attn_export.parts.benchmarks.measurements import Candidate, Work
-from attn_export.results import GraphFile
 from attn_export.runtimes.child import ChildFailedError, call_in_child
 from attn_export.runtimes.engines.ort_cpu import (
     CPU_PROVIDER,
@@ -24,6 +23,7 @@ from attn_export.runtimes.engines.ort_cpu import (
     value_on,
 )
 from attn_export.runtimes.protocol import Limits
+from attn_export.schema import GraphFile
 
 # -- graphs that a process with torch writes ----------------------------------------------------
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from attn_export.bundle.manifest import (
     EVIDENCE,
     PAGE,
@@ -15,7 +17,6 @@ from attn_export.bundle.manifest import (
     SIGNATURE,
     bundle_spec,
     copy_bundle,
-    graph_files,
     manifest_content,
     read_bundle,
     read_report,
@@ -36,11 +37,11 @@ from attn_export.parts.benchmarks.bench import (
 from attn_export.parts.benchmarks.bundle_candidates import RUNTIME, BundleCandidates
 from attn_export.parts.benchmarks.measurements import BenchReport, Candidate, WorkloadResult
 from attn_export.report.progress import Progress
-from attn_export.results import GraphFile, Report
+from attn_export.results import Report
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.pool import Selection
-from attn_export.schema import Manifest
+from attn_export.schema import GraphFile, Manifest
 from attn_export.temp_folders import scratch
 
 FORMS = "attn_export.parts.benchmarks.ort_forms"
@@ -132,9 +133,9 @@ def _faster_forms(current: Mapping[str, str], bench: BenchReport) -> dict[str, s
     return {name: form for name, form in fastest.items() if form and form != current[name]}
 
 
-def _tunable_files(folder: Path, manifest: Manifest) -> list[GraphFile]:
+def _tunable_files(folder: Path, manifest: Manifest) -> Sequence[GraphFile]:
     """Return the `ort` graphs of a bundle, or raise an error if none can be lowered and run."""
-    files = [file for file in graph_files(manifest) if file.dialect == ORT]
+    files = [file for file in manifest.graphs.values() if file.dialect == ORT]
     if not files or MODEL not in manifest.graphs:
         raise UsageError(f"{folder} has no graph in the ort dialect beside {MODEL}; build all")
     reason = runtime(RUNTIME).unavailable()
@@ -163,7 +164,7 @@ def _planned(
         for workload, sizes in workloads if form_files else ():
             if _is_for(file, files, sizes):
                 measured = [
-                    candidates.graph_candidate(form, out, dataclasses.replace(file, name=n), sizes)
+                    candidates.graph_candidate(form, out, replace(file, name=n), sizes)
                     for form, n in form_files.items()
                 ]
                 yield f"{file.name}: {workload}", sizes, measured

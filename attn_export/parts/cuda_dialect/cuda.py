@@ -14,9 +14,11 @@ import sys
 
 import numpy as np
 import onnx_ir as ir
+from msgspec.structs import replace
 
 from attn_export.dialect_names import CUDA, MICROSOFT
 from attn_export.errors import GraphError
+from attn_export.graph import IrGraph
 from attn_export.graph.axis_names import common_axis, fix_axis
 from attn_export.graph.ir_helpers import dims, nodes_of
 from attn_export.graph.lower.caches import InPlaceCache, can_be_written_by_operator, in_place_cache
@@ -24,7 +26,6 @@ from attn_export.graph.lower.computed_masks import shown_and_hidden
 from attn_export.graph.lower.dialects import (
     DECODE,
     PREFILL,
-    Lowered,
     NotInHalfError,
     bound_caches,
     describe,
@@ -63,7 +64,7 @@ NOT_FOR_CUDA = (
 )
 
 
-def rewrite(model: ir.Model) -> dict[str, Lowered]:
+def rewrite(model: ir.Model) -> dict[str, IrGraph]:
     """Return the graphs of the dialect: for one query, for batch size 1, and for all else."""
     if not nodes_of(model, "TensorScatter"):  # every cache in place is written by it
         raise GraphError(NOT_FOR_CUDA)
@@ -84,7 +85,7 @@ def rewrite(model: ir.Model) -> dict[str, Lowered]:
     return {"": describe(model, CUDA, bound=bound_caches(model)), **graphs}
 
 
-def _lowered(model: ir.Model, phase: str, fixed: dict[str, int]) -> Lowered:
+def _lowered(model: ir.Model, phase: str, fixed: dict[str, int]) -> IrGraph:
     """Fix some axes, and lower every node that fits."""
     graph, bound = model.clone(), bound_caches(model)
     for axis, size in fixed.items():
@@ -94,7 +95,7 @@ def _lowered(model: ir.Model, phase: str, fixed: dict[str, int]) -> Lowered:
         raise GraphError(NOT_FOR_CUDA)
     tidy(graph)
     described = describe(graph, CUDA, phase, fixed=fixed, bound=bound)
-    file = dataclasses.replace(described.file, dtypes=narrow_inputs(graph))
+    file = replace(described.file, dtypes=narrow_inputs(graph))
     return dataclasses.replace(described, file=file)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attn_export.bundle.manifest import MANIFEST, graph_files, read_bundle, read_manifest
+from attn_export.bundle.manifest import MANIFEST, read_bundle, read_manifest
 from attn_export.dialect_names import check_dialects
 from attn_export.errors import GraphError, RuntimeFailure, UsageError
 from attn_export.parts.cuda_dry_run.dry_run_results import (
@@ -15,10 +15,10 @@ from attn_export.parts.cuda_dry_run.dry_run_results import (
 )
 from attn_export.parts.cuda_dry_run.install_cuda_stand_in import CUDA_STAND_IN, not_ready
 from attn_export.report.progress import Progress
-from attn_export.results import GraphFile
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.install_folder import home
 from attn_export.runtimes.protocol import Limits
+from attn_export.schema import GraphFile
 
 LIBRARY_PATH = "LD_LIBRARY_PATH"
 """The variable with the folders in which Linux looks for libraries first."""
@@ -68,11 +68,13 @@ def check_ready() -> None:
         raise RuntimeFailure(f"no dry run of CUDA: {reason}")
 
 
-def _graphs(path: Path, dialects: Sequence[str]) -> tuple[Path, list[GraphFile], Mapping[str, str]]:
+def _graphs(
+    path: Path, dialects: Sequence[str]
+) -> tuple[Path, Sequence[GraphFile], Mapping[str, str]]:
     """Return the folder of the graphs, their descriptions, and roles of axes."""
     if path.is_dir():
         manifest = read_bundle(path)
-        files = graph_files(manifest)
+        files = [*manifest.graphs.values()]
         chosen = [file for file in files if not dialects or file.dialect in dialects]
         if not chosen:
             has = ", ".join(sorted({file.dialect for file in files}))
@@ -84,7 +86,7 @@ def _graphs(path: Path, dialects: Sequence[str]) -> tuple[Path, list[GraphFile],
         raise GraphError(f"cannot read {path}: no such file")
     if (path.parent / MANIFEST).is_file():
         manifest = read_manifest(path.parent)
-        files = [file for file in graph_files(manifest) if file.name == path.name]
+        files = [file for file in manifest.graphs.values() if file.name == path.name]
         if files:
             return path.parent, files, manifest.roles
     return path.parent, [GraphFile(path.name)], {}

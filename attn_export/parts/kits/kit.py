@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.bundle.golden import read_index
-from attn_export.bundle.manifest import GOLDEN, MANIFEST, bundle_spec, graph_files, read_bundle
+from attn_export.bundle.manifest import GOLDEN, MANIFEST, bundle_spec, read_bundle
 from attn_export.code_templates import render
 from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGHTS
 from attn_export.errors import UsageError
@@ -20,9 +20,9 @@ from attn_export.output_folder import replaceable, replacement_of, write_errors
 from attn_export.parts.kits.kit_escapes import KIT_ESCAPES
 from attn_export.parts.kits.source_folders import KITS
 from attn_export.report.progress import Progress
-from attn_export.results import BASE, WHOLE_DECODE, GraphFile
+from attn_export.results import BASE, WHOLE_DECODE
 from attn_export.rule import beyond_limit
-from attn_export.schema import Allowed, CaseEntry, GoldenIndex, Manifest, TensorSignature
+from attn_export.schema import Allowed, CaseEntry, GoldenIndex, GraphFile, Manifest, TensorSignature
 from attn_export.spec import AttentionSpec
 from attn_export.spec.inputs import Roles
 from attn_export.tensorfile import is_floating, numpy_dtype
@@ -112,7 +112,7 @@ def write_kit(
     progress.phase("reading the bundle")
     manifest = read_bundle(bundle)
     _refuse_dtypes(language, project, manifest)
-    graphs = graph_files(manifest)
+    graphs = [*manifest.graphs.values()]
     graph = _graph_for(graphs, project.dialects, dialect)
     decode = _decode_graph_for(graphs, graph, Roles(manifest.roles).axis(NEW))
     spec = bundle_spec(bundle, manifest)

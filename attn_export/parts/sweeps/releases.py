@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from attn_export.bundle.manifest import graph_files, read_manifest
+from attn_export.bundle.manifest import read_manifest
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.parts.sweeps.release import MARK, release_of
 from attn_export.parts.sweeps.store import Row
@@ -136,7 +136,7 @@ def bisect(
         which only one passes.
     """
     progress = progress or Progress()
-    if dialect not in {file.dialect for file in graph_files(read_manifest(bundle))}:
+    if dialect not in {file.dialect for file in read_manifest(bundle).graphs.values()}:
         raise UsageError(f"{bundle} has no graph in the dialect {dialect!r}")
     ordered = sorted(releases, key=release_of)
     if len(ordered) < 2:

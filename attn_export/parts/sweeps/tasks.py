@@ -18,7 +18,6 @@ from typing import Any, Final
 from attn_export.bundle.manifest import (
     MANIFEST,
     failed_folder,
-    graph_files,
     read_bundle,
     read_manifest,
 )
@@ -142,7 +141,7 @@ def run_packed(packed: Packed, runtime: str, dialects: Sequence[str]) -> dict[st
     home = _home()
     home.mkdir(parents=True, exist_ok=True)
     folder = unpack(packed, home)
-    available = {file.dialect for file in graph_files(read_manifest(folder))}
+    available = {file.dialect for file in read_manifest(folder).graphs.values()}
     present = [dialect for dialect in dialects if dialect in available]
     absent = {"verdict": "refused", "cause": "the bundle has no graph in this dialect"}
     fields: dict[str, CellFields] = {name: absent for name in dialects if name not in available}
@@ -183,7 +182,7 @@ def verify_dialects(folder: Path, runtime: str, dialects: Sequence[str]) -> dict
     from attn_export.commands.verify import verify
 
     report = explain_failures(verify(folder, runtimes=[runtime]), folder)
-    graphs = {file.name: file.dialect for file in graph_files(read_manifest(folder))}
+    graphs = {file.name: file.dialect for file in read_manifest(folder).graphs.values()}
     return {
         name: _cell_fields(report, {g for g, dialect in graphs.items() if dialect == name}, folder)
         for name in dialects
@@ -244,7 +243,7 @@ def _run_dry(folder: Path, architecture: str, dialects: Sequence[str]) -> dict[s
     from attn_export.parts.cuda_dry_run.dry_run_report import attention_of
 
     observed = dry_run(folder, architectures=[architecture], dialects=dialects)
-    graphs = {file.name: file.dialect for file in graph_files(read_manifest(folder))}
+    graphs = {file.name: file.dialect for file in read_manifest(folder).graphs.values()}
     lines: dict[str, list[str]] = {name: [] for name in dialects}
     for run in observed:
         of_dialect = lines[graphs[run.graph]]

@@ -17,7 +17,8 @@ from attn_export.dialect_names import CUDA, STANDARD
 from attn_export.errors import GraphError
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
-from attn_export.graph.lower import DECODE, PREFILL, Lowered, lower
+from attn_export.graph import IrGraph
+from attn_export.graph.lower import DECODE, PREFILL, lower
 from attn_export.graph.lower.read import read_attention
 from attn_export.parts.cuda_dialect.cuda import window_of
 from attn_export.results import BASE
@@ -119,7 +120,7 @@ def test_the_operator_does_what_it_has_the_meaning_of(name: str):
 
 
 def check_operator(
-    form: Lowered, fields: dict[str, Any], attributes: dict[str, float], packed: bool
+    form: IrGraph, fields: dict[str, Any], attributes: dict[str, float], packed: bool
 ) -> None:
     node = operator_of(form.model)
     found = {key: held.value for key, held in node.attributes.items()}

@@ -13,7 +13,8 @@ from test_ort_cuda import over_stand_in
 from attn_export.dialect_names import CUDA
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
-from attn_export.graph.lower import DECODE, PREFILL, Lowered, lower
+from attn_export.graph import IrGraph
+from attn_export.graph.lower import DECODE, PREFILL, lower
 from attn_export.graph.save import save_graphs
 from attn_export.parts.cuda_dry_run.dry_run import observe
 from attn_export.parts.cuda_dry_run.dry_run_results import Step, architectures_named
@@ -64,7 +65,7 @@ say(launches)
 """
 
 
-def ran(graph: Lowered, folder: Path, arch: str, sizes: tuple[int, int, int]) -> Step:
+def ran(graph: IrGraph, folder: Path, arch: str, sizes: tuple[int, int, int]) -> Step:
     (card,) = architectures_named([arch])
     found = observe(folder, graph.file, card, sizes)
     assert not found.refused
