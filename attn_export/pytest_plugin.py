@@ -218,4 +218,4 @@ def _write(report: Report, stem: Path | None) -> None:
     from attn_export.report.html import to_html
 
     write_whole(stem.with_name(f"{stem.name}.json"), to_json(report))
-    write_whole(stem.with_name(f"{stem.name}.html"), to_html(report, None))
+    write_whole(stem.with_name(f"{stem.name}.html"), to_html(report))

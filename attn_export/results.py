@@ -219,7 +219,7 @@ class Report:
 
     Attributes:
         notes: Notes for the reader.
-        model: The path of the graph, for links and drawings.
+        model: The path of the graph, for links.
         explanations: The causes of failures, with a sentence for each explained runtime.
         dimensions: The dtype and shape of each input and output, and the spec if there is one.
         error: The error that ended the job before there were verdicts, or because of which they do

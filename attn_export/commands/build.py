@@ -260,8 +260,6 @@ class _Work:
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:
         """Write the files of the bundle other than the graphs and the golden vectors."""
-        from attn_export.graph.neighbourhood import neighbourhood
-
         folder = self.folder
         if subject.spec is not None:
             (folder / SPEC).write_text(subject.spec.to_toml(), encoding="utf-8")
@@ -270,8 +268,7 @@ class _Work:
 
                 write_module_scales(folder, subject.module)
         (folder / REPORT).write_text(to_json(report), encoding="utf-8")
-        drawing = neighbourhood(judged.exported.model)
-        (folder / PAGE).write_text(to_html(report, drawing), encoding="utf-8")
+        (folder / PAGE).write_text(to_html(report), encoding="utf-8")
         content = bundle_graphs.manifest_of(
             report.name, subject, judged.exported.origins, judged.graphs, judged.dtypes
         )

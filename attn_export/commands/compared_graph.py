@@ -106,7 +106,7 @@ def write_bundle(
     for graph in graphs:
         _copy_graph(graph.path, graph.model, folder / graph.file.name)
     (folder / REPORT).write_text(to_json(report), encoding="utf-8")
-    (folder / PAGE).write_text(to_html(report, None), encoding="utf-8")
+    (folder / PAGE).write_text(to_html(report), encoding="utf-8")
     inputs, outputs = ends
     write_manifest(folder, {
         "name": report.name,

@@ -98,10 +98,9 @@ class Output:
 
             write_file(self.junit_file, to_junit(report))
         if self.html_file:
-            from attn_export.graph.neighbourhood import read_neighbourhood
             from attn_export.report.html import to_html
 
-            write_file(self.html_file, to_html(report, read_neighbourhood(report.model)))
+            write_file(self.html_file, to_html(report))
 
     def _print(self, report: Report, place: Path | None) -> None:
         from rich.console import Console

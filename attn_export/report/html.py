@@ -23,8 +23,6 @@ from attn_export.results import Report, Verdict
 if TYPE_CHECKING:
     import jinja2
 
-    from attn_export.graph.neighbourhood import Neighbourhood
-
 TEMPLATES = Path(__file__).with_name("page")
 STEPS = (0.01, 0.03, 0.1, 0.3, 1.0)
 """Upper limits of the heat map's colours, as an error divided by the error allowed."""
@@ -32,7 +30,7 @@ STEPS = (0.01, 0.03, 0.1, 0.3, 1.0)
 FIGURES = ("whole", "row", "max_abs", "max_rel")
 
 
-def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
+def to_html(report: Report) -> str:
     """Return the report as HTML."""
     all_summaries = summaries(report)
     ran = [summary for summary in all_summaries if summary.cases]
@@ -51,8 +49,6 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
         figures=pictures.figures(report),
         shares=pictures.STEPS,
         most=pictures.SHOWN,
-        attention=drawing,
-        drawn=pictures.draw_attention(drawing) if drawing else None,
         reproduce=reproduce_command(report.reproduction),
         is_of_bundle=report.model is None or (report.model.parent / MANIFEST).is_file(),
     )

@@ -1,22 +1,14 @@
-"""Pictures of the HTML report: error maps, and a diagram of the nodes around attention."""
+"""Pictures of the HTML report: error maps."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from attn_export.errors import counted
 from attn_export.report.tables import graph_label
 from attn_export.results import ErrorMap, ErrorMapPanel, Report, Verdict
-
-if TYPE_CHECKING:
-    from attn_export.graph.neighbourhood import DrawnStep, Lane, Neighbourhood
-
-
-# -- error maps ---------------------------------------------------------------------------------
 
 # A figure shows an `ErrorMap`, with a picture in SVG of each of its panels. Both are dicts of the
 # values that `page/error_maps.html.j2` names.
@@ -140,97 +132,3 @@ def _colour(value: float | None, largest: float) -> str:
         return "wrong"
     share = value / largest if largest else 0.0
     return str(sum(share > limit for limit in STEPS[:-1]))
-
-
-# -- diagram of the nodes around attention ------------------------------------------------------
-
-# The diagram is a CSS grid. Each input of `Attention` has a column, in which the steps that compute
-# it follow each other from top to bottom. Equal steps of adjacent columns are merged into one box.
-
-BELOW = {"output": "key", "present_key": "past_key", "present_value": "past_value"}
-"""Input in whose column each output is drawn, so that a cache stands below what it extends."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Box:
-    """A step in the grid.
-
-    Attributes:
-        row: The first row, counted from 1 as in CSS.
-        step: The step; None for a vertical line without a box.
-    """
-
-    row: int
-    column: int
-    rows: int
-    columns: int
-    step: DrawnStep | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawing:
-    """The grid of an attention node and its surroundings.
-
-    Attributes:
-        inputs: The columns of the inputs, in their order.
-        outputs: The columns of the outputs, in their order.
-        boxes: The steps above and below the node, and lines where a column has fewer of them.
-    """
-
-    columns: int
-    row: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    boxes: tuple[Box, ...]
-
-
-def draw_attention(neighbourhood: Neighbourhood) -> Drawing:
-    """Return the grid of the surroundings of an attention node."""
-    outputs = _output_columns(neighbourhood)
-    node_row = 1 + max((len(lane.steps) for lane in neighbourhood.before), default=0)
-    # Graph outputs have boxes of their own below the node, so its steps do not name them.
-    below = [
-        Box(node_row + number, column, 1, 1, dataclasses.replace(step, gives=()))
-        for lane, column in zip(neighbourhood.after, outputs, strict=True)
-        for number, step in enumerate(lane.steps, start=1)
-    ]
-    inputs = tuple(range(1, len(neighbourhood.before) + 1))
-    return Drawing(
-        max((*inputs, *outputs)),
-        node_row,
-        inputs,
-        outputs,
-        (*_above(neighbourhood.before, node_row), *below),
-    )
-
-
-def _above(lanes: Sequence[Lane], node_row: int) -> Iterator[Box]:
-    for row in range(node_row - 1):
-        for first, last in _runs(lanes, row):
-            yield Box(row + 1, first + 1, 1, last - first + 1, lanes[first].steps[row])
-    for column, lane in enumerate(lanes, start=1):
-        if missing := node_row - 1 - len(lane.steps):
-            yield Box(len(lane.steps) + 1, column, missing, 1, None)
-
-
-def _runs(lanes: Sequence[Lane], row: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last index of lanes with equal steps up to a row: they share a box."""
-    first = 0
-    for column in range(1, len(lanes) + 1):
-        same = column < len(lanes) and (
-            lanes[first].steps[: row + 1] == lanes[column].steps[: row + 1]
-        )
-        if not same:
-            if row < len(lanes[first].steps):
-                yield first, column - 1
-            first = column
-
-
-def _output_columns(neighbourhood: Neighbourhood) -> tuple[int, ...]:
-    """Return the column of each output: that of its input by `BELOW`, or the first free one."""
-    inputs = {lane.role: column for column, lane in enumerate(neighbourhood.before, start=1)}
-    taken: list[int] = []
-    for lane in neighbourhood.after:
-        preferred = inputs.get(BELOW.get(lane.role, ""), 1)
-        taken.append(next(c for c in (preferred, *range(1, len(taken) + 2)) if c not in taken))
-    return tuple(taken)

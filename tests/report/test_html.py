@@ -90,17 +90,15 @@ def test_a_bundle_has_it_and_the_command_line_writes_it(bundle: Path, tmp_path: 
     assert done.returncode == 0
     verified = Page((tmp_path / "out.html").read_text()).text
     assert "ort-cpu, standard" in verified
-    for text in (written, verified):  # both are drawn, the second from the file
-        assert {"q_proj", "k_proj", "v_proj", "out_proj", "present_key"} <= set(text.split())
+    for text in (written, verified):
         assert "worst at batch " in text
 
 
-def test_without_a_map_and_a_drawing_nothing_is_said_of_them():
+def test_without_a_map_nothing_is_said_of_it():
     report = clean()
     runs = tuple(dataclasses.replace(run, worst=None) for run in report.runs)
     text = Page(to_html(dataclasses.replace(report, runs=runs))).text
     assert "Where the worst error sits" not in text
-    assert "attention part" not in text
 
 
 def test_the_worst_comes_first_and_what_is_the_same_is_shown_once():

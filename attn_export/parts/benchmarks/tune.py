@@ -212,7 +212,6 @@ def _verified(
     """
     if not forms:
         return None
-    from attn_export.graph.neighbourhood import read_neighbourhood
     from attn_export.report.data import to_json
     from attn_export.report.html import to_html
 
@@ -234,8 +233,7 @@ def _verified(
     notes = dict.fromkeys((*before.notes, *report.notes, *tuned))
     report = dataclasses.replace(report, notes=tuple(notes))
     (folder / REPORT).write_text(to_json(report), encoding="utf-8")
-    drawing = read_neighbourhood(folder / MODEL)
-    (folder / PAGE).write_text(to_html(report, drawing), encoding="utf-8")
+    (folder / PAGE).write_text(to_html(report), encoding="utf-8")
     write_manifest(folder, content)
     return report
 
