@@ -1,9 +1,8 @@
-"""Handling of Ctrl-C and other signals in the command line: undo unfinished work, then exit.
+"""Handling of Ctrl-C and other signals in the command line: tidy up, then exit.
 
 The handlers raise no exception. torch, onnx and others call Python from C++, where an unexpected
 exception ends the process with abort(), or is turned into another error, as if the module could not
-be exported. Therefore the handler itself calls the registered undo actions and ends the process.
-Jobs that are called from Python keep Python's own handlers.
+be exported. Jobs that are called from Python keep Python's own handlers.
 """
 
 from __future__ import annotations
@@ -19,59 +18,32 @@ from attn_export.errors import INTERRUPTED
 
 MESSAGE = "interrupted; nothing half-written is left"
 
-_message = MESSAGE
-_undo_actions: dict[object, Callable[[], None]] = {}
-_raises_on_ctrl_c = False
+AT_END: list[Callable[[], None]] = []
+"""What kills a child process or removes a temporary folder that is there, in order of creation."""
 
+CURSOR = b"\r\x1b[2K\x1b[?25h"
+"""Escapes that erase a progress bar and show the cursor, which the bar hides."""
 
-def undo_if_ended(undo: Callable[[], None]) -> Callable[[], None]:
-    """Register an action to run if a signal ends this process; return a function that cancels it.
-
-    The action may be called at any time, and more than once.
-    """
-    key = object()
-    _undo_actions[key] = undo
-
-    def cancel() -> None:
-        _undo_actions.pop(key, None)
-
-    return cancel
+_now = {"message": MESSAGE, "ctrl-c": ""}
 
 
 @contextlib.contextmanager
-def undo_at_end(undo: Callable[[], None]) -> Iterator[None]:
-    """Call an undo action at the end of the block, even if a signal ends the process.
-
-    The action may be called at any time, and more than once.
-    """
-    cancel = undo_if_ended(undo)
+def _within(name: str, value: str) -> Iterator[None]:
+    before, _now[name] = _now[name], value
     try:
         yield
     finally:
-        undo()
-        cancel()
+        _now[name] = before
 
 
-@contextlib.contextmanager
-def ctrl_c_raises() -> Iterator[None]:
+def ctrl_c_raises() -> contextlib.AbstractContextManager[None]:
     """Raise KeyboardInterrupt on Ctrl-C inside this block, which can return partial results."""
-    global _raises_on_ctrl_c
-    before, _raises_on_ctrl_c = _raises_on_ctrl_c, True
-    try:
-        yield
-    finally:
-        _raises_on_ctrl_c = before
+    return _within("ctrl-c", "raises")
 
 
-@contextlib.contextmanager
-def message_if_ended(message: str) -> Iterator[None]:
+def message_if_ended(message: str) -> contextlib.AbstractContextManager[None]:
     """Print another message than `MESSAGE` if a signal ends the process inside this block."""
-    global _message
-    before, _message = _message, message
-    try:
-        yield
-    finally:
-        _message = before
+    return _within("message", message)
 
 
 def end_on_signal() -> None:
@@ -87,13 +59,13 @@ def _signals() -> list[signal.Signals]:
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    if number == signal.SIGINT and _raises_on_ctrl_c:
+    if number == signal.SIGINT and _now["ctrl-c"]:
         raise KeyboardInterrupt
-    for name in _signals():  # a second signal must not interrupt the undo actions
+    for name in _signals():  # a second signal must not interrupt this
         signal.signal(name, signal.SIG_IGN)
-    for undo in reversed(list(_undo_actions.values())):
+    for tidy in reversed(AT_END):
         with contextlib.suppress(Exception):
-            undo()
+            tidy()
     if util := sys.modules.get("multiprocessing.util"):
         with contextlib.suppress(Exception):
             for child in sys.modules["multiprocessing"].active_children():
@@ -101,5 +73,5 @@ def _end(number: int, _: FrameType | None) -> None:
             # Semaphores have names in the system, and Python warns of those left there.
             util._run_finalizers(0)
     with contextlib.suppress(OSError):
-        os.write(2, f"attn-export: {_message}\n".encode())
+        os.write(2, CURSOR * os.isatty(2) + f"attn-export: {_now['message']}\n".encode())
     os._exit(INTERRUPTED if number == signal.SIGINT else 128 + number)

@@ -7,6 +7,7 @@ folder with another file, link or folder, or with a changed file, is not replace
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import json
@@ -17,8 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from attn_export.errors import OutputError
-from attn_export.interruption import undo_at_end
-from attn_export.temp_folders import OLD, folder_beside, locked
+from attn_export.temp_folders import OLD, folder_beside
 from attn_export.untrusted_files import open_regular
 
 # -- checks of an existing output folder --------------------------------------------------------
@@ -134,11 +134,10 @@ def _raise(error: OSError) -> None:
 
 # -- replacement of folders and files in one step -----------------------------------------------
 
-# However the process ends, either the old or the new folder or file is complete. Temporary folders
-# that a killed process leaves are removed by the next run (`temp_folders.sweep`).
+# However the process ends, either the old or the new folder or file is complete.
 
-RENAME_EXCHANGE = 2
-"""Flag of Linux's `renameat2`: https://man7.org/linux/man-pages/man2/rename.2.html."""
+RENAME_EXCHANGE, AT_FDCWD = 2, -100
+"""Arguments of Linux's `renameat2`: https://man7.org/linux/man-pages/man2/rename.2.html."""
 
 UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 """The errors of `renameat2` on systems without it."""
@@ -172,30 +171,25 @@ def replacement_of(output: Path, kind: str) -> Iterator[Path]:
 
 
 def take_place(new: Path, target: Path) -> None:
-    """Replace a folder by another one. If that fails, the old folder is kept."""
+    """Replace a folder by one of `folder_beside`. If that fails, the old folder is kept."""
     if not os.path.lexists(target):
         new.rename(target)
-    elif exchange(new, target):
-        shutil.rmtree(new, ignore_errors=True)
-    else:
-        _take_place_in_two_steps(new, target)
+    elif not exchange(new, target):
+        # If the process ends between the renames, `temp_folders` puts the old folder back.
+        old = new.with_name(OLD) / target.name
+        old.parent.mkdir()
+        target.rename(old)
+        new.rename(target)
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders in one step.
-
-    Returns:
-        Whether that was done; False if the system does not support it.
-    """
-    if sys.platform != "linux":
-        return False
-    import ctypes
-
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    """Exchange the names of two folders in one step; return False if the system cannot."""
+    library = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+    call = getattr(library, "renameat2", None)
     if call is None:
         return False
-    current = -100  # AT_FDCWD
-    if call(current, os.fsencode(one), current, os.fsencode(other), RENAME_EXCHANGE) == 0:
+    names = os.fsencode(one), os.fsencode(other)
+    if call(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in UNSUPPORTED:
@@ -223,20 +217,3 @@ def write_whole(path: Path, content: str | bytes) -> None:
         if error.errno not in READ_ONLY or not target.is_file():
             raise
         target.write_bytes(data)
-
-
-def _take_place_in_two_steps(new: Path, target: Path) -> None:
-    old = new.with_name(new.name + OLD)
-
-    def restore() -> None:
-        if old.exists():
-            if target.exists():
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                old.rename(target)
-
-    with undo_at_end(restore), contextlib.ExitStack() as stack:
-        # Without the lock, another run could remove the old folder as that of a killed process.
-        stack.enter_context(locked(target))
-        target.rename(old)
-        new.rename(target)

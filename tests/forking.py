@@ -106,7 +106,9 @@ def _is_as_at_start() -> bool:
     return _start_environment.__wrapped__() == _start_environment()
 
 
-def _popen(command: Sequence[str], *, env: Any, pass_fds: Sequence[int], **options: Any) -> Any:
+def _popen(
+    command: Sequence[str], *, env: Any, pass_fds: Sequence[int] = (), **options: Any
+) -> Any:
     """Start a process, forked if it is one of this package: `subprocess.Popen` for `Child`."""
     start, words = list(command[:4]), command[4:]
     program = [sys.executable, "-P", "-m", child.CHILD_MAIN]

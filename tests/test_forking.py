@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -16,7 +15,6 @@ from processes import gone
 
 from attn_export.runtimes.child import CHILD_MAIN, Child, call_in_child, child_command
 from attn_export.runtimes.protocol import Limits
-from attn_export.temp_folders import locked
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="nothing is forked here")
 LIMITS = Limits(threads=1, seconds=60, memory_mib=None)
@@ -69,17 +67,6 @@ def test_it_ends_by_a_signal_as_a_new_one():
         child.close()
         assert gone(child.pid)
     assert ends == ["ended with signal SIGTERM"] * 2
-
-
-def test_a_lock_is_held_until_the_process_ends(tmp_path: Path):
-    with locked(tmp_path):
-        child = Child(COMMAND)
-    number = os.open(tmp_path, os.O_RDONLY)
-    with pytest.raises(BlockingIOError):
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    child.close()
-    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(number)
 
 
 def test_with_all_nothing_is_forked(request: pytest.FixtureRequest):

@@ -1,4 +1,4 @@
-"""Tests of signals that end a process: it ends at any point, and undoes unfinished work."""
+"""Tests of signals that end a process: it ends at any point, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attn_export.output_folder import take_place
 HEAD = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from attn_export.interruption import ctrl_c_raises, end_on_signal, undo_at_end
+from attn_export.interruption import AT_END, ctrl_c_raises, end_on_signal
 from attn_export.output_folder import take_place
 from attn_export.temp_folders import folder_beside, scratch
 end_on_signal()
@@ -85,8 +85,8 @@ def test_an_impatient_user_does_not_keep_it_from_tidying_up(tmp_path: Path):
     slow = """
 def slowly(): time.sleep(0.5); (here / "left").unlink(missing_ok=True)
 (here / "left").touch()
-with undo_at_end(slowly):
-    ready(); wait()
+AT_END.append(slowly)
+ready(); wait()
 """
     assert end(slow, tmp_path, signal.SIGINT, times=5).returncode == 130
     assert list(tmp_path.iterdir()) == []
@@ -104,11 +104,11 @@ with message_if_ended("interrupted; go on with --resume"):
     assert done.stderr == "attn-export: interrupted; go on with --resume\n"
 
 
-def test_a_failed_undo_does_not_prevent_the_others(tmp_path: Path):
+def test_a_step_that_fails_does_not_prevent_the_others(tmp_path: Path):
     two = """
 (here / "left").touch()
-with undo_at_end((here / "left").unlink), undo_at_end(lambda: 1 / 0):
-    ready(); wait()
+AT_END.extend([(here / "left").unlink, lambda: 1 / 0])
+ready(); wait()
 """
     assert end(two, tmp_path, signal.SIGTERM).returncode == 143
     assert list(tmp_path.iterdir()) == []
@@ -167,7 +167,7 @@ output_folder.exchange = lambda *_: False  # as on file systems that cannot
 rename = Path.rename
 def tells(self, target):
     rename(self, target)
-    if target.name.endswith(".old"):
+    if target.parent.name == "old":
         ready(); wait()
 Path.rename = tells
 with folder_beside(here / "bundle") as new:

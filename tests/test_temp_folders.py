@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from attn_export import temp_folders
 from attn_export.output_folder import exchange, take_place
@@ -22,7 +23,6 @@ HEAD = """
 import sys, time
 from pathlib import Path
 from attn_export import output_folder
-from attn_export.runtimes.child import Child
 from attn_export.temp_folders import folder_beside, scratch
 here = Path.cwd()
 def ready(): print("ready", flush=True); time.sleep(60)
@@ -39,7 +39,7 @@ output_folder.exchange = lambda *_: False
 rename = Path.rename
 def renamed(self, target):
     rename(self, target)
-    if target.name.endswith(".old"): {then}
+    if target.parent.name == "old": ready()
 Path.rename = renamed
 with folder_beside(here / "out") as new:
     (new / "new").touch()
@@ -72,35 +72,15 @@ def test_a_folder_of_a_living_process_stays_and_goes_when_it_was_killed(body: st
         before = names(tmp_path)
         sweep(tmp_path)
         assert names(tmp_path) == before
-        assert len(before) == 2
+        assert len(before) == 4
     sweep(tmp_path)
     assert names(tmp_path) == []
-
-
-def test_a_folder_that_a_child_of_a_killed_process_uses_stays(tmp_path: Path):
-    body = """
-with scratch() as folder:
-    child = Child([sys.executable, "-c", "import time; time.sleep(60)"])
-    Path("pid").write_text(str(child.pid)); ready()
-"""
-    with running(body, tmp_path) as process:
-        process.kill()
-        process.wait()
-        sweep(tmp_path)
-        pid = int((tmp_path / "pid").read_text())
-        assert len(names(tmp_path)) == 2
-        os.killpg(pid, signal.SIGKILL)
-    lock_is_gone = Path(f"/proc/{pid}/fd")
-    while lock_is_gone.exists() and any(lock_is_gone.iterdir()):
-        pass
-    sweep(tmp_path)
-    assert names(tmp_path) == ["pid"]
 
 
 def test_killed_between_two_renames_the_old_folder_is_back(tmp_path: Path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old").touch()
-    with running(HIDES.format(then="ready()"), tmp_path):
+    with running(HIDES, tmp_path):
         before = names(tmp_path)
         assert "out" not in before
         sweep(tmp_path)  # it lives, so it is not removed
@@ -110,22 +90,21 @@ def test_killed_between_two_renames_the_old_folder_is_back(tmp_path: Path):
 
 
 def test_a_folder_that_was_replaced_does_not_come_back(tmp_path: Path):
-    for name in (".out.attn-export-0123456789abcdef.old", "out"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / name[-3:]).touch()
+    for name in (".out.attn-export-01234567/old/out", "out"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / name[0]).touch()
     sweep(tmp_path)
-    assert names(tmp_path) == ["out", "out/out"]
+    assert names(tmp_path) == ["out", "out/o"]
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "attn-export-0123456789abcdef",  # an earlier version's, which locked nothing
-        "attn-export.0123456789abcde",
-        "attn-export.0123456789abcdef.txt",
-        ".out.0123456789abcdef",
-        ".attn-export-0123456789abcdef",
-        "out.attn-export-0123456789abcdef",
+        "attn-export-0123456",
+        "attn-export-01234567.txt",
+        ".out.01234567",
+        "..attn-export-01234567",
+        "out.attn-export-01234567",
     ],
 )
 def test_folders_of_other_names_are_left_alone(name: str, tmp_path: Path):
@@ -138,8 +117,8 @@ def test_folders_of_other_names_are_left_alone(name: str, tmp_path: Path):
 def test_links_and_files_are_left_alone(tmp_path: Path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "a").touch()
-    (tmp_path / ".x.attn-export-0123456789abcdef").symlink_to(tmp_path / "theirs")
-    (tmp_path / "attn-export.0123456789abcdef").touch()
+    (tmp_path / ".x.attn-export-01234567").symlink_to(tmp_path / "theirs")
+    (tmp_path / "attn-export-01234567").touch()
     before = names(tmp_path)
     sweep(tmp_path)
     assert names(tmp_path) == before
@@ -147,7 +126,7 @@ def test_links_and_files_are_left_alone(tmp_path: Path):
 
 def test_without_support_of_locks_nothing_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def unsupported(*_: object) -> None:
-        raise OSError(95, "Operation not supported")
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr("fcntl.flock", unsupported)
     with folder_beside(tmp_path / "out") as folder:
@@ -156,40 +135,37 @@ def test_without_support_of_locks_nothing_is_swept(tmp_path: Path, monkeypatch: 
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("moment", ["os.open", "fcntl.flock"])
+@pytest.mark.parametrize("moment", ["before", "while"])
 def test_a_folder_swept_before_it_was_locked_is_made_again(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    module = os if moment == "os.open" else fcntl
-    call, times = getattr(module, moment.split(".")[1]), []
+    make, made, locks = tempfile.mkdtemp, [], []
 
-    def after_another(*arguments: object) -> object:
-        times.append(names(tmp_path))
-        if len(times) == 1:
-            (tmp_path / times[0][0]).rmdir()
-        return call(*arguments)
+    def then_swept(**options: Any) -> str:
+        made.append(make(**options))
+        if len(made) == 1 and moment == "before":
+            sweep(tmp_path)
+        elif len(made) == 1:
+            locks.append(FileLock(Path(made[0], "lock")).acquire())
+        return made[-1]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(moment, after_another)
-        made = folder_beside(tmp_path / "out")
-        folder = made.__enter__()
-    assert names(tmp_path) == [folder.name]
-    assert [folder.name] != times[0]
-    made.__exit__(None, None, None)
-    assert names(tmp_path) == []
+    monkeypatch.setattr("tempfile.mkdtemp", then_swept)
+    with folder_beside(tmp_path / "out") as folder:
+        assert folder == Path(made[1], "new")
+        assert Path(made[0]).exists() == (moment == "while")
 
 
 def test_a_folder_beside_an_output_sweeps_first(tmp_path: Path):
-    (tmp_path / ".another.attn-export-0123456789abcdef").mkdir()
+    (tmp_path / ".another.attn-export-01234567").mkdir()
     with folder_beside(tmp_path / "out") as folder:
-        assert names(tmp_path) == [folder.name]
+        assert [*tmp_path.iterdir()] == [folder.parent]
 
 
 def test_temporary_folders_follow_tmpdir_and_the_first_sweeps(tmp_path: Path):
-    (tmp_path / "attn-export.0123456789abcdef").mkdir()
+    (tmp_path / "attn-export-01234567").mkdir()
     with running(USES["scratch"], tmp_path):
-        assert len(names(tmp_path)) == 2
-        assert "attn-export.0123456789abcdef" not in names(tmp_path)
+        assert len(list(tmp_path.iterdir())) == 1
+        assert "attn-export-01234567" not in names(tmp_path)
 
 
 def test_an_exchange_is_one_step_and_leaves_both(tmp_path: Path):
@@ -207,8 +183,8 @@ def test_a_folder_for_large_files_is_not_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(temp_folders, "MEMORY", tmp_path)
     monkeypatch.setattr(temp_folders, "MIN_FREE_BYTES", 0)
     with scratch() as small, scratch(in_memory=False) as large:
-        assert small.parent == tmp_path
-        assert large.parent == Path(tempfile.gettempdir())
+        assert small.parent.parent == tmp_path
+        assert large.parent.parent == Path(tempfile.gettempdir())
 
 
 @pytest.mark.parametrize("swaps", [True, False], ids=["exchange", "two renames"])

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
-
-from attn_export.interruption import undo_at_end
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -68,14 +65,5 @@ def progress(*, quiet: bool) -> Iterator[Progress]:
 
     # The console keeps the present stream, because `sys.stderr` is redirected during an export.
     columns = (BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description:.48}"))
-    with (
-        undo_at_end(_show_cursor),
-        Bar(*columns, console=Console(file=sys.stderr), transient=True) as bar,
-    ):
+    with Bar(*columns, console=Console(file=sys.stderr), transient=True) as bar:
         yield _BarProgress(bar)
-
-
-def _show_cursor() -> None:
-    # Not by rich, because a signal may have interrupted code that holds a lock of rich.
-    with contextlib.suppress(OSError):
-        os.write(2, b"\r\x1b[2K\x1b[?25h")

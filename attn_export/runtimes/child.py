@@ -21,10 +21,9 @@ from typing import IO, Any
 
 from attn_export import errors
 from attn_export.errors import GraphError
-from attn_export.interruption import undo_if_ended
+from attn_export.interruption import AT_END
 from attn_export.results import Outcome
 from attn_export.runtimes.protocol import Limits
-from attn_export.temp_folders import held_locks
 
 CHILD_MAIN = "attn_export.runtimes.child_main"
 """The module that child processes run."""
@@ -58,9 +57,8 @@ class Child:
             start_new_session=True,
             text=True,
             env=environment,
-            pass_fds=held_locks(),
         )
-        self._cancel_undo = undo_if_ended(self._kill)
+        AT_END.append(self._kill)
         threading.Thread(
             target=self._read_messages, args=(self._process.stdout,), daemon=True
         ).start()
@@ -101,7 +99,8 @@ class Child:
         """End the process and its children."""
         self._kill()
         self._process.wait()
-        self._cancel_undo()
+        with contextlib.suppress(ValueError):  # closed before
+            AT_END.remove(self._kill)
         for stream in (self._process.stdin, self._process.stdout, self._stderr):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attn_export.output_folder import take_place
-from attn_export.temp_folders import folder_beside, held_locks
+from attn_export.temp_folders import folder_beside
 
 VARIABLE = "ATTN_EXPORT_RUNTIMES"
 STAMP = "made-from"
@@ -124,7 +124,6 @@ def run_command(
         completed = subprocess.run(
             [*map(str, command)],
             capture_output=True, text=True, check=False, cwd=folder, env=environment,
-            pass_fds=held_locks(),
         )  # fmt: skip
     except OSError as reason:
         raise InstallError(f"{command[0]} is not there: {reason.strerror}") from reason
