@@ -2,54 +2,53 @@
 
 from __future__ import annotations
 
-from conftest import small_spec
-
-from attn_export.spec import AttentionSpec
-
 KV_HEADS = {"mha": 4, "mqa": 1, "gqa": 2}
 
 _YARN = {"rotary_scaling": "yarn", "rotary_factor": 8.0, "rotary_original_len": 64}
 FEATURES = {
     "plain": {},
-    "bias of q and v": {"bias": "q,v"},
+    "biases of q and v": {"bias": "q,v"},
     "no bias of out": {"bias": "q,k,v"},
-    "rms": {"qk_norm": "rms"},
-    "layer": {"qk_norm": "layer", "norm_eps": 1e-2},
-    "half": {"rotary": "half"},
-    "interleaved": {"rotary": "interleaved", "rotary_theta": 100.0},
-    "half of a part": {"rotary": "half", "rotary_dim": 6},
-    "interleaved of a part": {"rotary": "interleaved", "rotary_dim": 2},
-    "linear": {"rotary": "half", "rotary_scaling": "linear", "rotary_factor": 2.5},
-    "llama3": {
+    "rms norm": {"qk_norm": "rms"},
+    "layer norm": {"qk_norm": "layer", "norm_eps": 1e-2},
+    "rotary": {"rotary": "half"},
+    "rotary interleaved": {"rotary": "interleaved", "rotary_theta": 100.0},
+    "rotary of a part": {"rotary": "half", "rotary_dim": 6},
+    "rotary interleaved of a part": {
+        "rotary": "interleaved", "rotary_dim": 4, "rotary_theta": 100.0,
+    },
+    "rotary linear": {"rotary": "half", "rotary_scaling": "linear", "rotary_factor": 2.5},
+    "rotary llama3": {
         "rotary": "half", "rotary_scaling": "llama3", "rotary_factor": 8.0,
         "rotary_original_len": 64,
     },
-    "llama3 of its own": {
+    "rotary llama3 of its own": {
         "rotary": "half", "rotary_scaling": "llama3", "rotary_factor": 8.0,
         "rotary_original_len": 64, "rotary_low_freq": 2.0, "rotary_high_freq": 3.0,
     },
-    "yarn": {"rotary": "half", **_YARN},
-    "yarn of gpt-oss": {
+    "rotary yarn": {"rotary": "half", **_YARN},
+    "rotary yarn of gpt-oss": {
         "rotary": "half", **_YARN, "rotary_truncate": False, "rotary_beta_fast": 8.0,
         "rotary_beta_slow": 0.5, "rotary_magnitude": 1.5,
     },
-    "longrope": {
+    "rotary longrope": {
         "rotary": "half", "rotary_scaling": "longrope", "rotary_factor": 4.0,
         "rotary_original_len": 64, "rotary_short_factors": (1.0, 1.5, 2.0, 4.0),
         "rotary_long_factors": (1.0, 4.0, 16.0, 30.0),
     },
     "position ids": {"rotary": "interleaved", "position_ids": True},
-    "packed": {"packed_qkv": True},
-    "packed without biases": {"packed_qkv": True, "bias": "out"},
+    "packed qkv": {"packed_qkv": True},
+    "packed qkv without biases": {"packed_qkv": True, "bias": "out"},
     "learned key": {"add_bias_kv": True},
     "key of 0": {"add_zero_attn": True},
-    "both keys": {"add_bias_kv": True, "add_zero_attn": True, "softcap": 0.8},
+    "added keys": {"add_bias_kv": True, "add_zero_attn": True},
     "window": {"window_left": 2},
     "window of one key": {"window_left": 0, "window_right": 0, "causal": False},
     "window to the right of 0": {"window_left": 3, "window_right": 0, "causal": False},
     "softcap": {"softcap": 0.8},
     "alibi": {"alibi": True},
-    "relative": {"relative_buckets": 4, "relative_max_distance": 6},
+    "alibi of falcon": {"alibi": True, "alibi_falcon": True},
+    "relative bias": {"relative_buckets": 4, "relative_max_distance": 6},
     "sinks": {"sinks": True},
     "Gemma 2": {"softcap": 0.8, "window_left": 3, "rotary": "half", "bias": "none"},
     "Qwen 3": {"qk_norm": "rms", "rotary": "half", "bias": "none"},
@@ -65,8 +64,8 @@ causal, or with a window that ends at the query."""
 
 SEEING_AHEAD = {
     "window ahead": {"window_right": 1, "causal": False},
-    "window on both sides": {"window_left": 1, "window_right": 2, "causal": False},
-    "relative on both sides": {
+    "symmetric window": {"window_left": 2, "window_right": 2, "causal": False},
+    "relative bias on both sides": {
         "relative_buckets": 8, "relative_max_distance": 9, "causal": False,
     },
     "alibi on both sides": {"alibi": True, "causal": False},
@@ -78,9 +77,9 @@ _DYNAMIC = {
     "rotary": "half", "rotary_scaling": "dynamic", "rotary_factor": 3.0, "rotary_original_len": 6,
 }  # fmt: skip
 GROWING = {
-    "dynamic": _DYNAMIC,
-    "dynamic within its context": {**_DYNAMIC, "rotary_original_len": 64},
-    "dynamic with position ids": {**_DYNAMIC, "position_ids": True},
+    "rotary dynamic": _DYNAMIC,
+    "rotary dynamic within its context": {**_DYNAMIC, "rotary_original_len": 64},
+    "rotary dynamic with position ids": {**_DYNAMIC, "position_ids": True},
 }
 """Features whose keys depend on the length at which they were made."""
 
@@ -88,16 +87,26 @@ GROWING = {
 _NORMS = {"q_norm.weight": (8,), "k_norm.weight": (8,)}
 PARAMETERS = {
     "plain": {},
-    "rms": _NORMS,
-    "layer": _NORMS | {"q_norm.bias": (8,), "k_norm.bias": (8,)},
-    "llama3": {},
+    "rms norm": _NORMS,
+    "layer norm": _NORMS | {"q_norm.bias": (8,), "k_norm.bias": (8,)},
+    "rotary llama3": {},
     "alibi": {},
-    "relative": {"score_bias.relative_attention_bias.weight": (4, 4)},
+    "relative bias": {"score_bias.relative_attention_bias.weight": (4, 4)},
     "sinks": {"sinks": (4,)},
 }
 """The parameters beside projections that a feature has, with their shapes."""
 
-
-def feature_spec(feature: dict, **changes: object) -> AttentionSpec:
-    """Return the small spec with a feature and changes."""
-    return small_spec(**{"attn_weights": True, **feature, **changes})
+CACHES = {"no cache": "none", "cache": "append", "cache in place": "in-place"}
+COMPANY = {
+    "no mask": {}, "padding": {"attn_mask": "bool[B,1,1,S]"}, "causal": {"causal": True},
+}  # fmt: skip
+GROUPS = (
+    ("rotary", "rms norm", "biases of q and v"),
+    ("rotary interleaved of a part", "layer norm", "window"),
+    ("rotary linear", "softcap", "added keys"),
+    ("rotary llama3 of its own", "position ids", "alibi"),
+    ("rotary yarn of gpt-oss", "sinks"),
+    ("rotary dynamic", "packed qkv", "relative bias"),
+    ("rotary longrope", "alibi of falcon", "symmetric window"),
+)
+"""Features that are built together, with each cache and each of `COMPANY`."""

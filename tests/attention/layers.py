@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy_attention
 import torch
+from conftest import small_spec
 from torch import Tensor, nn
 
 from attn_export.attention import Attention
@@ -14,6 +15,11 @@ Inputs = dict[str, Tensor]
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 """Of rounding alone at small sizes; a wrong head, key or scale is 1e-2 off at least."""
+
+
+def feature_spec(feature: dict, **changes: object) -> AttentionSpec:
+    """Return the small spec with a feature and changes."""
+    return small_spec(**{"attn_weights": True, **feature, **changes})
 
 
 def reference(module: Attention, inputs: Inputs) -> dict[str, Tensor]:

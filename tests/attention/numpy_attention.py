@@ -226,7 +226,9 @@ def _of_positions(
     """Return the bias of positions on the scores."""
     spec, added = at["spec"], 0.0
     offset = at.set("offset", positions.offsets(at["P"], shape))
-    if spec.alibi:
+    if spec.alibi_falcon:
+        added = positions.falcon(spec, shape[-1]).astype(at["type"])
+    elif spec.alibi:
         slopes = at.set("slopes", positions.slopes(spec.num_heads).astype(at["type"]))
         added = added - slopes * at.set("distance", np.abs(offset)).astype(at["type"])
     if spec.relative_buckets:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 
 from attn_export.spec import AttentionSpec
@@ -100,6 +101,13 @@ def slopes(heads: int) -> np.ndarray:
     power = 2 ** math.floor(math.log2(heads))
     more = geometric(2 * power)[::2][: heads - power]
     return np.concatenate([geometric(power), more])[:, None, None]
+
+
+def falcon(spec: AttentionSpec, S: int) -> np.ndarray:
+    """Return Falcon's bias `[H, 1, S]`: keys, slopes and their products are in bfloat16."""
+    keys, of_heads = (x.astype(ml_dtypes.bfloat16) for x in (np.arange(S), slopes(spec.num_heads)))
+    product = keys.astype(np.float64) * of_heads.astype(np.float64)
+    return product.astype(ml_dtypes.bfloat16).astype(np.float64) * spec.softmax_scale
 
 
 def geometric(heads: int) -> np.ndarray:

@@ -7,12 +7,13 @@ from itertools import pairwise
 import pytest
 import torch
 from conftest import small_spec
-from features import FEATURES, GROWING, KV_HEADS, PARAMETERS, SEEING_AHEAD, feature_spec
+from features import FEATURES, GROWING, KV_HEADS, PARAMETERS, SEEING_AHEAD
 from layers import (
     assert_is_the_reference,
     cast,
     draw_inputs,
     exact_module,
+    feature_spec,
     make_module,
     outputs_of,
     piece_of,

@@ -7,12 +7,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from features import FEATURES, GROWING, KV_HEADS, SEEING_AHEAD, feature_spec
+from features import FEATURES, GROWING, KV_HEADS, SEEING_AHEAD
 from layers import (
     TOTAL,
     Inputs,
     draw_inputs,
     exact_module,
+    feature_spec,
     outputs_of,
     piece_of,
     whole_sequence,

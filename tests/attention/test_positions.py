@@ -9,8 +9,7 @@ import numpy as np
 import numpy_positions
 import pytest
 import torch
-from features import feature_spec
-from layers import draw_inputs, exact_module, make_module, outputs_of
+from layers import draw_inputs, exact_module, feature_spec, make_module, outputs_of
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from attn_export.attention.positions import (

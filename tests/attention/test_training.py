@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import small_spec
-from features import FEATURES, SEEING_AHEAD, feature_spec
-from layers import draw_inputs, exact_module, make_module, outputs_of
+from features import FEATURES, SEEING_AHEAD
+from layers import draw_inputs, exact_module, feature_spec, make_module, outputs_of
 from torch import Tensor
 from torch.func import functional_call
 
