@@ -15,7 +15,6 @@ import pytest
 import shared
 import torch
 from default_share import default_share, long_cases, shorten_cases
-from exporter_once import read_once
 from forking import fork_from_now_on, forking, run_forked, started_anew
 
 from attn_export.cases.draw import Interface
@@ -26,7 +25,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The tests run in two processes on two cores, beside the runtimes that they start.
 torch.set_num_threads(1)
-read_once()
 reuse_memory()
 sleep_while_waiting()  # as command lines do, which are forked from a server with this environment
 # pytest would print these records of PyTorch's exporter with every failure.
@@ -109,34 +107,23 @@ def _memory_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
-def need_dry_run(request: pytest.FixtureRequest) -> None:
-    """Skip a test where the stand-in of CUDA is missing; fail it if `--require` names it."""
-    from attn_export.parts.cuda_dry_run.install_cuda_stand_in import CUDA_STAND_IN, not_ready
-
-    reason = not_ready()
-    if reason and CUDA_STAND_IN in request.config.getoption("--require"):
-        pytest.fail(f"{CUDA_STAND_IN} is required: {reason}")
-    if reason:
-        pytest.skip(reason)
-
-
-@pytest.fixture
 def need(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Skip a test if a runtime is missing; fail it if `--require` names the runtime."""
-    from attn_export.errors import UsageError
-    from attn_export.runtimes.catalogue import runtime
+    """Skip a test if what a runtime needs is missing; fail it if `--require` names the runtime."""
 
     def check(name: str) -> None:
-        try:
-            reason = runtime(name).unavailable()
-        except UsageError as error:  # its part is not there
-            reason = str(error)
+        reason = shared.missing(name)
         if reason and name in request.config.getoption("--require"):
             pytest.fail(f"{name} is required: {reason}")
         elif reason:
             pytest.skip(f"{name}: {reason}")
 
     return check
+
+
+@pytest.fixture
+def need_dry_run(need: Callable[[str], None]) -> None:
+    """Skip a test where the stand-in of CUDA is missing."""
+    need("cuda-dry-run")
 
 
 @pytest.fixture

@@ -7,8 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pytest
+import torch
 
+from attn_export import AttentionSpec, Subject
 from attn_export.cases import blocks
+from attn_export.export.export import export
+from attn_export.system_info import reuse_memory
 
 Items = list[pytest.Item]
 
@@ -27,7 +31,13 @@ def shorten_cases() -> None:
     blocks.FAR_PASTS = ()
 
 
-warm_up = shorten_cases  # called by the server of forked processes
+def warm_up() -> None:
+    """Prepare the server that forks commands: what an export imports takes seconds."""
+    torch.set_num_threads(1)  # forked processes would lack the threads of a pool
+    reuse_memory()
+    shorten_cases()
+    with torch.random.fork_rng():
+        export(Subject.from_spec(AttentionSpec(embed_dim=8, num_heads=1)))
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ IMPORTED = {
         "onnxruntime",
     ),
     WITH_TORCH: (
-        "forking", "exporter_once", "default_share", "attn_export.commands.main",
+        "forking", "default_share", "attn_export.commands.main",
         "attn_export.commands.build", "attn_export.commands.compare",
         "attn_export.commands.golden_vectors",
     ),

@@ -16,7 +16,10 @@ import pytest
 from default_share import long_cases
 
 from attn_export import Report, build, verify
+from attn_export.errors import UsageError
 from attn_export.graph.load import load_model
+from attn_export.parts import module_of, parts
+from attn_export.runtimes.catalogue import required, runtime
 from attn_export.spec import AttentionSpec
 
 BUNDLES: dict[str, dict[str, object]] = {
@@ -54,6 +57,21 @@ def use(factory: pytest.TempPathFactory, *, all_tests: bool) -> None:
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     folder.mkdir(exist_ok=True)
     _folder[:] = [folder]
+
+
+def missing(name: str) -> str | None:
+    """Return why a runtime, or what a part installs, is not here; None if it is."""
+    try:
+        return runtime(name).unavailable()
+    except UsageError as error:  # no runtime, or that of a part which is not there
+        installer = module_of(name, {n: m for part in parts() for n, m in part.installs.items()})
+        return str(error) if installer is None else installer.not_ready()
+
+
+def always() -> list[str]:
+    """Return the names of the runtimes that the default tests need, those of parts included."""
+    of_parts = [name for part in parts() for name in part.tests_need if name in part.runtimes]
+    return [*required(), *of_parts]
 
 
 def extended(values: Iterable[T], kept: Callable[[T], bool]) -> list[Any]:

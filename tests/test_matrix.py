@@ -7,17 +7,15 @@ import sys
 
 import pytest
 from conftest import ROOT
+from shared import always
 
-from attn_export.runtimes.catalogue import required as required_names
-
-REQUIRED = (*required_names(), "c", "cpp", "node", "wasm")
 MODELS = ("gqa-in-place", "mqa", "cross")
 
 
 @pytest.mark.extended
 def test_three_models_pass_in_every_required_runtime(request: pytest.FixtureRequest):
     required = request.config.getoption("--require")
-    runtimes = [name for name in REQUIRED if name in required] or ["ort-cpu", "onnx-reference"]
+    runtimes = [name for name in always() if name in required] or ["ort-cpu", "onnx-reference"]
     options = [word for name in runtimes for word in ("--runtime", name)]
     command = [sys.executable, str(ROOT / "scripts" / "matrix"), *options]
     done = subprocess.run(

@@ -17,8 +17,8 @@ from attn_export.runtimes.catalogue import packages, required, runtime
 from attn_export.runtimes.install_folder import SYSTEM_PACKAGES, InstallError, pip_command
 
 PACKAGES = packages()
-REQUIRED = [name for name in required() if name in PACKAGES]
-"""The names that are installed by default, beside those that the tests of parts need."""
+NEEDED = (*required(), *(name for part in parts() for name in part.tests_need))
+"""What the tests need: runtimes, and what the tests of parts name."""
 
 ALL = "all"
 
@@ -30,7 +30,9 @@ def main() -> int:
     """Install the named runtimes and return the exit code."""
     end_on_signal()
     named = tuple(name for name in sys.argv[1:] if name != SYSTEM_PACKAGES)
-    names = named or (*REQUIRED, *(name for part in parts() for name in part.tests_need))
+    names = named or tuple(
+        name for name in NEEDED if name in PACKAGES or module_of(name, OF_PARTS) is not None
+    )
     if named == (ALL,):
         names = (*PACKAGES, *(name for name in OF_PARTS if name.islower()))
     unknown = [name for name in names if name not in PACKAGES and module_of(name, OF_PARTS) is None]

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from pages import FIRST, PAGES, after_the_first_command, blocks, run
-from shared import extended
+from shared import extended, missing
 
 from attn_export.errors import AttnExportError
-from attn_export.parts.cuda_dry_run.install_cuda_stand_in import CUDA_STAND_IN, not_ready
 from attn_export.spec import AttentionSpec
 
 RUN = [page for page in PAGES if any(block.kind in {"sh", "python"} for block in blocks(page))]
@@ -54,8 +53,8 @@ def test_commands_and_snippets_work_in_the_order_of_the_page(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest
 ):
     left_out = ELSEWHERE if request.config.getoption("--all") else {*ELSEWHERE, *SLOW}
-    required = CUDA_STAND_IN in request.config.getoption("--require")
-    if not required and not_ready():
+    required = "cuda-dry-run" in request.config.getoption("--require")
+    if not required and missing("cuda-dry-run"):
         left_out = left_out | dry_runs(page)
     folder = tmp_path / "clone"
     shutil.copytree(after_the_first_command(), folder)

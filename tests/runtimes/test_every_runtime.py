@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 from conftest import small_spec
-from shared import extended
+from shared import always, extended
 
 from attn_export import build, verify
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graphs
-from attn_export.runtimes.catalogue import all_names, required, runtime
+from attn_export.runtimes.catalogue import all_names, runtime
 
 pytestmark = pytest.mark.xdist_group("test_every_runtime")  # what it builds is shared
 
-ALWAYS = {*required(), "c", "cpp", "node", "wasm"}
+ALWAYS = {*always()}
 """Runtimes in the default tests; scripts/matrix runs the others."""
 
 Need = Callable[[str], None]

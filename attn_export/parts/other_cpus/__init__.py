@@ -4,6 +4,6 @@ from attn_export.parts import Part
 
 PART = Part(
     runtimes={"ort-cpu@CPU": f"{__name__}.emulated_cpu"},
-    installs=dict.fromkeys(("cpus", "arm64-compiler"), f"{__name__}.install_cpus"),
-    tests_need=("cpus",),
+    installs=dict.fromkeys(("cpus", "arm64-compiler", "ort-cpu@CPU"), f"{__name__}.install_cpus"),
+    tests_need=("ort-cpu@haswell", "ort-cpu@neoverse-n1"),
 )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 import pytest
-from shared import extended
+from shared import always, extended
 
 from attn_export.parts.probe import run_probes
 from attn_export.parts.probe.findings import ProbeRow
@@ -58,7 +58,7 @@ PORTABLE_ONLY = {
 }
 
 ENGINES = {*packages(), "onnx-reference"}
-MEAN = sorted({*required(), "c", "cpp", "node", "wasm"})
+MEAN = sorted(always())
 MORE = sorted(ENGINES - {*required()})
 OF_THE_PROCESSOR = {"small values", "small weights"}
 """Probes of subnormal numbers: some processors keep them, others flush them to 0."""
