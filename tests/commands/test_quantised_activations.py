@@ -24,7 +24,7 @@ from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import read_tensor
 
 SPECS = {
-    "cached": {"rotary": "half", "num_kv_heads": 4},  # tests/parity plants faults into it
+    "cached": {"rotary": "half", "num_kv_heads": 4},  # tests/judge plants faults into it
     "in place": {"cache": "in-place", "packed_qkv": True},
     "cache of int8": {"cache": "in-place", "kv_dtype": "int8", "attn_mask": "none"},
     "cache of int4": {

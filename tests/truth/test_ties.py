@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from parity.made_golden import made_golden
+from made_golden import made_golden
 from torch import Tensor, nn
 
 from attn_export import Subject, build

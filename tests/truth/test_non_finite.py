@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_spec
-from parity.made_golden import made_golden
+from made_golden import made_golden
 from torch import nn
 
 from attn_export import Subject
