@@ -201,12 +201,7 @@ IMPORT_TORCH = {"build", "compare", "--recompute", "--sizes", "--module"}
 
 
 def run_command(arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line, forked from a process that has imported what it needs.
-
-    Args:
-        arguments: The arguments.
-        cwd: The folder in which it runs.
-    """
+    """Run the command line, forked from a process that has imported what it needs."""
     if forking():
         with_torch = not IMPORT_TORCH.isdisjoint(arguments)
         return run_forked(arguments, cwd, with_torch=with_torch)

@@ -43,13 +43,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 class Forked:
-    """A forked process, with the part of the interface of `subprocess.Popen` that `Child` uses.
-
-    Args:
-        job: The module, its words, and where it runs.
-        files: Its stdin, stdout and stderr, and others that it keeps open.
-        kind: The kind of the server.
-    """
+    """A forked process, with the part of the interface of `subprocess.Popen` that `Child` uses."""
 
     def __init__(self, job: Mapping[str, Any], files: Sequence[int], kind: str = LIGHT) -> None:
         self.returncode: int | None = None
@@ -161,13 +155,7 @@ def started_anew() -> Iterator[None]:
 def run_forked(
     arguments: Sequence[str], cwd: Path, *, with_torch: bool
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a forked process, as `subprocess.run` would with captured output.
-
-    Args:
-        arguments: The arguments.
-        cwd: The folder in which it runs.
-        with_torch: Whether the process that is forked has imported torch.
-    """
+    """Run the command line in a forked process, as `subprocess.run` would with captured output."""
     with (
         Path(os.devnull).open() as nothing, tempfile.TemporaryFile("w+") as out,
         tempfile.TemporaryFile("w+") as err,

@@ -33,11 +33,7 @@ def _caught(pid: int) -> int:
 
 
 def worker_after(code: str) -> Callable[..., list[str]]:
-    """Return a replacement of `runtimes.process.child_command` that first runs some code.
-
-    Args:
-        code: The Python code. `os` and `sys` are imported.
-    """
+    """Return a replacement of `runtimes.process.child_command` that first runs some code."""
 
     def command(*arguments: Any) -> list[str]:
         interpreter, safe_path, _, module, *words = child_command(*arguments)

@@ -47,10 +47,6 @@ def use(factory: pytest.TempPathFactory, *, all_tests: bool) -> None:
     """Set the folder of shared results, which all processes of a run use.
 
     conftest.py calls this at the start of each process.
-
-    Args:
-        factory: The source of the folder.
-        all_tests: Whether the run has --all.
     """
     _settings["all"] = all_tests
     base = factory.getbasetemp()  # below the base of the whole run in processes of pytest-xdist
@@ -84,10 +80,6 @@ def once(name: str, make: Callable[[Path], None]) -> Path:
     """Return the shared folder of this name, which the first call in a run makes.
 
     Tests must copy the folder before they change it.
-
-    Args:
-        name: The name of the folder.
-        make: Function that creates the folder it is given.
     """
     folder = _folder[0] / name
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -130,13 +122,7 @@ def few_bits_bundle() -> Path:
 
 
 def passed_bundle(name: str, spec: AttentionSpec, note: str = "") -> Path:
-    """Return a bundle of a spec in all dialects.
-
-    Args:
-        name: The name of its folder.
-        spec: The spec.
-        note: A text that a note of the report must contain.
-    """
+    """Return a bundle of a spec in all dialects."""
 
     def make(folder: Path) -> None:
         report = build(spec, folder, name="small", runtimes=["ort-cpu"])
@@ -173,13 +159,7 @@ def judged_graphs(folder: Path) -> set[str]:
 
 
 def nodes_of(folder: Path, graph: str, op_type: str) -> list[onnx.NodeProto]:
-    """Return the nodes of an operator in a graph of a bundle.
-
-    Args:
-        folder: The bundle.
-        graph: The file name of the graph.
-        op_type: The operator.
-    """
+    """Return the nodes of an operator in a graph of a bundle."""
     return [node for node in load_model(folder / graph).graph.node if node.op_type == op_type]
 
 

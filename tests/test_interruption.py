@@ -35,14 +35,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 def end(
     body: str, folder: Path, number: signal.Signals, *, times: int = 1
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script until it prints ``ready``, send it a signal, and return its result.
-
-    Args:
-        body: The script, after `HEAD`.
-        folder: The folder to run it in.
-        number: The signal.
-        times: The number of times that the signal is sent.
-    """
+    """Run a script until it prints ``ready``, send it a signal, and return its result."""
     with subprocess.Popen(
         [sys.executable, "-c", HEAD + body], cwd=folder, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(folder)},

@@ -52,13 +52,7 @@ def run(
     inputs: Mapping[str, np.ndarray],
     faults: Faults | None = None,
 ) -> dict[str, np.ndarray]:
-    """Attend as `spec` says, with faults planted at the steps that they are named after.
-
-    Args:
-        parameters: The module's `state_dict` as arrays.
-        inputs: A case's inputs.
-        faults: What to do wrong, by step.
-    """
+    """Attend as `spec` says, with faults planted at the steps that they are named after."""
     at = Steps(faults or {}, spec=spec, inputs=inputs, type=inputs["query"].dtype)
     w = at.set("parameters", _apart(at, parameters))
     with np.errstate(all="ignore"):  # -inf - -inf in rows that are masked, and faults' overflows
@@ -125,15 +119,7 @@ def normed(
     at: Steps, of: str, x: np.ndarray, *, eps: float | None = None, kind: str = "",
     axes: tuple[int, ...] = (-1,),
 ) -> np.ndarray:  # fmt: skip
-    """Normalise every head and position of queries or keys `[B, H, L, D]` over D.
-
-    Args:
-        of: `"q"` or `"k"`.
-        x: What to normalise.
-        eps: Instead of the spec's.
-        kind: Instead of the spec's.
-        axes: Instead of D.
-    """
+    """Normalise every head and position of queries or keys `[B, H, L, D]` over D."""
     spec, w = at["spec"], at["parameters"]
     if (kind or spec.qk_norm) == "layer":
         x = x - x.mean(axis=axes, keepdims=True)

@@ -39,12 +39,7 @@ def rows_by_kv_head(spec: AttentionSpec) -> Arrays:
 def apart(
     parameters: Mapping[str, np.ndarray], rows: Mapping[str, Mapping[str, np.ndarray]]
 ) -> Arrays:
-    """Return the parameters under the names of separate projections.
-
-    Args:
-        parameters: The module's.
-        rows: Whose rows are which, for the weight and for the bias.
-    """
+    """Return the parameters under the names of separate projections."""
     found = {name: array for name, array in parameters.items() if not name.startswith(PACKED)}
     for kind, of in rows.items():
         packed = parameters.get(PACKED + kind)

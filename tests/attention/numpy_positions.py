@@ -14,11 +14,7 @@ from attn_export.spec import AttentionSpec
 
 
 def frequencies(spec: AttentionSpec, length: int) -> np.ndarray:
-    """Return radians per position, `[R/2]`, stretched as the spec defines.
-
-    Args:
-        length: Of the sequence so far, to which "dynamic" stretches.
-    """
+    """Return radians per position, `[R/2]`, stretched as the spec defines."""
     if spec.rotary_scaling == "dynamic":
         longest = max(length, spec.rotary_original_len)
         return of_base(spec, stretched_base(spec, longest))
@@ -39,12 +35,7 @@ def of_base(spec: AttentionSpec, base: float | np.ndarray) -> np.ndarray:
 def stretched_base(
     spec: AttentionSpec, length: int | np.ndarray, power: float | None = None
 ) -> float | np.ndarray:
-    """Return the base of dynamic NTK for a sequence of that length, long or not.
-
-    Args:
-        length: Any number of them.
-        power: Instead of R/(R - 2).
-    """
+    """Return the base of dynamic NTK for a sequence of that length, long or not."""
     R, factor = spec.rotary_dim, spec.rotary_factor
     grown = factor * length / spec.rotary_original_len - (factor - 1)
     return spec.rotary_theta * grown ** (R / (R - 2) if power is None else power)

@@ -19,11 +19,7 @@ Mask = Callable[["Masks", int, int], Tensor]
 
 
 class Masks(nn.Module):
-    """The same queries on a cache of its own for each mask, if there is one.
-
-    Args:
-        masks: What makes each mask.
-    """
+    """The same queries on a cache of its own for each mask, if there is one."""
 
     def __init__(self, masks: Mapping[str, Mask]) -> None:
         super().__init__()

@@ -44,15 +44,7 @@ CONSTANTS = {
 def parsed(
     body: str, *, past: bool = True, given: str = "", attributes: str = "", opset: int = 23
 ) -> onnx.ModelProto:
-    """Return a graph with one `Attention` that has a cache.
-
-    Args:
-        body: Makes `mask`, of what `SIZES` and `CONSTANTS` are.
-        past: Whether there is a cache; without, P is 0.
-        given: More inputs.
-        attributes: The attributes of the node.
-        opset: The opset.
-    """
+    """Return a graph with one `Attention` that has a cache."""
     sizes = SIZES if past else SIZES.replace("Shape <start: int = 2, end: int = 3> (past_key)",
                                              "Identity (zeros)")  # fmt: skip
     node = f"Attention{attributes} (Q, K, V, mask{', past_key, past_value' if past else ''})"

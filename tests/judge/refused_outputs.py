@@ -20,13 +20,7 @@ def refused_outputs(
     run: Callable[[Arrays], Arrays],
     chosen: Callable[[Sequence[StoredCase]], Iterable[StoredCase]],
 ) -> int:
-    """Return the number of outputs that the judge refuses in the first case of which it does any.
-
-    Args:
-        folder: The bundle.
-        run: Returns outputs by name; they are cast to the types of the graph's.
-        chosen: Chooses from the cases of the bundle.
-    """
+    """Return the number of refused outputs of the first case of which any is refused."""
     names, cases = stored_cases(folder / GOLDEN)
     for case in chosen(cases):
         golden = goldens_of(folder)[case.name]

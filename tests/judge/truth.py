@@ -8,15 +8,7 @@ from attn_export.results import Case, Golden
 
 
 class Truth:
-    """The truth of the cases of a subject; that of each case is computed once.
-
-    Args:
-        cases: The cases.
-        golden_of: Computes the truth of a case.
-
-    Attributes:
-        cases: See `cases`.
-    """
+    """The truth of the cases of a subject; that of each case is computed once."""
 
     def __init__(self, cases: Sequence[Case], golden_of: Callable[[Case], Golden]) -> None:
         self.cases = cases

@@ -45,14 +45,7 @@ def softmax_by_parts(*, maximum: bool = True, more: float = 0.0, axis: int = -1)
 
 
 def at_softmax(path: Path, name: str, make: Make, where: Make) -> Change:
-    """Return a change that puts other numbers in the place of those of a Softmax.
-
-    Args:
-        path: Of the graph that it is in.
-        name: Of its node.
-        make: Makes them of its scores.
-        where: Says for which calls.
-    """
+    """Return a change that puts other numbers in the place of those of a Softmax."""
 
     def change(model: onnx.ModelProto) -> None:
         node = graph_at(model, path).one("Softmax", name)

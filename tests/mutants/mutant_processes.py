@@ -57,12 +57,7 @@ class _Child:
 
 
 def all_tried(jobs: Sequence[Job], bundles: Path) -> Iterator[Tried]:
-    """Yield what came of each mutant, in the order in which they are done.
-
-    Args:
-        jobs: The mutants, those of one bundle side by side.
-        bundles: The folder of the bundles.
-    """
+    """Yield what came of each mutant, in the order in which they are done."""
     results: queue.Queue[Tried | Exception] = queue.Queue()
     for part in _parts(jobs, os.cpu_count() or 1):
         threading.Thread(target=_work, args=(part, bundles, results), daemon=True).start()

@@ -89,13 +89,7 @@ def float_values(model: onnx.ModelProto) -> list[Value]:
 
 
 class Planter:
-    """Insertion of nodes into a graph, one behind the other.
-
-    Args:
-        graph: The graph.
-        at: The number of the node before which the first is put.
-        dtype: The type of floating constants.
-    """
+    """Insertion of nodes into a graph, one behind the other."""
 
     _count = itertools.count()
 

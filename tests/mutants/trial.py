@@ -71,13 +71,7 @@ class Tried:
 
 
 class Trials:
-    """The graphs of a bundle, its golden vectors, and inputs beside these.
-
-    Args:
-        name: Of the bundle.
-        folder: The bundle.
-        spec: Of its module.
-    """
+    """The graphs of a bundle, its golden vectors, and inputs beside these."""
 
     def __init__(self, name: str, folder: Path, spec: AttentionSpec) -> None:
         self.name, self._spec = name, spec
@@ -106,13 +100,7 @@ class Trials:
         return model
 
     def tried(self, file: str, mutant: Mutant, scratch: Path) -> Tried:
-        """Return what comes of a mutant.
-
-        Args:
-            file: The name of the graph's file.
-            mutant: The fault.
-            scratch: A folder for the graph.
-        """
+        """Return what comes of a mutant."""
         model = self.changed(file, mutant)
         fate, by = self.judged(file, model, scratch)
         seen = "" if fate == "refused" else self.seen(file, model)

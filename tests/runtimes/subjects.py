@@ -135,12 +135,7 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
 
 
 def stored(name: str, shared: Path) -> Stored:
-    """Return a subject, made by the first process of the tests that needs it.
-
-    Args:
-        name: One of `SUBJECTS`.
-        shared: A folder that all processes of the tests have.
-    """
+    """Return a subject, made by the first process of the tests that needs it."""
     folder = shared / name.replace(",", "").replace(" ", "-")
     note = folder / "stored.pickle"
     with Path(f"{folder}.lock").open("w") as lock:

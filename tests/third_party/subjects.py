@@ -19,13 +19,7 @@ Table = dict[str, Callable[[], Subject]]
 
 
 class Taken(nn.Module):
-    """A module of which only some of what it returns is wanted.
-
-    Args:
-        inner: The module.
-        take: Takes it out; by default the last hidden state, or the first of a tuple.
-        options: Keyword arguments of every call.
-    """
+    """A module of which only some of what it returns is wanted."""
 
     def __init__(
         self, inner: nn.Module, take: Callable[[Any], Any] | None = None, **options: Any

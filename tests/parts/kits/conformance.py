@@ -77,12 +77,7 @@ def compile_files(folder: Path, *command: str | Path) -> None:
 
 
 def answers(language: str, commands: Sequence[str]) -> list[list[str]]:
-    """Return the fields of the result of each command, as conformance.c describes them.
-
-    Args:
-        language: `c`, `cpp` or `js`.
-        commands: The commands, each a line with fields separated by tabs.
-    """
+    """Return the fields of the result of each command, as conformance.c describes them."""
     done = subprocess.run(
         program(language), input="".join(f"{each}\n" for each in commands), capture_output=True,
         text=True, check=False,

@@ -42,12 +42,7 @@ class Broken:
 
 
 def broken_bundles(bundle: Path, case: str) -> Iterator[Broken]:
-    """Yield each kind of fault, at one file or another of a case.
-
-    Args:
-        bundle: A whole one.
-        case: The folder of the case below `golden/`.
-    """
+    """Yield each kind of fault, at one file or another of a case."""
     places = [f"golden/{case}/{path.name}" for path in sorted((bundle / "golden" / case).iterdir())]
     tensors = [place for place in places if "eager" not in place]
     turns = itertools.cycle(tensors)
@@ -74,13 +69,7 @@ def broken_shapes(bundle: Path, case: str) -> Iterator[Broken]:
 
 
 def native_inputs(rng: random.Random, bundle: Path, cases: Sequence[str]) -> Iterator[Broken]:
-    """Yield bundles broken at random, without end: fields, bytes, and both.
-
-    Args:
-        rng: Draws everything; the same seed gives the same bundles.
-        bundle: A whole one.
-        cases: Folders below `golden/` of the cases that the program reads.
-    """
+    """Yield bundles broken at random, without end: fields, bytes, and both."""
     codes = frozenset({0, READ, RAN})
     while True:
         folder = bundle / "golden" / rng.choice(cases)
