@@ -63,6 +63,7 @@ ONLY_IN = {
         "parts/benchmarks/ort_forms",
         "parts/benchmarks/query_blocks",
         "parts/cuda_dialect/",
+        "parts/written_out/",
     ),
     "safetensors": ("weights/",),
     "model_signing": ("parts/attestation/signing_sdk",),

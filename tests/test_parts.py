@@ -146,6 +146,8 @@ def test_every_module_that_a_part_names_has_what_the_core_reads(part: Part):
         assert isinstance(import_module(module), RuntimesOfPart)
     for module in part.installs.values():
         assert callable(import_module(module).install)
+    if part.recognises:
+        assert callable(import_module(part.recognises).recognise)
     for module in part.dialects.values():
         assert callable(import_module(module).rewrite)
     assert all(module_of(name, part.installs) for name in part.tests_need)

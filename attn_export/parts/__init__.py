@@ -25,6 +25,8 @@ class Part:
     Attributes:
         commands: The module of each command. It holds `NAME_command`.
         dialects: The module that rewrites graphs to a dialect. It holds `rewrite(model)`.
+        recognises: The module that replaces other forms of attention by `Attention` nodes. It holds
+            `recognise(model, dialect, observed)`.
         runtimes: The module of each runtime, a `RuntimesOfPart` of the catalogue; or that of the
             runtimes with such a name, a `RuntimeFamily`.
         references: The module of each runtime that the name ``"all"`` does not stand for.
@@ -36,6 +38,7 @@ class Part:
 
     commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dialects: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    recognises: str = ""
     runtimes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     references: Mapping[str, str] = dataclasses.field(default_factory=dict)
     installs: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 from msgspec.structs import replace
@@ -30,13 +29,11 @@ from attn_export.graph.lower.ort import (
 )
 from attn_export.graph.lower.portable import lower_to_portable
 from attn_export.graph.lower.read import attentions_of
-from attn_export.graph.lower.tidy import drop_inner_shapes, tidy
-from attn_export.graph.ort_compat import make_ort_compatible, spread_masks, write_sigmoids
+from attn_export.graph.lower.tidy import drop_inner_shapes, tidy, with_types
+from attn_export.graph.ort_compat import spread_masks, write_sigmoids
 from attn_export.graph.requirements import features
+from attn_export.parts import parts
 from attn_export.schema import GraphFile
-
-if TYPE_CHECKING:
-    from attn_export.graph.lower.normal_form import Observed
 
 DECODE, PREFILL = "decode", "prefill"
 """The phases of graphs for one query per batch element, and for batch size 1 (`cuda`)."""
@@ -50,6 +47,19 @@ class NotInHalfError(GraphError):
             "the graph computes attention in float32, for which CUDA runs the standard dialect "
             "best; build it in float16 or bfloat16"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+    """Shapes of the values of a graph in several runs.
+
+    Attributes:
+        axes: The sizes of each dynamic axis of the inputs in the runs, by name.
+        shapes: The shapes of each value in the runs, by name.
+    """
+
+    axes: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, tuple[tuple[int, ...], ...]]
 
 
 ATTENTION_OPSET = 23
@@ -67,8 +77,8 @@ def lower(
 
     `model`: A model of any origin with ai.onnx `Attention` nodes, or, for the dialect ``ort``, with
     attention that is written out. It is not changed.
-    `observed`: The shapes of the values in runs, for graphs of other exporters. Attention that is
-    written out is then recognised for every dialect.
+    `observed`: The shapes of the values in runs, for graphs of other exporters. Other forms of
+    attention are then recognised for every dialect.
 
     Returns:
         The graph under ``""``; in the dialects ``ort`` and ``cuda``, if there is a KV cache, also
@@ -76,24 +86,11 @@ def lower(
         ``"prefill"``.
     """
     (dialect,) = check_dialects([dialect])
-    source = model.clone()
-    recognised = 0
-    if observed is not None:
-        from attn_export.graph.lower.from_contrib import from_contrib
-        from attn_export.graph.lower.normal_form import normalise
-
-        normal = normalise(source.clone(), observed)
-        recognised = _recognise_written_out(normal)
-        recognised += from_contrib(normal) if dialect in (STANDARD, PORTABLE) else 0
-        source = normal if recognised else source
-    elif dialect == ORT:
-        if nodes_of(source, "Softmax"):  # exporters leave out shapes of parts, as of `baddbmm`
-            source = _with_shapes(source, [x for node in source.graph for x in node.outputs])
-        recognised = _recognise_written_out(source)
+    source, recognised = _with_recognised(model.clone(), dialect, observed)
     _refuse_other_domains(source, dialect)
     _refuse_without_attention(source, dialect)
     nodes = [*nodes_of(source, "Attention"), *nodes_of(source, "RotaryEmbedding")]
-    source = _with_shapes(source, [x for node in nodes for x in node.inputs if x is not None])
+    source = with_shapes(source, [x for node in nodes for x in node.inputs if x is not None])
     rewrite = REWRITES.get(dialect)
     graphs = rewrite(source, form) if rewrite else _rewrite_of_part(source, dialect)
     return {
@@ -102,16 +99,17 @@ def lower(
     }
 
 
-def _recognise_written_out(model: ir.Model) -> int:
-    """Replace attention that is written out by `Attention` nodes, and return their number."""
-    if not nodes_of(model, "Softmax"):
-        return 0
-    from attn_export.graph.lower.written_out import recognise_attention
-
-    recognised = recognise_attention(model)
-    if recognised:
-        make_ort_compatible(model)
-    return recognised
+def _with_recognised(
+    model: ir.Model, dialect: str, observed: Observed | None
+) -> tuple[ir.Model, int]:
+    """Return a graph in which parts have replaced other forms of attention, and their number."""
+    if observed is None and not (dialect == ORT and nodes_of(model, "Softmax")):
+        return model, 0
+    count = 0
+    for module in [part.recognises for part in parts() if part.recognises]:
+        model, more = import_module(module).recognise(model, dialect, observed)
+        count += more
+    return model, count
 
 
 def _to_standard(model: ir.Model, _: Form) -> dict[str, IrGraph]:
@@ -181,8 +179,6 @@ REWRITES: dict[str, Callable[[ir.Model, Form], dict[str, IrGraph]]] = {
 
 
 def _rewrite_of_part(model: ir.Model, dialect: str) -> dict[str, IrGraph]:
-    from attn_export.parts import parts
-
     modules = {name: module for part in parts() for name, module in part.dialects.items()}
     if dialect not in modules:
         raise GraphError(f"this installation cannot lower graphs to the {dialect} dialect")
@@ -236,12 +232,10 @@ def query_axis(model: ir.Model) -> str:
     )
 
 
-def _with_shapes(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Model:
+def with_shapes(model: ir.Model, values: Iterable[ir.Value | None]) -> ir.Model:
     """Infer shapes with onnx, if one of these values has none."""
     if not any(value is None or value.shape is None for value in values):
         return model
-    from attn_export.graph.lower.normal_form import with_types
-
     return with_types(model)
 
 

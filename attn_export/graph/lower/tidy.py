@@ -122,6 +122,18 @@ def _branches(node: ir.Node) -> Iterator[ir.Graph]:
 # -- shapes ---------------------------------------------------------------------------------------
 
 
+def with_types(model: ir.Model) -> ir.Model:
+    """Return a graph with the types, and where possible shapes, that onnx infers.
+
+    The shapes of outputs are kept, because onnx may set their unknown sizes to 0.
+    """
+    declared = {value.name: value.shape for value in model.graph.outputs}
+    inferred = common.ShapeInferencePass()(model).model
+    for value in inferred.graph.outputs:
+        value.shape = declared[value.name]
+    return inferred
+
+
 def drop_inner_shapes(model: ir.Model) -> None:
     """Remove the dynamic shapes of values within the graph.
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from attn_export import Axis, Subject, build
 from attn_export.commands.lower import lower_file, lower_here
 from attn_export.errors import GraphError
-from attn_export.graph.lower import written_out
 from attn_export.graph.lower.node_builder import Builder
-from attn_export.graph.lower.written_out import recognise_attention
-from attn_export.graph.lower.written_scores import Scores, read_scores
+from attn_export.parts.written_out import written_out
+from attn_export.parts.written_out.written_out import recognise_attention
+from attn_export.parts.written_out.written_scores import Scores, read_scores
 
 E, H, D = 32, 4, 8
 ORT = "model.ort.onnx"

@@ -15,7 +15,7 @@ from shared import extended
 from attn_export.commands.lower import lower_here
 from attn_export.float64.evaluate import Evaluation
 
-FOLDER = Path(__file__).parents[1] / "exported"
+FOLDER = Path(__file__).parents[2] / "exported"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.onnx"))
 DEFAULT = frozenset({
     "dynamo18.sdpa_gqa", "dynamo18.sdpa_bool", "dynamo18.cached", "torchscript14.timm",

@@ -7,7 +7,6 @@ initialisers, what computes them is gone, and so are nodes without effect.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,22 +23,10 @@ from attn_export.graph.ir_helpers import (
     dims,
     optional_input,
 )
+from attn_export.graph.lower.dialects import Observed
 from attn_export.graph.lower.mask_values import reference_model
-from attn_export.graph.lower.tidy import expand_by_position, reshape_by_position
+from attn_export.graph.lower.tidy import expand_by_position, reshape_by_position, with_types
 from attn_export.tensorfile import Array
-
-
-@dataclasses.dataclass(frozen=True)
-class Observed:
-    """Shapes of the values of a graph in several runs.
-
-    Attributes:
-        axes: The sizes of each dynamic axis of the inputs in the runs, by name.
-        shapes: The shapes of each value in the runs, by name.
-    """
-
-    axes: Mapping[str, tuple[int, ...]]
-    shapes: Mapping[str, tuple[tuple[int, ...], ...]]
 
 
 def normalise(model: ir.Model, observed: Observed) -> ir.Model:
@@ -63,18 +50,6 @@ def normalise(model: ir.Model, observed: Observed) -> ir.Model:
     drop_idle_nodes(model)
     common.RemoveUnusedNodesPass()(model)
     return model
-
-
-def with_types(model: ir.Model) -> ir.Model:
-    """Return a graph with the types, and where possible shapes, that onnx infers.
-
-    The shapes of outputs are kept, because onnx may set their unknown sizes to 0.
-    """
-    declared = {value.name: value.shape for value in model.graph.outputs}
-    inferred = common.ShapeInferencePass()(model).model
-    for value in inferred.graph.outputs:
-        value.shape = declared[value.name]
-    return inferred
 
 
 # -- shapes that were seen in runs ----------------------------------------------------------------

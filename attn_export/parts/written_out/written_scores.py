@@ -17,7 +17,7 @@ from attn_export.graph.ir_helpers import (
     value_before,
 )
 from attn_export.graph.lower.node_builder import Builder
-from attn_export.graph.lower.views import MOVES, NoMatchError, number_of, scaling
+from attn_export.parts.written_out.views import MOVES, NoMatchError, number_of, scaling
 from attn_export.spec.inputs import MASK_FLOOR
 
 ABSORBING = -1e9

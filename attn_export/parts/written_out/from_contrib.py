@@ -19,7 +19,7 @@ from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower.heads import SWAP_HEADS_AND_LENGTH
 from attn_export.graph.lower.newer_opset import raise_opset
 from attn_export.graph.lower.node_builder import Builder, take_over
-from attn_export.graph.lower.normal_form import with_types
+from attn_export.graph.lower.tidy import with_types
 from attn_export.graph.ort_compat import make_ort_compatible
 
 INPUTS = {

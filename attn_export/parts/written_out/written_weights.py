@@ -16,8 +16,8 @@ from attn_export.graph.ir_helpers import (
     optional_input,
 )
 from attn_export.graph.lower.mask_values import reference_model
-from attn_export.graph.lower.views import MOVES, NoMatchError, number_of
-from attn_export.graph.lower.written_scores import Operand, factors, keeps_rows
+from attn_export.parts.written_out.views import MOVES, NoMatchError, number_of
+from attn_export.parts.written_out.written_scores import Operand, factors, keeps_rows
 
 MOST_NODES = 16
 """The largest number of nodes between a softmax and the product, and of those of a guard."""

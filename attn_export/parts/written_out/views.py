@@ -16,9 +16,9 @@ import onnx_ir as ir
 
 from attn_export.graph.axis_names import Size
 from attn_export.graph.ir_helpers import constant_array, dims, trace_back
-from attn_export.graph.lower.new_shapes import arranged, reordered
 from attn_export.graph.lower.node_builder import Builder
-from attn_export.graph.lower.normal_form import evaluated
+from attn_export.parts.written_out.new_shapes import arranged, reordered
+from attn_export.parts.written_out.normal_form import evaluated
 from attn_export.tensorfile import Array
 
 MOVES = frozenset({"Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
