@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from attn_export.export.subject import Subject
-    from attn_export.graph.checked_graph import Expected
+    from attn_export.graph.check_structure import Expected
 
 ALL = "all"
 CAST_NOTE = (
@@ -105,7 +105,7 @@ def bfloat16_notes(graphs: Sequence[IrGraph]) -> tuple[str, ...]:
 
 def save_checked(graphs: Sequence[IrGraph], expected: Expected, folder: Path) -> None:
     """Write the graphs and their weights, and check each written file."""
-    from attn_export.graph.checked_graph import expected_of
+    from attn_export.graph.check_structure import expected_of
     from attn_export.graph.checks import check_graph
     from attn_export.graph.save import save_graphs
 
@@ -179,7 +179,7 @@ def manifest_of(
 
 def _graph_entry(graph: IrGraph, expected: Expected, origins: Mapping[str, str]) -> dict[str, Any]:
     """Return the manifest's entry of a graph; `expected` is that of the standard dialect."""
-    from attn_export.graph.checked_graph import expected_of
+    from attn_export.graph.check_structure import expected_of
 
     file, expected_here = graph.file, expected_of(graph.file, expected)
     needs: dict[str, object] = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attn_export.bundle.manifest import MANIFEST, read_manifest, shapes_of
-from attn_export.graph.checked_graph import CheckFinding, Expected, expected_of
+from attn_export.graph.check_structure import CheckFinding, Expected, expected_of
 from attn_export.graph.checks import check_graph
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits

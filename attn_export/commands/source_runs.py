@@ -12,10 +12,10 @@ import numpy as np
 
 from attn_export.cases.draw import add_sums, axis_names, draw_inputs, fixed_shape
 from attn_export.errors import one_line
-from attn_export.graph.axis_names import SYMBOL
+from attn_export.graph.axis_names import SYMBOL, find_sums
 from attn_export.graph.load import inlined, load_proto
 from attn_export.graph.lower.dialects import Observed
-from attn_export.graph.ranges import described_inputs, find_sums, image_sizes, small_integers
+from attn_export.graph.ranges import described_inputs, image_sizes, small_integers
 from attn_export.measures import measure_strictly
 from attn_export.runtimes.engines.ort_cpu import CPU_PROVIDER, sdk
 from attn_export.spec import Input

@@ -16,7 +16,7 @@ from attn_export.export.subject import Subject
 from attn_export.source_location import branching_line, line_in, line_of
 
 if TYPE_CHECKING:
-    from attn_export.export.kept_state import Kept
+    from attn_export.export.module_state import Kept
 
 ADVICE = (
     (

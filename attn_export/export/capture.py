@@ -9,6 +9,9 @@ compared with those of the program.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +24,7 @@ from attn_export.cases.draw import (
     Sizes,
     add_sums,
     by_role,
+    is_within,
     terms_of,
 )
 from attn_export.cases.plan import covering_sizes
@@ -80,7 +84,8 @@ def _check_ranges(
         low, high = subject.bounds.get(label, (1, MAX_SIZE))
         lowest = max(low, minima[label], TRACE_MINIMUM * len(size.node.expr.free_symbols))
         narrow = int(allowed.lower) > lowest
-        beyond = None if _is_unbounded(allowed.upper) else int(allowed.upper) + 1
+        # Infinity is an object of sympy or one of torch, which are not equal.
+        beyond = None if str(allowed.upper) in {"int_oo", "oo"} else int(allowed.upper) + 1
         below = range(low, int(allowed.lower)) if narrow else range(0)
         above = (
             [] if beyond is None else [size for size in (beyond, 2 * beyond + 1) if size <= high]
@@ -94,12 +99,11 @@ def _check_ranges(
         if differing is not None:
             from attn_export.export.advice import branch_at
 
-            at = branch_at(subject, differing)
             raise ExportError(
                 f"axis {label!r} ({name}.shape[{axis}]) was narrowed to "
-                f"[{allowed.lower}, {allowed.upper}]{at}: the module takes another branch "
-                "outside that range, which the graph would not have; remove the branch on the "
-                f"size{_bound_advice(subject, runnable(), differing)}"
+                f"[{allowed.lower}, {allowed.upper}]{branch_at(subject, differing)}: the module "
+                "takes another branch outside that range, which the graph would not have; remove "
+                f"the branch on the size{_bound_advice(subject, runnable(), differing)}"
             )
 
 
@@ -134,9 +138,8 @@ def _first_difference(
     captured = None
     for size in tried:
         # Of a sum, one term after the other takes what the sum exceeds the smallest terms by.
-        least = add_sums(dict.fromkeys(axes, 1), {label: subject.relations.get(label, label)})[
-            label
-        ]
+        sums = {label: subject.relations.get(label, label)}
+        least = add_sums(dict.fromkeys(axes, 1), sums)[label]
         for axis in axes:
             changed = {**dict.fromkeys(axes, 1), axis: 1 + size - least}
             if changed[axis] < 0 or not subject.runs_with(changed, "outside"):
@@ -145,11 +148,6 @@ def _first_difference(
             if _difference(subject, captured, subject.sizes_with(changed)):
                 return changed
     return None
-
-
-def _is_unbounded(bound: object) -> bool:
-    # Infinity is an object of sympy or one of torch, which are not equal.
-    return str(bound) in {"int_oo", "oo"}
 
 
 def _emits_onnx_nodes(program: ExportedProgram) -> bool:
@@ -198,8 +196,6 @@ def _check_numbers(subject: Subject, program: ExportedProgram, captured: torch.n
             raise ExportError(f"{error}{_bound_advice(subject, captured, sizes)}") from error
         if difference:
             raise _difference_error(subject, captured, sizes, difference)
-    from attn_export.export.guards import broken_guards
-
     for breaking in broken_guards(subject, program):
         try:
             difference = _difference(subject, captured, breaking)
@@ -263,3 +259,62 @@ def _difference_error(
         f"{problem}; a branch on a size{branch_at(subject, cause)} was captured for one side only; "
         f"write it without the branch{_bound_advice(subject, captured, cause)}"
     )
+
+
+# -- conditions on sizes, which the program ignores -----------------------------------------------
+
+SIZE = re.compile(r"L((?:\['?[^\]]+'?\])+)\.size\(\)\[(\d+)\]")
+"""An expression for a size of an input in the code of a guard."""
+
+ORDINARY, LARGEST = (1, 2, 3, 5, 16, 33, 64, 100), 1 << 20
+"""Sizes to try for any guard, and the largest product of the varied ones."""
+
+
+def broken_guards(subject: Subject, program: ExportedProgram) -> Iterator[Sizes]:
+    """Yield for each guard the smallest sizes that break it, if any of those to try do."""
+    for guard in getattr(program, "_guards_code", []):
+        code, axes = _with_variables(guard, subject)
+        sizes = _breaking_sizes(code, axes, subject) if axes and "L[" not in code else None
+        if sizes is not None:
+            yield sizes
+
+
+def _with_variables(guard: str, subject: Subject) -> tuple[str, dict[str, str]]:
+    """Replace the sizes in the code of a guard; return the code, and the variable of each axis."""
+    variables: dict[str, str] = {}
+
+    def replacement(match: re.Match[str]) -> str:
+        keys = re.findall(r"\['?([^\]']+)'?\]", match[1])
+        name, axis = ".".join(keys), int(match[2])
+        if (label := subject.axes.get(name, {}).get(axis)) is not None:
+            return variables.setdefault(label, f"s{len(variables)}")
+        shape = subject.inputs[name].shape if name in subject.inputs else ()
+        return str(shape[axis]) if axis < len(shape) else match[0]
+
+    return SIZE.sub(replacement, guard), variables
+
+
+def _breaking_sizes(code: str, axes: dict[str, str], subject: Subject) -> Sizes | None:
+    """Return the smallest sizes for which a guard, a Python expression, is false, or None."""
+    numbers = {int(n) for n in re.findall(r"\d+", re.sub(r"\bs\d+\b", "", code)) if len(n) < 7}
+    near = {n + step for n in numbers for step in (-1, 0, 1)} | {math.isqrt(n) + 1 for n in numbers}
+    tried = sorted({n for n in near if 1 <= n <= LARGEST} | set(ORDINARY))
+    free = [label for label in subject.example_sizes if label not in subject.relations]
+    varied = [label for label in free if label in axes or set(axes) & subject.relations.keys()]
+    combinations = [
+        dict(zip(varied, sizes, strict=True))
+        for sizes in itertools.product(tried, repeat=len(varied))
+        if math.prod(sizes) <= LARGEST
+    ]
+    for changed in sorted(combinations, key=lambda sizes: math.prod(sizes.values())):
+        sizes = subject.sizes_with(changed)
+        if not is_within(sizes, subject.bounds):
+            continue
+        values = {variable: sizes[label] for label, variable in axes.items()}
+        try:
+            holds = eval(code, {"__builtins__": {}, "math": math, "min": min, "max": max}, values)
+        except Exception:
+            return None  # the guard uses functions of torch
+        if not holds:
+            return sizes
+    return None

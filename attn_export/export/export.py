@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from inspect import Parameter, Signature
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -26,7 +26,13 @@ from attn_export.attention.positions import NARROW
 from attn_export.cases.draw import MAX_SIZE
 from attn_export.errors import ExportError, printable
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
-from attn_export.export.module_state import copy_module, preserve_state
+from attn_export.export.module_state import (
+    Kept,
+    copy_module,
+    drop_kept_tensors,
+    find_kept_tensors,
+    preserve_state,
+)
 from attn_export.export.subject import Subject
 from attn_export.export.translations import (
     decompose_complex,
@@ -38,9 +44,6 @@ from attn_export.graph import Graph, IrGraph
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import store_in_narrow_types
-
-if TYPE_CHECKING:
-    from attn_export.export.kept_state import Kept
 
 # -- subjects in narrow types -------------------------------------------------------------------
 
@@ -159,8 +162,6 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
     kept: Kept = []
     without_kept: AbstractContextManager[None] = contextlib.nullcontext()
     if subject.spec is None:
-        from attn_export.export.kept_state import drop_kept_tensors, find_kept_tensors
-
         kept = find_kept_tensors(subject)
         without_kept = drop_kept_tensors(subject.module, kept)
     try:

@@ -31,7 +31,7 @@ from attn_export.export.trees import (
     state_of,
     to_torch,
 )
-from attn_export.graph.checked_graph import Expected
+from attn_export.graph.check_structure import Expected
 from attn_export.spec import AttentionSpec, Input, Shape
 
 if TYPE_CHECKING:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from attn_export.cases.draw import Bounds, Sizes
-from attn_export.errors import ExportError, UsageError, printable
+from attn_export.cases.draw import Bounds, Sizes, draw_inputs
+from attn_export.cases.roles import Trial, find_roles
+from attn_export.errors import AttnExportError, ExportError, UsageError, printable
+from attn_export.export.trees import to_numpy, to_torch
 from attn_export.schema import CACHES, MOST_BYTES, EndName
 from attn_export.spec import Input
 from attn_export.spec.inputs import Roles
+from attn_export.tensorfile import ArrayDict
 from attn_export.tensorproto import DTYPES
 from attn_export.untrusted_files import checked
 
@@ -264,10 +270,45 @@ def output_dtypes(run: Callable[[], Mapping[str, Tensor]]) -> dict[str, str]:
         return {name: dtype_of(tensor) for name, tensor in run().items()}
 
 
+# -- roles of the axes of a module, by runs of it -------------------------------------------------
+
+
 def roles_of(subject: Any) -> Roles:
     """Return the roles of the axes of a subject; those of our own layers have their names."""
     if subject.spec is not None:
         return Roles(caches=CACHES if subject.spec.has_cache else {})
-    from attn_export.export.subject_roles import find_subject_roles
+    inputs = subject.input_descriptions()
 
-    return find_subject_roles(subject)
+    def draw(changed: Sizes, seed: str) -> ArrayDict:
+        return draw_inputs(inputs, subject.sizes_with(changed), seed_words=(seed,))
+
+    def run(arrays: Mapping[str, np.ndarray]) -> Trial:
+        recorder = _ConcatenationRecorder()
+        with torch.no_grad(), recorder:
+            outputs = subject.call(subject.module, to_torch(arrays))
+        joined = {str(index): tensor for index, tensor in enumerate(recorder.results)}
+        return Trial(to_numpy(outputs), tuple(to_numpy(joined).values()))
+
+    try:
+        outputs = subject.output_shapes()
+    except AttnExportError:
+        return Roles()  # the capture says at which sizes the module raises
+    shapes = {name: input_.shape for name, input_ in inputs.items()}
+    roles = find_roles(shapes, outputs, subject.sums, draw, run)
+    least = {axis: low for axis, low in roles.least.items() if axis not in subject.with_least}
+    return dataclasses.replace(roles, least=least)
+
+
+class _ConcatenationRecorder(TorchDispatchMode):
+    """Mode that records the results of concatenations."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.results: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operation."""
+        out = func(*args, **dict(kwargs or {}))
+        if func is torch.ops.aten.cat.default:
+            self.results.append(out)
+        return out

@@ -1,17 +1,167 @@
-"""Checks of ONNX validity, shapes, dynamic axes and operators."""
+"""A graph under check, with checks of its validity, shapes and dynamic axes."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import onnx
 
-from attn_export.dialect_names import CUDA, MICROSOFT, ORT, PORTABLE, STANDARD
+from attn_export.dialect_names import STANDARD
 from attn_export.errors import one_line
-from attn_export.graph.checked_graph import MOST_ELEMENTS, CheckedGraph, shape_of, show
-from attn_export.graph.load import subgraphs
+from attn_export.schema import GraphFile
 from attn_export.spec import Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """Expected properties of a graph; read from a spec or a manifest.
+
+    Attributes:
+        inputs: The shape of every input, by name; dynamic axes are names.
+        outputs: The shape of every output, by name.
+        attentions: The required number of `Attention` nodes; None if unknown.
+        ours: Whether the graph is of attn-export's own module, whose operators are all known.
+    """
+
+    inputs: Mapping[str, Shape]
+    outputs: Mapping[str, Shape]
+    dialect: str = STANDARD
+    attentions: int | None = None
+    ours: bool = False
+
+
+def expected_of(file: GraphFile, standard: Expected) -> Expected:
+    """Return the expected properties of one graph of a bundle."""
+
+    def lay_out(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        laid_out = {}
+        for name, shape in shapes.items():
+            sizes = [file.fixed.get(str(axis), axis) for axis in shape]
+            laid_out[name] = tuple(sizes[i] for i in file.layouts.get(name, range(len(sizes))))
+        return laid_out
+
+    return dataclasses.replace(
+        standard,
+        inputs=lay_out(standard.inputs),
+        outputs=lay_out(standard.outputs),
+        dialect=file.dialect,
+        attentions=standard.attentions if file.dialect == STANDARD else None,
+    )
+
+
+MOST_ELEMENTS = 2**38
+"""The largest number of elements of a value: a terabyte in float32."""
+
+MOST_LISTED = 2**20
+"""The largest number of elements with which inference lists the elements of values of one axis. It
+takes a microsecond and 100 bytes for each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckedGraph:
+    """A graph under check.
+
+    Attributes:
+        expected: The expected properties; None for a file of unknown origin.
+    """
+
+    proto: onnx.ModelProto
+    path: Path
+    expected: Expected | None
+
+    @functools.cached_property
+    def sizes(self) -> dict[str, int]:
+        """The number of elements of each value of a known size, by ``"NAME of OPERATOR"``."""
+        import onnx.inliner
+
+        try:
+            whole = onnx.inliner.inline_local_functions(_without_shapes(self.proto))
+            inferred = onnx.shape_inference.infer_shapes(whole).graph
+        except Exception:
+            return {}  # `onnx_checker` says so.
+        shapes = {v.name: shape_of(v) or ("",) for v in (*inferred.value_info, *inferred.output)}
+        return {
+            f"{name} of {node.op_type}": math.prod(map(int, shapes[name]))
+            for node in whole.graph.node
+            for name in node.output
+            if all(isinstance(axis, int) for axis in shapes.get(name, ("",)))
+        }
+
+    def infer(self, model: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
+        """Return a model with inferred shapes.
+
+        They also follow from elements of values, unless those are too many to be listed.
+        """
+        listed = max(self.sizes.values(), default=0) <= MOST_LISTED
+        return onnx.shape_inference.infer_shapes(model, data_prop=listed, **options)
+
+    @functools.cached_property
+    def shapes(self) -> list[tuple[str, Shape, Shape | None]]:
+        """The name, the declared and the inferred shape of each value with a declared shape.
+
+        Initialisers are left out, and there are none if inference fails.
+        """
+        try:
+            inferred = self.infer(_without_shapes(self.proto)).graph
+        except Exception:
+            return []  # `strict_shape_inference` says so.
+        produced = {v.name: shape_of(v) for v in (*inferred.value_info, *inferred.output)}
+        model = self.proto.graph
+        known = {tensor.name for tensor in model.initializer}
+        return [
+            (value.name, declared, produced.get(value.name))
+            for value in (*model.input, *model.value_info, *model.output)
+            if value.name not in known and (declared := shape_of(value)) is not None
+        ]
+
+
+def _without_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a model that declares no shapes but those of its inputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.value_info[:]
+    for output in copy.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    return copy
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckFinding:
+    """Defect of a graph.
+
+    Attributes:
+        is_warning: Whether the ONNX standard allows it, so that it is only a warning.
+    """
+
+    check: str
+    message: str
+    is_warning: bool = False
+
+
+Check = Callable[[CheckedGraph], Iterator[str]]
+"""Function that yields a message for each defect; its name is the name of the check."""
+
+
+def shape_of(value: onnx.ValueInfoProto) -> Shape | None:
+    """Return the declared shape, "" for an axis without size or name; None without a shape."""
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param
+        for dim in value.type.tensor_type.shape.dim
+    )
+
+
+def show(shape: Shape | None) -> str:
+    """Format a shape as text.
+
+    `shape`: Sizes and names of axes; None if it is not known.
+    """
+    return "unknown" if shape is None else f"[{', '.join(str(axis) or '?' for axis in shape)}]"
 
 
 def signature(graph: CheckedGraph) -> Iterator[str]:
@@ -59,109 +209,6 @@ def named_axes(graph: CheckedGraph) -> Iterator[str]:
             yield f"{value.name} has no declared shape; declare it, dynamic axes by name"
         elif "" in shape:
             yield f"axis {shape.index('')} of {value.name} has neither size nor name; name it"
-
-
-# -- operators and opsets -----------------------------------------------------------------------
-
-OPSETS = {STANDARD: (23, 24), PORTABLE: (18,), ORT: (23, 24), CUDA: (23, 24)}
-"""Opsets of ai.onnx that a graph may import, by dialect."""
-
-ATTENTION_SINCE = 23
-IR_LIMIT = {18: 8, 23: 11, 24: 12}
-"""The IR version that belongs to an opset. A newer one excludes older runtimes without need."""
-
-OWN_OPERATORS = frozenset({
-    "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
-    "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Equal", "Expand", "Gather", "Greater",
-    "GreaterOrEqual", "LayerNormalization", "Less", "LessOrEqual", "MatMul", "MatMulInteger",
-    "Max", "Min", "Mul", "Neg", "Pow", "QuantizeLinear", "RMSNormalization", "Range",
-    "ReduceMax", "ReduceMin", "ReduceSum", "Reshape", "Round", "Shape", "Sin", "Slice", "Split",
-    "Squeeze", "Sub", "Transpose", "TensorScatter", "Trilu", "Unsqueeze", "Where",
-})  # fmt: skip
-"""Operators of graphs of attn-export's own module in the standard dialect."""
-
-PORTABLE_OPERATORS = (OWN_OPERATORS - {"Attention", "RMSNormalization", "TensorScatter"}) | {
-    "Identity", "Not", "Pad", "ReduceMean", "ScatterND", "Softmax", "Sqrt", "Tanh",
-}  # fmt: skip
-
-ORT_OPERATORS = OWN_OPERATORS | PORTABLE_OPERATORS | {
-    "GroupQueryAttention", "If", "MatMulNBits", "MultiHeadAttention", "Or",
-}  # fmt: skip
-
-OPERATORS = {
-    STANDARD: OWN_OPERATORS, PORTABLE: PORTABLE_OPERATORS, ORT: ORT_OPERATORS,
-    CUDA: OWN_OPERATORS | {"GroupQueryAttention"},
-}  # fmt: skip
-"""Operators of graphs of attn-export's own module, by dialect."""
-
-DOMAINS = dict.fromkeys((ORT, CUDA), ("", "ai.onnx", MICROSOFT))
-"""Operator domains that a dialect allows; by default only that of ONNX."""
-
-
-def attention_count(graph: CheckedGraph) -> Iterator[str]:
-    """Check that there is one `Attention` node for each attention, and no Softmax."""
-    if graph.expected is None or graph.expected.attentions is None:
-        return
-    counts = Counter(node.op_type for node in graph.proto.graph.node)
-    wanted = graph.expected.attentions
-    if counts["Attention"] != wanted:
-        yield f"{counts['Attention']} Attention nodes, expected {wanted}; export it again"
-    if counts["Softmax"]:
-        yield f"{counts['Softmax']} Softmax nodes: attention was taken apart; export it again"
-
-
-def expected_operators(graph: CheckedGraph) -> Iterator[str]:
-    """Check that all operators belong to the dialect."""
-    if graph.expected is None:
-        return
-    dialect = graph.expected.dialect
-    for domain, names in sorted(_by_domain(graph.proto.graph).items()):
-        if domain not in DOMAINS.get(dialect, ("", "ai.onnx")):
-            yield f"{', '.join(names)} of {domain}: not in the {dialect} dialect; lower it"
-        elif graph.expected.ours:
-            strange = [name for name in names if name not in OPERATORS[dialect]]
-            if strange:
-                yield f"{', '.join(strange)}: not an operator of this module; export it again"
-
-
-def opset_version(graph: CheckedGraph) -> Iterator[str]:
-    """Check that onnx and the dialect support the opset, and that the opset has `Attention`."""
-    opsets = {entry.domain or "ai.onnx": entry.version for entry in graph.proto.opset_import}
-    opset = opsets.get("ai.onnx", 0)
-    newest = onnx.defs.onnx_opset_version()
-    if opset > newest:
-        yield f"opset {opset} is newer than onnx {onnx.__version__} knows ({newest}); export lower"
-    if opset < ATTENTION_SINCE and "Attention" in _by_domain(graph.proto.graph).get("", ()):
-        yield f"Attention at opset {opset}, which has none; declare opset {ATTENTION_SINCE}"
-    dialect = None if graph.expected is None else graph.expected.dialect
-    if dialect is not None and opset not in OPSETS[dialect]:
-        yield f"opset {opset}, the {dialect} dialect has {OPSETS[dialect]}; export it again"
-
-
-def ir_version(graph: CheckedGraph) -> Iterator[str]:
-    """Check that the IR version is not newer than the opset needs."""
-    opset = next((e.version for e in graph.proto.opset_import if not e.domain), 0)
-    limit, version = IR_LIMIT.get(opset), graph.proto.ir_version
-    if limit is not None and version > limit:
-        yield f"IR version {version} with opset {opset}, which goes with {limit}; lower it"
-
-
-def _by_domain(graph: onnx.GraphProto) -> dict[str, list[str]]:
-    """Return the operators of a graph and its subgraphs, by domain, in order."""
-    operators: dict[str, list[str]] = {}
-    for node in _nodes(graph):
-        names = operators.setdefault(node.domain, [])
-        if node.op_type not in names:
-            names.append(node.op_type)
-    return operators
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph and of its subgraphs."""
-    for node in graph.node:
-        yield node
-        for inner in subgraphs(node):
-            yield from _nodes(inner)
 
 
 # -- ONNX validity and declared shapes ----------------------------------------------------------

@@ -1,9 +1,10 @@
-"""List of all checks, and checks of types, unused nodes, metadata and external data."""
+"""List of all checks, and checks of operators, types, unused nodes, metadata and external data."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from attn_export.dialect_names import CUDA, MICROSOFT, ORT, PORTABLE, STANDARD
 from attn_export.errors import one_line
 from attn_export.graph import check_structure
-from attn_export.graph.checked_graph import Check, CheckedGraph, CheckFinding, Expected
+from attn_export.graph.check_structure import Check, CheckedGraph, CheckFinding, Expected
 from attn_export.graph.load import external_problems, load_proto, subgraphs
 
 SCALES = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2}
@@ -162,6 +164,109 @@ def _name(node: onnx.NodeProto) -> str:
     return f"{node.op_type} {node.name!r}" if node.name else f"an unnamed {node.op_type}"
 
 
+# -- operators and opsets -----------------------------------------------------------------------
+
+OPSETS = {STANDARD: (23, 24), PORTABLE: (18,), ORT: (23, 24), CUDA: (23, 24)}
+"""Opsets of ai.onnx that a graph may import, by dialect."""
+
+ATTENTION_SINCE = 23
+IR_LIMIT = {18: 8, 23: 11, 24: 12}
+"""The IR version that belongs to an opset. A newer one excludes older runtimes without need."""
+
+OWN_OPERATORS = frozenset({
+    "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
+    "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Equal", "Expand", "Gather", "Greater",
+    "GreaterOrEqual", "LayerNormalization", "Less", "LessOrEqual", "MatMul", "MatMulInteger",
+    "Max", "Min", "Mul", "Neg", "Pow", "QuantizeLinear", "RMSNormalization", "Range",
+    "ReduceMax", "ReduceMin", "ReduceSum", "Reshape", "Round", "Shape", "Sin", "Slice", "Split",
+    "Squeeze", "Sub", "Transpose", "TensorScatter", "Trilu", "Unsqueeze", "Where",
+})  # fmt: skip
+"""Operators of graphs of attn-export's own module in the standard dialect."""
+
+PORTABLE_OPERATORS = (OWN_OPERATORS - {"Attention", "RMSNormalization", "TensorScatter"}) | {
+    "Identity", "Not", "Pad", "ReduceMean", "ScatterND", "Softmax", "Sqrt", "Tanh",
+}  # fmt: skip
+
+ORT_OPERATORS = OWN_OPERATORS | PORTABLE_OPERATORS | {
+    "GroupQueryAttention", "If", "MatMulNBits", "MultiHeadAttention", "Or",
+}  # fmt: skip
+
+OPERATORS = {
+    STANDARD: OWN_OPERATORS, PORTABLE: PORTABLE_OPERATORS, ORT: ORT_OPERATORS,
+    CUDA: OWN_OPERATORS | {"GroupQueryAttention"},
+}  # fmt: skip
+"""Operators of graphs of attn-export's own module, by dialect."""
+
+DOMAINS = dict.fromkeys((ORT, CUDA), ("", "ai.onnx", MICROSOFT))
+"""Operator domains that a dialect allows; by default only that of ONNX."""
+
+
+def attention_count(graph: CheckedGraph) -> Iterator[str]:
+    """Check that there is one `Attention` node for each attention, and no Softmax."""
+    if graph.expected is None or graph.expected.attentions is None:
+        return
+    counts = Counter(node.op_type for node in graph.proto.graph.node)
+    wanted = graph.expected.attentions
+    if counts["Attention"] != wanted:
+        yield f"{counts['Attention']} Attention nodes, expected {wanted}; export it again"
+    if counts["Softmax"]:
+        yield f"{counts['Softmax']} Softmax nodes: attention was taken apart; export it again"
+
+
+def expected_operators(graph: CheckedGraph) -> Iterator[str]:
+    """Check that all operators belong to the dialect."""
+    if graph.expected is None:
+        return
+    dialect = graph.expected.dialect
+    for domain, names in sorted(_by_domain(graph.proto.graph).items()):
+        if domain not in DOMAINS.get(dialect, ("", "ai.onnx")):
+            yield f"{', '.join(names)} of {domain}: not in the {dialect} dialect; lower it"
+        elif graph.expected.ours:
+            strange = [name for name in names if name not in OPERATORS[dialect]]
+            if strange:
+                yield f"{', '.join(strange)}: not an operator of this module; export it again"
+
+
+def opset_version(graph: CheckedGraph) -> Iterator[str]:
+    """Check that onnx and the dialect support the opset, and that the opset has `Attention`."""
+    opsets = {entry.domain or "ai.onnx": entry.version for entry in graph.proto.opset_import}
+    opset = opsets.get("ai.onnx", 0)
+    newest = onnx.defs.onnx_opset_version()
+    if opset > newest:
+        yield f"opset {opset} is newer than onnx {onnx.__version__} knows ({newest}); export lower"
+    if opset < ATTENTION_SINCE and "Attention" in _by_domain(graph.proto.graph).get("", ()):
+        yield f"Attention at opset {opset}, which has none; declare opset {ATTENTION_SINCE}"
+    dialect = None if graph.expected is None else graph.expected.dialect
+    if dialect is not None and opset not in OPSETS[dialect]:
+        yield f"opset {opset}, the {dialect} dialect has {OPSETS[dialect]}; export it again"
+
+
+def ir_version(graph: CheckedGraph) -> Iterator[str]:
+    """Check that the IR version is not newer than the opset needs."""
+    opset = next((e.version for e in graph.proto.opset_import if not e.domain), 0)
+    limit, version = IR_LIMIT.get(opset), graph.proto.ir_version
+    if limit is not None and version > limit:
+        yield f"IR version {version} with opset {opset}, which goes with {limit}; lower it"
+
+
+def _by_domain(graph: onnx.GraphProto) -> dict[str, list[str]]:
+    """Return the operators of a graph and its subgraphs, by domain, in order."""
+    operators: dict[str, list[str]] = {}
+    for node in _nodes(graph):
+        names = operators.setdefault(node.domain, [])
+        if node.op_type not in names:
+            names.append(node.op_type)
+    return operators
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph and of its subgraphs."""
+    for node in graph.node:
+        yield node
+        for inner in subgraphs(node):
+            yield from _nodes(inner)
+
+
 # -- all checks, in order -----------------------------------------------------------------------
 
 CHECKS: tuple[Check, ...] = (
@@ -173,10 +278,10 @@ CHECKS: tuple[Check, ...] = (
     check_structure.signature,
     check_structure.dynamic_axes,
     check_structure.named_axes,
-    check_structure.attention_count,
-    check_structure.expected_operators,
-    check_structure.opset_version,
-    check_structure.ir_version,
+    attention_count,
+    expected_operators,
+    opset_version,
+    ir_version,
     no_float64,
     quantisation_scales,
     no_dead_nodes,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -186,51 +185,3 @@ def floating_dtype(model: onnx.ModelProto) -> np.dtype:
         if dtype_name(value).startswith(("float", "bfloat")):
             return np.dtype(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
     return np.dtype(np.float32)
-
-
-Runs = Callable[[Mapping[str, int]], bool]
-"""Function that takes the sizes of all axes, and returns whether the graph runs."""
-
-MOST_TRIES = 150
-"""The largest number of choices of sums for which the graph is run."""
-
-
-def find_sums(axes: Sequence[str], known: Mapping[str, str], runs: Runs) -> dict[str, str] | None:
-    """Return the axes that must be sums of others for a graph to run; None if no choice runs.
-
-    A file does not state, for example, that the last axis of the mask is past plus new keys.
-    """
-    for more in itertools.islice(_candidates([a for a in axes if a not in known]), MOST_TRIES):
-        sums = {**known, **more}
-        if runs(_sizes(axes, sums)):
-            return sums
-    return None
-
-
-def _sizes(axes: Sequence[str], sums: Mapping[str, str]) -> dict[str, int]:
-    # No size is the sum of two others.
-    sizes = {axis: 3 + 7 * number for number, axis in enumerate(a for a in axes if a not in sums)}
-    for axis, terms in sums.items():
-        sizes[axis] = sum(int(t) if t.isdigit() else sizes.get(t, 1) for t in terms.split(" + "))
-    return sizes
-
-
-def _candidates(axes: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Yield the choice of no sum, then of each single sum, then of each two sums."""
-    single = [
-        {axis: terms}
-        for axis in reversed(axes)
-        for terms in _terms([other for other in axes if other != axis])
-    ]
-    yield {}
-    yield from single
-    for one, other in itertools.combinations(single, 2):
-        used = " + ".join((*one.values(), *other.values())).split(" + ")
-        if one.keys() != other.keys() and not set(used) & (one.keys() | other.keys()):
-            yield {**one, **other}
-
-
-def _terms(axes: Sequence[str]) -> Iterator[str]:
-    yield from axes
-    yield from (" + ".join(pair) for pair in itertools.combinations(axes, 2))
-    yield from (f"{axis} + 1" for axis in axes)

@@ -13,7 +13,7 @@ from broken_graphs import FAULTS, Fault
 from onnx import TensorProto, helper, numpy_helper
 from small_graphs import PLAIN, exported, saved, tiny_model
 
-from attn_export.graph.checked_graph import CheckFinding, shape_of
+from attn_export.graph.check_structure import CheckFinding, shape_of
 from attn_export.graph.checks import CHECKS, check_graph
 
 

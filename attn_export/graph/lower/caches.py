@@ -26,9 +26,8 @@ from attn_export.graph.ir_helpers import (
     trace_back,
     value_before,
 )
-from attn_export.graph.lower.heads import SWAP_LAST_AXES
 from attn_export.graph.lower.node_builder import Builder, take_over
-from attn_export.graph.lower.read import AttentionNode
+from attn_export.graph.lower.read import SWAP_LAST_AXES, AttentionNode
 
 LENGTH = 2
 """The axis of `[B, Hkv, capacity, D]` along which a cache grows."""

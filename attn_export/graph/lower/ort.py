@@ -23,12 +23,21 @@ from attn_export.graph.lower.caches import (
     quantised_cache,
     transpose_value_cache,
 )
-from attn_export.graph.lower.heads import read_with_merge, replace_node, split_to_output
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.ort_kernels import fold
-from attn_export.graph.lower.portable import attend, decompose, lower_to_portable
-from attn_export.graph.lower.read import AttentionNode
-from attn_export.graph.lower.visible_keys import before_expand, mask_may_be_shorter
+from attn_export.graph.lower.portable import (
+    attend,
+    before_expand,
+    decompose,
+    lower_to_portable,
+    mask_may_be_shorter,
+)
+from attn_export.graph.lower.read import (
+    AttentionNode,
+    read_with_merge,
+    replace_node,
+    split_to_output,
+)
 
 Branch = Callable[[Builder], Sequence[ir.Value]]
 

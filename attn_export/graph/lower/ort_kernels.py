@@ -10,19 +10,18 @@ import onnx_ir as ir
 from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower.caches import InPlaceCache, QuantisedCache
-from attn_export.graph.lower.heads import (
+from attn_export.graph.lower.node_builder import Builder, take_over
+from attn_export.graph.lower.portable import apply_softcap, score_bias, sees_any
+from attn_export.graph.lower.read import (
     SWAP_HEADS_AND_LENGTH,
     SWAP_LAST_AXES,
+    AttentionNode,
     merge_qkv,
     merged_source,
     merged_to_output,
     same_for_heads,
     split_to_output,
 )
-from attn_export.graph.lower.node_builder import Builder, take_over
-from attn_export.graph.lower.portable import apply_softcap
-from attn_export.graph.lower.read import AttentionNode
-from attn_export.graph.lower.visible_keys import score_bias, sees_any
 
 # -- contrib operators, which do not hold all `H·L·S` scores in memory --------------------------
 

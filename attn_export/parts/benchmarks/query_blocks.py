@@ -25,19 +25,24 @@ from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower.caches import InPlaceCache, transpose_value_cache
-from attn_export.graph.lower.heads import (
+from attn_export.graph.lower.node_builder import Builder
+from attn_export.graph.lower.ort import Form, holds_values_transposed
+from attn_export.graph.lower.ort_kernels import INT32, attributes_of, zero_masked_rows
+from attn_export.graph.lower.portable import (
+    QueryBlock,
+    apply_softcap,
+    before_expand,
+    score_bias,
+    sees_any,
+)
+from attn_export.graph.lower.read import (
     SWAP_LAST_AXES,
+    AttentionNode,
     merge_heads,
     merged_to_output,
     split_qkv,
     split_to_output,
 )
-from attn_export.graph.lower.node_builder import Builder
-from attn_export.graph.lower.ort import Form, holds_values_transposed
-from attn_export.graph.lower.ort_kernels import INT32, attributes_of, zero_masked_rows
-from attn_export.graph.lower.portable import apply_softcap
-from attn_export.graph.lower.read import AttentionNode
-from attn_export.graph.lower.visible_keys import QueryBlock, before_expand, score_bias, sees_any
 
 
 def in_blocks(block: int, *, by_kernel: bool = False) -> Form:

@@ -32,17 +32,18 @@ from attn_export.graph.lower.dialects import (
     prepare_masks,
     query_axis,
 )
-from attn_export.graph.lower.heads import (
+from attn_export.graph.lower.mask_trials import MaskTrials
+from attn_export.graph.lower.mask_values import MaskGraph
+from attn_export.graph.lower.node_builder import Builder, take_over
+from attn_export.graph.lower.ort_kernels import INT32, attributes_of, takes_widths
+from attn_export.graph.lower.read import (
+    AttentionNode,
+    attentions_of,
     merge_heads,
     merged_to_output,
     read_with_merge,
     replace_node,
 )
-from attn_export.graph.lower.mask_trials import MaskTrials
-from attn_export.graph.lower.mask_values import MaskGraph
-from attn_export.graph.lower.node_builder import Builder, take_over
-from attn_export.graph.lower.ort_kernels import INT32, attributes_of, takes_widths
-from attn_export.graph.lower.read import AttentionNode, attentions_of
 from attn_export.graph.lower.tidy import tidy
 from attn_export.parts.cuda_dialect.inside_projections import (
     Rotation,

@@ -16,9 +16,9 @@ from attn_export.dialect_names import MICROSOFT
 from attn_export.errors import GraphError
 from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims, set_type
-from attn_export.graph.lower.heads import SWAP_HEADS_AND_LENGTH
 from attn_export.graph.lower.newer_opset import raise_opset
 from attn_export.graph.lower.node_builder import Builder, take_over
+from attn_export.graph.lower.read import SWAP_HEADS_AND_LENGTH
 from attn_export.graph.lower.tidy import with_types
 from attn_export.graph.ort_compat import make_ort_compatible
 
