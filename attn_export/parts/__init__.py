@@ -27,12 +27,15 @@ class Part:
         dialects: The module that rewrites graphs to a dialect. It holds `rewrite(model)`.
         recognises: The module that replaces other forms of attention by `Attention` nodes. It holds
             `recognise(model, dialect, observed)`.
-        runtimes: The module of each runtime, a `RuntimesOfPart` of the catalogue; or that of the
-            runtimes with such a name, a `RuntimeFamily`.
+        runtimes: The module of each runtime, which holds its class as `RUNTIME` or is a
+            `RuntimesOfPart` of the catalogue; or that of the runtimes with such a name, a
+            `RuntimeFamily`.
         references: The module of each runtime that the name ``"all"`` does not stand for.
         installs: The module that installs what has a name. It holds `install(name, say)`.
         verifies: The module with what `verify` asks of signatures and statements: the functions of
             `Attestation`.
+        checkpoints: The module that reads layers of integers. It holds
+            `with_integers(source, config)`, which returns a source whose `integers` gives them.
         tests_need: The names of what the part's tests need to be installed.
     """
 
@@ -43,7 +46,14 @@ class Part:
     references: Mapping[str, str] = dataclasses.field(default_factory=dict)
     installs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     verifies: str = ""
+    checkpoints: str = ""
     tests_need: Sequence[str] = ()
+
+
+def runtimes_in(package: str, file: str) -> dict[str, str]:
+    """Return the modules beside a package's own file, by the runtimes that they are named after."""
+    names = sorted(path.stem for path in Path(file).parent.glob("[!_]*.py"))
+    return {name.replace("_", "-"): f"{package}.{name}" for name in names}
 
 
 @functools.cache

@@ -5,24 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from attn_export.errors import UsageError
+from attn_export.parts import module_of, parts
+from attn_export.runtimes.engines import ENGINES
 
 if TYPE_CHECKING:
     from attn_export.runtimes.protocol import Runtime
 
 DEFAULT = ("ort-cpu", "ort-cuda")
 """The runtimes of a job that names none. Without a GPU, ort-cuda is reported as not run."""
-
-ENGINES = sorted(
-    file.stem.replace("_", "-")
-    for file in Path(__file__).with_name("engines").glob("*.py")
-    if file.stem != "__init__"
-)
-"""The names of the runtimes in `engines/`. A module is imported when its runtime is first used:
-importing all of them takes a tenth of the time of `verify`."""
 
 NAMES = (*dict.fromkeys((*DEFAULT, *ENGINES)),)
 """The names of all runtimes of the core, in the order in which they are listed."""
@@ -57,25 +50,21 @@ def runtime(name: str) -> Runtime:
 @functools.cache
 def runtimes_of(name: str) -> Sequence[Runtime]:
     """Return the runtimes that a name stands for: one, or more for a name such as a part's."""
-    if name in ENGINES:
-        return [import_module(f"attn_export.runtimes.engines.{name.replace('-', '_')}").RUNTIME()]
-    from attn_export.parts import module_of, parts
-
-    forms = {
-        form: module
-        for part in parts()
-        for form, module in (*part.runtimes.items(), *part.references.items())
-    }
-    found: RuntimesOfPart | None = module_of(name, forms)
+    forms = dict(ENGINES)
+    if name not in forms:
+        for part in parts():
+            forms |= {**part.runtimes, **part.references}
+    found = module_of(name, forms)
     if found is None:
         raise UsageError(f"unknown runtime {name!r}; choose from {', '.join(all_names())}, all")
-    return found.runtimes_of(name)
+    runtimes: Sequence[Runtime] = (
+        [found.RUNTIME()] if hasattr(found, "RUNTIME") else found.runtimes_of(name)
+    )
+    return runtimes
 
 
 def all_names() -> tuple[str, ...]:
     """Return the names of the runtimes that `all` stands for: first the core's, then parts'."""
-    from attn_export.parts import parts
-
     return (*NAMES, *(name for part in parts() for name in part.runtimes if name.islower()))
 
 
@@ -86,18 +75,16 @@ def all_runtimes() -> tuple[Runtime, ...]:
 
 def packages() -> Mapping[str, Sequence[str]]:
     """Return the PyPI packages of each runtime that pip installs, by its name."""
-    return {kind.name: kind.packages for kind in map(runtime, ENGINES) if kind.packages}
+    return {kind.name: kind.packages for kind in all_runtimes() if kind.packages}
 
 
 def required() -> list[str]:
-    """Return the names of the runtimes in `engines/` that the tests require by default."""
-    return [name for name in ENGINES if runtime(name).required]
+    """Return the names of the runtimes that the tests require by default."""
+    return [kind.name for kind in all_runtimes() if kind.required]
 
 
 def runtimes_of_parts() -> Iterator[tuple[Runtime, str]]:
     """Yield the runtimes of forms that parts list, each with what is said of it."""
-    from attn_export.parts import parts
-
     forms = {form: module for part in parts() for form, module in part.runtimes.items()}
     for module in (module for form, module in forms.items() if not form.islower()):
         family: RuntimeFamily = import_module(module)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.errors import SpecError, WeightsError
+from attn_export.errors import WeightsError
+from attn_export.parts import parts
 from attn_export.quantiser import QuantisedWeight
 from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config
@@ -20,7 +22,6 @@ from attn_export.weights.from_config import (
     read_config_spec,
 )
 from attn_export.weights.layouts import pool
-from attn_export.weights.quantised_source import wrap_quantised
 from attn_export.weights.select_layer import (
     CROSS,
     DECODER,
@@ -85,11 +86,11 @@ def load_checkpoint(
     else:
         sizes, more = _from_spec(source, match, spec, config)
     norms_minus_one = _stores_norms_minus_one(source, match, config)
-    weights, integers, read = read_weights(source, match, sizes, norms_minus_one=norms_minus_one)
+    weights, ours, read = read_weights(source, match, sizes, norms_minus_one=norms_minus_one)
     notes += [*more, *read, *_relative_bias_note(source, match, sizes.spec)]
-    final_spec, kv_heads = sizes.spec, sizes.spec.num_kv_heads
+    final_spec, integers = source.integers(ours, sizes.spec, pool_kv_heads)
+    kv_heads = final_spec.num_kv_heads
     if integers:
-        final_spec = _spec_with_integers(source, final_spec, integers, pool_kv_heads)
         notes.append(
             f"its projections hold {final_spec.weights_dtype} as stored; nothing was rounded"
         )
@@ -114,10 +115,26 @@ def open_layer(
         return _load_config_alone(lone_config, layer, fields, pool_kv_heads)
     source = open_source(path)
     config = Config.load(source.config)
-    source = wrap_quantised(source, config)
+    if any(name.rpartition(".")[2] in INTEGERS for name in source.files):
+        source = _with_integers(source, config)
     if spec is None and config is not None and not config.towers:
         find_family(config)  # raises an error before tensors are searched
     return source, config, choose_layer(source, layer, _wanted_role(spec, fields))
+
+
+INTEGERS = ("qweight", "weight_packed", "weight_scale", "SCB")
+"""The tensors by which a layer of integers is recognised."""
+
+
+def _with_integers(source: TensorSource, config: Config | None) -> TensorSource:
+    module = next((part.checkpoints for part in parts() if part.checkpoints), "")
+    if not module:
+        raise WeightsError(
+            f"{source.path} holds integers, which needs the part quantised_checkpoints, which is "
+            "missing; install attn-export whole, or give a checkpoint in float"
+        )
+    wrapped: TensorSource = import_module(module).with_integers(source, config)
+    return wrapped
 
 
 def _load_config_alone(
@@ -201,40 +218,6 @@ def _in_config(source: TensorSource, match: LayerMatch, config: Config) -> Confi
         pairs = zip(("q", "k", "v", "out"), (*names, layout.out_names[1]), strict=True)
         biases = ",".join(side for side, name in pairs if match.prefix + name in source.files)
     return read_config_spec(config, match.layer or 0, match.role, biases or "none")
-
-
-def _spec_with_integers(
-    source: TensorSource,
-    spec: AttentionSpec,
-    integers: Mapping[str, QuantisedWeight],
-    pool_kv_heads: int | None,
-) -> AttentionSpec:
-    """Return the spec with the fields on the integers that the checkpoint stores."""
-    if pool_kv_heads is not None:
-        raise WeightsError(
-            f"{source.path} holds integers, which have no mean; leave pool_kv_heads out"
-        )
-    if spec.weights_dtype != "none":
-        raise WeightsError(
-            f"{source.path} holds integers, and weights_dtype is {spec.weights_dtype!r}; leave it "
-            "out: they are taken as they are"
-        )
-    blocks = {weight.block if weight.is_blocked else 0 for weight in integers.values()}
-    if len(blocks) > 1:
-        raise WeightsError(
-            f"{source.path} holds blocks of {', '.join(map(str, sorted(blocks)))} inputs in one "
-            "attention, which must be of one size; give a checkpoint in float"
-        )
-    dtypes = {name.removesuffix("_proj.weight"): w.dtype for name, w in integers.items()}
-    is_symmetric = all(weight.zero_points is None for weight in integers.values())
-    try:
-        return AttentionSpec.from_dict({
-            **spec.to_dict(), "block_size": blocks.pop(),
-            "weights_dtype": " ".join(f"{name}={d.lstrip('u')}" for name, d in dtypes.items()),
-            "scheme": "symmetric" if is_symmetric else "asymmetric",
-        })  # fmt: skip
-    except SpecError as error:
-        raise WeightsError(f"{source.path} holds integers: {error}") from error
 
 
 def _stores_norms_minus_one(source: TensorSource, match: LayerMatch, config: Config | None) -> bool:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from safetensors import SafetensorError, safe_open
 
 from attn_export.errors import WeightsError, one_line
+from attn_export.quantiser import QuantisedWeight
+from attn_export.spec import AttentionSpec
 from attn_export.untrusted_files import (
     LONGEST_HEADER,
     open_regular,
@@ -84,6 +86,19 @@ class TensorSource:
             with _opened(file, "pt") as handle:
                 tensors |= {name: handle.get_tensor(name) for name in names_in_file}
         return tensors
+
+    def integers(
+        self,
+        ours: Mapping[str, str],  # noqa: ARG002 (a plain checkpoint has none)
+        spec: AttentionSpec,
+        kv_heads: int | None,  # noqa: ARG002
+    ) -> tuple[AttentionSpec, dict[str, QuantisedWeight]]:
+        """Return a spec with what it says of integers, and the weights that are stored as such.
+
+        `ours`: Our names of tensors, of which the result has those of the weights; `kv_heads`: the
+        number of K/V heads to pool to.
+        """
+        return spec, {}
 
     def _by_file(self, names: Iterable[str]) -> list[tuple[Path, list[str]]]:
         grouped: dict[Path, list[str]] = {}

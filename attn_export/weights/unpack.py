@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from attn_export.errors import WeightsError
-from attn_export.quantiser import QuantisedWeight
 from attn_export.spec import AttentionSpec
-from attn_export.spec.low_precision import PROJECTIONS
 from attn_export.weights.layouts import (
     ADDED_KEYS,
     BUFFERS,
@@ -19,7 +17,6 @@ from attn_export.weights.layouts import (
     pack_weights,
     split_packed,
 )
-from attn_export.weights.quantised_source import QuantisedSource
 from attn_export.weights.select_layer import LayerMatch
 from attn_export.weights.shapes import (
     ExpectedTensor,
@@ -38,13 +35,8 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 def read_weights(
     source: TensorSource, match: LayerMatch, sizes: NamedSizes, *, norms_minus_one: bool
-) -> tuple[dict[str, Tensor], dict[str, QuantisedWeight], list[str]]:
-    """Return the weights of one attention layer by our names, their integers, and notes.
-
-    Returns:
-        The state dict of an `Attention`, the integers of the weights that are stored as integers,
-        and notes for the reader.
-    """
+) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
+    """Return the state dict of an `Attention`, our names of the tensors, and notes."""
     spec, names = sizes.spec, source.files
     if match.layout.latent != bool(spec.kv_latent_dim):
         raise WeightsError(
@@ -68,37 +60,14 @@ def read_weights(
             f"{listed(problems, '; ')}; change {sizes.origin}, or choose another --layer"
         )
     minus_one_names = {match.prefix + name for name in (Q_NORM[0], K_NORM[0]) if norms_minus_one}
-    integers = _integers(source, expected, spec)
     values, notes = _convert(source, stored, spec, minus_one_names)
     weights: dict[str, Tensor] = {}
     for name, tensor in values.items():
         tensor = tensor.T.contiguous() if name in transposed else tensor
         weights |= _unpack(tensor, expected[name].ours, match, spec)
     weights = pack_weights(weights) if spec.packed_qkv else weights
-    return {name: weights[name] for name in sorted(weights)}, integers, notes
-
-
-def _integers(
-    source: TensorSource, expected: Mapping[str, ExpectedTensor], spec: AttentionSpec
-) -> dict[str, QuantisedWeight]:
-    """Return the integers of the weights that are stored as integers, by our names."""
-    if not isinstance(source, QuantisedSource):
-        return {}
-    integers = {}
-    for name, tensor in expected.items():
-        if not source.is_packed(name):
-            continue
-        if tensor.ours not in SEPARATE or spec.packed_qkv:
-            raise WeightsError(
-                f"{source.path}: {shown(name)} is quantised and holds several projections in one, "
-                "which is not supported; give a checkpoint in float"
-            )
-        integers[tensor.ours] = source.integers(name)
-    return integers
-
-
-SEPARATE: Final = tuple(f"{name}_proj.weight" for name in PROJECTIONS)
-"""Weights, by our names, that a checkpoint may store as integers."""
+    ours = {name: tensor.ours for name, tensor in expected.items()}
+    return {name: weights[name] for name in sorted(weights)}, ours, notes
 
 
 def _transposed_names(

@@ -19,7 +19,6 @@ from subjects import MORE, shared_folder, stored, what_is_wrong
 
 from attn_export.runtimes import process
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.engines.tract import TractEngine
 from attn_export.runtimes.protocol import known_limit
 
 Need = Callable[[str], None]
@@ -150,7 +149,7 @@ def test_tract_aligns_causal_queries_as_onnx_does(need, tmp_path):
     need("tract")
     inputs = causal(tmp_path / "m.onnx", queries=3, keys=5)
     (wanted,) = ReferenceEvaluator(onnx.load(tmp_path / "m.onnx")).run(None, inputs)
-    got = TractEngine(tmp_path / "m.onnx", 1).run(inputs, {})["y"]
+    got = runtime("tract").load(tmp_path / "m.onnx", 1).run(inputs, {})["y"]
     np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
@@ -188,7 +187,7 @@ def test_opencv_is_right_where_all_keys_are_masked_in_portable_operators(measure
 @more
 @fault("a plan for one batch is used for another")
 def test_mnn_is_right_where_the_batch_changes_whatever_its_options(measured, changed):
-    changed("from attn_export.runtimes.engines import mnn; mnn.DYNAMIC = False")
+    changed("from attn_export.parts.more_runtimes import mnn; mnn.DYNAMIC = False")
     assert measured("mnn", "grouped", "portable") == ""
 
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from attn_export.errors import WeightsError
-from attn_export.quantiser import QuantisedWeight
-from attn_export.weights.config import Config
-from attn_export.weights.integer_formats import (
+from attn_export.errors import SpecError, WeightsError
+from attn_export.parts.quantised_checkpoints.integer_formats import (
     AWQ,
     GPTQ,
     MARKS,
@@ -21,10 +19,17 @@ from attn_export.weights.integer_formats import (
     check_layer,
     read_weight,
 )
+from attn_export.quantiser import QuantisedWeight
+from attn_export.spec import AttentionSpec
+from attn_export.spec.low_precision import PROJECTIONS
+from attn_export.weights.config import Config
 from attn_export.weights.source import Stored, TensorSource, bracketed, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+SEPARATE: Final = tuple(f"{name}_proj.weight" for name in PROJECTIONS)
+"""Weights, by our names, that a checkpoint may store as integers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,15 +62,57 @@ class QuantisedSource(TensorSource):
         names = list(names)
         tensors = self.plain.read(name for name in names if not self.is_packed(name))
         for name in filter(self.is_packed, names):
-            tensors[name] = torch.from_numpy(self.integers(name).dequantised().T.copy())
+            tensors[name] = torch.from_numpy(self._read_weight(name).dequantised().T.copy())
         return tensors
+
+    def integers(
+        self, ours: Mapping[str, str], spec: AttentionSpec, kv_heads: int | None
+    ) -> tuple[AttentionSpec, dict[str, QuantisedWeight]]:
+        """Return the spec with the fields on the integers, and these by our names."""
+        packed = {name: weight for name, weight in ours.items() if self.is_packed(name)}
+        for name, weight in packed.items():
+            if weight not in SEPARATE or spec.packed_qkv:
+                raise WeightsError(
+                    f"{self.path}: {shown(name)} is quantised and holds several projections in "
+                    "one, which is not supported; give a checkpoint in float"
+                )
+        integers = {weight: self._read_weight(name) for name, weight in packed.items()}
+        return (self._spec_with(integers, spec, kv_heads) if integers else spec), integers
+
+    def _spec_with(
+        self, integers: Mapping[str, QuantisedWeight], spec: AttentionSpec, kv_heads: int | None
+    ) -> AttentionSpec:
+        if kv_heads is not None:
+            raise WeightsError(
+                f"{self.path} holds integers, which have no mean; leave pool_kv_heads out"
+            )
+        if spec.weights_dtype != "none":
+            raise WeightsError(
+                f"{self.path} holds integers, and weights_dtype is {spec.weights_dtype!r}; leave "
+                "it out: they are taken as they are"
+            )
+        blocks = {weight.block if weight.is_blocked else 0 for weight in integers.values()}
+        if len(blocks) > 1:
+            raise WeightsError(
+                f"{self.path} holds blocks of {', '.join(map(str, sorted(blocks)))} inputs in one "
+                "attention, which must be of one size; give a checkpoint in float"
+            )
+        dtypes = {name.removesuffix("_proj.weight"): w.dtype for name, w in integers.items()}
+        is_symmetric = all(weight.zero_points is None for weight in integers.values())
+        try:
+            return AttentionSpec.from_dict({
+                **spec.to_dict(), "block_size": blocks.pop(),
+                "weights_dtype": " ".join(f"{name}={d.lstrip('u')}" for name, d in dtypes.items()),
+                "scheme": "symmetric" if is_symmetric else "asymmetric",
+            })  # fmt: skip
+        except SpecError as error:
+            raise WeightsError(f"{self.path} holds integers: {error}") from error
 
     def is_packed(self, name: str) -> bool:
         """Return whether a weight is stored as packed integers."""
         return name.removesuffix(".weight") in self.packed and name.endswith(".weight")
 
-    def integers(self, name: str) -> QuantisedWeight:
-        """Return the integers of a packed weight."""
+    def _read_weight(self, name: str) -> QuantisedWeight:
         names, _ = self._check(name)
         tensors = self.plain.read(names.values())
         parts = {part: tensors[full] for part, full in names.items()}
@@ -105,7 +152,7 @@ class QuantisedSource(TensorSource):
         )
 
 
-def wrap_quantised(source: TensorSource, config: Config | None) -> TensorSource:
+def with_integers(source: TensorSource, config: Config | None) -> TensorSource:
     """Return the checkpoint, as a `QuantisedSource` if it has packed linear layers."""
     quantisation = config.values.get("quantization_config") if config else None
     quantisation = quantisation if isinstance(quantisation, dict) else {}
@@ -115,8 +162,6 @@ def wrap_quantised(source: TensorSource, config: Config | None) -> TensorSource:
         prefix: next(mark for mark in MARKS if f"{prefix}.{mark}" in source.files)
         for prefix in sorted(marked)
     }
-    if not marks:
-        return source
     packed = {prefix: MARKS[mark] for prefix, mark in marks.items()}
     for prefix, format_name in packed.items():
         if format_name == GPTQ and _is_awq(source, prefix, method):
