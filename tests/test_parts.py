@@ -20,8 +20,7 @@ from safetensors.torch import save_file
 
 from attn_export.errors import GraphError, WeightsError
 from attn_export.parts import Part, module_of, parts
-from attn_export.runtimes.catalogue import NAMES, RuntimeFamily, RuntimesOfPart
-from attn_export.runtimes.install import PACKAGES
+from attn_export.runtimes.catalogue import NAMES, RuntimeFamily, RuntimesOfPart, packages
 
 PARTS = sorted(file.parent.name for file in (ROOT / "attn_export" / "parts").glob("*/__init__.py"))
 
@@ -96,7 +95,7 @@ def test_the_core_lists_and_installs_its_own_runtimes_without_parts(
     assert [line.split()[0] for line in listed] == list(NAMES)
     said = run(env, "-m", "attn_export.runtimes.install", "cpus", cwd=folder, code=2)
     *_, last = said.rstrip().rpartition("choose from ")
-    assert set(last.split(", ")) == {*set(PACKAGES).intersection(NAMES), "all"}
+    assert set(last.split(", ")) == {*set(packages()).intersection(NAMES), "all"}
 
 
 ANOTHER = """

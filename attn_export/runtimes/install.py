@@ -10,34 +10,37 @@ import subprocess
 import sys
 from collections.abc import Collection
 
-from attn_export.errors import UsageError, one_line
+from attn_export.errors import RuntimeFailure, UsageError, one_line
 from attn_export.interruption import end_on_signal
 from attn_export.parts import module_of, parts
 from attn_export.runtimes.catalogue import packages, required, runtime
-from attn_export.runtimes.install_folder import SYSTEM_PACKAGES, InstallError, pip_command
-
-PACKAGES = packages()
-NEEDED = (*required(), *(name for part in parts() for name in part.tests_need))
-"""What the tests need: runtimes, and what the tests of parts name."""
 
 ALL = "all"
+SYSTEM_PACKAGES = "--system-packages"
+"""The argument that allows a command to change the system."""
 
 OF_PARTS = {name: module for part in parts() for name, module in part.installs.items()}
 """The module that installs what a part adds, by its name or the form of its names."""
+
+
+def needed() -> tuple[str, ...]:
+    """Return what the tests need: runtimes, and what the tests of parts name."""
+    return (*required(), *(name for part in parts() for name in part.tests_need))
 
 
 def main() -> int:
     """Install the named runtimes and return the exit code."""
     end_on_signal()
     named = tuple(name for name in sys.argv[1:] if name != SYSTEM_PACKAGES)
+    known = packages()
     names = named or tuple(
-        name for name in NEEDED if name in PACKAGES or module_of(name, OF_PARTS) is not None
+        name for name in needed() if name in known or module_of(name, OF_PARTS) is not None
     )
     if named == (ALL,):
-        names = (*PACKAGES, *(name for name in OF_PARTS if name.islower()))
-    unknown = [name for name in names if name not in PACKAGES and module_of(name, OF_PARTS) is None]
+        names = (*known, *(name for name in OF_PARTS if name.islower()))
+    unknown = [name for name in names if name not in known and module_of(name, OF_PARTS) is None]
     if unknown:
-        choice = ", ".join((*PACKAGES, *OF_PARTS, ALL))
+        choice = ", ".join((*known, *OF_PARTS, ALL))
         say(f"unknown runtime {unknown[0]!r}; choose from {choice}")
         return 2
     try:
@@ -45,7 +48,7 @@ def main() -> int:
     except UsageError as error:
         say(one_line(error))
         return 2
-    except (InstallError, OSError) as error:
+    except (RuntimeFailure, OSError) as error:
         say(one_line(error))
         return 1
     return 0
@@ -55,7 +58,7 @@ def install(names: Collection[str]) -> None:
     """Install runtimes that are missing or outdated."""
     wheels = [
         wheel
-        for name, wheels in PACKAGES.items()
+        for name, wheels in packages().items()
         if name in names and runtime(name).unavailable()
         for wheel in wheels
     ]
@@ -74,12 +77,17 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+def pip_command(*arguments: str) -> list[str]:
+    """Return a command of the base interpreter's pip, as this environment may have none."""
+    return [getattr(sys, "_base_executable", sys.executable), "-m", "pip", *arguments]
+
+
 def pip(*arguments: str) -> None:
-    """Run pip of the base interpreter for this environment, which may have no pip."""
+    """Run pip for this environment."""
     command = pip_command("--python", sys.executable, *arguments)
     completed = subprocess.run(command, stdout=sys.stderr, check=False)
     if completed.returncode:
-        raise InstallError(f"pip {' '.join(arguments)} failed; what it said is above")
+        raise RuntimeFailure(f"pip {' '.join(arguments)} failed; what it said is above")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Self
 from attn_export.results import WHOLE_DECODE, RuntimeRun, StoredCase
 from attn_export.runtimes.catalogue import DEFAULT, all_names, runtime, runtimes_of
 from attn_export.runtimes.process import Worker
-from attn_export.runtimes.protocol import CustomLaunch, Limits, Runtime, known_limit
+from attn_export.runtimes.protocol import Limits, Runtime, known_limit
 from attn_export.schema import GraphFile
 
 ALWAYS_REQUIRED = "ort-cpu"
@@ -102,7 +102,7 @@ class Pool:
             if key in self.workers:  # started before the features of the graph were known
                 self.workers.pop(key).close()
         elif key not in self.workers:
-            worker = Worker(runtime, self._limits, lazy=isinstance(runtime, CustomLaunch))
+            worker = Worker(runtime, self._limits, lazy=runtime.in_turn)
             self.workers[key] = self._stack.enter_context(worker)
 
     def absent(self) -> list[RuntimeRun]:
@@ -141,12 +141,12 @@ class Pool:
             ]
             decodes = [case.name for case in self._cases[graph] if case.kind == WHOLE_DECODE]
             worker.send_job(folder / graph, inputs, files, self._graph_files[graph], axes, decodes)
-        self._chain_custom_launches()
+        self._chain_launches()
         return sum(self.cases_of(graph) for _, graph in self.workers)
 
-    def _chain_custom_launches(self) -> None:
+    def _chain_launches(self) -> None:
         """Let each emulator and other release start the next one: all at once fill the memory."""
-        workers = [w for w in self.workers.values() if isinstance(w.runtime, CustomLaunch)]
+        workers = [w for w in self.workers.values() if w.runtime.in_turn]
         for worker, next_worker in itertools.pairwise(workers):
             worker.next_worker = next_worker
         if workers:

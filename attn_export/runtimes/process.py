@@ -11,7 +11,6 @@ from attn_export.results import Outcome
 from attn_export.runtimes.child import Child, ChildFailedError, child_command
 from attn_export.runtimes.protocol import (
     SEPARATE,
-    CustomLaunch,
     Facts,
     Limits,
     Options,
@@ -83,12 +82,10 @@ class Worker:
         self.reason = ""
         self.loaded = False
         self.next_worker: Worker | None = None
-        self._command = child_command(SERVE, limits, runtime.name, limits.threads)
-        self._environment: Mapping[str, str] | None = None
-        if isinstance(runtime, CustomLaunch):
-            self._command, self._environment = runtime.launch_command(self._command[1:])
-            limits = dataclasses.replace(limits, seconds=limits.seconds * runtime.time_factor)
-        self.limits = limits
+        _, *arguments = child_command(SERVE, limits, runtime.name, limits.threads)
+        self._launch = runtime.launch_command(arguments)
+        seconds = limits.seconds * runtime.time_factor
+        self.limits = limits = dataclasses.replace(limits, seconds=seconds)
         self.facts: Facts = {
             "threads": limits.threads,
             "seconds_limit": limits.seconds,
@@ -115,8 +112,8 @@ class Worker:
         """Start the process, unless it was started, and send it the job if there is one."""
         if self._child is not None:
             return self._child
-        self._child = child = Child(self._command, self._environment)
-        if isinstance(self.runtime, CustomLaunch) and self.limits.memory_mib:
+        self._child = child = Child(*self._launch)
+        if self.runtime.launcher_mib and self.limits.memory_mib:
             from attn_export.runtimes.child_main import limit_memory
 
             # The limit that an emulated process sets for itself has no effect on the emulator.

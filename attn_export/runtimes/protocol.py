@@ -9,10 +9,11 @@ import dataclasses
 import importlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from attn_export.system_info import missing_package
 
@@ -20,22 +21,6 @@ if TYPE_CHECKING:  # a runtime's process starts sooner without the rest of the p
     import numpy as np
 
     from attn_export.schema import GraphFile
-
-
-# -- known limits: the entries of the tables in the runtimes' files -----------------------------
-
-
-class Unsupported:
-    """A combination of graph features that a runtime was measured not to support.
-
-    Args:
-        features: Names of features, as `graph.requirements.features` returns them. The entry
-            applies to every graph that has all of them.
-        says: The runtime's message, or a description of its error.
-    """
-
-    def __init__(self, *features: str, says: str) -> None:
-        self.features, self.says = frozenset(features), says
 
 
 Facts = dict[str, object]
@@ -131,8 +116,9 @@ class Runtime(Protocol):
     keeps_non_finite: bool = False
     """True if NaN and Inf in inputs were measured to reach all outputs that depend on them. Else
     nothing is compared in batch elements that have them."""
-    unsupported: Sequence[Unsupported] = ()
-    """The known limits within the dialects that it accepts."""
+    unsupported: Mapping[str, str] = {}
+    """The known limits within the dialects that it accepts: what it says, by what it was measured
+    not to support, the names of `graph.requirements.features`, sorted and joined by "with"."""
     counter_options: Mapping[str, Options] = {}
     """Options that `explain` tries, by a description of their effect. Each removes one possible
     cause of differences. A runtime without them takes no options."""
@@ -146,6 +132,21 @@ class Runtime(Protocol):
     """True if the tests require it by default; `scripts/setup_runtimes` then installs it, too."""
     readings: Mapping[str, str] = {}
     """What probes show, by their names, where it differs from the reference evaluator."""
+
+    in_turn: bool = False
+    """True if a process of it starts when the one before it has ended, as those of emulators, which
+    would fill the memory."""
+    time_factor: float = 1.0
+    """The factor on the time limits."""
+    launcher_mib: int = 0
+    """The memory that an emulator takes for itself, in MiB; 0 without one."""
+
+    def launch_command(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
+        """Return the command that runs Python with these arguments, and its environment.
+
+        None is the environment of this process.
+        """
+        return [sys.executable, *arguments], None
 
     def version(self) -> str | None:
         """Return the installed version, or None, without importing the SDK."""
@@ -209,23 +210,6 @@ class PackagedRuntime(Runtime, Protocol):
         return self.engine(graph, threads)
 
 
-@runtime_checkable
-class CustomLaunch(Protocol):
-    """A runtime whose process is started by a command of its own, such as that of an emulator."""
-
-    time_factor: float
-    """The factor on the time limits."""
-    launcher_mib: int
-    """The memory that the emulator takes for itself, in MiB; 0 without one."""
-
-    def launch_command(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
-        """Return the command that runs Python with these arguments, and its environment.
-
-        None is the environment of this process.
-        """
-        ...
-
-
 def distribution(package: str) -> str:
     """Return the name of a package without its extras and versions."""
     return re.split(r"[^\w.-]", package)[0]
@@ -266,8 +250,8 @@ def known_limit(runtime: Runtime, graph_file: GraphFile, others: Iterable[GraphF
 def _reason(runtime: Runtime, graph_file: GraphFile) -> str:
     if graph_file.dialect not in runtime.dialects:
         return f"it is not for the {graph_file.dialect} dialect"
-    for limit in runtime.unsupported:
-        if limit.features <= set(graph_file.features):
-            features = " with ".join(sorted(limit.features))
-            return f"{runtime.name} {runtime.measured} does not do {features}: {limit.says}"
+    has = set(graph_file.features)
+    for limit, says in runtime.unsupported.items():
+        if has.issuperset(limit.split(" with ")):
+            return f"{runtime.name} {runtime.measured} does not do {limit}: {says}"
     return ""

@@ -14,9 +14,9 @@ from attn_export.parts.cuda_dry_run.dry_run_results import (
     architectures_named,
 )
 from attn_export.parts.cuda_dry_run.install_cuda_stand_in import CUDA_STAND_IN, not_ready
+from attn_export.parts.installing import home
 from attn_export.report.progress import Progress
 from attn_export.runtimes.child import limited
-from attn_export.runtimes.install_folder import home
 from attn_export.runtimes.protocol import Limits
 from attn_export.schema import GraphFile
 

@@ -40,8 +40,8 @@ from attn_export.parts.cuda_dry_run.dry_run_timeline import (
     read_record,
 )
 from attn_export.parts.cuda_dry_run.install_cuda_stand_in import CUDA_STAND_IN, LIBRARIES
+from attn_export.parts.installing import home
 from attn_export.runtimes.engines.ort_cuda import COMPUTING, CUDA_PROVIDER, CudaEngine, cuda_session
-from attn_export.runtimes.install_folder import home
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:

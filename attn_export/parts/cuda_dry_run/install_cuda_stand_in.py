@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from attn_export.runtimes.install_folder import (
+from attn_export.errors import RuntimeFailure
+from attn_export.parts.installing import (
     SETUP,
-    InstallError,
     Say,
     digest,
     download_wheels,
@@ -70,10 +70,10 @@ def install(_name: str, say: Say) -> None:
         return
     provider = _provider()
     if provider is None:
-        raise InstallError(f"there is no {PROVIDER_LIBRARY} here; pip install onnxruntime-gpu")
+        raise RuntimeFailure(f"there is no {PROVIDER_LIBRARY} here; pip install onnxruntime-gpu")
     for program in (_compiler(), "nm", "readelf"):
         if shutil.which(program) is None:
-            raise InstallError(f"there is no {program}; {APT}")
+            raise RuntimeFailure(f"there is no {program}; {APT}")
     _check_libraries(_linked_libraries(provider))
     required = _required_symbols(provider)
     stand_ins = new_installation(home() / CUDA_STAND_IN, _stamp(provider))
@@ -126,10 +126,10 @@ def _linked_libraries(provider: Path) -> list[str]:
 
 
 def _check_libraries(linked: list[str]) -> None:
-    """Raise InstallError for a provider that is linked to a library without a stand-in."""
+    """Raise RuntimeFailure for a provider that is linked to a library without a stand-in."""
     for name in linked:
         if name not in LIBRARIES:
-            raise InstallError(
+            raise RuntimeFailure(
                 f"the CUDA provider of onnxruntime {installed_version('onnxruntime-gpu')} is "
                 f"linked to {name}, and there are stand-ins for {', '.join(LIBRARIES)} only; "
                 "install an onnxruntime-gpu for CUDA 13"
@@ -152,10 +152,10 @@ def _defined_symbols(library: Path) -> set[str]:
 
 
 def _check_symbols(library: str, required: Mapping[str, str], defined: set[str]) -> None:
-    """Raise InstallError for a provider that requires a function which a stand-in lacks."""
+    """Raise RuntimeFailure for a provider that requires a function which a stand-in lacks."""
     missing = sorted({name for name, source in required.items() if source == library} - defined)
     if missing:
-        raise InstallError(
+        raise RuntimeFailure(
             f"the stand-in for {library} lacks {missing[0]}"
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
             + f", which the CUDA provider of onnxruntime {installed_version('onnxruntime-gpu')} "

@@ -11,23 +11,24 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from attn_export.parts.kits.program import ProgramRuntime
-from attn_export.parts.kits.source_folders import HARNESS, KITS
-from attn_export.runtimes.install_folder import (
-    InstallError,
+from attn_export.errors import RuntimeFailure
+from attn_export.parts.installing import (
     Say,
     digest,
     home,
-    may_change_system,
     missing,
     new_installation,
     run_command,
     stamp_of,
 )
-from attn_export.runtimes.protocol import Runtime, Unsupported
+from attn_export.parts.kits.program import ProgramRuntime
+from attn_export.parts.kits.source_folders import HARNESS, KITS
+from attn_export.runtimes.install import SYSTEM_PACKAGES
+from attn_export.runtimes.protocol import Runtime
 
 # -- the installation of their programs ---------------------------------------------------------
 
@@ -140,33 +141,33 @@ def npm(command: str, folder: Path, name: str, say: Say) -> None:
 
 
 def check_node() -> None:
-    """Raise InstallError unless Node.js and npm are here and new enough."""
+    """Raise RuntimeFailure unless Node.js and npm are here and new enough."""
     if shutil.which("node") is None or shutil.which("npm") is None:
-        raise InstallError(NODE_MISSING)
+        raise RuntimeFailure(NODE_MISSING)
     completed = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False)
     version = completed.stdout.strip()
     major = version.removeprefix("v").partition(".")[0]
     if not major.isdecimal() or int(major) < OLDEST_NODE:
-        raise InstallError(
+        raise RuntimeFailure(
             f"node is {version or 'broken'}; version {OLDEST_NODE} or newer is needed"
         )
 
 
 def _install_chromium(say: Say) -> None:
     if os.environ.get("CHROME_PATH"):
-        raise InstallError(_missing_browser())
+        raise RuntimeFailure(_missing_browser())
     by_hand = f"there is no Chromium; run: {' '.join(APT)}, or name one in CHROME_PATH"
-    if not may_change_system():
-        raise InstallError(f"{by_hand}, or let it be installed, as root, by --system-packages")
+    if SYSTEM_PACKAGES not in sys.argv[1:]:
+        raise RuntimeFailure(f"{by_hand}, or let it be installed, as root, by --system-packages")
     if os.geteuid() != 0 or shutil.which(APT[0]) is None:
-        raise InstallError(by_hand)
+        raise RuntimeFailure(by_hand)
     say("apt-get install chromium")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (("apt-get", "update"), APT):
         try:
             run_command(command, f"{' '.join(command)} failed", ERROR, environment=environment)
-        except InstallError as error:
-            raise InstallError(f"{error}; {by_hand}") from error
+        except RuntimeFailure as error:
+            raise RuntimeFailure(f"{error}; {by_hand}") from error
 
 
 # -- the runtimes -------------------------------------------------------------------------------
@@ -211,19 +212,16 @@ class Wasm(Node):
 
     name = "wasm"
     device = "browser"
-    unsupported: Sequence[Unsupported] = (
+    unsupported: Mapping[str, str] = {
         # Opset 24 means a cache in place. The graph for one query needs a buffer that an output
         # shares with an input, which is impossible here: see `lib/model.mjs`.
-        Unsupported(
-            "com.microsoft.GroupQueryAttention",
-            "opset 24",
-            says="what a cache in place held before is 0 afterwards",
+        "com.microsoft.GroupQueryAttention with opset 24": (
+            "what a cache in place held before is 0 afterwards"
         ),
-        Unsupported(
-            "com.microsoft.MatMulNBits(accuracy_level 4)",
-            says="inputs of products are not rounded to 8 bits",
+        "com.microsoft.MatMulNBits(accuracy_level 4)": (
+            "inputs of products are not rounded to 8 bits"
         ),
-    )
+    }
     package, program, folder = WEB_PACKAGE, "serve_web.mjs", WEB
 
     def unavailable(self) -> str:
@@ -243,21 +241,16 @@ class WebGpu(Wasm):
 
     name = "webgpu"
     keeps_non_finite = False
-    unsupported: Sequence[Unsupported] = (
-        Unsupported(
-            "com.microsoft.MultiHeadAttention",
-            says="wrong numbers at 40 queries, seen on SwiftShader",
+    unsupported: Mapping[str, str] = {
+        "com.microsoft.MultiHeadAttention": "wrong numbers at 40 queries, seen on SwiftShader",
+        "com.microsoft.GroupQueryAttention": (
+            "wrong numbers for more than 32 queries without a past, seen on SwiftShader"
         ),
-        Unsupported(
-            "com.microsoft.GroupQueryAttention",
-            says="wrong numbers for more than 32 queries without a past, seen on SwiftShader",
+        "com.microsoft.MatMulNBits(accuracy_level 4)": (
+            "inputs of products are not rounded to 8 bits, seen on SwiftShader"
         ),
-        Unsupported(
-            "com.microsoft.MatMulNBits(accuracy_level 4)",
-            says="inputs of products are not rounded to 8 bits, seen on SwiftShader",
-        ),
-        Unsupported("value DOUBLE", says="WebGPU has no float64"),
-    )
+        "value DOUBLE": "WebGPU has no float64",
+    }
 
 
 KINDS: Mapping[str, type[Node]] = {kind.name: kind for kind in (Node, Wasm, WebGpu)}

@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from attn_export.parts.kits.program import ProgramRuntime
-from attn_export.parts.kits.source_folders import HARNESS, KITS
-from attn_export.runtimes.install_folder import (
+from attn_export.errors import RuntimeFailure
+from attn_export.parts.installing import (
     HEADER,
     LIBRARY,
     LINKS,
     ORT,
-    InstallError,
     Say,
     digest,
     home,
@@ -28,6 +26,8 @@ from attn_export.runtimes.install_folder import (
     run_command,
     setup_command,
 )
+from attn_export.parts.kits.program import ProgramRuntime
+from attn_export.parts.kits.source_folders import HARNESS, KITS
 from attn_export.runtimes.protocol import Runtime, installed_version
 from attn_export.system_info import missing_package
 from attn_export.temp_folders import scratch
@@ -48,7 +48,7 @@ def install(name: str, say: Say) -> None:
         return
     _check_tools()
     if not (ort / HEADER).is_file():
-        from attn_export.runtimes.debian_packages import download_headers
+        from attn_export.parts.debian_packages import download_headers
 
         download_headers(ort / "include", say)
     say(f"building the program of {name}")
@@ -100,10 +100,12 @@ def _link_library(folder: Path) -> None:
 def _library() -> Path:
     spec = find_spec("onnxruntime")
     if spec is None or spec.origin is None:
-        raise InstallError(missing_package(ORT))
+        raise RuntimeFailure(missing_package(ORT))
     libraries = sorted((Path(spec.origin).parent / "capi").glob(f"{LIBRARY}*"))
     if not libraries:
-        raise InstallError(f"the onnxruntime that is installed has no {LIBRARY}; this needs Linux")
+        raise RuntimeFailure(
+            f"the onnxruntime that is installed has no {LIBRARY}; this needs Linux"
+        )
     return libraries[-1]
 
 
@@ -116,7 +118,7 @@ def _check_tools() -> None:
     }
     for tool, program in tools.items():
         if shutil.which(program.split()[0]) is None:
-            raise InstallError(f"there is no {tool} ({program}); {APT}")
+            raise RuntimeFailure(f"there is no {tool} ({program}); {APT}")
 
 
 def _build(name: str) -> None:

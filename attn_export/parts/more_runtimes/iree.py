@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ from attn_export.runtimes.protocol import (
     Engine,
     Facts,
     PackagedRuntime,
-    Unsupported,
 )
 from attn_export.system_info import missing_package
 
@@ -65,9 +64,9 @@ class Iree(PackagedRuntime):
     engine = IreeEngine
     dialects = frozenset({PORTABLE})
     measured = "3.13.0"
-    unsupported: Sequence[Unsupported] = (
-        Unsupported("Range", "Sin", says="its sines are not precise enough from position 63 on"),
-    )
+    unsupported: Mapping[str, str] = {
+        "Range with Sin": "its sines are not precise enough from position 63 on",
+    }
 
     readings: Mapping[str, str] = {"no batch, B = 0": "crashed"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from attn_export.runtimes.protocol import (
     Engine,
     Facts,
     PackagedRuntime,
-    Unsupported,
 )
 
 if TYPE_CHECKING:
@@ -64,14 +63,14 @@ class Mnn(PackagedRuntime):
     engine = MnnEngine
     dialects = frozenset({PORTABLE})
     measured = "3.6.1"
-    unsupported: Sequence[Unsupported] = (
-        Unsupported("Tanh", says="its values near 0 are not precise enough: softcap by 50 is seen"),
-        Unsupported("input BFLOAT16", says="its interface to numpy knows no bfloat16"),
-        Unsupported("input FLOAT16", says="its interface to numpy knows no float16"),
-        Unsupported("MatMulInteger", says="its process ends with a signal"),
-        Unsupported("input INT8", says="its process ends with a signal"),
-        Unsupported("input UINT8", says="its process ends with a signal"),
-    )
+    unsupported: Mapping[str, str] = {
+        "Tanh": "its values near 0 are not precise enough: softcap by 50 is seen",
+        "input BFLOAT16": "its interface to numpy knows no bfloat16",
+        "input FLOAT16": "its interface to numpy knows no float16",
+        "MatMulInteger": "its process ends with a signal",
+        "input INT8": "its process ends with a signal",
+        "input UINT8": "its process ends with a signal",
+    }
     readings: Mapping[str, str] = {
         "precision, float16": "refused",
         "no batch, B = 0": "refused",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,6 @@ from attn_export.runtimes.protocol import (
     Engine,
     Facts,
     PackagedRuntime,
-    Unsupported,
 )
 
 if TYPE_CHECKING:
@@ -56,31 +55,19 @@ class OpenCv(PackagedRuntime):
     engine = OpenCvEngine
     dialects = frozenset({STANDARD, PORTABLE})
     measured = "5.0.0.93"
-    unsupported: Sequence[Unsupported] = (
-        Unsupported(
-            "Abs", says="ElementWiseLayer: unsupported input/output type; expected CV_32F or CV_64F"
-        ),
-        Unsupported(
-            "Attention(given mask: BOOL)", says="wrong in rows of which all keys are masked"
-        ),
-        Unsupported(
-            "Attention(given mask: FLOAT)", says="NaN in rows of which all keys are masked"
-        ),
-        Unsupported("Attention(past)", says="past key and past value are not supported yet"),
-        Unsupported(
-            "Attention(qk_matmul_output)",
-            says="Assertion failed: outShapes.size() == outTypes.size()",
-        ),
-        Unsupported("ConstantOfShape", says="Assertion failed: blobs.size() == 1"),
-        Unsupported(
-            "DynamicQuantizeLinear",
-            says="Unsupported operations: DynamicQuantizeLinear MatMulInteger",
-        ),
-        Unsupported("Tanh", says="NaN where scores are large"),
-        Unsupported("TensorScatter", says="Unsupported operations: TensorScatter"),
-        Unsupported("input BFLOAT16", says="blob data type = bfloat16 is not supported"),
-        Unsupported("input FLOAT16", says="its outputs are float32"),
-    )
+    unsupported: Mapping[str, str] = {
+        "Abs": "ElementWiseLayer: unsupported input/output type; expected CV_32F or CV_64F",
+        "Attention(given mask: BOOL)": "wrong in rows of which all keys are masked",
+        "Attention(given mask: FLOAT)": "NaN in rows of which all keys are masked",
+        "Attention(past)": "past key and past value are not supported yet",
+        "Attention(qk_matmul_output)": "Assertion failed: outShapes.size() == outTypes.size()",
+        "ConstantOfShape": "Assertion failed: blobs.size() == 1",
+        "DynamicQuantizeLinear": "Unsupported operations: DynamicQuantizeLinear MatMulInteger",
+        "Tanh": "NaN where scores are large",
+        "TensorScatter": "Unsupported operations: TensorScatter",
+        "input BFLOAT16": "blob data type = bfloat16 is not supported",
+        "input FLOAT16": "its outputs are float32",
+    }
     readings: Mapping[str, str] = {
         "causal, past": "refused; portable: keys to P+i",
         "past, L < new keys": "refused; portable: keys to P+i",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ from attn_export.runtimes.protocol import (
     Engine,
     Facts,
     PackagedRuntime,
-    Unsupported,
 )
 
 if TYPE_CHECKING:
@@ -57,31 +56,24 @@ class Tract(PackagedRuntime):
     engine = TractEngine
     dialects = frozenset({STANDARD, PORTABLE})
     measured = "0.23.9"
-    unsupported: Sequence[Unsupported] = (
-        Unsupported("Attention(mask: BOOL)", says="FlashSDPA: Mask must be floating point"),
-        Unsupported(
-            "Attention(given mask: FLOAT)", says="NaN in rows of which all keys are masked"
+    unsupported: Mapping[str, str] = {
+        "Attention(mask: BOOL)": "FlashSDPA: Mask must be floating point",
+        "Attention(given mask: FLOAT)": "NaN in rows of which all keys are masked",
+        "Attention(is_causal) with Attention(mask: FLOAT)": (
+            "SDPA: Mask cannot be provided if is_causal=true"
         ),
-        Unsupported(
-            "Attention(is_causal)",
-            "Attention(mask: FLOAT)",
-            says="SDPA: Mask cannot be provided if is_causal=true",
+        "Attention(nonpad_kv_seqlen)": "nonpad_kv_seqlen input is not supported",
+        "Attention(qk_matmul_output)": "qk_matmul_output_mode is not supported",
+        "Attention(softcap)": "softcap is not supported",
+        "LessOrEqual(of one Range)": "Undetermined symbol in expression, or it aborts",
+        "Range(total_len)": (
+            "Impossible to unify Sym(total_len) with Add([Sym(query_len), Sym(past_len)])"
         ),
-        Unsupported("Attention(nonpad_kv_seqlen)", says="nonpad_kv_seqlen input is not supported"),
-        Unsupported("Attention(qk_matmul_output)", says="qk_matmul_output_mode is not supported"),
-        Unsupported("Attention(softcap)", says="softcap is not supported"),
-        Unsupported(
-            "LessOrEqual(of one Range)", says="Undetermined symbol in expression, or it aborts"
-        ),
-        Unsupported(
-            "Range(total_len)",
-            says="Impossible to unify Sym(total_len) with Add([Sym(query_len), Sym(past_len)])",
-        ),
-        Unsupported("DequantizeLinear(INT4)", says="Unknown DatumType Int4"),
-        Unsupported("DequantizeLinear(UINT4)", says="Unknown DatumType Uint4"),
-        Unsupported("Trilu", says="Impossible to unify TDim with I64"),
-        Unsupported("input BFLOAT16", says="Unknown DatumType Bfloat16"),
-    )
+        "DequantizeLinear(INT4)": "Unknown DatumType Int4",
+        "DequantizeLinear(UINT4)": "Unknown DatumType Uint4",
+        "Trilu": "Impossible to unify TDim with I64",
+        "input BFLOAT16": "Unknown DatumType Bfloat16",
+    }
 
     readings: Mapping[str, str] = {
         "causal, L < S": "keys to S-L+i; portable: refused",

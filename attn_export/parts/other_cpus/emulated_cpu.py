@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.errors import UsageError, first_few
+from attn_export.parts.installing import ROOT, home, missing
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
-from attn_export.runtimes.install_folder import ROOT, home, missing
 from attn_export.runtimes.protocol import Runtime
 
 CPUS = "cpus"
@@ -89,6 +89,7 @@ class EmulatedCpu(OrtCpu):
     packages, on ARM with Debian's Python and ONNX Runtime's wheel for ARM.
     """
 
+    in_turn = True
     time_factor = 3.0  # emulated instructions take longer
     launcher_mib = 256
 

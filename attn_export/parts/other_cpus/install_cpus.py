@@ -13,15 +13,13 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from attn_export.parts.other_cpus.emulated_cpu import CPUS, PYTHON, TABLE, table
-from attn_export.parts.other_cpus.pinned_packages import unpack_pinned
-from attn_export.runtimes.debian_packages import download_headers
-from attn_export.runtimes.install_folder import (
+from attn_export.errors import RuntimeFailure
+from attn_export.parts.debian_packages import download_headers
+from attn_export.parts.installing import (
     HEADER,
     LIBRARY,
     LINKS,
     ORT,
-    InstallError,
     Say,
     digest,
     download_wheels,
@@ -30,6 +28,8 @@ from attn_export.runtimes.install_folder import (
     new_installation,
     stamp_of,
 )
+from attn_export.parts.other_cpus.emulated_cpu import CPUS, PYTHON, TABLE, table
+from attn_export.parts.other_cpus.pinned_packages import unpack_pinned
 from attn_export.temp_folders import scratch
 
 ARM64_COMPILER = "arm64-compiler"
@@ -86,13 +86,13 @@ def _install_wheels(wheels: Mapping[str, str], folder: Path) -> None:
 
 
 def _check(folder: Path) -> None:
-    """Raise InstallError unless Python starts on an emulated ARM CPU."""
+    """Raise RuntimeFailure unless Python starts on an emulated ARM CPU."""
     root = folder / ARM
     command = [str(folder / EMULATORS[0]), "-L", str(root), str(root / PYTHON), "-S", "-c", ""]
     completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     if completed.returncode:
         lines = completed.stderr.strip().splitlines()[-1:] or [f"exit code {completed.returncode}"]
-        raise InstallError(f"Python for ARM does not start under qemu: {lines[0]}")
+        raise RuntimeFailure(f"Python for ARM does not start under qemu: {lines[0]}")
 
 
 # -- Debian's C and C++ compiler for arm64, with a toolchain file for CMake ---------------------
@@ -141,7 +141,7 @@ def _link_library(folder: Path) -> None:
     capi = Path(CPUS, ARM, "site", "onnxruntime", "capi")
     libraries = sorted((home() / capi).glob(f"{LIBRARY}.*"))
     if not libraries:
-        raise InstallError(f"{home() / capi} has no {LIBRARY}; remove {home() / CPUS}")
+        raise RuntimeFailure(f"{home() / capi} has no {LIBRARY}; remove {home() / CPUS}")
     folder.mkdir()
     for name in LINKS:
         (folder / name).symlink_to(Path("..", "..", "..", capi, libraries[-1].name))

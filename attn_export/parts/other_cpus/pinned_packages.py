@@ -9,9 +9,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.error import HTTPError
 
-from attn_export.runtimes import debian_packages
-from attn_export.runtimes.debian_packages import fetch_package, open_data
-from attn_export.runtimes.install_folder import InstallError, Say
+from attn_export.errors import RuntimeFailure
+from attn_export.parts import debian_packages
+from attn_export.parts.debian_packages import fetch_package, open_data
+from attn_export.parts.installing import Say
 
 SNAPSHOT = "https://snapshot.debian.org/archive/debian/20261122T000000Z"
 """The archive of packages that Debian has replaced."""
@@ -56,7 +57,7 @@ def fetch_pinned(path: str, sha256: str, release: str, say: Say) -> bytes:
             return package
         errors.append(f"{archive}: it has not the digest {sha256[:12]}…")
     if errors:
-        raise InstallError(f"Debian's {path} cannot be downloaded ({'; '.join(errors)})")
+        raise RuntimeFailure(f"Debian's {path} cannot be downloaded ({'; '.join(errors)})")
     name, _, architecture = PurePosixPath(path).stem.split("_")
     say(f"Debian has no {PurePosixPath(path).name} any more; taking the {name} of {release}")
     return fetch_package(release, architecture, name)

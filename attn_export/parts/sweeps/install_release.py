@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from attn_export.errors import UsageError
+from attn_export.parts.installing import Say, new_installation, run_command
 from attn_export.parts.sweeps.release import MARK, NPM, VERSION, Release, release_of, wheels
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.install import pip
-from attn_export.runtimes.install_folder import Say, new_installation, pip_command, run_command
+from attn_export.runtimes.install import pip, pip_command
 
 
 def install(name: str, say: Say) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from attn_export.errors import UsageError
+from attn_export.parts.installing import STAMP, home, setup_command
 from attn_export.runtimes.catalogue import all_names, packages, runtime
-from attn_export.runtimes.install_folder import STAMP, home, setup_command
 from attn_export.runtimes.protocol import Engine, Options, Runtime, distribution
 
 MARK: Final = "=="
@@ -46,8 +46,7 @@ class Release(Runtime):
         npm_package: The npm package, or "".
     """
 
-    time_factor = 1.0
-    launcher_mib = 0
+    in_turn = True
 
     def __init__(self, base: Runtime, version: str) -> None:
         if base.name not in {*wheels(), *NPM}:
@@ -84,7 +83,7 @@ class Release(Runtime):
     def launch_command(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
         """Return the command that runs Python, and an environment that puts this release first."""
         if self.npm_package:
-            return [sys.executable, *arguments], None
+            return super().launch_command(arguments)
         inherited = os.environ.get("PYTHONPATH")
         path = os.pathsep.join([str(self.folder), *([inherited] if inherited else [])])
         return [sys.executable, *arguments], {**os.environ, "PYTHONPATH": path}

@@ -146,13 +146,9 @@ def _install(names: Iterable[str], *, quiet: bool) -> None:
     """Install the runtimes whose names have a release, such as ``ort-cpu==1.27.0``."""
     from attn_export.parts.sweeps import install_release
     from attn_export.parts.sweeps.release import MARK, release_of
-    from attn_export.runtimes.install_folder import InstallError
 
-    try:
-        for name in sorted((name for name in names if MARK in name), key=release_of):
-            install_release.install(name, messages(quiet=quiet))
-    except InstallError as error:
-        raise RuntimeFailure(str(error)) from error
+    for name in sorted((name for name in names if MARK in name), key=release_of):
+        install_release.install(name, messages(quiet=quiet))
 
 
 def _has_dashboard(client: Any) -> bool:
@@ -274,31 +270,27 @@ def bisect_command(
     from attn_export.parts.sweeps.releases import bisect, change
     from attn_export.report.progress import progress
     from attn_export.runtimes.catalogue import runtime
-    from attn_export.runtimes.install_folder import InstallError
 
     say = messages(quiet=quiet)
     ends = [f"{name}{MARK}{version}" for version in (good, bad) if version is not None]
     for release in ends or [f"{name}{MARK}1.0"]:
         runtime(release)  # raises an error for an invalid release
-    try:
-        available = install_release.published(name) if install else installed()
-        releases = {*(item for item in available if item.partition(MARK)[0] == name), *ends}
-        if len(ends) == 2:
-            oldest, newest = sorted(map(release_of, ends))
-            releases = {item for item in releases if oldest <= release_of(item) <= newest}
-        with progress(quiet=quiet) as bar:
+    available = install_release.published(name) if install else installed()
+    releases = {*(item for item in available if item.partition(MARK)[0] == name), *ends}
+    if len(ends) == 2:
+        oldest, newest = sorted(map(release_of, ends))
+        releases = {item for item in releases if oldest <= release_of(item) <= newest}
+    with progress(quiet=quiet) as bar:
 
-            def install_shown(item: str) -> None:
-                with bar.hidden():  # pip writes to the terminal
-                    install_release.install(item, say)
+        def install_shown(item: str) -> None:
+            with bar.hidden():  # pip writes to the terminal
+                install_release.install(item, say)
 
-            tried = bisect(
-                bundle, sorted(releases), dialect,
-                install=install_shown if install else None,
-                progress=bar,
-            )  # fmt: skip
-    except InstallError as error:
-        raise RuntimeFailure(str(error)) from error
+        tried = bisect(
+            bundle, sorted(releases), dialect,
+            install=install_shown if install else None,
+            progress=bar,
+        )  # fmt: skip
     if not quiet:
         for result in tried:
             cause = f": {result.cause}" if result.cause else ""

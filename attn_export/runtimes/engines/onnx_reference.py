@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,6 @@ from attn_export.runtimes.protocol import (
     Engine,
     Facts,
     PackagedRuntime,
-    Unsupported,
 )
 
 if TYPE_CHECKING:
@@ -54,13 +53,11 @@ class OnnxReference(PackagedRuntime):
     engine = ReferenceEngine
     dialects = frozenset({STANDARD, PORTABLE})
     measured = "1.23.2"
-    unsupported: Sequence[Unsupported] = (
-        Unsupported(
-            "DequantizeLinear",
-            "opset 18",
-            says="No implementation for operator 'DequantizeLinear' and version 18, found 19, 21",
+    unsupported: Mapping[str, str] = {
+        "DequantizeLinear with opset 18": (
+            "No implementation for operator 'DequantizeLinear' and version 18, found 19, 21"
         ),
-    )
+    }
 
 
 RUNTIME = OnnxReference

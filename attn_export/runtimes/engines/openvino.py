@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from attn_export.runtimes.protocol import (
     Facts,
     Options,
     PackagedRuntime,
-    Unsupported,
 )
 
 if TYPE_CHECKING:
@@ -35,25 +34,19 @@ class OpenVino(PackagedRuntime):
     modules = ("openvino",)
     dialects = frozenset(DIALECTS) - {CUDA}
     measured = "2026.4.1"
-    unsupported: Sequence[Unsupported] = (
-        Unsupported(
-            "com.microsoft.GroupQueryAttention",
-            says="wrong numbers and shapes where the batch is not 1; without a past it is refused",
+    unsupported: Mapping[str, str] = {
+        "com.microsoft.GroupQueryAttention": (
+            "wrong numbers and shapes where the batch is not 1; without a past it is refused"
         ),
-        Unsupported("Greater", "ReduceMax", says="NaN in rows of which all keys are masked"),
-        Unsupported(
-            "TensorScatter", says="No conversion rule found for operations: TensorScatter-24"
+        "Greater with ReduceMax": "NaN in rows of which all keys are masked",
+        "TensorScatter": "No conversion rule found for operations: TensorScatter-24",
+        "Cast(to BFLOAT16)": (
+            "numbers whose last bit is even are rounded towards 0, not to the nearest"
         ),
-        Unsupported(
-            "Cast(to BFLOAT16)",
-            says="numbers whose last bit is even are rounded towards 0, not to the nearest",
+        "Cast(FLOAT to FLOAT16) with input FLOAT": (
+            "numbers stay float32 until an output: attention reads keys that were not rounded"
         ),
-        Unsupported(
-            "Cast(FLOAT to FLOAT16)",
-            "input FLOAT",
-            says="numbers stay float32 until an output: attention reads keys that were not rounded",
-        ),
-    )
+    }
     counter_options: Mapping[str, Options] = {
         "precision pinned to f32": {PRECISION: "f32"},
         "generated kernels off": {SNIPPETS: "DISABLE"},

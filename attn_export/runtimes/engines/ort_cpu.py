@@ -14,7 +14,6 @@ from attn_export.runtimes.protocol import (
     Facts,
     Options,
     Runtime,
-    Unsupported,
     installed_version,
 )
 from attn_export.system_info import install_command, missing_package
@@ -64,17 +63,14 @@ class OrtCpu(Runtime):
     device = "cpu"
     dialects = frozenset(DIALECTS)
     measured = "1.31.1"
-    unsupported: Sequence[Unsupported] = (
-        Unsupported(
-            "com.microsoft.GroupQueryAttention(q_norm_weight)",
-            says="it has norms within this operator on CUDA and WebGPU only; of the graph, only "
-            "the placement in a dry run is known",
+    unsupported: Mapping[str, str] = {
+        "com.microsoft.GroupQueryAttention(q_norm_weight)": (
+            "it has norms within this operator on CUDA and WebGPU only; of the graph, only "
+            "the placement in a dry run is known"
         ),
-        *(
-            Unsupported(f"{operator}(BFLOAT16)", says=NO_BFLOAT16)
-            for operator in ("Attention", "com.microsoft.GroupQueryAttention")
-        ),
-    )
+        "Attention(BFLOAT16)": NO_BFLOAT16,
+        "com.microsoft.GroupQueryAttention(BFLOAT16)": NO_BFLOAT16,
+    }
     counter_options: Mapping[str, Options] = {
         "graph optimisations off": {OPTIMIZATION: "disable_all"}
     }

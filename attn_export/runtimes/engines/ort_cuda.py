@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from attn_export.runtimes.engines.ort_cpu import (
     session_options,
     with_options,
 )
-from attn_export.runtimes.protocol import Engine, Facts, Options, Unsupported
+from attn_export.runtimes.protocol import Engine, Facts, Options
 
 TF32 = "use_tf32"
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -51,28 +51,23 @@ class OrtCuda(OrtCpu):
     packages = ()  # that of ort-cpu, or onnxruntime-gpu
     required = False
     device = "cuda"
-    unsupported: Sequence[Unsupported] = (
+    unsupported: Mapping[str, str] = {
         # All limits but the first were measured in dry runs, with the same result on every
         # architecture (docs/results/cuda_limits.md). Dry runs have no cuDNN: with cuDNN, some of
         # these may run. The first is known from matmul_nbits.h in
         # onnxruntime/contrib_ops/cuda/quantization, which does not read the attribute. It cannot
         # be measured: a dry run computes no numbers.
-        Unsupported(
-            ROUNDED_INPUTS, says="CUDA's kernel does not round inputs of products to 8 bits"
+        ROUNDED_INPUTS: "CUDA's kernel does not round inputs of products to 8 bits",
+        "com.microsoft.GroupQueryAttention(FLOAT)": (
+            "CUDA has no kernel of it for float32; it would run on the CPU"
         ),
-        Unsupported(
-            "com.microsoft.GroupQueryAttention(FLOAT)",
-            says="CUDA has no kernel of it for float32; it would run on the CPU",
+        "MatMulInteger": (
+            "CUDA has no kernel of it for inputs in uint8; products would run on the CPU"
         ),
-        Unsupported(
-            "MatMulInteger",
-            says="CUDA has no kernel of it for inputs in uint8; products would run on the CPU",
+        "Attention(qk_matmul_output)": (
+            "Only kNone and kQK output modes are supported in unified unfused attention"
         ),
-        Unsupported(
-            "Attention(qk_matmul_output)",
-            says="Only kNone and kQK output modes are supported in unified unfused attention",
-        ),
-    )
+    }
     counter_options: Mapping[str, Options] = {**OrtCpu.counter_options, "TF32 off": {TF32: "0"}}
 
     def unavailable(self) -> str:

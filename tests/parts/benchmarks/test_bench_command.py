@@ -218,7 +218,7 @@ def test_bytes_of_a_cache_in_float16_count_half():
 def test_graphs_that_cannot_run_here_are_no_candidates(bundle: Path, tmp_path: Path):
     manifest = read_manifest(bundle)
     limit = next(iter(OrtCpu.unsupported))
-    entry = replace(manifest.graphs["model.onnx"], features=tuple(limit.features))
+    entry = replace(manifest.graphs["model.onnx"], features=tuple(limit.split(" with ")))
     changed = replace(manifest, graphs={**manifest.graphs, "model.onnx": entry})
     sizes = dict.fromkeys(("batch", "query_len", "past_len"), 1)
     sizes |= dict.fromkeys(("total_len", "key_len", "capacity"), 2)

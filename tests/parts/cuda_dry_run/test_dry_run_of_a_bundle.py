@@ -14,7 +14,7 @@ from attn_export import verify
 from attn_export.errors import RuntimeFailure
 from attn_export.parts.cuda_dry_run.dry_run import dry_run
 from attn_export.parts.cuda_dry_run.dry_run_report import MEANING
-from attn_export.runtimes.install_folder import VARIABLE
+from attn_export.parts.installing import VARIABLE
 from attn_export.spec import AttentionSpec
 
 SPEC = {

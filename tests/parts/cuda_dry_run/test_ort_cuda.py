@@ -13,7 +13,7 @@ from conftest import ROOT
 from test_dry_run import HALF, OF_CACHE, SINGLE, grouped, standard
 
 from attn_export.parts.cuda_dry_run.install_cuda_stand_in import CUDA_STAND_IN
-from attn_export.runtimes.install_folder import home
+from attn_export.parts.installing import home
 
 pytestmark = pytest.mark.usefixtures("need_dry_run")
 

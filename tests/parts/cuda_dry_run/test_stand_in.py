@@ -7,9 +7,10 @@ import subprocess
 
 import pytest
 
+from attn_export.errors import RuntimeFailure
 from attn_export.parts.cuda_dry_run import install_cuda_stand_in as stand_in
 from attn_export.parts.cuda_dry_run.install_cuda_stand_in import CUDA_STAND_IN
-from attn_export.runtimes.install_folder import STAMP, VARIABLE, InstallError, home
+from attn_export.parts.installing import STAMP, VARIABLE, home
 
 BUILT = home() / CUDA_STAND_IN
 
@@ -35,7 +36,7 @@ def test_every_function_that_the_provider_asks_for_has_a_stand_in(set_up, librar
 )
 def test_a_function_without_a_stand_in_is_named(wanted, says):
     (library,) = set(wanted.values())
-    with pytest.raises(InstallError, match=says):
+    with pytest.raises(RuntimeFailure, match=says):
         stand_in._check_symbols(library, wanted, {"cudaMalloc"})
 
 
@@ -44,7 +45,7 @@ def test_a_provider_of_another_release_of_cuda_is_refused_by_its_library(tmp_pat
     _compile("", library, "-Wl,-soname,libcudart.so.14")
     provider = tmp_path / "provider.so"
     _compile("", provider, "-Wl,--no-as-needed", library)
-    with pytest.raises(InstallError, match=r"is linked to libcudart\.so\.14, and there are"):
+    with pytest.raises(RuntimeFailure, match=r"is linked to libcudart\.so\.14, and there are"):
         stand_in._check_libraries(stand_in._linked_libraries(provider))
 
 

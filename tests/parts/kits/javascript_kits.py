@@ -15,8 +15,8 @@ import numpy as np
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graphs
+from attn_export.parts.installing import home
 from attn_export.parts.kits.kit import write_kit
-from attn_export.runtimes.install_folder import home
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import read_tensors
 

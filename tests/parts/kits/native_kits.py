@@ -14,8 +14,8 @@ import onnx
 from evidence import NO_SUCH_ROW, rewritten, without_evidence
 from shared import bundle_of, once
 
+from attn_export.parts.installing import home
 from attn_export.parts.kits.kit import write_kit
-from attn_export.runtimes.install_folder import home
 from attn_export.tensorfile import read_tensor, write_tensor
 
 HEAD_DIM = 8

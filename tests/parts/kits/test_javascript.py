@@ -17,10 +17,10 @@ from shared import bundle_of, extended
 
 from attn_export import verify
 from attn_export.bundle.golden import stored_cases
+from attn_export.errors import RuntimeFailure
 from attn_export.parts.kits import javascript
 from attn_export.runtimes import install
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.install_folder import InstallError
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits
 
@@ -189,12 +189,12 @@ def test_without_node_or_chromium_it_says_so(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("CHROME_PATH", "/nothing")
     says = "CHROME_PATH is /nothing, which is not a program"
     assert runtime("wasm").unavailable() == says
-    with pytest.raises(InstallError, match=says):
+    with pytest.raises(RuntimeFailure, match=says):
         javascript.install("wasm", print)
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in (*NAMES, "webgpu"):
         assert runtime(name).unavailable().startswith("node is not installed; apt-get install")
-    with pytest.raises(InstallError, match="node is not installed; apt-get install nodejs npm"):
+    with pytest.raises(RuntimeFailure, match="node is not installed; apt-get install nodejs npm"):
         javascript.install("node", print)
 
 
@@ -222,7 +222,7 @@ def test_an_old_node_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("ATTN_EXPORT_RUNTIMES", str(tmp_path / "home"))
-    with pytest.raises(InstallError, match=r"node is v16\.20\.0; version 18 or newer is needed"):
+    with pytest.raises(RuntimeFailure, match=r"node is v16\.20\.0; version 18 or newer is needed"):
         javascript.install("node", print)
 
 
@@ -232,7 +232,7 @@ def test_packages_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("npm_config_cache", str(tmp_path / "cache"))
     monkeypatch.setenv("npm_config_fetch_retries", "0")
     with pytest.raises(
-        InstallError, match=r"npm ci failed for node: npm \S+ .*ECONNREFUSED"
+        RuntimeFailure, match=r"npm ci failed for node: npm \S+ .*ECONNREFUSED"
     ) as said:
         javascript.install("node", print)
     assert "\n" not in str(said.value)
@@ -242,7 +242,7 @@ def test_packages_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatc
 def test_installed_packages_stay_and_stale_ones_are_made_anew(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    from attn_export.runtimes.install_folder import home
+    from attn_export.parts.installing import home
 
     reported: list[str] = []
     before = (home() / "node" / "serve.mjs").stat()

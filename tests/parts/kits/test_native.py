@@ -22,8 +22,8 @@ from shared import BUNDLES, bundle_of
 
 from attn_export import verify
 from attn_export.bundle.golden import stored_cases
+from attn_export.parts import installing
 from attn_export.parts.kits.native import install, program_of
-from attn_export.runtimes import install_folder
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits
@@ -217,7 +217,7 @@ def test_a_program_that_talks_nonsense_has_crashed(
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/bash\nexec 3<&0\n{wrapped.format(real=real)}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv(install_folder.VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setenv(installing.VARIABLE, str(tmp_path / "home"))
     with Worker(runtime(name), LIMITS) as worker:
         start(worker, bundle, tmp_path / "out")
         list(worker.results())
@@ -246,19 +246,16 @@ def test_a_program_from_other_sources_or_without_its_library_is_not_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     built = program_of(name)
-    monkeypatch.setenv(install_folder.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(installing.VARIABLE, str(tmp_path))
     assert (
-        runtime(name).unavailable()
-        == f"it is not built here; run {install_folder.setup_command(name)}"
+        runtime(name).unavailable() == f"it is not built here; run {installing.setup_command(name)}"
     )
     program = program_of(name)
     program.parent.mkdir()
     program.write_bytes(built.read_bytes())
-    (program.parent / install_folder.STAMP).write_text("other")
+    (program.parent / installing.STAMP).write_text("other")
     assert "from other sources" in runtime(name).unavailable()
-    (program.parent / install_folder.STAMP).write_text(
-        (built.parent / install_folder.STAMP).read_text()
-    )
+    (program.parent / installing.STAMP).write_text((built.parent / installing.STAMP).read_text())
     assert "libonnxruntime.so.1 is gone" in runtime(name).unavailable()
 
 

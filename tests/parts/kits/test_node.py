@@ -96,7 +96,7 @@ def test_a_wrong_scale_fails_in_every_dialect(name: str, dialect: str, tmp_path:
 
 
 def _ready(kit: Path) -> Path:
-    from attn_export.runtimes.install_folder import home
+    from attn_export.parts.installing import home
 
     (kit / "node_modules").symlink_to(home() / "node" / "node_modules")
     return kit

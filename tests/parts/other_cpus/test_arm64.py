@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from shared import bundle_of, once
 
+from attn_export.parts.installing import VARIABLE, home
 from attn_export.parts.other_cpus import install_cpus as arm64
 from attn_export.parts.other_cpus.emulated_cpu import CPUS
-from attn_export.runtimes.install_folder import VARIABLE, home
 
 pytest.importorskip("native_kits")
 from native_kits import DIALECT, changed, scale

@@ -19,11 +19,11 @@ from attn_export.bundle.golden import stored_cases
 from attn_export.bundle.manifest import GOLDEN
 from attn_export.errors import UsageError
 from attn_export.judge.gate import cpu_notes
+from attn_export.parts.installing import VARIABLE
 from attn_export.parts.other_cpus.emulated_cpu import cpus
 from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, Verdict
 from attn_export.runtimes.catalogue import runtime, runtimes_of
-from attn_export.runtimes.install_folder import VARIABLE
 from attn_export.runtimes.pool import Selection
 from attn_export.runtimes.process import run_once
 from attn_export.runtimes.protocol import Limits

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from debian_archive import package, served
 
+from attn_export.errors import RuntimeFailure
+from attn_export.parts import debian_packages
 from attn_export.parts.other_cpus import pinned_packages
-from attn_export.runtimes import debian_packages
-from attn_export.runtimes.install_folder import InstallError
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_a_pinned_package_is_taken_where_the_archive_has_it(archive: Path):
 
 
 def test_a_pinned_package_of_another_digest_is_refused(archive: Path):
-    with pytest.raises(InstallError, match=r"dev.deb cannot be .* it has not the digest 00"):
+    with pytest.raises(RuntimeFailure, match=r"dev.deb cannot be .* it has not the digest 00"):
         pinned_packages.fetch_pinned("dev.deb", "00", "trixie", lambda _: None)
 
 

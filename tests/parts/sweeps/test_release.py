@@ -8,11 +8,10 @@ import pytest
 
 from attn_export import verify
 from attn_export.errors import UsageError
+from attn_export.parts.installing import STAMP, VARIABLE
 from attn_export.parts.sweeps.install_release import install, published
 from attn_export.parts.sweeps.release import FOLDER, installed, release_of
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.install_folder import STAMP, VARIABLE
-from attn_export.runtimes.protocol import CustomLaunch
 
 BAD = [
     ("onnx-reference==1.0", "onnx-reference has no releases"),
@@ -68,7 +67,7 @@ def test_a_release_has_the_dialects_of_its_runtime_and_no_known_limits():
     assert base.unsupported
     assert not kind.unsupported
     assert kind.measured == "2025.1.0"
-    assert isinstance(kind, CustomLaunch)
+    assert kind.in_turn
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from attn_export.runtimes import debian_packages
+from attn_export.parts import debian_packages
 
 HEADERS = {"onnxruntime_c_api.h": b"/* c */\n", "onnxruntime_cxx_api.h": b"// c++ \n" * 9}
 

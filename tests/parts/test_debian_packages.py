@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from debian_archive import HEADERS, package, served
 
-from attn_export.runtimes import debian_packages
-from attn_export.runtimes.install_folder import InstallError
+from attn_export.errors import RuntimeFailure
+from attn_export.parts import debian_packages
 
 
 @pytest.fixture
@@ -32,7 +32,8 @@ def test_the_headers_of_the_package_are_put_into_the_folder(archive: Path, tmp_p
 def test_a_package_that_is_not_the_one_of_the_index_is_refused(archive: Path, tmp_path: Path):
     (archive / "dev.deb").write_bytes(package()[:-2] + b"xx")
     with pytest.raises(
-        InstallError, match=r"dev.deb has not the digest .* put ONNX Runtime's headers of a release"
+        RuntimeFailure,
+        match=r"dev.deb has not the digest .* put ONNX Runtime's headers of a release",
     ):
         debian_packages.download_headers(tmp_path / "ort" / "include", lambda _: None)
     assert not (tmp_path / "ort").exists()
@@ -40,7 +41,7 @@ def test_a_package_that_is_not_the_one_of_the_index_is_refused(archive: Path, tm
 
 def test_an_archive_that_cannot_be_reached_is_one_line(archive: Path, tmp_path: Path):
     (archive / "dev.deb").unlink()
-    with pytest.raises(InstallError, match="404") as refused:
+    with pytest.raises(RuntimeFailure, match="404") as refused:
         debian_packages.download_headers(tmp_path / "ort" / "include", lambda _: None)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "ort").exists()

@@ -11,8 +11,9 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from attn_export.errors import RuntimeFailure
 from attn_export.output_folder import take_place
-from attn_export.runtimes.install_folder import InstallError, Say
+from attn_export.parts.installing import Say
 from attn_export.temp_folders import folder_beside
 
 ARCHIVE = "https://deb.debian.org/debian"
@@ -33,8 +34,8 @@ def download_headers(folder: Path, say: Say) -> None:
     say(f"downloading {HEADERS}")
     try:
         package = fetch_package("trixie", "amd64", HEADERS)
-    except InstallError as error:
-        raise InstallError(
+    except RuntimeFailure as error:
+        raise RuntimeFailure(
             f"{error}; put ONNX Runtime's headers of a release (onnxruntime-linux-x64-*.tgz, "
             f"include/*.h) into {folder}"
         ) from error
@@ -56,7 +57,7 @@ def fetch_package(release: str, architecture: str, name: str) -> bytes:
             return _package(archive, release, architecture, name)
         except (OSError, ValueError, lzma.LZMAError) as error:
             errors.append(f"{archive}: {error}")
-    raise InstallError(f"Debian's {name} cannot be downloaded ({'; '.join(errors)})")
+    raise RuntimeFailure(f"Debian's {name} cannot be downloaded ({'; '.join(errors)})")
 
 
 def archives() -> tuple[str, ...]:
@@ -92,14 +93,14 @@ def fetch(url: str) -> bytes:
 
 
 def open_data(package: bytes) -> tarfile.TarFile:
-    """Open the tar archive with the files of a Debian package; InstallError if it is none."""
+    """Open the tar archive with the files of a Debian package; RuntimeFailure if it is none."""
     try:
         for name, content in _members(package):
             if name.startswith("data.tar"):
                 return tarfile.open(fileobj=io.BytesIO(content))
     except (ValueError, tarfile.TarError) as error:
-        raise InstallError(f"what was downloaded is not a Debian package: {error}") from error
-    raise InstallError("what was downloaded is not a Debian package")
+        raise RuntimeFailure(f"what was downloaded is not a Debian package: {error}") from error
+    raise RuntimeFailure("what was downloaded is not a Debian package")
 
 
 def _members(package: bytes) -> Iterator[tuple[str, bytes]]:

@@ -1,8 +1,9 @@
-"""Folders of installed runtimes, and the commands that fill them."""
+"""Folders of what parts install, and the commands that fill them."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import subprocess
@@ -10,7 +11,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from attn_export.errors import RuntimeFailure
 from attn_export.output_folder import take_place
+from attn_export.runtimes.install import pip_command
 from attn_export.temp_folders import folder_beside
 
 VARIABLE = "ATTN_EXPORT_RUNTIMES"
@@ -29,15 +32,8 @@ LIBRARY = "libonnxruntime.so"
 LINKS = (LIBRARY, f"{LIBRARY}.1")
 """The names of the library for the linker, and for the loader when a program starts."""
 
-SYSTEM_PACKAGES = "--system-packages"
-"""The argument of a command that allows it to change the system."""
-
 Say = Callable[[str], None]
 """A receiver of progress messages."""
-
-
-class InstallError(Exception):
-    """Failed installation. The message is one line with the remedy."""
 
 
 def home() -> Path:
@@ -55,11 +51,6 @@ def home() -> Path:
     return Path(cache) / "attn-export" / "runtimes"
 
 
-def may_change_system() -> bool:
-    """Return whether the command line of this process allows it to install system packages."""
-    return SYSTEM_PACKAGES in sys.argv[1:]
-
-
 def setup_command(name: str) -> str:
     """Return the command with which the user installs a runtime."""
     in_checkout = (ROOT / SETUP).is_file() and Path(sys.prefix).parent == ROOT
@@ -68,8 +59,6 @@ def setup_command(name: str) -> str:
 
 def digest(sources: Iterable[Path]) -> str:
     """Return the SHA-256 of the names and contents of files."""
-    import hashlib  # not above: it would delay the start of every runtime's process
-
     sha256 = hashlib.sha256()
     for path in sorted(sources):
         sha256.update(f"{path.name}\0".encode())
@@ -126,18 +115,13 @@ def run_command(
             capture_output=True, text=True, check=False, cwd=folder, env=environment,
         )  # fmt: skip
     except OSError as reason:
-        raise InstallError(f"{command[0]} is not there: {reason.strerror}") from reason
+        raise RuntimeFailure(f"{command[0]} is not there: {reason.strerror}") from reason
     if completed.returncode:
         found = re.search(error, completed.stderr, re.MULTILINE)
         lines = completed.stderr.strip().splitlines() or ["no message"]
         quoted = found[0] if found else lines[0]
-        raise InstallError(f"{failure}: {' '.join(quoted.split())}")
+        raise RuntimeFailure(f"{failure}: {' '.join(quoted.split())}")
     return completed.stdout
-
-
-def pip_command(*arguments: str) -> list[str]:
-    """Return a command of the base interpreter's pip, as this environment may have none."""
-    return [getattr(sys, "_base_executable", sys.executable), "-m", "pip", *arguments]
 
 
 def download_wheels(wheels: Mapping[str, str], folder: Path, *options: str) -> list[Path]:
