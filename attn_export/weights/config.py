@@ -22,11 +22,13 @@ class Config:
     Attributes:
         values: Its values, by key; for a model with images or audio, those of its language model.
         towers: The values for the encoders of images and audio, by ``"vision"`` and ``"audio"``.
+        within: The start of its keys in messages, as of those within another key.
     """
 
     path: Path
     values: Mapping[str, Any]
     towers: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    within: str = ""
 
     @classmethod
     def load(cls, path: Path) -> Config | None:
@@ -68,12 +70,9 @@ class Config:
             raise self.invalid(key, "a whole number")
         return value
 
-    def positive(self, key: str) -> float:
-        """Return the positive number of a key."""
-        return self.check_positive(key, self.values.get(key))
-
-    def check_positive(self, key: str, value: object) -> float:
-        """Return a value as a float, which must be a positive finite number."""
+    def positive(self, key: str, value: object = None) -> float:
+        """Return the positive finite number of a key; or check one in its list, `value`."""
+        value = self.values.get(key) if value is None else value
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1e300:
             return float(value)  # neither NaN nor infinity is in the range
         raise self.invalid(key, "a positive number", value)
@@ -85,16 +84,25 @@ class Config:
             raise self.invalid(key, "true or false")
         return bool(value)
 
+    def inner(self, key: str) -> Config:
+        """Return the object of a key; without values if the key is missing or null."""
+        value = self.values.get(key) or {}
+        if not isinstance(value, dict):
+            raise self.invalid(key, "an object")
+        return Config(self.path, value, within=f"{self.within}{key}.")
+
     def invalid(self, key: str, valid: str, value: object = None) -> WeightsError:
         """Return the error for a key that is missing or has an invalid value."""
-        value = self.values.get(key) if value is None else value
+        value, key = self.values.get(key) if value is None else value, f"{self.within}{key}"
         if value is None:
             return WeightsError(f"{self.path} has no {key!r}; it must be {valid}")
         return WeightsError(f"{self.path}: {key} must be {valid}; got {shown(repr(value))}")
 
     def unsupported(self, key: str, value: object, why: str) -> WeightsError:
         """Return the error for a value that our attention does not support."""
-        return WeightsError(f"{self.path}: {key} = {shown(repr(value))} is not supported: {why}")
+        return WeightsError(
+            f"{self.path}: {self.within}{key} = {shown(repr(value))} is not supported: {why}"
+        )
 
 
 # -- one attention layer that a config.json describes -------------------------------------------
