@@ -24,7 +24,7 @@ STAGES = (
 """Folders in the order of the way that data goes. A file imports from its own folder and from those
 before it; "" has the files beside the folders."""
 
-IF_THERE = {"parts/sweeps": ("parts/cuda_dry_run", "parts/kits")}
+IF_THERE = {"parts/sweeps": ("parts/cuda_dry_run",)}
 """Parts that use other parts where these are there; without one they say so in one line."""
 
 ENTRANCES = {"__init__", "__main__", "pytest_plugin"}

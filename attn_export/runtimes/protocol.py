@@ -128,6 +128,8 @@ class Runtime(Protocol):
     """What it is, for the table of the documentation."""
     packages: Sequence[str] = ()
     """The PyPI packages that bring it, as pip takes them, the one that has its version first."""
+    npm_package: str = ""
+    """The npm package that brings it, or ""."""
     required: bool = False
     """True if the tests require it by default; `scripts/setup_runtimes` then installs it, too."""
     readings: Mapping[str, str] = {}

@@ -60,7 +60,7 @@ def install(name: str, say: Say) -> None:
     """Install a runtime, unless it is up to date."""
     check_node()
     kind = KINDS[name]
-    _install_locked(home() / kind.folder, kind.package, say)
+    _install_locked(home() / kind.folder, kind.npm_package, say)
     if kind.folder == WEB and _missing_browser():
         _install_chromium(say)
 
@@ -184,21 +184,39 @@ class Node(ProgramRuntime):
     keeps_non_finite = True
     device = "cpu"
     measured = "1.30.0"
-    package, program, folder = NODE_PACKAGE, "serve.mjs", NODE
+    npm_package, program, folder = NODE_PACKAGE, "serve.mjs", NODE
 
     def version(self) -> str | None:
         """Return the version of the npm package, or None."""
-        return _package_version(home() / self.folder, self.package)
+        return _package_version(home() / self.folder, self.npm_package)
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here, or "" if it can."""
         if shutil.which("node") is None:
             return NODE_MISSING
-        return missing(self.name, self._program_file(), _program_files(self.package).values())
+        return missing(self.name, self._program_file(), _program_files(self.npm_package).values())
 
     def command(self) -> list[str | Path]:
         """Return the command line of the program."""
         return ["node", self._program_file()]
+
+    def install_release(self, version: str, say: Say) -> None:
+        """Install a release of the package, with the program, in its folder."""
+        package, folder = self.npm_package, home() / self.folder
+
+        def add(new: Path) -> None:
+            (new / LOCK).unlink()
+            path = new / "package.json"
+            content = json.loads(path.read_text(encoding="utf-8"))
+            content["dependencies"] |= {package: version}
+            path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            npm("install", new, folder.name, say)
+            for libraries in (new / "node_modules" / package / "bin").glob("*/*"):
+                if libraries.name != sys.platform:  # 200 MB for other systems
+                    shutil.rmtree(libraries)
+
+        check_node()
+        install_program(folder, package, add)
 
     def _program_file(self) -> Path:
         return home() / self.folder / self.program
@@ -222,7 +240,7 @@ class Wasm(Node):
             "inputs of products are not rounded to 8 bits"
         ),
     }
-    package, program, folder = WEB_PACKAGE, "serve_web.mjs", WEB
+    npm_package, program, folder = WEB_PACKAGE, "serve_web.mjs", WEB
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here, or "" if it can."""

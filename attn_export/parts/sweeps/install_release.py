@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
-from pathlib import Path
+from collections.abc import Callable
 
 from attn_export.errors import UsageError
 from attn_export.parts.installing import Say, new_installation, run_command
-from attn_export.parts.sweeps.release import MARK, NPM, VERSION, Release, release_of, wheels
+from attn_export.parts.sweeps.release import (
+    MARK,
+    VERSION,
+    Release,
+    npm_packages,
+    release_of,
+    wheels,
+)
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install import pip, pip_command
 
@@ -23,7 +29,8 @@ def install(name: str, say: Say) -> None:
     if not release.unavailable():
         return
     if release.npm_package:
-        _install_npm(release, say)
+        install_release: Callable[[str, Say], None] = release.base.install_release  # type: ignore[attr-defined]
+        install_release(release.measured, say)
         return
     wheels = [f"{package}=={release.measured}" for package in release.wheels]
     say(f"installing {', '.join(wheels)} …")
@@ -33,37 +40,17 @@ def install(name: str, say: Say) -> None:
         pip("install", *options, *wheels)
 
 
-def _install_npm(release: Release, say: Say) -> None:
-    """Install a release of an npm package, with the program of the runtime."""
-    from attn_export.parts.kits.javascript import LOCK, check_node, install_program, npm
-
-    package = release.npm_package
-
-    def add(new: Path) -> None:
-        (new / LOCK).unlink()
-        path = new / "package.json"
-        content = json.loads(path.read_text(encoding="utf-8"))
-        content["dependencies"] |= {package: release.measured}
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        npm("install", new, release.folder.name, say)
-        for libraries in (new / "node_modules" / package / "bin").glob("*/*"):
-            if libraries.name != sys.platform:  # 200 MB for other systems
-                shutil.rmtree(libraries)
-
-    check_node()
-    install_program(release.folder, package, add)
-
-
 def published(base: str) -> list[str]:
     """Return the published releases of a runtime without previews, the oldest first."""
-    if base in NPM:
-        versions = json.loads(_output("npm", "view", NPM[base], "versions", "--json"))
+    npm = npm_packages()
+    if base in npm:
+        versions = json.loads(_output("npm", "view", npm[base], "versions", "--json"))
     elif base in wheels():
         index = ("--python", sys.executable, "index", "versions", wheels()[base][0])
         listed = _output(*pip_command(*index)).partition("Available versions:")[2]
         versions = re.findall(r"[^\s,]+", listed.partition("\n")[0])
     else:
-        raise UsageError(f"{base} has no releases; choose from {', '.join([*wheels(), *NPM])}")
+        raise UsageError(f"{base} has no releases; choose from {', '.join([*wheels(), *npm])}")
     names = [f"{base}{MARK}{version}" for version in versions if VERSION.fullmatch(version)]
     return sorted(names, key=release_of)
 

@@ -6,27 +6,21 @@ Python's path.
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from attn_export.errors import UsageError
 from attn_export.parts.installing import STAMP, home, setup_command
-from attn_export.runtimes.catalogue import all_names, packages, runtime
+from attn_export.runtimes.catalogue import all_names, all_runtimes, packages, runtime
 from attn_export.runtimes.protocol import Engine, Options, Runtime, distribution
 
 MARK: Final = "=="
 FOLDER: Final = "releases"
-
-NPM: Final[Mapping[str, str]] = {
-    "node": "onnxruntime-node",
-    "wasm": "onnxruntime-web",
-    "webgpu": "onnxruntime-web",
-}
-"""The npm package of each runtime whose releases can be installed with npm."""
 
 VERSION: Final = re.compile(r"\d{1,5}(\.\d{1,5}){1,3}")
 
@@ -36,6 +30,11 @@ def wheels() -> dict[str, list[str]]:
     return {name: [distribution(each) for each in needed] for name, needed in packages().items()}
 
 
+def npm_packages() -> dict[str, str]:
+    """Return the npm package of each runtime whose releases can be installed with npm."""
+    return {kind.name: kind.npm_package for kind in all_runtimes() if kind.npm_package}
+
+
 class Release(Runtime):
     """One release of a runtime.
 
@@ -43,24 +42,26 @@ class Release(Runtime):
 
     Attributes:
         name: ``"ort-cpu==1.25.1"``.
-        npm_package: The npm package, or "".
+        base: The runtime of which it is a release.
     """
 
     in_turn = True
 
     def __init__(self, base: Runtime, version: str) -> None:
-        if base.name not in {*wheels(), *NPM}:
+        if base.name not in (known := (*wheels(), *npm_packages())):
             raise UsageError(
                 f"{base.name} has no releases beside the installed one; choose from "
-                f"{', '.join([*wheels(), *NPM])}"
+                f"{', '.join(known)}"
             )
         if not VERSION.fullmatch(version):
             raise UsageError(f"{version[:40]!r} is not a version of {base.name}; give 1.25.1")
-        self.npm_package = NPM.get(base.name, "")
-        self.wheels = wheels().get(base.name, [])
+        self.npm_package = base.npm_package
+        self.wheels = [distribution(each) for each in base.packages]
         self.measured = version
         self._folder = f"{FOLDER}/{self.npm_package or base.name}-{version}"
-        self._base = _in_folder(base, self._folder) if self.npm_package else base
+        self.base = copy.copy(base)
+        if self.npm_package:
+            self.base.folder = self._folder  # type: ignore[attr-defined]
         self.name = f"{base.name}{MARK}{version}"
         self.device, self.dialects = base.device, base.dialects
         self.counter_options = base.counter_options
@@ -78,7 +79,7 @@ class Release(Runtime):
         """Return the reason that it cannot run here."""
         if self.version() is None:
             return f"it is not installed; run {setup_command(self.name)}"
-        return self._base.unavailable() if self.npm_package else ""
+        return self.base.unavailable() if self.npm_package else ""
 
     def launch_command(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
         """Return the command that runs Python, and an environment that puts this release first."""
@@ -90,20 +91,10 @@ class Release(Runtime):
 
     def prepare(self) -> None:
         """Import the SDK of the release."""
-        self._base.prepare()
+        self.base.prepare()
 
     def _load(self, graph: Path, threads: int, options: Options) -> Engine:
-        return self._base.load(graph, threads, options)
-
-
-def _in_folder(base: Runtime, folder: str) -> Runtime:
-    """Return a JavaScript runtime whose packages are in another folder."""
-    from attn_export.parts.kits.javascript import Node
-
-    assert isinstance(base, Node)
-    release = type(base)()
-    release.folder = folder
-    return release
+        return self.base.load(graph, threads, options)
 
 
 def runtimes_of(name: str) -> Sequence[Runtime]:
@@ -122,8 +113,9 @@ def listed() -> Iterator[tuple[Runtime, str]]:
 def installed() -> list[str]:
     """Return the names of the installed releases, sorted by runtime and version."""
     names = []
-    for base in (*wheels(), *NPM):
-        prefix = f"{NPM.get(base, base)}-"
+    npm = npm_packages()
+    for base in (*wheels(), *npm):
+        prefix = f"{npm.get(base, base)}-"
         for path in (home() / FOLDER).glob(f"{prefix}*/{STAMP}"):
             version = path.parent.name.removeprefix(prefix)
             if VERSION.fullmatch(version):
