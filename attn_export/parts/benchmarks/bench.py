@@ -25,8 +25,6 @@ from attn_export.temp_folders import scratch
 BATCHES, PREFILL_LENGTHS, DECODE_LENGTHS = (1,), (512,), (2048,)
 """The default batch sizes, numbers of new tokens without a past, and numbers of keys of a step."""
 
-ROUNDS = 5
-TURN_SECONDS = 0.2
 HUNG_AFTER = 300.0
 """The time limit of a candidate in seconds. torch.compile may take a minute or two."""
 
@@ -37,28 +35,66 @@ KEYS = ("past_len", "capacity", "key_len")
 """Axes of keys that a graph has if one new token can attend to many keys."""
 
 
-def bench(
-    bundle: Path | str,
-    *,
-    batch: Sequence[int] = (),
-    prefill: Sequence[int] = (),
-    decode: Sequence[int] = (),
-    rounds: int = ROUNDS,
-    threads: int | None = None,
-    turn_seconds: float = TURN_SECONDS,
-    progress: Progress | None = None,
-) -> BenchReport:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """The workloads of a benchmark, and how they are measured.
+
+    Attributes:
+        prefill: Numbers of new tokens without a past.
+        decode: Numbers S of keys for one new token. By default 2048 if the graphs have an axis of
+            keys, unless `prefill` is given.
+        turn_seconds: The approximate length of a turn, which has at least one run.
+    """
+
+    batch: Sequence[int] = ()
+    prefill: Sequence[int] = ()
+    decode: Sequence[int] = ()
+    rounds: int = 5
+    threads: int | None = None
+    turn_seconds: float = 0.2
+
+    def measure(self, name: str, planned: Planned, progress: Progress) -> BenchReport:
+        """Measure workloads one after the other."""
+        limits = Limits.default()
+        threads = self.threads or limits.threads
+        limits = dataclasses.replace(limits, seconds=HUNG_AFTER, threads=threads)
+        progress.expect(sum(progress_steps(some, self.rounds) for _, _, some in planned))
+        workloads = [
+            WorkloadResult(title, sizes, measure(
+                candidates, rounds=self.rounds, turn_seconds=self.turn_seconds, limits=limits,
+                advance=progress.advance,
+            ))
+            for title, sizes, candidates in planned
+        ]  # fmt: skip
+        return BenchReport(name, tuple(workloads), threads, self.rounds, machine())
+
+    def workloads(
+        self,
+        manifest: Manifest,
+        spec: AttentionSpec | None,
+        default: Sequence[int] = PREFILL_LENGTHS,
+    ) -> list[tuple[str, dict[str, int]]]:
+        """Return the name of each workload, and the sizes of all axes in it."""
+        axes = {axis for signature in manifest.inputs.values() for axis in signature.shape}
+        can_decode = any(axis in axes for axis in KEYS)
+        if self.decode and not can_decode:
+            raise UsageError("--decode: the graphs have no cache; leave it out")
+        prefill, decode = self.prefill, self.decode
+        if not prefill and not decode:
+            prefill, decode = default, DECODE_LENGTHS if can_decode else ()
+        found = []
+        for B in self.batch or BATCHES:
+            found += [(f"prefill, B {B}, L {L}", _sizes(spec, B, L, L)) for L in prefill]
+            found += [(f"decode, B {B}, S {S}", _sizes(spec, B, 1, S)) for S in decode]
+        return found
+
+
+def bench(bundle: Path | str, *, progress: Progress | None = None, **how: Any) -> BenchReport:
     """Measure every graph of a bundle, its peers, and the rooflines of the machine.
 
-    `decode`: Numbers S of keys for one new token. Default: 2048 if the graphs have an axis of keys,
-    unless `prefill` is given.
-    `turn_seconds`: The approximate length of a turn, in seconds.
-
-    Returns:
-        The times of every candidate, by workload.
+    `how`: The fields of `Measuring`.
     """
-    progress = progress or Progress()
-    folder = Path(bundle)
+    measuring, folder = Measuring(**how), Path(bundle)
     manifest = read_bundle(folder)
     reason = runtime(RUNTIME).unavailable()
     if reason:
@@ -66,44 +102,11 @@ def bench(
     spec = bundle_spec(folder, manifest)
     with scratch() as out:
         candidates = BundleCandidates(folder, out, manifest, spec)
-        workloads = plan_workloads(manifest, spec, batch, prefill, decode)
         planned = [
             (name, sizes, candidates.candidates(sizes, decode=sizes["query_len"] == 1))
-            for name, sizes in workloads
+            for name, sizes in measuring.workloads(manifest, spec)
         ]
-        return measure_workloads(
-            manifest.name, planned, rounds=rounds, threads=threads,
-            turn_seconds=turn_seconds, progress=progress,
-        )  # fmt: skip
-
-
-def measure_workloads(
-    name: str,
-    planned: Planned,
-    *,
-    rounds: int,
-    threads: int | None,
-    turn_seconds: float,
-    progress: Progress,
-) -> BenchReport:
-    """Measure workloads one after the other.
-
-    `turn_seconds`: The approximate length of a turn, in seconds.
-
-    Returns:
-        The times of every candidate, by workload.
-    """
-    limits = Limits.default()
-    limits = dataclasses.replace(limits, seconds=HUNG_AFTER, threads=threads or limits.threads)
-    progress.expect(sum(progress_steps(candidates, rounds) for _, _, candidates in planned))
-    workloads = [
-        WorkloadResult(title, sizes, measure(
-            candidates, rounds=rounds, turn_seconds=turn_seconds, limits=limits,
-            advance=progress.advance,
-        ))
-        for title, sizes, candidates in planned
-    ]  # fmt: skip
-    return BenchReport(name, tuple(workloads), limits.threads, rounds, machine())
+        return measuring.measure(manifest.name, planned, progress or Progress())
 
 
 def machine() -> dict[str, Any]:
@@ -114,30 +117,6 @@ def machine() -> dict[str, Any]:
     with contextlib.suppress(PackageNotFoundError):
         facts["versions"]["openvino"] = version("openvino")
     return facts
-
-
-def plan_workloads(
-    manifest: Manifest,
-    spec: AttentionSpec | None,
-    batch: Sequence[int],
-    prefill: Sequence[int],
-    decode: Sequence[int],
-    default: Sequence[int] = PREFILL_LENGTHS,
-) -> list[tuple[str, dict[str, int]]]:
-    """Return the name of each workload, and the sizes of all axes in it."""
-    axes = {axis for signature in manifest.inputs.values() for axis in signature.shape}
-    can_decode = any(axis in axes for axis in KEYS)
-    if decode and not can_decode:
-        raise UsageError("--decode: the graphs have no cache; leave it out")
-    if not prefill and not decode:
-        prefill, decode = default, DECODE_LENGTHS if can_decode else ()
-    workloads = []
-    for B in batch or BATCHES:
-        for L in prefill:
-            workloads.append((f"prefill, B {B}, L {L}", _sizes(spec, B, L, L)))
-        for S in decode:
-            workloads.append((f"decode, B {B}, S {S}", _sizes(spec, B, 1, S)))
-    return workloads
 
 
 def _sizes(spec: AttentionSpec | None, B: int, L: int, S: int) -> dict[str, int]:

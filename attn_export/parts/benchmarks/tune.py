@@ -28,12 +28,7 @@ from attn_export.commands.bundle_graphs import origin_of
 from attn_export.commands.verify import verify
 from attn_export.dialect_names import MODEL, ORT
 from attn_export.errors import RuntimeFailure, UsageError, printable
-from attn_export.parts.benchmarks.bench import (
-    ROUNDS,
-    TURN_SECONDS,
-    measure_workloads,
-    plan_workloads,
-)
+from attn_export.parts.benchmarks.bench import Measuring
 from attn_export.parts.benchmarks.bundle_candidates import RUNTIME, BundleCandidates
 from attn_export.parts.benchmarks.measurements import BenchReport, Candidate, WorkloadResult
 from attn_export.report.progress import Progress
@@ -80,31 +75,23 @@ class TuningResult:
 def tune(
     bundle: Path | str,
     *,
-    batch: Sequence[int] = (),
-    prefill: Sequence[int] = (),
-    decode: Sequence[int] = (),
-    rounds: int = ROUNDS,
-    threads: int | None = None,
     runtimes: Sequence[str] = (),
-    turn_seconds: float = TURN_SECONDS,
     progress: Progress | None = None,
+    **how: Any,
 ) -> TuningResult:
     """Measure the forms of a bundle's `ort` graphs on this machine, and keep the fastest of each.
 
     The graphs are lowered from `model.onnx` again. The bundle with the selected forms is verified,
     and replaces the old one if the report passes. It has no signature.
 
-    `turn_seconds`: The length of a turn, in seconds. A turn has at least one run.
-
-    Returns:
-        The times of all forms, the selected forms, and the report of the bundle if it was replaced.
+    `how`: The fields of `Measuring`.
     """
-    folder, progress = Path(bundle), progress or Progress()
+    folder, progress, measuring = Path(bundle), progress or Progress(), Measuring(**how)
     Selection.of(runtimes, ())  # raises an error for unknown names before anything is measured
     manifest = read_bundle(folder)
     files = _tunable_files(folder, manifest)
     spec = bundle_spec(folder, manifest)
-    workloads = plan_workloads(manifest, spec, batch, prefill, decode, PREFILL)
+    workloads = measuring.workloads(manifest, spec, PREFILL)
     source = str(folder / MODEL)
     with staging(folder) as stage:
         with refuse_exchange(folder), scratch() as out:
@@ -114,10 +101,8 @@ def tune(
                 f"{FORMS}:write_forms", source,
                 model=source, output=str(out), names=[file.name for file in files],
             )  # fmt: skip
-            bench = measure_workloads(
-                manifest.name, list(_planned(candidates, out, files, forms, workloads)),
-                rounds=rounds, threads=threads, turn_seconds=turn_seconds, progress=progress,
-            )  # fmt: skip
+            planned = list(_planned(candidates, out, files, forms, workloads))
+            bench = measuring.measure(manifest.name, planned, progress)
             current = {f.name: manifest.graphs[f.name].form for f in files}
             changed = _faster_forms(current, bench)
             report = _verified(stage.folder, folder, changed, bench, runtimes, progress)
