@@ -13,9 +13,9 @@ from attn_export.bundle.manifest import GOLDEN
 from attn_export.errors import UsageError
 from attn_export.judge.judge import judge
 from attn_export.results import WHOLE_DECODE, Arrays, Golden
-from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.process import RunResult, run_once
 from attn_export.runtimes.protocol import Limits, Options, Runtime
+from attn_export.runtimes.worker import to_case_layout, to_graph_layout
 from attn_export.schema import GraphFile, Manifest
 
 

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
 from attn_export import errors
 from attn_export.errors import one_line
@@ -33,16 +33,8 @@ Jobs = queue.Queue[dict[str, Any]]
 """The jobs from the parent process, in order."""
 
 
-class EventWriter:
-    """A writer of events to the parent process, one JSON object per line."""
-
-    def __init__(self, channel: TextIO) -> None:
-        self._channel = channel
-
-    def __call__(self, event: str, **values: Any) -> None:
-        """Send one event with its values."""
-        self._channel.write(json.dumps({"event": event, **values}) + "\n")
-        self._channel.flush()
+Send = Callable[..., None]
+"""A function that sends an event with its values to the parent process, as a line of JSON."""
 
 
 def main() -> None:
@@ -65,7 +57,7 @@ def load_function(name: str) -> Callable[..., Any]:
     return loaded
 
 
-def call(send: EventWriter, jobs: Jobs) -> None:
+def call(send: Send, jobs: Jobs) -> None:
     """Call one function with keyword arguments, and send its result as the event `returned`."""
     _end_with_parent()
     job = jobs.get()
@@ -84,7 +76,7 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def connect(memory_mib: int) -> tuple[EventWriter, Jobs]:
+def connect(memory_mib: int) -> tuple[Send, Jobs]:
     """Connect this process to its parent, and limit its memory to `memory_mib`, if that is not 0.
 
     Engines print to stdout, which would disturb the protocol. Therefore stdout is redirected to
@@ -94,7 +86,12 @@ def connect(memory_mib: int) -> tuple[EventWriter, Jobs]:
     os.dup2(2, 1)
     jobs = _jobs_from_stdin()
     limit_memory(memory_mib)
-    return EventWriter(channel), jobs
+
+    def send(event: str, **values: Any) -> None:
+        channel.write(json.dumps({"event": event, **values}) + "\n")
+        channel.flush()
+
+    return send, jobs
 
 
 def _jobs_from_stdin() -> Jobs:

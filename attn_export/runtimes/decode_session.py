@@ -18,13 +18,15 @@ from attn_export.bundle.manifest import bundle_spec, read_bundle
 from attn_export.cases.draw import add_sums
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import BundleError, RuntimeFailure, UsageError
-from attn_export.runtimes.decode_buffers import BoundGraph, Caches, load_session
-from attn_export.runtimes.decode_inputs import (
+from attn_export.runtimes.decode_buffers import (
     CAPACITY,
+    BoundGraph,
+    Caches,
     arrays_of,
     check_inputs,
     clear_padding,
     lengths_of,
+    load_session,
     rows_of,
     whole_number,
 )

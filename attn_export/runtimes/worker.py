@@ -15,16 +15,39 @@ from typing import Any
 import numpy as np
 
 from attn_export.errors import one_line
-from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.child_main import EventWriter, Jobs, outcome_of
+from attn_export.runtimes.child_main import Jobs, Send, outcome_of
 from attn_export.runtimes.protocol import SEPARATE, SEPARATE_BUFFERS, Engine
 from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
 
-# -- whole decodes, step by step ----------------------------------------------------------------
+# -- the layout of a graph ----------------------------------------------------------------------
 
-# A sequence is decoded step by step, in buffers that grow. The outputs of the steps are joined to
-# those that one run on the whole sequence should give.
+Layouts = Mapping[str, Sequence[int]]
+"""The permutation of axes of each input or output that a graph has transposed; see `GraphFile`."""
+
+
+def to_graph_layout(
+    inputs: Mapping[str, np.ndarray], layouts: Layouts, dtypes: Mapping[str, str]
+) -> ArrayDict:
+    """Return inputs, transposed and cast to the layout and dtypes of a graph."""
+
+    def to_graph(name: str, array: np.ndarray) -> np.ndarray:
+        if name in layouts:
+            array = np.ascontiguousarray(array.transpose(layouts[name]))
+        return array.astype(dtypes[name]) if name in dtypes else array
+
+    return {name: to_graph(name, array) for name, array in inputs.items()}
+
+
+def to_case_layout(outputs: Mapping[str, np.ndarray], layouts: Layouts) -> ArrayDict:
+    """Return outputs of a graph, transposed back to the layout of the cases."""
+    return {
+        name: array.transpose(np.argsort(layouts[name])) if name in layouts else array
+        for name, array in outputs.items()
+    }
+
+
+# -- whole decodes, step by step ----------------------------------------------------------------
 
 Axes = Mapping[str, Sequence[str | int]]
 """The axes of every input and output by name, as in a manifest."""
@@ -42,6 +65,9 @@ All other steps have one token."""
 
 Run = Callable[[ArrayDict], ArrayDict]
 """A function that runs the graph once."""
+
+Job = Mapping[str, Any]
+"""A job of `Worker.send_job`, or one of its cases."""
 
 
 def decode(run: Run, inputs: ArrayDict, axes: Axes, fixed: Mapping[str, int]) -> ArrayDict:
@@ -171,7 +197,7 @@ def _fit(array: np.ndarray, axis: int, size: int) -> np.ndarray:
     return fitted
 
 
-def serve(send: EventWriter, jobs: Jobs, name: str, threads: str) -> None:
+def serve(send: Send, jobs: Jobs, name: str, threads: str) -> None:
     """Load and run the graph of one job."""
     target = runtime(name)
     target.prepare()
@@ -183,11 +209,9 @@ def serve(send: EventWriter, jobs: Jobs, name: str, threads: str) -> None:
         started = time.perf_counter()
         try:
             inputs = read_tensors(Path(case["inputs"]), "input", job["inputs"])
-            outputs = _outputs(engine, inputs, job, whole_decode=case["decode"], separate=False)
+            outputs = _outputs(engine, inputs, job, case, separate=False)
             seconds = time.perf_counter() - started
-            separate = _differing_separate(
-                engine, inputs, outputs, job, whole_decode=case["decode"]
-            )
+            separate = _differing_separate(engine, inputs, outputs, job, case)
         except Exception as error:
             if outcome_of(error) != "refused":
                 raise  # the engine can run no further case
@@ -215,29 +239,25 @@ def _store(outputs: ArrayDict, folder: Path) -> None:
 
 
 def _outputs(
-    engine: Engine, inputs: ArrayDict, job: dict[str, Any], *, whole_decode: bool, separate: bool
+    engine: Engine, inputs: ArrayDict, job: Job, case: Job, *, separate: bool
 ) -> ArrayDict:
     graph_file = job["graph_file"]
 
     def run(inputs: ArrayDict) -> ArrayDict:
-        converted = to_graph_layout(inputs, graph_file["layouts"], graph_file["dtypes"])
+        given = to_graph_layout(inputs, graph_file["layouts"], graph_file["dtypes"])
         outputs = (
-            _run_separately(engine, converted)
-            if separate
-            else engine.run(converted, graph_file["bound"])
+            _run_separately(engine, given) if separate else engine.run(given, graph_file["bound"])
         )
         return to_case_layout(outputs, graph_file["layouts"])
 
-    if not whole_decode:
-        return run(inputs)
-    return decode(run, inputs, job["axes"], graph_file["fixed"])
+    return decode(run, inputs, job["axes"], graph_file["fixed"]) if case["decode"] else run(inputs)
 
 
 # -- runs in which no output shares the buffer of an input --------------------------------------
 
 
 def _differing_separate(
-    engine: Engine, inputs: ArrayDict, shared: ArrayDict, job: dict[str, Any], *, whole_decode: bool
+    engine: Engine, inputs: ArrayDict, shared: ArrayDict, job: Job, case: Job
 ) -> ArrayDict:
     """Run a graph with a cache in place in buffers of its own, as a plain call of a runtime does.
 
@@ -249,12 +269,12 @@ def _differing_separate(
     if not graph_file["bound"] or type(engine).run is Engine.run:  # which never shares buffers
         return {}
     try:
-        separate = _outputs(engine, inputs, job, whole_decode=whole_decode, separate=True)
+        separate = _outputs(engine, inputs, job, case, separate=True)
     except Exception as error:
         if outcome_of(error) != "refused":
             raise
         raise RuntimeError(f"{SEPARATE_BUFFERS}: {one_line(error)}") from error
-    if not whole_decode and LEAVES_ROWS_UNSET in graph_file["features"]:
+    if not case["decode"] and LEAVES_ROWS_UNSET in graph_file["features"]:
         _fill_unset_rows(separate, shared, inputs, graph_file["bound"])
     return {} if _equal_bits(separate, shared) else separate
 

@@ -206,7 +206,7 @@ def test_outputs_in_another_order_of_axes_would_be_seen(
 
 def test_a_case_in_another_layout_is_the_same_case(tmp_path: Path):
     """Check that the runtime receives the transposed array, contiguous."""
-    from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
+    from attn_export.runtimes.worker import to_case_layout, to_graph_layout
 
     array = np.arange(24.0, dtype=np.float32).reshape(1, 2, 3, 4)
     write_tensors(tmp_path, "input", {"v": array})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.parts.benchmarks.feeds import Prepared
-from attn_export.runtimes.child_main import EventWriter, Jobs, load_function
+from attn_export.runtimes.child_main import Jobs, Send, load_function
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
@@ -31,7 +31,7 @@ KINDS = {
 Make = Callable[[Mapping[str, Any], int], Prepared]
 
 
-def serve(send: EventWriter, jobs: Jobs, kind: str, threads: str) -> None:
+def serve(send: Send, jobs: Jobs, kind: str, threads: str) -> None:
     """Make and run one candidate until the process is ended."""
     make: Make = load_function(KINDS.get(kind, kind))
     prepared: Prepared | None = None
