@@ -68,8 +68,20 @@ class EngineDiedError(Exception):
     """The engine's program ended or sent an invalid line, so that it can run no further case."""
 
 
+Run = Callable[[Mapping[str, "np.ndarray"]], dict[str, "np.ndarray"]]
+"""A function of inputs by name that returns the outputs by the graph's own names, in its order."""
+
+
 class Engine:
-    """A loaded graph in the runtime's own process. Classes of engines derive from it."""
+    """A loaded graph in the runtime's own process. Engines that do more derive from it.
+
+    Args:
+        run: Runs the graph once, in buffers of its own.
+        facts: Facts of the run, such as device and execution providers.
+    """
+
+    def __init__(self, run: Run, facts: Facts) -> None:
+        self._run, self._facts = run, facts
 
     def run(
         self,
@@ -80,8 +92,7 @@ class Engine:
 
         Args:
             inputs: The inputs, by name.
-            bound: The outputs to write into the buffer of an input, each with that input. An engine
-                that cannot do so has a method `_run`, which allocates them.
+            bound: The outputs to write into the buffer of an input, each with that input.
 
         Returns:
             The outputs by the graph's own names, in its order.
@@ -91,12 +102,9 @@ class Engine:
         """
         return self._run(inputs)
 
-    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        raise NotImplementedError
-
     def facts(self) -> Facts:
-        """Return the facts of the run, such as device and execution providers."""
-        raise NotImplementedError
+        """Return the facts of the run."""
+        return self._facts
 
     def objection(self) -> str:
         """Return the reason that results of this engine do not count, or ""."""
@@ -190,8 +198,6 @@ class PackagedRuntime(Runtime, Protocol):
     """Further distributions that contain it."""
     modules: Sequence[str]
     """The modules of the SDK, which `prepare` imports; without the first it cannot run."""
-    engine: Callable[[Path, int], Engine]
-    """The class of its engines, which takes a graph and the number of threads."""
 
     def version(self) -> str | None:
         """Return the installed version of the package, or None."""
@@ -207,6 +213,10 @@ class PackagedRuntime(Runtime, Protocol):
         """Import the SDK."""
         for module in self.modules:
             importlib.import_module(module)
+
+    def engine(self, graph: Path, threads: int) -> Engine:
+        """Return an engine with a graph loaded, that uses a number of threads."""
+        ...
 
     def _load(self, graph: Path, threads: int, options: Options) -> Engine:  # noqa: ARG002
         return self.engine(graph, threads)

@@ -98,7 +98,9 @@ class Overwriting(Engine):
 
 def test_a_run_that_changes_an_input_of_its_own_buffer_is_an_error():
     with pytest.raises(RuntimeError, match="the run changed its input past"):
-        worker._run_separately(Overwriting(), {"past": np.ones(3), "other": np.full(2, np.nan)})
+        worker._run_separately(
+            Overwriting(dict, {}), {"past": np.ones(3), "other": np.full(2, np.nan)}
+        )
 
 
 def test_rows_after_the_last_new_one_are_not_compared_where_the_operator_leaves_them_unset():

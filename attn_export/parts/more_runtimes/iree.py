@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from attn_export.dialect_names import PORTABLE
 from attn_export.runtimes.protocol import (
     Engine,
-    Facts,
     PackagedRuntime,
 )
 from attn_export.system_info import missing_package
@@ -21,39 +20,6 @@ if TYPE_CHECKING:
 FLAGS = ("--iree-llvmcpu-target-cpu=host",)
 
 
-class IreeEngine(Engine):
-    """A graph that was compiled for this CPU, which takes some seconds."""
-
-    def __init__(self, graph: Path, threads: int) -> None:
-        import iree.compiler
-        import iree.runtime
-        import onnx
-
-        from attn_export.graph.load import load_model
-
-        proto = onnx.shape_inference.infer_shapes(load_model(graph), data_prop=True)
-        self._inputs = [value.name for value in proto.graph.input]
-        self._outputs = [value.name for value in proto.graph.output]
-        program = iree.compiler.compile_str(
-            _torch_dialect(proto), target_backends=["llvm-cpu"], extra_args=list(FLAGS)
-        )
-        iree.runtime.flags.parse_flags(f"--task_topology_max_group_count={threads}")
-        config = iree.runtime.Config("local-task")
-        module = iree.runtime.VmModule.copy_buffer(config.vm_instance, program)
-        self._device = config.device
-        self._main = iree.runtime.load_vm_module(module, config)[proto.graph.name]
-
-    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        result = self._main(*(inputs[name] for name in self._inputs))
-        outputs = result if isinstance(result, (tuple, list)) else [result]
-        arrays = (output.to_host() for output in outputs)
-        return dict(zip(self._outputs, arrays, strict=True))
-
-    def facts(self) -> Facts:
-        """Return the facts: it runs on the CPU, compiled for it."""
-        return {"device": "CPU (local-task)", "precision": "as the graph says", "flags": FLAGS}
-
-
 class Iree(PackagedRuntime):
     """The runtime `iree`."""
 
@@ -61,7 +27,6 @@ class Iree(PackagedRuntime):
     about = "IREE, which compiles a graph for this CPU"
     packages = ("iree-base-compiler[onnx]", "iree-base-runtime")
     modules = ("iree.compiler", "iree.compiler.extras.onnx_importer", "iree.runtime")
-    engine = IreeEngine
     dialects = frozenset({PORTABLE})
     measured = "3.13.0"
     unsupported: Mapping[str, str] = {
@@ -74,6 +39,36 @@ class Iree(PackagedRuntime):
         """Return the reason that it cannot run here."""
         modules = ("iree", "iree.compiler", "iree.runtime")
         return "" if all(map(find_spec, modules)) else missing_package("IREE", *self.packages)
+
+    def engine(self, graph: Path, threads: int) -> Engine:
+        """Return a graph that was compiled for this CPU, which takes some seconds."""
+        import iree.compiler
+        import iree.runtime
+        import onnx
+
+        from attn_export.graph.load import load_model
+
+        proto = onnx.shape_inference.infer_shapes(load_model(graph), data_prop=True)
+        names = [value.name for value in proto.graph.input]
+        program = iree.compiler.compile_str(
+            _torch_dialect(proto), target_backends=["llvm-cpu"], extra_args=list(FLAGS)
+        )
+        iree.runtime.flags.parse_flags(f"--task_topology_max_group_count={threads}")
+        config = iree.runtime.Config("local-task")
+        module = iree.runtime.VmModule.copy_buffer(config.vm_instance, program)
+        main = iree.runtime.load_vm_module(module, config)[proto.graph.name]
+
+        # The device lives as long as the function.
+        def run(
+            inputs: Mapping[str, np.ndarray], _: object = config.device
+        ) -> dict[str, np.ndarray]:
+            result = main(*(inputs[name] for name in names))
+            outputs = result if isinstance(result, (tuple, list)) else [result]
+            arrays = (output.to_host() for output in outputs)
+            return dict(zip((v.name for v in proto.graph.output), arrays, strict=True))
+
+        precise = "as the graph says"
+        return Engine(run, {"device": "CPU (local-task)", "precision": precise, "flags": FLAGS})
 
 
 RUNTIME = Iree

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from attn_export.dialect_names import PORTABLE
 from attn_export.runtimes.protocol import (
     Engine,
-    Facts,
     PackagedRuntime,
 )
 
@@ -24,35 +23,6 @@ DYNAMIC = True
 size, with wrong results where heads share keys."""
 
 
-class MnnEngine(Engine):
-    """A graph that was converted to MNN's format."""
-
-    def __init__(self, graph: Path, threads: int) -> None:
-        import MNN
-        import onnx
-
-        proto = onnx.load(graph, load_external_data=False)
-        self._inputs = [value.name for value in proto.graph.input]
-        self._outputs = [value.name for value in proto.graph.output]
-        with _temporary_file() as converted:
-            _convert(graph, converted)
-            self._module = MNN.nn.load_module_from_file(
-                str(converted), self._inputs, self._outputs,
-                dynamic=DYNAMIC, precision_mode=MNN.expr.PrecisionMode.High, thread_num=threads,
-            )  # fmt: skip
-
-    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        result = self._module.forward([_var_of(inputs[name]) for name in self._inputs])
-        outputs = result if isinstance(result, list) else [result]
-        # Copies: an array from `read` is a view of the variable, which is freed here.
-        arrays = (output.read().copy() for output in outputs)
-        return dict(zip(self._outputs, arrays, strict=True))
-
-    def facts(self) -> Facts:
-        """Return the facts: it runs on the CPU, in float32."""
-        return {"device": "CPU", "precision": "high: f32"}
-
-
 class Mnn(PackagedRuntime):
     """The runtime `mnn`."""
 
@@ -60,7 +30,6 @@ class Mnn(PackagedRuntime):
     about = "MNN, CPU"
     packages = ("MNN",)
     modules = ("MNN",)
-    engine = MnnEngine
     dialects = frozenset({PORTABLE})
     measured = "3.6.1"
     unsupported: Mapping[str, str] = {
@@ -76,6 +45,29 @@ class Mnn(PackagedRuntime):
         "no batch, B = 0": "refused",
         "no query, L = 0": "refused",
     }
+
+    def engine(self, graph: Path, threads: int) -> Engine:
+        """Return a graph that was converted to MNN's format."""
+        import MNN
+        import onnx
+
+        proto = onnx.load(graph, load_external_data=False).graph
+        inputs_of, outputs_of = ([v.name for v in some] for some in (proto.input, proto.output))
+        with _temporary_file() as converted:
+            _convert(graph, converted)
+            module = MNN.nn.load_module_from_file(
+                str(converted), inputs_of, outputs_of,
+                dynamic=DYNAMIC, precision_mode=MNN.expr.PrecisionMode.High, thread_num=threads,
+            )  # fmt: skip
+
+        def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            result = module.forward([_var_of(inputs[name]) for name in inputs_of])
+            outputs = result if isinstance(result, list) else [result]
+            # Copies: an array from `read` is a view of the variable, which is freed here.
+            arrays = (output.read().copy() for output in outputs)
+            return dict(zip(outputs_of, arrays, strict=True))
+
+        return Engine(run, {"device": "CPU", "precision": "high: f32"})
 
 
 RUNTIME = Mnn

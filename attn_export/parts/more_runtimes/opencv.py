@@ -9,37 +9,11 @@ from typing import TYPE_CHECKING
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import (
     Engine,
-    Facts,
     PackagedRuntime,
 )
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-class OpenCvEngine(Engine):
-    """A graph that OpenCV has read as a net."""
-
-    def __init__(self, graph: Path, threads: int) -> None:
-        import cv2
-
-        cv2.setNumThreads(threads)
-        # The default falls back to the classic engine, which has no dynamic axes, without an error.
-        self._net = cv2.dnn.readNetFromONNX(str(graph), cv2.dnn.ENGINE_NEW)
-        if self._net.empty():  # OpenCV raises no error for graphs that it cannot read
-            raise RuntimeError("OpenCV's newer engine does not read the graph")
-        self._outputs = list(self._net.getUnconnectedOutLayersNames())
-
-    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        for name, array in inputs.items():
-            self._net.setInput(array, name)
-        # Copies: the next run overwrites them.
-        arrays = [array.copy() for array in self._net.forward(self._outputs)]
-        return dict(zip(self._outputs, arrays, strict=True))
-
-    def facts(self) -> Facts:
-        """Return the facts: it runs on the CPU, in OpenCV's newer engine."""
-        return {"device": "CPU", "precision": "f32", "engine": "new"}
 
 
 class OpenCv(PackagedRuntime):
@@ -52,7 +26,6 @@ class OpenCv(PackagedRuntime):
         "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python",
     )  # fmt: skip
     modules = ("cv2",)
-    engine = OpenCvEngine
     dialects = frozenset({STANDARD, PORTABLE})
     measured = "5.0.0.93"
     unsupported: Mapping[str, str] = {
@@ -83,6 +56,26 @@ class OpenCv(PackagedRuntime):
         "no query, L = 0": "refused; portable: crashed",
         "no key, S = 0": "refused; portable: crashed",
     }
+
+    def engine(self, graph: Path, threads: int) -> Engine:
+        """Return a graph that OpenCV has read as a net."""
+        import cv2
+
+        cv2.setNumThreads(threads)
+        # The default falls back to the classic engine, which has no dynamic axes, without an error.
+        net = cv2.dnn.readNetFromONNX(str(graph), cv2.dnn.ENGINE_NEW)
+        if net.empty():  # OpenCV raises no error for graphs that it cannot read
+            raise RuntimeError("OpenCV's newer engine does not read the graph")
+        names = list(net.getUnconnectedOutLayersNames())
+
+        def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            for name, array in inputs.items():
+                net.setInput(array, name)
+            # Copies: the next run overwrites them.
+            arrays = [array.copy() for array in net.forward(names)]
+            return dict(zip(names, arrays, strict=True))
+
+        return Engine(run, {"device": "CPU", "precision": "f32", "engine": "new"})
 
 
 RUNTIME = OpenCv

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import (
     Engine,
-    Facts,
     PackagedRuntime,
 )
 
@@ -21,30 +20,6 @@ if TYPE_CHECKING:
 MASK_OF_FLOATS = "refused; portable: "  # FlashSDPA: Mask must be floating point
 
 
-class TractEngine(Engine):
-    """A typed and optimised graph."""
-
-    def __init__(self, graph: Path, threads: int) -> None:  # noqa: ARG002 (it computes in one)
-        import onnx
-        import tract
-
-        # tract names an output after its node.
-        proto = onnx.load(graph, load_external_data=False).graph
-        self._outputs = [value.name for value in proto.output]
-        model = tract.onnx().load(str(graph))
-        self._inputs = [model.input_name(i) for i in range(model.input_count())]
-        self._runnable = model.into_model().into_runnable()
-
-    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        outputs = self._runnable.run([inputs[name] for name in self._inputs])
-        arrays = (output.to_numpy() for output in outputs)
-        return dict(zip(self._outputs, arrays, strict=True))
-
-    def facts(self) -> Facts:
-        """Return the facts: it runs on the CPU, in one thread."""
-        return {"device": "CPU", "precision": "as the graph says", "threads": 1}
-
-
 class Tract(PackagedRuntime):
     """The runtime `tract`."""
 
@@ -53,7 +28,6 @@ class Tract(PackagedRuntime):
     packages = ("tract",)
     required = True
     modules = ("tract", "onnx")
-    engine = TractEngine
     dialects = frozenset({STANDARD, PORTABLE})
     measured = "0.23.9"
     unsupported: Mapping[str, str] = {
@@ -94,6 +68,24 @@ class Tract(PackagedRuntime):
         # If RUST_BACKTRACE is set, errors contain a stack trace, which takes longer than a run.
         os.environ["RUST_LIB_BACKTRACE"] = "0"
         super().prepare()
+
+    def engine(self, graph: Path, threads: int) -> Engine:  # noqa: ARG002 (it computes in one)
+        """Return a typed and optimised graph."""
+        import onnx
+        import tract
+
+        # tract names an output after its node.
+        proto = onnx.load(graph, load_external_data=False).graph
+        outputs = [value.name for value in proto.output]
+        model = tract.onnx().load(str(graph))
+        names = [model.input_name(i) for i in range(model.input_count())]
+        runnable = model.into_model().into_runnable()
+
+        def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            arrays = (output.to_numpy() for output in runnable.run([inputs[n] for n in names]))
+            return dict(zip(outputs, arrays, strict=True))
+
+        return Engine(run, {"device": "CPU", "precision": "as the graph says", "threads": 1})
 
 
 RUNTIME = Tract

@@ -67,37 +67,24 @@ class OpenVino(PackagedRuntime):
         sdk()
 
     def _load(self, graph: Path, threads: int, options: Options) -> Engine:
-        return OpenVinoEngine(graph, {**default_options(threads), **options})
+        core = sdk().Core()
+        model = core.read_model(graph)
+        names = [_name_of(port) for port in model.outputs]
+        compiled = core.compile_model(model, DEVICE, {**default_options(threads), **options})
+        request = compiled.create_infer_request()
+
+        def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            for name, array in inputs.items():
+                request.set_tensor(name, _tensor_of(array))
+            request.infer()
+            return {n: _array_of(request.get_output_tensor(i)) for i, n in enumerate(names)}
+
+        precision = compiled.get_property(PRECISION).get_type_name()
+        facts: Facts = {"build": sdk().get_version(), "device": DEVICE, "precision": precision}
+        return Engine(run, facts)
 
 
 RUNTIME = OpenVino
-
-
-class OpenVinoEngine(Engine):
-    """A compiled graph; `config` are properties of the device, by name."""
-
-    def __init__(self, graph: Path, config: Mapping[str, Any]) -> None:
-        openvino = sdk()
-        core = openvino.Core()
-        model = core.read_model(graph)
-        self._outputs = [_name_of(port) for port in model.outputs]
-        self._compiled = core.compile_model(model, DEVICE, dict(config))
-        self._request = self._compiled.create_infer_request()
-
-    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        for name, array in inputs.items():
-            self._request.set_tensor(name, _tensor_of(array))
-        self._request.infer()
-        outputs = enumerate(self._outputs)
-        return {name: _array_of(self._request.get_output_tensor(i)) for i, name in outputs}
-
-    def facts(self) -> Facts:
-        """Return the device, and the precision that OpenVINO chose for it."""
-        return {
-            "build": sdk().get_version(),
-            "device": DEVICE,
-            "precision": self._compiled.get_property(PRECISION).get_type_name(),
-        }
 
 
 def sdk() -> Any:

@@ -124,7 +124,7 @@ def rows(capsys) -> dict[str, list[dict[str, str]]]:
 def test_a_runtime_that_crashes_in_the_middle_still_has_a_full_table(changed, capsys):
     changed(
         "import numpy as np\n"
-        "from attn_export.runtimes.engines.onnx_reference import ReferenceEngine as E\n"
+        "from attn_export.runtimes.protocol import Engine as E\n"
         "run = E.run\n"
         "def dies(self, inputs, bound):\n"
         "    floats = [x for x in inputs.values() if x.dtype.kind == 'f']\n"
