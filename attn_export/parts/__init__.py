@@ -27,9 +27,9 @@ class Part:
         dialects: The module that rewrites graphs to a dialect. It holds `rewrite(model)`.
         recognises: The module that replaces other forms of attention by `Attention` nodes. It holds
             `recognise(model, dialect, observed)`.
-        runtimes: The module of each runtime, which holds its class as `RUNTIME` or is a
-            `RuntimesOfPart` of the catalogue; or that of the runtimes with such a name, a
-            `RuntimeFamily`.
+        runtimes: The module of each runtime. It holds its class as `RUNTIME`, or
+            `runtimes_of(name)`, which returns those that a name stands for. If the name is a form,
+            it holds `listed()`, too, which yields those to list, each with what is said of it.
         references: The module of each runtime that the name ``"all"`` does not stand for.
         installs: The module that installs what has a name. It holds `install(name, say)`.
         verifies: The module with what `verify` asks of signatures and statements: the functions of

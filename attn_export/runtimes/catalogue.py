@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from attn_export.errors import UsageError
 from attn_export.parts import module_of, parts
@@ -19,24 +19,6 @@ DEFAULT = ("ort-cpu", "ort-cuda")
 
 NAMES = (*dict.fromkeys((*DEFAULT, *ENGINES)),)
 """The names of all runtimes of the core, in the order in which they are listed."""
-
-
-@runtime_checkable
-class RuntimesOfPart(Protocol):
-    """A module of a part with runtimes."""
-
-    def runtimes_of(self, name: str) -> Sequence[Runtime]:
-        """Return the runtimes that a name stands for: one, or more for a name that has a form."""
-        ...
-
-
-@runtime_checkable
-class RuntimeFamily(RuntimesOfPart, Protocol):
-    """A module of a part: runtimes whose names have one form."""
-
-    def listed(self) -> Iterable[tuple[Runtime, str]]:
-        """Return the runtimes that `attn-export runtimes` lists, each with what it says of it."""
-        ...
 
 
 def runtime(name: str) -> Runtime:
@@ -87,5 +69,4 @@ def runtimes_of_parts() -> Iterator[tuple[Runtime, str]]:
     """Yield the runtimes of forms that parts list, each with what is said of it."""
     forms = {form: module for part in parts() for form, module in part.runtimes.items()}
     for module in (module for form, module in forms.items() if not form.islower()):
-        family: RuntimeFamily = import_module(module)
-        yield from family.listed()
+        yield from import_module(module).listed()
