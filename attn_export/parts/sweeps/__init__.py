@@ -5,7 +5,7 @@ from attn_export.parts import Part
 PART = Part(
     commands=dict.fromkeys(("bisect", "site", "sweep", "worker"), f"{__name__}.sweep_command"),
     runtimes={"NAME==VERSION": f"{__name__}.release"},
-    installs={"NAME==VERSION": f"{__name__}.install_release"},
+    installs={"NAME==VERSION": f"{__name__}.release"},
     # The last release that computes fully masked rows wrong, and the first one that does not.
     tests_need=("ort-cpu==1.27.0", "ort-cpu==1.28.0"),
 )

@@ -7,6 +7,7 @@ Python's path.
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import sys
@@ -15,8 +16,16 @@ from pathlib import Path
 from typing import Final
 
 from attn_export.errors import UsageError
-from attn_export.parts.installing import STAMP, home, setup_command
+from attn_export.parts.installing import (
+    STAMP,
+    Say,
+    home,
+    new_installation,
+    run_command,
+    setup_command,
+)
 from attn_export.runtimes.catalogue import all_names, all_runtimes, packages, runtime
+from attn_export.runtimes.install import pip, pip_command
 from attn_export.runtimes.protocol import Engine, Options, Runtime, distribution
 
 MARK: Final = "=="
@@ -127,3 +136,43 @@ def release_of(name: str) -> tuple[str, tuple[int, ...]]:
     """Split the name of a release into the runtime and the version; the version may be ()."""
     base, mark, version = name.partition(MARK)
     return base, tuple(map(int, version.split("."))) if mark else ()
+
+
+# -- installation -------------------------------------------------------------------------------
+
+
+def install(name: str, say: Say) -> None:
+    """Install a release if it is missing."""
+    release = runtime(name)
+    if not isinstance(release, Release):
+        raise UsageError(f"{name!r} is not a release of a runtime; give ort-cpu{MARK}1.25.1")
+    if not release.unavailable():
+        return
+    if release.npm_package:
+        release.base.install_release(release.measured, say)  # type: ignore[attr-defined]
+        return
+    wheels = [f"{package}=={release.measured}" for package in release.wheels]
+    say(f"installing {', '.join(wheels)} …")
+    with new_installation(release.folder, " ".join(wheels)) as new:
+        # Without dependencies: numpy and others are those of this environment.
+        options = ("--quiet", "--target", str(new), "--no-deps", "--only-binary=:all:")
+        pip("install", *options, *wheels)
+
+
+def published(base: str) -> list[str]:
+    """Return the published releases of a runtime without previews, the oldest first."""
+    npm = npm_packages()
+    if base in npm:
+        versions = json.loads(_output("npm", "view", npm[base], "versions", "--json"))
+    elif base in wheels():
+        index = ("--python", sys.executable, "index", "versions", wheels()[base][0])
+        listed = _output(*pip_command(*index)).partition("Available versions:")[2]
+        versions = re.findall(r"[^\s,]+", listed.partition("\n")[0])
+    else:
+        raise UsageError(f"{base} has no releases; choose from {', '.join([*wheels(), *npm])}")
+    names = [f"{base}{MARK}{version}" for version in versions if VERSION.fullmatch(version)]
+    return sorted(names, key=release_of)
+
+
+def _output(*command: str) -> str:
+    return run_command(command, f"{' '.join(command[-4:])} failed", "^.+")

@@ -144,11 +144,10 @@ def _print_matrix(plan: SweepPlan, jobs: int) -> int:
 
 def _install(names: Iterable[str], *, quiet: bool) -> None:
     """Install the runtimes whose names have a release, such as ``ort-cpu==1.27.0``."""
-    from attn_export.parts.sweeps import install_release
-    from attn_export.parts.sweeps.release import MARK, release_of
+    from attn_export.parts.sweeps.release import MARK, install, release_of
 
     for name in sorted((name for name in names if MARK in name), key=release_of):
-        install_release.install(name, messages(quiet=quiet))
+        install(name, messages(quiet=quiet))
 
 
 def _has_dashboard(client: Any) -> bool:
@@ -265,7 +264,7 @@ def bisect_command(
     By default all releases are searched, from the oldest to the newest. --good may be newer than
     --bad. Releases are installed by scripts/setup_runtimes NAME==VERSION, or by --install.
     """
-    from attn_export.parts.sweeps import install_release
+    from attn_export.parts.sweeps import release as releases_of
     from attn_export.parts.sweeps.release import MARK, installed, release_of
     from attn_export.parts.sweeps.releases import bisect, change
     from attn_export.report.progress import progress
@@ -275,7 +274,7 @@ def bisect_command(
     ends = [f"{name}{MARK}{version}" for version in (good, bad) if version is not None]
     for release in ends or [f"{name}{MARK}1.0"]:
         runtime(release)  # raises an error for an invalid release
-    available = install_release.published(name) if install else installed()
+    available = releases_of.published(name) if install else installed()
     releases = {*(item for item in available if item.partition(MARK)[0] == name), *ends}
     if len(ends) == 2:
         oldest, newest = sorted(map(release_of, ends))
@@ -284,7 +283,7 @@ def bisect_command(
 
         def install_shown(item: str) -> None:
             with bar.hidden():  # pip writes to the terminal
-                install_release.install(item, say)
+                releases_of.install(item, say)
 
         tried = bisect(
             bundle, sorted(releases), dialect,

@@ -9,8 +9,7 @@ import pytest
 from attn_export import verify
 from attn_export.errors import UsageError
 from attn_export.parts.installing import STAMP, VARIABLE
-from attn_export.parts.sweeps.install_release import install, published
-from attn_export.parts.sweeps.release import FOLDER, installed, release_of
+from attn_export.parts.sweeps.release import FOLDER, install, installed, published, release_of
 from attn_export.runtimes.catalogue import runtime
 
 BAD = [
