@@ -74,10 +74,12 @@ class NamedSizes:
         return dict(zip(QKV, (*widths, f"num_kv_heads * {self.value_width}"), strict=True))
 
 
-Expected = dict[str, ExpectedTensor]
+ExpectedTensors = dict[str, ExpectedTensor]
 
 
-def expected_tensors(match: LayerMatch, names: Collection[str], sizes: NamedSizes) -> Expected:
+def expected_tensors(
+    match: LayerMatch, names: Collection[str], sizes: NamedSizes
+) -> ExpectedTensors:
     """Return the tensors that a layer of a checkpoint must have, by their full names."""
     projections = _latent_tensors if sizes.spec.kv_latent_dim else _projection_tensors
     expected = projections(match, sizes) | _feature_tensors(match, sizes)
@@ -104,7 +106,7 @@ def relative_bias_name(match: LayerMatch, names: Collection[str]) -> str | None:
     return next((name for name in candidates if name in names), None)
 
 
-def _projection_tensors(match: LayerMatch, sizes: NamedSizes) -> Expected:
+def _projection_tensors(match: LayerMatch, sizes: NamedSizes) -> ExpectedTensors:
     """Return the weights and biases of the four projections, packed or separate."""
     layout, spec, rows = match.layout, sizes.spec, sizes.rows()
     columns = dict.fromkeys(QKV, "embed_dim")
@@ -150,7 +152,7 @@ PLAIN_QUERIES: Final = {"q_proj": ("latent.q_up", "num_heads * head_dim", "embed
 WITH_BIAS: Final = ("kv_a_proj_with_mqa", "o_proj", "q_a_proj")
 
 
-def _latent_tensors(_: LayerMatch, sizes: NamedSizes) -> Expected:
+def _latent_tensors(_: LayerMatch, sizes: NamedSizes) -> ExpectedTensors:
     """Return the tensors of multi-head latent attention."""
     queries = LATENT_QUERIES if sizes.spec.q_latent_dim else PLAIN_QUERIES
     expected = {}
@@ -162,7 +164,7 @@ def _latent_tensors(_: LayerMatch, sizes: NamedSizes) -> Expected:
     return expected
 
 
-def _feature_tensors(match: LayerMatch, sizes: NamedSizes) -> Expected:
+def _feature_tensors(match: LayerMatch, sizes: NamedSizes) -> ExpectedTensors:
     spec = sizes.spec
     expected = {}
     if spec.qk_norm != "none":
