@@ -8,7 +8,7 @@ passed as ONNX TensorProto files.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from attn_export.errors import one_line
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.child_main import Jobs, Send, outcome_of
-from attn_export.runtimes.protocol import SEPARATE, SEPARATE_BUFFERS, Engine
+from attn_export.runtimes.protocol import SEPARATE, SEPARATE_BUFFERS, Engine, Run
 from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
 
 # -- the layout of a graph ----------------------------------------------------------------------
@@ -62,9 +62,6 @@ PROMPT, CHUNK, EVERY = 5, 3, 10
 """The number of tokens of the first step, and of a larger step that comes once in `EVERY` tokens.
 All other steps have one token."""
 
-
-Run = Callable[[ArrayDict], ArrayDict]
-"""A function that runs the graph once."""
 
 Job = Mapping[str, Any]
 """A job of `Worker.send_job`, or one of its cases."""
