@@ -240,7 +240,7 @@ def _outputs(
 ) -> ArrayDict:
     graph_file = job["graph_file"]
 
-    def run(inputs: ArrayDict) -> ArrayDict:
+    def run(inputs: Mapping[str, np.ndarray]) -> ArrayDict:
         given = to_graph_layout(inputs, graph_file["layouts"], graph_file["dtypes"])
         outputs = (
             _run_separately(engine, given) if separate else engine.run(given, graph_file["bound"])
