@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from attn_export.errors import UsageError, printable
 from attn_export.schema import Distance, Split
@@ -146,11 +146,6 @@ class Quality:
 def worst(distances: Sequence[Distance]) -> Distance | None:
     """Return the distance with the smallest SQNR; None if there are no distances."""
     return min(distances, key=lambda distance: distance.sqnr, default=None)
-
-
-def parse_budgets(texts: Iterable[str]) -> tuple[Budget, ...]:
-    """Parse budgets."""
-    return tuple(Budget.parse(text) for text in texts)
 
 
 def is_finite(distance: Distance) -> bool:

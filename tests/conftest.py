@@ -18,6 +18,7 @@ from default_share import default_share, long_cases, shorten_cases
 from forking import fork_from_now_on, forking, run_forked, started_anew
 
 from attn_export.cases.draw import Interface
+from attn_export.runtimes.run_options import RunOptions
 from attn_export.spec import AttentionSpec
 from attn_export.system_info import reuse_memory, sleep_while_waiting
 
@@ -154,6 +155,11 @@ def small_spec(**changes: object) -> AttentionSpec:
         "attn_mask": "bool[B,1,1,S]", "cache": "append",
     } | changes  # fmt: skip
     return AttentionSpec.from_dict(values)
+
+
+def on(*runtimes: str) -> RunOptions:
+    """Return the options of runs in some runtimes."""
+    return RunOptions.of(runtimes=runtimes)
 
 
 def interface_of(spec: AttentionSpec) -> Interface:

@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 
 from attn_export.bundle.golden import data_set
 from attn_export.errors import BundleError, UsageError
-from attn_export.quality import OF_LOGITS, Budget, LogitDistance, Quality, is_finite, parse_budgets
+from attn_export.quality import OF_LOGITS, Budget, LogitDistance, Quality, is_finite
 from attn_export.results import Arrays, Case, Golden
 from attn_export.schema import Distance
 from attn_export.untrusted_files import checked, parse_json, read_text
@@ -195,7 +195,7 @@ def read_quality(
         if not content.cases and "kv_dtype" in quantised:
             raise ValueError("it names no case")  # only float weights may be unknown
         pairs = _read_pairs(folder, content.cases, goldens)
-        limits = tuple(budgets) or parse_budgets(content.budgets)
+        limits = tuple(budgets) or tuple(map(Budget.parse, content.budgets))
         outputs, _ = output_distances(pairs)
         if pairs and not any(distance.part == next(iter(pairs)) for distance in outputs):
             raise ValueError("the outputs of the float model are those of the quantised one")

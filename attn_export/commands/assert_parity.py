@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from attn_export.bundle.manifest import failed_folder
+from attn_export.commands.build import build
+from attn_export.commands.compare import compare
+from attn_export.commands.explain_failures import explain_failures
+from attn_export.commands.verify import verify
 from attn_export.errors import AttnExportError, UsageError
+from attn_export.report.tables import matrix
 from attn_export.results import Report
+from attn_export.runtimes.run_options import RunKeywords, RunOptions
+from attn_export.spec import AttentionSpec
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
@@ -26,11 +34,8 @@ def assert_parity(
     graph: Path | str | None = None,
     names: Mapping[str, str] | None = None,
     outputs: Sequence[str] = ("output",),
-    runtimes: Sequence[str] = (),
-    require: Sequence[str] = (),
     dialects: Sequence[str] = ("all",),
-    atol: float | None = None,
-    rtol: float | None = None,
+    **keywords: Unpack[RunKeywords],
 ) -> Report:
     """Assert that graphs compute the same as a module, another graph or a bundle.
 
@@ -44,11 +49,8 @@ def assert_parity(
         names: The names of inputs and outputs in `graph`, by the names in the reference. Others
             are matched by equal names, and the remaining ones by position.
         outputs: The names of the outputs of a module; see `Subject`.
-        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda if there is a GPU.
-        require: Names of runtimes that must run at least one graph.
         dialects: The dialects to export a module to. A bundle is run in all that it has.
-        atol: An additional limit: |r − eager| ≤ atol + rtol·|eager|, where r is a runtime's output.
-        rtol: See `atol`.
+        **keywords: [How graphs are run and judged](api.md#keywords-of-runs).
 
     Returns:
         The report, which has passed.
@@ -61,8 +63,8 @@ def assert_parity(
     __tracebackhide__ = True  # pytest shows the line of the test instead of this function
     try:
         report = parity_report(
-            of, inputs, axes, graph=graph, names=names, outputs=outputs, runtimes=runtimes,
-            require=require, dialects=dialects, atol=atol, rtol=rtol,
+            of, inputs, axes, graph=graph, names=names, outputs=outputs, dialects=dialects,
+            **keywords,
         )  # fmt: skip
     except AttnExportError as error:  # without a traceback: the message is complete
         raise error.with_traceback(None) from None
@@ -73,48 +75,39 @@ def assert_parity(
 
 def parity_report(
     of: Any,
-    inputs: Mapping[str, Any] | InputFunction | None = None,
-    axes: Mapping[str, Mapping[int, str]] | None = None,
-    *,
+    *example: Any,
     graph: Path | str | None = None,
     names: Mapping[str, str] | None = None,
     outputs: Sequence[str] = ("output",),
     dialects: Sequence[str] = ("all",),
     reproduction: Path | None = None,
-    **options: Any,
+    **keywords: Unpack[RunKeywords],
 ) -> Report:
-    """Return the report of `assert_parity`, passed or failed, with the causes of failures."""
-    __tracebackhide__ = True
-    from attn_export.commands.explain_failures import explain_failures
+    """Return the report of `assert_parity`, passed or failed, with the causes of failures.
 
+    `example`: The inputs and axes of a module.
+    """
+    __tracebackhide__ = True
+    run = RunOptions.of(**keywords)
+    explained = functools.partial(explain_failures, run=run, reproduction=reproduction)
     if names is not None and graph is None:
         raise UsageError("names are those of a graph; give graph=FILE too")
     if isinstance(of, str | os.PathLike):
         if graph is not None and Path(of).is_file():
-            from attn_export.commands.compare import compare
-
-            return compare(Path(of), graph, names=names, reproduction=reproduction, **options)
-        from attn_export.commands.verify import verify
-
+            return compare(Path(of), graph, run, names=names, reproduction=reproduction)
         replacement = None if graph is None else Path(graph)
-        report = verify(Path(of), graph=replacement, **options)
-        return explain_failures(report, Path(of), replacement, reproduction=reproduction)
-    subject, name = _subject(of, inputs, axes, outputs)
+        return explained(verify(Path(of), run, graph=replacement), Path(of), replacement)
+    subject, name = _subject(of, outputs, *example)
     if graph is not None:
-        from attn_export.commands.compare import compare
-
-        return compare(subject, graph, names=names, reproduction=reproduction, **options)
-    from attn_export.commands.build import build
-
+        return compare(subject, graph, run, names=names, reproduction=reproduction)
     with scratch() as folder, _trace_log_muted():
         bundle = folder / "bundle"
-        report = build(subject, bundle, name=name, dialects=dialects, **options)
-        return explain_failures(report, failed_folder(bundle), reproduction=reproduction)
+        report = build(subject, bundle, run, name=name, dialects=dialects)
+        return explained(report, failed_folder(bundle))
 
 
 def failure(report: Report) -> str:
     """Return the message of a failed assertion: the failures in one line, then the report."""
-    from attn_export.report.tables import matrix
     from attn_export.report.terminal import to_text
 
     reasons = "; ".join(
@@ -146,12 +139,11 @@ def _reject(_: logging.LogRecord) -> bool:
 
 def _subject(
     of: Any,
-    inputs: Mapping[str, Any] | InputFunction | None,
-    axes: Mapping[str, Mapping[int, str]] | None,
     outputs: Sequence[str],
+    inputs: Mapping[str, Any] | InputFunction | None = None,
+    axes: Mapping[str, Mapping[int, str]] | None = None,
 ) -> tuple[Any, str]:
     from attn_export.export.subject import Subject
-    from attn_export.spec import AttentionSpec
 
     if isinstance(of, AttentionSpec):
         return of, "attention"

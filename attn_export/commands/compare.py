@@ -1,25 +1,35 @@
-"""The job behind `compare`: compare a graph of any origin with a module or another graph."""
+"""`attn-export compare`: compare a graph of any origin with a module or another graph."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from attn_export.bundle.manifest import GOLDEN, dimensions, staging
+from attn_export.bundle.manifest import GOLDEN, dimensions, failed_folder, staging
 from attn_export.commands.compared_graph import match_names, read_compared, write_bundle
-from attn_export.errors import AttnExportError, printable
+from attn_export.commands.explain_failures import explain_failures
+from attn_export.commands.fixed_graphs import fixed_graphs
+from attn_export.commands.options import (
+    fix_input_option,
+    limit_own_memory,
+    module_option,
+    option,
+    pairs,
+    run_options,
+)
+from attn_export.commands.output import Output, output_options
+from attn_export.errors import AttnExportError, UsageError, printable
 from attn_export.graph import Graph
-from attn_export.judge.gate import Gate, cpu_notes
-from attn_export.report.progress import Progress
+from attn_export.judge.gate import cpu_notes
 from attn_export.results import BASE, Golden, Report
-from attn_export.runtimes.pool import Pool, Selection
-from attn_export.runtimes.protocol import Limits
+from attn_export.runtimes.pool import Pool
+from attn_export.runtimes.run_options import RunOptions
 from attn_export.schema import TensorSignature
 from attn_export.spec import AttentionSpec
 from attn_export.system_info import check_installed, environment
@@ -38,22 +48,85 @@ OTHER = "reference.onnx"
 """The file name of the reference in the bundle of a comparison of two graphs."""
 
 
+@option("graphs", nargs=-1, metavar="[A.onnx B.onnx]", type=Path)
+@module_option
+@option(
+    "--graph", type=Path, metavar="FILE.onnx",
+    help="The ONNX file to compare with --module.",
+)  # fmt: skip
+@option(
+    "--name", "names", multiple=True, metavar="NAME=OTHER", callback=pairs,
+    help="An input or output of the module (or of A) that the graph calls OTHER.",
+)  # fmt: skip
+@option(
+    "--range", "ranges", multiple=True, metavar="NAME=LOW:HIGH",
+    help="The least and the largest value of an integer input of A.",
+)  # fmt: skip
+@option(
+    "--relation", "relations", multiple=True, metavar="AXIS=SUM", callback=pairs,
+    help="An axis of A that equals another, or a sum: total_len=past_len+query_len.",
+)  # fmt: skip
+@fix_input_option
+@run_options()
+@option(
+    "--output", type=Path, metavar="DIR",
+    help="Write the graph, the cases and the truth as a bundle.",
+)  # fmt: skip
+@output_options
+def compare_command(
+    graphs: tuple[Path, ...],
+    module: str | None,
+    graph: Path | None,
+    fixed: dict[str, str],
+    run: RunOptions,
+    output: Path | None,
+    destinations: Output,
+    **options: Any,
+) -> int:
+    """Compare any ONNX graph with a module, or with another graph.
+
+    Either --module and --graph, or two files: the float64 run of the module, or of A.onnx, is the
+    truth. Inputs and outputs are matched by name, else by position.
+    """
+    from attn_export.export.user_module import load_subject
+
+    has_module = module is not None and graph is not None and not graphs
+    if not has_module and (module is not None or graph is not None or len(graphs) != 2):
+        raise UsageError(
+            "compare takes --module PATH.py:FUNCTION --graph FILE.onnx, or two files A.onnx B.onnx"
+        )
+    options["ranges"] = dict(map(_range, options["ranges"]))
+    limit_own_memory()
+    with fixed_graphs([graph] if graph else graphs, fixed) as (*others, judged):
+        reference = functools.partial(load_subject, module) if module else others[0]
+        with destinations.job(judged.stem, run) as run:
+            report = compare(reference, judged, run, output=output, **options)
+        bundle = output if output is None or report.passed else failed_folder(output)
+        return destinations.render(report, bundle)
+
+
+def _range(text: str) -> tuple[str, tuple[int, int]]:
+    name, _, span = text.partition("=")
+    low, _, high = span.partition(":")
+    try:
+        limits = int(low), int(high)
+    except ValueError:
+        limits = None
+    if not name or limits is None or limits[0] > limits[1]:
+        raise UsageError(f"--range is NAME=LOW:HIGH, two whole numbers; got {text!r}")
+    return name, limits
+
+
 def compare(
     reference: Subject | AttentionSpec | Path | str | Callable[[], Subject],
     graph: Path | str,
+    run: RunOptions | None = None,
     *,
     names: Mapping[str, str] | None = None,
     ranges: Mapping[str, tuple[int, int]] | None = None,
     relations: Mapping[str, str] | None = None,
     output: Path | str | None = None,
-    runtimes: Sequence[str] = (),
-    require: Sequence[str] = (),
-    atol: float | None = None,
-    rtol: float | None = None,
-    seed: int = 0,
     reproduction: Path | None = None,
-    limits: Limits | None = None,
-    progress: Progress | None = None,
 ) -> Report:
     """Run a graph in runtimes, and judge the outputs by the truth of a module or another graph.
 
@@ -63,54 +136,54 @@ def compare(
     reference is a graph. Default: as `graph/ranges` reads them from it.
 
     Returns:
-        The report, with the causes of failures. The bundle is in `output` if the report passed,
-        else in `OUTPUT.failed`.
+        The report. The bundle is in `output` if the report passed, else in `OUTPUT.failed`.
     """
     from attn_export.commands.reference import read_reference
 
-    selection, path = Selection.of(runtimes, require), Path(graph)
-    limits, progress = limits or Limits.default(), progress or Progress()
+    run, path = run or RunOptions.of(), Path(graph)
+    if run.budgets:
+        raise UsageError(
+            f"a budget of {run.budgets[0]}, and nothing to measure it on: a comparison has no "
+            "float model; leave it out"
+        )
     check_installed("torch")
-    compared = read_compared(path, limits)
-    with _bundle_folder(output) as (folder, publish), scratch() as out:
-        with Pool(selection, [compared.file], limits) as pool:
-            read = functools.partial(read_reference, reference, ranges or {}, relations or {}, seed)
-            work = _Comparison.start(folder, out, pool, progress, compared, read, names or {})
-            goldens, report = work.judge(Gate(atol, rtol))
+    read = functools.partial(read_reference, reference, ranges or {}, relations or {})
+    with _bundle_folder(output) as (folder, publish):
+        compared = read_compared(path, run.limits)
+        report, complete = _judge(folder, compared, run, read, names or {})
         if output is not None or not report.passed:
-            report = work.explain(report, goldens, reproduction, required=output is not None)
+            try:
+                right = complete()
+            except AttnExportError as error:
+                if output is not None:
+                    raise
+                notes = (*report.notes, f"not explained: {error}")
+                report = dataclasses.replace(report, notes=notes)
+            else:
+                report = explain_failures(
+                    report, folder, folder / path.name, run=run, reference=right,
+                    reproduction=reproduction,
+                )  # fmt: skip
         return dataclasses.replace(report, model=publish(report) or path)
 
 
 def explain_graph(
     module: Subject | AttentionSpec | Callable[[], Subject],
     graph: Path | str,
-    runtime_name: str,
-    *,
-    case: str | None,
-    options: Mapping[str, str],
-    output: Path,
-    seconds: float,
-    progress: Progress,
+    run: RunOptions,
+    **options: Any,
 ) -> Explanation:
-    """Return an explanation of why a runtime's outputs for a graph differ from a module's."""
+    """Explain why a runtime's outputs for a graph differ from a module's; see `explain`."""
     from attn_export.commands.explain import explain
     from attn_export.commands.reference import read_reference
 
-    selection, path, limits = Selection.of([runtime_name], ()), Path(graph), Limits.default()
+    path = Path(graph)
     check_installed("torch")
-    compared = read_compared(path, limits)
-    with scratch() as folder, scratch() as out:
-        with Pool(selection, [compared.file], limits) as pool:
-            work = _Comparison.start(
-                folder, out, pool, progress, compared, lambda: read_reference(module, {}, {}, 0), {}
-            )
-            goldens, report = work.judge(Gate())
-        reference = work.bundle(report, goldens)
-        return explain(
-            folder, runtime_name, case=case, graph=folder / path.name, options=options,
-            output=output, seconds=seconds, reference=reference, limits=limits, progress=progress,
-        )  # fmt: skip
+    compared = read_compared(path, run.limits)
+    with scratch() as folder:
+        read = functools.partial(read_reference, module, {}, {})
+        _, complete = _judge(folder, compared, run, read, {})
+        return explain(folder, run, graph=folder / path.name, reference=complete(), **options)
 
 
 @contextlib.contextmanager
@@ -127,143 +200,116 @@ def _bundle_folder(output: Path | str | None) -> Iterator[tuple[Path, Any]]:
         yield stage.folder, lambda report: stage.publish(failed=not report.passed)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Comparison:
-    """A graph, its reference, and the folder for the bundle of the comparison."""
+def _judge(
+    folder: Path,
+    compared: Graph[onnx.ModelProto],
+    run: RunOptions,
+    read: Callable[[], Reference],
+    given: Mapping[str, str],
+) -> tuple[Report, Callable[[], ValueReference]]:
+    """Run all cases, and judge them by the reference, which is read while the runtimes start.
 
-    folder: Path
-    out: Path
-    pool: Pool
-    progress: Progress
-    reference: Reference
-    compared: Graph[onnx.ModelProto]
-    names: TensorNames
+    `given`: The names in the graph by those of the reference, as the user states them.
 
-    @classmethod
-    def start(
-        cls, folder: Path, out: Path, pool: Pool, progress: Progress,
-        compared: Graph[onnx.ModelProto], read: Callable[[], Reference], names: Mapping[str, str],
-    ) -> _Comparison:  # fmt: skip
-        """Read the reference while the runtimes start, and match the graph to it.
-
-        `read` returns the reference. `names` are the names in the graph by those of the reference,
-        as the user states them.
-        """
-        progress.phase("importing torch")
+    Returns:
+        The report, and a function that completes the bundle for `explain`.
+    """
+    with Pool(run, [compared.file]) as pool:
+        run.progress.phase("importing torch")
         reference = read()
-        all_names = match_names(compared, reference, names)
+        names = match_names(compared, reference, given)
         pool.add([compared.file])
-        progress.phase("choosing the cases")
-        return cls(folder, out, pool, progress, reference, compared, all_names)
-
-    def _golden(self) -> tuple[list[Golden], tuple[str, ...]]:
-        """Write the cases and run them; return them with their truth, and notes for the report."""
-        from attn_export.bundle.golden import tried_note
-        from attn_export.cases.plan import plan_cases
-        from attn_export.commands.golden_vectors import golden_vectors
-        from attn_export.graph.requirements import least_eps, precision_notes
-
-        reference, model = self.reference, self.compared.model
-        oracle = reference.oracle(least_eps(model))
-        plan = plan_cases(reference.interface, reference.takes)
-        cases, left_out = reference.computable(oracle, plan.cases)
-        plan = dataclasses.replace(plan, cases=tuple(cases))
-        start = functools.partial(
-            self.pool.start, self.compared.path.parent.absolute(),
-            list(self.names.inputs.values()), self.axes(), out=self.out,
-        )  # fmt: skip
-        goldens, notes = golden_vectors(
-            self.folder / GOLDEN, plan, oracle, start, self.progress,
-            is_own_layer=reference.interface.spec is not None,
-            has_narrow_dtypes=reference.has_narrow_dtypes, names=self.names,
-        )  # fmt: skip
-        base = next(case for case in cases if case.name == BASE)
-        return goldens, (
-            *reference.notes, *self._name_notes(), *precision_notes(model), *left_out, *plan.notes,
-            *notes, *reference.notes_on(oracle, base),
-            tried_note([golden.case for golden in goldens]),
-        )  # fmt: skip
-
-    def _name_notes(self) -> Iterator[str]:
-        """Yield a note on names that differ from the reference."""
-        if note := self.names.note():
-            yield note
-
-    def axes(self) -> dict[str, tuple[str | int, ...]]:
-        """Return the axes of every input and output of the graph, by name."""
-        names, interface = self.names, self.reference.interface
-        shapes = {names.inputs[n]: described.shape for n, described in interface.inputs.items()}
-        shapes |= {names.outputs[n]: shape for n, shape in interface.output_shapes.items()}
-        # A dynamic axis of an output that is no axis of an input has the name "".
-        return {
-            name: tuple(f"{name}.{at}" if axis == "" else axis for at, axis in enumerate(shape))
-            for name, shape in shapes.items()
-        }
-
-    def judge(self, gate: Gate) -> tuple[list[Golden], Report]:
-        """Run and judge all cases; return them with their truth, and the report."""
+        run.progress.phase("choosing the cases")
         from attn_export.judge.judge import undetermined_note
         from attn_export.judge.replay import judge_pool
 
-        goldens, notes = self._golden()
-        runs, verdicts = judge_pool(self.pool, goldens, self.axes(), gate, self.progress.advance)
-        name = printable(self.compared.path.stem)
-        inputs, outputs = self._ends(goldens[0])
-        report = Report(
-            name, runs, verdicts, environment(),
-            (*notes, *undetermined_note(goldens), *cpu_notes(verdicts, goldens)),
-            self.compared.path, dimensions=dimensions({**inputs, **outputs}),
-        )  # fmt: skip
-        return goldens, report
+        axes = _axes(reference, names)
+        goldens, notes = _golden(folder, pool, reference, compared, names)
+        runs, verdicts = judge_pool(pool, goldens, axes)
+    inputs, outputs = (
+        {name: TensorSignature(array.dtype.name, axes[name]) for name, array in arrays.items()}
+        for arrays in (goldens[0].case.inputs, goldens[0].expected)
+    )
+    report = Report(
+        printable(compared.path.stem), runs, verdicts, environment(),
+        (*notes, *undetermined_note(goldens), *cpu_notes(verdicts, goldens)),
+        compared.path, dimensions=dimensions({**inputs, **outputs}),
+    )  # fmt: skip
+    ends = inputs, outputs
+    return report, functools.partial(_complete, folder, compared, reference, names, ends, report)
 
-    def _ends(
-        self, golden: Golden
-    ) -> tuple[dict[str, TensorSignature], dict[str, TensorSignature]]:
-        """Return the inputs, and the outputs, by name."""
-        axes = self.axes()
-        inputs, outputs = (
-            {name: TensorSignature(array.dtype.name, axes[name]) for name, array in arrays.items()}
-            for arrays in (golden.case.inputs, golden.expected)
-        )
-        return inputs, outputs
 
-    def explain(
-        self, report: Report, goldens: Sequence[Golden], reproduction: Path | None, *,
-        required: bool,
-    ) -> Report:  # fmt: skip
-        """Complete the bundle, and return the report with the causes of failures.
+def _axes(reference: Reference, names: TensorNames) -> dict[str, tuple[str | int, ...]]:
+    """Return the axes of every input and output of the graph, by name."""
+    interface = reference.interface
+    shapes = {names.inputs[n]: described.shape for n, described in interface.inputs.items()}
+    shapes |= {names.outputs[n]: shape for n, shape in interface.output_shapes.items()}
+    # A dynamic axis of an output that is no axis of an input has the name "".
+    return {
+        name: tuple(f"{name}.{at}" if axis == "" else axis for at, axis in enumerate(shape))
+        for name, shape in shapes.items()
+    }
 
-        If the bundle cannot be completed, raise the error if it is `required`, else add a note.
-        """
-        from attn_export.commands.explain_failures import explain_failures
 
-        try:
-            reference = self.bundle(report, goldens)
-        except AttnExportError as error:
-            if required:
-                raise
-            return dataclasses.replace(report, notes=(*report.notes, f"not explained: {error}"))
-        return explain_failures(
-            report, self.folder, self.folder / self.compared.path.name, reference=reference,
-            reproduction=reproduction, progress=self.progress,
-        )  # fmt: skip
+def _golden(
+    folder: Path,
+    pool: Pool,
+    reference: Reference,
+    compared: Graph[onnx.ModelProto],
+    names: TensorNames,
+) -> tuple[list[Golden], tuple[str, ...]]:
+    """Write the cases and run them; return them with their truth, and notes for the report."""
+    from attn_export.bundle.golden import tried_note
+    from attn_export.cases.plan import plan_cases
+    from attn_export.commands.golden_vectors import golden_vectors
+    from attn_export.graph.requirements import least_eps, precision_notes
 
-    def bundle(self, report: Report, goldens: Sequence[Golden]) -> ValueReference:
-        """Complete the bundle, and return the source of correct values for `explain`."""
-        from attn_export.explain.eager_values import ValueReference
-        from attn_export.graph.load import load_proto
+    model = compared.model
+    oracle = reference.oracle(least_eps(model))
+    plan = plan_cases(reference.interface, reference.takes)
+    cases, left_out = reference.computable(oracle, plan.cases)
+    plan = dataclasses.replace(plan, cases=tuple(cases))
+    start = functools.partial(
+        pool.start, compared.path.parent.absolute(), list(names.inputs.values()),
+        _axes(reference, names),
+    )  # fmt: skip
+    goldens, notes = golden_vectors(
+        folder / GOLDEN, plan, oracle, start, pool.run.progress,
+        has_narrow_dtypes=reference.has_narrow_dtypes, names=names,
+    )  # fmt: skip
+    base = next(case for case in cases if case.name == BASE)
+    return goldens, (
+        *reference.notes, *filter(None, [names.note()]), *precision_notes(model), *left_out,
+        *plan.notes, *notes, *reference.notes_on(oracle, base),
+        tried_note([golden.case for golden in goldens]),
+    )  # fmt: skip
 
-        compared, path, reference = self.compared, self.compared.path, self.reference
-        graphs = [compared]
-        if reference.path is not None and not self.names.note() and path.name != OTHER:
-            # A graph of the same names shows `explain` the first wrong value.
-            file = replace(compared.file, name=OTHER)
-            graphs = [Graph(load_proto(reference.path), file, reference.path), compared]
-        write_bundle(self.folder, graphs, self._ends(goldens[0]), report)
-        return ValueReference(reference.whose, self._steps)
 
-    def _steps(self, inputs: Mapping[str, Any]) -> Any:
-        """Return the reference's operations on inputs, which have the names in the graph."""
+Signatures = Mapping[str, TensorSignature]
+
+
+def _complete(
+    folder: Path,
+    compared: Graph[onnx.ModelProto],
+    reference: Reference,
+    names: TensorNames,
+    ends: tuple[Signatures, Signatures],
+    report: Report,
+) -> ValueReference:
+    """Complete the bundle, and return the source of correct values for `explain`."""
+    from attn_export.explain.eager_values import ValueReference
+    from attn_export.graph.load import load_proto
+
+    graphs = [compared]
+    if reference.path is not None and not names.note() and compared.path.name != OTHER:
+        # A graph of the same names shows `explain` the first wrong value.
+        file = replace(compared.file, name=OTHER)
+        graphs = [Graph(load_proto(reference.path), file, reference.path), compared]
+    write_bundle(folder, graphs, ends, report)
+
+    def steps(inputs: Mapping[str, Any]) -> Any:
         # Copies, because torch requires writable arrays.
-        named = {name: inputs[other].copy() for name, other in self.names.inputs.items()}
-        return self.reference.oracle(0.0).steps(named)
+        named = {name: inputs[other].copy() for name, other in names.inputs.items()}
+        return reference.oracle(0.0).steps(named)
+
+    return ValueReference(reference.whose, steps)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from attn_export.errors import AttnExportError, counted
 from attn_export.interruption import ctrl_c_raises
-from attn_export.report.progress import Progress
 from attn_export.results import Report, Verdict
-from attn_export.rule import TIES, TIES_ADVICE
+from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.run_options import RunOptions
 
 if TYPE_CHECKING:
     from attn_export.explain.eager_values import ValueReference
@@ -29,15 +29,15 @@ def explain_failures(
     bundle: Path,
     graph: Path | None = None,
     *,
+    run: RunOptions | None = None,
     seconds: float = SECONDS,
     reference: ValueReference | None = None,
     reproduction: Path | None = None,
-    progress: Progress | None = None,
 ) -> Report:
     """Return the report with a sentence on the cause for runtimes whose outputs are wrong."""
     # Errors of single cases are explained if the runtime ran to its end. Otherwise the reason of
     # its end is in the report.
-    ran = {(run.runtime, run.graph) for run in report.runs if run.outcome == "ran"}
+    ran = {(r.runtime, r.graph) for r in report.runs if r.outcome == "ran"}
     failed = dict.fromkeys(
         v.runtime
         for v in report.verdicts
@@ -48,7 +48,7 @@ def explain_failures(
         return dataclasses.replace(report, explanations=(*sentences,)) if sentences else report
     from attn_export.commands.explain import explain
 
-    started = time.monotonic()
+    run, started = run or RunOptions.of(), time.monotonic()
     for number, name in enumerate(list(failed)[:RUNTIMES]):
         remaining = seconds - (time.monotonic() - started)
         if remaining <= 0:
@@ -56,8 +56,9 @@ def explain_failures(
         try:
             with ctrl_c_raises():
                 explanation = explain(
-                    bundle, name, graph=graph, seconds=remaining, reference=reference,
-                    progress=progress, output=None if number else reproduction,
+                    bundle, dataclasses.replace(run, runtimes=(runtime(name),)), graph=graph,
+                    seconds=remaining, reference=reference,
+                    output=None if number else reproduction,
                 )  # fmt: skip
         except AttnExportError as error:
             sentences.append(f"{name}: not explained: {error}")
@@ -75,6 +76,8 @@ def explain_failures(
 
 def _tie_sentences(verdicts: Sequence[Verdict]) -> list[str]:
     """Return a sentence on each output that the order of equal values decides."""
+    from attn_export.rule import TIES, TIES_ADVICE  # imports numpy
+
     cases: dict[str, set[str]] = {}
     for verdict in verdicts:
         if verdict.status == "unusable" and verdict.message.startswith(f"{TIES}:"):

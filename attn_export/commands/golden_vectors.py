@@ -18,8 +18,8 @@ from attn_export.cases.influence import CLEARLY, check_influence, find_influence
 from attn_export.cases.mask_contents import MASKS
 from attn_export.errors import ExportError, UsageError, counted, first_few
 from attn_export.quality import Budget, Quality
-from attn_export.report.progress import Progress
 from attn_export.results import BASE, CHANGED, Case, Golden
+from attn_export.runtimes.run_options import Progress
 from attn_export.spec.low_precision import BY_BLOCK, FLOAT16
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ def golden_vectors(
     start: Start,
     progress: Progress,
     *,
-    is_own_layer: bool,
     has_narrow_dtypes: bool,
     names: TensorNames | None = None,
 ) -> tuple[list[Golden], tuple[str, ...]]:
@@ -50,9 +49,7 @@ def golden_vectors(
     """
     from attn_export.bundle.golden import write_index, write_inputs, write_outputs
 
-    computed, usable, notes = _usable_cases(
-        plan, oracle, is_own_layer=is_own_layer, has_narrow_dtypes=has_narrow_dtypes
-    )
+    computed, usable, notes = _usable_cases(plan, oracle, has_narrow_dtypes=has_narrow_dtypes)
     renamed = [names.case(case) for case in usable] if names else usable
     runs = start([write_inputs(folder, number, case) for number, case in enumerate(renamed)])
     progress.expect(len(usable) + runs)
@@ -105,7 +102,7 @@ SCALED = f"with inputs that were scaled down, {LOUD}"
 
 
 def _usable_cases(
-    plan: Plan, oracle: TruthSource, *, is_own_layer: bool, has_narrow_dtypes: bool
+    plan: Plan, oracle: TruthSource, *, has_narrow_dtypes: bool
 ) -> tuple[dict[str, Golden], list[Case], list[str]]:
     """Select the planned cases that are usable as evidence, before they are run.
 
@@ -122,6 +119,7 @@ def _usable_cases(
         return oracle.usable(case) if case.may_overflow or delicate else oracle.golden(case)
 
     cases: Sequence[Case] = plan.cases
+    is_own_layer = plan.interface.spec is not None
     known: dict[str, Golden] = {}
     if not is_own_layer:
         clearly = _clearly(has_narrow_dtypes)

@@ -1,26 +1,41 @@
-"""The job behind `lower`: rewrite the `Attention` nodes of any ONNX file into a dialect."""
+"""`attn-export lower`: rewrite the `Attention` nodes of any ONNX file into a dialect."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from attn_export.commands.source_runs import SourceRuns
-from attn_export.dialect_names import MICROSOFT, STANDARD, check_dialects
-from attn_export.errors import GraphError, OutputError, UsageError, counted
-from attn_export.graph import IrGraph
-from attn_export.graph.ir_helpers import every_node, nodes_of
-from attn_export.graph.load import load_graph, load_proto
-from attn_export.graph.lower import lower
-from attn_export.graph.lower.dialects import NOTHING_TO_LOWER
-from attn_export.graph.save import external_files, replace_graph
-from attn_export.output_folder import check_utf8, write_errors
+from attn_export.commands.fixed_graphs import fixed_graphs
+from attn_export.commands.options import fix_input_option, option
+from attn_export.commands.output import echo
+from attn_export.dialect_names import check_dialects
+from attn_export.errors import PARAGRAPH, UsageError, printable
+from attn_export.output_folder import check_utf8
 from attn_export.runtimes.child import limited
-from attn_export.temp_folders import scratch
+
+
+@option("model", metavar="MODEL.onnx", type=Path)
+@option("--dialect", required=True, metavar="NAME", help="standard, portable, ort.")
+@option("--output", required=True, type=Path, metavar="OUT.onnx", help="The file to write.")
+@fix_input_option
+def lower_command(model: Path, dialect: str, output: Path, fixed: dict[str, str]) -> int:
+    """Rewrite the Attention nodes of any ONNX file, and attention that is written out.
+
+    standard: ai.onnx Attention, opset 23 or 24. portable: opset 18, without Attention, for
+    runtimes that have no such operator. ort: the fastest forms in ONNX Runtime; with a KV cache,
+    a graph for one query a step goes to OUT.decode.onnx.
+    """
+    if fixed and output.exists() and model.exists() and output.samefile(model):
+        raise UsageError(f"{output} is the file to lower; choose another --output")
+    with fixed_graphs([model], fixed) as (graph,):
+        lowered = lower_file(graph, output, dialect)
+    if lowered.note:
+        echo(printable(f"{model}: {lowered.note}"))
+    for path, counts in lowered.operators.items():
+        text = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+        echo(printable(f"{path}: {dialect}: {text}", PARAGRAPH))
+    return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,96 +54,14 @@ class LoweredFiles:
 def lower_file(model: Path | str, output: Path | str, dialect: str) -> LoweredFiles:
     """Lower a graph to a dialect, in a child process.
 
-    If `output` is in the folder of `model`, both share the external data; else it is copied.
-
-    `output`: The file to write. In the dialect ``ort``, a graph with a KV cache gets a second graph
-    for single queries, in ``OUTPUT.decode.onnx``.
-
-    Returns:
-        The written files.
+    If `output` is in the folder of `model`, both share the external data; else it is copied. In the
+    dialect ``ort``, a graph with a KV cache gets a second graph for single queries.
     """
     check_utf8(Path(output))
     check_dialects([dialect])
     found = limited(
-        f"{__name__}:lower_here", str(model), model=str(model), output=str(output), dialect=dialect
-    )
+        f"{__package__}.lower_here:lower_here", str(model),
+        model=str(model), output=str(output), dialect=dialect,
+    )  # fmt: skip
     operators = {Path(path): counts for path, counts in found["operators"].items()}
     return LoweredFiles(operators, found["note"])
-
-
-def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
-    """Return the fields of the result of `lower_file`, computed in this process."""
-    source, target = Path(model), Path(output)
-    graph = load_graph(source)
-    weights = {path for path in external_files(graph) if path.exists()}
-    is_foreign = nodes_of(graph, "Softmax") or any(n.domain == MICROSOFT for n in graph.graph)
-    is_written_out = not nodes_of(graph, "Attention")
-    runs = SourceRuns(source) if is_foreign else None
-    graphs = lower(graph, dialect, observed=None if runs is None else runs.observed())
-    recognised = graphs[""].recognised
-    if dialect == STANDARD and not recognised and is_written_out:
-        raise GraphError(NOTHING_TO_LOWER.format(dialect=dialect))
-    if runs is not None and recognised:
-        _compare_with_source(runs, source, graphs)
-    models = {
-        target.with_suffix(f".{phase}{target.suffix}") if phase else target: result.model
-        for phase, result in graphs.items()
-    }
-    with write_errors(output):
-        for path in models:
-            _check_replaceable(path, source, weights)
-        beside = target.absolute().parent == source.absolute().parent
-        for path, result in models.items():
-            replace_graph(result, path, beside=beside, kept=weights)
-    note = ONLY_OPSET if is_written_out else ""
-    if recognised:
-        became = "a node" if recognised == 1 else "nodes"
-        note = f"{counted(recognised, 'attention')} written out in operators became {became}"
-    operators = {
-        str(path): dict(Counter(node.op_type for node in every_node(result.graph)))
-        for path, result in models.items()
-    }
-    return {"operators": operators, "note": note}
-
-
-ONLY_OPSET = "there is no Attention node; only the opset was changed"
-
-
-def _check_replaceable(path: Path, model: Path, weights: Collection[Path]) -> None:
-    """Refuse to replace the input file, or a file that is no graph."""
-    if not os.path.lexists(path):
-        return
-    if path.exists() and path.samefile(model):
-        raise UsageError(f"{path} is the file to lower; choose another --output")
-    if path.exists() and any(path.samefile(other) for other in weights):
-        raise UsageError(f"{path} holds weights of {model}; choose another --output")
-    if not _is_graph_or_empty(path):
-        raise OutputError(
-            f"{path} exists and is not an ONNX model; choose another --output or remove it"
-        )
-
-
-def _is_graph_or_empty(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    try:
-        return path.stat().st_size == 0 or bool(load_proto(path))
-    except GraphError:
-        return False
-
-
-# -- graphs in which attention was recognised, against their source -----------------------------
-
-
-def _compare_with_source(runs: SourceRuns, source: Path, graphs: Mapping[str, IrGraph]) -> None:
-    """Raise GraphError unless graphs compute in ONNX Runtime what their source does."""
-    with scratch() as folder:
-        for phase, graph in graphs.items():
-            path = folder / f"{phase or 'whole'}.onnx"
-            replace_graph(graph.model, path, beside=False, kept=())
-            problem = runs.difference(path, graph.file.fixed)
-            if problem:
-                raise GraphError(
-                    f"{source}: attention is written out in it, and as one node {problem}; keep "
-                    "the graph as it is"
-                )

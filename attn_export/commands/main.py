@@ -1,19 +1,18 @@
-"""Command line: parse arguments, call a job, render its result, return the exit code."""
+"""The command line: its commands, and errors in one line."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
-from attn_export.commands.options import PATH, budget_option, limit_own_memory, runtime_options
-from attn_export.commands.output import Output, output_options
+from attn_export.commands.options import Command, Option
 from attn_export.errors import (
     INTERRUPTED,
     READER_GONE,
@@ -88,15 +87,8 @@ def _complain(message: str, code: int) -> int:
 
 # -- commands ------------------------------------------------------------------------
 
-MODULES = {
-    "build": "attn_export.commands.build_command",
-    "check": "attn_export.commands.commands",
-    "compare": "attn_export.commands.compare_command",
-    "explain": "attn_export.commands.compare_command",
-    "lower": "attn_export.commands.commands",
-    "runtimes": "attn_export.commands.commands",
-}
-"""The module of each command of the core except `verify`."""
+COMMANDS = ("build", "check", "compare", "explain", "lower", "runtimes", "verify")
+"""The commands of the core. The module of each has its name."""
 
 
 def _of_parts() -> dict[str, str]:
@@ -111,16 +103,68 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names of all commands."""
-        return sorted({*self.commands, *MODULES, *_of_parts()})
+        return sorted({*COMMANDS, *_of_parts()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, imported only now; None if there is none of this name."""
         if cmd_name not in self.commands:
-            module = MODULES.get(cmd_name) or _of_parts().get(cmd_name)
-            name = f"{cmd_name.replace('-', '_')}_command"
+            is_own = cmd_name in COMMANDS
+            module = f"{__package__}.{cmd_name}" if is_own else _of_parts().get(cmd_name)
             if module:
-                self.add_command(getattr(import_module(module), name))
+                found = getattr(import_module(module), f"{cmd_name.replace('-', '_')}_command")
+                self.add_command(click_command(cmd_name, found))
         return super().get_command(ctx, cmd_name)
+
+
+class GroupedCommand(click.Command):
+    """Command whose help lists the options by groups, if it has any, then examples."""
+
+    def __init__(
+        self, groups: Mapping[str, Sequence[str]], examples: Sequence[str], **settings: Any
+    ) -> None:
+        super().__init__(**settings)
+        self._groups, self._examples = groups, examples
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings; those of no group are in the last."""
+        if not self._groups:
+            super().format_options(ctx, formatter)
+            return
+        records = {
+            str(param.name): record
+            for param in self.get_params(ctx)
+            if (record := param.get_help_record(ctx)) is not None
+        }
+        for heading, names in self._groups.items():
+            with formatter.section(heading):
+                formatter.write_dl([records.pop(name) for name in names])
+                if heading == [*self._groups][-1]:
+                    formatter.write_dl(list(records.values()))
+        with formatter.section("Examples"):
+            for example in self._examples:
+                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+
+def click_command(name: str, function: Command) -> click.Command:
+    """Return the command of a function with its options."""
+    found = function.__dict__
+    return GroupedCommand(
+        found.get("groups", {}), found.get("examples", ()), name=name, callback=function,
+        params=[_parameter(option) for option in found.get("options", ())], help=function.__doc__,
+    )  # fmt: skip
+
+
+def _parameter(option: Option) -> click.Parameter:
+    settings = dict(option.settings)
+    kind, limits = settings.get("type"), [settings.pop(name, None) for name in ("least", "most")]
+    if kind is Path:
+        settings["type"] = click.Path(path_type=Path)
+    elif limits != [None, None]:
+        settings["type"] = (click.IntRange if kind is int else click.FloatRange)(*limits)
+    elif choices := settings.pop("choices", ()):
+        settings["type"] = click.Choice(choices)
+    is_flag = option.names[0].startswith("-")
+    return (click.Option if is_flag else click.Argument)(list(option.names), **settings)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": HELP, "max_content_width": 100})
@@ -132,47 +176,3 @@ def cli() -> None:
     failed; 4 graph refused; 5 a runtime failed or is missing; 6 parity mismatch; 7 bundle damaged
     or not signed; 130 interrupted.
     """
-
-
-@cli.command("verify")
-@click.argument("bundle", type=PATH)
-@click.option("--graph", type=PATH, help="Run this ONNX file instead of the bundle's.")
-@runtime_options
-@budget_option
-@click.option(
-    "--baseline", type=PATH, metavar="FILE",
-    help="Also fail where an error is more than 4 times what it was in this file.",
-)  # fmt: skip
-@click.option(
-    "--recompute", is_flag=True,
-    help="Compute the truth anew and judge by that; the stored one must agree. Needs torch.",
-)  # fmt: skip
-@click.option(
-    "--sizes", multiple=True, metavar="AXIS=N,…",
-    help="Run random inputs of these sizes in place of the golden ones. Needs torch.",
-)  # fmt: skip
-@click.option(
-    "--module", metavar="PATH.py:FUNCTION",
-    help="Your module, for --recompute and --sizes of a bundle that was built from it.",
-)  # fmt: skip
-@click.option("--update", is_flag=True, help="Write the errors of this run into --baseline.")
-@click.option(
-    "--trust", metavar="PUBLIC.pem|IDENTITY",
-    help="Fail unless this key, or this identity of sigstore, signed every file of the bundle.",
-)  # fmt: skip
-@click.option("--oidc-issuer", metavar="URL", help="Issuer of the identity of --trust.")
-@output_options
-def verify_command(bundle: Path, graph: Path | None, destinations: Output, **options: Any) -> int:
-    """Replay a bundle's golden vectors; needs no torch without --recompute, --sizes, --module."""
-    from attn_export.commands.verify import verify
-
-    if options["update"] and options["baseline"] is None:
-        raise UsageError("--update needs --baseline FILE")
-    limit_own_memory()
-    with destinations.job(bundle.name) as bar:
-        report = verify(bundle, graph=graph, progress=bar, **options)
-        if any(verdict.status != "passed" for verdict in report.verdicts):
-            from attn_export.commands.explain_failures import explain_failures
-
-            report = explain_failures(report, bundle, graph, progress=bar)
-    return destinations.render(report, place=None)

@@ -1,60 +1,89 @@
-"""Options that several commands share."""
+"""Options of commands, and those that several commands share.
+
+A command's function keeps its options until the command line makes a command of both, so that
+functions in the same files are imported without click.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import click
+from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    import click
+
+Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
 
 STDOUT = "-"
 """The file name that stands for stdout."""
 
-Command = Callable[..., Any]
-
-PATH = click.Path(path_type=Path)
-"""The type of an argument or option that is passed to the command as a `Path`."""
-
-SIZE = click.IntRange(min=1)
-
 CPU = "ort-cpu"
 """The runtime of the option --cpu."""
 
-quiet_option = click.option("--quiet", is_flag=True, help="Print errors only.")
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A decorator that adds an option or an argument to a command's function.
+
+    Attributes:
+        names: The flags, and the name of the parameter; an argument has only a name.
+        settings: Those of click; beside them `least` and `most` of a number, and `choices`.
+    """
+
+    names: tuple[str, ...]
+    settings: dict[str, Any]
+
+    def __call__(self, command: Command) -> Command:
+        """Return the function with this option before those that it has."""
+        command.__dict__["options"] = (self, *command.__dict__.get("options", ()))
+        return command
 
 
-def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def option(*names: str, **settings: Any) -> Option:
+    """Return an option, or an argument if its name is no flag."""
+    return Option(names, settings)
+
+
+def with_options(*options: Decorator) -> Decorator:
     """Return a decorator that adds options to a command, whose help lists them in this order."""
+    return lambda command: functools.reduce(lambda c, add: add(c), reversed(options), command)
+
+
+def with_help(groups: Mapping[str, Sequence[str]], examples: Sequence[str]) -> Decorator:
+    """Return a decorator: the help lists parameters under headings, and examples."""
 
     def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
+        command.__dict__.update(groups=groups, examples=examples)
         return command
 
     return add
 
 
-def file_option(flag: str, name: str, help_text: str) -> Callable[[Command], Command]:
-    """Return an option for a file to write, whose folder must exist."""
-    return click.option(flag, name, metavar="FILE", help=help_text, callback=_check_folder)
-
-
-def _check_folder(_: click.Context, __: click.Parameter, file: str | None) -> str | None:
+def _check_folder(_: object, __: object, file: str | None) -> str | None:
     if file and file != STDOUT and not Path(file).absolute().parent.is_dir():
         raise OutputError(f"cannot write {file}: there is no such folder")
     return file
 
 
-def json_option(help_text: str) -> Callable[[Command], Command]:
+def file_option(flag: str, name: str, help_text: str) -> Option:
+    """Return an option for a file to write, whose folder must exist."""
+    return option(flag, name, metavar="FILE", help=help_text, callback=_check_folder)
+
+
+def json_option(help_text: str) -> Option:
     """Return the option --json; its value is a file name, or - for stdout."""
     return file_option("--json", "json_file", help_text)
 
 
-module_option = click.option(
+quiet_option = option("--quiet", is_flag=True, help="Print errors only.")
+
+module_option = option(
     "--module", metavar="PATH.py:FUNCTION", help="A function that returns a Subject of your own."
 )
 
@@ -70,53 +99,62 @@ def pairs(_: object, option: click.Parameter, texts: tuple[str, ...]) -> dict[st
     return found
 
 
-fix_input_option = click.option(
+fix_input_option = option(
     "--fix-input", "fixed", multiple=True, metavar="NAME=VALUE", callback=pairs,
     help="An input of the graph that always has this value, as in use_cache_branch=1.",
 )  # fmt: skip
 
+# -- the options of runs ------------------------------------------------------------------------
 
-def runtime_options(command: Command) -> Command:
-    """Add the options --runtime, --cpu, --require, --atol and --rtol.
+RUNS = (
+    option(
+        "--runtime", "runtimes", multiple=True, metavar="NAME",
+        help="A runtime to run, or all; -NAME leaves one out of all.  "
+        "[default: ort-cpu, and ort-cuda where there is a GPU]",
+    ),
+    option(
+        "--cpu", "cpus", multiple=True, metavar="NAME",
+        help="An emulated CPU to run ort-cpu on: neoverse-n1, haswell, … or all.",
+    ),
+    option("--require", multiple=True, metavar="NAME", help="Fail if this runtime cannot run."),
+    option(
+        "--atol", type=float, least=0,
+        help="Also fail where |runtime - eager| > atol + rtol * |eager|.",
+    ),
+    option("--rtol", type=float, least=0, help="Relative tolerance; see --atol."),
+)  # fmt: skip
 
-    The command gets --cpu NAME as ort-cpu@NAME in `runtimes`.
-    """
-
-    @functools.wraps(command)
-    def merged(*, runtimes: tuple[str, ...], cpus: tuple[str, ...], **values: Any) -> Any:
-        if cpus:
-            runtimes = (*(runtimes or (CPU,)), *(f"{CPU}@{name}" for name in cpus))
-        return command(runtimes=runtimes, **values)
-
-    add = with_options(
-        click.option(
-            "--runtime", "runtimes", multiple=True, metavar="NAME",
-            help="A runtime to run, or all; -NAME leaves one out of all.  "
-            "[default: ort-cpu, and ort-cuda where there is a GPU]",
-        ),
-        click.option(
-            "--cpu", "cpus", multiple=True, metavar="NAME",
-            help="An emulated CPU to run ort-cpu on: neoverse-n1, haswell, … or all.",
-        ),
-        click.option(
-            "--require", multiple=True, metavar="NAME", help="Fail if this runtime cannot run."
-        ),
-        click.option(
-            "--atol", type=click.FloatRange(min=0),
-            help="Also fail where |runtime - eager| > atol + rtol * |eager|.",
-        ),
-        click.option(
-            "--rtol", type=click.FloatRange(min=0), help="Relative tolerance; see --atol."
-        ),
-    )  # fmt: skip
-    return add(merged)
-
-
-budget_option = click.option(
+BUDGET = option(
     "--budget", "budgets", multiple=True, metavar="MEASURE>=N|MEASURE<=N",
     help="Fail if the quantised layer misses this bound against float32: sqnr>=30 (dB), "
     "cosine>=0.99, row<=0.1, kl<=0.01 (nats), top1>=0.99.  [default: by weights-dtype]",
 )  # fmt: skip
+
+
+def run_options(*others: Option) -> Decorator:
+    """Return a decorator for the options of runs and others, such as `BUDGET`.
+
+    The command gets them as `run`, a `RunOptions`, in which --cpu NAME is the runtime ort-cpu@NAME.
+    """
+
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def merged(
+            runtimes: tuple[str, ...], cpus: tuple[str, ...], require: tuple[str, ...],
+            atol: float | None, rtol: float | None, budgets: tuple[str, ...] = (), **values: Any,
+        ) -> Any:  # fmt: skip
+            from attn_export.runtimes.run_options import RunOptions
+
+            if cpus:
+                runtimes = (*(runtimes or (CPU,)), *(f"{CPU}@{name}" for name in cpus))
+            run = RunOptions.of(
+                runtimes=runtimes, require=require, atol=atol, rtol=rtol, budgets=budgets
+            )
+            return command(run=run, **values)
+
+        return with_options(*RUNS, *others)(merged)
+
+    return add
 
 
 def limit_own_memory() -> None:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from attn_export.commands.options import (
     STDOUT,
     Command,
@@ -24,8 +22,15 @@ from attn_export.errors import AttnExportError, UsageError, printable
 from attn_export.output_folder import write_errors, write_whole
 
 if TYPE_CHECKING:
-    from attn_export.report.progress import Progress
     from attn_export.results import Report
+    from attn_export.runtimes.run_options import RunOptions
+
+
+def echo(text: object, *, err: bool = False, nl: bool = True) -> None:
+    """Write a text to stdout or stderr, in what a terminal there can show."""
+    import click
+
+    click.echo(text, err=err, nl=nl)
 
 
 def messages(*, quiet: bool) -> Callable[[str], None]:
@@ -33,7 +38,7 @@ def messages(*, quiet: bool) -> Callable[[str], None]:
 
     def say(text: str) -> None:
         if not quiet:
-            click.echo(text, err=True)
+            echo(text, err=True)
 
     return say
 
@@ -55,8 +60,8 @@ class Output:
     quiet: bool
 
     @contextlib.contextmanager
-    def job(self, name: str) -> Iterator[Progress]:
-        """Yield a receiver of progress; write a report with the error if the block raises one.
+    def job(self, name: str, run: RunOptions) -> Iterator[RunOptions]:
+        """Yield the options with a progress bar; write a report of an error that is raised.
 
         After a `UsageError` nothing is written, because the job did not start.
         """
@@ -64,7 +69,7 @@ class Output:
 
         try:
             with progress(quiet=self.quiet) as bar:
-                yield bar
+                yield dataclasses.replace(run, progress=bar)
         except UsageError:
             raise
         except AttnExportError as error:
@@ -109,7 +114,7 @@ class Output:
 
         print_report(report, Console(stderr=self.quiet))
         if place is not None:
-            click.echo(f"bundle: {printable(place)}", err=self.quiet)
+            echo(f"bundle: {printable(place)}", err=self.quiet)
 
 
 def output_options(command: Command) -> Command:
@@ -144,7 +149,7 @@ def output_options(command: Command) -> Command:
 def write_file(file: str, text: str) -> None:
     """Write a text to a file in one step, or to stdout."""
     if file == STDOUT:
-        click.echo(text, nl=False)
+        echo(text, nl=False)
         return
     with write_errors(file):
         write_whole(Path(file), text)
@@ -167,4 +172,4 @@ def _report_to_github(report: Report, *, may_print: bool) -> None:
             file.write(to_markdown(report))
     if annotates:
         for line in github_annotations(report):
-            click.echo(line)
+            echo(line)

@@ -14,8 +14,8 @@ from attn_export.dialect_names import MODEL
 from attn_export.errors import BundleError, UsageError, counted
 from attn_export.judge.differences import Difference, compare_cases, judge_stored
 from attn_export.quality import Quality
-from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, StoredCase
+from attn_export.runtimes.run_options import Progress
 from attn_export.schema import Manifest
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Truth:
         subject = self.subject
         goldens, _ = golden_vectors(
             folder, subject.plan(), self._oracle, start, self.progress,
-            is_own_layer=subject.spec is not None, has_narrow_dtypes=bool(subject.narrow_dtypes()),
+            has_narrow_dtypes=bool(subject.narrow_dtypes()),
         )  # fmt: skip
         quality, of_quality = self._quality(stored.quality, goldens, folder)
         differences = [*compare_cases(goldens, stored.goldens), *of_quality]

@@ -59,7 +59,6 @@ def read_reference(
     reference: Any,
     ranges: Mapping[str, tuple[int, int]],
     relations: Mapping[str, str],
-    seed: int,
 ) -> Reference:
     """Return the reference for a module or a graph."""
     if isinstance(reference, str | Path):
@@ -69,16 +68,16 @@ def read_reference(
             "ranges and relations are for two graphs; a module has those of its example inputs and "
             "of its Subject"
         )
-    return _of_module(reference() if callable(reference) else reference, seed)
+    return _of_module(reference() if callable(reference) else reference)
 
 
-def _of_module(module: Any, seed: int) -> Reference:
+def _of_module(module: Any) -> Reference:
     from attn_export.export.subject import Subject
     from attn_export.export.subject_checks import output_dtypes
     from attn_export.truth.notes import truth_notes
     from attn_export.truth.oracle import Oracle
 
-    subject = Subject.from_spec(module, seed=seed) if isinstance(module, AttentionSpec) else module
+    subject = Subject.from_spec(module) if isinstance(module, AttentionSpec) else module
     if not isinstance(subject, Subject):
         raise UsageError(
             "compare takes a Subject, an AttentionSpec or an ONNX file; got "

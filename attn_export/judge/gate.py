@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,27 +147,3 @@ def _ratio(worst: Mapping[str, float], name: str) -> tuple[float, str]:
         f"{worst[name]:.2f} of what is allowed, against {worst[best]:.2f}"
     )
     return ratio, text
-
-
-# -- the user's tolerances ----------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Gate:
-    """Tolerances of the user, checked in addition to the rule: |r − e| ≤ atol + rtol·|e|.
-
-    Here r is the runtime's output and e is eager's. There is no gate if both are None.
-
-    Attributes:
-        atol: Absolute tolerance; None for 0.
-        rtol: Relative tolerance; None for 0.
-    """
-
-    atol: float | None = None
-    rtol: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("atol", "rtol"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise UsageError(f"{name} must be a finite number, at least 0; got {value}")

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from attn_export.errors import counted
-from attn_export.judge.gate import Gate
 from attn_export.measures import Measures, fill_ignored_rows
 from attn_export.results import Arrays, Golden, Verdict
 from attn_export.rule import TIES, TIES_ADVICE, describe_wrong, judge_array
+from attn_export.runtimes.run_options import Gate
 from attn_export.tensorfile import is_floating
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attn_export.errors import counted
-from attn_export.judge.gate import Gate
 from attn_export.judge.judge import judge
 from attn_export.measures import (
     Index,
@@ -32,6 +31,7 @@ from attn_export.results import (
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.process import CaseResult, Worker
 from attn_export.runtimes.protocol import SEPARATE_BUFFERS
+from attn_export.runtimes.run_options import Gate, RunOptions
 from attn_export.schema import Allowed, GraphFile
 from attn_export.tensorfile import is_floating
 
@@ -185,16 +185,9 @@ def _rounded(value: float) -> float | None:
 
 # -- judgement of the runtimes' outputs as they arrive ------------------------------------------
 
-Advance = Callable[[str], None]
-"""A function that is called with a short text after every case."""
-
 
 def judge_pool(
-    pool: Pool,
-    goldens: Sequence[Golden],
-    axes: Mapping[str, Shape],
-    gate: Gate,
-    advance: Advance,
+    pool: Pool, goldens: Sequence[Golden], axes: Mapping[str, Shape]
 ) -> tuple[tuple[RuntimeRun, ...], tuple[Verdict, ...]]:
     """Wait for the runtimes, and compare the outputs of each case with its truth.
 
@@ -215,7 +208,7 @@ def judge_pool(
         if not worker.runtime.keeps_non_finite:
             cases = {n: dataclasses.replace(g, determined={}) for n, g in by_name.items()}
             facts["NaN and Inf"] = "not compared"
-        judged, worst, seconds = _judge_worker(worker, graph, count, cases, gate, advance)
+        judged, worst, seconds = _judge_worker(worker, graph, count, cases, pool.run)
         verdicts += judged
         required = worker.outcome != "not run"
         errors = worst.error_map(axes) if worker.outcome != "refused" else None
@@ -240,8 +233,7 @@ def _judge_worker(
     graph: str,
     expected_count: int,
     goldens: Mapping[str, Golden],
-    gate: Gate,
-    advance: Advance,
+    run: RunOptions,
 ) -> tuple[list[Verdict], Worst, dict[str, float]]:
     """Return the verdicts on a worker, the worst of them, and the seconds of each case.
 
@@ -258,10 +250,10 @@ def _judge_worker(
             verdicts.append(Verdict(name, graph, served.case, "", "error", served.error))
         else:
             golden = goldens[served.case]
-            judged, outputs = _judge_case(name, graph, golden, served, gate)
+            judged, outputs = _judge_case(name, graph, golden, served, run.gate)
             worst.update(judged, golden, outputs)
             verdicts += judged
-        advance(f"{name}: {served.case}")
+        run.progress.advance(f"{name}: {served.case}")
     if worker.outcome == "ran" and served_count < expected_count:
         worker.outcome = "crashed"
         worker.reason = f"served {served_count} of {counted(expected_count, 'case')}"

@@ -7,25 +7,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from attn_export.runtimes.run_options import Progress
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
-
-
-class Progress:
-    """Receiver of a job's progress, which it ignores."""
-
-    def phase(self, text: str) -> None:
-        """Start a phase of the job, described by `text`."""
-
-    def expect(self, steps: int) -> None:
-        """Increase the number of expected steps."""
-
-    def advance(self, text: str) -> None:
-        """Count one step, described by `text`."""
-
-    def hidden(self) -> contextlib.AbstractContextManager[object]:
-        """Hide the bar in a block that writes to the terminal, or whose processes do."""
-        return contextlib.nullcontext()
 
 
 class _BarProgress(Progress):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -10,67 +9,32 @@ from pathlib import Path
 from typing import Self
 
 from attn_export.results import WHOLE_DECODE, RuntimeRun, StoredCase
-from attn_export.runtimes.catalogue import DEFAULT, all_names, runtime, runtimes_of
 from attn_export.runtimes.process import Worker
-from attn_export.runtimes.protocol import Limits, Runtime, known_limit
+from attn_export.runtimes.protocol import Runtime, known_limit
+from attn_export.runtimes.run_options import RunOptions
 from attn_export.schema import GraphFile
-
-ALWAYS_REQUIRED = "ort-cpu"
-ALL = "all"
-
-
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """The runtimes of a job, and those that are required.
-
-    Attributes:
-        runtimes: The runtimes to run, in order.
-        required: The names of the runtimes that must run at least one graph.
-    """
-
-    runtimes: tuple[Runtime, ...]
-    required: frozenset[str]
-
-    @classmethod
-    def of(cls, named: Sequence[str], require: Sequence[str]) -> Self:
-        """Return the selection of the command line's --runtime and --require.
-
-        `named`: The values of --runtime: names of required runtimes; ``"all"`` for every known
-        runtime, of which only ort-cpu is required; ``"-NAME"`` to leave one out of ``"all"``.
-        Empty: the runtimes of `DEFAULT`.
-        """
-        # Runtimes that `DEFAULT` or "all" adds may be missing: most machines have no GPU.
-        excluded = [runtime(name[1:]).name for name in named if name.startswith("-")]
-        known = [name for name in all_names() if name not in excluded] if ALL in named else []
-        named = [name for name in named if name != ALL and not name.startswith("-")]
-        chosen = [*known, *named] or DEFAULT
-        runtimes = _by_name([*chosen, *require])
-        required = _by_name([*named, *require, ALWAYS_REQUIRED])
-        return cls(tuple(runtimes.values()), frozenset(required))
-
-
-def _by_name(names: Iterable[str]) -> dict[str, Runtime]:
-    return {runtime.name: runtime for name in names for runtime in runtimes_of(name)}
+from attn_export.temp_folders import scratch
 
 
 class Pool:
     """Worker processes, which import their SDKs while the job itself still prepares the graphs.
 
     Attributes:
+        run: How the graphs are run and judged.
         workers: The processes, by the names of runtime and graph.
+        out: The folder for outputs, which is removed in the end.
     """
 
-    def __init__(self, selection: Selection, graphs: Iterable[GraphFile], limits: Limits) -> None:
+    def __init__(self, run: RunOptions, graphs: Iterable[GraphFile]) -> None:
+        self.run = run
         self.workers: dict[tuple[str, str], Worker] = {}
-        self._selection, self._limits = selection, limits
         # Called once for each runtime: some read files.
-        self._unavailable = {
-            selected.name: selected.unavailable() for selected in selection.runtimes
-        }
+        self._unavailable = {selected.name: selected.unavailable() for selected in run.runtimes}
         self._reasons: dict[tuple[str, str], str] = {}
         self._graph_files: dict[str, GraphFile] = {}
         self._cases: dict[str, list[StoredCase]] = {}
         self._stack = ExitStack()
+        self.out = self._stack.enter_context(scratch())
         self.add(graphs)
 
     def __enter__(self) -> Self:
@@ -88,7 +52,7 @@ class Pool:
         files = list(graphs)
         self._graph_files |= {file.name: file for file in files}
         for file in files:
-            for selected in self._selection.runtimes:
+            for selected in self.run.runtimes:
                 self._add(selected, file)
 
     def _add(self, runtime: Runtime, file: GraphFile) -> None:
@@ -102,7 +66,7 @@ class Pool:
             if key in self.workers:  # started before the features of the graph were known
                 self.workers.pop(key).close()
         elif key not in self.workers:
-            worker = Worker(runtime, self._limits, lazy=runtime.in_turn)
+            worker = Worker(runtime, self.run.limits, lazy=runtime.in_turn)
             self.workers[key] = self._stack.enter_context(worker)
 
     def absent(self) -> list[RuntimeRun]:
@@ -110,7 +74,7 @@ class Pool:
 
         A required runtime must run at least one graph.
         """
-        missed = self._selection.required - {name for name, _ in self.workers}
+        missed = self.run.required - {name for name, _ in self.workers}
         return [
             RuntimeRun(name, graph, "not run", reason, name in missed, {})
             for (name, graph), reason in self._reasons.items()
@@ -122,7 +86,6 @@ class Pool:
         inputs: Sequence[str],
         axes: Mapping[str, Sequence[str | int]],
         cases: Iterable[StoredCase],
-        out: Path,
     ) -> int:
         """Pass graphs and cases to the processes, and return at once.
 
@@ -136,7 +99,7 @@ class Pool:
         numbers = {case.name: str(number) for number, case in enumerate(all_cases)}
         for (name, graph), worker in self.workers.items():
             files = [
-                (case.name, case.folder, out / name / Path(graph).name / numbers[case.name])
+                (case.name, case.folder, self.out / name / Path(graph).name / numbers[case.name])
                 for case in self._cases[graph]
             ]
             decodes = [case.name for case in self._cases[graph] if case.kind == WHOLE_DECODE]

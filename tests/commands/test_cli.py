@@ -18,7 +18,7 @@ import pytest
 from conftest import Cli, command
 from processes import default_signals, wait_until_handled
 
-from attn_export.commands.build_command import GROUPS
+from attn_export.commands.build import GROUPS
 from attn_export.commands.main import cli as group
 from attn_export.commands.main import run
 

@@ -21,6 +21,7 @@ from compared import (
     subject,
     tiled,
 )
+from conftest import on
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
@@ -59,7 +60,7 @@ def failed_cases(report: Report) -> set[str]:
 )  # fmt: skip
 @pytest.mark.every(3)
 def test_a_right_graph_of_another_exporter_passes(options, tmp_path: Path):
-    report = compare(subject(), exported(tmp_path / "mine.onnx", **options), runtimes=["ort-cpu"])
+    report = compare(subject(), exported(tmp_path / "mine.onnx", **options), on("ort-cpu"))
     if options.get("names") == "y x z":  # what has the same name is taken for the same input
         assert not report.passed
         return
@@ -71,13 +72,13 @@ def test_a_right_graph_of_another_exporter_passes(options, tmp_path: Path):
 def test_cases_keep_within_the_bounds_of_the_subject(good: Path):
     axes = {"x": {0: "batch", 1: Axis("query_len", max=9)}, "y": {0: "batch", 1: "key_len"}}
     bounded = Subject(Cross().eval(), INPUTS, axes, ["z"])
-    report = compare(bounded, good, runtimes=["ort-cpu"])
+    report = compare(bounded, good, on("ort-cpu"))
     assert any("query_len 1-9," in note for note in report.notes)
 
 
 def test_names_are_mapped_by_a_dict(tmp_path: Path):
     graph = exported(tmp_path / "mine.onnx", names="y x z")
-    found = compare(subject(), graph, names={"x": "y", "y": "x"}, runtimes=["ort-cpu"])
+    found = compare(subject(), graph, on("ort-cpu"), names={"x": "y", "y": "x"})
     assert found.passed
 
 
@@ -92,7 +93,7 @@ def test_names_are_mapped_by_a_dict(tmp_path: Path):
 @pytest.mark.every(3)
 def test_a_fault_fails_and_is_located_in_the_module(module, node, line, tmp_path: Path):
     graph = exported(tmp_path / "wrong.onnx", module.eval())
-    report = compare(subject(), graph, runtimes=["ort-cpu"])
+    report = compare(subject(), graph, on("ort-cpu"))
     assert report.exit_code == 6
     assert len(failed_cases(report)) > 20
     (why,) = report.explanations
@@ -107,7 +108,7 @@ def test_a_wrong_weight_is_located(good: Path, tmp_path: Path):
         tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
     graph = changed(good, tmp_path / "wrong.onnx", change)
-    report = compare(subject(), graph, runtimes=["ort-cpu"])
+    report = compare(subject(), graph, on("ort-cpu"))
     assert report.exit_code == 6
     assert re.search(r"first at (Add|Gemm) \S+ \(compared\.py:\d+\)", report.explanations[0])
 
@@ -126,9 +127,8 @@ def test_rows_that_pytorchs_decomposition_does_not_mask_fail(tmp_path: Path):
         dynamo=True, dynamic_shapes={name: {0: batch, 1: length} for name in inputs},
         input_names=["x", "mask"],
     )  # fmt: skip
-    report = compare(
-        Subject(Masked().eval(), inputs, axes, ["z"]), tmp_path / "m.onnx", runtimes=["ort-cpu"]
-    )
+    masked = Subject(Masked().eval(), inputs, axes, ["z"])
+    report = compare(masked, tmp_path / "m.onnx", on("ort-cpu"))
     failed = failed_cases(report)
     assert failed
     assert all(re.search("masked|padding|L1|in_rows", name) for name in failed), failed
@@ -184,7 +184,7 @@ def fixed(*places: tuple[str, int, int]) -> Callable[[onnx.GraphProto], None]:
 def test_another_signature_is_refused_before_anything_runs(change, says, good: Path, tmp_path):
     graph = changed(good, tmp_path / "other.onnx", change)
     with pytest.raises(GraphError, match=r"other\.onnx") as caught:
-        compare(subject(), graph, runtimes=["ort-cpu"])
+        compare(subject(), graph, on("ort-cpu"))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -192,7 +192,7 @@ def test_another_signature_is_refused_before_anything_runs(change, says, good: P
 def test_a_name_that_there_is_not_is_refused(good: Path):
     for names in ({"w": "x"}, {"x": "w"}):
         with pytest.raises(UsageError, match="has no input or output w"):
-            compare(subject(), good, names=names, runtimes=["ort-cpu"])
+            compare(subject(), good, on("ort-cpu"), names=names)
 
 
 @pytest.mark.extended
@@ -202,19 +202,19 @@ def test_a_graph_that_computes_in_float16_is_judged_by_its_precision(tmp_path: P
             return super().forward(x.half(), y.half()).float()
 
     graph = exported(tmp_path / "half.onnx", Narrow().eval().half())
-    report = compare(subject(), graph, runtimes=["ort-cpu"])
+    report = compare(subject(), graph, on("ort-cpu"))
     assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
     assert any("computes in fewer bits" in note for note in report.notes)
     graph = exported(tmp_path / "wrong.onnx", Narrow(scale=0.3).eval().half())
-    assert compare(subject(), graph, runtimes=["ort-cpu"]).exit_code == 6
+    assert compare(subject(), graph, on("ort-cpu")).exit_code == 6
 
 
 def test_the_bundle_of_a_comparison_verifies_and_that_of_a_failure_fails(good, scaled, tmp_path):
-    assert compare(subject(), good, output=tmp_path / "b", runtimes=["ort-cpu"]).passed
+    assert compare(subject(), good, on("ort-cpu"), output=tmp_path / "b").passed
     assert verify(tmp_path / "b", runtimes=["ort-cpu"]).passed
     # A graph of others must only meet the ONNX standard.
     assert all(finding.is_warning for finding in check(tmp_path / "b" / "good.onnx"))
-    assert not compare(good, scaled, output=tmp_path / "c", runtimes=["ort-cpu"]).passed
+    assert not compare(good, scaled, on("ort-cpu"), output=tmp_path / "c").passed
     report = verify(tmp_path / "c.failed", runtimes=["ort-cpu"])
     assert {v.graph for v in report.verdicts if v.status == "failed"} == {"scaled.onnx"}
     assert {v.graph for v in report.verdicts} == {"scaled.onnx", "reference.onnx"}

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from compared import changed, exported, good_graph, scaled_graph
-from conftest import Cli
+from conftest import Cli, on
 from onnx import TensorProto, helper, numpy_helper
 from shared import extended
 
@@ -38,13 +38,13 @@ def scaled() -> Path:
 
 @pytest.mark.parametrize("options", [{"opset": 23}, {"dynamo": False, "opset": 14}], ids=str)
 def test_two_right_graphs_pass(options, good: Path, tmp_path: Path):
-    report = compare(good, exported(tmp_path / "other.onnx", **options), runtimes=["ort-cpu"])
+    report = compare(good, exported(tmp_path / "other.onnx", **options), on("ort-cpu"))
     assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
     assert len({verdict.case for verdict in report.verdicts}) > 20
 
 
 def test_of_two_graphs_the_wrong_one_fails_and_its_first_wrong_node_is_named(good, scaled):
-    report = compare(good, scaled, runtimes=["ort-cpu"])
+    report = compare(good, scaled, on("ort-cpu"))
     assert report.exit_code == 6
     assert re.search(r"differs from good\.onnx first at Mul ", report.explanations[0])
 
@@ -60,7 +60,7 @@ def in_constant_nodes(graph: onnx.GraphProto, factor: float = 1.0) -> None:
 def test_a_wrong_constant_node_is_named(good: Path, tmp_path: Path):
     one = changed(good, tmp_path / "one.onnx", in_constant_nodes)
     other = changed(good, tmp_path / "other.onnx", lambda graph: in_constant_nodes(graph, 1.1))
-    report = compare(one, other, runtimes=["ort-cpu"])
+    report = compare(one, other, on("ort-cpu"))
     assert report.exit_code == 6
     assert re.search("first at Mul .*the initialiser .* has other values", report.explanations[0])
 
@@ -98,11 +98,11 @@ def stored_as(dtype: int, factor: float = 1.0) -> Callable[[onnx.GraphProto], No
 )
 def test_weights_in_a_narrower_type_are_judged_by_its_precision(dtype, good: Path, tmp_path: Path):
     graph = changed(good, tmp_path / "narrow.onnx", stored_as(dtype))
-    report = compare(good, graph, runtimes=["ort-cpu"])
+    report = compare(good, graph, on("ort-cpu"))
     assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
     assert any("fewer bits" in note for note in report.notes)
     wrong = changed(good, tmp_path / "wrong.onnx", stored_as(dtype, 1.1))
-    assert compare(good, wrong, runtimes=["ort-cpu"]).exit_code == 6
+    assert compare(good, wrong, on("ort-cpu")).exit_code == 6
 
 
 def decoder(path: Path, *, table: int = 400, wrong: bool = False) -> Path:
@@ -144,13 +144,13 @@ def decoder(path: Path, *, table: int = 400, wrong: bool = False) -> Path:
 
 def test_ids_masks_and_sums_of_axes_are_inferred(tmp_path: Path):
     one, other = decoder(tmp_path / "a.onnx"), decoder(tmp_path / "b.onnx")
-    report = compare(one, other, runtimes=["ort-cpu"])
+    report = compare(one, other, on("ort-cpu"))
     assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
     said = " | ".join(report.notes)
     assert "input_ids is drawn from 0 to 399, the rows of table" in said
     assert "mask is drawn from 0 to 1" in said
     assert re.search(r"of the axes, (total = (length \+ before|before \+ length))", said)
-    wrong = compare(one, decoder(tmp_path / "c.onnx", wrong=True), runtimes=["ort-cpu"])
+    wrong = compare(one, decoder(tmp_path / "c.onnx", wrong=True), on("ort-cpu"))
     assert wrong.exit_code == 6
     assert "low" in wrong.explanations[0]
 
@@ -210,7 +210,7 @@ FREE, ALIKE = "s26 s27 s43 s70 s54 s84 s53", "b b b new old old total"
 
 
 def test_axes_that_must_be_equal_are_found(tmp_path: Path):
-    reference = read_reference(cached(tmp_path / "a.onnx", FREE), {}, {}, 0)
+    reference = read_reference(cached(tmp_path / "a.onnx", FREE), {}, {})
     assert reference.interface.sums == {"s53": "s54 + s70"}
     assert reference.interface.axes == ["s26", "s53", "s54", "s70"]
     assert reference.interface.roles.names == {
@@ -218,28 +218,28 @@ def test_axes_that_must_be_equal_are_found(tmp_path: Path):
     }  # fmt: skip
     (note,) = (note for note in reference.notes if note.startswith("of the axes"))
     assert "s27 = s26, s43 = s26, s53 = s54 + s70, s84 = s54" in note
-    named = read_reference(cached(tmp_path / "b.onnx", ALIKE), {}, {}, 0)
+    named = read_reference(cached(tmp_path / "b.onnx", ALIKE), {}, {})
     assert named.interface.sums == {"total": "new + old"}
 
 
 def test_relations_are_what_the_user_says(tmp_path: Path):
     graph, given = cached(tmp_path / "a.onnx", FREE), {"s84": "s54", "s53": "s54+s70"}
-    reference = read_reference(graph, {}, given, 0)
+    reference = read_reference(graph, {}, given)
     assert reference.interface.sums == {"s53": "s54 + s70"}
     for wrong in ({"s5": "s54"}, {"s53": "s54+x"}, {"s53": "s53"}, {"s84": "s53", "s53": "s54"}):
         with pytest.raises(UsageError, match="--relation"):
-            read_reference(graph, {}, wrong, 0)
+            read_reference(graph, {}, wrong)
     with pytest.raises(UsageError, match="ranges and relations are for two graphs"):
-        read_reference(object(), {}, given, 0)
+        read_reference(object(), {}, given)
 
 
 def test_a_range_is_what_the_user_says(tmp_path: Path):
     one, other = decoder(tmp_path / "a.onnx"), decoder(tmp_path / "b.onnx")
-    report = compare(one, other, ranges={"input_ids": (2, 300)}, runtimes=["ort-cpu"])
+    report = compare(one, other, on("ort-cpu"), ranges={"input_ids": (2, 300)})
     assert report.passed
     assert "input_ids is drawn from 2 to 300" in report.notes
     with pytest.raises(UsageError, match="has no such integer input"):
-        compare(one, other, ranges={"past": (2, 3)}, runtimes=["ort-cpu"])
+        compare(one, other, on("ort-cpu"), ranges={"past": (2, 3)})
 
 
 # -- the command line -----------------------------------------------------------------------------

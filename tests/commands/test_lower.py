@@ -12,7 +12,7 @@ from conftest import small_spec
 from shared import extended, once
 
 from attn_export import AttentionSpec, build, verify
-from attn_export.commands.lower import lower_here
+from attn_export.commands.lower_here import lower_here
 from attn_export.commands.main import run
 from attn_export.graph import save
 

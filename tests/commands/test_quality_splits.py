@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import small_spec
+from conftest import on, small_spec
 from report_schema import validator
 from shared import few_bits_bundle
 
@@ -48,7 +48,7 @@ def test_weights_are_rounded_and_not_clipped(bundle: Path, report: Report):
     assert set(splits) == set(alone)
     for part, each in splits.items():
         assert (each.rounding, each.clipped, each.share) == (alone[part], None, 0.0)
-    said = explain(bundle, "ort-cpu").distance
+    said = explain(bundle, on("ort-cpu")).distance
     sqnr = report.quality.outputs[0].sqnr
     assert said[0].startswith(f"output: {sqnr:.1f} dB after quantising; of the kernel alone 1")
     assert f"q_proj.weight: rounding {alone['q_proj.weight']:.1f} dB, clipping nothing" in said

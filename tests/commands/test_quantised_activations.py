@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import small_spec
+from conftest import on, small_spec
 from onnx import numpy_helper
 from shared import extended, judged_graphs, nodes_of, passed_bundle
 
@@ -137,7 +137,7 @@ def test_a_kit_passes_and_feeds_no_case_token_by_token(kit_says):
 def test_a_graph_is_judged_by_its_module_and_by_another_graph(whose: str):
     folder = bundle_of("cached")
     truth = Subject.from_spec(spec_of("cached")) if whose == "the module" else folder / "model.onnx"
-    report = compare(truth, folder / "model.portable.onnx", runtimes=["ort-cpu"])
+    report = compare(truth, folder / "model.portable.onnx", on("ort-cpu"))
     assert report.passed, str(report)
     assert len({verdict.case for verdict in report.verdicts}) > 40
 

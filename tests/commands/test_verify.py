@@ -17,8 +17,8 @@ from attn_export import build, verify
 from attn_export.bundle.golden import stored_cases
 from attn_export.bundle.manifest import manifest_content, read_manifest, write_manifest
 from attn_export.errors import BundleError, GraphError
-from attn_export.report.progress import Progress
 from attn_export.results import Report
+from attn_export.runtimes.run_options import Progress
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from conftest import ROOT, Cli, command
+from conftest import ROOT, Cli, command, on
 from graph_faults import bundle_of
 from graph_surgery import Graph
 from hard_faults import row_beyond_the_end
@@ -146,6 +146,6 @@ def test_a_healthy_bundle_gives_0_and_no_folder(bundle: Path, cli: Cli, tmp_path
 def test_the_reproducer_is_not_named_after_a_path_of_this_machine(
     bundle: Path, wrong: Path, tmp_path: Path
 ):
-    explain(bundle, "ort-cpu", graph=wrong, output=tmp_path / "folder")
+    explain(bundle, on("ort-cpu"), graph=wrong, output=tmp_path / "folder")
     for path in (tmp_path / "folder").iterdir():
         assert str(ROOT).encode() not in path.read_bytes()

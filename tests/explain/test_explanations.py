@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from conftest import on
 from graph_faults import bundle_of
 from graph_surgery import Graph
 
@@ -30,7 +31,7 @@ def explained(tmp_path: Path) -> Callable[[Change], Explanation]:
         path = tmp_path / "changed.onnx"
         onnx.save(graph.model, path)
         folder = tmp_path / "explained"
-        return explain(bundle_of("gqa"), "ort-cpu", graph=path, seconds=20, output=folder)
+        return explain(bundle_of("gqa"), on("ort-cpu"), graph=path, seconds=20, output=folder)
 
     return of
 
@@ -103,13 +104,13 @@ def test_other_outputs_are_named_and_shown(explained, change: Change, says: str,
 def test_a_graph_that_cannot_be_read_is_refused_as_verify_does(bundle: Path, tmp_path: Path):
     (tmp_path / "bad.onnx").write_bytes(b"no graph")
     with pytest.raises(GraphError, match="is not an ONNX model"):
-        explain(bundle, "ort-cpu", graph=tmp_path / "bad.onnx")
+        explain(bundle, on("ort-cpu"), graph=tmp_path / "bad.onnx")
 
 
 def test_one_runtime_is_explained_at_a_time(bundle: Path):
     with pytest.raises(UsageError, match="one runtime at a time"):
-        explain(bundle, "all")
+        explain(bundle, on("all"))
 
 
 def test_options_that_explain_ignores_are_noted(bundle: Path):
-    assert "--atol" in explain(bundle, "ort-cpu").notes[0]
+    assert "--atol" in explain(bundle, on("ort-cpu")).notes[0]

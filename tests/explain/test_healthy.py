@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import on
 from graph_faults import SPECS, bundle_of
 from shared import extended
 
@@ -72,7 +73,7 @@ def test_a_right_bundle_has_no_cause(healthy: Path, need, request: pytest.Fixtur
         need(name)
         # OpenVINO has no TensorScatter.
         graph = "model.portable.onnx" if healthy.name == "in-place" else "model.onnx"
-        found = explain(healthy, name, graph=healthy / graph)
+        found = explain(healthy, on(name), graph=healthy / graph)
         assert (found.fault, found.causes) == ("none", ()), found.sentence
         assert found.cases > 10
         assert "nothing to explain" in found.sentence

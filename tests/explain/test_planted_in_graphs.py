@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from conftest import on
 from graph_faults import FAULTS, Planted, bundle_of
 from graph_surgery import Graph
 from hard_faults import HARD_FAULTS
@@ -52,7 +53,7 @@ DEFAULT = of_each_kind([*FAULTS, *HARD_FAULTS])
 def test_a_fault_in_a_graph_is_named_first(fault: Planted, tmp_path: Path):
     bundle = bundle_of(fault.spec)
     graph = planted(fault, bundle, tmp_path)
-    found = explain(bundle, fault.runtime, graph=graph, seconds=20)
+    found = explain(bundle, on(fault.runtime), graph=graph, seconds=20)
     assert found.fault == "graph"
     first = found.causes[0]
     assert first.kind in fault.kinds, found.sentence
@@ -64,7 +65,7 @@ def test_the_folder_shows_the_fault_and_none_after_its_correction(tmp_path: Path
     bundle = bundle_of("gqa")
     fault = next(fault for fault in FAULTS if fault.name == "scale_3_percent_less")
     folder = tmp_path / "explained"
-    found = explain(bundle, "ort-cpu", graph=planted(fault, bundle, tmp_path), output=folder)
+    found = explain(bundle, on("ort-cpu"), graph=planted(fault, bundle, tmp_path), output=folder)
     assert found.folder == folder
     # One query sees one key without a past, whatever the scale is: two keys are the least.
     assert dict(found.smallest) == {"batch": 1, "past_len": 1, "query_len": 1, "total_len": 2}

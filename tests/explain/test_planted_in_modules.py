@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+from conftest import on
 from shared import extended, once
 from torch import Tensor, nn
 
@@ -88,7 +89,7 @@ def right() -> Path:
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.every(3)
 def test_the_fault_of_a_module_is_named_first(wrong: str, right: Path, tmp_path: Path):
-    found = explain(right, "ort-cpu", graph=exported(Layer(wrong), tmp_path), seconds=20)
+    found = explain(right, on("ort-cpu"), graph=exported(Layer(wrong), tmp_path), seconds=20)
     assert found.fault == "graph"
     assert found.causes[0].kind == wrong, found.sentence
 
@@ -107,7 +108,7 @@ def test_a_fault_in_one_of_many_layers_is_found_at_its_node(layers: int, tmp_pat
     scale.f *= 1.3
     path = tmp_path / "planted.onnx"
     onnx.save(model, path)
-    found = explain(right, "ort-cpu", graph=path)
+    found = explain(right, on("ort-cpu"), graph=path)
     assert found.fault == "graph"
     assert found.first is not None
     assert (found.first.node, found.first.operator) == (node.name, "Attention")
@@ -122,7 +123,7 @@ def test_so_is_one_in_a_module_that_torch_exported(tmp_path: Path):
     right = stack(12)
     theirs = exported(Stack(12, "causal dropped"), tmp_path)
     names = [n.name for n in onnx.load(right / "model.onnx").graph.node if n.op_type == "Attention"]
-    found = explain(right, "ort-cpu", graph=theirs)
+    found = explain(right, on("ort-cpu"), graph=theirs)
     first = found.causes[0]
     assert (first.kind, first.node) == ("causal dropped", names[WRONG_LAYERS[12]]), found.sentence
 

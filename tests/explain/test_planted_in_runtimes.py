@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from conftest import on
 
 from attn_export import build
 from attn_export.commands.explain import explain
@@ -33,7 +34,7 @@ def computes_in(hint: str) -> str:
 def test_low_precision_is_named_with_its_remedy(name: str, bundle: Path, need):
     need("openvino")
     precision = computes_in(name)
-    found = explain(bundle, "openvino", options={LOW: name})
+    found = explain(bundle, on("openvino"), options={LOW: name})
     if not precision:
         # The hint changes nothing, so nothing is wrong.
         assert found.fault == "none", found.sentence
@@ -64,14 +65,14 @@ def test_a_kernel_that_keeps_an_earlier_shape_is_no_fault_of_the_graph(tmp_path:
 
 
 def test_options_that_an_engine_does_not_have_are_named(bundle: Path):
-    found = explain(bundle, "ort-cpu", options={"graph_optimization_level": "fast"})
+    found = explain(bundle, on("ort-cpu"), options={"graph_optimization_level": "fast"})
     assert found.fault == "did not run"
     assert "choose from disable_all" in found.sentence
-    found = explain(bundle, "ort-cpu", options={"graph_optimisation_level": "disable_all"})
+    found = explain(bundle, on("ort-cpu"), options={"graph_optimisation_level": "disable_all"})
     assert found.fault == "did not run"
     assert "there is no option 'graph_optimisation_level'" in found.sentence
     with pytest.raises(UsageError, match="onnx-reference takes no options"):
-        explain(bundle, "onnx-reference", options={"a": "b"})
+        explain(bundle, on("onnx-reference"), options={"a": "b"})
 
 
 def test_a_runtime_that_is_not_here_is_one_line(bundle: Path, monkeypatch: pytest.MonkeyPatch):
@@ -79,14 +80,14 @@ def test_a_runtime_that_is_not_here_is_one_line(bundle: Path, monkeypatch: pytes
 
     monkeypatch.setattr(OrtCuda, "unavailable", lambda _: "there is no GPU")
     with pytest.raises(RuntimeFailure, match="ort-cuda cannot run here: there is no GPU"):
-        explain(bundle, "ort-cuda")
+        explain(bundle, on("ort-cuda"))
 
 
 def test_an_unknown_case_is_refused(bundle: Path):
     with pytest.raises(UsageError, match="there is no case 'x'; choose from shape_B1_P0_L1"):
-        explain(bundle, "ort-cpu", case="x")
+        explain(bundle, on("ort-cpu"), case="x")
 
 
 def test_a_time_that_is_no_number_is_refused(bundle: Path):
     with pytest.raises(UsageError, match="seconds must be a number; got nan"):
-        explain(bundle, "ort-cpu", seconds=float("nan"))
+        explain(bundle, on("ort-cpu"), seconds=float("nan"))

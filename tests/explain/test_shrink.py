@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from conftest import on
 from graph_surgery import Graph
 from shared import bundle_of
 
@@ -35,5 +36,5 @@ def test_right_integers_of_a_cache_are_no_failure_of_a_smaller_case(tmp_path: Pa
     graph.set_attribute(graph.one("Attention"), "is_causal", 0)
     path = tmp_path / "changed.onnx"
     onnx.save(graph.model, path)
-    found = explain(bundle_of("blocks"), "ort-cpu", graph=path, seconds=20)
+    found = explain(bundle_of("blocks"), on("ort-cpu"), graph=path, seconds=20)
     assert found.smallest["query_len"] == 2  # the least that a causal mask changes

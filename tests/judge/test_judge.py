@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from made_golden import ALLOWED, made_golden
 
-from attn_export.judge.gate import Gate
 from attn_export.judge.judge import judge
 from attn_export.results import Golden, Verdict
+from attn_export.runtimes.run_options import Gate
 from attn_export.schema import Allowed
 
 NAN, INF = np.nan, np.inf

@@ -25,6 +25,7 @@ import torch
 import attn_export.commands.build
 import attn_export.commands.explain
 import attn_export.commands.lower
+import attn_export.commands.lower_here
 import attn_export.export
 import attn_export.export.subject
 import attn_export.truth.oracle
@@ -60,7 +61,7 @@ class KillSwitch:
 
     def _here(self, _function: str, _about: str, **arguments: str) -> Any:
         """Lower in this process, whose steps are counted."""
-        return attn_export.commands.lower.lower_here(**arguments)
+        return attn_export.commands.lower_here.lower_here(**arguments)
 
     def _counted(self, call: Callable[..., Any], name: str = "") -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:

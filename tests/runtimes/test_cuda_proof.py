@@ -9,8 +9,8 @@ import pytest
 from attn_export import verify
 from attn_export.runtimes.engines import ort_cuda
 from attn_export.runtimes.engines.ort_cuda import CudaEngine, OrtCuda, no_cuda_device
-from attn_export.runtimes.pool import Selection
 from attn_export.runtimes.protocol import Limits
+from attn_export.runtimes.run_options import RunOptions
 
 without_gpu = pytest.mark.xfail(
     not no_cuda_device(), reason="this machine has a GPU: nothing falls back here", strict=True
@@ -87,6 +87,6 @@ def test_a_fallback_to_the_cpu_fails_every_case_even_though_all_numbers_are_righ
 
 
 def test_ort_cpu_is_always_required_and_ort_cuda_only_when_named():
-    assert Selection.of([], []).required == {"ort-cpu"}
-    assert "ort-cuda" in Selection.of(["ort-cuda"], []).required
-    assert "onnx-reference" in Selection.of([], ["onnx-reference"]).required
+    assert RunOptions.of().required == {"ort-cpu"}
+    assert "ort-cuda" in RunOptions.of(runtimes=["ort-cuda"]).required
+    assert "onnx-reference" in RunOptions.of(require=["onnx-reference"]).required

@@ -12,8 +12,8 @@ from conftest import Cli, small_spec
 from attn_export import build
 from attn_export.errors import UsageError
 from attn_export.runtimes.catalogue import all_runtimes, runtimes_of_parts
-from attn_export.runtimes.pool import Selection
 from attn_export.runtimes.protocol import known_limit
+from attn_export.runtimes.run_options import RunOptions
 from attn_export.schema import GraphFile
 
 
@@ -90,12 +90,12 @@ def test_all_runs_what_is_here_and_does_not_miss_the_rest(tmp_path: Path, cli: C
 
 def test_one_may_be_left_out_of_all():
     every = {kind.name for kind in all_runtimes()}
-    assert {kind.name for kind in Selection.of(["all"], []).runtimes} == every
-    without = Selection.of(["all", "-opencv", "-iree"], [])
+    assert {kind.name for kind in RunOptions.of(runtimes=["all"]).runtimes} == every
+    without = RunOptions.of(runtimes=["all", "-opencv", "-iree"])
     assert {kind.name for kind in without.runtimes} == every - {"opencv", "iree"}
     assert without.required == {"ort-cpu"}
     with pytest.raises(UsageError, match="unknown runtime 'nothing'"):
-        Selection.of(["all", "-nothing"], [])
+        RunOptions.of(runtimes=["all", "-nothing"])
 
 
 def test_runtimes_are_listed_with_version_device_and_dialects_or_why_not(cli: Cli):

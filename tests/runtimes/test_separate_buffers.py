@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from conftest import on
 from graph_surgery import Graph
 from onnx import helper
 from shared import bundle_of, extended, report_of
 
 from attn_export import Report, verify
-from attn_export.commands.explain import ONLY_SEPARATE, explain
+from attn_export.commands.explain import explain
+from attn_export.commands.failing_run import ONLY_SEPARATE
 from attn_export.runtimes import worker
 from attn_export.runtimes.protocol import SEPARATE_BUFFERS, Engine
 
@@ -76,7 +78,7 @@ def test_a_fault_at_one_size_shows_at_this_size_alone(sizes: str, tmp_path: Path
 
 def test_explain_locates_it_and_says_that_it_passes_with_shared_buffers(tmp_path: Path):
     graph = reads_the_past_after_the_write(tmp_path, ONE_QUERY)
-    explanation = explain(bundle_of("in-place"), "ort-cpu", graph=graph, seconds=30)
+    explanation = explain(bundle_of("in-place"), on("ort-cpu"), graph=graph, seconds=30)
     assert explanation.fault == "graph"
     assert ONLY_SEPARATE in explanation.notes
     assert set(explanation.smallest.items()) >= {("query_len", 1), ("batch", 1)}

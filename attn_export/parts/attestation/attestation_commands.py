@@ -8,15 +8,15 @@ from pathlib import Path
 
 import click
 
-from attn_export.commands.options import PATH, quiet_option
+from attn_export.commands.options import option, quiet_option
+from attn_export.commands.output import echo
 from attn_export.errors import PARAGRAPH, UsageError, printable
 
 PASSPHRASE = "ATTN_EXPORT_PASSPHRASE"
 """The environment variable with the passphrase of a private key."""
 
 
-@click.command("evidence")
-@click.argument("bundle", type=PATH)
+@option("bundle", type=Path)
 @quiet_option
 def evidence_command(bundle: Path, quiet: bool) -> int:
     """Write what a bundle's report says for other tools: an in-toto test result and an ML-BOM.
@@ -29,21 +29,18 @@ def evidence_command(bundle: Path, quiet: bool) -> int:
     was_signed = add_statements(bundle)
     if not quiet:
         for name in (STATEMENT, BOM):
-            click.echo(printable(str(bundle / name), PARAGRAPH))
+            echo(printable(str(bundle / name), PARAGRAPH))
         if was_signed:
-            click.echo("the signature did not cover these and is gone; sign the bundle again")
+            echo("the signature did not cover these and is gone; sign the bundle again")
     return 0
 
 
-@click.command("sign")
-@click.argument("bundle", type=PATH)
-@click.option(
-    "--key", type=PATH, metavar="PRIVATE.pem",
+@option("bundle", type=Path)
+@option(
+    "--key", type=Path, metavar="PRIVATE.pem",
     help=f"A private key on an elliptic curve. Its passphrase is in {PASSPHRASE}, or prompted for.",
 )  # fmt: skip
-@click.option(
-    "--sigstore", is_flag=True, help="The identity of this CI job, or yours. Needs a network."
-)
+@option("--sigstore", is_flag=True, help="The identity of this CI job, or yours. Needs a network.")
 @quiet_option
 def sign_command(bundle: Path, key: Path | None, sigstore: bool, quiet: bool) -> int:
     """Sign every file of a bundle, in the format of OpenSSF Model Signing.
@@ -58,7 +55,7 @@ def sign_command(bundle: Path, key: Path | None, sigstore: bool, quiet: bool) ->
         raise UsageError("sign with either --key PRIVATE.pem or --sigstore")
     signature = sign(bundle, key=key, passphrase=_passphrase)
     if not quiet:
-        click.echo(printable(f"{bundle / SIGNATURE}: {signature}", PARAGRAPH))
+        echo(printable(f"{bundle / SIGNATURE}: {signature}", PARAGRAPH))
     return 0
 
 

@@ -14,9 +14,9 @@ from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.parts.benchmarks.bundle_candidates import RUNTIME, BundleCandidates
 from attn_export.parts.benchmarks.candidate_process import measure, progress_steps
 from attn_export.parts.benchmarks.measurements import BenchReport, Candidate, WorkloadResult
-from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
+from attn_export.runtimes.run_options import Progress
 from attn_export.schema import Manifest
 from attn_export.spec import AttentionSpec
 from attn_export.system_info import environment, processor

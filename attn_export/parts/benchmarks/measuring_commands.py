@@ -2,51 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
-
 from attn_export.commands.options import (
-    PATH,
-    SIZE,
     STDOUT,
-    Command,
+    Decorator,
     json_option,
+    option,
     quiet_option,
     with_options,
 )
 from attn_export.commands.output import write_file
 
 
-def measuring_options(prefill: str, measured: str) -> Callable[[Command], Command]:
+def measuring_options(prefill: str, measured: str) -> Decorator:
     """Return a decorator that adds --batch, --prefill, --decode, --rounds and --threads."""
     return with_options(
-        click.option(
-            "--batch", type=SIZE, multiple=True, metavar="B", help="Batch sizes.  [default: 1]"
+        option(
+            "--batch", type=int, least=1, multiple=True, metavar="B",
+            help="Batch sizes.  [default: 1]",
         ),
-        click.option(
-            "--prefill", type=SIZE, multiple=True, metavar="L",
+        option(
+            "--prefill", type=int, least=1, multiple=True, metavar="L",
             help=f"New tokens without a past.  [default: {prefill}]",
         ),
-        click.option(
-            "--decode", type=click.IntRange(min=2), multiple=True, metavar="S",
+        option(
+            "--decode", type=int, least=2, multiple=True, metavar="S",
             help="Keys that one new token sees, its own included.  [default: 2048, with a cache]",
         ),
-        click.option(
-            "--rounds", type=SIZE, default=5, show_default=True,
+        option(
+            "--rounds", type=int, least=1, default=5, show_default=True,
             help=f"The number of measurements of each {measured}.",
         ),
-        click.option("--threads", type=SIZE, help="Threads for computing.  [default: all cores]"),
+        option("--threads", type=int, least=1, help="Threads for computing.  [default: all cores]"),
     )  # fmt: skip
 
 
-@click.command("bench")
-@click.argument("bundle", type=PATH)
+@option("bundle", type=Path)
 @measuring_options("512", "candidate")
 @json_option("Write every figure; - for stdout.")
-@click.option("--chart", metavar="FILE.svg|.png", help="Draw the medians.")
+@option("--chart", metavar="FILE.svg|.png", help="Draw the medians.")
 @quiet_option
 def bench_command(
     bundle: Path, json_file: str | None, chart: str | None, quiet: bool, **options: Any
@@ -79,10 +75,9 @@ def bench_command(
     return report.exit_code
 
 
-@click.command("tune")
-@click.argument("bundle", type=PATH)
+@option("bundle", type=Path)
 @measuring_options("512, 2048", "form")
-@click.option(
+@option(
     "--runtime", "runtimes", multiple=True, metavar="NAME",
     help="A runtime that verifies the result.  [default: those of the bundle's report]",
 )  # fmt: skip

@@ -31,11 +31,10 @@ from attn_export.errors import RuntimeFailure, UsageError, printable
 from attn_export.parts.benchmarks.bench import Measuring
 from attn_export.parts.benchmarks.bundle_candidates import RUNTIME, BundleCandidates
 from attn_export.parts.benchmarks.measurements import BenchReport, Candidate, WorkloadResult
-from attn_export.report.progress import Progress
 from attn_export.results import Report
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.child import limited
-from attn_export.runtimes.pool import Selection
+from attn_export.runtimes.run_options import Progress, RunOptions
 from attn_export.schema import GraphFile, Manifest
 from attn_export.temp_folders import scratch
 
@@ -87,7 +86,7 @@ def tune(
     `how`: The fields of `Measuring`.
     """
     folder, progress, measuring = Path(bundle), progress or Progress(), Measuring(**how)
-    Selection.of(runtimes, ())  # raises an error for unknown names before anything is measured
+    RunOptions.of(runtimes=runtimes)  # raises an error for unknown names, before it measures
     manifest = read_bundle(folder)
     files = _tunable_files(folder, manifest)
     spec = bundle_spec(folder, manifest)

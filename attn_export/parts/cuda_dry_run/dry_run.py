@@ -15,9 +15,9 @@ from attn_export.parts.cuda_dry_run.dry_run_results import (
 )
 from attn_export.parts.cuda_dry_run.install_cuda_stand_in import CUDA_STAND_IN, not_ready
 from attn_export.parts.installing import home
-from attn_export.report.progress import Progress
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits
+from attn_export.runtimes.run_options import Progress
 from attn_export.schema import GraphFile
 
 LIBRARY_PATH = "LD_LIBRARY_PATH"

@@ -5,36 +5,32 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
-
 from attn_export.commands.options import (
-    PATH,
-    SIZE,
     STDOUT,
     fix_input_option,
     json_option,
     limit_own_memory,
+    option,
     quiet_option,
 )
 from attn_export.commands.output import write_file
 
 
-@click.command("dry-run")
-@click.argument("path", metavar="MODEL.onnx|BUNDLE", type=PATH)
-@click.option(
+@option("path", metavar="MODEL.onnx|BUNDLE", type=Path)
+@option(
     "--arch", "architectures", multiple=True, metavar="NAME",
     help="sm_75, sm_80, sm_86, sm_89, sm_90, sm_100, or all.  [default: sm_80 and sm_90]",
 )  # fmt: skip
-@click.option(
+@option(
     "--dialect", "dialects", multiple=True, metavar="NAME",
     help="The graphs of a bundle to run.  [default: all]",
 )  # fmt: skip
-@click.option("--batch", type=SIZE, default=1, show_default=True, metavar="B", help="Batch size.")
-@click.option(
-    "--query-len", type=SIZE, metavar="L",
+@option("--batch", type=int, least=1, default=1, show_default=True, metavar="B", help="Batch size.")
+@option(
+    "--query-len", type=int, least=1, metavar="L",
     help="Query length.  [default: a prefill of 512, and a decode of 1 after 1023]",
 )  # fmt: skip
-@click.option("--past-len", type=click.IntRange(min=0), metavar="P", help="Length of the cache.")
+@option("--past-len", type=int, least=0, metavar="P", help="Length of the cache.")
 @fix_input_option
 @json_option("Write every event; - for stdout.")
 @quiet_option

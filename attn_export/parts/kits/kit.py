@@ -19,9 +19,9 @@ from attn_export.errors import UsageError
 from attn_export.output_folder import replaceable, replacement_of, write_errors
 from attn_export.parts.kits.kit_escapes import KIT_ESCAPES
 from attn_export.parts.kits.source_folders import KITS
-from attn_export.report.progress import Progress
 from attn_export.results import BASE, WHOLE_DECODE
 from attn_export.rule import beyond_limit
+from attn_export.runtimes.run_options import Progress
 from attn_export.schema import Allowed, CaseEntry, GoldenIndex, GraphFile, Manifest, TensorSignature
 from attn_export.spec import AttentionSpec
 from attn_export.spec.inputs import Roles

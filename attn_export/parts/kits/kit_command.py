@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
-from attn_export.commands.options import PATH
+from attn_export.commands.options import option
+from attn_export.commands.output import echo
 from attn_export.errors import PARAGRAPH, printable
 
 
-@click.command("kit")
-@click.argument("language", metavar="LANGUAGE")
-@click.argument("bundle", type=PATH)
-@click.option(
-    "--output", required=True, type=PATH, metavar="DIR",
+@option("language", metavar="LANGUAGE")
+@option("bundle", type=Path)
+@option(
+    "--output", required=True, type=Path, metavar="DIR",
     help="The folder to write: new, empty, or an unmodified kit.",
 )  # fmt: skip
-@click.option(
+@option(
     "--dialect", metavar="NAME",
     help="The graph that it runs.  [default: the fastest that its engine runs]",
 )  # fmt: skip
-@click.option("--quiet", is_flag=True, help="No progress, and no output but errors.")
+@option("--quiet", is_flag=True, help="No progress, and no output but errors.")
 def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, quiet: bool) -> int:
     """Write a program that loads, runs and tests a bundle.
 
@@ -40,6 +38,6 @@ def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, 
         library = ort_root()
         if library is not None:
             commands = commands.replace(ORT_PLACEHOLDER, shell(str(library)))
-        click.echo(printable(f"kit: {folder}", PARAGRAPH))
-        click.echo(printable(f"try: {commands}", PARAGRAPH))
+        echo(printable(f"kit: {folder}", PARAGRAPH))
+        echo(printable(f"try: {commands}", PARAGRAPH))
     return 0

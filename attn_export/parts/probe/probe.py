@@ -6,9 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from attn_export.errors import RuntimeFailure, UsageError
-from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
+from attn_export.runtimes.run_options import Progress
 from attn_export.system_info import environment
 from attn_export.temp_folders import scratch
 

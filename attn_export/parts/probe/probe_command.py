@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import click
-
-from attn_export.commands.options import STDOUT, json_option, quiet_option
+from attn_export.commands.options import STDOUT, json_option, option, quiet_option
 from attn_export.commands.output import write_file
 from attn_export.errors import RuntimeFailure
 
 
-@click.command("probe")
-@click.argument("runtime")
+@option("runtime")
 @json_option("Write it as JSON; - for stdout.")
 @quiet_option
 def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:

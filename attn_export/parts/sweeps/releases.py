@@ -15,8 +15,8 @@ from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.parts.sweeps.release import MARK, release_of
 from attn_export.parts.sweeps.store import Row
 from attn_export.parts.sweeps.tasks import verify_dialects
-from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.run_options import Progress
 
 # -- defects: series of releases with wrong numbers ---------------------------------------------
 

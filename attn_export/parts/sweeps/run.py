@@ -15,7 +15,7 @@ from attn_export.parts.sweeps.cluster import DEATHS, resource, unavailable_here
 from attn_export.parts.sweeps.store import Row, Store
 from attn_export.parts.sweeps.sweep_plan import Cell, Source, SweepPlan, short_fields
 from attn_export.parts.sweeps.tasks import CellFields, build_packed, run_packed
-from attn_export.report.progress import Progress
+from attn_export.runtimes.run_options import Progress
 
 if TYPE_CHECKING:
     from distributed import Client, Future

@@ -8,10 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from attn_export.commands.options import PATH, STDOUT, json_option, quiet_option, with_options
-from attn_export.commands.output import messages, write_file
+from attn_export.commands.options import STDOUT, json_option, option, quiet_option, with_options
+from attn_export.commands.output import echo, messages, write_file
 from attn_export.dialect_names import STANDARD
 from attn_export.errors import ParityError, RuntimeFailure, UsageError, printable
 from attn_export.interruption import message_if_ended
@@ -26,50 +24,49 @@ WRONG, BROKEN = {"failed"}, {"crashed", "error", "timed out"}
 
 
 tls_options = with_options(
-    click.option(
-        "--tls-ca", metavar="FILE", type=PATH,
+    option(
+        "--tls-ca", metavar="FILE", type=Path,
         help="The certificate of the authority that all processes trust, as PEM.",
     ),
-    click.option(
-        "--tls-cert", metavar="FILE", type=PATH, help="The certificate of this process, as PEM."
+    option(
+        "--tls-cert", metavar="FILE", type=Path, help="The certificate of this process, as PEM."
     ),
-    click.option("--tls-key", metavar="FILE", type=PATH, help="The key of this process, as PEM."),
+    option("--tls-key", metavar="FILE", type=Path, help="The key of this process, as PEM."),
 )  # fmt: skip
 
 
-@click.command("sweep")
-@click.argument("plan_file", metavar="[SWEEP.toml]", required=False, type=PATH)
-@click.option(
-    "--output", metavar="STORE", type=PATH,
+@option("plan_file", metavar="[SWEEP.toml]", required=False, type=Path)
+@option(
+    "--output", metavar="STORE", type=Path,
     help="The folder of the results.  [default: NAME.sweep]",
 )  # fmt: skip
-@click.option("--resume", is_flag=True, help="Run the cells that the store does not have.")
-@click.option(
+@option("--resume", is_flag=True, help="Run the cells that the store does not have.")
+@option(
     "--scheduler", metavar="ADDRESS",
     help="A Dask cluster: tcp://HOST:PORT.  [default: processes on this machine]",
 )  # fmt: skip
-@click.option(
-    "--workers", type=click.IntRange(1, 1024), metavar="N",
+@option(
+    "--workers", type=int, least=1, most=1024, metavar="N",
     help="The number of processes on this machine.  [default: its cores]",
 )  # fmt: skip
-@click.option(
+@option(
     "--install", is_flag=True,
     help="First install the releases of runtimes that the plan names, such as ort-cpu==1.27.0.",
 )  # fmt: skip
-@click.option(
+@option(
     "--allow-modules", is_flag=True, help="Let workers run the Python files that the plan names."
 )
-@click.option("--share", metavar="I/N", help="Run every N-th layer, from the I-th.")
-@click.option(
-    "--matrix", metavar="github", type=click.Choice(["github"]),
+@option("--share", metavar="I/N", help="Run every N-th layer, from the I-th.")
+@option(
+    "--matrix", metavar="github", choices=("github",),
     help="Print the plan as a matrix of GitHub Actions, and run nothing.",
 )  # fmt: skip
-@click.option(
-    "--jobs", type=click.IntRange(1, 256), default=8, show_default=True, metavar="N",
+@option(
+    "--jobs", type=int, least=1, most=256, default=8, show_default=True, metavar="N",
     help="The number of jobs of the matrix.",
 )  # fmt: skip
-@click.option(
-    "--merge", "merged", multiple=True, metavar="STORE", type=PATH,
+@option(
+    "--merge", "merged", multiple=True, metavar="STORE", type=Path,
     help="Add the results of other stores to --output, and run nothing.",
 )  # fmt: skip
 @tls_options
@@ -129,7 +126,7 @@ def sweep_command(
             bar.phase("starting the workers")
             with connected(scheduler, tls, workers) as client:
                 if not quiet and json_file != STDOUT and _has_dashboard(client):
-                    click.echo(f"dashboard: {client.dashboard_link}")
+                    echo(f"dashboard: {client.dashboard_link}")
                 run_sweep(plan, store, client, bar)
         return _finish(store, json_file, quiet=quiet)
 
@@ -138,7 +135,7 @@ def _print_matrix(plan: SweepPlan, jobs: int) -> int:
     """Print the plan as a matrix of GitHub Actions, and return the exit code."""
     count = min(jobs, len(plan.sources))
     shares = [{"share": f"{number}/{count}"} for number in range(1, count + 1)]
-    click.echo(json.dumps({"include": shares}))
+    echo(json.dumps({"include": shares}))
     return 0
 
 
@@ -174,17 +171,16 @@ def _finish(store: Store, json_file: str | None, *, quiet: bool) -> int:
     if json_file != STDOUT and not quiet:
         for name, verdicts in counts.items():
             numbers = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-            click.echo(f"{name}: {numbers}")
-        click.echo(f"results: {store.folder}")
+            echo(f"{name}: {numbers}")
+        echo(f"results: {store.folder}")
     all_verdicts = {verdict for verdicts in counts.values() for verdict in verdicts}
     if all_verdicts & WRONG:
         return ParityError.exit_code
     return RuntimeFailure.exit_code if all_verdicts & BROKEN else 0
 
 
-@click.command("worker")
-@click.argument("scheduler", metavar="ADDRESS")
-@click.option("--name", metavar="NAME", help="The name of the worker.  [default: its address]")
+@option("scheduler", metavar="ADDRESS")
+@option("--name", metavar="NAME", help="The name of the worker.  [default: its address]")
 @tls_options
 def worker_command(scheduler: str, name: str | None, **tls_files: Path | None) -> int:
     """Run cells of sweeps for the Dask scheduler at ADDRESS, with the runtimes of this machine.
@@ -197,15 +193,12 @@ def worker_command(scheduler: str, name: str | None, **tls_files: Path | None) -
     return 0
 
 
-@click.command("site")
-@click.argument("folder", metavar="STORE", type=PATH)
-@click.option(
-    "--output", metavar="DIR", required=True, type=PATH,
+@option("folder", metavar="STORE", type=Path)
+@option(
+    "--output", metavar="DIR", required=True, type=Path,
     help="The folder of the page.",
 )  # fmt: skip
-@click.option(
-    "--title", default="Can I use attention", show_default=True, help="The title of the page."
-)
+@option("--title", default="Can I use attention", show_default=True, help="The title of the page.")
 def site_command(folder: Path, output: Path, title: str) -> int:
     """Write the results of a sweep as a static page, with JSON and CSV beside it.
 
@@ -228,24 +221,23 @@ def site_command(folder: Path, output: Path, title: str) -> int:
     facts = environment()
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     write_site(rows, output, title, [f"Written {facts['date']}.", versions])
-    click.echo(f"page: {output / 'index.html'}")
+    echo(f"page: {output / 'index.html'}")
     return 0
 
 
 # -- bisect -------------------------------------------------------------------------------------
 
 
-@click.command("bisect")
-@click.argument("bundle", type=PATH)
-@click.option(
+@option("bundle", type=Path)
+@option(
     "--runtime", "name", default="ort-cpu", show_default=True, metavar="NAME", help="The runtime."
 )
-@click.option(
+@option(
     "--dialect", default=STANDARD, show_default=True, metavar="NAME", help="The graph that it runs."
 )
-@click.option("--good", metavar="VERSION", help="A release that passes.")
-@click.option("--bad", metavar="VERSION", help="A release that does not.")
-@click.option(
+@option("--good", metavar="VERSION", help="A release that passes.")
+@option("--bad", metavar="VERSION", help="A release that does not.")
+@option(
     "--install", is_flag=True,
     help="Choose from all releases that were published, and install those that it runs.",
 )  # fmt: skip
@@ -293,9 +285,9 @@ def bisect_command(
     if not quiet:
         for result in tried:
             cause = f": {result.cause}" if result.cause else ""
-            click.echo(printable(f"{result.release} {result.verdict}{cause}", 300))
+            echo(printable(f"{result.release} {result.verdict}{cause}", 300))
     older, newer = change(tried)
     passing, other = (newer, older) if newer.passed else (older, newer)
     where = "first" if newer.passed else "last"
-    click.echo(f"{passing.release} is the {where} that passes; {other.release} {other.verdict}")
+    echo(f"{passing.release} is the {where} that passes; {other.release} {other.verdict}")
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 import pytest
-from conftest import small_spec
+from conftest import on, small_spec
 from shared import extended
 
 from attn_export import build, verify
@@ -209,7 +209,7 @@ def test_of_bfloat16_only_the_placement_is_known(tmp_path: Path):
         assert (folder / name).exists()
     assert any("only a GPU can prove their numbers" in note for note in report.notes)
     assert verify(folder).passed
-    explanation = explain(folder, "ort-cpu", case=BASE)
+    explanation = explain(folder, on("ort-cpu"), case=BASE)
     assert explanation.graph == "model.onnx"
     assert sum("dry run" in note for note in explanation.notes) == len(GRAPHS)
 

@@ -21,12 +21,11 @@ from attn_export.errors import UsageError
 from attn_export.judge.gate import cpu_notes
 from attn_export.parts.installing import VARIABLE
 from attn_export.parts.other_cpus.emulated_cpu import cpus
-from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, Verdict
 from attn_export.runtimes.catalogue import runtime, runtimes_of
-from attn_export.runtimes.pool import Selection
 from attn_export.runtimes.process import run_once
 from attn_export.runtimes.protocol import Limits
+from attn_export.runtimes.run_options import Progress, RunOptions
 from attn_export.tensorfile import read_tensors
 
 ARM, X86 = "ort-cpu@neoverse-n1", "ort-cpu@haswell"
@@ -166,7 +165,7 @@ def test_a_name_of_several_processors_is_not_one_runtime():
 
 
 def test_all_processors_are_one_name_for_a_job():
-    selected = Selection.of(["ort-cpu", "ort-cpu@all", X86], [])
+    selected = RunOptions.of(runtimes=["ort-cpu", "ort-cpu@all", X86])
     names = [each.name for each in selected.runtimes]
     assert names == ["ort-cpu", *(each.name for each in runtimes_of("ort-cpu@all"))]
     assert selected.required == set(names)

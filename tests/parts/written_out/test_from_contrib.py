@@ -15,7 +15,7 @@ import pytest
 from conftest import Cli
 from onnx import TensorProto, helper, numpy_helper
 
-from attn_export.commands.lower import lower_here
+from attn_export.commands.lower_here import lower_here
 
 H, HKV, D = 4, 2, 32
 FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64

@@ -12,7 +12,7 @@ from conftest import Cli
 from onnx import TensorProto, helper
 from shared import extended
 
-from attn_export.commands.lower import lower_here
+from attn_export.commands.lower_here import lower_here
 from attn_export.float64.evaluate import Evaluation
 
 FOLDER = Path(__file__).parents[2] / "exported"

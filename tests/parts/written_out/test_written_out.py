@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from attn_export import Axis, Subject, build
-from attn_export.commands.lower import lower_file, lower_here
+from attn_export.commands.lower import lower_file
+from attn_export.commands.lower_here import lower_here
 from attn_export.errors import GraphError
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.parts.written_out import written_out

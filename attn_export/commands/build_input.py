@@ -1,0 +1,175 @@
+"""The input of `build`: options that define the layer, and what they define."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from attn_export.commands.options import Command, Option, module_option, option, with_options
+from attn_export.errors import UsageError, WeightsError
+from attn_export.spec import VARIANTS, AttentionSpec
+from attn_export.spec.fields import FIELDS, TYPES, Field, default_text
+
+if TYPE_CHECKING:
+    from attn_export.export.subject import Subject
+
+
+def _spec_option(name: str, field: Field) -> Option:
+    flag, default = name.replace("_", "-"), default_text(name)
+    help_text = f"{field.meaning[0].upper()}{field.meaning[1:]}."
+    if TYPES[name] == "bool":
+        return option(f"--{flag}/--no-{flag}", default=None, help=help_text)
+    help_text += f"  [default: {default}]" if default else ""
+    settings: dict[str, dict[str, Any]] = {
+        "int": {"type": int, "least": int(field.least or 0)}, "float": {"type": float}, "str": {},
+    }  # fmt: skip
+    limits = {"choices": field.choices} if field.choices else settings[TYPES[name]]
+    return option(f"--{flag}", help=help_text, **limits)
+
+
+SPEC_FIELDS = tuple(name for name, field in FIELDS.items() if field.is_option)
+"""The fields of a spec that are options of `build`."""
+
+INPUT = (
+    option(
+        "--variant", metavar="|".join(VARIANTS),
+        help="A spec to start from: embed_dim 512, num_heads 8.",
+    ),
+    module_option,
+    option(
+        "--weights", type=Path, metavar="FILE",
+        help="A safetensors checkpoint, its index, or its folder; config.json beside it is read. A "
+        "config.json alone gives random weights.",
+    ),
+    option(
+        "--layer", metavar="N",
+        help="The layer of the checkpoint, or a prefix of tensor names.  [default: 0]",
+    ),
+    option(
+        "--pool-kv-heads", type=int, least=1, metavar="N",
+        help="Mean-pool the key/value heads of the checkpoint to so many.",
+    ),
+    option(
+        "--kv-scales", type=Path, metavar="FILE",
+        help="A .npz or .safetensors file with k_scale and v_scale of the cache.",
+    ),
+    option(
+        "--calibrate", type=Path, metavar="FILE",
+        help="A file of hidden states, query [B, L, E], from which these scales are "
+        "calibrated.  [default: random tokens]",
+    ),
+    option(
+        "--seed", type=int, least=0, most=2**63 - 1, default=0, help="Seed of random weights."
+    ),
+)  # fmt: skip
+
+Source: TypeAlias = "Subject | AttentionSpec | Callable[[], Subject]"
+
+
+def input_options(command: Command) -> Command:
+    """Add the options that define the layer; the command gets it as `name` and `subject`."""
+
+    @functools.wraps(command)
+    def merged(spec_file: Path | None, **values: Any) -> Any:
+        names = [str(each.names[0]).removeprefix("--").replace("-", "_") for each in INPUT]
+        given = {"spec_file": spec_file, **{name: values.pop(name) for name in names}}
+        fields = {name: values.pop(name) for name in SPEC_FIELDS}
+        changes = {name: value for name, value in fields.items() if value is not None}
+        _check(given, changes)
+        return command(
+            name=_name(given), subject=_read(given, changes), seed=given["seed"], **values
+        )
+
+    spec_file = option("spec_file", metavar="[SPEC.toml]", required=False, type=Path)
+    fields = (_spec_option(name, FIELDS[name]) for name in SPEC_FIELDS)
+    return with_options(spec_file, *INPUT, *fields)(merged)
+
+
+def _name(given: Mapping[str, Any]) -> str:
+    """Return the name of the bundle."""
+    if given["module"]:
+        return str(given["module"]).rpartition(":")[2]
+    if given["spec_file"]:
+        return str(given["spec_file"].stem)
+    if given["weights"]:
+        path = given["weights"].absolute()
+        # Most checkpoints are called model.safetensors in a folder with the model's name.
+        is_usual = path.name.startswith(("model", "config."))
+        return str(path.parent.name if is_usual else path.name.split(".")[0])
+    return given["variant"] or "attention"
+
+
+def _check(given: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    """Raise UsageError if the options contradict each other, or there is nothing to build."""
+    sources = [str(given[name]) for name in ("spec_file", "variant", "module") if given[name]]
+    if len(sources) > 1:
+        raise UsageError(f"{' and '.join(sources)} both define the layer; choose one")
+    files = [name for name in ("weights", "kv_scales", "calibrate") if given[name]]
+    if given["module"] and (changes or files):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in [*changes, *files])
+        raise UsageError(f"{flags} with --module {given['module']}, which defines it; leave it out")
+    for name in files:
+        if not given[name].exists():
+            raise WeightsError(f"{given[name]} does not exist; check the path")
+    for name in ("layer", "pool_kv_heads"):
+        if given[name] is not None and not given["weights"]:
+            flag = f"--{name.replace('_', '-')} {given[name]}"
+            raise UsageError(f"{flag} without --weights; name the checkpoint")
+    if not (sources or changes or given["weights"]):
+        raise UsageError(
+            f"nothing to build; give SPEC.toml, --variant {'|'.join(VARIANTS)}, "
+            "--weights FILE or --module PATH.py:FUNCTION"
+        )
+
+
+def _read(given: Mapping[str, Any], changes: Mapping[str, Any]) -> Source:
+    """Read the spec, or return a function that imports torch and makes the subject."""
+    if given["module"]:
+        from attn_export.export.user_module import check_reference, load_subject
+
+        check_reference(given["module"])
+        return functools.partial(load_subject, given["module"])
+    spec = _spec(given, changes)
+    scales = {name: given[name] for name in ("kv_scales", "calibrate")}
+    if given["weights"] is None:
+        spec = spec or AttentionSpec.from_dict(changes)
+        if not any(scales.values()):
+            return spec
+
+        def of_spec() -> Subject:
+            from attn_export.export.subject import Subject
+
+            return Subject.from_spec(spec, seed=given["seed"], **scales)
+
+        return of_spec
+    from attn_export.weights.checkpoint import open_layer
+
+    fields = {} if spec else changes
+    open_layer(given["weights"], given["layer"], spec, fields, given["pool_kv_heads"])
+
+    def of_checkpoint() -> Subject:
+        from attn_export.export.subject import Subject
+
+        return Subject.from_checkpoint(
+            given["weights"], layer=given["layer"], spec=spec, seed=given["seed"],
+            pool_kv_heads=given["pool_kv_heads"], **scales, **fields,
+        )  # fmt: skip
+
+    return of_checkpoint
+
+
+def _spec(given: Mapping[str, Any], changes: Mapping[str, Any]) -> AttentionSpec | None:
+    """Return the spec if the options define one, or None.
+
+    `_read` makes a spec of dimensions alone; without them, config.json gives that of --weights.
+    """
+    if given["spec_file"]:
+        return AttentionSpec.from_toml(given["spec_file"], **changes)
+    if given["variant"]:
+        return AttentionSpec.variant(given["variant"], **changes)
+    # Without these two fields, `changes` are changes to the fields in config.json.
+    if given["weights"] and {"embed_dim", "num_heads"} <= changes.keys():
+        return AttentionSpec.from_dict(changes)
+    return None

@@ -1,0 +1,186 @@
+"""The explanation of a run with failed cases, and the folder that reproduces it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from attn_export.bundle.manifest import shapes_of
+from attn_export.explain import fault_attribution, graph_evaluation, node_differences
+from attn_export.explain.causes import Observations, causes, wrong_signature
+from attn_export.explain.eager_values import ValueReference
+from attn_export.explain.experiments import (
+    KindedExperiment,
+    rerun_in_runtime,
+    run_elsewhere,
+    run_scaled_inputs,
+    shrink_case,
+)
+from attn_export.explain.explanation import Cause, Explanation
+from attn_export.explain.graph_evaluation import EvaluatedGraph
+from attn_export.explain.graph_run import GoldenCase, GraphRun, GraphRunner
+from attn_export.explain.pattern import Pattern, pattern_of
+from attn_export.explain.reproduce import write_folder
+from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.protocol import known_limit
+from attn_export.runtimes.run_options import Progress
+from attn_export.schema import Manifest
+
+ONLY_SEPARATE = (
+    "it fails where past and present have separate buffers, as in a plain run of a session; with "
+    "shared ones the graph reads what it has just written"
+)
+ELSEWHERE = ("ort-cpu", "onnx-reference")
+"""Other runtimes in which a failing graph is run for comparison. The first also replaces float64
+for graphs that cannot be evaluated."""
+
+
+class Deadline:
+    """The time after which no further experiment starts, in seconds from now."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._started = seconds, time.monotonic()
+
+    def elapsed(self) -> float:
+        """Return the seconds since the start."""
+        return time.monotonic() - self._started
+
+    def is_over(self) -> bool:
+        """Return whether the time has passed."""
+        return self.elapsed() > self._seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class FailingRun:
+    """A run of a graph in which cases fail, and what is known beside it.
+
+    Attributes:
+        cases: All cases of the bundle.
+        bundled: The graphs of the bundle.
+        reference: The source of right values.
+    """
+
+    runner: GraphRunner
+    trial: GraphRun
+    manifest: Manifest
+    cases: Sequence[GoldenCase]
+    bundled: Sequence[GraphRunner]
+    reference: ValueReference
+    progress: Progress
+    deadline: Deadline
+
+    def explanation(self, output: Path | None) -> Explanation:
+        """Explain a failing run: no outputs, outputs of other names or shapes, or wrong values.
+
+        `output`: The folder to write, which reproduces the failure.
+        """
+        runner, trial = self.runner, self.trial
+        base = Explanation(
+            runner.runtime.name, runner.graph_file.name, runner.options, "did not run",
+            tuple(case.name for case in trial.failed), len(trial.failed) + len(trial.passed),
+            notes=(ONLY_SEPARATE,) if trial.ran.separate else (),
+        )  # fmt: skip
+        if not trial.ran.outputs:
+            reason = trial.ran.complaint or "no case ran"
+            outcome = "refused" if trial.ran.outcome == "ran" else trial.ran.outcome
+            says = f"it gives no numbers: {outcome}: {reason}"
+            return dataclasses.replace(base, causes=(Cause(outcome, says),))
+        if found := wrong_signature(trial):
+            lines = self._pattern().lines
+            base = dataclasses.replace(base, fault="graph", causes=tuple(found), pattern=lines)
+            return self._reproduced(base, None, output)
+        return self._reproduced(*self._of_values(base), output)
+
+    def _of_values(self, base: Explanation) -> tuple[Explanation, EvaluatedGraph | None]:
+        """Explain wrong values, by evaluating the graph in float64 and by experiments."""
+        runner, trial, phase = self.runner, self.trial, self.progress.phase
+        phase("evaluating the graphs in float64")
+        cases = graph_evaluation.choose_cases(trial)
+        evaluated, reason = graph_evaluation.evaluate_if_possible(runner, cases, trial)
+        right = graph_evaluation.first_right_graph(self.bundled, cases)
+        lossy = graph_evaluation.loses_precision(evaluated, right, cases)
+        other = self._in_other_runtime() if evaluated is None else None
+        fault = fault_attribution.fault_of(evaluated, other, lossy=lossy)
+        phase("looking for the first wrong value")
+        lines = self._lines()
+        if evaluated is None:
+            first = node_differences.changed_node(runner, self.bundled, trial, lines)
+            fault = "graph" if first is not None and fault == "unknown" else fault
+        elif lossy:
+            first = fault_attribution.first_lossy(evaluated, cases, lines)
+        else:
+            first = fault_attribution.first_deviation(
+                fault, evaluated, self.bundled, trial, lines, self.reference
+            )
+        phase("trying known mistakes")
+        mistakes = fault_attribution.known_mistakes(
+            evaluated, right, trial, cases, self.deadline.is_over, first
+        )
+        phase("running it in other ways")
+        results = dict(self._experiments(right, within=fault != "graph"))
+        pattern = self._pattern()
+        not_computed = {} if evaluated is None else evaluated.not_computed
+        seen = Observations(
+            fault, runner.runtime.name, mistakes, first, pattern, not_computed, self.reference.name,
+            lossy=lossy,
+        )  # fmt: skip
+        explained = dataclasses.replace(
+            base,
+            fault=fault,
+            causes=tuple(causes(seen, results, lines)),
+            first=first,
+            experiments=tuple(results),
+            pattern=pattern.lines,
+            notes=(*base.notes, reason) if reason else base.notes,
+        )
+        return explained, right or evaluated
+
+    def _lines(self) -> dict[str, str]:
+        """Return the line of the module that each node came from; this graph's entries win."""
+        graphs = dict(self.manifest.graphs)
+        here = graphs.pop(self.runner.graph_file.name, None)
+        found = [*graphs.values(), *([here] if here else [])]
+        return {name: line for entry in found for name, line in entry.nodes.items()}
+
+    def _in_other_runtime(self) -> GraphRun | None:
+        """Run a graph that cannot be evaluated in float64 in another runtime, if there is one."""
+        other = runtime(ELSEWHERE[0])
+        if self.runner.runtime.name == other.name or other.unavailable():
+            return None
+        runner = dataclasses.replace(self.runner, runtime=other, options={})
+        return runner.trial(self.trial.failed[:5])
+
+    def _experiments(
+        self, right: EvaluatedGraph | None, *, within: bool
+    ) -> Iterator[KindedExperiment]:
+        runner, trial, is_over = self.runner, self.trial, self.deadline.is_over
+        if within:
+            yield from rerun_in_runtime(runner, trial, self.cases, is_over)
+            if right is not None and not is_over():
+                yield run_scaled_inputs(runner, trial, right)
+        others = [
+            other for other in self.bundled if not known_limit(other.runtime, other.graph_file)
+        ]
+        elsewhere = [runtime(name) for name in ELSEWHERE]
+        yield from run_elsewhere(runner, trial, others, elsewhere, is_over)
+
+    def _pattern(self) -> Pattern:
+        return pattern_of(self.trial, shapes_of(self.manifest.outputs))
+
+    def _reproduced(
+        self, explained: Explanation, evaluated: EvaluatedGraph | None, output: Path | None
+    ) -> Explanation:
+        """Add the smallest case that still fails, and write the reproduction to `output`."""
+        self.progress.phase("looking for the smallest case")
+        right = evaluated if evaluated is not None and evaluated.right else None
+        case, axes = self.trial.failed[0], shapes_of(self.manifest.inputs)
+        smallest = shrink_case(self.runner, case, right, axes, out_of_time=self.deadline.is_over)
+        explained = dataclasses.replace(
+            explained, smallest=smallest.sizes, folder=output, seconds=self.deadline.elapsed()
+        )
+        if output is not None:
+            dtypes = {name: array.dtype.name for name, array in case.golden.expected.items()}
+            write_folder(output, explained, self.runner, smallest, dtypes)
+        return explained

@@ -1,0 +1,99 @@
+"""Lowering of a graph of any origin, in the process of its own that `lower` starts."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from attn_export.commands.source_runs import SourceRuns
+from attn_export.dialect_names import MICROSOFT, STANDARD
+from attn_export.errors import GraphError, OutputError, UsageError, counted
+from attn_export.graph import IrGraph
+from attn_export.graph.ir_helpers import every_node, nodes_of
+from attn_export.graph.load import load_graph, load_proto
+from attn_export.graph.lower import lower
+from attn_export.graph.lower.dialects import NOTHING_TO_LOWER
+from attn_export.graph.save import external_files, replace_graph
+from attn_export.output_folder import write_errors
+from attn_export.temp_folders import scratch
+
+
+def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
+    """Lower a graph; return the fields of `LoweredFiles`, with plain paths."""
+    source, target = Path(model), Path(output)
+    graph = load_graph(source)
+    weights = {path for path in external_files(graph) if path.exists()}
+    is_foreign = nodes_of(graph, "Softmax") or any(n.domain == MICROSOFT for n in graph.graph)
+    is_written_out = not nodes_of(graph, "Attention")
+    runs = SourceRuns(source) if is_foreign else None
+    graphs = lower(graph, dialect, observed=None if runs is None else runs.observed())
+    recognised = graphs[""].recognised
+    if dialect == STANDARD and not recognised and is_written_out:
+        raise GraphError(NOTHING_TO_LOWER.format(dialect=dialect))
+    if runs is not None and recognised:
+        _compare_with_source(runs, source, graphs)
+    models = {
+        target.with_suffix(f".{phase}{target.suffix}") if phase else target: result.model
+        for phase, result in graphs.items()
+    }
+    with write_errors(output):
+        for path in models:
+            _check_replaceable(path, source, weights)
+        beside = target.absolute().parent == source.absolute().parent
+        for path, result in models.items():
+            replace_graph(result, path, beside=beside, kept=weights)
+    note = ONLY_OPSET if is_written_out else ""
+    if recognised:
+        became = "a node" if recognised == 1 else "nodes"
+        note = f"{counted(recognised, 'attention')} written out in operators became {became}"
+    operators = {
+        str(path): dict(Counter(node.op_type for node in every_node(result.graph)))
+        for path, result in models.items()
+    }
+    return {"operators": operators, "note": note}
+
+
+ONLY_OPSET = "there is no Attention node; only the opset was changed"
+
+
+def _check_replaceable(path: Path, model: Path, weights: Collection[Path]) -> None:
+    """Refuse to replace the input file, or a file that is no graph."""
+    if not os.path.lexists(path):
+        return
+    if path.exists() and path.samefile(model):
+        raise UsageError(f"{path} is the file to lower; choose another --output")
+    if path.exists() and any(path.samefile(other) for other in weights):
+        raise UsageError(f"{path} holds weights of {model}; choose another --output")
+    if not _is_graph_or_empty(path):
+        raise OutputError(
+            f"{path} exists and is not an ONNX model; choose another --output or remove it"
+        )
+
+
+def _is_graph_or_empty(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        return path.stat().st_size == 0 or bool(load_proto(path))
+    except GraphError:
+        return False
+
+
+# -- graphs in which attention was recognised, against their source -----------------------------
+
+
+def _compare_with_source(runs: SourceRuns, source: Path, graphs: Mapping[str, IrGraph]) -> None:
+    """Raise GraphError unless graphs compute in ONNX Runtime what their source does."""
+    with scratch() as folder:
+        for phase, graph in graphs.items():
+            path = folder / f"{phase or 'whole'}.onnx"
+            replace_graph(graph.model, path, beside=False, kept=())
+            problem = runs.difference(path, graph.file.fixed)
+            if problem:
+                raise GraphError(
+                    f"{source}: attention is written out in it, and as one node {problem}; keep "
+                    "the graph as it is"
+                )

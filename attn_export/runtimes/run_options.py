@@ -1,0 +1,111 @@
+"""The options of a job's runs: made once, they travel from the command line to the gate."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
+
+from attn_export.errors import UsageError
+from attn_export.quality import Budget
+from attn_export.runtimes.catalogue import DEFAULT, all_names, runtime, runtimes_of
+from attn_export.runtimes.protocol import Limits, Runtime
+
+ALWAYS_REQUIRED = "ort-cpu"
+ALL = "all"
+
+
+class Progress:
+    """Receiver of a job's progress, which it ignores."""
+
+    def phase(self, text: str) -> None:
+        """Start a phase of the job, described by `text`."""
+
+    def expect(self, steps: int) -> None:
+        """Increase the number of expected steps."""
+
+    def advance(self, text: str) -> None:
+        """Count one step, described by `text`."""
+
+    def hidden(self) -> contextlib.AbstractContextManager[object]:
+        """Hide the bar in a block that writes to the terminal, or whose processes do."""
+        return contextlib.nullcontext()
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """Tolerances of the user, checked in addition to the rule: |r − e| ≤ atol + rtol·|e|.
+
+    Here r is the runtime's output and e is eager's; None counts as 0. There is no gate if both are
+    None.
+    """
+
+    atol: float | None = None
+    rtol: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if value is not None and not 0 <= value < math.inf:
+                raise UsageError(f"{name} must be a finite number, at least 0; got {value}")
+
+
+class RunKeywords(TypedDict, total=False):
+    """The keywords of `RunOptions.of`, which `build`, `verify` and `assert_parity` take, too."""
+
+    runtimes: Sequence[str]
+    require: Sequence[str]
+    atol: float | None
+    rtol: float | None
+    budgets: Sequence[str]
+    limits: Limits | None
+    progress: Progress | None
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """How the graphs of a job are run and judged.
+
+    Attributes:
+        runtimes: The runtimes, in order.
+        required: The names of the runtimes that must run at least one graph.
+        budgets: Limits for the error of a quantised model against the float model.
+        limits: The limits of each runtime's process.
+    """
+
+    runtimes: tuple[Runtime, ...]
+    required: frozenset[str]
+    gate: Gate = Gate()
+    budgets: tuple[Budget, ...] = ()
+    limits: Limits = dataclasses.field(default_factory=Limits.default)
+    progress: Progress = dataclasses.field(default_factory=Progress)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        runtimes: Sequence[str] = (),
+        require: Sequence[str] = (),
+        atol: float | None = None,
+        rtol: float | None = None,
+        budgets: Sequence[str] = (),
+        limits: Limits | None = None,
+        progress: Progress | None = None,
+    ) -> RunOptions:
+        """Return checked options, of the words that the command line and `docs/api.md` explain."""
+        # Runtimes that `DEFAULT` or "all" adds may be missing: most machines have no GPU.
+        excluded = [runtime(name[1:]).name for name in runtimes if name.startswith("-")]
+        known = [name for name in all_names() if name not in excluded] if ALL in runtimes else []
+        named = [name for name in runtimes if name != ALL and not name.startswith("-")]
+        chosen = [*known, *named] or DEFAULT
+        return cls(
+            tuple(_by_name([*chosen, *require]).values()),
+            frozenset(_by_name([*named, *require, ALWAYS_REQUIRED])),
+            Gate(atol, rtol), tuple(map(Budget.parse, budgets)),
+            limits or Limits.default(), progress or Progress(),
+        )  # fmt: skip
+
+
+def _by_name(names: Iterable[str]) -> dict[str, Runtime]:
+    return {runtime.name: runtime for name in names for runtime in runtimes_of(name)}
