@@ -27,8 +27,8 @@ WITH_TORCH = "with torch"
 IMPORTED = {
     LIGHT: (
         "forking", "attn_export.runtimes.worker", "attn_export.runtimes.child_main",
-        "attn_export.commands.main", "attn_export.commands.check", "attn_export.commands.explain",
-        "attn_export.commands.failing_run", "attn_export.commands.lower_here",
+        "attn_export.commands.main", "attn_export.commands.check",
+        "attn_export.commands.explain_bundle", "attn_export.commands.lower_here",
         "attn_export.commands.verify",
         "attn_export.graph.requirements", "attn_export.report.html", "onnx.reference",
         "onnxruntime",

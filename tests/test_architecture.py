@@ -165,6 +165,31 @@ def test_no_file_imports_the_packages_own_names():
     assert [file for file in FILES if "__init__" in own_imports(file)] == []
 
 
+# -- parameters -------------------------------------------------------------------------------
+
+MOST_PARAMETERS = 8
+
+AS_OTHERS = {
+    "attention/functional: scaled_dot_product_attention",
+    "attention/onnx_attention: attention_node",
+    "commands/verify: verify",
+}
+"""Functions that users call, and those with the operands of PyTorch's function or ONNX's operator.
+The options of a command are parameters of a function `*_command`."""
+
+
+def test_functions_have_few_parameters():
+    counts = {}
+    for file in FILES:
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.FunctionDef) and not node.name.endswith("_command"):
+                given = node.args
+                names = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+                count = len({*names} - {"self", "cls"}) + bool(given.vararg) + bool(given.kwarg)
+                counts[f"{file}: {node.name}"] = count
+    assert {name for name, count in counts.items() if count > MOST_PARAMETERS} == AS_OTHERS
+
+
 # -- who imports what -------------------------------------------------------------------------
 
 

@@ -19,9 +19,8 @@ from attn_export.bundle.manifest import (
     write_manifest,
 )
 from attn_export.commands import bundle_graphs
-from attn_export.commands.build_input import SPEC_FIELDS, Source, input_options
+from attn_export.commands.build_input import SPEC_FIELDS, Buildable, input_options
 from attn_export.commands.bundle_graphs import ALL
-from attn_export.commands.explain_failures import explain_failures
 from attn_export.commands.options import BUDGET, option, run_options, with_help, with_options
 from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL, STANDARD, check_dialects
@@ -95,7 +94,7 @@ def build_command(
     output: Path | None,
     destinations: Output,
     name: str,
-    subject: Source,
+    subject: Buildable,
     run: RunOptions,
     dialects: tuple[str, ...],
     seed: int,
@@ -109,12 +108,15 @@ def build_command(
     with destinations.job(name, run) as run:
         report = build(subject, output, run, name=name, dialects=dialects or (ALL,), seed=seed)
         bundle = output if report.passed else failed_folder(output)
-        report = explain_failures(report, bundle, run=run)
+        if not report.passed:
+            from attn_export.commands.explain_failures import explain_failures
+
+            report = explain_failures(report, bundle, run=run)
     return destinations.render(report, bundle)
 
 
 def build(
-    subject: Source,
+    subject: Buildable,
     output: Path | str | None = None,
     run: RunOptions | None = None,
     *,
@@ -155,7 +157,7 @@ def build(
 
 
 def _build_in(
-    folder: Path, source: Source, name: str, dialects: Sequence[str], seed: int, run: RunOptions
+    folder: Path, source: Buildable, name: str, dialects: Sequence[str], seed: int, run: RunOptions
 ) -> Report:
     """Write the bundle to a folder, and return the report."""
     # The runtimes' processes import their SDKs while this one imports torch.

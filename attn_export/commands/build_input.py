@@ -65,7 +65,7 @@ INPUT = (
     ),
 )  # fmt: skip
 
-Source: TypeAlias = "Subject | AttentionSpec | Callable[[], Subject]"
+Buildable: TypeAlias = "Subject | AttentionSpec | Callable[[], Subject]"
 
 
 def input_options(command: Command) -> Command:
@@ -124,7 +124,7 @@ def _check(given: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
         )
 
 
-def _read(given: Mapping[str, Any], changes: Mapping[str, Any]) -> Source:
+def _read(given: Mapping[str, Any], changes: Mapping[str, Any]) -> Buildable:
     """Read the spec, or return a function that imports torch and makes the subject."""
     if given["module"]:
         from attn_export.export.user_module import check_reference, load_subject

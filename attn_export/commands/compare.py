@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from attn_export.commands.reference import Reference
     from attn_export.explain.eager_values import ValueReference
-    from attn_export.explain.explanation import Explanation
     from attn_export.export.subject import Subject
     from attn_export.graph.signature_check import TensorNames
 
@@ -150,7 +149,7 @@ def compare(
     read = functools.partial(read_reference, reference, ranges or {}, relations or {})
     with _bundle_folder(output) as (folder, publish):
         compared = read_compared(path, run.limits)
-        report, complete = _judge(folder, compared, run, read, names or {})
+        report, complete = judge_graph(folder, compared, run, read, names or {})
         if output is not None or not report.passed:
             try:
                 right = complete()
@@ -167,25 +166,6 @@ def compare(
         return dataclasses.replace(report, model=publish(report) or path)
 
 
-def explain_graph(
-    module: Subject | AttentionSpec | Callable[[], Subject],
-    graph: Path | str,
-    run: RunOptions,
-    **options: Any,
-) -> Explanation:
-    """Explain why a runtime's outputs for a graph differ from a module's; see `explain`."""
-    from attn_export.commands.explain import explain
-    from attn_export.commands.reference import read_reference
-
-    path = Path(graph)
-    check_installed("torch")
-    compared = read_compared(path, run.limits)
-    with scratch() as folder:
-        read = functools.partial(read_reference, module, {}, {})
-        _, complete = _judge(folder, compared, run, read, {})
-        return explain(folder, run, graph=folder / path.name, reference=complete(), **options)
-
-
 @contextlib.contextmanager
 def _bundle_folder(output: Path | str | None) -> Iterator[tuple[Path, Any]]:
     """Yield the folder to write to, and a function that publishes it and returns its final path.
@@ -200,7 +180,7 @@ def _bundle_folder(output: Path | str | None) -> Iterator[tuple[Path, Any]]:
         yield stage.folder, lambda report: stage.publish(failed=not report.passed)
 
 
-def _judge(
+def judge_graph(
     folder: Path,
     compared: Graph[onnx.ModelProto],
     run: RunOptions,

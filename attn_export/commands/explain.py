@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle.golden import stored_cases
-from attn_export.bundle.manifest import GOLDEN, read_bundle
+from attn_export.commands.compare import judge_graph
+from attn_export.commands.compared_graph import read_compared
 from attn_export.commands.fixed_graphs import fixed_graphs
 from attn_export.commands.options import (
     STDOUT,
@@ -21,29 +19,14 @@ from attn_export.commands.options import (
     pairs,
 )
 from attn_export.commands.output import echo, write_file
-from attn_export.errors import (
-    PARAGRAPH,
-    ParityError,
-    RuntimeFailure,
-    UsageError,
-    counted,
-    printable,
-)
-from attn_export.explain.explanation import Explanation
-from attn_export.results import WHOLE_DECODE
-from attn_export.runtimes.protocol import Options, Runtime, known_limit
+from attn_export.errors import PARAGRAPH, ParityError, RuntimeFailure, UsageError, printable
 from attn_export.runtimes.run_options import RunOptions
-from attn_export.schema import Manifest
+from attn_export.system_info import check_installed
+from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
-    from attn_export.explain.eager_values import ValueReference
-    from attn_export.explain.graph_run import GraphRunner
-
-SECONDS = 45.0
-"""The default time after which no further mistake, experiment or smaller case is tried."""
-
-RULE = "by the judge's rule alone: --atol, --rtol and baselines are not applied"
-DECODES = "whole decodes were not looked at: verify runs them"
+    from attn_export.explain.explanation import Explanation
+    from attn_export.export.subject import Subject
 
 
 @option("bundle", required=False, type=Path)
@@ -65,7 +48,7 @@ DECODES = "whole decodes were not looked at: verify runs them"
     "FILE.onnx.explained]",
 )  # fmt: skip
 @option(
-    "--seconds", type=float, least=1, default=SECONDS, show_default=True,
+    "--seconds", type=float, least=1, default=45.0, show_default=True,
     help="The time after which no further experiment starts.",
 )  # fmt: skip
 @json_option("Write the explanation as JSON; - for stdout, without other output.")
@@ -91,7 +74,7 @@ def explain_command(
     """
     from rich.console import Console
 
-    from attn_export.commands.compare import explain_graph
+    from attn_export.commands.explain_bundle import explain
     from attn_export.explain.reproduce import to_json
     from attn_export.export.user_module import load_subject
     from attn_export.report.progress import progress
@@ -123,88 +106,16 @@ def explain_command(
     return codes.get(found.fault, ParityError.exit_code)
 
 
-def explain(
-    bundle: Path | str,
-    run: RunOptions,
-    *,
-    graph: Path | str | None = None,
-    case: str | None = None,
-    options: Options | None = None,
-    output: Path | str | None = None,
-    seconds: float = SECONDS,
-    reference: ValueReference | None = None,
+def explain_graph(
+    module: Callable[[], Subject], graph: Path, run: RunOptions, **options: Any
 ) -> Explanation:
-    """Return an explanation for the first graph of a bundle with which a runtime fails cases."""
-    from attn_export.commands.failing_run import Deadline, FailingRun
-    from attn_export.explain.causes import quality_sentences
-    from attn_export.explain.eager_values import ValueReference
-    from attn_export.explain.graph_run import golden_cases
-    from attn_export.explain.reproduce import check_folder
+    """Explain why a runtime's outputs for a graph differ from a module's; see `explain`."""
+    from attn_export.commands.explain_bundle import explain
+    from attn_export.commands.reference import read_reference
 
-    if math.isnan(seconds):
-        raise UsageError("seconds must be a number; got nan")
-    target = _available_runtime(run, options or {})
-    folder, replacement = Path(bundle), Path(graph) if graph else None
-    if output is not None:
-        check_folder(Path(output))
-    manifest = read_bundle(folder)
-    cases = golden_cases(folder, case, keeps_non_finite=target.keeps_non_finite)
-    make_runners = functools.partial(_runners, folder, manifest, run, options or {})
-    runners, bundled = list(make_runners(replacement)), list(make_runners(None))
-    run.progress.phase(f"running {counted(len(cases), 'case')} in {target.name}")
-    deadline, found, runs = Deadline(seconds), None, {}
-    place = Path(output) if output else None
-    reasons: list[str] = []
-    for runner in runners:
-        name = runner.graph_file.name
-        if reason := known_limit(target, runner.graph_file, [r.graph_file for r in runners]):
-            reasons.append(reason)
-            continue
-        trial = runs[name] = runner.trial(cases)
-        if not trial.all_passed:
-            failing = FailingRun(
-                runner, trial, manifest, cases, bundled, reference or ValueReference(),
-                run.progress, deadline,
-            )  # fmt: skip
-            found = failing.explanation(place)
-            break
-    if found is None:
-        ran = sum(len(trial.passed) for trial in runs.values())
-        if not ran:
-            raise RuntimeFailure(f"{target.name} runs no graph here: {'; '.join(reasons)}")
-        kinds = {stored.kind for stored in stored_cases(folder / GOLDEN)[1]}
-        notes = (RULE, *((DECODES,) if WHOLE_DECODE in kinds else ()), *reasons)
-        found = Explanation(
-            target.name, ", ".join(runs), runners[0].options, "none", cases=ran, notes=notes
-        )
-    distance = quality_sentences(folder, runs)
-    return dataclasses.replace(found, seconds=deadline.elapsed(), distance=distance)
-
-
-def _available_runtime(run: RunOptions, options: Options) -> Runtime:
-    if len(run.runtimes) != 1:
-        raise UsageError("explain looks at one runtime at a time; name it")
-    (target,) = run.runtimes
-    if options and not target.counter_options:
-        raise UsageError(f"{target.name} takes no options")
-    reason = target.unavailable()
-    if reason:
-        raise RuntimeFailure(f"{target.name} cannot run here: {reason}")
-    return target
-
-
-def _runners(
-    folder: Path,
-    manifest: Manifest,
-    run: RunOptions,
-    options: Options,
-    graph: Path | None,
-) -> Iterator[GraphRunner]:
-    from attn_export.explain.graph_run import GraphRunner, graph_files_to_examine
-    from attn_export.graph.load import load_proto
-
-    if graph is not None:
-        load_proto(graph)  # raises an error if it cannot be read
-    parent = (graph.parent if graph else folder).absolute()
-    for file in graph_files_to_examine(manifest, graph):
-        yield GraphRunner(parent / file.name, file, run.runtimes[0], options, run.limits)
+    check_installed("torch")
+    compared = read_compared(graph, run.limits)
+    with scratch() as folder:
+        read = functools.partial(read_reference, module, {}, {})
+        _, complete = judge_graph(folder, compared, run, read, {})
+        return explain(folder, run, graph=folder / graph.name, reference=complete(), **options)

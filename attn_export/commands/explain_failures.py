@@ -46,7 +46,7 @@ def explain_failures(
     sentences = _tie_sentences(report.verdicts)
     if not failed:
         return dataclasses.replace(report, explanations=(*sentences,)) if sentences else report
-    from attn_export.commands.explain import explain
+    from attn_export.commands.explain_bundle import explain
 
     run, started = run or RunOptions.of(), time.monotonic()
     for number, name in enumerate(list(failed)[:RUNTIMES]):

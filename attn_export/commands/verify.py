@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -29,7 +30,6 @@ from attn_export.bundle.manifest import (
 )
 from attn_export.bundle.quality_vectors import claim_notes, read_quality
 from attn_export.commands.attestation import attestation
-from attn_export.commands.explain_failures import explain_failures
 from attn_export.commands.options import BUDGET, limit_own_memory, option, run_options
 from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL
@@ -77,7 +77,10 @@ def verify_command(
     limit_own_memory()
     with destinations.job(bundle.name, run) as run:
         report = verify(bundle, run, graph=graph, **options)
-        report = explain_failures(report, bundle, graph, run=run)
+        if not report.passed:
+            from attn_export.commands.explain_failures import explain_failures
+
+            report = explain_failures(report, bundle, graph, run=run)
     return destinations.render(report, place=None)
 
 
@@ -125,43 +128,37 @@ def verify(
         GraphError: If `graph` cannot be read, or has other inputs or outputs.
         BundleError: If a file of the bundle is missing or was changed, or `trust` did not sign it.
     """
-    run, place = run or RunOptions.of(**keywords), Path(bundle)
-    replacement = Path(graph) if graph else None
+    run = run or RunOptions.of(**keywords)
     if recompute and sizes:
         raise UsageError("--recompute is about the stored cases, --sizes about others; choose one")
     if module is not None and not (recompute or sizes):
         raise UsageError(f"--module {module} needs --recompute or --sizes")
     earlier = read_baseline(Path(baseline)) if baseline and not update else None
     evidence = functools.partial(_evidence, recompute=recompute, sizes=sizes, module=module)
-    with (
-        attestation().signed_files(place, trust, oidc_issuer) as (folder, signature),
-        refuse_exchange(folder),
-    ):
-        manifest = read_manifest(folder)
-        report = _run(folder, manifest, replacement, run, evidence, signature)
-        if not report.passed:
-            read_bundle(folder)  # files may have gone after they were checked
+    replacement = Path(graph) if graph else None
+    with attestation().signed_files(Path(bundle), trust, oidc_issuer) as (folder, signature):
+        report = _run(folder, replacement, run, evidence, signature)
     # Not the path in `folder`, which may have been a temporary copy.
-    report = dataclasses.replace(report, model=replacement or place / MODEL)
-    if earlier is not None:
-        return apply_baseline(report, earlier)
-    if baseline and report.passed:
+    report = dataclasses.replace(report, model=replacement or Path(bundle) / MODEL)
+    if baseline and update and report.passed:
         write_baseline(Path(baseline), report)
-    return report
+    return report if earlier is None else apply_baseline(report, earlier)
 
 
 def _run(
     folder: Path,
-    manifest: Manifest,
     replacement: Path | None,
     run: RunOptions,
     evidence_of: Callable[[Path, Manifest, Pool, Start], GoldenEvidence],
     signature: Signature | None,
 ) -> Report:
     """Run the cases, judge the outputs, and return the report."""
-    axes = shapes_of(manifest.ends)
-    files = [_described(replacement, manifest)] if replacement else [*manifest.graphs.values()]
-    with Pool(run, files) as pool:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(refuse_exchange(folder))
+        manifest = read_manifest(folder)
+        axes = shapes_of(manifest.ends)
+        files = [_described(replacement, manifest)] if replacement else [*manifest.graphs.values()]
+        pool = stack.enter_context(Pool(run, files))
         graphs = (replacement.parent if replacement else folder).absolute()
         start = functools.partial(pool.start, graphs, list(manifest.inputs), axes)
         evidence = evidence_of(folder, manifest, pool, start)
@@ -171,21 +168,24 @@ def _run(
         from attn_export.judge.replay import buffers_note, judge_pool
 
         runs, verdicts = judge_pool(pool, evidence.goldens, axes)
-    if run.budgets and evidence.quality is None:
-        raise UsageError(
-            f"a budget of {run.budgets[0]}, and nothing to measure it on: {folder} has no "
-            "quantised weights, or --sizes is given; leave it out"
-        )
-    notes = (
-        tried_note([golden.case for golden in evidence.goldens]), *buffers_note(files),
-        *undetermined_note(evidence.goldens), *cpu_notes(verdicts, evidence.goldens),
-        *evidence.notes,
-    )  # fmt: skip
-    return Report(
-        manifest.name, (*evidence.runs, *runs), (*evidence.verdicts, *verdicts), facts, notes,
-        dimensions=dimensions(manifest.ends, spec_text(folder, manifest)), error=evidence.error,
-        quality=evidence.quality, signature=signature,
-    )  # fmt: skip
+        notes = (
+            tried_note([golden.case for golden in evidence.goldens]), *buffers_note(files),
+            *undetermined_note(evidence.goldens), *cpu_notes(verdicts, evidence.goldens),
+            *evidence.notes,
+        )  # fmt: skip
+        report = Report(
+            manifest.name, (*evidence.runs, *runs), (*evidence.verdicts, *verdicts), facts, notes,
+            dimensions=dimensions(manifest.ends, spec_text(folder, manifest)),
+            error=evidence.error, quality=evidence.quality, signature=signature,
+        )  # fmt: skip
+        if run.budgets and evidence.quality is None:
+            raise UsageError(
+                f"a budget of {run.budgets[0]}, and nothing to measure it on: {folder} has no "
+                "quantised weights, or --sizes is given; leave it out"
+            )
+        if not report.passed:
+            read_bundle(folder)  # files may have gone after they were checked
+    return report
 
 
 def _evidence(

@@ -15,7 +15,7 @@ from shared import few_bits_bundle
 
 from attn_export import Subject, build, verify
 from attn_export.bundle.manifest import GOLDEN, manifest_content, write_manifest
-from attn_export.commands.explain import explain
+from attn_export.commands.explain_bundle import explain
 from attn_export.commands.main import run
 from attn_export.report.data import to_json
 from attn_export.results import Report

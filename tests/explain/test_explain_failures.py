@@ -15,10 +15,10 @@ from graph_surgery import Graph
 from hard_faults import row_beyond_the_end
 
 from attn_export import verify
-from attn_export.commands import explain as job
+from attn_export.commands import explain_bundle as job
 from attn_export.commands import explain_failures
 from attn_export.commands.assert_parity import failure
-from attn_export.commands.explain import explain
+from attn_export.commands.explain_bundle import explain
 
 CAUSE = "the graph is wrong: the causal mask is not applied"
 

@@ -13,7 +13,7 @@ from conftest import on
 from graph_faults import bundle_of
 from graph_surgery import Graph
 
-from attn_export.commands.explain import explain
+from attn_export.commands.explain_bundle import explain
 from attn_export.errors import GraphError, UsageError
 from attn_export.explain.causes import WRONG_SIGNATURE
 from attn_export.explain.explanation import Explanation

@@ -17,7 +17,7 @@ from graph_surgery import Graph
 from hard_faults import HARD_FAULTS
 from shared import extended
 
-from attn_export.commands.explain import explain
+from attn_export.commands.explain_bundle import explain
 from attn_export.runtimes.engines.ort_cpu import NO_TELEMETRY
 
 

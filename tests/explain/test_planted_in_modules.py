@@ -13,7 +13,7 @@ from shared import extended, once
 from torch import Tensor, nn
 
 from attn_export import Subject, build
-from attn_export.commands.explain import explain
+from attn_export.commands.explain_bundle import explain
 
 B, L, E, H, HKV, D = 2, 5, 32, 4, 2, 8
 WRONG_LAYERS = {4: 2, 12: 7}

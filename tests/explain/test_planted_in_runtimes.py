@@ -9,7 +9,7 @@ import pytest
 from conftest import on
 
 from attn_export import build
-from attn_export.commands.explain import explain
+from attn_export.commands.explain_bundle import explain
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.spec import AttentionSpec
 

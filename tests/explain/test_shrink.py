@@ -10,7 +10,7 @@ from conftest import on
 from graph_surgery import Graph
 from shared import bundle_of
 
-from attn_export.commands.explain import explain
+from attn_export.commands.explain_bundle import explain
 from attn_export.explain.experiments import smaller_cases
 
 AXES = {"x": ("batch", "query_len", 4)}

@@ -23,7 +23,7 @@ import onnx_ir  # noqa: F401
 import torch
 
 import attn_export.commands.build
-import attn_export.commands.explain
+import attn_export.commands.explain_bundle
 import attn_export.commands.lower
 import attn_export.commands.lower_here
 import attn_export.export

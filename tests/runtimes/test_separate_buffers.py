@@ -14,8 +14,7 @@ from onnx import helper
 from shared import bundle_of, extended, report_of
 
 from attn_export import Report, verify
-from attn_export.commands.explain import explain
-from attn_export.commands.failing_run import ONLY_SEPARATE
+from attn_export.commands.explain_bundle import ONLY_SEPARATE, explain
 from attn_export.runtimes import worker
 from attn_export.runtimes.protocol import SEPARATE_BUFFERS, Engine
 

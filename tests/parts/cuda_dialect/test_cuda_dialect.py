@@ -12,7 +12,7 @@ from conftest import on, small_spec
 from shared import extended
 
 from attn_export import build, verify
-from attn_export.commands.explain import explain
+from attn_export.commands.explain_bundle import explain
 from attn_export.dialect_names import CUDA, STANDARD
 from attn_export.errors import GraphError
 from attn_export.export.export import export

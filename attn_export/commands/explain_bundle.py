@@ -1,15 +1,19 @@
-"""The explanation of a run with failed cases, and the folder that reproduces it."""
+"""Explanation of a bundle's first graph with which a runtime fails cases."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from attn_export.bundle.manifest import shapes_of
+from attn_export.bundle.golden import stored_cases
+from attn_export.bundle.manifest import GOLDEN, read_bundle, shapes_of
+from attn_export.errors import RuntimeFailure, UsageError, counted
 from attn_export.explain import fault_attribution, graph_evaluation, node_differences
-from attn_export.explain.causes import Observations, causes, wrong_signature
+from attn_export.explain.causes import Observations, causes, quality_sentences, wrong_signature
 from attn_export.explain.eager_values import ValueReference
 from attn_export.explain.experiments import (
     KindedExperiment,
@@ -20,14 +24,27 @@ from attn_export.explain.experiments import (
 )
 from attn_export.explain.explanation import Cause, Explanation
 from attn_export.explain.graph_evaluation import EvaluatedGraph
-from attn_export.explain.graph_run import GoldenCase, GraphRun, GraphRunner
+from attn_export.explain.graph_run import (
+    GoldenCase,
+    GraphRun,
+    GraphRunner,
+    golden_cases,
+    graph_files_to_examine,
+)
 from attn_export.explain.pattern import Pattern, pattern_of
-from attn_export.explain.reproduce import write_folder
+from attn_export.explain.reproduce import check_folder, write_folder
+from attn_export.graph.load import load_proto
+from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.protocol import known_limit
-from attn_export.runtimes.run_options import Progress
+from attn_export.runtimes.protocol import Options, Runtime, known_limit
+from attn_export.runtimes.run_options import Progress, RunOptions
 from attn_export.schema import Manifest
 
+SECONDS = 45.0
+"""The default time after which no further mistake, experiment or smaller case is tried."""
+
+RULE = "by the judge's rule alone: --atol, --rtol and baselines are not applied"
+DECODES = "whole decodes were not looked at: verify runs them"
 ONLY_SEPARATE = (
     "it fails where past and present have separate buffers, as in a plain run of a session; with "
     "shared ones the graph reads what it has just written"
@@ -184,3 +201,82 @@ class FailingRun:
             dtypes = {name: array.dtype.name for name, array in case.golden.expected.items()}
             write_folder(output, explained, self.runner, smallest, dtypes)
         return explained
+
+
+def explain(
+    bundle: Path | str,
+    run: RunOptions,
+    *,
+    graph: Path | str | None = None,
+    case: str | None = None,
+    options: Options | None = None,
+    output: Path | str | None = None,
+    seconds: float = SECONDS,
+    reference: ValueReference | None = None,
+) -> Explanation:
+    """Return an explanation for the first graph of a bundle with which a runtime fails cases."""
+    if math.isnan(seconds):
+        raise UsageError("seconds must be a number; got nan")
+    target = _available_runtime(run, options or {})
+    folder, replacement = Path(bundle), Path(graph) if graph else None
+    if output is not None:
+        check_folder(Path(output))
+    manifest = read_bundle(folder)
+    cases = golden_cases(folder, case, keeps_non_finite=target.keeps_non_finite)
+    make_runners = functools.partial(_runners, folder, manifest, run, options or {})
+    runners, bundled = list(make_runners(replacement)), list(make_runners(None))
+    run.progress.phase(f"running {counted(len(cases), 'case')} in {target.name}")
+    deadline, found, runs = Deadline(seconds), None, {}
+    place = Path(output) if output else None
+    reasons: list[str] = []
+    for runner in runners:
+        name = runner.graph_file.name
+        if reason := known_limit(target, runner.graph_file, [r.graph_file for r in runners]):
+            reasons.append(reason)
+            continue
+        trial = runs[name] = runner.trial(cases)
+        if not trial.all_passed:
+            failing = FailingRun(
+                runner, trial, manifest, cases, bundled, reference or ValueReference(),
+                run.progress, deadline,
+            )  # fmt: skip
+            found = failing.explanation(place)
+            break
+    if found is None:
+        ran = sum(len(trial.passed) for trial in runs.values())
+        if not ran:
+            raise RuntimeFailure(f"{target.name} runs no graph here: {'; '.join(reasons)}")
+        kinds = {stored.kind for stored in stored_cases(folder / GOLDEN)[1]}
+        notes = (RULE, *((DECODES,) if WHOLE_DECODE in kinds else ()), *reasons)
+        found = Explanation(
+            target.name, ", ".join(runs), runners[0].options, "none", cases=ran, notes=notes
+        )
+    distance = quality_sentences(folder, runs)
+    return dataclasses.replace(found, seconds=deadline.elapsed(), distance=distance)
+
+
+def _available_runtime(run: RunOptions, options: Options) -> Runtime:
+    if len(run.runtimes) != 1:
+        raise UsageError("explain looks at one runtime at a time; name it")
+    (target,) = run.runtimes
+    if options and not target.counter_options:
+        raise UsageError(f"{target.name} takes no options")
+    reason = target.unavailable()
+    if reason:
+        raise RuntimeFailure(f"{target.name} cannot run here: {reason}")
+    return target
+
+
+def _runners(
+    folder: Path,
+    manifest: Manifest,
+    run: RunOptions,
+    options: Options,
+    graph: Path | None,
+) -> Iterator[GraphRunner]:
+
+    if graph is not None:
+        load_proto(graph)  # raises an error if it cannot be read
+    parent = (graph.parent if graph else folder).absolute()
+    for file in graph_files_to_examine(manifest, graph):
+        yield GraphRunner(parent / file.name, file, run.runtimes[0], options, run.limits)
