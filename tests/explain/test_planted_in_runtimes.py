@@ -57,7 +57,7 @@ def test_a_kernel_that_keeps_an_earlier_shape_is_no_fault_of_the_graph(tmp_path:
     need("openvino")
     spec = AttentionSpec.from_dict({"embed_dim": 64, "num_heads": 4})
     build(spec, tmp_path / "mha", runtimes=["ort-cpu"], dialects=["standard"])
-    found = explain(tmp_path / "mha", "openvino", options={"SNIPPETS_MODE": "ENABLE"})
+    found = explain(tmp_path / "mha", on("openvino"), options={"SNIPPETS_MODE": "ENABLE"})
     assert found.fault == "runtime"
     passing = {e.name for e in found.experiments if e.passed}
     assert "generated kernels off (SNIPPETS_MODE=DISABLE)" in passing
