@@ -215,3 +215,37 @@ def test_a_checkpoint_of_integers_is_refused_without_the_part_that_reads_it(
     command = ("-m", "attn_export", "build", "--weights", "model.safetensors", "--output", "none")
     said = run(env, *command, cwd=folder, code=WeightsError.exit_code)
     assert re.fullmatch(r".*needs the part quantised_checkpoints, which is missing; .*\n", said)
+
+
+def names_of(part: str) -> str:
+    """Return a pattern of what a test says that needs a part: its folder, or what it adds."""
+    added = parts()[PARTS.index(part)]
+    kinds = (added.commands, added.dialects, added.runtimes, added.references, added.installs)
+    named = {name for kind in kinds for name in kind} | {*added.tests_need}
+    forms = "|".join(re.sub("[A-Z]+", r"[\\w.-]+", re.escape(name)) for name in sorted(named))
+    return rf"parts[./]{part}\b|[\"'](?:{forms})[\"']"
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("part", PARTS)
+def test_the_core_keeps_its_tests_without_a_part(part: str, tmp_path: Path):
+    """Run the tests of commands and reports that do not name what the part adds."""
+    ignore = shutil.ignore_patterns(
+        ".git", ".venv", "build", "__pycache__", ".*_cache", ".runtimes"
+    )
+    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=ignore)
+    for folder in ("attn_export", "tests"):
+        shutil.rmtree(copy / folder / "parts" / part)
+    files = [
+        str(file.relative_to(copy))
+        for stage in ("commands", "report", "bundle", "runtimes")
+        for file in sorted((copy / "tests" / stage).glob("test_*.py"))
+        if not re.search(names_of(part), file.read_text())
+    ]
+    assert len(files) > 20
+    env = {**os.environ, "PYTHONPATH": str(copy)}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
+        cwd=copy, env=env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:]

@@ -15,8 +15,6 @@ import numpy as np
 import onnx
 from hostile.values import HOSTILE, changed
 
-from attn_export.parts.attestation.statements import BOM, STATEMENT, write_statements
-
 Random = np.random.Generator
 Maker = Callable[[Path, Path, Random], list[str]]
 """Makes a file or a folder from a good bundle, and returns the command line that reads it."""
@@ -171,20 +169,6 @@ def signature(bundle: Path, place: Path, random: Random) -> list[str]:
     key = place.with_name("public.pem")
     key.write_text(PUBLIC_KEY)
     return ["verify", str(place), "--quiet", "--runtime", "ort-cpu", "--trust", str(key)]
-
-
-@maker
-def statements(bundle: Path, place: Path, random: Random) -> list[str]:
-    """Change a value of the report, or of a statement made of it."""
-    copied(bundle, place)
-    write_statements(place)
-    names = (STATEMENT, BOM, "report.json")
-    wrong = names[random.integers(len(names))]
-    for name in names:
-        value = json.loads((place / name).read_text())
-        text = json.dumps(changed(value, random) if name == wrong else value)
-        replaced(place, name, text.encode())
-    return ["verify", str(place), "--quiet", "--runtime", "ort-cpu"]
 
 
 @maker

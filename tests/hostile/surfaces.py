@@ -1,4 +1,4 @@
-"""Hostile files of every other kind that commands read: checkpoints, plans, stores, specs, scales.
+"""Hostile files of every other kind that commands read: checkpoints, plans, specs, scales.
 
 Each maker writes what a command reads, with one thing wrong, and returns the command line. Where a
 file would be run, its content is refused before: no maker starts a build that goes on to its end.
@@ -6,11 +6,10 @@ file would be run, its content is refused before: no maker starts a build that g
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
-import sqlite3
+import runpy
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +18,6 @@ from typing import Any
 import numpy as np
 from hostile.bundles import Random, damaged, maker
 from hostile.values import HOSTILE, changed
-
-from attn_export.parts.sweeps.store import FILE, FORMAT, Row, Store
-from attn_export.parts.sweeps.store import to_json as store_to_json
 
 E, H, HKV, D = 64, 4, 2, 16
 SIZES = {"q": (H * D, E), "k": (HKV * D, E), "v": (HKV * D, E), "o": (E, H * D)}
@@ -335,72 +331,6 @@ def plan(bundle: Path, place: Path, random: Random) -> list[str]:
     return ["sweep", str(place / "p.toml"), "--matrix", "github", "--quiet"]
 
 
-# -- stores of sweeps ---------------------------------------------------------------------------
-
-ROW = Row(
-    id="a/standard/ort-cpu", source="a", name="n", spec=json.dumps(SPEC), dtype="float32",
-    dialect="standard", runtime="ort-cpu==1.27.0", verdict="passed", worst=0.5, cases=3,
-)  # fmt: skip
-STATEMENTS = (
-    "DROP TABLE cells", "DROP TABLE facts", "DELETE FROM facts", "CREATE TABLE more (x)",
-    "CREATE VIEW v AS SELECT 1", "CREATE INDEX i ON cells (name)",
-    "ALTER TABLE cells ADD COLUMN more", "ALTER TABLE facts DROP COLUMN value",
-    "CREATE TRIGGER t AFTER INSERT ON cells BEGIN DELETE FROM cells; END",
-    "DROP TABLE cells; CREATE VIEW cells AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 "
-    "FROM c) SELECT x AS id FROM c",
-    "DROP TABLE facts; CREATE VIEW facts AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 "
-    "FROM c) SELECT x AS name, x AS value FROM c",
-    "PRAGMA writable_schema=ON; UPDATE sqlite_master SET sql = 'CREATE VIEW x AS SELECT 1'",
-    "PRAGMA writable_schema=ON; UPDATE sqlite_master SET rootpage = 1",
-    "PRAGMA writable_schema=ON; UPDATE sqlite_master SET sql = replace(sql, 'id', 'id AS (1)')",
-    "PRAGMA page_size=512; VACUUM", "PRAGMA encoding='UTF-16'", "PRAGMA user_version=7",
-)  # fmt: skip
-
-
-@maker
-def store(bundle: Path, place: Path, random: Random) -> list[str]:
-    """Damage the store of a sweep: a value, its tables, its bytes, its files, or its JSON."""
-    del bundle
-    place.mkdir()
-    folder = place / "s"
-    with Store.open(folder) as opened:
-        opened.add([ROW])
-        text = store_to_json(opened)
-    file = folder / FILE
-    kind = random.integers(6)
-    if kind == 0:
-        path = place / "cells.json"
-        path.write_text(json.dumps(changed(json.loads(text), random)))
-        return ["site", str(path), "--output", str(place / "o")]
-    if kind == 3:
-        content = file.read_bytes()
-        file.write_bytes(damaged(content, random))
-    elif kind == 4:
-        displace(folder / f"{FILE}{pick(random, ['', '-wal', '-shm', '-journal'])}", random)
-    else:
-        # A change that SQLite refuses is none.
-        with (
-            contextlib.closing(sqlite3.connect(file)) as connection,
-            contextlib.suppress(sqlite3.Error, OverflowError, UnicodeError),
-        ):
-            if kind == 1:
-                connection.executescript(pick(random, STATEMENTS))
-            else:
-                values = (*HOSTILE, b"x", "a'b", "$(touch x)", "`id`", "x==y", "--help", FORMAT)
-                value = pick(random, [each for each in values if not isinstance(each, list | dict)])
-                table, column = pick(
-                    random,
-                    [("cells", name) for name in ROW.__dataclass_fields__] + [("facts", "value")],
-                )
-                connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
-            connection.commit()
-    commands = (
-        ["site", str(folder), "--output", str(place / "o")],
-        ["sweep", "--merge", str(folder), "--output", str(place / "o"), "--json", "-"],
-    )
-    return pick(random, commands)
-
-
 # -- ONNX files, and files beside them ----------------------------------------------------------
 
 
@@ -463,3 +393,9 @@ def external(bundle: Path, place: Path, random: Random) -> list[str]:
         ["dry-run", str(place / "m.onnx"), "--arch", "sm_80", "--quiet"],
     )
     return pick(random, commands)
+
+
+# -- files of parts -----------------------------------------------------------------------------
+
+for _file in sorted(Path(__file__).parents[1].glob("parts/*/hostile_*.py")):
+    runpy.run_path(str(_file))

@@ -13,13 +13,6 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 from transformers import DynamicCache
-from transformers.models.bert import modeling_bert as bert
-from transformers.models.gemma2 import modeling_gemma2 as gemma2
-from transformers.models.gemma3 import modeling_gemma3 as gemma3
-from transformers.models.gpt2 import modeling_gpt2 as gpt2
-from transformers.models.llama import modeling_llama as llama
-from transformers.models.mistral import modeling_mistral as mistral
-from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from attn_export import Subject, build
 
@@ -46,9 +39,6 @@ class Family:
     config: Callable[..., Any]
     sizes: dict[str, Any]
     model: Callable[..., nn.Module]
-    attention: Callable[..., nn.Module]
-    rotary: Callable[..., nn.Module] | None = None
-    rotary_options: tuple[str, ...] = ()
 
     @property
     def kv_heads(self) -> int:
@@ -61,79 +51,14 @@ class Family:
 
 
 FAMILIES = {
-    "llama": Family(
-        hf.LlamaConfig, DECODER, hf.LlamaModel, llama.LlamaAttention, llama.LlamaRotaryEmbedding
-    ),
-    "qwen3": Family(
-        hf.Qwen3Config, DECODER, hf.Qwen3Model, qwen3.Qwen3Attention, qwen3.Qwen3RotaryEmbedding
-    ),
-    "mistral": Family(
-        hf.MistralConfig, DECODER | WINDOW, hf.MistralModel,
-        mistral.MistralAttention, mistral.MistralRotaryEmbedding,
-    ),
-    "gemma2": Family(
-        hf.Gemma2Config, GEMMA, hf.Gemma2Model,
-        gemma2.Gemma2Attention, gemma2.Gemma2RotaryEmbedding,
-    ),
-    "gemma3": Family(
-        hf.Gemma3TextConfig, GEMMA | EVERY_SECOND, hf.Gemma3TextModel,
-        gemma3.Gemma3Attention, gemma3.Gemma3RotaryEmbedding, ("sliding_attention",),
-    ),
-    "gpt2": Family(hf.GPT2Config, SMALL, hf.GPT2Model, gpt2.GPT2Attention),
-    "bert": Family(hf.BertConfig, BERT, hf.BertModel, bert.BertAttention),
-}  # fmt: skip
-
-
-# -- an attention alone -------------------------------------------------------------------------
-
-
-class Layer(nn.Module):
-    """An attention with its rotary positions and its cache."""
-
-    def __init__(self, family: Family, implementation: str) -> None:
-        super().__init__()
-        config = family.configured(implementation)
-        self.attention = family.attention(config, layer_idx=0)
-        self.rotary = family.rotary(config) if family.rotary else None
-        self.rotary_options = family.rotary_options
-
-    def forward(self, x, attn_mask=None, position_ids=None, past_key=None, past_value=None):
-        cache = DynamicCache([(past_key, past_value)]) if past_key is not None else None
-        options = {}
-        if self.rotary is not None:
-            options["position_embeddings"] = self.rotary(x, position_ids, *self.rotary_options)
-        y, _ = self.attention(x, attention_mask=attn_mask, past_key_values=cache, **options)
-        return y if cache is None else (y, cache.layers[0].keys, cache.layers[0].values)
-
-
-def layer(name: str, implementation: str, mask: str | None, *, cache: bool) -> Subject:
-    """Return an attention alone; the mask is as in a spec: ``bool[B,1,L,S]``, or None."""
-    torch.manual_seed(0)
-    family = FAMILIES[name]
-    inputs: dict[str, Any] = {"x": torch.randn(B, L, E)}
-    axes = {"x": TOKENS}
-    if family.rotary:
-        inputs["position_ids"] = torch.arange(B * L).reshape(B, L) * 7
-        axes["position_ids"] = TOKENS
-    if mask:
-        inputs["attn_mask"], axes["attn_mask"] = _mask(mask, cache=cache)
-    outputs = ["output"]
-    if cache:
-        past = ("past_key", "past_value")
-        inputs |= {name: torch.randn(B, family.kv_heads, P, D) for name in past}
-        axes |= dict.fromkeys(past, PAST)
-        outputs += ["present_key", "present_value"]
-    module = Layer(family, implementation).eval()
-    return Subject(module, inputs, axes, outputs, relations=TOTAL if cache and mask else None)
-
-
-def _mask(mask: str, *, cache: bool) -> tuple[Tensor, dict[int, str]]:
-    dtype, _, shape = mask.rstrip("]").partition("[")
-    names = {"B": "batch", "L": "query_len", "S": "total_len" if cache else "query_len"}
-    sizes = {"B": B, "L": L, "S": P + L if cache else L, "1": 1}
-    letters = shape.split(",")
-    example = torch.ones([sizes[letter] for letter in letters], dtype=getattr(torch, dtype))
-    return example, {axis: names[x] for axis, x in enumerate(letters) if x in names}
+    "llama": Family(hf.LlamaConfig, DECODER, hf.LlamaModel),
+    "qwen3": Family(hf.Qwen3Config, DECODER, hf.Qwen3Model),
+    "mistral": Family(hf.MistralConfig, DECODER | WINDOW, hf.MistralModel),
+    "gemma2": Family(hf.Gemma2Config, GEMMA, hf.Gemma2Model),
+    "gemma3": Family(hf.Gemma3TextConfig, GEMMA | EVERY_SECOND, hf.Gemma3TextModel),
+    "gpt2": Family(hf.GPT2Config, SMALL, hf.GPT2Model),
+    "bert": Family(hf.BertConfig, BERT, hf.BertModel),
+}
 
 
 # -- whole models -------------------------------------------------------------------------------

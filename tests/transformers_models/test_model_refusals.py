@@ -7,20 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from real_classes import IDS, TOKENS, B, L, decoder, layer, model
+from real_classes import IDS, TOKENS, B, L, decoder, model
 from transformers import DynamicCache
 
 from attn_export import Subject, build
 from attn_export.errors import AttnExportError
-
-
-def softcap() -> Subject:
-    return layer("gemma2", "sdpa", "bool[B,1,L,S]", cache=False)
-
-
-def causal_by_size() -> Subject:
-    # Without a mask, queries of a length over 1 see the first L keys only, those of 1 see all.
-    return layer("llama", "sdpa", None, cache=True)
 
 
 def windows() -> Subject:
@@ -42,9 +33,6 @@ def types_of_zeros() -> Subject:
 
 
 REFUSED: dict[Callable[[], Subject], str] = {
-    softcap: r"sdpa_attention.py:\d+: .*does not support `softcap`. Try using `eager`",
-    causal_by_size: r"at query_len = 1: output differs .* a branch on a size "
-    r"\(sdpa_attention.py:\d+\) .* write it without the branch",
     windows: r"axis 'past_len' \(past.0.0.shape\[2\]\) was narrowed to \[6, int_oo\] "
     r"\(cache_utils.py:\d+\)",
     cache_in_the_outputs: r"it returns a DynamicCache; return the tensors in it, .*use_cache=False",
