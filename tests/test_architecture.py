@@ -52,7 +52,7 @@ ONLY_IN = {
     "onnx.reference": (
         "float64/contrib_operators",
         "float64/evaluate",
-        "graph/lower/mask_values",
+        "graph/ir_helpers",
         "runtimes/engines/onnx_reference",
     ),
     "onnxscript": ("graph/canonical", "graph/fixed_inputs", "export/translations"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common
 
 from attn_export.graph.axis_names import Size
@@ -63,22 +65,16 @@ def constant_numbers(value: ir.Value | None) -> list[Any]:
     return [] if array is None else array.ravel().tolist()
 
 
-def slice_of_last_axis(value: ir.Value | None) -> tuple[ir.Value, int, int, int] | None:
-    """Return what a Slice of the last axis reads, with start, end and step; None for other values.
-
-    Start, end and step must be constants, and the size of the axis be known; it limits the end.
-    """
-    node = producer_of(value, "Slice")
-    source = None if node is None else node.inputs[0]
-    if node is None or source is None or not dims(source):
-        return None
-    width, last = dims(source)[-1], len(dims(source)) - 1
-    arrays = [constant_array(x) for x in node.inputs[1:]]
-    numbers = [int(x.item()) for x in arrays if x is not None and x.size == 1]
-    if len(numbers) < max(len(arrays), 3) or not isinstance(width, int):
-        return None
-    start, end, axis, *step = numbers
-    return (source, start, min(end, width), step[0] if step else 1) if axis in (-1, last) else None
+def chain(value: ir.Value) -> Iterator[ir.Value]:
+    """Yield a value, and those that it is computed from by the first input that is no constant."""
+    for _ in range(MOST_COMPUTED):
+        yield value
+        node = value.producer()
+        inputs = () if node is None else node.inputs
+        moving = [x for x in inputs if x is not None and constant_array(x) is None]
+        if not moving:
+            return
+        value = moving[0]
 
 
 def optional_input(node: ir.Node, index: int) -> ir.Value | None:
@@ -100,6 +96,54 @@ def set_type(value: ir.Value, dtype: ir.DataType | None, shape: ir.Shape | None)
         value.dtype = dtype
     value.shape = shape
     return value
+
+
+# -- values as the reference computes them ------------------------------------------------------
+
+MOST_COMPUTED = 32
+"""The largest number of nodes by which a value is computed."""
+
+
+def computed(value: ir.Value, known: Mapping[ir.Value, np.ndarray]) -> np.ndarray | None:
+    """Return a value that nodes compute from known ones and constants; None if they need others."""
+    nodes, values, feed = set[ir.Node](), [value], dict[str, np.ndarray]()
+    for x in values:
+        array = known[x] if x in known else constant_array(x)
+        node = x.producer()
+        if array is not None:
+            feed[str(x.name)] = array
+        elif node is None or node.domain or len(nodes) > MOST_COMPUTED:
+            return None
+        elif node not in nodes:
+            nodes.add(node)
+            values += [y for y in node.inputs if y is not None]
+    inputs = [x for x in dict.fromkeys(values) if str(x.name) in feed]
+    order = [node for node in next(iter(nodes)).graph or () if node in nodes] if nodes else []
+    try:
+        with np.errstate(all="ignore"):
+            (found,) = reference_model(order, inputs, [value]).run(None, feed)
+    except Exception:  # graphs of others may hold anything
+        return None
+    return np.asarray(found)
+
+
+def reference_model(
+    nodes: Sequence[ir.Node], inputs: Collection[ir.Value], outputs: Sequence[ir.Value],
+    opset: int = 0,
+) -> ReferenceEvaluator:  # fmt: skip
+    """Return an evaluator of nodes."""
+    graph = helper.make_graph(
+        [ir.to_proto(node) for node in nodes], "part",
+        [helper.make_empty_tensor_value_info(str(value.name)) for value in inputs],
+        [helper.make_empty_tensor_value_info(str(value.name)) for value in outputs],
+    )  # fmt: skip
+    version = helper.make_opsetid("", opset or _opset(nodes))
+    return ReferenceEvaluator(helper.make_model(graph, opset_imports=[version]))
+
+
+def _opset(nodes: Sequence[ir.Node]) -> int:
+    graph = nodes[0].graph if nodes else None
+    return graph.opset_imports.get("", 23) if isinstance(graph, ir.Graph) else 23
 
 
 # -- added constants and nodes ------------------------------------------------------------------

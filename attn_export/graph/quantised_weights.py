@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,9 +10,9 @@ import onnx_ir as ir
 
 from attn_export.graph.ir_helpers import (
     add_initializer,
-    constant_numbers,
-    optional_input,
-    producer_of,
+    chain,
+    computed,
+    dims,
     set_type,
 )
 from attn_export.graph.lower.node_builder import Builder, take_over
@@ -19,6 +20,9 @@ from attn_export.quantiser import BLOCK_LARGEST, LEAST_BLOCK_SCALE, QuantisedWei
 from attn_export.spec.low_precision import PER_BLOCK, PER_RUN
 
 FLOAT = ir.DataType.FLOAT
+
+MOST_NODES = 8
+"""The largest number of nodes that round a value by block."""
 
 
 def store_integers(
@@ -176,55 +180,21 @@ def _round_in_blocks(op: Builder, x: ir.Value, block: int) -> ir.Value:
 
 
 def read_block_rounding(value: ir.Value) -> tuple[ir.Value, int] | None:
-    """Return the value before a rounding by block, and the block size; None for other values."""
-    nodes = _match_pattern(value)
-    if nodes is None or not _has_8_bit_constants(nodes):
+    """Return the value before a rounding by block, and the block size; None for other values.
+
+    It is proven by the values of random, empty and tiny blocks.
+    """
+    _, *way = itertools.islice(chain(value), MOST_NODES)
+    ranks = [len(dims(x)) for x in way]
+    split = ranks.index(3) if 3 in ranks else 0
+    block, width = (dims(x)[-1] for x in way[split - 1 : split + 1]) if split else (0, 0)
+    if set(ranks[:split]) != {4} or not isinstance(block, int) or not isinstance(width, int):
         return None
-    blocks, scales = nodes["blocks"].outputs[0], nodes["scales"].outputs[0]
-    same_scales = nodes["Div"].inputs[1] is nodes["Mul"].inputs[1] is scales
-    same_blocks = nodes["Abs"].inputs[0] is nodes["Div"].inputs[0] is blocks
-    x, target = nodes["blocks"].inputs[0], constant_numbers(optional_input(nodes["blocks"], 1))
-    if not same_scales or not same_blocks or x is None or len(target) != 4:
-        return None
-    count, block = int(target[2]), int(target[3])
-    merged = constant_numbers(optional_input(nodes["merged"], 1)) == [0, 0, count * block]
-    return (x, block) if merged and target[:2] == [0, 0] else None
-
-
-PATTERN = {
-    # name: (operator, name of the node that reads its output, index of the input that reads it)
-    "merged": ("Reshape", "", 0),
-    "Mul": ("Mul", "merged", 0),
-    "Round": ("Round", "Mul", 0),
-    "Div": ("Div", "Round", 0),
-    "blocks": ("Reshape", "Div", 0),
-    "scales": ("Max", "Div", 1),
-    "of 127": ("Div", "scales", 0),
-    "ReduceMax": ("ReduceMax", "of 127", 0),
-    "Abs": ("Abs", "ReduceMax", 0),
-}
-"""The nodes of a rounding by block, from the last to the first."""
-
-
-def _match_pattern(value: ir.Value) -> dict[str, ir.Node] | None:
-    """Return the nodes of the pattern by name; None if one of them is another operator."""
-    nodes: dict[str, ir.Node] = {}
-    for name, (op_type, reader, index) in PATTERN.items():
-        output = value if not reader else optional_input(nodes[reader], index)
-        node = producer_of(output, op_type)
-        if node is None:
-            return None
-        nodes[name] = node
-    return nodes
-
-
-def _has_8_bit_constants(nodes: dict[str, ir.Node]) -> bool:
-    """Return whether the constants of the matched nodes are those of 8 bits."""
-    reduce = nodes["ReduceMax"]
-    return (
-        constant_numbers(optional_input(nodes["of 127"], 1)) == [BLOCK_LARGEST]
-        and constant_numbers(optional_input(nodes["scales"], 1)) == [LEAST_BLOCK_SCALE]
-        and len(nodes["scales"].inputs) == 2
-        and constant_numbers(optional_input(reduce, 1)) in ([-1], [3])
-        and reduce.attributes.get_int("keepdims", 1) == 1
-    )
+    blocks = np.random.default_rng(0).standard_normal((1, 3, width // block, block))
+    blocks = (blocks * np.reshape([1, 0, 1e-37], (3, 1, 1))).astype(np.float32)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    scales = np.maximum(largest / np.float32(BLOCK_LARGEST), np.float32(LEAST_BLOCK_SCALE))
+    rounded = np.round(blocks / scales) * scales
+    found = computed(value, {way[split]: blocks.reshape(1, 3, width)})
+    same = found is not None and np.array_equal(found, rounded.reshape(1, 3, width))
+    return (way[split], block) if same else None

@@ -1,28 +1,27 @@
 """Recognition of KV caches: written in place, and there in the layer's type, float16 or integers.
 
-A cache in place is a `TensorScatter` node in front of an `Attention` node. Integers of 8 bits are
-int8, written by QuantizeLinear and read by DequantizeLinear. The scale is one number, or an array
-by which the graph divides before these nodes and multiplies after. Integers of 4 bits are rounded,
-clipped and increased by 8, and two neighbouring channels are packed into a byte. A table of all
-bytes unpacks them.
+A cache in place is a `TensorScatter` node in front of an `Attention` node. A cache of integers is
+recognised by value, whatever nodes round and read it: int8, or two neighbouring channels of 4 bits
+in a uint8, the first in the lower half, each increased by 8. The scale is one number, or one for
+each channel.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.axis_names import Size, known_equal
 from attn_export.graph.ir_helpers import (
+    chain,
+    computed,
     constant_array,
     dims,
     optional_input,
     producer_of,
     set_type,
-    slice_of_last_axis,
     trace_back,
     value_before,
 )
@@ -164,10 +163,14 @@ def _is_length(value: ir.Value, size: Size) -> bool:
     return len(known) > index and known_equal(known[index], size)
 
 
-V = TypeVar("V", ir.Value, ir.Value | None)
-
 NIBBLES = np.stack([np.arange(256) & 15, np.arange(256) >> 4], axis=-1) - 8
 """The two integers that each byte holds, `[256, 2]`."""
+
+BITS = {ir.DataType.INT8: 8, ir.DataType.UINT8: 4}
+"""The bits of an integer, by the type in which a cache stores them."""
+
+ONE = {8: 1, 4: 0x99}
+"""The byte that holds the integer 1 alone, by the bits of an integer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,8 +203,8 @@ def quantised_cache(a: AttentionNode) -> QuantisedCache | None:
     cache = in_place_cache(dataclasses.replace(a, key=key, value=value))
     if cache is None or bits != value_bits:
         return None
-    find_source = _source_of_int8 if bits == 8 else _source_of_packed
-    new_key, new_value = find_source(cache.new_key, k_scale), find_source(cache.new_value, v_scale)
+    new_key = _before_rounding(cache.new_key, k_scale, bits)
+    new_value = _before_rounding(cache.new_value, v_scale, bits)
     if new_key is None or new_value is None:
         return None
     cache = dataclasses.replace(cache, new_key=new_key, new_value=new_value)
@@ -209,91 +212,44 @@ def quantised_cache(a: AttentionNode) -> QuantisedCache | None:
 
 
 def _stored_integers(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None:
-    """Return the integers that a value dequantises, their scale and their bits, or None."""
-    source, factor = _split_constant(value, "Mul")
-    linear = _read_linear(source, "DequantizeLinear")
-    if linear is not None:
-        return linear[0], linear[1] * factor, 8
-    packed = _packed_bytes(source)
-    return None if packed is None else (packed, factor, 4)
+    """Return the integers that a value dequantises, their scale and their bits, or None.
 
-
-def _packed_bytes(value: ir.Value) -> ir.Value | None:
-    """Return the uint8 `[..., D / 2]` that a value `[..., D]` unpacks, or None."""
-    pairs = value_before(value, "Reshape")
-    table = producer_of(pairs, "Gather")
-    if pairs is None or table is None or table.attributes.get_int("axis", 0) != 0:
+    It is proven by the value of each byte that may be stored.
+    """
+    stored = next((x for x in chain(value) if producer_of(x, "TensorScatter")), None)
+    if stored is None or stored.dtype not in BITS or len(dims(stored)) != 4:
         return None
-    numbers = constant_array(table.inputs[0])
-    if numbers is None or not np.array_equal(numbers, NIBBLES):
+    bits, (_, heads, _, width) = BITS[stored.dtype], dims(stored)
+    if not isinstance(heads, int) or not isinstance(width, int):
         return None
-    stored = value_before(table.inputs[1], "Cast")
-    if stored is None or stored.dtype != ir.DataType.UINT8:
+    column = np.arange(256).astype(np.uint8).view(stored.dtype.numpy())[:, None]
+    every_byte = np.tile(column, (1, heads, 1, width))
+    found, integers = computed(value, {stored: every_byte}), _integers(every_byte, bits)
+    if found is None or found.shape != integers.shape or found.dtype != np.float32:
         return None
-    return stored if _are_pairs(dims(pairs), dims(value)) else None
-
-
-def _source_of_packed(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
-    """Return the value before division by a scale, rounding to 4 bits and packing, or None."""
-    total = producer_of(value_before(value, "Cast"), "Add")
-    if total is None or value.dtype != ir.DataType.UINT8:
+    scale = found[0, :, ONE[bits], None]  # [Hkv, 1, D]
+    if not (scale > 0).all() or not np.allclose(found, integers * scale, rtol=1e-6, atol=0):
         return None
-    second, factor = _split_constant(total.inputs[1], "Mul")
-    first, second = _every_second(total.inputs[0], 0), _every_second(second, 1)
-    if first is None or first is not second or not np.array_equal(factor, 16):
-        return None
-    integers, offset = _split_constant(first, "Add")
-    clipped, high = _split_constant(value_before(integers, "Cast"), "Min")
-    rounded, low = _split_constant(clipped, "Max")
-    source, divisor = _split_constant(value_before(rounded, "Round"), "Div")
-    numbers = (offset, high, low)
-    if not all(np.array_equal(x, y) for x, y in zip(numbers, (8, 7, -8), strict=True)):
-        return None
-    return source if np.array_equal(divisor, scale) else None
+    return stored, np.asarray(scale.flat[0]) if np.ptp(scale) == 0 else scale, bits
 
 
-def _are_pairs(pairs: tuple[Size, ...], merged: tuple[Size, ...]) -> bool:
-    """Return whether the shapes are `[..., n, 2]` and `[..., 2 n]`."""
-    if len(pairs) != len(merged) + 1 or not isinstance(pairs[-2], int) or pairs[-1] != 2:
-        return False
-    same = all(known_equal(x, y) for x, y in zip(pairs[:-2], merged[:-1], strict=True))
-    return same and merged[-1] == 2 * pairs[-2]
+def _before_rounding(written: ir.Value, scale: np.ndarray, bits: int) -> ir.Value | None:
+    """Return the value that is divided by a scale and rounded to the integers written, or None."""
+    quotients = np.linspace(-1.5, 1.5, 90)[:, None] * 2 ** (bits - 1)  # of which none is a tie
+    rounded = np.clip(np.round(quotients), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    for source in chain(written):
+        if source.dtype != ir.DataType.FLOAT or len(dims(source)) != 4:
+            continue
+        _, heads, _, width = dims(source)
+        if not isinstance(heads, int) or not isinstance(width, int):
+            return None
+        values = np.broadcast_to(quotients * scale, (1, heads, len(quotients), width))
+        found = computed(written, {source: values.astype(np.float32)})
+        integers = None if found is None else _integers(found, bits)
+        if integers is not None and integers.shape == values.shape and (integers == rounded).all():
+            return source
+    return None
 
 
-def _every_second(value: ir.Value | None, start: int) -> ir.Value | None:
-    """Return the value of which a Slice takes every second element of the last axis, or None."""
-    parts = slice_of_last_axis(value)
-    if parts is None:
-        return None
-    source, first, end, step = parts
-    return source if (first, end, step) == (start, dims(source)[-1], 2) else None
-
-
-def _source_of_int8(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
-    """Return the value before division by a scale and rounding to int8, or None."""
-    linear = _read_linear(value, "QuantizeLinear")
-    if linear is None:
-        return None
-    source, factor = _split_constant(linear[0], "Div")
-    return source if np.array_equal(linear[1] * factor, scale) else None
-
-
-def _split_constant(value: V, op_type: str) -> tuple[V | ir.Value, np.ndarray]:
-    """Return operand and constant of a node `operand op constant`; else the value itself and 1."""
-    node = producer_of(value, op_type)
-    if node is not None and node.inputs[0] is not None:
-        operand = constant_array(node.inputs[1])
-        if operand is not None:
-            return node.inputs[0], operand
-    return value, np.ones((), np.float32)
-
-
-def _read_linear(value: ir.Value, op_type: str) -> tuple[ir.Value, np.ndarray] | None:
-    """Return input and scalar scale of a (De)QuantizeLinear of int8 with zero point 0, or None."""
-    node = producer_of(value, op_type)
-    if node is None or node.inputs[0] is None:
-        return None
-    scale, zero = constant_array(node.inputs[1]), constant_array(optional_input(node, 2))
-    if scale is None or scale.ndim or zero is None or zero.dtype != np.int8 or zero.any():
-        return None
-    return node.inputs[0], scale
+def _integers(stored: np.ndarray, bits: int) -> np.ndarray:
+    return stored if bits == 8 else NIBBLES[stored].reshape(*stored.shape[:-1], -1)

@@ -8,11 +8,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
-from onnx import helper
-from onnx.reference import ReferenceEvaluator
 
 from attn_export.graph.axis_names import Size
-from attn_export.graph.ir_helpers import dims
+from attn_export.graph.ir_helpers import dims, reference_model
 from attn_export.graph.lower.mask_trials import MaskTrial, MaskTrials
 from attn_export.tensorfile import Array
 
@@ -221,20 +219,6 @@ def _divisor(node: ir.Node, known: ValueArrays) -> float:
     return max([1.0, *numbers])
 
 
-def reference_model(
-    nodes: Sequence[ir.Node], inputs: Collection[ir.Value], outputs: Sequence[ir.Value],
-    opset: int = 0,
-) -> ReferenceEvaluator:  # fmt: skip
-    """Return an evaluator of nodes."""
-    graph = helper.make_graph(
-        [ir.to_proto(node) for node in nodes], "mask",
-        [helper.make_empty_tensor_value_info(str(value.name)) for value in inputs],
-        [helper.make_empty_tensor_value_info(str(value.name)) for value in outputs],
-    )  # fmt: skip
-    version = helper.make_opsetid("", opset or _opset(nodes))
-    return ReferenceEvaluator(helper.make_model(graph, opset_imports=[version]))
-
-
 def broadcast_to_scores(mask: Array, trial: MaskTrial) -> Array:
     """Return a mask broadcast to `[B, H or 1, L, S]`."""
     heads = mask.shape[-3] if mask.ndim > 2 else 1
@@ -266,8 +250,3 @@ def _size(value: ir.Value, trials: MaskTrials, trial: MaskTrial) -> Array:
         [trials.known_size(size, trial.sizes) for size in _requested_sizes(node)], np.int64
     )
     return array if node.op_type == "Shape" else np.asarray(array.prod())
-
-
-def _opset(nodes: Sequence[ir.Node]) -> int:
-    graph = nodes[0].graph if nodes else None
-    return graph.opset_imports.get("", 23) if isinstance(graph, ir.Graph) else 23

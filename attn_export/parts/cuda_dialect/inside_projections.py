@@ -10,7 +10,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from attn_export.graph.ir_helpers import constant_array, dims, producer_of, slice_of_last_axis
+from attn_export.graph.ir_helpers import constant_array, dims, producer_of
 from attn_export.graph.lower.caches import source_of_number
 from attn_export.graph.lower.node_builder import Builder
 
@@ -108,7 +108,7 @@ def _factors(
 
 def _halved_value(value: ir.Value, half: int) -> ir.Value | None:
     """Return the value of whose last axis `value` is the first or second half, or None."""
-    parts = slice_of_last_axis(value)
+    parts = _slice_of_last_axis(value)
     if parts is None:
         return None
     source, *selected = parts
@@ -117,6 +117,24 @@ def _halved_value(value: ir.Value, half: int) -> ir.Value | None:
         return None
     start = half * width // 2
     return source if selected == [start, start + width // 2, 1] else None
+
+
+def _slice_of_last_axis(value: ir.Value | None) -> tuple[ir.Value, int, int, int] | None:
+    """Return what a Slice of the last axis reads, with start, end and step; None for other values.
+
+    Start, end and step must be constants, and the size of the axis be known; it limits the end.
+    """
+    node = producer_of(value, "Slice")
+    source = None if node is None else node.inputs[0]
+    if node is None or source is None or not dims(source):
+        return None
+    width, last = dims(source)[-1], len(dims(source)) - 1
+    arrays = [constant_array(x) for x in node.inputs[1:]]
+    numbers = [int(x.item()) for x in arrays if x is not None and x.size == 1]
+    if len(numbers) < max(len(arrays), 3) or not isinstance(width, int):
+        return None
+    start, end, axis, *step = numbers
+    return (source, start, min(end, width), step[0] if step else 1) if axis in (-1, last) else None
 
 
 def _positions(cos: ir.Value, lengths: ir.Value) -> ir.Value | None:

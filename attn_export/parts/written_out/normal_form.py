@@ -22,9 +22,9 @@ from attn_export.graph.ir_helpers import (
     constant_numbers,
     dims,
     optional_input,
+    reference_model,
 )
 from attn_export.graph.lower.dialects import Observed
-from attn_export.graph.lower.mask_values import reference_model
 from attn_export.graph.lower.tidy import expand_by_position, reshape_by_position, with_types
 from attn_export.tensorfile import Array
 
