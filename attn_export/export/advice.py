@@ -114,13 +114,13 @@ ADVICE = (
 instead. In the construct, \\1 is the first group of the pattern."""
 
 
-FLEX = (
+_FLEX = (
     "flex_attention has no ONNX form; call F.scaled_dot_product_attention, with what score_mod and "
     "block_mask do as attn_mask"
 )
 
 
-CONTROL_FLOW = {
+_CONTROL_FLOW = {
     "scan": "a loop over a fixed count, or torch.cumsum and masks",
     "associative_scan": "a loop over a fixed count, or torch.cumsum and masks",
     "while_loop": "a loop over a fixed count",
@@ -134,8 +134,8 @@ def refuse_untranslated(program: ExportedProgram) -> None:
     """Raise an error if a captured program has flex_attention, control flow or autocast."""
     for node in program.graph.nodes:
         if str(node.target) == "flex_attention":
-            raise ExportError(f"{FLEX}{_lines_of([node])}")
-        instead = CONTROL_FLOW.get(str(node.target))
+            raise ExportError(f"{_FLEX}{_lines_of([node])}")
+        instead = _CONTROL_FLOW.get(str(node.target))
         first = getattr(node.args[0], "meta", {}).get("val") if node.args else None
         if instead and not isinstance(first, torch.SymBool):  # else it is a branch on a size
             name = str(node.target).removesuffix("_impl")
@@ -213,10 +213,10 @@ def _explained(error: Exception, problem: str, line: str = "") -> ExportError:
     """Return an error with the line and the cause of another."""
     line = line or line_of(error)
     at = f" at {line}" if line else ""
-    return ExportError(f"{problem}{at}: {cause_of(error)}")
+    return ExportError(f"{problem}{at}: {_cause_of(error)}")
 
 
-def cause_of(error: Exception) -> str:
+def _cause_of(error: Exception) -> str:
     """Return the matching row of `ADVICE`, or else the text of the first cause."""
     chain = _chain(error)
     text = " ".join(map(str, chain))

@@ -31,7 +31,7 @@ from attn_export.cases.plan import covering_sizes
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 
-MOST_NARROWED = 8
+_MOST_NARROWED = 8
 """The number of sizes that are tried at each end of those outside the range of a program."""
 
 TRACE_MINIMUM = 2
@@ -134,7 +134,7 @@ def _first_difference(
     """
     terms = terms_of(subject.relations.get(label, label))
     axes = [term for term in terms if not term.isdigit()]
-    tried = [*sizes[:MOST_NARROWED], *sizes[MOST_NARROWED:][-MOST_NARROWED:]]
+    tried = [*sizes[:_MOST_NARROWED], *sizes[_MOST_NARROWED:][-_MOST_NARROWED:]]
     captured = None
     for size in tried:
         # Of a sum, one term after the other takes what the sum exceeds the smallest terms by.
@@ -196,7 +196,7 @@ def _check_numbers(subject: Subject, program: ExportedProgram, captured: torch.n
             raise ExportError(f"{error}{_bound_advice(subject, captured, sizes)}") from error
         if difference:
             raise _difference_error(subject, captured, sizes, difference)
-    for breaking in broken_guards(subject, program):
+    for breaking in _broken_guards(subject, program):
         try:
             difference = _difference(subject, captured, breaking)
         except ExportError:
@@ -266,11 +266,11 @@ def _difference_error(
 SIZE = re.compile(r"L((?:\['?[^\]]+'?\])+)\.size\(\)\[(\d+)\]")
 """An expression for a size of an input in the code of a guard."""
 
-ORDINARY, LARGEST = (1, 2, 3, 5, 16, 33, 64, 100), 1 << 20
+_ORDINARY, _LARGEST = (1, 2, 3, 5, 16, 33, 64, 100), 1 << 20
 """Sizes to try for any guard, and the largest product of the varied ones."""
 
 
-def broken_guards(subject: Subject, program: ExportedProgram) -> Iterator[Sizes]:
+def _broken_guards(subject: Subject, program: ExportedProgram) -> Iterator[Sizes]:
     """Yield for each guard the smallest sizes that break it, if any of those to try do."""
     for guard in getattr(program, "_guards_code", []):
         code, axes = _with_variables(guard, subject)
@@ -298,13 +298,13 @@ def _breaking_sizes(code: str, axes: dict[str, str], subject: Subject) -> Sizes 
     """Return the smallest sizes for which a guard, a Python expression, is false, or None."""
     numbers = {int(n) for n in re.findall(r"\d+", re.sub(r"\bs\d+\b", "", code)) if len(n) < 7}
     near = {n + step for n in numbers for step in (-1, 0, 1)} | {math.isqrt(n) + 1 for n in numbers}
-    tried = sorted({n for n in near if 1 <= n <= LARGEST} | set(ORDINARY))
+    tried = sorted({n for n in near if 1 <= n <= _LARGEST} | set(_ORDINARY))
     free = [label for label in subject.example_sizes if label not in subject.relations]
     varied = [label for label in free if label in axes or set(axes) & subject.relations.keys()]
     combinations = [
         dict(zip(varied, sizes, strict=True))
         for sizes in itertools.product(tried, repeat=len(varied))
-        if math.prod(sizes) <= LARGEST
+        if math.prod(sizes) <= _LARGEST
     ]
     for changed in sorted(combinations, key=lambda sizes: math.prod(sizes.values())):
         sizes = subject.sizes_with(changed)

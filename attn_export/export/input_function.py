@@ -34,7 +34,7 @@ from attn_export.tensorfile import ArrayDict
 InputFunction = Callable[[Mapping[str, int], np.random.Generator], Mapping[str, Any]]
 """A function ``inputs(sizes, rng)`` that returns the inputs of a module at some sizes."""
 
-FIRST_SIZE = 3
+_FIRST_SIZE = 3
 """The least example size of an axis that is not in `TRACED_SIZES`."""
 
 
@@ -57,7 +57,7 @@ def _example_sizes(labels: list[str], relations: Mapping[str, str], bounds: Boun
     for name in free:
         if name not in relations:
             taken = {*sizes.values(), *TRACED_SIZES.values()}
-            unused = next(size for size in itertools.count(FIRST_SIZE) if size not in taken)
+            unused = next(size for size in itertools.count(_FIRST_SIZE) if size not in taken)
             sizes[name] = TRACED_SIZES.get(name, unused)
     return add_sums(clamp_sizes(sizes, bounds), relations)
 

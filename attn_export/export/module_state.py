@@ -233,14 +233,14 @@ def _array(path: Path, name: str, tensor: Any) -> np.ndarray:
 Kept = list[tuple[nn.Module, str]]
 """Submodules, each with the name of an attribute or buffer that holds a tensor."""
 
-LONGEST = 4096
+_LONGEST = 4096
 """The largest dimension of a kept tensor that is tested for growth."""
 
 
 def find_kept_tensors(subject: Any) -> Kept:
     """Return the tensors that a user's module replaces when an axis becomes larger than them."""
     dimensions = (n for _, _, tensor in _tensor_attributes(subject.module) for n in tensor.shape)
-    most = max((size for size in dimensions if size < LONGEST), default=0)
+    most = max((size for size in dimensions if size < _LONGEST), default=0)
     weights = sum(parameter.numel() for parameter in subject.module.parameters())
     kept: Kept = []
     for label, size in subject.example_sizes.items():

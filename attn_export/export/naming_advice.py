@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 SIZES = ((3, 7, 12, 19, 29, 41, 57), (11, 5, 8, 23, 4, 31, 14))
 """Sizes of the axes in two runs: that of one axis, or of a sum of two, is that of no other."""
 
-MOST_CHANGES, MOST_RUNS, MOST_SECONDS = 4, 400, 10.0
+_MOST_CHANGES, _MOST_RUNS, _MOST_SECONDS = 4, 400, 10.0
 
-MOST_ADDED = 4
+_MOST_ADDED = 4
 """The largest number in a sum, such as that of learned keys."""
 
-Place = str | tuple[str, int]
+_Place = str | tuple[str, int]
 """A named axis that is free, or an axis of an input without a name."""
 
-TOTAL = "total_len"
+_TOTAL = "total_len"
 """The name that is proposed for a sum."""
 
 
@@ -37,13 +37,13 @@ def naming_advice(subject: Subject) -> str:
     if subject.spec is not None or subject.function is not None or _runs(subject):
         return ""
     options = list(_options(subject))
-    until, runs = time.monotonic() + MOST_SECONDS, 0
-    for count in range(1, MOST_CHANGES + 1):
+    until, runs = time.monotonic() + _MOST_SECONDS, 0
+    for count in range(1, _MOST_CHANGES + 1):
         for changes in itertools.combinations(options, count):
             if len(dict(changes)) < count:
                 continue
             runs += 1
-            if runs > MOST_RUNS or time.monotonic() > until:
+            if runs > _MOST_RUNS or time.monotonic() > until:
                 return ""
             changed = _changed(subject, dict(changes))
             sums = changed.sums.keys() - subject.sums.keys()
@@ -66,17 +66,17 @@ def _new_name(place: tuple[str, int]) -> str:
     return f"{place[0].replace('.', '_')}_{place[1]}"
 
 
-def _options(subject: Subject) -> Iterator[tuple[Place, str]]:
+def _options(subject: Subject) -> Iterator[tuple[_Place, str]]:
     """Yield places, and the axis or sum of axes whose size each may have to have."""
     sizes = {n: s for n, s in subject.example_sizes.items() if n not in subject.sums}
     new = {_new_name(place): size for place, size in _unnamed(subject).items()}
-    places: dict[Place, int] = dict([*_unnamed(subject).items(), *sizes.items()])
+    places: dict[_Place, int] = dict([*_unnamed(subject).items(), *sizes.items()])
     for place, size in places.items():
         yield from ((place, name) for name, same in sizes.items() if same == size and name != place)
     for place, size in places.items():
         for one, other in itertools.combinations(sizes, 2):
             more = size - sizes[one] - sizes[other]
-            if 0 <= more <= MOST_ADDED and place not in (one, other):
+            if 0 <= more <= _MOST_ADDED and place not in (one, other):
                 yield place, f"{one} + {other}" + (f" + {more}" if more else "")
     for label, name in itertools.product(sizes, sizes):
         for other, size in new.items():
@@ -84,7 +84,7 @@ def _options(subject: Subject) -> Iterator[tuple[Place, str]]:
                 yield label, f"{name} + {other}"
 
 
-def _changed(subject: Subject, changes: Mapping[Place, str]) -> Subject:
+def _changed(subject: Subject, changes: Mapping[_Place, str]) -> Subject:
     """Return a copy of a subject with changed names and relations."""
     changed = copy.copy(subject)
     changed.__dict__.pop("roles", None)
@@ -100,7 +100,7 @@ def _changed(subject: Subject, changes: Mapping[Place, str]) -> Subject:
         label = place if isinstance(place, str) else text
         if not isinstance(place, str) and "+" in text:
             label = next((n for n, s in sums.items() if s == text), "") or (
-                TOTAL if TOTAL not in {**sizes, **sums} else _new_name(place)
+                _TOTAL if _TOTAL not in {**sizes, **sums} else _new_name(place)
             )
         if label != text:
             sums[label] = text
@@ -147,7 +147,7 @@ def _is_forced(subject: Subject, label: str) -> bool:
     return not any(_runs_at(subject, other) for other in others)
 
 
-def _described(subject: Subject, changed: Subject, changes: Mapping[Place, str]) -> str:
+def _described(subject: Subject, changed: Subject, changes: Mapping[_Place, str]) -> str:
     """Return what to write for changes that make a module run."""
     alike = {p: text for p, text in changes.items() if isinstance(p, str) and "+" not in text}
     parts = [f"give the equal axes {one!r} and {same!r} one name" for one, same in alike.items()]

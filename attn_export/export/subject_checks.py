@@ -26,7 +26,7 @@ from attn_export.untrusted_files import checked
 
 # -- checks of the arguments of a subject -------------------------------------------------------
 
-INPUT_DTYPES = tuple(sorted(set(DTYPES.values()) - {"float64"}))
+_INPUT_DTYPES = tuple(sorted(set(DTYPES.values()) - {"float64"}))
 """Types of inputs. float64 is no such type, since scalars of float64 graphs become float32 in the
 exporter of PyTorch 2.13 and in fusions of ONNX Runtime 1.31: results are exact to 1e-7 only."""
 
@@ -84,9 +84,9 @@ def _check_inputs(
             f".forward{signature(module.forward)}: {error}"
         ) from error
     for name, tensor in tensors.items():
-        if dtype_of(tensor) not in INPUT_DTYPES:
+        if dtype_of(tensor) not in _INPUT_DTYPES:
             raise UsageError(
-                f"{name} is {dtype_of(tensor)}; inputs are one of {', '.join(INPUT_DTYPES)}"
+                f"{name} is {dtype_of(tensor)}; inputs are one of {', '.join(_INPUT_DTYPES)}"
             )
     if not isinstance(axes, Mapping):
         raise UsageError(f"axes must be a dict such as {{'query': {{0: 'batch'}}}}; got {axes!r}")
@@ -234,7 +234,7 @@ def input_like(example: Tensor, axes: Mapping[int, str]) -> Input:
     first value of its rows if it is bool (True for integers that are a mask of ones), and whether
     it contains -inf.
 
-    `example`: The example, of any shape and of a dtype of `INPUT_DTYPES`.
+    `example`: The example, of any shape and of a dtype of `_INPUT_DTYPES`.
     """
     shape = tuple(axes.get(axis, size) for axis, size in enumerate(example.shape))
     whole = not (example.is_floating_point() or example.dtype == torch.bool)

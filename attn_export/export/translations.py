@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 
 op: Any = opset23  # Any, since its types do not allow constants in place of values of a graph
 
-HEADS_AXES = 4
+_HEADS_AXES = 4
 
 
 def _attention(
@@ -38,7 +38,7 @@ def _attention(
 ) -> Any:
     """Emit one `Attention` node for PyTorch's operation with these arguments."""
     ranks = {len(x.shape) for x in (query, key, value)}
-    if len(ranks) != 1 or max(ranks) > HEADS_AXES:
+    if len(ranks) != 1 or max(ranks) > _HEADS_AXES:
         raise ValueError(f"only 4D query, key, and value are supported; got {sorted(ranks)} axes")
     if dropout_p:
         raise ValueError(f"dropout_p is {dropout_p}; pass 0 outside training")
@@ -47,7 +47,7 @@ def _attention(
     if missing:
         axes: Any = op.Constant(value_ints=missing)
         query, key, value = (op.Unsqueeze(x, axes) for x in (query, key, value))
-        if attn_mask is not None and len(attn_mask.shape) == HEADS_AXES - 1:
+        if attn_mask is not None and len(attn_mask.shape) == _HEADS_AXES - 1:
             attn_mask = op.Unsqueeze(attn_mask, axes)
     options: dict[str, Any] = {} if scale is None else {"scale": scale}
     attended, *_ = op.Attention(

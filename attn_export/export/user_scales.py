@@ -23,7 +23,7 @@ from attn_export.spec.low_precision import KV_RANGES
 Calibration = Path | str | Callable[[], Iterable[Mapping[str, Any]]]
 """Hidden states: a file, or a function that yields batches of them, by the names of inputs."""
 
-MOST_BYTES = 2**30
+_MOST_BYTES = 2**30
 """The largest size of a file of hidden states in bytes."""
 
 
@@ -90,7 +90,7 @@ def _batches(calibrate: Calibration, spec: AttentionSpec) -> list[Mapping[str, A
     if not callable(calibrate):
         from attn_export.weights.array_files import read_arrays
 
-        return [read_arrays(Path(calibrate), _names(spec), MOST_BYTES)]
+        return [read_arrays(Path(calibrate), _names(spec), _MOST_BYTES)]
     try:
         return list(calibrate())
     except AttnExportError:

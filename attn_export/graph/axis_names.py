@@ -16,7 +16,7 @@ import onnx_ir as ir
 Size = int | ir.SymbolicDim
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
-CANCELLED = re.compile(r"\(*(\d+)\*([A-Za-z_]\w*)\)//\2\)*")
+_CANCELLED = re.compile(r"\(*(\d+)\*([A-Za-z_]\w*)\)//\2\)*")
 """An axis of constant size that the exporter writes with symbols: ``((8*batch)//batch)``."""
 
 
@@ -31,7 +31,7 @@ def name_axes(model: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> None:
                 names[str(dim.value)] = label
     for shape, axis, symbol in _symbols(model):
         named = SYMBOL.sub(lambda match: names.get(match[0], match[0]), symbol)
-        constant_match = CANCELLED.fullmatch(named)
+        constant_match = _CANCELLED.fullmatch(named)
         shape[axis] = int(constant_match[1]) if constant_match else ir.SymbolicDim(named)
     for name, labels in axes.items():
         for axis, label in labels.items():
@@ -133,15 +133,15 @@ class Misfit:
     shapes: Sequence[Sequence[int]]
 
 
-Attempt = Callable[[Mapping[str, int]], Misfit | None]
+_Attempt = Callable[[Mapping[str, int]], Misfit | None]
 """Function that runs a graph at the sizes of all axes; None if it runs."""
 
-MOST_ATTEMPTS = 150
+_MOST_ATTEMPTS = 150
 """The largest number of runs of a graph."""
 
 
 def find_relations(
-    axes: Sequence[str], known: Mapping[str, str], fixed: Collection[int], attempt: Attempt
+    axes: Sequence[str], known: Mapping[str, str], fixed: Collection[int], attempt: _Attempt
 ) -> dict[str, str] | None:
     """Return the axes that equal others or sums of them; None if the graph runs with none.
 
@@ -153,7 +153,7 @@ def find_relations(
     while misfit is not None:
         for more in _combined(_equalities(misfit, axes, relations, fixed)):
             changed, attempts = _joined(relations, more), attempts + 1
-            if attempts > MOST_ATTEMPTS:
+            if attempts > _MOST_ATTEMPTS:
                 return None
             after = attempt(_sizes(axes, changed, fixed))
             if after is None or after.reached > misfit.reached:
@@ -177,7 +177,7 @@ def find_sums(
         for axis in reversed(free)
         for text in _sums_of([other for other in free if other != axis])
     ]
-    for more in itertools.islice(itertools.chain([{}], _combined(single)), MOST_ATTEMPTS):
+    for more in itertools.islice(itertools.chain([{}], _combined(single)), _MOST_ATTEMPTS):
         relations = {**known, **more}
         if runs(_sizes(axes, relations, ())):
             return relations

@@ -55,7 +55,7 @@ def canonicalize(
     common.CommonSubexpressionEliminationPass()(model)
     merge_equal_weights(model)
     common.RemoveUnusedNodesPass()(model)
-    name_outputs(model, outputs)
+    _name_outputs(model, outputs)
     drop_unused_outputs(model)
     common.RemoveUnusedOpsetsPass()(model)
     name_constants(model, keep=parameters)
@@ -65,7 +65,7 @@ def canonicalize(
     return origins
 
 
-def name_outputs(model: ir.Model, names: Sequence[str]) -> None:
+def _name_outputs(model: ir.Model, names: Sequence[str]) -> None:
     """Name the outputs, and make each a separate value.
 
     An output that is also an input, an initialiser or another output is copied by Identity.

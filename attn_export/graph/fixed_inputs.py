@@ -15,10 +15,10 @@ from attn_export.graph.ir_helpers import every_node
 from attn_export.graph.load import load_graph
 from attn_export.graph.save import replace_graph
 
-BOOLS = {"0": False, "1": True, "false": False, "true": True}
+_BOOLS = {"0": False, "1": True, "false": False, "true": True}
 
-PARSERS: Mapping[str, Callable[[str], object]] = {
-    "b": lambda text: BOOLS[text.lower()], "i": int, "u": int, "f": float,
+_PARSERS: Mapping[str, Callable[[str], object]] = {
+    "b": lambda text: _BOOLS[text.lower()], "i": int, "u": int, "f": float,
 }  # fmt: skip
 """Functions that read the text of a value, by numpy's kind of type."""
 
@@ -70,11 +70,11 @@ def _array(value: ir.Value, text: str) -> np.ndarray:
             "only a scalar or a tensor of one element can be fixed"
         )
     kind = "" if dtype is None else dtype.numpy().kind
-    if dtype is None or kind not in PARSERS:
+    if dtype is None or kind not in _PARSERS:
         raise UsageError(f"--fix-input {name}: it is no bool, integer or float; feed it instead")
     try:
         with np.errstate(over="raise"):
-            array = np.array(PARSERS[kind](text), None if kind == "f" else dtype.numpy())
+            array = np.array(_PARSERS[kind](text), None if kind == "f" else dtype.numpy())
             return array.astype(dtype.numpy()).reshape([1] * len(shape))
     except (ValueError, KeyError, OverflowError, FloatingPointError):
         raise UsageError(

@@ -26,12 +26,12 @@ from attn_export.graph.ir_helpers import (
     value_before,
 )
 
-PAST_OPERATORS = frozenset(
+_PAST_OPERATORS = frozenset(
     {"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
 """Operators that only select, convert or rearrange elements of their first input."""
 
-HEADS, LENGTH = 1, 2
+_HEADS, _LENGTH = 1, 2
 """Axes of `[B, H, S, D]`."""
 
 
@@ -64,7 +64,7 @@ def share_heads(model: ir.Model) -> None:
         if optional_input(node, PAST_KEY_INPUT) is not None:
             continue
         key, value = (_unrepeated(x) for x in node.inputs[1:3])
-        if key is None or value is None or dims(key)[HEADS] != dims(value)[HEADS]:
+        if key is None or value is None or dims(key)[_HEADS] != dims(value)[_HEADS]:
             continue
         node.replace_input_with(1, key)
         node.replace_input_with(2, value)
@@ -106,10 +106,10 @@ def _cache_concat(value: ir.Value | None) -> ir.Node | None:
     if (
         past is None
         or len(dims(past)) != 4
-        or not trace_back(past, PAST_OPERATORS).is_graph_input()
+        or not trace_back(past, _PAST_OPERATORS).is_graph_input()
     ):
         return None
-    return node if node.attributes.get_int("axis", 0) % 4 == LENGTH else None
+    return node if node.attributes.get_int("axis", 0) % 4 == _LENGTH else None
 
 
 def _can_fuse(node: ir.Node, concats: Sequence[ir.Node | None]) -> bool:
@@ -120,7 +120,7 @@ def _can_fuse(node: ir.Node, concats: Sequence[ir.Node | None]) -> bool:
     past_key, past_value = key.inputs[0], value.inputs[0]
     assert past_key is not None  # `_cache_concat` has checked both
     assert past_value is not None
-    if not known_equal(dims(past_key)[LENGTH], dims(past_value)[LENGTH]):
+    if not known_equal(dims(past_key)[_LENGTH], dims(past_value)[_LENGTH]):
         return False
     outputs = (key.outputs[0], value.outputs[0])
     are_read = all(out.is_graph_output() or len(out.uses()) > 1 for out in outputs)
@@ -170,8 +170,8 @@ def _unrepeated(value: ir.Value | None) -> ir.Value | None:
     source = None if lift is None else lift.inputs[0]
     if expand is None or lift is None or source is None or len(dims(source)) != 4:
         return None
-    (B, G, S, D), heads = dims(source), dims(value)[HEADS]
-    if constant_numbers(lift.inputs[1]) != [HEADS + 1]:
+    (B, G, S, D), heads = dims(source), dims(value)[_HEADS]
+    if constant_numbers(lift.inputs[1]) != [_HEADS + 1]:
         return None
     if not isinstance(heads, int) or not isinstance(G, int):
         return None

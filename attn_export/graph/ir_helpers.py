@@ -67,7 +67,7 @@ def constant_numbers(value: ir.Value | None) -> list[Any]:
 
 def chain(value: ir.Value) -> Iterator[ir.Value]:
     """Yield a value, and those that it is computed from by the first input that is no constant."""
-    for _ in range(MOST_COMPUTED):
+    for _ in range(_MOST_COMPUTED):
         yield value
         node = value.producer()
         inputs = () if node is None else node.inputs
@@ -100,7 +100,7 @@ def set_type(value: ir.Value, dtype: ir.DataType | None, shape: ir.Shape | None)
 
 # -- values as the reference computes them ------------------------------------------------------
 
-MOST_COMPUTED = 32
+_MOST_COMPUTED = 32
 """The largest number of nodes by which a value is computed."""
 
 
@@ -112,7 +112,7 @@ def computed(value: ir.Value, known: Mapping[ir.Value, np.ndarray]) -> np.ndarra
         node = x.producer()
         if array is not None:
             feed[str(x.name)] = array
-        elif node is None or node.domain or len(nodes) > MOST_COMPUTED:
+        elif node is None or node.domain or len(nodes) > _MOST_COMPUTED:
             return None
         elif node not in nodes:
             nodes.add(node)

@@ -92,7 +92,7 @@ def _location_problem(tensor: onnx.TensorProto, entries: dict[str, str], size: i
 
 # -- ONNX files ---------------------------------------------------------------------------------
 
-MOST_BYTES = 2**31 - 1
+_MOST_BYTES = 2**31 - 1
 """The largest size of a protobuf message."""
 
 MOST_NODES = 10_000_000
@@ -105,7 +105,7 @@ def load_proto(path: Path) -> onnx.ModelProto:
     from google.protobuf.message import DecodeError
 
     try:
-        model = onnx.load_model_from_string(read_bytes(path, MOST_BYTES))
+        model = onnx.load_model_from_string(read_bytes(path, _MOST_BYTES))
     except FileNotFoundError as error:
         raise GraphError(f"cannot read {path}: no such file") from error
     except OSError as error:

@@ -29,7 +29,7 @@ from attn_export.graph.ir_helpers import (
 )
 from attn_export.spec.inputs import MASK_FLOOR
 
-PASSING_OPERATORS = frozenset({
+_PASSING_OPERATORS = frozenset({
     "Add", "Cast", "Clip", "Concat", "Expand", "Gather", "GatherElements", "GatherND", "Identity",
     "Max", "Min", "Mul", "Neg", "Pad", "Reshape", "ScatterND", "Slice", "Squeeze", "Sub", "Tile",
     "Transpose", "Trilu", "Unsqueeze", "Where",
@@ -37,7 +37,7 @@ PASSING_OPERATORS = frozenset({
 """Operators that may pass a huge constant on to a mask."""
 
 
-class AxisSize(NamedTuple):
+class _AxisSize(NamedTuple):
     """Size of an axis: as a number or symbol, and as a value of the graph, int64 `[1]`."""
 
     dim: Size
@@ -100,7 +100,7 @@ def spread_masks(model: ir.Model) -> None:
         rank = len(dims(mask))
         if rank not in (2, 3, 4):
             continue
-        grown_axes: dict[int, AxisSize] = {}
+        grown_axes: dict[int, _AxisSize] = {}
         full = 2 if rank == 2 else 4
         for axis, size in ((-2, _query_length), (-1, _key_length)):
             if _may_be_one(dims(mask)[axis]):
@@ -174,7 +174,7 @@ def _may_be_huge(mask: ir.Value) -> bool:
             fill = node.attributes.get_tensor("value", None)
             if fill is not None and _holds_huge(value.dtype, fill.numpy()):
                 return True
-        elif node.op_type in PASSING_OPERATORS and not _is_clamped(node):
+        elif node.op_type in _PASSING_OPERATORS and not _is_clamped(node):
             new = {i for i in node.inputs if i is not None and i.dtype != ir.DataType.BOOL} - seen
             values += new
             seen |= new
@@ -208,13 +208,13 @@ def _masks(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
             yield node, mask
 
 
-def _query_length(model: ir.Model, node: ir.Node) -> AxisSize:
+def _query_length(model: ir.Model, node: ir.Node) -> _AxisSize:
     query = node.inputs[0]
     assert query is not None  # required by the operator
     return _size(model, node, query, -2)
 
 
-def _key_length(model: ir.Model, node: ir.Node) -> AxisSize:
+def _key_length(model: ir.Model, node: ir.Node) -> _AxisSize:
     key, past = node.inputs[1], optional_input(node, PAST_KEY_INPUT)
     assert key is not None  # required by the operator
     new = _size(model, node, key, -2)
@@ -223,23 +223,23 @@ def _key_length(model: ir.Model, node: ir.Node) -> AxisSize:
     terms = [_size(model, node, past, -2).value, new.value]
     present = dims(node.outputs[1]) if len(node.outputs) > 1 else ()
     total = present[-2] if present else ir.SymbolicDim(None)
-    return AxisSize(total, insert(node, ir.node("Add", terms), terms[0]))
+    return _AxisSize(total, insert(node, ir.node("Add", terms), terms[0]))
 
 
-def _size(model: ir.Model, node: ir.Node, value: ir.Value, axis: int) -> AxisSize:
+def _size(model: ir.Model, node: ir.Node, value: ir.Value, axis: int) -> _AxisSize:
     """Return the size of an axis, read from a graph input if possible, so that layers share it."""
     dim = dims(value)[axis] if dims(value) else ir.SymbolicDim(None)
     if isinstance(dim, int):
-        return AxisSize(dim, ints(model, dim))
+        return _AxisSize(dim, ints(model, dim))
     # The rank of a value of unknown shape is taken to be 4.
     axis %= len(dims(value)) or 4
     value, axis = axis_of_an_input(model, dim) or (value, axis)
     shape = ir.node("Shape", [value], {"start": axis, "end": axis + 1})
-    return AxisSize(dim, insert(node, shape, None, ir.DataType.INT64, ir.Shape([1])))
+    return _AxisSize(dim, insert(node, shape, None, ir.DataType.INT64, ir.Shape([1])))
 
 
 def _expand(
-    model: ir.Model, node: ir.Node, value: ir.Value, grown_axes: Mapping[int, AxisSize], rank: int
+    model: ir.Model, node: ir.Node, value: ir.Value, grown_axes: Mapping[int, _AxisSize], rank: int
 ) -> ir.Value:
     """Insert an Expand of `value` before `node`, which enlarges axes that are or may be 1."""
     sizes = {axis: size.dim for axis, size in grown_axes.items()}

@@ -15,16 +15,16 @@ from attn_export.spec import Input
 SUM = re.compile(r"\s*[\w.]+(\s*\+\s*[\w.]+)+\s*")
 """The name of an axis that is a sum, such as ``past_len + query_len``."""
 
-PASSES_ON = frozenset({
+_PASSES_ON = frozenset({
     "Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose",
     "Unsqueeze",
 })  # fmt: skip
 """Operators that pass on the elements of their first input."""
 
-HIDING_BELOW = -1e4
+_HIDING_BELOW = -1e4
 """Mask values below this hide a key."""
 
-MASK_INPUT = 3
+_MASK_INPUT = 3
 """The index of the mask among the inputs of `Attention`."""
 
 
@@ -100,7 +100,7 @@ class _ValueReaders:
     def hides(self, name: str) -> bool | None:
         """Return whether True hides a key in a bool input; None if no node uses it as a mask."""
         for node, index, flipped in self._users(name):
-            if node.op_type == "Attention" and index == MASK_INPUT:
+            if node.op_type == "Attention" and index == _MASK_INPUT:
                 return flipped
             if node.op_type == "Where" and index == 0:
                 for branch in (1, 2):
@@ -111,7 +111,7 @@ class _ValueReaders:
     def is_added_mask(self, name: str) -> bool:
         """Return whether a floating input is a mask that is added to scores."""
         for node, index, _ in self._users(name):
-            if node.op_type == "Attention" and index == MASK_INPUT:
+            if node.op_type == "Attention" and index == _MASK_INPUT:
                 return True
             if node.op_type == "Add" and any(
                 reader.op_type == "Softmax" for reader, _, _ in self._users(node.output[0])
@@ -123,7 +123,7 @@ class _ValueReaders:
         tensor = self._tensors.get(name)
         if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL:
             return False
-        return bool(np.all(numpy_helper.to_array(tensor).astype(np.float64) < HIDING_BELOW))
+        return bool(np.all(numpy_helper.to_array(tensor).astype(np.float64) < _HIDING_BELOW))
 
     def _users(self, name: str) -> Iterator[tuple[onnx.NodeProto, int, bool]]:
         """Yield the nodes that use a value, the index of the input, and whether Not inverted it.
@@ -135,7 +135,7 @@ class _ValueReaders:
             value, flipped = waiting.pop()
             for node, index in self._readers.get(value, ()):
                 yield node, index, flipped
-                passes_on = node.op_type in PASSES_ON and index == 0
+                passes_on = node.op_type in _PASSES_ON and index == 0
                 if not passes_on and node.op_type not in ("Not", "And"):
                     continue
                 after = (node.output[0], flipped != (node.op_type == "Not"))
@@ -144,7 +144,7 @@ class _ValueReaders:
                     waiting.append(after)
 
 
-MOST_PATCHES = 32
+_MOST_PATCHES = 32
 """The largest number of patches in a row of an image that is tried."""
 
 
@@ -160,7 +160,7 @@ def image_sizes(model: onnx.ModelProto, inputs: Mapping[str, Input]) -> Iterator
         fixed = {axis: size for axis, size in channels.items() if isinstance(axis, str)}
         yield fixed
         strides = attributes.get("strides", [1] * len(shape[2:]))
-        for count in range(1, MOST_PATCHES + 1):
+        for count in range(1, _MOST_PATCHES + 1):
             sides = zip(shape[2:], strides, strict=False)
             yield fixed | {side: count * step for side, step in sides if isinstance(side, str)}
 

@@ -19,11 +19,11 @@ from attn_export.graph.ir_helpers import (
 )
 from attn_export.graph.load import load_graph, subgraphs
 
-ATTENTION = "Attention"
-OPTIONAL = {MASK_INPUT: "mask", PAST_KEY_INPUT: "past", 6: "nonpad_kv_seqlen"}
+_ATTENTION = "Attention"
+_OPTIONAL = {MASK_INPUT: "mask", PAST_KEY_INPUT: "past", 6: "nonpad_kv_seqlen"}
 """Optional inputs of ai.onnx `Attention` that some runtimes do not support, by index."""
 
-FLOAT32_LEVEL = 1
+_FLOAT32_LEVEL = 1
 """The accuracy level of MatMulNBits that keeps inputs in float32; 0 leaves the choice open."""
 
 
@@ -51,20 +51,20 @@ def features(model: ir.Model) -> tuple[str, ...]:
         names.add(name)
         if any(value.dtype == ir.DataType.DOUBLE for value in node.outputs):
             names.add("value DOUBLE")
-        if name in USES:
-            names |= {f"{name}({use})" for use in USES[name](node)}
+        if name in _USES:
+            names |= {f"{name}({use})" for use in _USES[name](node)}
     return tuple(sorted(names))
 
 
 def _attention_uses(node: ir.Node) -> set[str]:
     uses = set()
-    for index, name in OPTIONAL.items():
+    for index, name in _OPTIONAL.items():
         value = optional_input(node, index)
         if value is None:
             continue
         dtype = f": {value.dtype.name}" if index == MASK_INPUT and value.dtype else ""
         uses.add(name + dtype)
-        if index == MASK_INPUT and depends_on_contents(value):
+        if index == MASK_INPUT and _depends_on_contents(value):
             uses.add(f"given {name}{dtype}")
     for name in ("is_causal", "softcap"):
         attribute = node.attributes.get(name)
@@ -114,18 +114,18 @@ def _dequantise_uses(node: ir.Node) -> set[str]:
 def _matmul_nbits_uses(node: ir.Node) -> set[str]:
     """Return the accuracy level if it allows the rounding of inputs."""
     level = node.attributes.get_int("accuracy_level", 0)
-    return {f"accuracy_level {level}"} if level > FLOAT32_LEVEL else set()
+    return {f"accuracy_level {level}"} if level > _FLOAT32_LEVEL else set()
 
 
-USES = {
-    ATTENTION: _attention_uses, "Cast": _cast_uses, "DequantizeLinear": _dequantise_uses,
+_USES = {
+    _ATTENTION: _attention_uses, "Cast": _cast_uses, "DequantizeLinear": _dequantise_uses,
     "Range": _range_uses, "LessOrEqual": _comparison_uses,
     f"{MICROSOFT}.GroupQueryAttention": _grouped_query_uses,
     f"{MICROSOFT}.MatMulNBits": _matmul_nbits_uses,
 }  # fmt: skip
 
 
-def depends_on_contents(value: ir.Value) -> bool:
+def _depends_on_contents(value: ir.Value) -> bool:
     """Return whether a value depends on the contents of an input, not on sizes alone."""
     values, seen = [value], {value}
     while values:
@@ -141,13 +141,13 @@ def depends_on_contents(value: ir.Value) -> bool:
     return False
 
 
-PORTABLE_UP_TO = 18
+_PORTABLE_UP_TO = 18
 """The newest opset that every runtime supports."""
 
-EPS: Mapping[int, float] = {onnx.TensorProto.FLOAT16: 2.0**-10, onnx.TensorProto.BFLOAT16: 2.0**-7}
+_EPS: Mapping[int, float] = {onnx.TensorProto.FLOAT16: 2.0**-10, onnx.TensorProto.BFLOAT16: 2.0**-7}
 """The eps of types that are narrower than float32."""
 
-FLOATING: Set[int] = {*EPS, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
+_FLOATING: Set[int] = {*_EPS, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
 
 EXACT = frozenset({
     "Abs", "Cast", "CastLike", "Ceil", "Clip", "Concat", "Constant", "ConstantOfShape", "Dropout",
@@ -158,16 +158,16 @@ EXACT = frozenset({
 })  # fmt: skip
 """Operators that round nothing: they move, choose or compare elements."""
 
-NOT_FLOATING = frozenset({
+_NOT_FLOATING = frozenset({
     "ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
     "LessOrEqual", "NonZero", "Shape", "Size",
 })  # fmt: skip
 """Operators whose outputs are not floating, whatever they read."""
 
-TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
+_TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 """The attributes that state the type of a node's output."""
 
-QUANTISED = frozenset({
+_QUANTISED = frozenset({
     "DequantizeLinear", "DynamicQuantizeLinear", "GatherBlockQuantized", "MatMulInteger",
     "MatMulNBits", "QLinearMatMul", "QuantizeLinear",
 })  # fmt: skip
@@ -184,7 +184,7 @@ def dialect_of(names: tuple[str, ...]) -> str:
     if any(name.startswith(f"{MICROSOFT}.") for name in names):
         return ORT
     opsets = [int(name.split()[1]) for name in names if name.startswith("opset ")]
-    plain = "Attention" not in names and all(opset <= PORTABLE_UP_TO for opset in opsets)
+    plain = "Attention" not in names and all(opset <= _PORTABLE_UP_TO for opset in opsets)
     return PORTABLE if plain else STANDARD
 
 
@@ -195,8 +195,8 @@ def least_eps(model: onnx.ModelProto) -> float:
     """
     stored, computed = _narrow_types(model)
     outputs = {output.type.tensor_type.elem_type for output in model.graph.output}
-    types = computed if outputs & EPS.keys() else stored | computed
-    return max((EPS[code] for code in types), default=0.0)
+    types = computed if outputs & _EPS.keys() else stored | computed
+    return max((_EPS[code] for code in types), default=0.0)
 
 
 def _narrow_types(model: onnx.ModelProto) -> tuple[set[int], set[int]]:
@@ -207,7 +207,7 @@ def _narrow_types(model: onnx.ModelProto) -> tuple[set[int], set[int]]:
     types = _ValueTypes(model.functions)
     inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
     types.walk_graph(model.graph, inputs, set(inputs))
-    return types.stored & EPS.keys(), types.computed & EPS.keys()
+    return types.stored & _EPS.keys(), types.computed & _EPS.keys()
 
 
 class _ValueTypes:
@@ -251,7 +251,7 @@ class _ValueTypes:
             if node.op_type not in EXACT:
                 self.computed |= set(found)
             elif node.op_type not in ("Cast", "CastLike"):
-                moved = {n for n in node.input if n in inputs or types.get(n) in FLOATING}
+                moved = {n for n in node.input if n in inputs or types.get(n) in _FLOATING}
                 inputs |= set(node.output) if moved and moved <= inputs else set()
         return types
 
@@ -262,12 +262,12 @@ class _ValueTypes:
         bodies = [self._walk_body(node, body, types, inputs) for body in subgraphs(node)]
         if bodies:  # The first outputs of a body of `Loop` are none of the node.
             return bodies[0][max(0, len(bodies[0]) - len(node.output)) :]
-        stated = [a.i for a in node.attribute if a.name in TYPE_ATTRIBUTES and a.i]
+        stated = [a.i for a in node.attribute if a.name in _TYPE_ATTRIBUTES and a.i]
         stated += [a.t.data_type for a in node.attribute if a.HasField("t")]
         operands = [types.get(name, 0) for name in node.input]
         if node.op_type == "CastLike":
             stated = operands[1:2]
-        floats = [] if node.op_type in NOT_FLOATING else [t for t in operands if t in FLOATING]
+        floats = [] if node.op_type in _NOT_FLOATING else [t for t in operands if t in _FLOATING]
         usual = [next(iter([*stated, *floats]), 0)] * len(node.output)
         known = self._outputs.get((node.domain, node.op_type), usual)
         return [found or default for found, default in zip(known, usual, strict=False)]
@@ -287,13 +287,13 @@ class _ValueTypes:
 def precision_notes(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return notes on a graph that computes in fewer bits than its outputs have."""
     notes = []
-    types = {output.type.tensor_type.elem_type for output in model.graph.output} & FLOATING
-    if least_eps(model) > min((EPS.get(code, 0.0) for code in types), default=0.0):
+    types = {output.type.tensor_type.elem_type for output in model.graph.output} & _FLOATING
+    if least_eps(model) > min((_EPS.get(code, 0.0) for code in types), default=0.0):
         notes.append(
             "the graph computes in fewer bits than its outputs have: the error allowed is that of "
             "the narrower type"
         )
-    quantised = sorted({node.op_type for node in model.graph.node} & QUANTISED)
+    quantised = sorted({node.op_type for node in model.graph.node} & _QUANTISED)
     if quantised:
         notes.append(
             f"the graph quantises ({', '.join(quantised)}); the error allowed is that of rounding "

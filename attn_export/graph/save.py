@@ -24,7 +24,7 @@ from attn_export.untrusted_files import safetensors_entries
 # weights are often transposed views.
 
 
-TYPES = {
+_TYPES = {
     "BOOL": "BOOL", "UINT8": "U8", "INT8": "I8", "UINT16": "U16", "INT16": "I16", "UINT32": "U32",
     "INT32": "I32", "UINT64": "U64", "INT64": "I64", "FLOAT16": "F16", "BFLOAT16": "BF16",
     "FLOAT": "F32", "DOUBLE": "F64", "FLOAT8E4M3FN": "F8_E4M3", "FLOAT8E5M2": "F8_E5M2",
@@ -32,16 +32,16 @@ TYPES = {
 }  # fmt: skip
 """Names of types in the header, by their names in ONNX."""
 
-PACKED = frozenset({"INT4", "UINT4"})
+_PACKED = frozenset({"INT4", "UINT4"})
 """Types with two elements in a byte."""
 
-ALIGNMENT = 64
+_ALIGNMENT = 64
 """Alignment of the first tensor in bytes: the size of a cache line."""
 
 PART = 2**24
 """The number of bytes that are transposed at once, while the part before is written."""
 
-TILE = 16
+_TILE = 16
 """The number of columns that are copied at once: 16 float32 fill a cache line."""
 
 
@@ -52,12 +52,12 @@ def write_tensors(path: Path, tensors: Mapping[str, ir.TensorProtocol]) -> None:
     for name in order:
         tensor = tensors[name]
         start, end = end, end + tensor.nbytes
-        dtype, shape = TYPES[tensor.dtype.name], list(tensor.shape.numpy())
-        if tensor.dtype.name in PACKED:  # the format has no such type: bytes, two numbers in each
+        dtype, shape = _TYPES[tensor.dtype.name], list(tensor.shape.numpy())
+        if tensor.dtype.name in _PACKED:  # the format has no such type: bytes, two numbers in each
             shape = [tensor.nbytes]
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     with path.open("wb") as file, ThreadPoolExecutor(1) as writer:
         written = writer.submit(file.write, struct.pack("<Q", len(text)) + text)
         for name in order:
@@ -69,7 +69,7 @@ def write_tensors(path: Path, tensors: Mapping[str, ir.TensorProtocol]) -> None:
 
 def _file_bytes(tensor: ir.TensorProtocol) -> np.ndarray:
     """Return an array with the bytes of a tensor, in the order of its shape."""
-    if tensor.dtype.name in PACKED:
+    if tensor.dtype.name in _PACKED:
         return np.frombuffer(tensor.tobytes(), np.uint8)
     return tensor.numpy()
 
@@ -85,8 +85,8 @@ def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
         buffers.reverse()
         rows = array[start : start + step]
         part = buffers[0][: len(rows)]
-        for column in range(0, rows.shape[-1], TILE):
-            columns = ..., slice(column, column + TILE)
+        for column in range(0, rows.shape[-1], _TILE):
+            columns = ..., slice(column, column + _TILE)
             part[columns] = rows[columns]
         yield part
 
@@ -104,7 +104,7 @@ def tensor_places(path: Path) -> dict[str, tuple[int, int]]:
 EXTERNAL_ABOVE = 64 * 2**20
 """Weights of more bytes than this go to `weights.safetensors` (protobuf ends at 2 GiB)."""
 
-INLINE_BELOW = 1024
+_INLINE_BELOW = 1024
 """Initialisers of fewer bytes stay in the graph: every tool must be able to read shapes."""
 
 DIGITS = 16
@@ -150,7 +150,7 @@ def save_beside_weights(model: ir.Model, path: Path) -> None:
 def _weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
     """Return the initialisers that may lie in a separate file."""
     tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
-    return {n: t for n, t in tensors.items() if t is not None and t.nbytes >= INLINE_BELOW}
+    return {n: t for n, t in tensors.items() if t is not None and t.nbytes >= _INLINE_BELOW}
 
 
 def _save_with_offsets(model: ir.Model, path: Path, places: Mapping[str, tuple[int, int]]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from attn_export.schema import TensorSignature
 
 
-MOST_NAMES = 12
+_MOST_NAMES = 12
 """The most names that a message lists."""
 
 
@@ -139,8 +139,8 @@ def _fixed_axes(path: str, value: onnx.ValueInfoProto, wanted: Shape, whose: str
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = ", …" if len(names) > MOST_NAMES else ""
-    return ", ".join(map(_shown, names[:MOST_NAMES])) + more or "none"
+    more = ", …" if len(names) > _MOST_NAMES else ""
+    return ", ".join(map(_shown, names[:_MOST_NAMES])) + more or "none"
 
 
 def _shown(name: str) -> str:

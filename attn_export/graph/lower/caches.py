@@ -28,7 +28,7 @@ from attn_export.graph.ir_helpers import (
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.read import SWAP_LAST_AXES, AttentionNode
 
-LENGTH = 2
+_LENGTH = 2
 """The axis of `[B, Hkv, capacity, D]` along which a cache grows."""
 
 
@@ -62,8 +62,8 @@ def in_place_cache(a: AttentionNode) -> InPlaceCache | None:
     if keys is None or values is None or not dims(a.query):
         return None
     (past_key, new_key, lengths), (past_value, new_value, value_lengths) = keys, values
-    length = dims(a.query)[LENGTH]
-    one_key_per_query = bool(dims(new_key)) and known_equal(dims(new_key)[LENGTH], length)
+    length = dims(a.query)[_LENGTH]
+    one_key_per_query = bool(dims(new_key)) and known_equal(dims(new_key)[_LENGTH], length)
     if lengths is not value_lengths or not one_key_per_query:
         return None
     if not _is_sum(a.valid_keys, lengths, length):
@@ -124,7 +124,7 @@ def source_of_number(value: ir.Value) -> ir.Value:
 def _scatter(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     """Return past, new keys and start of the TensorScatter of a cache `[B, Hkv, capacity, D]`."""
     node = producer_of(value, "TensorScatter")
-    if node is None or len(dims(value)) != 4 or node.attributes.get_int("axis", -2) % 4 != LENGTH:
+    if node is None or len(dims(value)) != 4 or node.attributes.get_int("axis", -2) % 4 != _LENGTH:
         return None
     past, new, start = node.inputs[0], node.inputs[1], optional_input(node, 2)
     if past is None or new is None or start is None:
@@ -163,13 +163,13 @@ def _is_length(value: ir.Value, size: Size) -> bool:
     return len(known) > index and known_equal(known[index], size)
 
 
-NIBBLES = np.stack([np.arange(256) & 15, np.arange(256) >> 4], axis=-1) - 8
+_NIBBLES = np.stack([np.arange(256) & 15, np.arange(256) >> 4], axis=-1) - 8
 """The two integers that each byte holds, `[256, 2]`."""
 
-BITS = {ir.DataType.INT8: 8, ir.DataType.UINT8: 4}
+_BITS = {ir.DataType.INT8: 8, ir.DataType.UINT8: 4}
 """The bits of an integer, by the type in which a cache stores them."""
 
-ONE = {8: 1, 4: 0x99}
+_ONE = {8: 1, 4: 0x99}
 """The byte that holds the integer 1 alone, by the bits of an integer."""
 
 
@@ -217,9 +217,9 @@ def _stored_integers(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None
     It is proven by the value of each byte that may be stored.
     """
     stored = next((x for x in chain(value) if producer_of(x, "TensorScatter")), None)
-    if stored is None or stored.dtype not in BITS or len(dims(stored)) != 4:
+    if stored is None or stored.dtype not in _BITS or len(dims(stored)) != 4:
         return None
-    bits, (_, heads, _, width) = BITS[stored.dtype], dims(stored)
+    bits, (_, heads, _, width) = _BITS[stored.dtype], dims(stored)
     if not isinstance(heads, int) or not isinstance(width, int):
         return None
     column = np.arange(256).astype(np.uint8).view(stored.dtype.numpy())[:, None]
@@ -227,7 +227,7 @@ def _stored_integers(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None
     found, integers = computed(value, {stored: every_byte}), _integers(every_byte, bits)
     if found is None or found.shape != integers.shape or found.dtype != np.float32:
         return None
-    scale = found[0, :, ONE[bits], None]  # [Hkv, 1, D]
+    scale = found[0, :, _ONE[bits], None]  # [Hkv, 1, D]
     if not (scale > 0).all() or not np.allclose(found, integers * scale, rtol=1e-6, atol=0):
         return None
     return stored, np.asarray(scale.flat[0]) if np.ptp(scale) == 0 else scale, bits
@@ -252,4 +252,4 @@ def _before_rounding(written: ir.Value, scale: np.ndarray, bits: int) -> ir.Valu
 
 
 def _integers(stored: np.ndarray, bits: int) -> np.ndarray:
-    return stored if bits == 8 else NIBBLES[stored].reshape(*stored.shape[:-1], -1)
+    return stored if bits == 8 else _NIBBLES[stored].reshape(*stored.shape[:-1], -1)

@@ -9,10 +9,10 @@ so that a window, or a rule that starts at some length, is noticed. Masks that c
 - If the mask combines a causal part with one that is computed from data, such as padding,
   `is_causal` replaces the first part, and the second stays as the mask.
 
-False and -inf hide a key. So do numbers at or below `HIDING` in a float32 mask that depends only on
-sizes: a causal mask shows each query its own key, beside which such a key has a weight of exactly 0
-unless a score reaches 4e8. Larger finite numbers, such as -1e4, are within the range of scores:
-those masks stay.
+False and -inf hide a key. So do numbers at or below `_HIDING` in a float32 mask that depends on
+sizes alone: a causal mask shows each query its own key, beside which such a key has a weight of
+exactly 0 unless a score reaches 4e8. Larger finite numbers, such as -1e4, are within the range of
+scores: those masks stay.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from attn_export.tensorfile import Array
 
 # -- masks with a causal part and one that is computed from data --------------------------------
 
-TrialValues = tuple[MaskTrial, ValueArrays]
+_TrialValues = tuple[MaskTrial, ValueArrays]
 """A trial, and the values of the graph in it."""
 
-DRAWN: dict[str, list[Any]] = {"b": [False, True], "i": [0, 1, 2], "u": [0, 1, 2]}
-FLOATS = [0.0, 0.0, 1.0, -0.5, -np.inf, float(np.finfo(np.float32).min)]
+_DRAWN: dict[str, list[Any]] = {"b": [False, True], "i": [0, 1, 2], "u": [0, 1, 2]}
+_FLOATS = [0.0, 0.0, 1.0, -0.5, -np.inf, float(np.finfo(np.float32).min)]
 """Values from which artificial data is drawn: enough to see whether a node passes it on."""
 
 
@@ -54,7 +54,7 @@ def _remove_causal_part(model: ir.Model, mask_graph: MaskGraph) -> ir.Value | No
     dependent = [x for node in mask_graph.nodes for x in node.outputs if x.name]
     dependent = [value for value in dependent if value in mask_graph.data_dependent]
     evaluate_rest = mask_graph.evaluator(dependent, cut=parts)
-    runs: list[TrialValues] = []
+    runs: list[_TrialValues] = []
     for trial in mask_graph.required_trials():
         data = {value: _draw(value, mask_graph.trials, trial) for value in mask_graph.data}
         before = mask_graph.mask_in(trial, data)
@@ -115,7 +115,7 @@ def _draw(value: ir.Value, trials: MaskTrials, trial: MaskTrial) -> Array:
     shape = [trials.known_size(size, trial.sizes) for size in value.shape]
     dtype = value.dtype.numpy()
     random = np.random.default_rng([trial.queries, trial.keys])
-    choices = np.array(DRAWN.get(dtype.kind, FLOATS))
+    choices = np.array(_DRAWN.get(dtype.kind, _FLOATS))
     return choices[random.integers(len(choices), size=shape)].astype(dtype)
 
 
@@ -123,7 +123,7 @@ def _rebuild(
     op: Builder,
     mask_graph: MaskGraph,
     parts: Mapping[ir.Value, Array],
-    runs: Sequence[TrialValues],
+    runs: Sequence[_TrialValues],
 ) -> ir.Value:
     """Copy the nodes of the mask, with numbers in place of the operands in `parts`."""
     replacements = {value: op.array(array) for value, array in parts.items()}
@@ -145,7 +145,7 @@ def _rebuild(
 
 
 def _passed_value(
-    node: ir.Node, parts: Mapping[ir.Value, Array], runs: Sequence[TrialValues]
+    node: ir.Node, parts: Mapping[ir.Value, Array], runs: Sequence[_TrialValues]
 ) -> ir.Value | None:
     """Return an input that a node passes on unchanged, such as x in And(True, x) or x + 0."""
     if not any(value in parts for value in node.inputs) or len(node.outputs) != 1:
@@ -174,17 +174,17 @@ def _shape_over_trials(
 # -- masks that are computed from sizes alone ---------------------------------------------------
 
 
-HIDING = -1e9
+_HIDING = -1e9
 """The largest finite float32 that hides a key from a query that sees another key."""
 
 
-MaskReplacement = tuple[ir.Value | None, bool]
+_MaskReplacement = tuple[ir.Value | None, bool]
 """The new mask of a node, or None for no mask; and whether the node gets `is_causal`."""
 
 
 def recognise_masks(model: ir.Model) -> None:
     """Remove from every `Attention` the part of its mask that its attributes express."""
-    replacements: dict[object, MaskReplacement | None] = {}
+    replacements: dict[object, _MaskReplacement | None] = {}
     for node in nodes_of(model, "Attention"):
         replacement = _cached_replacement(model, node, replacements)
         if replacement is None:
@@ -201,8 +201,8 @@ def recognise_masks(model: ir.Model) -> None:
 
 
 def _cached_replacement(
-    model: ir.Model, node: ir.Node, replacements: dict[object, MaskReplacement | None]
-) -> MaskReplacement | None:
+    model: ir.Model, node: ir.Node, replacements: dict[object, _MaskReplacement | None]
+) -> _MaskReplacement | None:
     """Return the replacement of a node's mask; nodes that share a mask share the result."""
     if optional_input(node, MASK_INPUT) is None:
         return None
@@ -218,7 +218,7 @@ def _cached_replacement(
         return None
 
 
-def _replacement(model: ir.Model, a: AttentionNode, trials: MaskTrials) -> MaskReplacement | None:
+def _replacement(model: ir.Model, a: AttentionNode, trials: MaskTrials) -> _MaskReplacement | None:
     foreign_lengths = a.valid_keys is not None and trials.cache is None
     if a.mask is None or foreign_lengths or (a.output(3) is not None and a.mode == MASKED):
         return None
@@ -231,7 +231,7 @@ def _replacement(model: ir.Model, a: AttentionNode, trials: MaskTrials) -> MaskR
     return None if remaining_mask is None else (remaining_mask, True)
 
 
-def _replacement_by_sizes(mask_graph: MaskGraph) -> MaskReplacement | None:
+def _replacement_by_sizes(mask_graph: MaskGraph) -> _MaskReplacement | None:
     """Return the replacement of a mask that is computed from sizes alone, or None."""
     redundant = causal = True
     for trial, shown, hidden in shown_and_hidden(mask_graph):
@@ -257,5 +257,5 @@ def shown_and_hidden(mask_graph: MaskGraph) -> Iterator[tuple[MaskTrial, Array, 
         if mask.dtype == np.bool_:
             yield trial, mask, ~mask
         else:
-            lowest = HIDING if mask.dtype == np.float32 else -np.inf
+            lowest = _HIDING if mask.dtype == np.float32 else -np.inf
             yield trial, mask == 0, mask <= lowest

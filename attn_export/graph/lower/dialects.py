@@ -61,7 +61,7 @@ class Observed:
     shapes: Mapping[str, tuple[tuple[int, ...], ...]]
 
 
-ATTENTION_OPSET = 23
+_ATTENTION_OPSET = 23
 """The opset that introduced `Attention`."""
 
 NOTHING_TO_LOWER = (
@@ -249,7 +249,7 @@ def _finish(lowered: IrGraph) -> IrGraph:
     common.RemoveUnusedNodesPass()(lowered.model)
     nodes = ir.traversal.RecursiveGraphIterator(lowered.model.graph)
     has_attention = any(node.op_type == "Attention" and not node.domain for node in nodes)
-    _raise_opset(lowered.model, ATTENTION_OPSET if has_attention else OPSET)
+    _raise_opset(lowered.model, _ATTENTION_OPSET if has_attention else OPSET)
     common.RemoveUnusedOpsetsPass()(lowered.model)
     merge_equal_constants(lowered.model)  # a constant of the module may equal one that was added
     file = replace(lowered.file, features=features(lowered.model))

@@ -22,7 +22,7 @@ from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.quantised_weights import FLOAT, read_block_rounding
 from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS
 
-BITS = {"INT4": 4, "UINT4": 4, "INT8": 8, "UINT8": 8}
+_BITS = {"INT4": 4, "UINT4": 4, "INT8": 8, "UINT8": 8}
 BLOCKS = (256, 128, 64, 32, 16)
 """Block sizes of MatMulNBits. A single scale per output is repeated for the largest that fits."""
 
@@ -100,7 +100,7 @@ def _read(node: ir.Node) -> _Weight | None:
         return None
     if inputs[2] is not None and zeros is None:
         return None
-    bits, is_float = BITS.get(integers.dtype.name), scales.dtype == ir.DataType.FLOAT
+    bits, is_float = _BITS.get(integers.dtype.name), scales.dtype == ir.DataType.FLOAT
     blocked, axis = node.attributes.get_int("block_size", 0), node.attributes.get_int("axis", 1)
     if bits is None or not is_float or axis != (0 if blocked else 1) or len(scales.shape) == 0:
         return None

@@ -14,10 +14,10 @@ from attn_export.graph.ir_helpers import PAST_KEY_INPUT, dims, nodes_of, optiona
 from attn_export.graph.lower.caches import in_place_cache
 from attn_export.graph.lower.read import AttentionNode
 
-FIRST = ((3, 4, 2), (1, 1, 0), (1, 5, 0), (2, 1, 6), (1, 7, 2), (3, 2, 5))
+_FIRST = ((3, 4, 2), (1, 1, 0), (1, 5, 0), (2, 1, 6), (1, 7, 2), (3, 2, 5))
 """Sizes B, L, P that are always tried. They include B = 1, L = 1, L > P and L < P."""
 
-MOST = 20_000_000
+_MOST = 20_000_000
 """The largest number of scores in a trial. A mask that needs more is not replaced."""
 
 
@@ -69,7 +69,7 @@ class MaskTrials:
 
     def small(self) -> list[MaskTrial]:
         """Return trials of small sizes."""
-        return self._of(FIRST)
+        return self._of(_FIRST)
 
     def refuting(
         self, numbers: Iterable[int], reach: int, tables: Iterable[int]
@@ -89,7 +89,7 @@ class MaskTrials:
         sizes += [(1, reach + 2, 0), (1, 3, reach + 1)]
         for n in sorted(set(tables)):
             sizes += [(1, 1, n - 1), (1, 2, n - 2), (1, n, 0)]
-        if any(math.prod(self._lengths(self._bind(*size))) > MOST for size in sizes):
+        if any(math.prod(self._lengths(self._bind(*size))) > _MOST for size in sizes):
             raise ValueError("numbers of a mask are beyond what can be tried")
         return self._of(sizes)
 

@@ -16,25 +16,25 @@ from attn_export.tensorfile import Array
 
 ValueArrays = Mapping[ir.Value, Array]
 
-Evaluate = Callable[[MaskTrial, ValueArrays], dict[ir.Value, Array]]
+_Evaluate = Callable[[MaskTrial, ValueArrays], dict[ir.Value, Array]]
 """Function that runs nodes in a trial, with the data that they read, and returns their values."""
 
 MOST_NODES = 300
 """The largest number of nodes of a subgraph."""
 
-NEVER = frozenset({"Attention", "Bernoulli", "Multinomial"})
+_NEVER = frozenset({"Attention", "Bernoulli", "Multinomial"})
 """Operators, besides Random ones, that are no part of a mask or not deterministic."""
 
 SMALL = 16
 """Constants of more elements are tables, of which lengths matter and not values."""
 
-NO_LENGTH = 1_000_000
+_NO_LENGTH = 1_000_000
 """Larger numbers are no lengths, but ends of slices or values of masks."""
 
-MOST_NUMBERS = 32
+_MOST_NUMBERS = 32
 """The largest number of different numbers in a mask for which sizes are tried."""
 
-CURVED = frozenset({
+_CURVED = frozenset({
     "Acosh", "Asinh", "Atan", "Erf", "Log", "Pow", "Sigmoid", "Softsign", "Sqrt", "Tanh",
 })  # fmt: skip
 """Nonlinear operators, by which a number may take effect at a length other than its own."""
@@ -103,11 +103,11 @@ class MaskGraph:
         small = self.trials.small()
         yield from small
         known = self._known_values(small)
-        if any(node.op_type in CURVED and not _is_known(node, known) for node in self.nodes):
+        if any(node.op_type in _CURVED and not _is_known(node, known) for node in self.nodes):
             raise ValueError("a mask bends its lengths")
         numbers = {math.ceil(n) for array in known.values() for n in _lengths_in(array) if n > 2}
         tables = {n for array in known.values() if array.size > SMALL for n in array.shape} - {1}
-        if len(numbers) > MOST_NUMBERS:
+        if len(numbers) > _MOST_NUMBERS:
             raise ValueError("a mask has too many numbers")
         yield from self.trials.refuting(numbers, self._reach(known), tables)
 
@@ -141,9 +141,9 @@ class MaskGraph:
                 known[value] for value in node.inputs if value is not None and value in known
             ]
             reach += sum(unit * (max(_lengths_in(array), default=0.0) + 1) for array in constants)
-        return math.ceil(min(reach, NO_LENGTH))
+        return math.ceil(min(reach, _NO_LENGTH))
 
-    def evaluator(self, outputs: Sequence[ir.Value], cut: Collection[ir.Value] = ()) -> Evaluate:
+    def evaluator(self, outputs: Sequence[ir.Value], cut: Collection[ir.Value] = ()) -> _Evaluate:
         """Return a function that computes values from sizes and data."""
         wanted, nodes = set(outputs) - set(cut), list[ir.Node]()
         for node in reversed(self.nodes):
@@ -165,7 +165,7 @@ class MaskGraph:
         return evaluate
 
     @functools.cached_property
-    def _evaluate_mask(self) -> Evaluate:
+    def _evaluate_mask(self) -> _Evaluate:
         return self.evaluator([self.mask])
 
     def mask_in(self, trial: MaskTrial, data: ValueArrays | None = None) -> Array | None:
@@ -203,7 +203,7 @@ def _lengths_in(array: Array) -> list[float]:
     numbers = [float(abs(number)) for number in array.ravel().tolist()]
     fractions = [n for n in numbers if 0 < n < 1]
     numbers += [1 / n for n in fractions] + [1 / (1 - n) for n in fractions]
-    return [n for n in numbers if n < NO_LENGTH]
+    return [n for n in numbers if n < _NO_LENGTH]
 
 
 def _divisor(node: ir.Node, known: ValueArrays) -> float:
@@ -226,7 +226,7 @@ def broadcast_to_scores(mask: Array, trial: MaskTrial) -> Array:
 
 
 def _can_run(node: ir.Node) -> bool:
-    if node.domain not in ("", "ai.onnx") or node.op_type in NEVER or "Random" in node.op_type:
+    if node.domain not in ("", "ai.onnx") or node.op_type in _NEVER or "Random" in node.op_type:
         return False
     kinds = {attribute.type for attribute in node.attributes.values()}
     return not kinds & {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}

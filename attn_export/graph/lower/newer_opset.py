@@ -11,7 +11,7 @@ import onnx_ir as ir
 from attn_export.errors import GraphError
 from attn_export.graph.ir_helpers import constant, dims, optional_input
 
-FIRST = 11
+_FIRST = 11
 """The oldest opset. Before it, Clip, Pad and Resize are other operators."""
 
 
@@ -24,8 +24,8 @@ def raise_opset(model: ir.Model, opset: int) -> None:
     old = model.graph.opset_imports.get("", opset)
     if old >= opset:
         return
-    if old < FIRST:
-        raise GraphError(f"the graph has opset {old}; export it at opset {FIRST} or later")
+    if old < _FIRST:
+        raise GraphError(f"the graph has opset {old}; export it at opset {_FIRST} or later")
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.domain in ("", "ai.onnx"):
             _raise(model, node, old, opset)
@@ -41,7 +41,7 @@ def _raise(model: ir.Model, node: ir.Node, old: int, new: int) -> None:
         numbers = constant(model, np.array(node.attributes.pop(name).as_ints(), np.int64))
         node.resize_inputs(2)
         node.replace_input_with(1, numbers)
-    differs = DIFFERS.get(node.op_type)
+    differs = _DIFFERS.get(node.op_type)
     if schema.deprecated or (differs is not None and differs(node) and schema.since_version > old):
         raise GraphError(
             f"{node.name}: {node.op_type} of opset {old} means something else in opset {new}; "
@@ -90,7 +90,7 @@ SET: dict[str, Callable[[ir.Node, int], None]] = {
 }  # fmt: skip
 """Functions that state in attributes what older opsets do without them."""
 
-DIFFERS: dict[str, Callable[[ir.Node], bool]] = {
+_DIFFERS: dict[str, Callable[[ir.Node], bool]] = {
     "AveragePool": lambda node: bool(node.attributes.get_int("ceil_mode", 0)),
     "BatchNormalization": lambda node: len(node.outputs) > 1,
     "GroupNormalization": lambda _: True,

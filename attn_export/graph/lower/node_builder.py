@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from attn_export.graph.ir_helpers import constant, dims, ints, set_type
 
-NAMES = "attn_export.names"
+_NAMES = "attn_export.names"
 """The key in `Graph.meta` of the set of node names, which is kept while a graph is lowered."""
 
 
@@ -20,8 +20,8 @@ class Builder:
     def __init__(self, model: ir.Model, before: ir.Node) -> None:
         self.model, self._before = model, before
         # Collected once per graph: with thousands of nodes it takes longer than all else.
-        self._names: set[str] = model.graph.meta.get(NAMES) or {n.name or "" for n in model.graph}
-        model.graph.meta[NAMES] = self._names
+        self._names: set[str] = model.graph.meta.get(_NAMES) or {n.name or "" for n in model.graph}
+        model.graph.meta[_NAMES] = self._names
         self.graph = before.graph
         self._add: Callable[[ir.Node], None] = lambda node: model.graph.insert_before(before, node)
 

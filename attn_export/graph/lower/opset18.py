@@ -194,9 +194,9 @@ DECOMPOSED: dict[str, Callable[[Builder, ir.Node], ir.Value]] = {
 
 # -- conversion ---------------------------------------------------------------------------------
 
-OPSET, IR_VERSION = 18, 8
+OPSET, _IR_VERSION = 18, 8
 
-FOUR_BITS = frozenset({ir.DataType.INT4, ir.DataType.UINT4})
+_FOUR_BITS = frozenset({ir.DataType.INT4, ir.DataType.UINT4})
 """Types that DequantizeLinear supports from opset 21 on."""
 
 ONLY_TYPES_ADDED = frozenset({
@@ -222,7 +222,7 @@ def _rounds_down(node: ir.Node) -> bool:
 def _is_per_axis(node: ir.Node) -> bool:
     later = any(node.attributes.get_int(name, 0) for name in ("block_size", "output_dtype"))
     ends = (*node.inputs, *node.outputs)
-    return not later and not any(end is not None and end.dtype in FOUR_BITS for end in ends)
+    return not later and not any(end is not None and end.dtype in _FOUR_BITS for end in ends)
 
 
 SAME_IF: dict[str, Callable[[ir.Node], bool]] = {
@@ -236,10 +236,10 @@ SAME_IF: dict[str, Callable[[ir.Node], bool]] = {
 }
 """Operators with attributes added after 18: the condition under which they mean the same."""
 
-LACKS = {"DequantizeLinear": "has neither blocks nor integers of 4 bits"}
+_LACKS = {"DequantizeLinear": "has neither blocks nor integers of 4 bits"}
 """Descriptions of the difference for error messages, by operator."""
 
-NEW_ATTRIBUTES = frozenset(
+_NEW_ATTRIBUTES = frozenset(
     {"saturate", "round_mode", "block_size", "output_dtype", "precision", "dilations"}
 )
 """Attributes added after 18 that are dropped: they concern other types, or have their default."""
@@ -251,7 +251,7 @@ def to_opset18(model: ir.Model) -> None:
         if node.domain in ("", "ai.onnx"):
             _convert(model, node)
     model.graph.opset_imports[""] = OPSET
-    model.ir_version = IR_VERSION
+    model.ir_version = _IR_VERSION
 
 
 def _convert(model: ir.Model, node: ir.Node) -> None:
@@ -268,11 +268,11 @@ def _convert(model: ir.Model, node: ir.Node) -> None:
         ) from error
     current_schema = onnx.defs.get_schema(node.op_type, opset)
     if current_schema.since_version != schema.since_version and not _means_the_same(node):
-        problem = LACKS.get(node.op_type, "means something else")
+        problem = _LACKS.get(node.op_type, "means something else")
         raise GraphError(
             f"{node.name}: {node.op_type} {problem} in opset {OPSET}; keep the standard dialect"
         )
-    for name in NEW_ATTRIBUTES - set(schema.attributes):
+    for name in _NEW_ATTRIBUTES - set(schema.attributes):
         node.attributes.pop(name, None)
 
 

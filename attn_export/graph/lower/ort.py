@@ -39,12 +39,12 @@ from attn_export.graph.lower.read import (
     split_to_output,
 )
 
-Branch = Callable[[Builder], Sequence[ir.Value]]
+_Branch = Callable[[Builder], Sequence[ir.Value]]
 
 FLOAT, FLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16
 
 
-AttendAnyLength = Callable[
+_AttendAnyLength = Callable[
     [Builder, AttentionNode, InPlaceCache | None, bool], Sequence[ir.Value] | None
 ]
 """Function that adds attention of any number of queries, given whether the causal kernel fits. It
@@ -65,7 +65,7 @@ class Form:
     name: str = "kernels"
     products: bool = False
     whole_rows: bool = False
-    attend: AttendAnyLength | None = None
+    attend: _AttendAnyLength | None = None
 
 
 KERNELS = Form()
@@ -209,7 +209,7 @@ def _attend_transposed_cache(op: Builder, a: AttentionNode, cache: InPlaceCache)
 
 
 def _if_cache_is_empty(
-    op: Builder, a: AttentionNode, cache: InPlaceCache, otherwise: Branch
+    op: Builder, a: AttentionNode, cache: InPlaceCache, otherwise: _Branch
 ) -> ir.Value:
     """Add an If: attention among new tokens for an empty cache, else `otherwise`."""
 

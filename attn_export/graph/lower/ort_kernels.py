@@ -30,7 +30,7 @@ from attn_export.graph.lower.read import (
 
 INT32 = ir.DataType.INT32
 
-NO_SINK = -1e30
+_NO_SINK = -1e30
 """The score of an attention sink without effect: its exponential is 0."""
 
 
@@ -90,12 +90,12 @@ def integer_attention(
     integers.
 
     `whole_rows`: Whether the kernel computes all scores of a head before it reads values. It does
-    so if each head has an attention sink (a score without a value). `NO_SINK` is one that does not
+    so if each head has an attention sink (a score without a value). `_NO_SINK` is one that does not
     change the result.
     """
     scales = (integer_cache.k_scale, integer_cache.v_scale)
     quant_types = ["PER_CHANNEL" if scale.ndim else "PER_TENSOR" for scale in scales]
-    sink = op.array(np.full(a.num_heads, NO_SINK, np.float32)) if whole_rows else None
+    sink = op.array(np.full(a.num_heads, _NO_SINK, np.float32)) if whole_rows else None
     return _attend_and_write(
         op, a, integer_cache.cache, (integer_cache.key, integer_cache.value),
         *[None] * 4, sink,

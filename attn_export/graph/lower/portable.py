@@ -28,7 +28,7 @@ from attn_export.graph.lower.read import (
     split_to_output,
 )
 
-VisibleKeys = tuple[ir.Value | None, ir.Value | None]
+_VisibleKeys = tuple[ir.Value | None, ir.Value | None]
 """Visible keys, which broadcast to the scores, `[B, H, L, S]` or `[B, Hkv, r, L, S]`: bool, True
 where a key is visible, or None if all are; and the float mask that is added, or None."""
 
@@ -50,7 +50,7 @@ def visible_keys(
     *,
     grouped: bool,
     rows: QueryBlock | None = None,
-) -> VisibleKeys:
+) -> _VisibleKeys:
     """Return the keys that the mask, the causal limit and the numbers of valid keys leave visible.
 
     `L`: The number of queries, int64 `[1]`.

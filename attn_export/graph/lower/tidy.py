@@ -20,14 +20,14 @@ SHARED = frozenset({
 
 def tidy(model: ir.Model) -> None:
     """Run all passes of this file."""
-    merge_transposes(model)
-    take_sizes_from_inputs(model)
+    _merge_transposes(model)
+    _take_sizes_from_inputs(model)
     _share_sizes(model.graph)
     common.RemoveUnusedNodesPass()(model)
-    sink_into_branches(model)
+    _sink_into_branches(model)
 
 
-def merge_transposes(model: ir.Model) -> None:
+def _merge_transposes(model: ir.Model) -> None:
     """Replace a Transpose that moves only axes of 1, and a Reshape before it, by one Reshape."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type != "Transpose" or not _only_moves_ones(node):
@@ -51,7 +51,7 @@ def _only_moves_ones(node: ir.Node) -> bool:
     return bool(perm) and moved == sorted(moved)
 
 
-def take_sizes_from_inputs(model: ir.Model) -> None:
+def _take_sizes_from_inputs(model: ir.Model) -> None:
     """Compute sizes from graph inputs or constants if possible, so that nodes can share them."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         source = node.inputs[0] if node.op_type in ("Shape", "Squeeze") else None
@@ -98,7 +98,7 @@ def _share_sizes(graph: ir.Graph, known: dict[object, ir.Value] | None = None) -
             graph.remove(node, safe=True)
 
 
-def sink_into_branches(model: ir.Model) -> None:
+def _sink_into_branches(model: ir.Model) -> None:
     """Move nodes that only one branch of an `If` reads into that branch."""
     graph = model.graph
     # Not into the body of a Loop, which would repeat them.

@@ -52,14 +52,14 @@ from attn_export.parts.cuda_dialect.inside_projections import (
     pack_projections,
 )
 
-POSITIONS = 2**15
+_POSITIONS = 2**15
 """The length of the rotary tables. ONNX Runtime refuses caches that are longer."""
 
-NOTHING_HIDDEN = sys.maxsize
+_NOTHING_HIDDEN = sys.maxsize
 """The distance of the nearest hidden key if no key is hidden."""
 
-HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-NOT_FOR_CUDA = (
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_NOT_FOR_CUDA = (
     "no Attention node has a KV cache of whole heads that is written in place, and no mask but a "
     "window; CUDA runs the standard dialect best"
 )
@@ -68,10 +68,10 @@ NOT_FOR_CUDA = (
 def rewrite(model: ir.Model) -> dict[str, IrGraph]:
     """Return the graphs of the dialect: for one query, for batch size 1, and for all else."""
     if not nodes_of(model, "TensorScatter"):  # every cache in place is written by it
-        raise GraphError(NOT_FOR_CUDA)
+        raise GraphError(_NOT_FOR_CUDA)
     prepare_masks(model)
     attentions = attentions_of(model)
-    are_half = all(a.dtype in HALF for a in attentions)
+    are_half = all(a.dtype in _HALF for a in attentions)
     for a in [] if are_half else attentions:
         if in_place_cache(a) and (a.mask is None or window_of(model, a) is not None):
             raise NotInHalfError
@@ -93,10 +93,10 @@ def _lowered(model: ir.Model, phase: str, fixed: dict[str, int]) -> IrGraph:
         fix_axis(graph, axis, size)
     lowered = [lower_for_cuda(graph, node) for node in nodes_of(graph, "Attention")]
     if not any(lowered):
-        raise GraphError(NOT_FOR_CUDA)
+        raise GraphError(_NOT_FOR_CUDA)
     tidy(graph)
     described = describe(graph, CUDA, phase, fixed=fixed, bound=bound)
-    file = replace(described.file, dtypes=narrow_inputs(graph))
+    file = replace(described.file, dtypes=_narrow_inputs(graph))
     return dataclasses.replace(described, file=file)
 
 
@@ -173,7 +173,7 @@ def _last_positions(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Va
     return op("Add", lengths, op("Cast", more, to=INT32))
 
 
-def narrow_inputs(model: ir.Model) -> dict[str, str]:
+def _narrow_inputs(model: ir.Model) -> dict[str, str]:
     """Change the type of int64 inputs that the graph only casts to int32, to save the Cast kernel.
 
     Return the new type of each changed input, by name.
@@ -206,10 +206,10 @@ def _tables(op: Builder, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
     They are computed by copies of the graph's nodes, which ONNX Runtime folds when it loads the
     graph, so that the file holds no table.
     """
-    first, last, step = (op.scalar(number) for number in (0, POSITIONS, 1))
+    first, last, step = (op.scalar(number) for number in (0, _POSITIONS, 1))
     positions = op("Unsqueeze", op("Range", first, last, step), op.ints(0))
     cos, sin = (
-        op("Reshape", rotation.repeat(op, value, positions), op.ints(POSITIONS, -1))
+        op("Reshape", rotation.repeat(op, value, positions), op.ints(_POSITIONS, -1))
         for value in (rotation.cos, rotation.sin)
     )
     return cos, sin
@@ -233,7 +233,7 @@ def window_of(model: ir.Model, a: AttentionNode) -> int | None:
 
 
 def _measure_window(mask_graph: MaskGraph, *, causal: bool) -> int | None:
-    farthest, nearest = 0, NOTHING_HIDDEN  # distances of visible and of hidden keys
+    farthest, nearest = 0, _NOTHING_HIDDEN  # distances of visible and of hidden keys
     for trial, shown, hidden in shown_and_hidden(mask_graph):
         if not (shown | hidden).all() or not (causal or (hidden | trial.causal).all()):
             return None
@@ -241,5 +241,5 @@ def _measure_window(mask_graph: MaskGraph, *, causal: bool) -> int | None:
         known = trial.shown & trial.causal
         distance = np.where(known, query - np.arange(trial.keys), -1)
         farthest = max(farthest, int(np.where(shown, distance, -1).max()))
-        nearest = min(nearest, int(np.where(hidden & known, distance, NOTHING_HIDDEN).min()))
+        nearest = min(nearest, int(np.where(hidden & known, distance, _NOTHING_HIDDEN).min()))
     return nearest if farthest == nearest - 1 else None

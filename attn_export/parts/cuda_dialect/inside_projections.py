@@ -14,7 +14,7 @@ from attn_export.graph.ir_helpers import constant_array, dims, producer_of
 from attn_export.graph.lower.caches import source_of_number
 from attn_export.graph.lower.node_builder import Builder
 
-HALVES = ("Sub", "Add")
+_HALVES = ("Sub", "Add")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _read_rotation(x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
         return None
     if node.attributes.get_int("axis", 0) not in (-1, len(dims(x)) - 1):
         return None
-    first, second = (_factors(x, kind) for x, kind in zip(node.inputs, HALVES, strict=True))
+    first, second = (_factors(x, kind) for x, kind in zip(node.inputs, _HALVES, strict=True))
     if first is None or second is None:
         return None
     ((x1, cos), (x2, sin)), ((x2_again, cos_again), (x1_again, sin_again)) = first, second

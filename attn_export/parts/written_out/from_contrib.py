@@ -35,29 +35,29 @@ INPUTS = {
 }  # fmt: skip
 """The names of inputs, by operator."""
 
-REFUSED = frozenset(
+_REFUSED = frozenset(
     {"cache_indirection", "head_sink", "k_scale", "past_sequence_length", "v_scale"}
 )
-ATTRIBUTES = frozenset({
+_ATTRIBUTES = frozenset({
     "do_rotary", "kv_num_heads", "local_window_size", "mask_filter_value", "num_heads",
     "rotary_interleaved", "scale", "softcap", "unidirectional",
 })  # fmt: skip
 """Inputs that no standard operator has, and attributes that one has."""
 
-IDLE = (0, -1, "", "NONE", b"NONE")
+_IDLE = (0, -1, "", "NONE", b"NONE")
 """Values of other attributes that change nothing."""
 
-OPSET = 24
+_OPSET = 24
 """The opset that introduced TensorScatter and numbers of valid keys."""
 
-Operands = Mapping[str, ir.Value]
+_Operands = Mapping[str, ir.Value]
 
 
 def from_contrib(model: ir.Model) -> int:
     """Replace contrib attention by `Attention` nodes, and return their number."""
     nodes = [n for n in model.graph if n.domain == MICROSOFT and n.op_type in INPUTS]
     if nodes:
-        raise_opset(model, OPSET)
+        raise_opset(model, _OPSET)
     for node in nodes:
         names = zip(INPUTS[node.op_type], node.inputs, strict=False)
         x = {name: value for name, value in names if value is not None}
@@ -73,11 +73,11 @@ def from_contrib(model: ir.Model) -> int:
     return len(nodes)
 
 
-def _refuse(node: ir.Node, x: Operands) -> None:
-    found = [name for name in x if name in REFUSED]
+def _refuse(node: ir.Node, x: _Operands) -> None:
+    found = [name for name in x if name in _REFUSED]
     found += [
         name for name, attribute in node.attributes.items()
-        if name not in ATTRIBUTES and attribute.value not in IDLE
+        if name not in _ATTRIBUTES and attribute.value not in _IDLE
     ]  # fmt: skip
     if any(value.uses() or value.is_graph_output() for value in node.outputs[3:]):
         found.append("the scores as an output")
@@ -102,7 +102,7 @@ def _attributes(node: ir.Node, *, causal: bool) -> dict[str, Any]:
 # -- GroupQueryAttention --------------------------------------------------------------------------
 
 
-def _grouped(op: Builder, node: ir.Node, x: Operands) -> Sequence[ir.Value]:
+def _grouped(op: Builder, node: ir.Node, x: _Operands) -> Sequence[ir.Value]:
     """Return causal attention over a cache, which is written after the keys of each element."""
     H = node.attributes.get_int("num_heads", 0)
     counts = (H, node.attributes.get_int("kv_num_heads", H))
@@ -139,7 +139,7 @@ def _grouped(op: Builder, node: ir.Node, x: Operands) -> Sequence[ir.Value]:
     return op("Reshape", turned, op.ints(0, 0, -1)), key, value
 
 
-def _start(op: Builder, x: Operands) -> ir.Value:
+def _start(op: Builder, x: _Operands) -> ir.Value:
     """Return the number of past keys of each batch element, `[B]`; 0 in a prompt."""
     int64 = ir.DataType.INT64
     length = op.size(x["query"], 1)
@@ -148,7 +148,7 @@ def _start(op: Builder, x: Operands) -> ir.Value:
     return op("Where", op("Equal", _total(op, x), length), op.ints(0), past)
 
 
-def _total(op: Builder, x: Operands) -> ir.Value:
+def _total(op: Builder, x: _Operands) -> ir.Value:
     total = op("Cast", x["total_sequence_length"], to=ir.DataType.INT64)
     return op("Reshape", total, op.ints(1))
 
@@ -162,7 +162,7 @@ def _positions(op: Builder, query: ir.Value, start: ir.Value | None) -> ir.Value
 
 
 def _rotated(
-    op: Builder, node: ir.Node, part: ir.Value, count: int, x: Operands, positions: ir.Value
+    op: Builder, node: ir.Node, part: ir.Value, count: int, x: _Operands, positions: ir.Value
 ) -> ir.Value:
     width = dims(x["cos_cache"])[-1] if dims(x["cos_cache"]) else None
     if not isinstance(width, int):
@@ -181,7 +181,7 @@ def _split(op: Builder, part: ir.Value, count: int) -> ir.Value:
     return op("Transpose", op("Reshape", part, target), perm=SWAP_HEADS_AND_LENGTH)
 
 
-def _longer(op: Builder, past: ir.Value, present: ir.Value, x: Operands) -> ir.Value:
+def _longer(op: Builder, past: ir.Value, present: ir.Value, x: _Operands) -> ir.Value:
     """Return a cache that is long enough for all keys."""
     if dims(present) and known_equal(dims(past)[2], dims(present)[2]):
         return past
@@ -202,7 +202,7 @@ def _window(
 # -- MultiHeadAttention ---------------------------------------------------------------------------
 
 
-def _multi_head(op: Builder, node: ir.Node, x: Operands) -> Sequence[ir.Value]:
+def _multi_head(op: Builder, node: ir.Node, x: _Operands) -> Sequence[ir.Value]:
     """Return attention with padding and an appended cache, as `Attention` has them."""
     heads = node.attributes.get_int("num_heads", 0)
     parts = [x[name] for name in ("query", "key", "value")]
@@ -222,7 +222,7 @@ def _multi_head(op: Builder, node: ir.Node, x: Operands) -> Sequence[ir.Value]:
     )  # fmt: skip
 
 
-def _padding(op: Builder, node: ir.Node, x: Operands) -> ir.Value:
+def _padding(op: Builder, node: ir.Node, x: _Operands) -> ir.Value:
     """Return what is added to the scores of padding, of 4 axes."""
     mask, dtype = x["key_padding_mask"], x["query"].dtype
     rank = len(dims(mask))

@@ -43,11 +43,11 @@ def normalise(model: ir.Model, observed: Observed) -> ir.Model:
             if not value.is_graph_output() or value.shape is None:
                 value.shape = _shape(observed.shapes.get(str(value.name), ()), observed.axes)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    drop_idle_nodes(model)
-    fold_sizes(model)
+    _drop_idle_nodes(model)
+    _fold_sizes(model)
     reshape_by_position(model)
     expand_by_position(model)
-    drop_idle_nodes(model)
+    _drop_idle_nodes(model)
     common.RemoveUnusedNodesPass()(model)
     return model
 
@@ -95,16 +95,16 @@ def _expressions(
 
 # -- constants ------------------------------------------------------------------------------------
 
-SMALL = 64
+_SMALL = 64
 """The largest number of elements of a value that is folded."""
 
-GROWING = frozenset({
+_GROWING = frozenset({
     "ConstantOfShape", "EyeLike", "Expand", "If", "Loop", "NonZero", "OneHot", "Pad", "Range",
     "Resize", "Scan", "Tile",
 })  # fmt: skip
 """Operators whose output may be far larger than their inputs, or that hold graphs."""
 
-AXIS_SIZES = (
+_AXIS_SIZES = (
     lambda number: 3 + number,
     lambda number: 1009 + 7 * number,
     lambda number: 131_101 + 11 * number,
@@ -113,7 +113,7 @@ AXIS_SIZES = (
 """The sizes of the dynamic axes, by number, at which sizes are computed."""
 
 
-def fold_sizes(model: ir.Model) -> None:
+def _fold_sizes(model: ir.Model) -> None:
     """Replace small values that are computed from sizes and are the same for all sizes.
 
     The width of a head, for example, is often read from the shape of queries.
@@ -123,7 +123,7 @@ def fold_sizes(model: ir.Model) -> None:
         if isinstance(size, ir.SymbolicDim) for symbol in size.free_symbols()
     )  # fmt: skip
     bindings = [
-        {name: of_number(number) for number, name in enumerate(names)} for of_number in AXIS_SIZES
+        {name: of_number(number) for number, name in enumerate(names)} for of_number in _AXIS_SIZES
     ]
     known: dict[ir.Value, list[Array]] = {}
     for node in list(model.graph):
@@ -168,7 +168,7 @@ def _at_sizes(
     except Exception:  # graphs of others may hold anything
         return []
     arrays = [[np.asarray(row[index]) for row in rows] for index in range(len(outputs))]
-    return arrays if all(a.size <= SMALL for of_value in arrays for a in of_value) else []
+    return arrays if all(a.size <= _SMALL for of_value in arrays for a in of_value) else []
 
 
 def _operand(
@@ -178,19 +178,19 @@ def _operand(
         return [np.empty(0)] * count
     array = (
         constant_array(value)
-        if value.const_value is None or value.const_value.size <= SMALL
+        if value.const_value is None or value.const_value.size <= _SMALL
         else None
     )
     return known.get(value) if array is None else [array] * count
 
 
 def _stays_small(node: ir.Node, operands: Sequence[Sequence[Array] | None]) -> bool:
-    if node.op_type not in GROWING:
+    if node.op_type not in _GROWING:
         return True
     if node.op_type not in ("ConstantOfShape", "Expand"):
         return False
     targets = operands[-1] or ()
-    return all(math.prod(target.ravel().tolist()) <= SMALL for target in targets)
+    return all(math.prod(target.ravel().tolist()) <= _SMALL for target in targets)
 
 
 def _sizes_of(node: ir.Node, bindings: Sequence[Mapping[str, int]]) -> list[Array]:
@@ -222,7 +222,7 @@ def evaluated(size: ir.SymbolicDim, bound: Mapping[str, int]) -> int | None:
 # -- nodes without effect -------------------------------------------------------------------------
 
 
-def drop_idle_nodes(model: ir.Model) -> None:
+def _drop_idle_nodes(model: ir.Model) -> None:
     """Remove nodes that pass on their input: Identity, Dropout, Casts and moves without effect."""
     for node in list(model.graph):
         source = node.inputs[0] if node.inputs else None

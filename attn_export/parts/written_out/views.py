@@ -27,10 +27,10 @@ MOVES = frozenset({"Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Trans
 SIZES = ((2, 5, 7, 3, 4, 6), (3, 4, 2, 5, 7, 8))
 """Two choices of the sizes of dynamic axes, in a cycle."""
 
-MOST_ELEMENTS = 2**22
+_MOST_ELEMENTS = 2**22
 """The largest number of elements of an index array."""
 
-ORDERS = sorted(
+_ORDERS = sorted(
     itertools.permutations(range(4)), key=lambda p: (p != (0, 2, 1, 3), p != (2, 0, 1, 3))
 )
 """Orders of the axes `[B, H, n, m]` in memory; where sizes of 1 leave a choice, the usual one."""
@@ -106,7 +106,7 @@ class Views:
     def indices(self, shape: Sequence[Size]) -> list[Array]:
         """Return arrays of the shape that hold the index of each element."""
         shapes = self.shapes(shape)
-        if any(math.prod(found) > MOST_ELEMENTS for found in shapes):
+        if any(math.prod(found) > _MOST_ELEMENTS for found in shapes):
             raise NoMatchError
         return [np.arange(math.prod(found)).reshape(found) for found in shapes]
 
@@ -166,7 +166,7 @@ class Views:
                 for f, a in zip(firsts, moved, strict=True)
             ):
                 continue
-            for order in ORDERS:
+            for order in _ORDERS:
                 if all((f.transpose(order).ravel() == np.arange(f.size)).all() for f in firsts):
                     return (batch, count, *last), order
         return None
@@ -189,7 +189,7 @@ class Views:
         arrays = [a.reshape(s).transpose(back) for a, s in zip(whole, shapes, strict=True)]
         ways, value = list[tuple[ir.Value, Sequence[int]]](), product
         while True:
-            ways += [(value, order) for order in ORDERS if _is_ordered(whole, arrays, order)][:1]
+            ways += [(value, order) for order in _ORDERS if _is_ordered(whole, arrays, order)][:1]
             uses = tuple(value.uses())
             if len(uses) != 1 or uses[0].idx or value.is_graph_output():
                 break

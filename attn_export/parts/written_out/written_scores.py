@@ -20,10 +20,10 @@ from attn_export.graph.lower.node_builder import Builder
 from attn_export.parts.written_out.views import MOVES, NoMatchError, number_of, scaling
 from attn_export.spec.inputs import MASK_FLOOR
 
-ABSORBING = -1e9
+_ABSORBING = -1e9
 """The largest finite number that hides a key: added to a float32 score, it absorbs the score."""
 
-MOST_DEPTH = 16
+_MOST_DEPTH = 16
 """The largest number of nodes between a product and its softmax. The search follows both operands
 of each sum."""
 
@@ -75,7 +75,7 @@ class Scores:
     sink: ir.Value | None = None
 
 
-def read_scores(op: Builder, value: ir.Value, depth: int = MOST_DEPTH) -> Scores:
+def read_scores(op: Builder, value: ir.Value, depth: int = _MOST_DEPTH) -> Scores:
     """Return the parts of the scores, from the input of the softmax to the product."""
     node = value.producer()
     if node is None or node.domain or depth == 0 or not node.inputs or None in node.inputs:
@@ -182,7 +182,7 @@ def _read_scaled(op: Builder, depth: int, node: ir.Node) -> Scores:
     masks = [
         dataclasses.replace(m, low=m.low * factor, factor=m.factor * factor) for m in scores.masks
     ]
-    if any(mask.visible and mask.low > ABSORBING for mask in masks):
+    if any(mask.visible and mask.low > _ABSORBING for mask in masks):
         raise NoMatchError
     return dataclasses.replace(scores, scale=scores.scale * factor, masks=tuple(masks))
 
@@ -239,7 +239,7 @@ def _read_filled_mask(
     scores_input, low, visible = yes, number_of(no), True
     if low is None:
         scores_input, low, visible = no, number_of(yes), False
-    if low is None or low > ABSORBING:
+    if low is None or low > _ABSORBING:
         raise NoMatchError
     if not _same_size(scores_input, out):
         raise NoMatchError
