@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import fault_changes as c
 import numpy as np
 import numpy_positions as positions
@@ -111,13 +113,8 @@ def learned_not_capped(scores: Array, at: At) -> Array:
 
 # -- where they apply
 
-
-def has_learned(spec: AttentionSpec) -> bool:
-    return spec.add_bias_kv
-
-
-def has_zero(spec: AttentionSpec) -> bool:
-    return spec.add_zero_attn
+has_learned = attrgetter("add_bias_kv")
+has_zero = attrgetter("add_zero_attn")
 
 
 def hides_last(spec: AttentionSpec) -> bool:

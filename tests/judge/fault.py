@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 
 from numpy_attention import Change
 
 from attn_export.spec import AttentionSpec
 
 Applies = Callable[[AttentionSpec], bool]
+
+
+in_place = attrgetter("in_place")
+is_causal = attrgetter("causal")
+gives_weights = attrgetter("attn_weights")
+has_rotary = attrgetter("has_rotary")
+takes_positions = attrgetter("position_ids")
+has_left = attrgetter("window_left")
+has_right = attrgetter("window_right")
+has_added_keys = attrgetter("added_keys")
 
 
 def always(_: AttentionSpec) -> bool:
@@ -45,14 +56,6 @@ def has_cache(spec: AttentionSpec) -> bool:
     return spec.has_cache and not spec.in_place
 
 
-def in_place(spec: AttentionSpec) -> bool:
-    return spec.in_place
-
-
-def is_causal(spec: AttentionSpec) -> bool:
-    return spec.causal
-
-
 def is_causal_with_past(spec: AttentionSpec) -> bool:
     return spec.causal and has_cache(spec)
 
@@ -78,10 +81,6 @@ def one_width(spec: AttentionSpec) -> bool:
     return spec.head_dim == spec.v_head_dim
 
 
-def gives_weights(spec: AttentionSpec) -> bool:
-    return spec.attn_weights
-
-
 def has_bias(projection: str) -> Applies:
     return lambda spec: spec.has_bias(projection)
 
@@ -94,33 +93,13 @@ def has_norm(spec: AttentionSpec) -> bool:
     return spec.qk_norm != "none"
 
 
-def has_rotary(spec: AttentionSpec) -> bool:
-    return spec.has_rotary
-
-
 def counts_positions(spec: AttentionSpec) -> bool:
     """Return whether rotary positions follow the past, and are no input."""
     return spec.has_rotary and not spec.position_ids
 
 
-def takes_positions(spec: AttentionSpec) -> bool:
-    return spec.position_ids
-
-
 def scaling_is(scaling: str) -> Applies:
     return lambda spec: spec.rotary_scaling == scaling
-
-
-def has_left(spec: AttentionSpec) -> bool:
-    return spec.window_left is not None
-
-
-def has_right(spec: AttentionSpec) -> bool:
-    return spec.window_right is not None
-
-
-def has_added_keys(spec: AttentionSpec) -> bool:
-    return spec.added_keys > 0
 
 
 def hides_something(spec: AttentionSpec) -> bool:

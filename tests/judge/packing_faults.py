@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import numpy_packing as packing
 from fault import Fault, both, has_bias, one_width, several_kv_heads
 from fault_changes import Array, At
 from numpy_attention import Change
-
-from attn_export.spec import AttentionSpec
 
 Rows = dict[str, Array]
 
@@ -32,9 +32,7 @@ def exchanged(one: str, other: str) -> Change:
 
 # -- where they apply
 
-
-def is_packed(spec: AttentionSpec) -> bool:
-    return spec.packed_qkv
+is_packed = attrgetter("packed_qkv")
 
 
 # With one K/V head, head by head is one part after another.

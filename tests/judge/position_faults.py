@@ -5,6 +5,8 @@ How rotary positions are stretched, and position ids, are in `stretch_faults`.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import fault_changes as c
 import numpy as np
 import numpy_positions as positions
@@ -95,6 +97,9 @@ def of_next_head(weights: dict[str, Array], _: At) -> dict[str, Array]:
 
 # -- where they apply
 
+has_alibi = attrgetter("alibi")
+has_buckets = attrgetter("relative_buckets")
+
 
 def layout_is(layout: str) -> Applies:
     """Return a test for a layout; with one pair both layouts are the same."""
@@ -105,17 +110,9 @@ def is_partial(spec: AttentionSpec) -> bool:
     return spec.has_rotary and spec.rotary_dim < spec.head_dim
 
 
-def has_alibi(spec: AttentionSpec) -> bool:
-    return spec.alibi
-
-
 def odd_heads(spec: AttentionSpec) -> bool:
     """Return whether the heads are no power of 2, whose slopes are those of the formula."""
     return spec.alibi and spec.num_heads & (spec.num_heads - 1) != 0
-
-
-def has_buckets(spec: AttentionSpec) -> bool:
-    return spec.relative_buckets > 0
 
 
 ROTARY = (

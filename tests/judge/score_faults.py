@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import fault_changes as c
 import numpy as np
 from fault import Applies, Fault, both, has_bias, has_norm, has_rotary, hides_something
@@ -56,17 +58,12 @@ def cap_after_bias(_: Array, at: At) -> Array:
 
 # -- where they apply
 
+has_softcap = attrgetter("softcap")
+has_sinks = attrgetter("sinks")
+
 
 def norm_is(kind: str) -> Applies:
     return lambda spec: spec.qk_norm == kind
-
-
-def has_softcap(spec: AttentionSpec) -> bool:
-    return spec.softcap is not None
-
-
-def has_sinks(spec: AttentionSpec) -> bool:
-    return spec.sinks
 
 
 def adds_something(spec: AttentionSpec) -> bool:
