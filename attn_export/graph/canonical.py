@@ -18,7 +18,7 @@ from onnxscript.optimizer import fold_constants
 
 from attn_export.graph.axis_names import name_sums_of_axes
 from attn_export.graph.fuse_cache import fuse_attention
-from attn_export.graph.ir_helpers import constant_name, merge_equal_weights, nodes_of
+from attn_export.graph.ir_helpers import constant_name, merge_equal_constants, nodes_of
 from attn_export.graph.lower.tidy import expand_by_position, reshape_by_position
 from attn_export.graph.ort_compat import make_ort_compatible
 
@@ -53,7 +53,7 @@ def canonicalize(
     fuse_attention(model)
     make_ort_compatible(model)
     common.CommonSubexpressionEliminationPass()(model)
-    merge_equal_weights(model)
+    merge_equal_constants(model, large=True)
     common.RemoveUnusedNodesPass()(model)
     _name_outputs(model, outputs)
     drop_unused_outputs(model)

@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from onnx_ir.passes import common
 
 from attn_export.graph.axis_names import Size
 
@@ -218,38 +217,29 @@ LARGE = 2**20
 """The largest number of elements of a tensor that is compared by a copy of its bytes."""
 
 
-def merge_equal_constants(model: ir.Model) -> None:
-    """Merge small initialisers of the same type, shape and bytes; external data is not read."""
-    kept: dict[tuple[object, ...], ir.Value] = {}
-    outputs = set(model.graph.outputs)
-    for name, value in list(model.graph.initializers.items()):
-        tensor = value.const_value
-        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.size > LARGE:
-            continue
-        duplicate = kept.setdefault((tensor.dtype, tuple(tensor.shape), tensor.tobytes()), value)
-        if duplicate is not value and value not in outputs:
-            value.replace_all_uses_with(duplicate)
-            del model.graph.initializers[name]
+def merge_equal_constants(model: ir.Model, *, large: bool = False) -> None:
+    """Merge initialisers of the same type, shape and bytes: small ones, or also `large` ones.
 
-
-def merge_equal_weights(model: ir.Model) -> None:
-    """Merge initialisers of the same type, shape and bytes, large ones included."""
-    common.DeduplicateInitializersPass(size_limit=LARGE)(model)
+    External data is not read.
+    """
     kept: dict[tuple[object, ...], list[ir.Value]] = {}
     outputs = set(model.graph.outputs)
     for name, value in list(model.graph.initializers.items()):
         tensor = value.const_value
-        if tensor is None or tensor.size <= LARGE or value in outputs:
+        if tensor is None or isinstance(tensor, ir.ExternalTensor):
             continue
-        candidates = kept.setdefault((tensor.dtype, tuple(tensor.shape)), [])
-        duplicate = next(
-            (other for other in candidates if same_bytes(other.const_value, tensor)), None
-        )
-        if duplicate is None:
-            candidates.append(value)
+        is_large = tensor.size > LARGE
+        if is_large and not large:
             continue
-        value.replace_all_uses_with(duplicate)
-        del model.graph.initializers[name]
+        content = None if is_large else tensor.tobytes()
+        others = kept.setdefault((tensor.dtype, tuple(tensor.shape), content), [])
+        if is_large:
+            others = [other for other in others if same_bytes(other.const_value, tensor)]
+        if others and value not in outputs:
+            value.replace_all_uses_with(others[0])
+            del model.graph.initializers[name]
+        else:
+            kept[tensor.dtype, tuple(tensor.shape), content].append(value)
 
 
 def same_bytes(one: ir.TensorProtocol | None, other: ir.TensorProtocol | None) -> bool:

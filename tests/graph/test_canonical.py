@@ -93,10 +93,10 @@ def test_large_weights_that_differ_in_one_element_stay_apart(at, monkeypatch):
     y, z = value("y", 50, 40), value("z", 50, 40)
     nodes = [ir.node("Neg", [a], outputs=[y]), ir.node("Neg", [b], outputs=[z])]
     model = model_of([], [y, z], nodes, [a, b])
-    ir_helpers.merge_equal_weights(model)
+    ir_helpers.merge_equal_constants(model, large=True)
     assert list(model.graph.initializers) == ["a", "b"]
     other[at] = 0.0
-    ir_helpers.merge_equal_weights(model)
+    ir_helpers.merge_equal_constants(model, large=True)
     assert list(model.graph.initializers) == ["a"]
 
 

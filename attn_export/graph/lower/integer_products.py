@@ -11,8 +11,6 @@ Runtime folds when a session is made. Rounding of inputs by the same blocks is l
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx_ir as ir
 
@@ -20,9 +18,9 @@ from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.ir_helpers import add_initializer, nodes_of, optional_input
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.quantised_weights import FLOAT, read_block_rounding
-from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS
+from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS, QuantisedWeight
 
-_BITS = {"INT4": 4, "UINT4": 4, "INT8": 8, "UINT8": 8}
+_BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 BLOCKS = (256, 128, 64, 32, 16)
 """Block sizes of MatMulNBits. A single scale per output is repeated for the largest that fits."""
 
@@ -32,23 +30,6 @@ MIDDLE = 8
 UINT8 = ir.DataType.UINT8
 
 
-@dataclasses.dataclass(frozen=True)
-class _Weight:
-    """A weight, int64 `[in, out]`, with its scales and zero points, `[in / block, out]`."""
-
-    name: str
-    integers: np.ndarray
-    scales: np.ndarray
-    zero_points: np.ndarray
-    bits: int
-    is_signed: bool
-
-    @property
-    def block(self) -> int:
-        """The number of consecutive rows that share a scale."""
-        return len(self.integers) // len(self.scales)
-
-
 def multiply_integers(model: ir.Model) -> None:
     """Replace DequantizeLinear nodes of weights that only products read, in place."""
     for node in nodes_of(model, "DequantizeLinear"):
@@ -56,15 +37,15 @@ def multiply_integers(model: ir.Model) -> None:
         readers = [use.node for use in node.outputs[0].uses()]
         if weight is None or not all(_is_product_with(reader, node) for reader in readers):
             continue
-        if weight.bits == 8:
+        if _BITS[weight.dtype] == 8:
             _dequantise_in_float32(model, node, weight)
             continue
-        packed = _pack_weight(model, weight)
+        packed = _pack_weight(model, str(node.inputs[0].name if node.inputs[0] else ""), weight)
         for reader in readers:
             _replace_product(model, reader, weight, packed)
 
 
-def _dequantise_in_float32(model: ir.Model, node: ir.Node, weight: _Weight) -> None:
+def _dequantise_in_float32(model: ir.Model, node: ir.Node, weight: QuantisedWeight) -> None:
     """Replace a DequantizeLinear by operators of float32: (integer - zero point) * scale."""
     op = Builder(model, node)
     inputs, outputs = weight.integers.shape
@@ -92,7 +73,7 @@ def _is_product_with(reader: ir.Node, node: ir.Node) -> bool:
     return plain and reader.inputs[1] is node.outputs[0] and reader.inputs[0] is not None
 
 
-def _read(node: ir.Node) -> _Weight | None:
+def _read(node: ir.Node) -> QuantisedWeight | None:
     """Return the weight of a DequantizeLinear; None if MatMulNBits does not support it."""
     inputs = [optional_input(node, index) for index in range(3)]
     integers, scales, zeros = (None if x is None else x.const_value for x in inputs)
@@ -100,9 +81,14 @@ def _read(node: ir.Node) -> _Weight | None:
         return None
     if inputs[2] is not None and zeros is None:
         return None
-    bits, is_float = _BITS.get(integers.dtype.name), scales.dtype == ir.DataType.FLOAT
+    dtype, is_float = integers.dtype.name.lower(), scales.dtype == ir.DataType.FLOAT
     blocked, axis = node.attributes.get_int("block_size", 0), node.attributes.get_int("axis", 1)
-    if bits is None or not is_float or axis != (0 if blocked else 1) or len(scales.shape) == 0:
+    if (
+        dtype not in _BITS
+        or not is_float
+        or axis != (0 if blocked else 1)
+        or len(scales.shape) == 0
+    ):
         return None
     rows = integers.shape.numpy()[0]
     block = next((b for b in BLOCKS if rows % b == 0 and (not blocked or b == blocked)), None)
@@ -112,29 +98,26 @@ def _read(node: ir.Node) -> _Weight | None:
     def spread(array: np.ndarray) -> np.ndarray:
         return array if blocked else np.tile(array, (rows // block, 1))
 
-    scale_array = scales.numpy()
-    zero_points = (
-        np.zeros(scale_array.shape, np.int64) if zeros is None else zeros.numpy().astype(np.int64)
-    )
-    return _Weight(
-        str(inputs[0].name if inputs[0] else ""), integers.numpy().astype(np.int64),
-        spread(scale_array), spread(zero_points), bits, integers.dtype.name.startswith("INT"),
+    return QuantisedWeight(
+        dtype, integers.numpy().astype(np.int64), spread(scales.numpy()),
+        None if zeros is None else spread(zeros.numpy().astype(np.int64)), bool(blocked),
     )  # fmt: skip
 
 
-def _pack_weight(model: ir.Model, weight: _Weight) -> list[ir.Value]:
+def _pack_weight(model: ir.Model, name: str, weight: QuantisedWeight) -> list[ir.Value]:
     """Add the inputs of MatMulNBits: weights, scales and, if not the default, zero points."""
-    offset = MIDDLE if weight.is_signed else 0
+    offset = MIDDLE if weight.dtype.startswith("int") else 0
     blocks, outputs = weight.scales.shape
     rows = _pack_bytes((weight.integers + offset).T.reshape(outputs, blocks, -1))
-    zeros = (weight.zero_points + offset).T
+    points = 0 * weight.scales if weight.zero_points is None else weight.zero_points
+    zeros = (points + offset).T
     constants = [
-        add_initializer(model, f"{weight.name}.packed", rows, UINT8),
-        add_initializer(model, f"{weight.name}.packed_scale", weight.scales.T, FLOAT),
+        add_initializer(model, f"{name}.packed", rows, UINT8),
+        add_initializer(model, f"{name}.packed_scale", weight.scales.T, FLOAT),
     ]
     if (zeros != MIDDLE).any():
-        name = f"{weight.name}.packed_zero_point"
-        constants.append(add_initializer(model, name, _pack_bytes(zeros), UINT8))
+        packed = _pack_bytes(zeros)
+        constants.append(add_initializer(model, f"{name}.packed_zero_point", packed, UINT8))
     return constants
 
 
@@ -148,7 +131,7 @@ def _pack_bytes(numbers: np.ndarray) -> np.ndarray:
 
 
 def _replace_product(
-    model: ir.Model, node: ir.Node, weight: _Weight, packed: list[ir.Value]
+    model: ir.Model, node: ir.Node, weight: QuantisedWeight, packed: list[ir.Value]
 ) -> None:
     inputs, outputs = weight.integers.shape
     x, block, level = node.inputs[0], weight.block, FLOAT32_PRODUCTS
@@ -158,7 +141,7 @@ def _replace_product(
         x, level = rounded[0], INTEGER_PRODUCTS
     (product,) = Builder(model, node).add_node(
         "MatMulNBits", [x, *packed], 1, MICROSOFT,
-        K=inputs, N=outputs, bits=weight.bits, block_size=block, accuracy_level=level,
+        K=inputs, N=outputs, bits=_BITS[weight.dtype], block_size=block, accuracy_level=level,
     )  # fmt: skip
     take_over(node.outputs[0], product)
     model.graph.remove(node, safe=True)
