@@ -140,8 +140,8 @@ class FailingRun:
         pattern = self._pattern()
         not_computed = {} if evaluated is None else evaluated.not_computed
         seen = Observations(
-            fault, runner.runtime.name, mistakes, first, pattern, not_computed, self.reference.name,
-            lossy=lossy,
+            fault, runner.runtime.name, *mistakes, first, pattern, not_computed,
+            self.reference.name, lossy=lossy,
         )  # fmt: skip
         explained = dataclasses.replace(
             base,

@@ -19,9 +19,8 @@ from attn_export.explain.explanation import (
     Lines,
     line_suffix,
 )
-from attn_export.explain.fault_attribution import KnownMistakes
 from attn_export.explain.graph_run import GoldenCase, GraphRun
-from attn_export.explain.match import Match
+from attn_export.explain.mistake import Match
 from attn_export.explain.pattern import Pattern
 from attn_export.float64.evaluate import NotComputedError
 from attn_export.quality import Quality
@@ -77,6 +76,8 @@ class Observations:
     """Observations of a fault.
 
     Attributes:
+        matches: The known mistakes that explain the outputs.
+        from_right_graph: Whether they were made in a right graph, or in the wrong one.
         first: The first wrong node; None if none was found.
         not_computed: The error of each case that neither float64 nor the runtime can compute.
         reference: The name of the reference for the values of a wrong graph.
@@ -85,7 +86,8 @@ class Observations:
 
     fault: Fault
     runtime: str
-    known: KnownMistakes
+    matches: Sequence[Match]
+    from_right_graph: bool
     first: Deviation | None
     pattern: Pattern
     not_computed: Mapping[str, NotComputedError]
@@ -120,19 +122,15 @@ def causes(
 def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     """Return the causes in a wrong graph: known mistakes, then the first difference."""
     not_computed = list(_uncomputed_causes(observations, lines))
-    known, first = observations.known, observations.first
-    clause = "the graph is wrong" + (
-        "" if known.from_right_graph else "; its outputs become right if"
-    )
+    first, from_right_graph = observations.first, observations.from_right_graph
+    clause = "the graph is wrong" + ("" if from_right_graph else "; its outputs become right if")
     # An observed relation comes before a mistake that would have to be made in some rows alone.
     observed = first is not None and bool(first.relation)
-    matches = [match for match in known.matches if not (observed and match.only)]
-    matches.sort(key=lambda match: first is None or match.mistake.node != first.node)
+    matches = [match for match in observations.matches if not (observed and match.only)]
+    matches.sort(key=lambda match: first is None or match.node != first.node)
     if first is not None and first.in_weights:
         # Wrong weights are seen: a mistake at another node only has the same effect.
-        matches = [
-            m for m in matches if m.mistake.node in first.relation or m.mistake.node == first.node
-        ]
+        matches = [m for m in matches if m.node in first.relation or m.node == first.node]
     causes = [_cause(match, lines, clause) for match in matches]
     if first is None:
         return [*not_computed, *causes]
@@ -152,7 +150,7 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     # An observed difference comes before a mistake that only gives similar numbers.
     best = matches[0] if matches else None
     # A mistake at another node may only cancel the fault.
-    located = best is not None and (known.from_right_graph or best.mistake.node == first.node)
+    located = best is not None and (from_right_graph or best.node == first.node)
     if best is None or not located or _is_weaker(best, first) or observations.lossy:
         return [*not_computed, changed, *causes]
     if first.node not in causes[0].sentence:
@@ -183,7 +181,7 @@ def _runtime_causes(
     """
     remedies = ", or ".join(name for _, name in passing)
     passes_with = f"; it passes with {remedies}" if remedies else ""
-    causes = [_cause(match, lines, verdict, passes_with) for match in observations.known.matches]
+    causes = [_cause(match, lines, verdict, passes_with) for match in observations.matches]
     causes += [Cause(kind, f"{verdict}: it passes with {name}") for kind, name in passing]
     first = observations.first
     if first is not None:
@@ -198,14 +196,13 @@ def _runtime_causes(
 
 def _cause(match: Match, lines: Lines, clause: str, ending: str = "") -> Cause:
     """Return a known mistake as a cause, in a sentence that begins with `clause`."""
-    mistake = match.mistake
-    line = lines.get(mistake.node, "")
-    named = mistake.node and mistake.node not in mistake.effect
-    location = (f", at {mistake.node}" if named else "") + line_suffix(line)
+    line = lines.get(match.node, "")
+    named = match.node and match.node not in match.effect
+    location = (f", at {match.node}" if named else "") + line_suffix(line)
     only = f", but only {match.only}" if match.only else ""
-    says = f"{mistake.effect}{only}{location} ({_explained_share(match)})"
+    says = f"{match.effect}{only}{location} ({_explained_share(match)})"
     sentence = f"{clause}: {says}{ending}"
-    return Cause(mistake.kind, sentence, mistake.node, line, match.unexplained)
+    return Cause(match.kind, sentence, match.node, line, match.unexplained)
 
 
 def _explained_share(match: Match) -> str:

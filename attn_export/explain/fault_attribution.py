@@ -24,8 +24,8 @@ from attn_export.explain.localise import (
     first_value_in_no_right_graph,
     write_with_all_outputs,
 )
-from attn_export.explain.match import Match, matches
-from attn_export.explain.mistake import Evidence
+from attn_export.explain.match import matches
+from attn_export.explain.mistake import Evidence, Match
 from attn_export.explain.node_differences import NO_SUCH_NODE
 from attn_export.explain.value_relations import first_relation
 from attn_export.results import Arrays
@@ -53,19 +53,6 @@ def fault_of(
     return "graph" if trial_elsewhere.failed else "runtime"
 
 
-@dataclasses.dataclass(frozen=True)
-class KnownMistakes:
-    """Known mistakes that explain the outputs.
-
-    Attributes:
-        from_right_graph: Whether they were made in a right graph and give the wrong outputs.
-            Otherwise they were made in the wrong graph and give the right outputs.
-    """
-
-    matches: Sequence[Match]
-    from_right_graph: bool
-
-
 def known_mistakes(
     suspect: EvaluatedGraph | None,
     right: EvaluatedGraph | None,
@@ -73,15 +60,19 @@ def known_mistakes(
     cases: Sequence[GoldenCase],
     out_of_time: OutOfTime,
     first: Deviation | None = None,
-) -> KnownMistakes:
+) -> tuple[list[Match], bool]:
     """Return the known mistakes that explain the outputs of a graph.
 
     `suspect`: The graph in question; None if it cannot be evaluated in float64.
+
+    Returns:
+        The mistakes, and whether they were made in a right graph and give the wrong outputs.
+        Otherwise they were made in the wrong graph and give the right outputs.
     """
     from_right_graph = right is not None
     base = right or suspect
     if base is None:
-        return KnownMistakes([], from_right_graph)
+        return [], from_right_graph
     evidence = []
     for case in cases:
         target = case.golden.expected if right is None else _actual_outputs(suspect, trial, case)
@@ -100,7 +91,7 @@ def known_mistakes(
     if not matching and first is None and right is not None and is_wrong:
         # The graphs may differ in structure: search for a mistake that corrects the wrong one.
         return known_mistakes(suspect, None, trial, cases, out_of_time)
-    return KnownMistakes(matching, from_right_graph)
+    return matching, from_right_graph
 
 
 def _actual_outputs(

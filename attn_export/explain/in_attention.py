@@ -1,140 +1,223 @@
-"""Known mistakes within an `Attention` node."""
+"""Known mistakes of `Attention` nodes: of the scale, of heads, and of the keys that queries see."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
 
-from attn_export.explain.mistake import Mistake, array_of
+from attn_export.explain.mistake import (
+    Changes,
+    GraphPlace,
+    Locator,
+    Mistake,
+    roll,
+    rows,
+)
 from attn_export.float64.attention_steps import StepChange
 from attn_export.float64.evaluate import Evaluation, Values
-from attn_export.float64.misreadings import MISREADINGS, Misreading, StepValues
 from attn_export.tensorfile import Array
 
-NEEDS_CAUSAL = frozenset({"causal dropped", "causal offset", "mask dropped beside causal"})
-"""Kinds of misreadings that are possible in causal nodes only."""
+StepValues = Mapping[str, Any]
 
-MOST_HEADS = 32
-"""The number of query heads, from the first on, of which every pair is tried."""
-
-SINGLE_HEADS = 8
-"""The number of query heads, from the first on, in each of which alone misreadings are tried."""
+# -- places -------------------------------------------------------------------------------------
 
 
-def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the known mistakes of every `Attention` node."""
-    for node in _attention_nodes(evaluation):
-        for misreading in _possible_misreadings(node):
-            kind, effect = misreading.kind, misreading.effect
-            yield _step_mistake(evaluation, node, kind, effect, misreading.changes)
-        yield _swap_keys_and_values(evaluation, node)
+@functools.cache
+def attention(*tags: str) -> Locator:
+    """Return what finds `Attention` nodes.
 
-
-def _possible_misreadings(node: onnx.NodeProto) -> Iterator[Misreading]:
-    causal = any(a.name == "is_causal" and a.i for a in node.attribute)
-    impossible = {"causal added"} if causal else NEEDS_CAUSAL
-    if not _has_softcap(node):
-        impossible |= {"softcap"}
-    return (misreading for misreading in MISREADINGS if misreading.kind not in impossible)
-
-
-def head_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the mistakes of single query heads: each misreading in one, and swaps of two.
-
-    A head beyond those of the node raises IndexError, and `match` skips the mistake.
-    """
-    for node in _attention_nodes(evaluation):
-        for a, b in itertools.combinations(range(MOST_HEADS), 2):
-            effect = f"the results of query heads {a} and {b} are swapped"
-            changes = {"attended": _swap_heads(a, b)}
-            yield _step_mistake(evaluation, node, "swapped heads", effect, changes)
-        for head, misreading in itertools.product(range(SINGLE_HEADS), _possible_misreadings(node)):
-            effect = f"in query head {head} alone, {misreading.effect}"
-            changes = {s: _in_head(head, change) for s, change in misreading.changes.items()}
-            yield _step_mistake(evaluation, node, misreading.kind, effect, changes)
-
-
-def fitted_scales_and_softcaps(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
-    """Return functions from a factor to the mistake of a scale or softcap wrong by this factor."""
-
-    def make(node: onnx.NodeProto, step: str, name: str, factor: float) -> Mistake:
-        effect = f"{name} is {factor:.4g} times what it should be"
-        return _step_mistake(evaluation, node, step, effect, {step: lambda x, _: x * factor})
-
-    makers: list[Callable[[float], Mistake]] = []
-    for node in _attention_nodes(evaluation):
-        makers.append(functools.partial(make, node, "scale", "the softmax scale"))
-        if len(node.input) > 3 and node.input[3]:
-            makers.append(functools.partial(make, node, "mask_bias", "the mask"))
-        if _has_softcap(node):
-            makers.append(functools.partial(make, node, "softcap", "the softcap"))
-    return makers
-
-
-def _step_mistake(
-    evaluation: Evaluation, node: onnx.NodeProto, kind: str, effect: str,
-    changes: Mapping[str, StepChange],
-) -> Mistake:  # fmt: skip
-    """Return the mistake of changing steps of an `Attention` node."""
-    return Mistake(
-        kind, effect, node.name, lambda values: evaluation.attention(node, values, changes)
-    )
-
-
-def _attention_nodes(evaluation: Evaluation) -> list[onnx.NodeProto]:
-    return [node for node in evaluation.nodes if node.op_type == "Attention"]
-
-
-def _has_softcap(node: onnx.NodeProto) -> bool:
-    return any(a.name == "softcap" and a.f for a in node.attribute)
-
-
-def _swap_keys_and_values(evaluation: Evaluation, node: onnx.NodeProto) -> Mistake:
-    names = [*node.input, *[""] * 6]
-    k, v, past_k, past_v = (names[i] for i in (1, 2, 4, 5))
-
-    def replaced(values: Values) -> dict[str, Array]:
-        if array_of(values, k).shape != array_of(values, v).shape:
-            return {}
-        swapped = {k: values[v], v: values[k], past_k: values[past_v], past_v: values[past_k]}
-        # An input that is left out has the name "". The outputs with the cache stay right.
-        outputs = evaluation.attention(node, {**values, **swapped, "": None}, {})
-        return {node.output[0]: outputs[node.output[0]]}
-
-    return Mistake(
-        "keys and values swapped", "keys are used as values, and values as keys",
-        node.name, replaced,
-    )  # fmt: skip
-
-
-def _in_head(head: int, change: StepChange) -> StepChange:
-    """Return a change that is made in one query head: of a step with an axis of heads, or of none.
-
-    Keys and values have heads of their own, in which it cannot be made.
+    `tags`: What a node must be: ``"causal"`` or ``"not causal"``, ``"masked"``, ``"capped"``.
     """
 
-    def changed(value: Any, steps: StepValues) -> Array:
-        H = steps["queries"].shape[1]
-        if head >= H:
-            raise IndexError(head)
-        wrong, right = (np.asarray(x) for x in (change(value, steps), value))
-        heads = np.arange(H) == head
-        if right.ndim != 1 and (right.ndim < 4 or right.shape[1] in (1, H)):
-            heads = heads.reshape(H, 1, 1)
-        return np.where(heads, wrong, right)
+    def places(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
+        for node in evaluation.nodes:
+            if node.op_type != "Attention":
+                continue
+            values = {a.name: a.i or a.f for a in node.attribute}
+            found = {
+                "causal" if values.get("is_causal") else "not causal",
+                "masked" if len(node.input) > 3 and node.input[3] else "",
+                "capped" if values.get("softcap") else "",
+            }
+            if found.issuperset(tags):
+                compute = functools.partial(_change_steps, evaluation, node)
+                yield GraphPlace("", node.name, compute=compute)
 
-    return changed
+    return places
 
 
-def _swap_heads(a: int, b: int) -> StepChange:
-    def change(attended: Array, _: StepValues) -> Array:
-        order = np.arange(attended.shape[1])
-        order[[a, b]] = b, a
-        return attended[:, order]
+def _change_steps(
+    evaluation: Evaluation, node: onnx.NodeProto, values: Values, changes: Changes
+) -> Mapping[str, Array]:
+    return evaluation.attention(node, values, changes)
 
-    return change
+
+ANY, CAUSAL, CAPPED = attention(), attention("causal"), attention("capped")
+
+# -- changes ------------------------------------------------------------------------------------
+
+
+def _scale(wrong_scale: Callable[[float, float], float]) -> StepChange:
+    return lambda scale, steps: wrong_scale(scale, steps["queries"].shape[-1])
+
+
+def _show_keys_up_to(shift: int) -> StepChange:
+    """Return a causal mask that is shifted along the keys."""
+    return lambda _, steps: _keys_up_to(steps, steps["offset"] + shift)
+
+
+def _keys_up_to(steps: StepValues, offset: Any) -> Array:
+    return np.asarray(_keys(steps) <= _queries(steps) + offset)
+
+
+def _keys(steps: StepValues) -> Array:
+    """Return the indices of keys, `[S]`."""
+    return np.arange(steps["keys"].shape[2])
+
+
+def _queries(steps: StepValues) -> Array:
+    """Return the indices of queries, `[L, 1]`."""
+    return np.arange(steps["queries"].shape[2])[:, None]
+
+
+def _put_new_first(cached: Array, steps: StepValues) -> Array:
+    return np.roll(cached, -_past_length(steps), axis=2)
+
+
+def _past_length(steps: StepValues) -> int:
+    past = steps["past"][0]
+    return 0 if past is None else int(past.shape[2])
+
+
+def _keep_heads_first(attended: Array, _: StepValues) -> Array:
+    B, H, L, D = attended.shape
+    return np.swapaxes(attended.reshape(B, L, H, D), 1, 2)
+
+
+def _interleave_heads(attended: Array, _: StepValues) -> Array:
+    B, H, L, D = attended.shape
+    merged = np.moveaxis(attended, 1, -1).reshape(B, L, D, H).reshape(B, L, H * D)
+    return np.swapaxes(merged.reshape(B, L, H, D), 1, 2)
+
+
+def _past_keys(steps: StepValues) -> Array:
+    return np.asarray(_keys(steps) < _past_length(steps))
+
+
+def _show(keys: Callable[[StepValues], Array]) -> Mapping[str, StepChange]:
+    """Return the changes of a mask that is not applied to some keys."""
+    return {
+        "mask_visible": lambda allowed, steps: allowed | keys(steps),
+        "mask_bias": lambda bias, steps: np.where(keys(steps), 0.0, bias),
+    }
+
+
+def _products_with_values(_: Array, at: StepValues) -> Array:
+    if at["keys"].shape != at["values"].shape:
+        raise ValueError("keys and values have different shapes")
+    swapped = np.swapaxes(at["values"][:, at["kv_head"]], -1, -2)
+    return np.asarray((at["queries"] @ swapped) * at["scale"])
+
+
+def _sums_of_keys(_: Array, at: StepValues) -> Array:
+    return np.asarray(at["weights"] @ at["keys"][:, at["kv_head"]])
+
+
+# -- the table ----------------------------------------------------------------------------------
+
+SCALES: Mapping[str, Callable[[float, float], float]] = {
+    "is 1/sqrt(head_dim)": lambda _, width: width**-0.5,
+    "is 1/sqrt(head_dim + 1)": lambda _, width: (width + 1) ** -0.5,
+    "is 1/sqrt(head_dim - 1)": lambda _, width: max(width - 1, 0.5) ** -0.5,
+    "is missing: it is 1": lambda *_: 1.0,
+    "is applied twice": lambda scale, _: scale * scale,
+    "is its square root: applied to queries or keys alone": lambda scale, _: scale**0.5,
+    "is sqrt(head_dim): divided by instead of multiplied": lambda _, width: width**0.5,
+    "is 1/head_dim": lambda _, width: 1 / width,
+}
+"""Wrong scales: functions of the right scale and the head width, by clause."""
+
+IN_ATTENTION: Final = (
+    *(Mistake(ANY, "scale", f"the softmax scale {effect}", {"scale": _scale(wrong_scale)})
+      for effect, wrong_scale in SCALES.items()),
+    *rows(ANY,
+        ("scale", "the softmax scale is 1/sqrt(embed_dim), of all heads together",
+         {"scale": lambda _, steps: np.prod(np.array(steps["queries"].shape)[[1, 3]]) ** -0.5})),
+    # heads, and keys of the past
+    *rows(ANY,
+        ("tiled heads", "query head h uses K/V head h % Hkv in place of h // (H / Hkv)",
+         {"kv_head": lambda heads, steps: np.arange(len(heads)) % steps["keys"].shape[1]}, "tiles"),
+        ("one K/V head for all", "every query head uses K/V head 0",
+         {"kv_head": lambda heads, _: np.zeros_like(heads)}, "the first"),
+        ("K/V heads reversed", "query heads use the K/V heads in reverse",
+         {"kv_head": lambda heads, _: heads[::-1]}),
+        ("heads reversed", "the results of query heads are in reverse",
+         {"attended": lambda attended, _: attended[:, ::-1]}),
+        ("heads shifted", "the result of query head h is that of head h + 1",
+         {"attended": roll(-1, 1)}),
+        ("heads shifted", "the result of query head h is that of head h - 1",
+         {"attended": roll(1, 1)}),
+        ("heads not moved", "[B, H, L, Dv] is read as [B, L, H·Dv] without a transpose",
+         {"attended": _keep_heads_first}),
+        ("heads interleaved", "heads are merged as [Dv, H] in place of [H, Dv]",
+         {"attended": _interleave_heads}),
+        ("past ignored", "past keys and values are not attended to",
+         {"mask_visible": lambda allowed, steps: allowed & (_keys(steps) >= _past_length(steps))}),
+        ("past after new keys", "new keys and values come before those of the past",
+         {"keys": _put_new_first, "values": _put_new_first})),
+    # causal masks
+    *rows(CAUSAL,
+        ("causal dropped", "the causal mask is not applied",
+         {"causal": lambda visible, _: np.ones_like(visible)}, "all keys"),
+        ("causal offset", "query i sees one key too many: up to P + i + 1",
+         {"causal": _show_keys_up_to(1)}),
+        ("causal offset", "query i sees one key too few: up to P + i - 1",
+         {"causal": _show_keys_up_to(-1)}),
+        ("causal offset", "query i sees keys up to i, as if there were no past",
+         {"causal": lambda _, steps: _keys_up_to(steps, 0)}, "keys to i"),
+        ("causal offset", "query i sees keys up to S - L + i, the last query all of them",
+         {"causal": lambda _, steps: _keys_up_to(steps, len(_keys(steps)) - len(_queries(steps)))},
+         "keys to S-L+i"),
+        ("causal offset", "query i sees two keys too many: up to P + i + 2",
+         {"causal": _show_keys_up_to(2)}),
+        ("causal offset", "query i sees two keys too few: up to P + i - 2",
+         {"causal": _show_keys_up_to(-2)})),
+    *rows(ANY,
+        ("own key alone", "each query sees its own key alone",
+         {"causal": lambda _, steps: _keys(steps) == _queries(steps) + steps["offset"]}),
+        ("causal reversed", "query i sees keys from P + i on, in place of those up to it",
+         {"causal": lambda _, steps: _keys(steps) >= _queries(steps) + steps["offset"]}),
+        ("length of one batch row",
+         "the causal rule counts the keys of batch row 0 for every batch row",
+         {"offset": lambda offset, _: np.broadcast_to(offset[:1], offset.shape)})),
+    *rows(attention("not causal"),
+        ("causal added", "a causal mask is applied where there is none",
+         {"causal": lambda causal, steps: causal & _keys_up_to(steps, steps["offset"])})),
+    *rows(CAUSAL,
+        ("mask dropped beside causal", "the causal mask takes the place of the given one",
+         {"mask_visible": lambda visible, _: np.ones_like(visible),
+          "mask_bias": lambda bias, _: np.zeros_like(bias)})),
+    *rows(ANY,
+        ("mask or causal", "a key is seen if the causal rule or the mask allows it, not both",
+         {"visible": lambda _, steps: steps["causal"] | steps["mask_visible"]}),
+        ("mask of some keys", "the given mask is not applied to keys of the past",
+         _show(_past_keys)),
+        ("mask of some keys", "the given mask is not applied to new keys",
+         _show(lambda steps: ~_past_keys(steps))),
+        ("key always visible", "key 0 is always visible, whatever the masks hide",
+         {"visible": lambda visible, steps: visible | (_keys(steps) == 0)}),
+        ("key always visible", "each query sees its own key, whatever the masks hide",
+         {"visible": lambda visible, steps:
+             visible | (_keys(steps) == _queries(steps) + steps["offset"])}),
+        ("last key dropped", "the last key is not attended to",
+         {"mask_visible": lambda allowed, steps: allowed & (_keys(steps) < len(_keys(steps)) - 1)}),
+        ("first key dropped", "key 0 is not attended to",
+         {"mask_visible": lambda allowed, steps: allowed & (_keys(steps) > 0)}),
+        ("keys and values swapped", "keys are used as values, and values as keys",
+         {"products": _products_with_values, "attended": _sums_of_keys})),
+)  # fmt: skip
+"""Mistakes of heads and masks."""

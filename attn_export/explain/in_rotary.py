@@ -2,64 +2,55 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import onnx
 
-from attn_export.explain.mistake import Mistake, Replacement, array_of, change_value, join
+from attn_export.explain.mistake import (
+    NOTHING,
+    Changes,
+    GraphPlace,
+    Locator,
+    Mistake,
+    array_of,
+    plain,
+    rows,
+    together,
+)
 from attn_export.float64.evaluate import Evaluation, Values
 from attn_export.tensorfile import Array
 
-BASES = (1e4, 5e5, 1e6)
-"""Wrong bases of the rotary frequencies that are tried."""
+# -- places -------------------------------------------------------------------------------------
 
 
-def rotary_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the mistakes of rotary embeddings: positions, direction, frequencies, channel pairs."""
-    angles = _angles(evaluation)
-    for node, angle, sine in angles:
-        yield from _angle_mistakes(evaluation, node, angle, sine)
-    if angles:
-        yield from _rotation_mistakes(evaluation)
+def angles(evaluation: Evaluation, _: Values = NOTHING) -> Iterator[GraphPlace]:
+    """Find each product of positions and frequencies of which a Cos and a Sin are taken."""
+    for node in evaluation.nodes:
+        for sine in evaluation.nodes if node.op_type == "Cos" else ():
+            if sine.op_type != "Sin" or sine.input != node.input:
+                continue
+            angle = _without_reshapes(evaluation, node.input[0])
+            product = evaluation.producer.get(angle, node)
+            steps = {"angle": angle, "sine": sine.output[0]}
+            given: dict[str, Any] = {}
+            for name in product.input if product.op_type in {"Mul", "MatMul"} else ():
+                array = evaluation.initializers.get(name)
+                if array is None:
+                    steps.setdefault("positions", name)
+                elif array.size > 1:
+                    given.setdefault("frequencies", array)
+            yield GraphPlace("", product.name, steps, given)
 
 
-def fitted_angles(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
-    """Return functions from a factor to the mistake of positions or a base wrong by it."""
-
-    def positions(node: onnx.NodeProto, angle: str, factor: float) -> Mistake:
-        effect = f"rotary positions are {factor:.4g} times what they should be"
-        change = _change_angle(evaluation, angle, lambda p, f: p * factor * f)
-        return Mistake("rotary positions", effect, node.name, change)
-
-    def base(node: onnx.NodeProto, angle: str, right_base: float, factor: float) -> Mistake:
-        wrong = right_base * factor**3
-        effect = f"the rotary base is {wrong:.4g} in place of {right_base:.4g}"
-        change = _change_angle(evaluation, angle, functools.partial(_multiply_by_powers, wrong))
-        return Mistake("rotary frequencies", effect, node.name, change)
-
-    makers: list[Callable[[float], Mistake]] = []
-    for node, angle, _ in _angles(evaluation):
-        makers.append(functools.partial(positions, node, angle))
-        frequencies = _frequencies(evaluation, angle)
-        if frequencies is not None and frequencies[0] == 1 and 0 < frequencies[1] < 1:
-            right_base = float(frequencies[1]) ** -len(frequencies)
-            makers.append(functools.partial(base, node, angle, right_base))
-    return makers
-
-
-# -- angles -------------------------------------------------------------------------------------
-
-
-def _angles(evaluation: Evaluation) -> list[tuple[onnx.NodeProto, str, onnx.NodeProto]]:
-    """Return each Cos with the product that it is taken of, and the Sin of the same angle."""
-    return [
-        (node, _without_reshapes(evaluation, node.input[0]), sine)
-        for node in evaluation.nodes if node.op_type == "Cos"
-        for sine in evaluation.nodes if sine.op_type == "Sin" and sine.input == node.input
-    ]  # fmt: skip
+def angles_of_a_base(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
+    """Find angles whose frequencies are powers of a base, as far as they tell it."""
+    for place in angles(evaluation):
+        f = place.given.get("frequencies")
+        if f is not None and f[0] == 1 and 0 < f[1] < 1:
+            yield place
 
 
 def _without_reshapes(evaluation: Evaluation, name: str) -> str:
@@ -71,131 +62,35 @@ def _without_reshapes(evaluation: Evaluation, name: str) -> str:
     return name
 
 
-def _angle_mistakes(
-    evaluation: Evaluation, node: onnx.NodeProto, angle: str, sine: onnx.NodeProto
-) -> Iterator[Mistake]:
-    """Yield the mistakes of the angles position · frequency, `[..., L, R/2]`."""
-    change = functools.partial(_change_angle, evaluation, angle)
-    product = evaluation.producer.get(angle, node)
-    offset = "position offset"
-    for kind, effect, replaced in (
-        (offset, "rotary positions are 1 too high", change(lambda p, f: (p + 1) * f)),
-        (offset, "rotary positions are 1 too low", change(lambda p, f: (p - 1) * f)),
-        (offset, "rotary positions start at 0 and ignore the past",
-         change(lambda p, f: (p - p[..., :1, :]) * f)),
-        (offset, "rotary positions start at 1 and ignore the past",
-         change(lambda p, f: (p - p[..., :1, :] + 1) * f)),
-        ("positions of one batch row", "rotary positions of batch row 0 are used for every one",
-         change(lambda p, f: np.broadcast_to(p[:1], p.shape) * f)),
-        ("positions reversed", "rotary positions run backwards",
-         change(lambda p, f: p[..., ::-1, :] * f)),
-        ("rotation reversed", "heads are rotated in the opposite direction",
-         change_value(sine.output[0], np.negative)),
-        *(("rotary frequencies", f"the rotary base is {base:g}",
-           change(functools.partial(_multiply_by_powers, base))) for base in BASES),
-        ("rotary frequencies", "the exponents of the rotary base are half of what they should be",
-         change(lambda p, f: p * np.sqrt(f))),
-    ):  # fmt: skip
-        yield Mistake(kind, effect, product.name, replaced)
+@functools.cache
+def rotations(*, interleaved: bool | None = None) -> Locator:
+    """Return what finds rotations of pairs a, b to a·cos - b·sin, b·cos + a·sin: all, and each.
 
-
-def _multiply_by_powers(base: float, positions: Array, right_frequencies: Array) -> Array:
-    count = right_frequencies.shape[-1]
-    return np.asarray(positions * base ** (-np.arange(count) / count))
-
-
-def _change_angle(
-    evaluation: Evaluation, angle: str, change: Callable[[Array, Array], Array]
-) -> Replacement:
-    """Return a function that computes an angle by `change` of its positions and frequencies."""
-
-    def replaced(values: Values) -> Mapping[str, Array]:
-        factors = _positions_and_frequencies(evaluation, angle, values)
-        return {} if factors is None else {angle: change(*factors)}
-
-    return replaced
-
-
-def _frequencies(evaluation: Evaluation, angle: str) -> Array | None:
-    """Return the factor of an angle that is an initialiser `[R/2]`; None if there is none."""
-    product = evaluation.producer.get(angle)
-    if product is None or product.op_type not in {"Mul", "MatMul"}:
-        return None
-    arrays = (evaluation.initializers.get(name) for name in product.input)
-    return next((array for array in arrays if array is not None and array.size > 1), None)
-
-
-def _positions_and_frequencies(
-    evaluation: Evaluation, angle: str, values: Values
-) -> tuple[Array, Array] | None:
-    """Return the factors of an angle, `[..., L, 1]` and `[R/2]`; None if it is no such product."""
-    frequencies = _frequencies(evaluation, angle)
-    if frequencies is None:
-        return None
-    for name in evaluation.producer[angle].input:
-        positions = values[name]
-        if name not in evaluation.initializers and positions is not None:
-            return (positions, frequencies) if positions.shape[-1:] == (1,) else None
-    return None
-
-
-# -- rotations ----------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rotation:
-    """A rotation of pairs a, b: a·cos - b·sin and b·cos + a·sin.
-
-    Attributes:
-        operands: The names of a, b, cos and sin.
-        interleaved: Whether pairs are elements 2i and 2i + 1, not i and i + R/2.
+    `interleaved`: Whether pairs are elements 2i and 2i + 1, not i and i + R/2; None for either.
     """
 
-    node: onnx.NodeProto
-    output: str
-    operands: tuple[str, str, str, str]
-    interleaved: bool
+    def places(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
+        if not any(angles(evaluation)):
+            return
+        found = list(_rotations(evaluation))
+        groups = [found, *([each] for each in found if len(found) > 1)] if found else []
+        for group in groups:
+            node, output, _names, is_interleaved = group[0]
+            if interleaved in (None, is_interleaved):
+                name = f" in {output} alone" if len(group) < len(found) else ""
+                computes = [functools.partial(_rotate, o, names, i) for _node, o, names, i in group]
+                yield GraphPlace(name, node.name, compute=together(computes))
+
+    return places
 
 
-Rotate = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
-"""Function from a, b, cos and sin to both parts of the rotated pairs."""
+def _rotations(
+    evaluation: Evaluation,
+) -> Iterator[tuple[onnx.NodeProto, str, Sequence[str], bool]]:
+    """Yield node, output, names of a, b, cos and sin, and whether pairs are interleaved.
 
-ROTATIONS: Sequence[tuple[str, str, Rotate]] = (
-    ("rotation left out", "the rotary embedding is not applied", lambda a, b, *_: (a, b)),
-    ("rotation reversed", "heads are rotated in the opposite direction",
-     lambda a, b, cos, sin: (a * cos + b * sin, b * cos - a * sin)),
-    ("rotation sign", "a sine has the wrong sign in the first part of each pair",
-     lambda a, b, cos, sin: (a * cos + b * sin, b * cos + a * sin)),
-    ("rotation sign", "a sine has the wrong sign in the second part of each pair",
-     lambda a, b, cos, sin: (a * cos - b * sin, b * cos - a * sin)),
-    ("rotation swapped", "cosines are used as sines, and sines as cosines",
-     lambda a, b, cos, sin: (a * sin - b * cos, b * sin + a * cos)),
-)  # fmt: skip
-"""Kinds, effects and wrong rotations of the right pairs."""
-
-
-def _rotation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield mistakes of the rotations of queries and keys: of all, and of each alone."""
-    rotations = list(_rotations(evaluation))
-    groups = [rotations] if rotations else []
-    groups += [[rotation] for rotation in rotations] if len(rotations) > 1 else []
-    for group in groups:
-        node = group[0].node.name
-        which = f" in {group[0].output} alone" if len(group) < len(rotations) else ""
-        for kind, effect, rotate in ROTATIONS:
-            changes = [_replace(r, functools.partial(_rotated, r, rotate)) for r in group]
-            yield Mistake(kind, f"{effect}{which}", node, join(changes))
-        right, wrong = "(i, i + R/2)", "(2i, 2i + 1)"
-        if group[0].interleaved:
-            right, wrong = wrong, right
-        effect = f"pairs are {wrong} in place of {right}{which}"
-        for stored, text in ((False, effect), (True, f"{effect}, and stored as {right}")):
-            changes = [_replace(r, functools.partial(_other_pairs, r, stored)) for r in group]
-            yield Mistake("rotary pairs", text, node, join(changes))
-
-
-def _rotations(evaluation: Evaluation) -> Iterator[_Rotation]:
-    """Yield the rotations; only the order of factors a·cos, b·sin of `attention/positions`."""
+    Only the order of factors a·cos, b·sin of `attention/positions` is found.
+    """
     for node in evaluation.nodes:
         parts = [_without_reshapes(evaluation, name) for name in node.input]
         made_by = [evaluation.producer.get(name) for name in parts]
@@ -212,31 +107,16 @@ def _rotations(evaluation: Evaluation) -> Iterator[_Rotation]:
             if reshape is None or reshape.op_type != "Reshape":
                 continue
             output = reshape.output[0]
-        yield _Rotation(node, output, (a, b, cos, sin), interleaved)
+        yield node, output, (a, b, cos, sin), interleaved
 
 
-def _replace(rotation: _Rotation, rotate: Callable[..., Array]) -> Replacement:
-    def replaced(values: Values) -> Mapping[str, Array]:
-        return {rotation.output: rotate(*(array_of(values, name) for name in rotation.operands))}
-
-    return replaced
-
-
-def _rotated(rotation: _Rotation, rotate: Rotate, *operands: Array) -> Array:
-    return _join_pairs(*rotate(*operands), interleaved=rotation.interleaved)
-
-
-def _other_pairs(
-    rotation: _Rotation, stored: bool, a: Array, b: Array, cos: Array, sin: Array
-) -> Array:
-    """Rotate the pairs of the other layout; `stored` puts the results where the right pairs are."""
-    head = _join_pairs(a, b, interleaved=rotation.interleaved)
-    if rotation.interleaved:
-        x, y = np.split(head, 2, axis=-1)
-    else:
-        x, y = head[..., 0::2], head[..., 1::2]
-    turned = x * cos - y * sin, y * cos + x * sin
-    return _join_pairs(*turned, interleaved=rotation.interleaved == stored)
+def _rotate(
+    output: str, operands: Sequence[str], interleaved: bool, values: Values, changes: Changes
+) -> Mapping[str, Array]:
+    """Return a rotation with its one step, the pair ``rotated``, changed."""
+    at = {n: array_of(values, o) for n, o in zip(("a", "b", "cos", "sin"), operands, strict=True)}
+    a, b = changes["rotated"]((), {**at, "interleaved": interleaved})
+    return {output: _join_pairs(a, b, interleaved=interleaved)}
 
 
 def _join_pairs(a: Array, b: Array, *, interleaved: bool) -> Array:
@@ -244,3 +124,106 @@ def _join_pairs(a: Array, b: Array, *, interleaved: bool) -> Array:
     if not interleaved:
         return np.concatenate([a, b], axis=-1)
     return np.stack([a, b], axis=-1).reshape(*a.shape[:-1], -1)
+
+
+# -- changes ------------------------------------------------------------------------------------
+
+
+def _angle(function: Callable[[Array, Array], Array]) -> Changes:
+    """Return the change to a function of positions `[..., L, 1]` and frequencies `[R/2]`."""
+
+    def change(_: Array, at: Mapping[str, Any]) -> Array:
+        if at["positions"].shape[-1:] != (1,):
+            raise ValueError("the positions have another axis")
+        return np.asarray(function(at["positions"], at["frequencies"]))
+
+    return {"angle": change}
+
+
+def _of_base(base: float) -> Changes:
+    return _angle(lambda p, f: p * base ** (-np.arange(f.shape[-1]) / f.shape[-1]))
+
+
+def _pair(function: Callable[..., tuple[Array, Array]]) -> Changes:
+    """Return the change to a function of a, b, cos and sin."""
+    return {"rotated": lambda _, at: function(at["a"], at["b"], at["cos"], at["sin"])}
+
+
+def _other_pairs(*, stored: bool) -> Changes:
+    """Return the rotation of the pairs of the other layout.
+
+    `stored`: Whether results are where those of the right pairs are.
+    """
+
+    def change(_: object, at: Mapping[str, Any]) -> tuple[Array, Array]:
+        interleaved, cos, sin = at["interleaved"], at["cos"], at["sin"]
+        x, y = _pairs(_join_pairs(at["a"], at["b"], interleaved=interleaved), not interleaved)
+        turned = x * cos - y * sin, y * cos + x * sin
+        head = _join_pairs(*turned, interleaved=interleaved == stored)
+        return _pairs(head, interleaved)
+
+    return {"rotated": change}
+
+
+def _pairs(head: Array, interleaved: bool) -> tuple[Array, Array]:
+    if interleaved:
+        return head[..., 0::2], head[..., 1::2]
+    a, b = np.split(head, 2, axis=-1)
+    return a, b
+
+
+# -- the table ----------------------------------------------------------------------------------
+
+OFFSET, FREQUENCIES = "position offset", "rotary frequencies"
+REVERSED, SIGN, PAIRS = "rotation reversed", "rotation sign", "rotary pairs"
+HALVES, NEIGHBOURS = "(i, i + R/2)", "(2i, 2i + 1)"
+IN_ROTARY: Final = (
+    *rows(angles,
+        (OFFSET, "rotary positions are 1 too high", _angle(lambda p, f: (p + 1) * f)),
+        (OFFSET, "rotary positions are 1 too low", _angle(lambda p, f: (p - 1) * f)),
+        (OFFSET, "rotary positions start at 0 and ignore the past",
+         _angle(lambda p, f: (p - p[..., :1, :]) * f)),
+        (OFFSET, "rotary positions start at 1 and ignore the past",
+         _angle(lambda p, f: (p - p[..., :1, :] + 1) * f)),
+        ("positions of one batch row", "rotary positions of batch row 0 are used for every one",
+         _angle(lambda p, f: np.broadcast_to(p[:1], p.shape) * f)),
+        ("positions reversed", "rotary positions run backwards",
+         _angle(lambda p, f: p[..., ::-1, :] * f)),
+        (REVERSED, "heads are rotated in the opposite direction", {"sine": plain(np.negative)}),
+        *((FREQUENCIES, f"the rotary base is {base:g}", _of_base(base))
+          for base in (1e4, 5e5, 1e6)),
+        (FREQUENCIES, "the exponents of the rotary base are half of what they should be",
+         _angle(lambda p, f: p * np.sqrt(f)))),
+    *rows(rotations(),
+        ("rotation left out", "the rotary embedding is not applied{}",
+         _pair(lambda a, b, *_: (a, b))),
+        (REVERSED, "heads are rotated in the opposite direction{}",
+         _pair(lambda a, b, cos, sin: (a * cos + b * sin, b * cos - a * sin))),
+        (SIGN, "a sine has the wrong sign in the first part of each pair{}",
+         _pair(lambda a, b, cos, sin: (a * cos + b * sin, b * cos + a * sin))),
+        (SIGN, "a sine has the wrong sign in the second part of each pair{}",
+         _pair(lambda a, b, cos, sin: (a * cos - b * sin, b * cos - a * sin))),
+        ("rotation swapped", "cosines are used as sines, and sines as cosines{}",
+         _pair(lambda a, b, cos, sin: (a * sin - b * cos, b * sin + a * cos)))),
+    *(row for right, wrong, interleaved in (
+        (HALVES, NEIGHBOURS, False), (NEIGHBOURS, HALVES, True))
+      for row in rows(rotations(interleaved=interleaved),
+        (PAIRS, f"pairs are {wrong} in place of {right}{{}}", _other_pairs(stored=False)),
+        (PAIRS, f"pairs are {wrong} in place of {right}{{}}, and stored as {right}",
+         _other_pairs(stored=True)))),
+)  # fmt: skip
+
+
+def _wrong_positions(_: GraphPlace, factor: float) -> Mistake:
+    effect = f"rotary positions are {factor:.4g} times what they should be"
+    return Mistake(angles, "rotary positions", effect, _angle(lambda p, f: p * factor * f))
+
+
+def _wrong_base(place: GraphPlace, factor: float) -> Mistake:
+    frequencies = place.given["frequencies"]
+    right = float(frequencies[1]) ** -len(frequencies)
+    effect = f"the rotary base is {right * factor**3:.4g} in place of {right:.4g}"
+    return Mistake(angles, FREQUENCIES, effect, _of_base(right * factor**3))
+
+
+FITTED_IN_ROTARY: Final = ((angles, _wrong_positions), (angles_of_a_base, _wrong_base))

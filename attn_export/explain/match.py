@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,25 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from attn_export.explain.explanation import OutOfTime
-from attn_export.explain.in_activations import activation_mistakes
-from attn_export.explain.in_attention import (
-    attention_mistakes,
-    fitted_scales_and_softcaps,
-    head_mistakes,
-)
-from attn_export.explain.in_block_cache import block_mistakes
-from attn_export.explain.in_float16_cache import float16_cache_mistakes
-from attn_export.explain.in_graph import (
-    input_mistakes,
-    mask_mistakes,
-    precision_mistakes,
-    value_mistakes,
-)
-from attn_export.explain.in_integer_cache import cache_mistakes, fitted_cache_scales
-from attn_export.explain.in_integer_products import fitted_input_scales, product_mistakes
-from attn_export.explain.in_integers import fitted_weight_mistakes, weight_mistakes
-from attn_export.explain.in_rotary import fitted_angles, rotary_mistakes
-from attn_export.explain.mistake import Evidence, Mistake
+from attn_export.explain.known import FITTED, KNOWN, LAST, MANY, made_in
+from attn_export.explain.mistake import Evidence, GraphPlace, Maker, Match
 from attn_export.explain.row_conditions import Rows, where_made
 from attn_export.float64.evaluate import Evaluation, NotComputedError
 from attn_export.measures import element_errors, eps
@@ -61,21 +43,6 @@ IN_ONE_CASE = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Match:
-    """A mistake that explains the error.
-
-    Attributes:
-        unexplained: The share of the error that it does not explain; 0 if it explains all.
-        only: The rows in which it is made, as the end of a sentence; "" if in all.
-    """
-
-    mistake: Mistake
-    unexplained: float
-    exact: bool
-    only: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class _Comparison:
     """The outputs that a mistake gives in one case, compared with the actual ones.
 
@@ -103,12 +70,11 @@ def matches(
     made in some rows alone, if the others are right.
     """
     found: list[Match] = []
-    many = (
-        fitted_weight_mistakes(evaluation),
-        _fitted_mistakes(evaluation, evidence[:1], out_of_time),
-        head_mistakes(evaluation),
+    known, many, last = (
+        made_in(mistakes, evaluation, evidence[0].values) for mistakes in (KNOWN, MANY, LAST)
     )
-    for mistakes in (_all_mistakes(evaluation, evidence[0]), *(many if thorough else ())):
+    more = (many, _fitted_mistakes(evaluation, evidence[:1], out_of_time), last)
+    for mistakes in (known, *(more if thorough else ())):
         found += _matching(mistakes, evaluation, evidence, out_of_time)
         if found and min(match.unexplained for match in found) <= CONVINCING:
             break
@@ -116,7 +82,7 @@ def matches(
 
 
 def _matching(
-    mistakes: Iterable[Mistake],
+    mistakes: Iterable[Match],
     evaluation: Evaluation,
     evidence: Sequence[Evidence],
     out_of_time: OutOfTime,
@@ -128,7 +94,7 @@ def _matching(
             break
         for comparison in _compared(mistake, evaluation, evidence[:1]):
             better = comparison.remaining < comparison.total
-            may_hold = better and (comparison.holds or _is_rounded(mistake))
+            may_hold = better and (comparison.holds or mistake.is_rounding)
             if may_hold or comparison.rows is not None:
                 share = comparison.remaining / (comparison.total or 1.0)
                 screened.append((round(share, 3), mistake))
@@ -137,22 +103,17 @@ def _matching(
     return sorted((match for match in found if match is not None), key=_order)
 
 
-def _is_rounded(mistake: Mistake) -> bool:
-    """Return whether it is a mistake of rounding, which is not repeated bit by bit."""
-    return mistake.share < 0.5
-
-
 def _order(match: Match) -> tuple[bool, float]:
     # Rounded, so that noise does not decide between two mistakes that fit equally well.
     return bool(match.only), round(match.unexplained, 3)
 
 
-def _match(mistake: Mistake, evaluation: Evaluation, evidence: Sequence[Evidence]) -> Match | None:
+def _match(mistake: Match, evaluation: Evaluation, evidence: Sequence[Evidence]) -> Match | None:
     """Compare outputs with a mistake to the actual ones in all cases; None if it is no cause."""
     comparisons: list[_Comparison] = []
     for comparison in _compared(mistake, evaluation, evidence):
         comparisons.append(comparison)
-        everywhere = all(c.holds for c in comparisons) or _is_rounded(mistake)
+        everywhere = all(c.holds for c in comparisons) or mistake.is_rounding
         if not everywhere and any(c.rows is None for c in comparisons):
             return None
     if len(comparisons) < len(evidence):
@@ -161,20 +122,22 @@ def _match(mistake: Mistake, evaluation: Evaluation, evidence: Sequence[Evidence
     unexplained = math.sqrt(sum(c.remaining for c in comparisons) / total) if total else math.inf
     exact = all(c.exact for c in comparisons)
     if everywhere and unexplained <= 1 - _share(mistake, evidence[0]):
-        return Match(mistake, unexplained, exact)
+        return dataclasses.replace(mistake, unexplained=unexplained, exact=exact)
     rows = [c.rows for c in comparisons if c.rows is not None]
     only = where_made(evaluation, evidence, rows) if len(rows) == len(comparisons) else ""
-    return Match(mistake, 0.0, True, only) if only else None
+    if not only:
+        return None
+    return dataclasses.replace(mistake, unexplained=0.0, exact=True, only=only)
 
 
-def _share(mistake: Mistake, case: Evidence) -> float:
+def _share(mistake: Match, case: Evidence) -> float:
     """Return the share of the error that a mistake must explain, more of one without rounding."""
     is_float64 = any(array.dtype == np.float64 for array in case.actual.values())
-    return mistake.share if _is_rounded(mistake) or not is_float64 else 0.99
+    return 0.3 if mistake.is_rounding else 0.99 if is_float64 else 0.9
 
 
 def _compared(
-    mistake: Mistake, evaluation: Evaluation, evidence: Iterable[Evidence]
+    mistake: Match, evaluation: Evaluation, evidence: Iterable[Evidence]
 ) -> Iterator[_Comparison]:
     """Yield a comparison for each case, up to one with which the mistake is impossible."""
     for case in evidence:
@@ -185,7 +148,7 @@ def _compared(
             return  # the mistake is impossible with these shapes
 
 
-def _compare(mistake: Mistake, case: Evidence, mistaken: Mapping[str, Array]) -> _Comparison:
+def _compare(mistake: Match, case: Evidence, mistaken: Mapping[str, Array]) -> _Comparison:
     remaining = total = 0.0
     exact = holds = True
     most = IN_ONE_CASE * (1 - _share(mistake, case))
@@ -226,24 +189,6 @@ def _rows(mistaken: Array, actual: Array, right: Array, noise: float) -> tuple[A
     return (~like_right, ~like_mistake) if (like_mistake | like_right).all() else None
 
 
-def _all_mistakes(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
-    # Of two mistakes with the same outputs, the first wins: simpler ones come first.
-    return itertools.chain(
-        input_mistakes(evaluation, case.values),
-        value_mistakes(evaluation),
-        weight_mistakes(evaluation),
-        activation_mistakes(evaluation),
-        product_mistakes(evaluation),
-        cache_mistakes(evaluation),
-        block_mistakes(evaluation),
-        float16_cache_mistakes(evaluation),
-        mask_mistakes(evaluation, case.values),
-        rotary_mistakes(evaluation),
-        attention_mistakes(evaluation),
-        precision_mistakes(evaluation),
-    )
-
-
 def _distance(x: Array, actual: Array, right: Array) -> float:
     """Compute the mean square of x - actual, divided by the mean square of the right output."""
     if x.shape != actual.shape:
@@ -262,22 +207,21 @@ def _size(right: Array) -> float:
 
 def _fitted_mistakes(
     evaluation: Evaluation, cases: Sequence[Evidence], out_of_time: OutOfTime
-) -> Iterator[Mistake]:
-    """Yield mistakes in scales and softcaps that are wrong by a factor, each with its best one."""
-    for make in (
-        *fitted_scales_and_softcaps(evaluation),
-        *fitted_angles(evaluation),
-        *fitted_cache_scales(evaluation),
-        *fitted_input_scales(evaluation),
-    ):
+) -> Iterator[Match]:
+    """Yield mistakes that are wrong by a factor, each with its best one."""
+    found = ((make, place) for at, make in FITTED for place in at(evaluation, cases[0].values))
+    for make, place in found:
         if out_of_time():
             return
 
-        def unexplained(log: float, make: Callable[[float], Mistake] = make) -> float:
-            compared = list(_compared(make(math.exp(log)), evaluation, cases))
+        def made(log: float, make: Maker = make, place: GraphPlace = place) -> Match:
+            return Match(make(place, math.exp(log)), place)
+
+        def unexplained(log: float, made: Callable[[float], Match] = made) -> float:
+            compared = list(_compared(made(log), evaluation, cases))
             return sum(c.remaining for c in compared) if compared else math.inf
 
-        yield make(math.exp(_minimise(unexplained)))
+        yield made(_minimise(unexplained))
 
 
 def _minimise(function: Callable[[float], float]) -> float:

@@ -1,55 +1,129 @@
-"""Types of a known mistake and of evidence for it, and changes of values that many share."""
+"""Types of a known mistake, of a place where it may be made, and of evidence; shared changes."""
 
 from __future__ import annotations
 
 import dataclasses
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 
+from attn_export.float64.attention_steps import StepChange
 from attn_export.float64.evaluate import Evaluation, Values
 from attn_export.tensorfile import Array
 
-Piece = TypeVar("Piece")
+Changes = Mapping[str, StepChange]
+"""What a mistake does: the wrong value of each step of a place that it changes, by name."""
 
-ArrayChange = Callable[[Array], Array]
-"""Function that takes an array, and returns one that replaces it."""
+Compute = Callable[[Values, Changes], Mapping[str, Array]]
+"""Function that computes a place with some steps changed, and returns values of the graph."""
 
-Replacement = Callable[[Values], Mapping[str, Array]]
-"""Function that takes all values of a case, and returns those that the mistake changes, by name."""
+NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphPlace:
+    """A place of a graph, whose steps a mistake may change.
+
+    Attributes:
+        name: What stands for ``{}`` in the effects of mistakes that are made here.
+        node: The name of the node, graph input or initialiser; "" if it is everywhere.
+        steps: The value of the graph that each step is, by name.
+        given: What changes and effects may read beside the steps.
+        compute: Computes the steps if they are no values of the graph.
+    """
+
+    name: str
+    node: str
+    steps: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    compute: Compute | None = None
+
+    def replaced(self, values: Values, changes: Changes) -> Mapping[str, Array]:
+        """Return the values of the graph that changed steps lead to, by name."""
+        if self.compute is not None:
+            return self.compute(values, changes)
+        at = {**self.given, **{step: values.get(name) for step, name in self.steps.items()}}
+        return {
+            self.steps[step]: change(array_of(values, self.steps[step]), at)
+            for step, change in changes.items()
+        }
+
+
+Locator = Callable[[Evaluation, Values], Iterable[GraphPlace]]
+"""Function that finds the places of one sort in a graph, given the values of one case."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    """A known mistake, made at one place of a graph.
+    """A known mistake: a row of the table.
 
     It is made in a right graph, where it may give the wrong outputs, or in a wrong graph, where it
     may correct them.
 
     Attributes:
+        at: Finds the places at which it may be made.
         kind: The kind of the mistake, in a word or two: ``"scale"``. One that ends in
             ``"precision"`` is a mistake of rounding.
-        effect: Its effect as a clause: ``"scores are multiplied by …"``.
-        node: The name of the node, graph input or initialiser; "" if it applies everywhere.
+        effect: Its effect as a clause: ``"the scales of {} are doubled"``.
+        reading: Its name in the results of `probe`; "" if no probe tests it.
     """
 
+    at: Locator
     kind: str
     effect: str
-    node: str
-    replaced: Replacement
+    changes: Changes
+    reading: str = ""
+
+
+Maker = Callable[[GraphPlace, float], Mistake]
+"""Function from a place and a factor to the mistake of a value that is wrong by this factor."""
+
+Fitted = tuple[Locator, Maker]
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A mistake made at a place, and how well it explains the error.
+
+    Attributes:
+        unexplained: The share of the error that it does not explain; 0 if it explains all.
+        only: The rows in which it is made, as the end of a sentence; "" if in all.
+    """
+
+    mistake: Mistake
+    place: GraphPlace
+    unexplained: float = 1.0
+    exact: bool = False
+    only: str = ""
 
     @property
-    def share(self) -> float:
-        """The smallest share of the error that it must explain; rounding is not repeated."""
-        return 0.3 if self.kind.endswith("precision") else 0.9
+    def kind(self) -> str:
+        """The kind of the mistake."""
+        return self.mistake.kind
+
+    @property
+    def effect(self) -> str:
+        """The effect of the mistake at this place."""
+        return self.mistake.effect.format(self.place.name, **self.place.given)
+
+    @property
+    def node(self) -> str:
+        """The name of the node; "" if the mistake is made everywhere."""
+        return self.place.node
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether it is a mistake of rounding, which is not repeated bit by bit."""
+        return self.kind.endswith("precision")
 
     def outputs(self, evaluation: Evaluation, values: Values) -> dict[str, Array]:
         """Return the outputs of the graph with the mistake, by name."""
-        return evaluation.outputs_of(evaluation.recompute(values, self.replaced(values)))
+        replaced = self.place.replaced(values, self.mistake.changes)
+        return evaluation.outputs_of(evaluation.recompute(values, replaced))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +144,97 @@ class Evidence:
     allowed: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
+MistakeRow = tuple[str, str, Changes]
+"""Kind, effect and changes of a mistake."""
+
+
+def rows(at: Locator, *mistakes: MistakeRow | tuple[str, str, Changes, str]) -> tuple[Mistake, ...]:
+    """Return the mistakes of one sort of places; the fourth element of a row is its reading."""
+    return tuple(Mistake(at, *row) for row in mistakes)
+
+
+def fitted(at: Locator, kind: str, effect: str, *steps: str) -> Fitted:
+    """Return the mistake of steps that are wrong by a factor, the ``{factor}`` of its effect."""
+
+    def make(_: GraphPlace, factor: float) -> Mistake:
+        text = effect.replace("{factor}", f"{factor:.4g}")
+        return Mistake(at, kind, text, dict.fromkeys(steps, times(factor)))
+
+    return at, make
+
+
+# -- changes ------------------------------------------------------------------------------------
+
+
+def plain(function: Callable[[Any], Any]) -> StepChange:
+    """Return the change by a function of the right value alone."""
+    return lambda value, _: function(value)
+
+
+def times(factor: float) -> StepChange:
+    """Return the change to a multiple of the right value."""
+    return lambda value, _: value * factor
+
+
+def plus(by: float) -> StepChange:
+    """Return the change to a value that is larger by a number."""
+    return lambda value, _: value + by
+
+
+def roll(by: int, axis: int) -> StepChange:
+    """Return the change by which elements move along an axis, and come in again at its start."""
+    return lambda value, _: np.roll(value, by, axis)
+
+
+def constant(value: float) -> StepChange:
+    """Return the change to a number."""
+    return lambda *_: value
+
+
+def step(name: str) -> StepChange:
+    """Return the change to the value of another step."""
+    return lambda _, at: at[name]
+
+
+def of_step(function: Callable[[Array], Array], name: str) -> StepChange:
+    """Return the change to a function of another step."""
+    return lambda _, at: function(at[name])
+
+
+def repeat_first(axis: int) -> StepChange:
+    """Return the change by which the first slice along an axis stands for all."""
+
+    def change(x: Array, _: object) -> Array:
+        return np.broadcast_to(np.take(x, [0], axis), x.shape) if x.shape[axis] else x
+
+    return change
+
+
+def swap_neighbours(axis: int) -> StepChange:
+    """Return the change that swaps elements 2i and 2i + 1 along an axis."""
+
+    def swapped(q: Array, _: object) -> Array:
+        x = np.moveaxis(q, axis, -1)
+        return np.moveaxis(x.reshape(*x.shape[:-1], -1, 2)[..., ::-1].reshape(x.shape), -1, axis)
+
+    return swapped
+
+
+def round_to_bfloat16(x: Array, _: object = None) -> Array:
+    """Round an array of any shape to bfloat16; the result is float64."""
+    return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+WRONG_SCALES: Mapping[str, StepChange] = {
+    "halved": times(0.5), "doubled": times(2), "squared": plain(np.square),
+    "rounded to bfloat16": round_to_bfloat16,
+}  # fmt: skip
+"""Wrong scales of any tensor of integers."""
+
+
+# -- places -------------------------------------------------------------------------------------
+
+
 def array_of(values: Values, name: str) -> Array:
     """Return a value of any shape that must be there."""
     array = values[name]
@@ -78,95 +243,33 @@ def array_of(values: Values, name: str) -> Array:
     return array
 
 
-def change_value(name: str, change: ArrayChange) -> Replacement:
-    """Return a function that changes one value of a graph.
-
-    `change`: Takes the array, and returns one of the same shape.
-    """
-    return lambda values: {name: change(array_of(values, name))}
-
-
-def skip_node(node: onnx.NodeProto) -> Replacement:
-    """Return a function that passes the first input of a node on as its first output."""
-    return lambda values: {node.output[0]: array_of(values, node.input[0])}
+def together(parts: Sequence[Compute]) -> Compute:
+    """Return a function that computes several places. They must give different values."""
+    return lambda values, changes: {
+        name: array for part in parts for name, array in part(values, changes).items()
+    }
 
 
-def join(functions: Iterable[Replacement]) -> Replacement:
-    """Return a function that makes the changes of several. They must change different values."""
-    parts = tuple(functions)
-
-    def replaced(values: Values) -> dict[str, Array]:
-        return {name: array for part in parts for name, array in part(values).items()}
-
-    return replaced
+InTurn = tuple[str, str, Callable[[Array, Changes], Array]]
+"""Names of a value that is read and of one that is computed, and the function between them."""
 
 
-def change_in_order(
-    evaluation: Evaluation, changes: Sequence[tuple[str, str, ArrayChange]],
-    replacements: Mapping[str, Array] = types.MappingProxyType({}),
-) -> Replacement:  # fmt: skip
-    """Return a function that changes values in turn, each computed with the changes before it.
+def in_order(
+    evaluation: Evaluation, parts: Sequence[InTurn], first: Mapping[str, Array] = NOTHING
+) -> Compute:
+    """Return a function that computes values in turn, each with what was changed before it."""
 
-    `changes`: Names of an input and an output, and the function from the first to the second, in
-    the order of the graph.
-    """
+    def compute(values: Values, changes: Changes) -> Mapping[str, Array]:
+        replaced = dict(first)
+        for name, output, part in parts:
+            current = evaluation.recompute(values, replaced) if replaced else values
+            replaced[output] = part(array_of(current, name), changes)
+        return replaced
 
-    def replaced(values: Values) -> dict[str, Array]:
-        changed = dict(replacements)
-        for name, output, change in changes:
-            current = evaluation.recompute(values, changed) if changed else values
-            changed[output] = change(array_of(current, name))
-        return changed
-
-    return replaced
+    return compute
 
 
-def unchanged(x: Array) -> Array:
-    """Return an array of any shape as it is."""
-    return x
-
-
-def round_to_bfloat16(x: Array) -> Array:
-    """Round an array of any shape to bfloat16; the result is float64."""
-    return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
-
-
-def swap_neighbours(axis: int) -> ArrayChange:
-    """Return a function that swaps elements 2i and 2i + 1 along an axis."""
-
-    def swapped(q: Array) -> Array:
-        x = np.moveaxis(q, axis, -1)
-        return np.moveaxis(x.reshape(*x.shape[:-1], -1, 2)[..., ::-1].reshape(x.shape), -1, axis)
-
-    return swapped
-
-
-def cache_scatters(evaluation: Evaluation) -> dict[str, onnx.NodeProto]:
-    """Return the nodes that write a cache: a TensorScatter by ``"keys"``, another by ``"values"``.
-
-    Return an empty dict unless there is exactly one of each.
-    """
-    scatters = {}
-    for name, past in (("keys", "past_key"), ("values", "past_value")):
-        found = [n for n in evaluation.nodes if n.op_type == "TensorScatter" and n.input[0] == past]
-        if len(found) == 1:
-            scatters[name] = found[0]
-    return scatters if len(scatters) == 2 else {}
-
-
-def keys_and_values(parts: Mapping[str, Piece]) -> dict[str, tuple[Piece, ...]]:
-    """Return ``{"keys and values": (K, V), "keys": (K,), "values": (V,)}``; nothing for nothing."""
-    both = {"keys and values": tuple(parts.values())} if parts else {}
-    return {**both, **{name: (part,) for name, part in parts.items()}}
-
-
-def scatter_into_cache(
-    node: onnx.NodeProto, evaluation: Evaluation, values: Values, past: Array, new: Array
-) -> Array:
-    """Return the cache `[B, Hkv, capacity, …]` that a TensorScatter writes from other inputs.
-
-    `past`: `[B, Hkv, capacity, .]`.
-    `new`: `[B, Hkv, L, .]`.
-    """
-    changed_inputs = dict(zip(node.input[:2], (past, new), strict=True))
-    return evaluation.compute_node(node, {**values, **changed_inputs})[node.output[0]]
+def node_place(node: onnx.NodeProto, name: str = "") -> GraphPlace:
+    """Return the place of a node with its first output, its first input and its weight, if any."""
+    steps = dict(zip(("input", "weight"), node.input[:2], strict=False))
+    return GraphPlace(name, node.name, {"output": node.output[0], **steps})

@@ -49,14 +49,17 @@ class Call:
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class _Steps(dict[str, Any]):
+class Steps(dict[str, Any]):
     """Values of the steps computed so far, by name; `set` applies the changes."""
 
-    def __init__(self, changes: Mapping[str, StepChange]) -> None:
-        super().__init__()
+    def __init__(
+        self, changes: Mapping[str, StepChange], given: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(given or {})
         self._changes = changes
 
     def set(self, name: str, value: Any) -> Any:
+        """Keep and return the value of a step, which a change may replace."""
         if name in self._changes:
             value = self._changes[name](value, self)
         self[name] = value
@@ -80,7 +83,7 @@ def attention(
         Output in the layout of `call.q`, present key `[B, Hkv, S, D]`, present value
         `[B, Hkv, S, Dv]`, and the scores that `qk_matmul_output_mode` selects, `[B, H, L, S]`.
     """
-    steps = _Steps(changes or {})
+    steps = Steps(changes or {})
     heads, kv_heads = (call.attributes.get(name, 1) for name in ("q_num_heads", "kv_num_heads"))
     q, k, v = split_heads(call.q, heads), *(split_heads(x, kv_heads) for x in (call.k, call.v))
     past = steps.set("past", (call.past_key, call.past_value))
@@ -114,7 +117,7 @@ def softmax(scores: Array, visible: Array) -> Array:
     return np.where(fully_masked, 0.0, weights)
 
 
-def _scores(steps: _Steps, q: Array, keys: Array, attributes: Mapping[str, Any]) -> Array:
+def _scores(steps: Steps, q: Array, keys: Array, attributes: Mapping[str, Any]) -> Array:
     """Compute the scores with scale and softcap, `[B, H, L, S]`."""
     H, Hkv = q.shape[1], keys.shape[1]
     # Query head h uses K/V head h // (H / Hkv).
@@ -126,7 +129,7 @@ def _scores(steps: _Steps, q: Array, keys: Array, attributes: Mapping[str, Any])
     return np.asarray(steps.set("capped", capped))
 
 
-def _visible(steps: _Steps, call: Call, shape: tuple[int, ...], P: int) -> None:
+def _visible(steps: Steps, call: Call, shape: tuple[int, ...], P: int) -> None:
     """Set the steps from `offset` to `hidden`: the visible keys, and the bias of a float mask."""
     B, _, L, S = shape
     offset = P if call.cache_length is None else call.cache_length.reshape(B, 1, 1, 1) - L

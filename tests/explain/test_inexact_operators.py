@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from attn_export.explain.causes import Observations, causes
 from attn_export.explain.eager_values import ValueReference
-from attn_export.explain.fault_attribution import KnownMistakes, first_deviation
+from attn_export.explain.fault_attribution import first_deviation
 from attn_export.explain.graph_evaluation import EvaluatedGraph
 from attn_export.explain.graph_run import GoldenCase, GraphRunner
 from attn_export.explain.inexact_operators import inexact_operator
@@ -62,8 +62,7 @@ def test_an_operator_that_loses_digits_is_the_cause(operator, gates, says, form,
     trial = suspect.runner.trial([case_of(suspect, gates)])
     lines = {"gate": "mine.py:3"}
     first = first_deviation("runtime", suspect, [], trial, lines, ValueReference())
-    known = KnownMistakes([], from_right_graph=True)
-    seen = Observations("runtime", "ort-cpu", known, first, Pattern((), (), ()), {}, "")
+    seen = Observations("runtime", "ort-cpu", [], True, first, Pattern((), (), ()), {}, "")
     (cause,) = causes(seen, {}, {})
     assert f"{operator} gate (mine.py:3) is inexact there: errors of up to " in cause.sentence
     assert says in cause.sentence

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from attn_export.explain.in_graph import input_mistakes
+from attn_export.explain.in_inputs import IN_INPUTS
 from attn_export.explain.input_roles import input_roles
+from attn_export.explain.known import made_in
 from attn_export.float64.evaluate import Evaluation
 
 B, L, P = 2, 3, 4
@@ -55,7 +56,7 @@ def test_roles_are_found_by_axes_and_readers(graph: Evaluation, values: dict[str
 def test_the_batch_of_a_mask_is_not_called_a_query(
     graph: Evaluation, values: dict[str, np.ndarray]
 ):
-    effects = {mistake.effect for mistake in input_mistakes(graph, values)}
+    effects = {made.effect for made in made_in(IN_INPUTS, graph, values)}
     assert "batch row 0 of allow is used for every batch row" in effects
     assert "query 0 of bias is used for every query" in effects
     assert not any(effect.startswith("query 0 of allow") for effect in effects)

@@ -50,7 +50,7 @@ def first_cause_of(
         found.append(Evidence(values, mine.outputs_of(values), actual))
     found.sort(key=lambda evidence: not differs(evidence))  # one that fails comes first
     named = matches(mine, found)
-    return named[0].mistake.kind if named else ""
+    return named[0].kind if named else ""
 
 
 def differs(evidence: Evidence) -> bool:

@@ -13,7 +13,8 @@ from named_causes import first_cause
 from shared import extended, once, passed_bundle
 
 from attn_export import build
-from attn_export.explain.in_integer_cache import cache_mistakes
+from attn_export.explain.in_caches import IN_INTEGER_CACHES
+from attn_export.explain.known import made_in
 from attn_export.float64.evaluate import Evaluation
 from attn_export.graph.load import load_model
 from attn_export.results import StoredCase
@@ -145,7 +146,7 @@ def test_the_cause_is_named_first(kind: str, name: str, fault: Fault):
     [("per tensor", "byte"), ("packed", "once more"), ("packed", "to the range of 4 bits")],
 )
 def test_only_mistakes_that_the_type_of_a_cache_allows_are_tried(kind: str, impossible: str):
-    mistakes = cache_mistakes(Evaluation.load(bundle_of(kind) / "model.onnx"))
-    effects = [mistake.effect for mistake in mistakes]
+    evaluation = Evaluation.load(bundle_of(kind) / "model.onnx")
+    effects = [made.effect for made in made_in(IN_INTEGER_CACHES, evaluation, {})]
     assert effects
     assert not [effect for effect in effects if impossible in effect]

@@ -15,7 +15,7 @@ from refused_outputs import refused_outputs
 from shared import once
 
 from attn_export import build
-from attn_export.explain.in_integers import READINGS, StoredWeight
+from attn_export.explain.in_weights import WEIGHT_ROWS
 from attn_export.float64.evaluate import Evaluation
 from attn_export.graph.load import load_model
 
@@ -193,9 +193,9 @@ def test_integers_that_are_read_wrongly_fail(kind: str, name: str, fault: Fault)
 def test_a_clipped_range_loses_as_many_integers_at_both_ends(
     low: int, high: int, ends: tuple[int, int]
 ):
-    (read,) = (reading for kind, _, reading in READINGS if kind == "clipped range")
+    (changes,) = (changes for kind, _, changes in WEIGHT_ROWS if kind == "clipped range")
     q = np.arange(low, high + 1, dtype=np.float64)[:, None]
-    clipped = read(StoredWeight(q, np.ones((1, 1)), np.zeros((1, 1)), 8)).q
+    clipped = changes["weight"](q, {})
     assert (clipped.min(), clipped.max()) == ends == ends_of_three_quarters(q)
 
 

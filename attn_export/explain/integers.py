@@ -1,0 +1,250 @@
+"""Places in quantised weights, in inputs rounded to 8 bits, and in products of integers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnx
+
+from attn_export.explain.mistake import Changes, GraphPlace, InTurn, in_order, node_place
+from attn_export.float64.attention_steps import Steps
+from attn_export.float64.contrib_operators import packed_weight
+from attn_export.float64.evaluate import Evaluation, Values
+from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
+from attn_export.tensorfile import Array
+
+# -- quantised weights --------------------------------------------------------------------------
+
+ORDER = "_order"
+"""Suffix of the initialiser that holds the input order of a product (`g_idx` of GPTQ)."""
+
+MANY_OUTPUTS = 64
+"""The largest number of outputs of a weight for which each output is tried."""
+
+StoredWeight = tuple[Array, Array, Array]
+"""Integers `[in, out]`, scales and zero points `[blocks, out]` of a weight, all float64."""
+
+
+def _stored_weights(evaluation: Evaluation) -> Iterator[tuple[onnx.NodeProto, StoredWeight]]:
+    """Yield each node that dequantises a weight, with the weight."""
+    for node in evaluation.nodes:
+        integers = evaluation.initializers.get(node.input[0]) if node.input else None
+        if node.op_type != "DequantizeLinear" or integers is None or integers.ndim != 2:
+            continue
+        arrays = (np.asarray(evaluation.initializers[name], np.float64) for name in node.input)
+        q, s, *zeros = (np.atleast_2d(array) for array in arrays)
+        yield node, (q, s, zeros[0] if zeros else np.zeros_like(s))
+
+
+def _read_weight(weight: StoredWeight, at: Steps) -> StoredWeight:
+    """Return a weight with the steps ``weight``, ``weight_scales`` and ``weight_zeros``."""
+    q, s, z = weight
+    at["bits"] = 4 if np.abs(q).max(initial=0) < 16 else 8
+    at["right_scales"] = s
+    return at.set("weight", q), at.set("weight_scales", s), at.set("weight_zeros", z)
+
+
+def _dequantise(weight: StoredWeight) -> Array:
+    """Return a weight `[in, out]`."""
+    q, s, z = weight
+    size = len(q) // len(s)
+    return np.asarray((q - z.repeat(size, 0)) * s.repeat(size, 0))
+
+
+def _change_weight(
+    output: str, weight: StoredWeight, other: Array, _: Values, changes: Changes
+) -> Mapping[str, Array]:
+    dequantised = _dequantise(_read_weight(weight, Steps(changes, {"other": other})))
+    return {output: dequantised} if np.isfinite(dequantised).all() else {}
+
+
+def product_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
+    """Find the weights of products of MatMulInteger: all, those of each input, and each alone."""
+    for group in _groups(evaluation):
+        yield _product_place(evaluation, group, " and ".join(name for _, name, _ in group))
+
+
+def dequantised_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
+    """Find weights behind DequantizeLinear."""
+    for node, weight in _stored_weights(evaluation):
+        compute = functools.partial(_change_weight, node.output[0], weight, weight[0])
+        yield GraphPlace(node.input[0], node.name, compute=compute)
+
+
+def pairs_of_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
+    """Find pairs of weights of the same shape behind DequantizeLinear."""
+    found = list(_stored_weights(evaluation))
+    for node, weight in found:
+        for other_node, other in found:
+            if other_node is not node and other[0].shape == weight[0].shape:
+                compute = functools.partial(_change_weight, node.output[0], weight, other[0])
+                given = {"other_name": other_node.input[0]}
+                yield GraphPlace(node.input[0], node.name, given=given, compute=compute)
+
+
+def input_orders(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
+    """Find where the inputs of a product are put in order."""
+    for node in evaluation.nodes:
+        if node.op_type == "Gather" and node.input[1].endswith(ORDER):
+            yield node_place(node, node.input[1])
+
+
+# -- inputs rounded to 8 bits, with a scale for each block ---------------------------------------
+
+ROUNDING: Final = ("Reshape", "Mul", "Round", "Div", "Reshape")
+"""The operators of a rounding by block, last first; each makes the previous one's first input."""
+
+TOKEN = (-2, -1)
+"""The axes of `[…, blocks, block]` that make up one token."""
+
+
+def rounded_inputs(evaluation: Evaluation, values: Values) -> Iterator[GraphPlace]:
+    """Find inputs rounded by block with nodes of ai.onnx or in MatMulNBits: all, and each alone."""
+    yield from all_rounded_inputs(evaluation, values)
+    parts = list(_rounded_inputs(evaluation))
+    for node, part in parts if len(parts) > 1 else []:
+        compute = in_order(evaluation, [part])
+        yield GraphPlace(f"the input of {node.name}", node.name, compute=compute)
+
+
+def all_rounded_inputs(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
+    """Find all inputs rounded by block as one place, with the scales of weights as a step."""
+    parts = [part for _, part in _rounded_inputs(evaluation)]
+    if not parts:
+        return
+
+    def compute(values: Values, changes: Changes) -> Mapping[str, Array]:
+        found = _stored_weights(evaluation) if "weight_scales" in changes else ()
+        read = {
+            node.output[0]: _dequantise(_read_weight(weight, Steps(changes)))
+            for node, weight in found
+        }
+        return in_order(evaluation, parts, read)(values, changes)
+
+    yield GraphPlace("the input of each product", "", compute=compute)
+
+
+def _rounded_inputs(evaluation: Evaluation) -> Iterator[tuple[onnx.NodeProto, InTurn]]:
+    for node in evaluation.nodes:
+        attributes = {a.name: a.i for a in node.attribute}
+        if node.op_type == "MatMulNBits" and attributes.get("accuracy_level") == INTEGER_PRODUCTS:
+            constants = [evaluation.initializers.get(name) for name in node.input[1:]]
+            compute = functools.partial(_multiply_by_block, constants, attributes)
+            yield node, (node.input[0], node.output[0], compute)
+        names = [node.op_type]
+        source: onnx.NodeProto | None = node
+        while source is not None and len(names) < len(ROUNDING):
+            source = evaluation.producer.get(source.input[0]) if source.input else None
+            names.append(source.op_type if source is not None else "")
+        if tuple(names) == ROUNDING and source is not None:
+            shape = evaluation.initializers.get(source.input[1])
+            if shape is not None:
+                compute = functools.partial(_round_by_block, int(shape[-1]))
+                yield node, (source.input[0], node.output[0], compute)
+
+
+def _multiply_by_block(
+    constants: Sequence[Array | None], attributes: Mapping[str, Any], x: Array, changes: Changes
+) -> Array:
+    integers, scales, *zeros = constants
+    at = Steps(changes)
+    weight = packed_weight([integers, at.set("weight_scales", scales), *zeros], attributes)
+    return np.asarray(_round_by_block(attributes["block_size"], x, changes) @ weight)
+
+
+def _round_by_block(block: int, x: Array, changes: Changes) -> Array:
+    """Return an input `[…, K]` as rounded.
+
+    Steps: ``width`` of a block; ``largest`` magnitudes and ``scale``, `[…, blocks, 1]`;
+    ``quotients`` as rounded to integers; ``integers`` as clipped from ``low`` to ``high``;
+    ``read_scale``; ``rounded``, `[…, blocks, block]`.
+    """
+    at = Steps(changes)
+    width = min(max(int(at.set("width", block)), 1), x.shape[-1])
+    at["blocks"] = x.reshape(*x.shape[:-1], -1, width)
+    largest = at.set("largest", np.abs(at["blocks"]).max(-1, keepdims=True))
+    scale = at.set("scale", np.where(largest > 0, largest / BLOCK_LARGEST, 1.0))
+    at["exact"] = at["blocks"] / scale
+    low, high = at.set("low", -BLOCK_LARGEST), at.set("high", BLOCK_LARGEST)
+    integers = np.clip(at.set("quotients", np.rint(at["exact"])), low, high)
+    rounded = at.set("integers", integers) * at.set("read_scale", scale)
+    return np.asarray(at.set("rounded", rounded)).reshape(x.shape)
+
+
+# -- products of integers -----------------------------------------------------------------------
+
+Product = tuple[InTurn, str, onnx.NodeProto]
+"""The computation of a product, the name of its weight, and its last node."""
+
+
+def integer_products(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
+    """Find products of MatMulInteger: all together, those of each input, and each alone."""
+    for group in _groups(evaluation):
+        name = f"the input of {' and '.join(node.name for _, _, node in group)}"
+        yield _product_place(evaluation, group, name)
+
+
+def _product_place(evaluation: Evaluation, group: Sequence[Product], name: str) -> GraphPlace:
+    alone = len(group) < len(list(_integer_products(evaluation)))
+    compute = in_order(evaluation, [part for part, _, _ in group])
+    return GraphPlace(name, group[0][2].name if alone else "", compute=compute)
+
+
+def _groups(evaluation: Evaluation) -> Iterator[Sequence[Product]]:
+    """Yield the products that one mistake may concern: all, those of each input, and each alone."""
+    by_input: dict[str, list[Product]] = {}
+    found = list(_integer_products(evaluation))
+    for product in found:
+        by_input.setdefault(product[0][0], []).append(product)
+    if len(by_input) > 1:
+        yield found
+    for group in by_input.values():
+        if len(group) > 1:
+            yield group
+        for product in group:
+            yield [product]
+
+
+def _integer_products(evaluation: Evaluation) -> Iterator[Product]:
+    """Yield the products of integers from DynamicQuantizeLinear, in the order of the graph."""
+    producer = evaluation.producer
+    for node in evaluation.nodes:
+        cast = producer.get(node.input[0]) if node.op_type == "Mul" else None
+        product = producer.get(cast.input[0]) if cast and cast.op_type == "Cast" else None
+        if product is None or product.op_type != "MatMulInteger":
+            continue
+        rounded, factors = producer.get(product.input[0]), producer.get(node.input[1])
+        q = evaluation.initializers.get(product.input[1])
+        if rounded is None or rounded.op_type != "DynamicQuantizeLinear" or factors is None:
+            continue
+        scales = evaluation.initializers.get(factors.input[1])
+        if q is not None and scales is not None:
+            s = np.atleast_2d(np.asarray(scales, np.float64))
+            weight = np.asarray(q, np.float64), s, np.zeros_like(s)
+            part = rounded.input[0], node.output[0], functools.partial(_multiply, weight)
+            yield part, product.input[1], node
+
+
+def _multiply(weight: StoredWeight, x: Array, changes: Changes) -> Array:
+    """Return the product of an input `[…, K]`, as rounded by DynamicQuantizeLinear, and a weight.
+
+    Steps: those of the weight; ``x``; ``range``, the least and the largest value; ``scale`` and
+    ``zero``; ``quotients`` as rounded to integers; ``integers`` as clipped; ``read_scale`` and
+    ``read_zero``; ``product`` of the integers; ``output``.
+    """
+    at = Steps(changes)
+    stored = _read_weight(weight, at)
+    at["dequantised"], at["weights"] = _dequantise(stored), stored[0] - stored[2]
+    x = at.set("x", x)
+    least, largest = at.set("range", (np.minimum(x.min(), 0.0), np.maximum(x.max(), 0.0)))
+    scale = at.set("scale", np.where(largest > least, (largest - least) / 255, 1.0))
+    zero = at.set("zero", np.rint(-least / scale))
+    at["exact"] = x / scale
+    at["unclipped"] = at.set("quotients", np.rint(at["exact"])) + zero
+    integers = at.set("integers", np.clip(at["unclipped"], 0, 255))
+    zeros = np.broadcast_to(at.set("read_zero", zero), x.shape)
+    product = at.set("product", integers @ at["weights"]) - zeros @ at["weights"]
+    return np.asarray(at.set("output", product * at.set("read_scale", scale) * stored[1]))

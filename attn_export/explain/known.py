@@ -1,0 +1,75 @@
+"""The table of known mistakes, and the places of a graph where each may be made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from attn_export.explain.in_attention import IN_ATTENTION
+from attn_export.explain.in_caches import (
+    FITTED_IN_CACHES,
+    IN_BLOCK_CACHES,
+    IN_FLOAT16_CACHES,
+    IN_INTEGER_CACHES,
+    IN_WHOLE_CACHES,
+)
+from attn_export.explain.in_heads import IN_SINGLE_HEADS
+from attn_export.explain.in_inputs import IN_COMPUTED_MASKS, IN_INPUTS, IN_PRODUCTS
+from attn_export.explain.in_rotary import FITTED_IN_ROTARY, IN_ROTARY
+from attn_export.explain.in_softmax import FITTED_IN_SOFTMAX, IN_SOFTMAX
+from attn_export.explain.in_weights import (
+    FITTED_IN_PRODUCTS,
+    IN_ACTIVATIONS,
+    IN_INTEGER_PRODUCTS,
+    IN_WEIGHTS,
+    MANY_IN_WEIGHTS,
+)
+from attn_export.explain.mistake import Fitted, GraphPlace, Locator, Match, Mistake
+from attn_export.float64.evaluate import Evaluation, Values
+
+KNOWN: Final[tuple[Mistake, ...]] = (
+    *IN_INPUTS,
+    *IN_WEIGHTS,
+    *IN_ACTIVATIONS,
+    *IN_INTEGER_PRODUCTS,
+    *IN_WHOLE_CACHES,
+    *IN_INTEGER_CACHES,
+    *IN_BLOCK_CACHES,
+    *IN_FLOAT16_CACHES,
+    *IN_COMPUTED_MASKS,
+    *IN_ROTARY,
+    *IN_ATTENTION,
+    *IN_SOFTMAX,
+    *IN_PRODUCTS,
+)
+"""All known mistakes. Of two with the same outputs, the first wins: simpler ones come first."""
+
+MANY: Final[tuple[Mistake, ...]] = MANY_IN_WEIGHTS
+"""Mistakes with many variants, which are tried if nothing else explains the error well."""
+
+FITTED: Final[tuple[Fitted, ...]] = (
+    *FITTED_IN_SOFTMAX,
+    *FITTED_IN_ROTARY,
+    *FITTED_IN_CACHES,
+    *FITTED_IN_PRODUCTS,
+)
+"""Mistakes with a factor, which is searched for; tried after the many."""
+
+LAST: Final[tuple[Mistake, ...]] = IN_SINGLE_HEADS
+"""Mistakes that are tried last."""
+
+
+READINGS: Final = {mistake.reading: mistake.changes for mistake in KNOWN if mistake.reading}
+"""The changed steps of an `Attention` node by the name that results of `probe` have for them."""
+
+
+def made_in(mistakes: Iterable[Mistake], evaluation: Evaluation, values: Values) -> Iterator[Match]:
+    """Yield each mistake at each place of a graph where it may be made.
+
+    `values`: Those of one case.
+    """
+    places: dict[Locator, list[GraphPlace]] = {}
+    for mistake in mistakes:
+        if mistake.at not in places:
+            places[mistake.at] = list(mistake.at(evaluation, values))
+        yield from (Match(mistake, place) for place in places[mistake.at])
