@@ -23,22 +23,29 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """One test of how a runtime interprets attention.
+    """A case with several truths: one test of how a runtime interprets attention.
 
     Attributes:
         name: A short unique name: the first column of the table.
         inputs: The inputs by name, in the order of the graph's inputs.
+        truths: The output that each reading leads to, `[.., L, Dv]`.
         specified: The reading that the ONNX specification requires; "" if it does not state one.
         not_in_pytorch: The reason not to run `scaled_dot_product_attention`; "" to run it.
+        reader: Reads the output of a probe that has no truths.
     """
 
     name: str
     about: str
     graph: ProbeGraph
     inputs: ArrayDict
-    read: Callable[[np.ndarray], ProbeFinding]
+    truths: Mapping[str, np.ndarray]
     specified: str = ""
     not_in_pytorch: str = ""
+    reader: Callable[[np.ndarray], ProbeFinding] | None = None
+
+    def read(self, output: np.ndarray) -> ProbeFinding:
+        """Return the reading whose truth is nearest to an output, if it is close."""
+        return self.reader(output) if self.reader else _nearest(output, self.truths)
 
 
 # -- findings of probes -------------------------------------------------------------------------
@@ -76,15 +83,12 @@ class ProbeRow:
 
     Attributes:
         here: The findings of the runtime, one for each dialect, in the order of the runs.
-        specified: The reading that the ONNX specification requires; "" if it does not state one.
         evaluator: The finding of the ONNX reference evaluator; None if it lacks the operator.
         pytorch: The finding of PyTorch; if it did not run, the reading is the reason.
     """
 
-    probe: str
-    about: str
+    probe: Probe
     here: tuple[ProbeFinding, ...]
-    specified: str
     evaluator: ProbeFinding | None
     pytorch: ProbeFinding
 
@@ -96,8 +100,8 @@ class ProbeRow:
     @property
     def onnx(self) -> str:
         """The reading of the ONNX specification, or else of its evaluator; "" without either."""
-        if self.specified:
-            return self.specified
+        if self.probe.specified:
+            return self.probe.specified
         ran = self.evaluator is not None and self.evaluator.outcome == RAN
         return self.evaluator.reading if ran and self.evaluator else ""
 
@@ -158,25 +162,12 @@ def attend(
     return attention(Call(**fields, attributes=attributes), changes)[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class Readings:
-    """Known readings of a probe, each with the output that it leads to.
-
-    Attributes:
-        outputs: The output of each reading, `[.., L, Dv]`.
-    """
-
-    outputs: Mapping[str, np.ndarray]
-
-    def __call__(self, output: np.ndarray) -> ProbeFinding:
-        """Return the nearest reading, or `SOMETHING_ELSE` if none is close."""
-        errors = {
-            name: measure_strictly(output, wanted).row for name, wanted in self.outputs.items()
-        }
-        nearest = min(errors, key=lambda name: errors[name])
-        if errors[nearest] <= CLOSE:
-            return ProbeFinding(nearest)
-        return ProbeFinding(SOMETHING_ELSE, _difference(output, nearest, self.outputs[nearest]))
+def _nearest(output: np.ndarray, truths: Mapping[str, np.ndarray]) -> ProbeFinding:
+    errors = {name: measure_strictly(output, truth).row for name, truth in truths.items()}
+    nearest = min(errors, key=lambda name: errors[name])
+    if errors[nearest] <= CLOSE:
+        return ProbeFinding(nearest)
+    return ProbeFinding(SOMETHING_ELSE, _difference(output, nearest, truths[nearest]))
 
 
 def _difference(output: np.ndarray, nearest: str, wanted: np.ndarray) -> str:

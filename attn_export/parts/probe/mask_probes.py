@@ -11,7 +11,7 @@ import numpy as np
 
 from attn_export.explain.known import READINGS
 from attn_export.float64.attention_steps import join_heads
-from attn_export.parts.probe.findings import Probe, Readings, attend
+from attn_export.parts.probe.findings import Probe, attend
 from attn_export.parts.probe.probe_graphs import (
     HKV,
     B,
@@ -61,18 +61,18 @@ def _causal() -> Iterator[Probe]:
     inputs = draw_inputs("causal", queries=3, keys=5)
     yield Probe(
         "causal, L < S", "is_causal with fewer queries than keys: what query i sees",
-        CAUSAL, inputs, Readings(_causal_readings(inputs, TOP_LEFT, BOTTOM_RIGHT, ALL)),
+        CAUSAL, inputs, _causal_readings(inputs, TOP_LEFT, BOTTOM_RIGHT, ALL),
         specified=TOP_LEFT,
     )  # fmt: skip
     inputs = case_inputs("causal_future", past=True)
     yield Probe(
         "causal, past", "is_causal with P keys of a past: what query i sees",
-        PAST, inputs, Readings(_causal_readings(inputs, OFFSET, TOP_LEFT, ALL)), specified=OFFSET,
+        PAST, inputs, _causal_readings(inputs, OFFSET, TOP_LEFT, ALL), specified=OFFSET,
     )  # fmt: skip
     inputs = draw_inputs("causal, past, more keys", queries=2, keys=4, past=2)
     yield Probe(
         "past, L < new keys", "is_causal with a past and fewer queries than new keys", PAST, inputs,
-        Readings(_causal_readings(inputs, OFFSET, TOP_LEFT, BOTTOM_RIGHT, ALL)), specified=OFFSET,
+        _causal_readings(inputs, OFFSET, TOP_LEFT, BOTTOM_RIGHT, ALL), specified=OFFSET,
     )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def _causal_with_lengths() -> Probe:
     }
     return Probe(
         "causal, n keys", "is_causal where nonpad_kv_seqlen says that n keys count",
-        LENGTHS, with_lengths, Readings(outputs), specified="keys to n-L+i",
+        LENGTHS, with_lengths, outputs, specified="keys to n-L+i",
         not_in_pytorch="has no lengths",
     )  # fmt: skip
 
@@ -104,7 +104,7 @@ def _window() -> Probe:
     }
     return Probe(
         "window 2, 1", "left_window_size 2 and right_window_size 1 of opset 25",
-        WINDOW, inputs, Readings(outputs), specified=f"i-{LEFT} to i+{RIGHT}",
+        WINDOW, inputs, outputs, specified=f"i-{LEFT} to i+{RIGHT}",
         not_in_pytorch="has no window",
     )  # fmt: skip
 
@@ -124,7 +124,7 @@ def _local_window() -> Probe:
     inputs |= {"seqlens_k": np.array([keys - 1], np.int32), "total": np.array(keys, np.int32)}
     return Probe(
         "local_window_size 3", "local_window_size 3 of com.microsoft.GroupQueryAttention",
-        GROUPED, inputs, Readings(outputs), not_in_pytorch="has no window",
+        GROUPED, inputs, outputs, not_in_pytorch="has no window",
     )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def _head_sharing() -> Probe:
     }
     return Probe(
         "head sharing", f"which of {HKV} K/V heads query head h of {H} uses",
-        PLAIN, inputs, Readings(outputs), specified=blocks,
+        PLAIN, inputs, outputs, specified=blocks,
     )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def mask_probes() -> Iterator[Probe]:
     yield from _nan_where_hidden()
 
 
-def _masked_row_readings(inputs: ArrayDict) -> Readings:
+def _masked_row_readings(inputs: ArrayDict) -> ArrayDict:
     """Return the readings of mask rows without a visible key; all heads have the same mask."""
     mask, lowest = inputs["attn_mask"], lowest_number(np.dtype(np.float32))
     added = np.where(mask, 0.0, -np.inf) if mask.dtype == np.bool_ else mask
@@ -181,7 +181,7 @@ def _masked_row_readings(inputs: ArrayDict) -> Readings:
     masked = {**inputs, "attn_mask": added}
     outputs = {name: attend(masked, READINGS[name]) for name in (MEAN, NAN, FIRST)}
     unmasked = attend({**inputs, "attn_mask": np.where(hidden, 0.0, added)})
-    return Readings({ZERO: attend(masked), **outputs, "mask ignored": unmasked})
+    return {ZERO: attend(masked), **outputs, "mask ignored": unmasked}
 
 
 def _softcap() -> Probe:
@@ -193,7 +193,7 @@ def _softcap() -> Probe:
     }
     return Probe(
         "softcap", "whether scores are capped before a float mask is added, or after",
-        SOFTCAP, inputs, Readings(outputs), specified="before the mask",
+        SOFTCAP, inputs, outputs, specified="before the mask",
         not_in_pytorch="has no softcap",
     )  # fmt: skip
 
@@ -212,14 +212,15 @@ def _nan_where_hidden() -> Iterator[Probe]:
         )  # fmt: skip
 
 
-def _nan_readings(expected: np.ndarray) -> Readings:
+def _nan_readings(expected: np.ndarray) -> ArrayDict:
     """Return the readings of a NaN in a hidden key or value of batch element 0."""
     spread, zeroed = expected.copy(), expected.copy()
     spread[0], zeroed[0] = np.nan, 0.0
-    return Readings(
-        {"hidden": expected, "spreads": spread, "0 for its queries": zeroed,
-         "spreads everywhere": np.full_like(expected, np.nan)}
-    )  # fmt: skip
+    everywhere = np.full_like(expected, np.nan)
+    return {
+        "hidden": expected, "spreads": spread, "0 for its queries": zeroed,
+        "spreads everywhere": everywhere,
+    }  # fmt: skip
 
 
 # -- probes of odd inputs: NaN and infinities that are seen, and axes of size 0 -----------------
@@ -249,13 +250,15 @@ def _nan_in_query() -> Probe:
     return Probe("NaN in a query", "a query with one NaN", PLAIN, inputs, readings)
 
 
-def _single_query_readings(expected: np.ndarray, values: dict[str, np.ndarray | float]) -> Readings:
+def _single_query_readings(
+    expected: np.ndarray, values: dict[str, np.ndarray | float]
+) -> ArrayDict:
     """Return readings of one query's result: element 0, head 1, query 2. NaN may spread to all."""
     outputs = {"NaN everywhere": np.full_like(expected, np.nan)}
     for name, value in values.items():
         outputs[name] = expected.copy()
         outputs[name][0, 1, 2] = value
-    return Readings(outputs)
+    return outputs
 
 
 def _infinite_score() -> Probe:
@@ -283,7 +286,7 @@ def _empty_past() -> Probe:
     return Probe(
         "empty past, P = 0", "a past of no keys, with is_causal", PAST,
         {**inputs, "past_key": empty, "past_value": empty},
-        Readings({"as without past": expected, "0": np.zeros_like(expected)}),
+        {"as without past": expected, "0": np.zeros_like(expected)},
         specified="as without past",
     )  # fmt: skip
 
@@ -291,9 +294,7 @@ def _empty_past() -> Probe:
 def _empty_axis(name: str, about: str, *, batch: int = B, queries: int = L) -> Probe:
     inputs = draw_inputs(name, batch=batch, queries=queries)
     shape = (batch, H, queries, D)
-    return Probe(
-        name, about, PLAIN, inputs, Readings({EMPTY: np.zeros(shape, np.float32)}), specified=EMPTY
-    )
+    return Probe(name, about, PLAIN, inputs, {EMPTY: np.zeros(shape, np.float32)}, specified=EMPTY)
 
 
 def _no_key() -> Probe:
@@ -301,6 +302,6 @@ def _no_key() -> Probe:
     shape = (B, H, L, D)
     return Probe(
         "no key, S = 0", "queries that have no keys at all", PLAIN, inputs,
-        Readings({"0": np.zeros(shape), "NaN": np.full(shape, np.nan),
-                  EMPTY: np.zeros((B, H, 0, D))}),
+        {"0": np.zeros(shape), "NaN": np.full(shape, np.nan),
+                  EMPTY: np.zeros((B, H, 0, D))},
     )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from attn_export.parts.probe.findings import SOMETHING_ELSE, Probe, ProbeFinding, Readings, attend
+from attn_export.parts.probe.findings import SOMETHING_ELSE, Probe, ProbeFinding, attend
 from attn_export.parts.probe.mask_probes import PLAIN
 from attn_export.parts.probe.probe_graphs import HKV, D, H, ProbeGraph
 from attn_export.tensorfile import ArrayDict
@@ -42,7 +42,7 @@ def precision_probes() -> Iterator[Probe]:
     """Yield the probes of precision."""
     yield Probe(
         "precision", "bits that survive Q·Kᵀ, softmax and P·V where everything is float32",
-        PLAIN, bit_inputs(), read_bits, specified="float32",
+        PLAIN, bit_inputs(), {}, specified="float32", reader=read_bits,
     )  # fmt: skip
     yield _half()
     yield _small_number(
@@ -139,7 +139,7 @@ def _half() -> Probe:
     outputs = {"float32 scores": attend(inputs), "float16 scores": np.zeros_like(query)}
     return Probe(
         "precision, float16", "what holds the scores of float16 queries and keys",
-        HALF, inputs, Readings(outputs), specified="float16 scores",
+        HALF, inputs, outputs, specified="float16 scores",
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def _half() -> Probe:
 
 def _small_number(name: str, about: str, inputs: ArrayDict) -> Probe:
     kept = attend(inputs)
-    readings = Readings({"kept": kept, "flushed to 0": np.zeros_like(kept)})
+    readings = {"kept": kept, "flushed to 0": np.zeros_like(kept)}
     return Probe(name, about, PLAIN, inputs, readings)
 
 

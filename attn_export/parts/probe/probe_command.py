@@ -17,8 +17,8 @@ def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:
     heads, masked rows, softcap, NaN, empty axes, precision, small numbers. A crash, a hang and a
     refusal are results too. Exit code 5 if the runtime cannot run here, or no case gives an output.
     """
-    from attn_export.parts.probe.probe import probe
     from attn_export.parts.probe.probe_report import print_probe, probe_to_json
+    from attn_export.parts.probe.run_probes import probe
     from attn_export.report.progress import progress
 
     with progress(quiet=quiet) as bar:

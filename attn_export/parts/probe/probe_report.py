@@ -29,13 +29,13 @@ def probe_to_json(fingerprint: Fingerprint) -> str:
 
 def _row(row: ProbeRow) -> dict[str, Any]:
     return {
-        "name": row.probe,
-        "about": row.about,
+        "name": row.probe.name,
+        "about": row.probe.about,
         "reading": row.effective.reading,
         "differs_from": list(row.differs),
         "runtime": [_finding(finding) for finding in row.here],
         "onnx": {
-            "says": row.specified or None,
+            "says": row.probe.specified or None,
             "evaluator": None if row.evaluator is None else _finding(row.evaluator),
         },
         "pytorch": _finding(row.pytorch),
@@ -82,7 +82,12 @@ def print_probe(fingerprint: Fingerprint, console: Console) -> None:
     columns = (Column(h, width=width) for h, width in zip(headings, WIDTHS, strict=True))
     rows = []
     for row in fingerprint.rows:
-        cells = (row.probe, _runtime_cell(row, notes), _onnx_cell(row), _pytorch_cell(row, notes))
+        cells = (
+            row.probe.name,
+            _runtime_cell(row, notes),
+            _onnx_cell(row),
+            _pytorch_cell(row, notes),
+        )
         rows.append([Styled(cell, "yellow" if row.differs else "") for cell in cells])
     print_table(Table(tuple(columns), tuple(rows), gap=1), console)
     for note, number in notes.items():
@@ -101,7 +106,7 @@ def _runtime_cell(row: ProbeRow, notes: dict[str, int]) -> str:
         is_portable = finding.dialect == PORTABLE and len(row.here) > 1
         prefix = f"{finding.dialect}: " if is_portable else ""
         suffix = f" {marks}" if marks and finding is row.effective else ""
-        lines.append(prefix + _reading(finding, row.specified, notes) + suffix)
+        lines.append(prefix + _reading(finding, row.probe.specified, notes) + suffix)
     return "\n".join(lines)
 
 
@@ -117,18 +122,20 @@ def _reading(finding: ProbeFinding, onnx_reading: str, notes: dict[str, int]) ->
 def _onnx_cell(row: ProbeRow) -> str:
     finding = row.evaluator
     if finding is None:
-        return row.specified or "-"
-    if not row.specified:
+        return row.probe.specified or "-"
+    if not row.probe.specified:
         return f"({finding.reading})"
     return (
-        row.specified
-        if finding.reading == row.specified
-        else f"{row.specified} (evaluator: {finding.reading})"
+        row.probe.specified
+        if finding.reading == row.probe.specified
+        else f"{row.probe.specified} (evaluator: {finding.reading})"
     )
 
 
 def _pytorch_cell(row: ProbeRow, notes: dict[str, int]) -> str:
     finding = row.pytorch
     return (
-        finding.reading if finding.outcome == "not run" else _reading(finding, row.specified, notes)
+        finding.reading
+        if finding.outcome == "not run"
+        else _reading(finding, row.probe.specified, notes)
     )

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from attn_export.dialect_names import ORT, PORTABLE, STANDARD
+from attn_export.dialect_names import PORTABLE, STANDARD
+from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.parts.probe.findings import (
     NO_OPERATOR,
     RAN,
     SOMETHING_ELSE,
+    Fingerprint,
     Probe,
     ProbeFinding,
     ProbeRow,
@@ -23,105 +22,19 @@ from attn_export.parts.probe.findings import (
 from attn_export.parts.probe.mask_probes import mask_probes, odd_input_probes, visible_key_probes
 from attn_export.parts.probe.precision import precision_probes
 from attn_export.parts.probe.probe_graphs import write_graph
-from attn_export.results import Outcome
+from attn_export.results import Outcome, StoredCase
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.process import CaseFiles, Worker
+from attn_export.runtimes.pool import Pool
+from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
+from attn_export.runtimes.run_options import Progress, RunOptions
+from attn_export.schema import GraphFile
+from attn_export.system_info import environment
+from attn_export.temp_folders import scratch
 from attn_export.tensorfile import write_tensors
 
-# -- distribution of cases to processes, with a fresh one after each crash ----------------------
-
-AT_ONCE = 2
-"""The number of processes at once: one computes while another starts."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ProbeResult:
-    """Result of one case.
-
-    Attributes:
-        outcome: ``"ran"``, or the way in which it failed.
-    """
-
-    outcome: Outcome
-    reason: str = ""
-    outputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class ProbeBatch:
-    """Cases of one graph, which run in one process, or in several if it crashes."""
-
-    start: Callable[[Sequence[CaseFiles]], Worker]
-    cases: Sequence[CaseFiles]
-
-
-def _start_worker(
-    runtime: Runtime, limits: Limits, graph: Path, inputs: Sequence[str], cases: Sequence[CaseFiles]
-) -> Worker:
-    """Return a runtime's process, started on the cases of a graph."""
-    worker = Worker(runtime, limits)
-    worker.send_job(graph, inputs, cases)
-    return worker
-
-
-def run_batches(
-    batches: Iterable[ProbeBatch], advance: Callable[[str], None] = lambda _: None
-) -> dict[Path, ProbeResult]:
-    """Return the results of batches of cases, by the output folders of the cases.
-
-    If a process crashes or hangs within a case, that is the result of the case, and the remaining
-    cases run in a fresh process. If it ends before the graph is loaded, that is the result of all
-    its cases.
-    """
-    results: dict[Path, ProbeResult] = {}
-    waiting = deque(batches)
-    running: deque[tuple[ProbeBatch, Worker]] = deque()
-    with ExitStack() as stack:
-        while waiting or running:
-            while waiting and len(running) < AT_ONCE:
-                batch = waiting.popleft()
-                worker = batch.start(batch.cases)
-                stack.callback(worker.close)
-                running.append((batch, worker))
-            batch, worker = running.popleft()
-            batch_results = _collect(batch, worker, advance)
-            worker.close()
-            results |= batch_results
-            remaining = [case for case in batch.cases if case[2] not in batch_results]
-            if remaining:
-                waiting.appendleft(dataclasses.replace(batch, cases=remaining))
-    return results
-
-
-def _collect(
-    batch: ProbeBatch, worker: Worker, advance: Callable[[str], None]
-) -> dict[Path, ProbeResult]:
-    """Return the results that this process decided: all, if it ended before it loaded its graph."""
-    results: dict[Path, ProbeResult] = {}
-    cases = iter(batch.cases)
-    for answer in worker.results():
-        name, _, folder = next(cases)
-        assert name == answer.case
-        results[folder] = (
-            ProbeResult("refused", answer.error)
-            if answer.error
-            else ProbeResult(RAN, outputs=answer.read_outputs())
-        )
-        advance(name)
-    if worker.outcome == RAN:
-        return results
-    failure = ProbeResult(worker.outcome, worker.reason)
-    remaining = list(cases)
-    if not remaining:  # it refused its results at the end, or crashed after all of them
-        return dict.fromkeys(results, failure) if worker.outcome == "refused" else results
-    for name, _, folder in remaining[:1] if worker.loaded else remaining:
-        results[folder] = failure
-        advance(name)
-    return results
-
-
-# -- probes and their rows ----------------------------------------------------------------------
+HUNG_AFTER = 60.0
+"""The time limit of a graph or case in seconds. All are tiny; compiling one takes longest."""
 
 REFERENCE = "onnx-reference"
 PYTORCH = "pytorch"
@@ -132,109 +45,160 @@ def probes() -> tuple[Probe, ...]:
     return (*visible_key_probes(), *mask_probes(), *precision_probes(), *odd_input_probes())
 
 
-class ProbeRunner:
-    """Run of probes in a runtime, the ONNX reference evaluator and PyTorch."""
+def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
+    """Return what all probes find in a runtime; crashes, hangs and refusals are results, too."""
+    progress = progress or Progress()
+    try:
+        target = runtime(name)
+    except UsageError as error:
+        # "all" is no choice here.
+        raise UsageError(str(error).removesuffix(", all")) from error
+    reason = target.unavailable()
+    if reason:
+        raise RuntimeFailure(f"{name} cannot run here: {reason}")
+    limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
+    with scratch() as folder:
+        rows = _probe_rows(target, probes(), folder, limits, progress)
+    return Fingerprint(name, target.version() or "", rows, environment())
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        probes: Sequence[Probe],
-        folder: Path,
-        limits: Limits,
-        expect: Callable[[int], None],
-        advance: Callable[[str], None],
-    ) -> None:
-        self._runtime, self._probes = runtime, {probe.name: probe for probe in probes}
-        self._folder, self._limits = folder, limits
-        self._expect, self._advance = expect, advance
-        self._numbers = {name: str(number) for number, name in enumerate(self._probes)}
-        self._results: dict[Path, ProbeResult] = {}
-        for probe in probes:
-            self._inputs_of(probe).mkdir(parents=True)
-            write_tensors(self._inputs_of(probe), "input", probe.inputs)
 
-    def rows(self) -> tuple[ProbeRow, ...]:
-        """Run all probes, and return a row for each, in their order."""
-        self._run(self._first_round())
-        unclear = [probe for probe in self._probes.values() if self._unclear(probe)]
-        if PORTABLE in self._runtime.dialects:
-            self._run(self._batches_of(self._runtime, PORTABLE, unclear))
-        return tuple(self._row(probe) for probe in self._probes.values())
+# -- runs of cases in the pool, with a fresh process after each crash ---------------------------
 
-    # -- running ---------------------------------------------------------------------
+CaseOutcome = tuple[Outcome, str, dict[str, np.ndarray]]
+"""The outcome of one case, the reason that it is not ``"ran"``, and the outputs by name."""
 
-    def _run(self, batches: Iterable[ProbeBatch]) -> None:
-        listed = list(batches)
-        self._expect(sum(len(batch.cases) for batch in listed))
-        self._results |= run_batches(listed, self._advance)
 
-    def _first_round(self) -> Iterator[ProbeBatch]:
-        everything = list(self._probes.values())
-        if not runtime(PYTORCH).unavailable():
-            supported = [probe for probe in everything if not probe.not_in_pytorch]
-            yield from self._batches_of(runtime(PYTORCH), STANDARD, supported)
-        for dialect in (STANDARD, ORT):
-            if dialect in self._runtime.dialects:
-                yield from self._batches_of(self._runtime, dialect, everything)
-        if self._runtime.name != REFERENCE:
-            yield from self._batches_of(runtime(REFERENCE), STANDARD, everything)
+def run_cases(
+    run: RunOptions,
+    graph: Path,
+    file: GraphFile,
+    cases: Sequence[StoredCase],
+    inputs: Sequence[str],
+) -> dict[tuple[str, str], CaseOutcome]:
+    """Return the outcome of each case by the names of runtime and case.
 
-    def _batches_of(
-        self, runtime: Runtime, dialect: str, probes: Sequence[Probe]
-    ) -> Iterator[ProbeBatch]:
-        """Yield one batch for each graph."""
-        for graph in {probe.graph.name: probe.graph for probe in probes}.values():
-            if dialect not in (graph.dialect, PORTABLE):
-                continue
-            path = write_graph(graph, dialect, self._folder)
-            supported = [probe for probe in probes if probe.graph.name == graph.name]
-            if path is not None:
-                names = list(supported[0].inputs)
-                start = functools.partial(_start_worker, runtime, self._limits, path, names)
-                cases = [
-                    (p.name, self._inputs_of(p), self._outputs_of(runtime.name, dialect, p))
-                    for p in supported
-                ]
-                yield ProbeBatch(start, cases)
+    If a process crashes or hangs within a case, that is the outcome of the case, and the remaining
+    cases run in a fresh process. If it ends before the graph is loaded, that is the outcome of all
+    its cases.
+    """
+    found: dict[tuple[str, str], CaseOutcome] = {}
+    remaining: list[tuple[Runtime, list[StoredCase]]] = []
+    with Pool(run, [file]) as pool:
+        pool.start(graph.parent, inputs, {}, cases)
+        for (name, _), worker in pool.workers.items():
+            outcomes = _outcomes(worker, cases, run.progress)
+            found |= {(name, case): outcome for case, outcome in outcomes.items()}
+            left = [case for case in cases if case.name not in outcomes]
+            remaining += [(worker.runtime, left)] if left else []
+    for stopped, left in remaining:
+        again = dataclasses.replace(run, runtimes=(stopped,))
+        found |= run_cases(again, graph, file, left, inputs)
+    return found
 
-    def _inputs_of(self, probe: Probe) -> Path:
-        return self._folder / "inputs" / self._numbers[probe.name]
 
-    def _outputs_of(self, runtime_name: str, dialect: str, probe: Probe) -> Path:
-        return self._folder / runtime_name / dialect / self._numbers[probe.name]
+def _outcomes(
+    worker: Worker, cases: Sequence[StoredCase], progress: Progress
+) -> dict[str, CaseOutcome]:
+    """Return the outcomes that a process decided: all, if it ended before its graph was loaded."""
+    found: dict[str, CaseOutcome] = {}
+    for answer in worker.results():
+        outputs = {} if answer.error else answer.read_outputs()
+        found[answer.case] = ("refused" if answer.error else RAN, answer.error, outputs)
+        progress.advance(answer.case)
+    if worker.outcome == RAN:
+        return found
+    failure: CaseOutcome = (worker.outcome, worker.reason, {})
+    left = [case.name for case in cases if case.name not in found]
+    if not left:  # it refused its results at the end, or crashed after all of them
+        return dict.fromkeys(found, failure) if worker.outcome == "refused" else found
+    for name in left[:1] if worker.loaded else left:
+        found[name] = failure
+        progress.advance(name)
+    return found
 
-    # -- reading ---------------------------------------------------------------------
 
-    def _unclear(self, probe: Probe) -> bool:
-        """Return whether the portable dialect must run: no output, or not the specified one."""
-        return any(
-            finding.outcome != RAN or (probe.specified and finding.reading != probe.specified)
-            for finding in self._findings(probe)
-        )
+# -- probes and their rows ----------------------------------------------------------------------
 
-    def _findings(self, probe: Probe) -> tuple[ProbeFinding, ...]:
-        dialects = (probe.graph.dialect, PORTABLE)
-        results = (self._finding(self._runtime.name, dialect, probe) for dialect in dialects)
-        findings = tuple(finding for finding in results if finding is not None)
-        return findings or (ProbeFinding(NO_OPERATOR, outcome="not run"),)
+Findings = dict[tuple[str, str, str], ProbeFinding]
+"""Findings by the names of runtime, dialect and probe."""
 
-    def _finding(self, runtime_name: str, dialect: str, probe: Probe) -> ProbeFinding | None:
-        result = self._results.get(self._outputs_of(runtime_name, dialect, probe))
-        if result is None:
-            return None
-        if result.outcome != RAN:
-            reason = result.reason.replace(f"{self._folder}/", "")
-            return ProbeFinding(result.outcome, reason, dialect, result.outcome)
-        if "output" not in result.outputs:
-            names = ", ".join(result.outputs)
-            return ProbeFinding(SOMETHING_ELSE, f"its outputs are {names}", dialect)
-        return dataclasses.replace(probe.read(result.outputs["output"]), dialect=dialect)
 
-    def _row(self, probe: Probe) -> ProbeRow:
-        reason = probe.not_in_pytorch or runtime(PYTORCH).unavailable()
-        pytorch = self._finding(PYTORCH, STANDARD, probe)
-        return ProbeRow(
-            probe.name, probe.about, self._findings(probe), probe.specified,
-            self._finding(REFERENCE, STANDARD, probe),
-            pytorch or ProbeFinding(reason, outcome="not run"),
+def _probe_rows(
+    target: Runtime, probes: Sequence[Probe], folder: Path, limits: Limits, progress: Progress
+) -> tuple[ProbeRow, ...]:
+    """Run all probes, and return a row for each, in their order."""
+    cases = {p.name: _stored(p, folder / "inputs" / str(n)) for n, p in enumerate(probes)}
+
+    def run(runtimes: Iterable[Runtime], dialect: str, chosen: Sequence[Probe]) -> Findings:
+        """Run probes of one graph."""
+        graph = write_graph(chosen[0].graph, dialect, folder)
+        if graph is None:
+            return {}
+        fitting = [each for each in {r.name: r for r in runtimes}.values()
+                   if dialect in each.dialects and not each.unavailable()]  # fmt: skip
+        progress.expect(len(fitting) * len(chosen))
+        found = run_cases(
+            RunOptions(tuple(fitting), frozenset(), limits=limits, progress=progress), graph,
+            GraphFile(graph.name, dialect), [cases[p.name] for p in chosen], list(chosen[0].inputs),
         )  # fmt: skip
+        by_name = {p.name: p for p in chosen}
+        return {
+            (name, dialect, case): _finding(by_name[case], dialect, folder, *outcome)
+            for (name, case), outcome in found.items()
+        }
+
+    groups: dict[str, list[Probe]] = {}
+    for each in probes:
+        groups.setdefault(each.graph.name, []).append(each)
+    found: Findings = {}
+    for group in groups.values():
+        others = [REFERENCE, *([] if group[0].not_in_pytorch else [PYTORCH])]
+        compared = map(runtime, others if group[0].graph.dialect == STANDARD else [])
+        found |= run([target, *compared], group[0].graph.dialect, group)
+    if PORTABLE in target.dialects:
+        for group in groups.values():
+            unclear = [probe for probe in group if _unclear(_here(probe, target, found), probe)]
+            found |= run([target], PORTABLE, unclear) if unclear else {}
+    missing = runtime(PYTORCH).unavailable()
+    return tuple(
+        ProbeRow(
+            probe, _here(probe, target, found), found.get((REFERENCE, STANDARD, probe.name)),
+            found.get((PYTORCH, STANDARD, probe.name))
+            or ProbeFinding(probe.not_in_pytorch or missing, outcome="not run"),
+        )
+        for probe in probes
+    )  # fmt: skip
+
+
+def _stored(probe: Probe, folder: Path) -> StoredCase:
+    """Write the inputs of a probe."""
+    folder.mkdir(parents=True)
+    write_tensors(folder, "input", probe.inputs)
+    return StoredCase(probe.name, folder, {}, "probe")
+
+
+def _here(probe: Probe, target: Runtime, found: Findings) -> tuple[ProbeFinding, ...]:
+    """Return the findings of the runtime."""
+    keys = [(target.name, dialect, probe.name) for dialect in (probe.graph.dialect, PORTABLE)]
+    here = tuple(found[key] for key in keys if key in found)
+    return here or (ProbeFinding(NO_OPERATOR, outcome="not run"),)
+
+
+def _unclear(here: Iterable[ProbeFinding], probe: Probe) -> bool:
+    """Return whether the portable dialect must run: no output, or not the specified one."""
+    return any(
+        finding.outcome != RAN or (probe.specified and finding.reading != probe.specified)
+        for finding in here
+    )
+
+
+def _finding(
+    probe: Probe, dialect: str, folder: Path, outcome: Outcome, reason: str,
+    outputs: dict[str, np.ndarray],
+) -> ProbeFinding:  # fmt: skip
+    if outcome != RAN:
+        return ProbeFinding(outcome, reason.replace(f"{folder}/", ""), dialect, outcome)
+    if "output" not in outputs:
+        return ProbeFinding(SOMETHING_ELSE, f"its outputs are {', '.join(outputs)}", dialect)
+    found = probe.read(outputs["output"])
+    return ProbeFinding(found.reading, found.detail, dialect)

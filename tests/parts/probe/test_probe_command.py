@@ -7,23 +7,23 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import command, run_command
-from processes import gone, worker_after
+from processes import worker_after
 
 from attn_export.commands.main import run
 from attn_export.parts.probe.pytorch import PyTorch
-from attn_export.parts.probe.run_probes import ProbeBatch, probes, run_batches
-from attn_export.results import Outcome
+from attn_export.parts.probe.run_probes import probes, run_cases
+from attn_export.results import Outcome, StoredCase
 from attn_export.runtimes import process
 from attn_export.runtimes.catalogue import all_names, runtime
 from attn_export.runtimes.engines.onnx_reference import OnnxReference
-from attn_export.runtimes.process import CaseFiles, Worker
 from attn_export.runtimes.protocol import Limits
+from attn_export.runtimes.run_options import Progress, RunOptions
+from attn_export.schema import GraphFile
 from attn_export.tensorfile import write_tensors
 
 NAMES = [probe.name for probe in probes()]
@@ -164,44 +164,53 @@ ENDS = {
     "hung": "time.sleep(60)",
 }
 SCRIPT = """
-import json, os, sys, time
+import json, os, shutil, sys, time
 def say(**event): print(json.dumps(event), flush=True)
+cases = json.loads(sys.stdin.readline())["cases"]
 if {loaded}: say(event="loaded", facts={{}})
-for name in sys.argv[1:]: say(event="case", name=name, outputs=1)
+for case in cases[:{serves}]:
+    shutil.copytree({outputs!r}, case["outputs"])
+    say(event="case", name=case["name"], outputs=1)
 {end}
 """
+"""A process that serves some cases, then ends in a given way."""
 
 
-def scripted(cases: Sequence[CaseFiles], serves: int, outcome: Outcome, *, loaded: bool) -> Worker:
-    """Start a process that serves `serves` cases, then ends in the given way."""
-    names = [name for name, _, _ in cases[:serves]]
-    for _, _, folder in cases[:serves]:
-        folder.mkdir(parents=True)
-        write_tensors(folder, "output", {"output": np.zeros(2)})
-    script = SCRIPT.format(loaded=loaded, end=ENDS[outcome])
-    limits = Limits(threads=1, seconds=2, memory_mib=None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "child_command", lambda *_: [sys.executable, "-c", script, *names])
-        worker = Worker(runtime("ort-cpu"), limits)
-    worker.send_job(Path("model.onnx"), [], cases)
-    return worker
+class Reported(Progress):
+    """Progress that keeps the cases."""
+
+    def __init__(self) -> None:
+        self.cases: list[str] = []
+
+    def advance(self, text: str) -> None:
+        self.cases.append(text)
 
 
-def run_script(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list[Outcome], int]:
+def run_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *script: tuple[int, Outcome, bool]
+) -> tuple[list[Outcome], int]:
     """Return the outcomes of four cases, and the number of processes they took."""
-    cases = [(str(i), tmp_path, tmp_path / str(i)) for i in range(4)]
+    outputs = tmp_path / "outputs"
+    outputs.mkdir()
+    write_tensors(outputs, "output", {"output": np.zeros(2)})
     steps, started = iter(script), []
+    reported = Reported()
 
-    def start(left: Sequence[CaseFiles]) -> Worker:
+    def next_command(*_: object) -> list[str]:
         serves, outcome, loaded = next(steps)
-        started.append(scripted(left, serves, outcome, loaded=loaded))
-        return started[-1]
+        started.append(outcome)
+        code = SCRIPT.format(loaded=loaded, serves=serves, outputs=str(outputs), end=ENDS[outcome])
+        return [sys.executable, "-c", code]
 
-    reported: list[str] = []
-    answers = run_batches([ProbeBatch(start, cases)], reported.append)
-    assert all(gone(each.pid) for each in started)
-    assert reported == ["0", "1", "2", "3"]
-    return [answers[folder].outcome for _, _, folder in cases], len(started)
+    monkeypatch.setattr(process, "child_command", next_command)
+    cases = [StoredCase(str(number), tmp_path, {}, "probe") for number in range(4)]
+    run = RunOptions(
+        (runtime("ort-cpu"),), frozenset(), limits=Limits(threads=1, seconds=2, memory_mib=None),
+        progress=reported,
+    )  # fmt: skip
+    found = run_cases(run, tmp_path / "model.onnx", GraphFile("model.onnx"), cases, [])
+    assert reported.cases == ["0", "1", "2", "3"]
+    return [found["ort-cpu", case.name][0] for case in cases], len(started)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +227,10 @@ def run_script(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list
         ([(4, "crashed", True)], ["ran"] * 4),
     ],
 )  # fmt: skip
-def test_each_case_has_one_answer_however_processes_end(script, outcomes, tmp_path: Path):
-    assert run_script(tmp_path, *script) == (outcomes, len(script))
+def test_each_case_has_one_answer_however_processes_end(
+    script, outcomes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert run_script(tmp_path, monkeypatch, *script) == (outcomes, len(script))
 
 
 # -- PyTorch ----------------------------------------------------------------------------------

@@ -14,14 +14,14 @@ from attn_export.cases.contents import FUTURE, VALUES
 from attn_export.cases.fixed_cases import content_case
 from attn_export.cases.mask_contents import LOWEST, MASKS
 from attn_export.measures import measure_strictly
-from attn_export.parts.probe.findings import APART, CLOSE, SOMETHING_ELSE, Readings, attend
+from attn_export.parts.probe.findings import APART, CLOSE, SOMETHING_ELSE, attend
 from attn_export.parts.probe.precision import STEPS, bit_inputs, read_bits
 from attn_export.parts.probe.probe_graphs import HKV, D, H, case_inputs
 from attn_export.parts.probe.run_probes import probes
 from attn_export.spec import AttentionSpec
 
 PROBES = {probe.name: probe for probe in probes()}
-OUTPUTS = {name: p.read.outputs for name, p in PROBES.items() if isinstance(p.read, Readings)}
+OUTPUTS = {name: probe.truths for name, probe in PROBES.items() if probe.truths}
 PAIRS = [
     (name, one, other)
     for name, outputs in OUTPUTS.items()

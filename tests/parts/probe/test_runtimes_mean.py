@@ -10,9 +10,8 @@ from shared import always, extended
 
 from attn_export.parts.probe import run_probes
 from attn_export.parts.probe.findings import ProbeRow
-from attn_export.parts.probe.probe import probe
 from attn_export.parts.probe.pytorch import PyTorch
-from attn_export.parts.probe.run_probes import probes
+from attn_export.parts.probe.run_probes import probe, probes
 from attn_export.runtimes.catalogue import packages, required, runtime
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 
@@ -77,7 +76,7 @@ def check(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         run_probes, "REFERENCE", name
     )  # nor is the evaluator, but where it is meant
-    found = {row.probe: shown(row) for row in probe(name).rows}
+    found = {row.probe.name: shown(row) for row in probe(name).rows}
     assert found.keys() == wanted.keys() == {each.name for each in probes()}
     for small in OF_THE_PROCESSOR:
         assert found.pop(small) in ("kept", "flushed to 0")
@@ -99,12 +98,12 @@ def test_a_further_runtime_means_what_was_measured(name: str, need: Need, monkey
 
 
 def test_all_sides_run_and_differences_are_named():
-    rows = {row.probe: row for row in probe(OrtCpu.name).rows}
+    rows = {row.probe.name: row for row in probe(OrtCpu.name).rows}
     for row in rows.values():
-        if row.specified and row.evaluator is not None:
-            assert row.evaluator.reading == row.specified, row.probe
+        if row.probe.specified and row.evaluator is not None:
+            assert row.evaluator.reading == row.probe.specified, row.probe.name
     past = rows["causal, past"]
-    assert (past.specified, past.pytorch.reading, past.differs) == (
+    assert (past.probe.specified, past.pytorch.reading, past.differs) == (
         "keys to P+i", "keys to i", ("pytorch",)
     )  # fmt: skip
     assert rows["finfo.min in mask"].differs == ("onnx", "pytorch")
