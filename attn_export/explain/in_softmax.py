@@ -112,6 +112,8 @@ IN_SOFTMAX: Final = (
         ("mask scaled",
          "what is added to the scores, masks among it, is multiplied by the softmax scale too",
          {"mask_bias": lambda bias, steps: bias * steps["scale"]}),
+        ("bias sign", "what is added to the scores has the wrong sign, but for hidden keys",
+         {"mask_bias": lambda bias, _: -bias}),
         ("mask values dropped", "of a float mask only -inf counts, its other values are dropped",
          {"mask_bias": lambda bias, _: np.zeros_like(bias)})),
     # softmax and softcap

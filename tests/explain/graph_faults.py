@@ -224,6 +224,10 @@ def hidden_score(value: float) -> Callable[[Graph], None]:
     return change
 
 
+def alibi_not_negated(graph: Graph) -> None:
+    graph.skip(graph.one("Neg"))
+
+
 def softmax_over_queries(graph: Graph) -> None:
     graph.set_attribute(graph.one("Softmax"), "axis", -2)
 
@@ -275,6 +279,7 @@ FAULTS = (
             "portable"),
     Planted("masked_rows_are_means", "gqa", hidden_score(-1e30), ("fully masked rows",), "",
             "portable"),
+    Planted("alibi_of_the_other_sign", "alibi", alibi_not_negated, ("bias sign",)),
     Planted("softmax_over_queries", "gqa", softmax_over_queries, ("softmax over queries",), "",
             "portable"),
     Planted("softmax_in_float16", "gqa", softmax_in(TensorProto.FLOAT16),
