@@ -9,8 +9,7 @@ included), P past length, D head width, Dv value head width.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,31 +21,6 @@ StepChange = Callable[[Any, Mapping[str, Any]], Any]
 
 AFTER_SOFTMAX, AFTER_MASK, AFTER_SOFTCAP = 3, 2, 1
 """Values of `qk_matmul_output_mode`: the scores after a step. 0 stands for the scaled products."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """Inputs of one `Attention` node, in their order, and its attributes.
-
-    Attributes:
-        q: Queries, `[B, H, L, D]` or `[B, L, H·D]`.
-        k: Keys, `[B, Hkv, S - P, D]` or `[B, S - P, Hkv·D]`.
-        v: Values, `[B, Hkv, S - P, Dv]` or `[B, S - P, Hkv·Dv]`.
-        mask: Bool or float; broadcasts to `[B, H, L, S]`.
-        past_key: `[B, Hkv, P, D]`.
-        past_value: `[B, Hkv, P, Dv]`.
-        cache_length: The input `nonpad_kv_seqlen`, `[B]`: the number of keys of each batch element.
-        attributes: The attributes of the node that are set.
-    """
-
-    q: Array
-    k: Array
-    v: Array
-    mask: Array | None = None
-    past_key: Array | None = None
-    past_value: Array | None = None
-    cache_length: Array | None = None
-    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Steps(dict[str, Any]):
@@ -67,9 +41,17 @@ class Steps(dict[str, Any]):
 
 
 def attention(
-    call: Call, changes: Mapping[str, StepChange] | None = None
+    inputs: Sequence[Array | None],
+    attributes: Mapping[str, Any],
+    changes: Mapping[str, StepChange] | None = None,
 ) -> tuple[Array, Array, Array, Array]:
     """Compute output, present key, present value and scores of the node.
+
+    `inputs`: In the order of the operator, of which the last may be left out: queries,
+    `[B, H, L, D]` or `[B, L, H·D]`; keys, `[B, Hkv, S - P, D]` or `[B, S - P, Hkv·D]`; values; a
+    mask, bool or float, which broadcasts to `[B, H, L, S]`; keys of the past, `[B, Hkv, P, D]`, and
+    values; `nonpad_kv_seqlen`, `[B]`, the number of keys of each batch element.
+    `attributes`: Those of the node that are set.
 
     These steps can be changed: ``past``, a pair of past keys and values; ``queries``, ``keys`` and
     ``values`` with heads, and the past included; ``kv_head``, the K/V head of each query head,
@@ -80,25 +62,30 @@ def attention(
     ``scores`` before softmax; ``weights`` after it; ``attended``, `[B, H, L, Dv]`.
 
     Returns:
-        Output in the layout of `call.q`, present key `[B, Hkv, S, D]`, present value
+        Output in the layout of the queries, present key `[B, Hkv, S, D]`, present value
         `[B, Hkv, S, Dv]`, and the scores that `qk_matmul_output_mode` selects, `[B, H, L, S]`.
     """
     steps = Steps(changes or {})
-    heads, kv_heads = (call.attributes.get(name, 1) for name in ("q_num_heads", "kv_num_heads"))
-    q, k, v = split_heads(call.q, heads), *(split_heads(x, kv_heads) for x in (call.k, call.v))
-    past = steps.set("past", (call.past_key, call.past_value))
+    heads, kv_heads = (attributes.get(name, 1) for name in ("q_num_heads", "kv_num_heads"))
+    query, key, value, mask, past_key, past_value, lengths = (*inputs, *[None] * 4)[:7]
+    assert query is not None
+    assert key is not None
+    assert value is not None
+    q, k, v = split_heads(query, heads), *(split_heads(x, kv_heads) for x in (key, value))
+    past = steps.set("past", (past_key, past_value))
     keys = steps.set("keys", k if past[0] is None else np.concatenate([past[0], k], axis=2))
     values = steps.set("values", v if past[1] is None else np.concatenate([past[1], v], axis=2))
     q = steps.set("queries", q)
-    capped = _scores(steps, q, keys, call.attributes)
-    _visible(steps, call, capped.shape, 0 if past[0] is None else past[0].shape[2])
+    capped = _scores(steps, q, keys, attributes)
+    P = 0 if past[0] is None else past[0].shape[2]
+    _visible(steps, attributes, mask, lengths, capped.shape, P)
     biased = capped + steps["mask_bias"]
     scores = steps.set("scores", np.where(steps["visible"], biased, steps["hidden"]))
     weights = steps.set("weights", softmax(scores, steps["visible"]))
     attended = steps.set("attended", weights @ values[:, steps["kv_head"]])
     modes = {AFTER_SOFTMAX: weights, AFTER_MASK: scores, AFTER_SOFTCAP: capped}
-    fourth_output = modes.get(call.attributes.get("qk_matmul_output_mode", 0), steps["products"])
-    output = join_heads(attended) if call.q.ndim == 3 else attended
+    fourth_output = modes.get(attributes.get("qk_matmul_output_mode", 0), steps["products"])
+    output = join_heads(attended) if query.ndim == 3 else attended
     return output, keys, values, fourth_output
 
 
@@ -129,18 +116,25 @@ def _scores(steps: Steps, q: Array, keys: Array, attributes: Mapping[str, Any]) 
     return np.asarray(steps.set("capped", capped))
 
 
-def _visible(steps: Steps, call: Call, shape: tuple[int, ...], P: int) -> None:
+def _visible(
+    steps: Steps,
+    attributes: Mapping[str, Any],
+    mask: Array | None,
+    lengths: Array | None,
+    shape: tuple[int, ...],
+    P: int,
+) -> None:
     """Set the steps from `offset` to `hidden`: the visible keys, and the bias of a float mask."""
     B, _, L, S = shape
-    offset = P if call.cache_length is None else call.cache_length.reshape(B, 1, 1, 1) - L
-    offset = steps.set("offset", offset)
+    ends = None if lengths is None else lengths.reshape(B, 1, 1, 1)
+    offset = steps.set("offset", P if ends is None else ends - L)
     i, j = np.arange(L)[:, None], np.arange(S)
-    causal = j <= i + offset if call.attributes.get("is_causal") else np.ones((L, S), bool)
+    causal = j <= i + offset if attributes.get("is_causal") else np.ones((L, S), bool)
     causal = steps.set("causal", causal)
-    causal = causal & _window(call.attributes, i + offset - j)
-    if call.cache_length is not None:
-        causal = causal & (j < call.cache_length.reshape(B, 1, 1, 1))
-    allowed_by_mask, bias = _mask_parts(call.mask, S)
+    causal = causal & _window(attributes, i + offset - j)
+    if ends is not None:
+        causal = causal & (j < ends)
+    allowed_by_mask, bias = _mask_parts(mask, S)
     allowed_by_mask = steps.set("mask_visible", allowed_by_mask)
     steps.set("mask_bias", bias)
     steps.set("visible", causal & allowed_by_mask)

@@ -16,7 +16,7 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 
 from attn_export.dialect_names import MICROSOFT
-from attn_export.float64.attention_steps import Call, StepChange, attention, split_heads
+from attn_export.float64.attention_steps import StepChange, attention, split_heads
 from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
 from attn_export.tensorfile import Array
 
@@ -69,11 +69,9 @@ class GroupQueryAttention(OpRun):
         if "k_scale" in operands:
             integers = [x if bits == 8 else unpack_nibbles(x) - 8.0 for x in (keys, values)]
             read = (integers[0] * operands["k_scale"], integers[1] * operands["v_scale"])
-        call = Call(
-            q, *read, operands.get("attention_bias"), cache_length=start + L,
-            attributes={**_scale_and_softcap(attributes), "is_causal": 1, "q_num_heads": H},
-        )  # fmt: skip
-        return attention(call, self.changes)[0], keys, values
+        ends = (operands.get("attention_bias"), None, None, start + L)
+        known = {**_scale_and_softcap(attributes), "is_causal": 1, "q_num_heads": H}
+        return attention((q, *read, *ends), known, self.changes)[0], keys, values
 
     changes: Mapping[str, StepChange] = {}
 
@@ -86,11 +84,9 @@ class MultiHeadAttention(OpRun):
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
         operands = _optional_inputs(MHA_INPUTS, inputs, attributes)
         heads = dict.fromkeys(("q_num_heads", "kv_num_heads"), attributes["num_heads"])
-        call = Call(
-            operands["query"], operands["key"], operands["value"], operands.get("attention_bias"),
-            attributes={**_scale_and_softcap(attributes), **heads},
-        )  # fmt: skip
-        return attention(call, self.changes)[:1]
+        names = ("query", "key", "value", "attention_bias")
+        known = {**_scale_and_softcap(attributes), **heads}
+        return attention([operands.get(name) for name in names], known, self.changes)[:1]
 
     changes: Mapping[str, StepChange] = {}
 

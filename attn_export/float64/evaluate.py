@@ -7,7 +7,6 @@ The reference evaluator of onnx computes each node. `Attention` has an implement
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from attn_export.errors import GraphError, one_line
-from attn_export.float64.attention_steps import Call, StepChange, attention
+from attn_export.float64.attention_steps import StepChange, attention
 from attn_export.float64.contrib_operators import (
     GroupQueryAttention,
     MatMulNBits,
@@ -58,9 +57,8 @@ class Attention(OpRun):
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
         set_attributes = {name: value for name, value in attributes.items() if value is not None}
-        call: Any = functools.partial(Call, attributes=set_attributes)
         count = len(self.onnx_node.output)
-        return attention(call(*inputs), self.changes)[:count]
+        return attention(inputs, set_attributes, self.changes)[:count]
 
     changes: Mapping[str, StepChange] = {}
 

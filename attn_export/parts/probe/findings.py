@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attn_export.float64.attention_steps import Call, StepChange, attention
+from attn_export.float64.attention_steps import StepChange, attention
 from attn_export.measures import element_errors, measure_strictly
+from attn_export.parts.probe.probe_graphs import ATTENTION_INPUTS, ProbeGraph
 from attn_export.results import Outcome
-from attn_export.tensorfile import Array, to_float64
-
-if TYPE_CHECKING:
-    from attn_export.parts.probe.probe_graphs import ProbeGraph
-    from attn_export.tensorfile import ArrayDict
-
+from attn_export.tensorfile import Array, ArrayDict, to_float64
 
 # -- probe of a runtime -------------------------------------------------------------------------
 
@@ -140,13 +135,6 @@ APART = 3 * CLOSE
 """The least difference that any two readings of a probe must have in some row."""
 
 
-CALL_INPUTS = {
-    "q": "query", "k": "key", "v": "value", "mask": "attn_mask", "past_key": "past_key",
-    "past_value": "past_value", "cache_length": "lengths",
-}  # fmt: skip
-"""The fields of a `Call`, with the names of the probe inputs that they hold."""
-
-
 def attend(
     inputs: Mapping[str, Array],
     changes: Mapping[str, StepChange] | None = None,
@@ -156,10 +144,8 @@ def attend(
 
     `inputs`: The inputs of a probe: query `[B, H, L, D]`, key `[B, Hkv, S, D]` …
     """
-    fields: Any = {
-        field: to_float64(inputs[name]) for field, name in CALL_INPUTS.items() if name in inputs
-    }
-    return attention(Call(**fields, attributes=attributes), changes)[0]
+    operands = [to_float64(inputs[n]) if n in inputs else None for n in ATTENTION_INPUTS]
+    return attention(operands, attributes, changes)[0]
 
 
 def _nearest(output: np.ndarray, truths: Mapping[str, np.ndarray]) -> ProbeFinding:
