@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention import onnx_attention
+from attn_export.attention.quantised_cache import Quotients
 from attn_export.quantiser import BLOCK_LARGEST, LEAST_BLOCK_SCALE
 from attn_export.spec import AttentionSpec
 from attn_export.spec.low_precision import PER_BLOCK
@@ -37,6 +38,10 @@ class QuantisedActivations(nn.Module, abc.ABC):
 
         Quotients are rounded half to even.
         """
+
+    def quotients(self, x: Tensor) -> list[Quotients]:
+        """Return the numbers that are rounded, of the shape of `x`."""
+        return [Quotients(x / self.scales(x), -torch.inf, torch.inf)]
 
 
 class DynamicInt8(QuantisedActivations):

@@ -28,14 +28,13 @@ class Quotients:
     Attributes:
         values: The numbers, `[B, Hkv, L, N]`.
         low: The least integer, or -inf for a cache in floating point.
-        units: For a cache in floating point the spacing of its type at each number,
-            `[B, Hkv, L, N]`; None for integers.
+        units: For a cache in floating point the spacing of its type at each number, else 1.
     """
 
     values: Tensor
     low: float
     high: float
-    units: Tensor | None = None
+    units: Tensor | float = 1.0
 
 
 MIDDLE = 8

@@ -1,258 +1,193 @@
-"""Rounding ties of quantised inputs and of caches: moves of inputs, and values that stay near ties.
+"""Values near a rounding tie, where floating-point error alone decides, and both sides are right.
 
-Near a tie, floating-point error alone decides between two integers, and both are right. So inputs
-are moved until the integers of quantised inputs, and the new ones of a quantised cache, are the
-same in every correct implementation. Those of a cache are compared exactly. `activation_ties` is
-for the input of the output projection, `ties` for the order of equal values.
-
-Without quantised activations new keys and values change smoothly with the query, which is moved
-along their gradient. With them a small move changes nothing: an element of the token, chosen at
-random, is moved by one quantisation step, until no key or value of the token is near a tie.
-
-A float32 value near the middle of two float16 numbers may become either of them in a cache in
-float16. Queries are moved until no large value is near a tie. The rounding error of small values
-may be as large as the spacing of float16, so they are near a tie wherever they are. The runs with
-random rounding choose a neighbour at random, so that the allowed error covers these choices and no
-more.
+So inputs are moved off ties (`off_ties`) until the integers of quantised inputs, and the new ones
+of a quantised cache, are the same in every correct implementation. Those of a cache are compared
+exactly. If values of the output projection's input stay near a tie, the allowed error grows by the
+change of rounding them the other way. Of a cache in float16 only large values can be moved off
+ties: runs with random rounding choose a neighbour of the others at random, so that the allowed
+error covers these choices and no more. `ties` is for the order of equal values.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attn_export.attention import Attention
+from attn_export.attention.quantised import new_keys_and_values
 from attn_export.attention.quantised_activations import QuantisedActivations
-from attn_export.attention.quantised_cache import Pair
-from attn_export.cases.draw import generator, seed_of
-from attn_export.measures import EPS_FLOAT32
-from attn_export.results import Case
+from attn_export.cases.draw import seed_of
+from attn_export.export.trees import to_torch
+from attn_export.measures import EPS_FLOAT32, row_norms
+from attn_export.results import Arrays, Case, Golden
+from attn_export.rule import beyond_limit
+from attn_export.schema import Allowed
 from attn_export.spec.low_precision import FLOAT16
-from attn_export.truth.cache_quotients import (
-    LEAST,
-    MOST_STEPS,
-    CacheQuotients,
-    compute_margin,
-    distance_from_tie,
-    move_along_gradients,
-    shift_from_ties,
+from attn_export.truth.float64_mode import widened_arrays, widening_of
+from attn_export.truth.rounding import RandomRounding
+from attn_export.truth.rounding_sites import (
+    Numbers,
+    Site,
+    settled,
+    sites_of,
+    subtracting_zero_points,
 )
 
-MOVES, MARGINS = 50, 4
-"""The most attempts to move an input array, and the most attempts with a margin computed anew."""
+RUNS, RUNS_OF_FLOAT16 = 2, 4
+"""The number of runs with random rounding that measure the error of each quotient."""
 
-ROUNDED = ("query", "key", "value")
-"""The inputs that are quantised directly."""
+MOST_ADDED = 0.25
+"""The largest error that ties may add, as a share of the error of a run that does not round the
+input of the output projection. With more, a graph that leaves the rounding out would pass."""
+
+OUTPUT = "output"
+"""The name of the output that the output projection computes."""
 
 
-def move_off_ties(case: Case, module: nn.Module) -> Case | None:
-    """Return a case whose integers are the same in every correct implementation.
+class TieFinder:
+    """Finder of values near a tie in runs of an `Attention` that rounds activations or its cache.
 
-    `module`: A float64 copy of an `Attention` with quantised activations, a cache of another type,
-    or both.
-
-    Returns:
-        The case itself if no value is near a tie; None if its inputs cannot be moved away.
+    `module`: A float64 copy of the module.
+    `run`: Runs it on inputs, in float64 or with the random rounding of a number.
     """
-    assert isinstance(module, Attention)
-    if not isinstance(module.activations, QuantisedActivations):
-        if module.spec.kv_dtype == FLOAT16:
-            return move_along_gradients(case, module, _weigh_all)[0]
-        moved, off_ties = move_along_gradients(case, module, _weigh_worst)
-        return moved if off_ties else None
-    if module.kv_scales is None:
-        return _move_inputs(case, module.activations)
-    return _move_by_steps(case, module)
 
+    def __init__(self, module: Attention, run: Callable[[Arrays, int | None], object]) -> None:
+        self.module, self._run, self._widening = module, run, widening_of(module)
+        self.is_float16 = module.spec.kv_dtype == FLOAT16
+        self.rounds_activations = isinstance(module.activations, QuantisedActivations)
+        self._runs = RUNS_OF_FLOAT16 if self.is_float16 else RUNS
 
-def activation_rounding(module: Attention) -> QuantisedActivations:
-    """Return the module that rounds the inputs of projections."""
-    assert isinstance(module.activations, QuantisedActivations)
-    return module.activations
+    def subtract_zero_points(self) -> AbstractContextManager[None]:
+        """Let products of the copy round as kernels do that subtract zero points afterwards."""
+        return subtracting_zero_points(self.module)
 
+    def sites(self, inputs: Arrays, number: int | None = None) -> list[Site]:
+        """Return all sites of a run."""
+        return sites_of(self.module, lambda: self._run(inputs, number))
 
-def step_towards_zero(
-    query: np.ndarray, token: tuple[int, int], scales: Tensor, random: np.random.Generator
-) -> None:
-    """Move an element of a token by one step of its scale towards 0, in place.
+    def margins_of(self, site: Site, run: Callable[[int], Site]) -> Numbers:
+        """Return the margins of a site, measured by runs with random rounding."""
+        return site.margins([run(n) for n in range(self._runs)], self.module.spec.num_heads)
 
-    `query`: `[B, L, E]`.
-    `scales`: The scale of each element, `[B, L, E]`, or one for all, `[]`.
-    """
-    element = (*token, int(random.integers(query.shape[-1])))
-    scale = float(scales.expand(query.shape)[element])
-    query[element] -= np.copysign(scale, query[element])
+    def gradient(self, total: Tensor, query: Tensor) -> Tensor:
+        """Return the gradient of a sum of quotients with respect to the query, `[B, L, E]`."""
+        with self._widening or contextlib.nullcontext():
+            (gradient,) = torch.autograd.grad(total, query)
+        return gradient
 
+    def cache(self, case: Case, query: Tensor, number: int | None = None) -> Site:
+        """Return the site of new keys and values of a case with a float64 query, `[B, L, E]`."""
+        inputs = {**to_torch(widened_arrays(case.inputs)), "query": query}
+        mode: AbstractContextManager[Any] = self._widening or contextlib.nullcontext()
+        zero_points: AbstractContextManager[None] = contextlib.nullcontext()
+        if number is not None:
+            zero_points = subtracting_zero_points(self.module)
+            seed = seed_of("ties", number)
+            mode = RandomRounding(EPS_FLOAT32, EPS_FLOAT32, seed, widening=self._widening)
+        with zero_points, mode:
+            pair = new_keys_and_values(self.module, inputs)
+        assert self.module.kv_scales is not None
+        return Site(self.module.kv_scales, pair)
 
-def _move_by_steps(case: Case, module: Attention) -> Case | None:
-    """Return a case without values near a tie, neither in its activations nor in its new cache."""
-    random = generator("steps", case.name)
-    for _ in range(MARGINS):  # a moved case may have other errors, hence another margin
-        moved = _try_steps(case, module, random)
-        if moved is None or moved is case:
-            return moved
-        case = moved
-    return None
+    @torch.no_grad()
+    def cache_and_margins(self, case: Case) -> tuple[Site, Numbers]:
+        """Return the site of new keys and values of a case, and its margins."""
+        query = torch.from_numpy(case.inputs["query"].astype(np.float64))
+        site = self.cache(case, query)
+        return site, self.margins_of(site, lambda number: self.cache(case, query, number))
 
+    def activations(self, case: Case, number: int | None = None) -> list[Site]:
+        """Return the sites of the inputs of all projections; that of the last one is last."""
+        sites = self.sites(case.inputs, number)
+        return [site for site in sites if site.rounding is self.module.activations]
 
-def _try_steps(case: Case, module: Attention, random: np.random.Generator) -> Case | None:
-    """Return a case moved by quantisation steps; the margin of its first inputs is used for all."""
-    margin, rounding = None, activation_rounding(module)
-    for _ in range(MOST_STEPS):
-        moved = _move_inputs(case, rounding)
-        if moved is None:
-            return None
-        case, query = moved, moved.inputs["query"].copy()
-        quotients = CacheQuotients(module, case)
-        margin = compute_margin(quotients, query) if margin is None else margin
-        with torch.no_grad():
-            values = quotients(torch.from_numpy(query.astype(np.float64)))
-        near = shift_from_ties(values, margin, *quotients.limits).ne(0).any(-1)  # [B, L]
-        if not near.any():
-            return case
-        scales = rounding.scales(torch.from_numpy(query))
-        for batch, token in near.nonzero().tolist():
-            step_towards_zero(query, (batch, token), scales, random)
-        case = dataclasses.replace(case, inputs={**case.inputs, "query": query})
-    return None
+    def projection(self, case: Case, margins: Numbers | None = None) -> ProjectionTies:
+        """Return what the projections of a case round, and the margins of the last.
 
+        `margins`: Those of a case with about the same errors. Default: they are measured.
+        """
+        sites = self.activations(case)
 
-def _weigh_worst(shift: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return weights that select the value of each token with the largest shift, and its shift."""
-    # One value of every token moves at once, since tokens do not depend on each other.
-    worst = shift.abs().argmax(-1, keepdim=True)
-    return torch.zeros_like(shift).scatter(-1, worst, 1.0), shift.gather(-1, worst)
+        def noisy(number: int) -> Site:
+            with settled(sites, self.module):
+                return self.activations(case, number)[-1]
 
-
-def _weigh_all(shift: Tensor, units: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return weights that move all values of a token at once, and the change that their sum needs.
-
-    This takes few steps if few of many channels are near ties.
-    """
-    assert units is not None  # by them, shifts count as differences of cached values
-    return shift * units.square(), (shift * units).square().sum(-1, keepdim=True)
-
-
-def _move_inputs(case: Case, rounding: QuantisedActivations) -> Case | None:
-    """Return a case without inputs near a tie, which may be `case` itself; None if impossible."""
-    inputs = dict(case.inputs)
-    for name in set(ROUNDED) & set(inputs):
-        moved = _move_array(inputs[name], rounding)
-        if moved is None:
-            return None
-        inputs[name] = moved
-    if all(inputs[name] is case.inputs[name] for name in inputs):
-        return case
-    return dataclasses.replace(case, inputs=inputs)
-
-
-def _move_array(array: np.ndarray, rounding: QuantisedActivations) -> np.ndarray | None:
-    """Return an input with its elements moved away from ties; None if that is impossible."""
-    for _ in range(MOVES):
-        x = torch.from_numpy(array.astype(np.float64))
-        scale = rounding.scales(x)
-        quotients = x / scale
-        margin = LEAST * EPS_FLOAT32 * quotients.abs()
-        near = distance_from_tie(quotients) < margin
-        # An infinite scale of one block affects no other block.
-        if not bool(scale.isfinite().any()):
-            return None
-        if not near.any():
-            return array
-        tie = quotients.floor() + 0.5
-        beside = tie + torch.where(quotients >= tie, 2 * margin, -2 * margin)
-        array = torch.where(near, beside * scale, x).numpy().astype(array.dtype)
-    return None
-
-
-# -- values of a float16 cache that stay near a tie ---------------------------------------------
+        margins = self.margins_of(sites[-1], noisy) if margins is None else margins
+        return ProjectionTies(sites, margins, self.module.out_proj.weight.detach().double())
 
 
 @dataclasses.dataclass(frozen=True)
-class Float16Values:
-    """New keys and values of a case, rounded to float16 and held in float64.
+class ProjectionTies:
+    """What the projections of a run round, and values near a tie in the input of the last.
 
     Attributes:
-        nearest: The nearest float16 numbers, which are the truth: keys `[B, Hkv, L, D]` and values
-            `[B, Hkv, L, Dv]`.
-        other: The float16 neighbour on the other side of each value, of the same shapes.
-        near: Masks of the values so near a tie that either neighbour is correct.
+        weight: The weight of the output projection, `[E, N]`.
     """
 
-    nearest: Pair
-    other: Pair
-    near: Pair
-    overflow: bool
+    sites: Sequence[Site]
+    margins: Numbers
+    weight: Tensor
 
     @property
-    def uncertain_tokens(self) -> int:
-        """The number of tokens with at least one value near a tie."""
-        tokens = (near.any(-1).any(1) for near in self.near)  # [B, L]
-        return int(torch.stack(list(tokens)).any(0).sum())
+    def near(self) -> Tensor:
+        """A mask of the values near a tie, `[B, L, N]`."""
+        return self.sites[-1].near(self.margins)[0]
 
-    def draw(self, number: int) -> Pair:
-        """Return keys `[B, Hkv, L, D]` and values; those near a tie may take their other neighbour.
+    @property
+    def _steps(self) -> Tensor:
+        """The L2 norm of the change of the output by one step of each value, `[B, L, N]`."""
+        site = self.sites[-1]
+        assert isinstance(site.rounding, QuantisedActivations)
+        (x,) = site.values
+        steps: Tensor = site.rounding.scales(x) * self.weight.norm(dim=0)
+        return steps.expand_as(x)
 
-        `number`: The number of the run. In run 0 all values near a tie take the other neighbour; in
-        later runs each takes it with probability 0.5.
+    @property
+    def token_changes(self) -> Tensor:
+        """A bound of the change of each token if all values near a tie round the other way."""
+        return torch.where(self.near, self._steps, 0.0).sum(-1)  # [B, L]
+
+    @property
+    def too_many(self) -> bool:
+        """True if ties allow so much error that a graph without rounding would pass."""
+        # Errors of rounding are uniform within half a step.
+        unrounded = float(self._steps[self._steps.isfinite()].norm()) / 12**0.5
+        return float(self.token_changes.norm()) > MOST_ADDED * unrounded
+
+    def widen_allowed_error(self, golden: Golden) -> Golden:
+        """Return the case with its allowed error increased by what values near a tie can change.
+
+        It is unusable if the error is beyond the limit, or too many values are near a tie.
         """
-        random = torch.Generator().manual_seed(seed_of("float16", number))
-        pair: list[Tensor] = []
-        for nearest, other, near in zip(self.nearest, self.other, self.near, strict=True):
-            takes_other = torch.rand(near.shape, generator=random) < 0.5 if number else near
-            pair.append(torch.where(near & takes_other, other, nearest))
-        return pair[0], pair[1]
+        allowed, expected = golden.allowed[OUTPUT], golden.expected[OUTPUT]
+        if not self.near.any():
+            return golden
+        assert allowed is not None
+        t = expected.astype(np.float64)
+        largest = float(np.abs(t[np.isfinite(t)]).max(initial=0.0)) or 1.0
+        errors, norms = self.token_changes.numpy() / largest, row_norms(t)
+        by_row = errors / np.where(norms > 0, norms, np.inf)
+        wider = Allowed(
+            allowed.whole + float(np.linalg.norm(errors) / (np.linalg.norm(norms) or np.inf)),
+            allowed.row + float(by_row.max()),
+        )
+        reason = beyond_limit(wider.whole, wider.row, expected.dtype)
+        if self.too_many and not shows_other_faults(golden.case):
+            reason = "no evidence: too many values of the last projection's input lie near a tie"
+        unusable = {**golden.unusable, **({OUTPUT: reason} if reason else {})}
+        return dataclasses.replace(
+            golden, allowed={**golden.allowed, OUTPUT: wider}, unusable=unusable,
+            rows_near_ties=int(self.near.any(-1).sum()),
+        )  # fmt: skip
 
 
-@torch.no_grad()
-def round_to_float16(module: Attention, case: Case) -> Float16Values:
-    """Return the new keys and values of a case, with both neighbours of values near a tie.
-
-    `module`: A float64 copy of an `Attention` with a cache in float16.
-    """
-    quotients = CacheQuotients(module, case)
-    query = case.inputs["query"]
-    margin = compute_margin(quotients, query)
-    values = quotients(torch.from_numpy(query.astype(np.float64)))
-    units = quotients.units
-    assert units is not None
-    near = (distance_from_tie(values) < margin) & values.isfinite()
-    whole = values.round()
-    other = whole + torch.where(values >= whole, 1.0, -1.0)
-    spec = module.spec
-    widths = [spec.num_kv_heads * width for width in spec.cache_widths]
-
-    def as_pair(x: Tensor) -> Pair:
-        """Split `[B, L, N]` into keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`."""
-        heads = (part.unflatten(-1, (spec.num_kv_heads, -1)) for part in x.split(widths, -1))
-        key, value = (part.transpose(1, 2) for part in heads)
-        return key, value
-
-    rounding = module.kv_scales
-    assert rounding is not None
-    nearest = rounding(*quotients.new_pair)
-    before_and_after = zip(quotients.new_pair, nearest, strict=True)
-    overflow = any(bool((x.isfinite() & ~y.isfinite()).any()) for x, y in before_and_after)
-    return Float16Values(nearest, as_pair(other * units), as_pair(near), overflow)
-
-
-@contextlib.contextmanager
-def force_cache_values(pair: Pair, module: Attention) -> Iterator[None]:
-    """Replace the new keys and values that a module puts into its cache inside this block.
-
-    `pair`: Keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`: float16 numbers, in any floating
-    type.
-    """
-    rounding = module.kv_scales
-    assert rounding is not None
-
-    def replace(_: object, __: object, rounded: Pair) -> Pair:
-        return pair[0].to(rounded[0].dtype), pair[1].to(rounded[1].dtype)
-
-    with rounding.register_forward_hook(replace):
-        yield
+def shows_other_faults(case: Case) -> bool:
+    """Return whether a case is evidence even if a graph without rounding would pass it."""
+    return case.may_overflow or (case.kind == "probe" and not case.contents)

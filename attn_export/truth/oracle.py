@@ -26,7 +26,7 @@ from attn_export.measures import EPS_FLOAT32, eps
 from attn_export.results import WHOLE_DECODE, Arrays, Case, Golden
 from attn_export.spec import Shape
 from attn_export.spec.inputs import BATCH
-from attn_export.spec.low_precision import FLOAT16, PER_RUN
+from attn_export.spec.low_precision import PER_RUN
 from attn_export.tensorfile import is_floating
 from attn_export.truth.allowed import TruthSource, build_golden, run_count
 from attn_export.truth.float64_mode import (
@@ -40,8 +40,8 @@ from attn_export.truth.rounding import RandomRounding
 
 if TYPE_CHECKING:
     from attn_export.float64 import ReferenceStep
-    from attn_export.truth.activation_ties import ProjectionTieFinder, ProjectionTies
-    from attn_export.truth.near_ties import Float16Values
+    from attn_export.truth.near_ties import TieFinder
+    from attn_export.truth.rounding_sites import Numbers, Site
     from attn_export.truth.ties import TieOrder
 
 WIDER, TIED_RUNS = 8.0, 4
@@ -79,7 +79,7 @@ class Oracle(TruthSource):
         except Exception as error:
             raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
         self.widening = widening_of(self.precise) if subject.spec else ComputeInFloat64()
-        self._ties = self._activation_ties()
+        self._ties = self._find_ties()
         self._ranks = self._chooses = False  # known once it was run
         self._size = sum(parameter.numel() for parameter in subject.module.parameters())
         narrow = set(subject.narrow_dtypes().values())
@@ -98,42 +98,43 @@ class Oracle(TruthSource):
 
     def move_off_ties(self, case: Case) -> Case | None:
         """Return the case, moved away from rounding ties if it can be; None if it is unusable."""
-        spec = self.subject.spec
         with self._threads_for(case):
-            if self._ties:
-                return self._ties.with_fewest_ties(case)
-            if spec is None or spec.kv_dtype == "none":
+            if self._ties is None:
                 return case
-            from attn_export.truth.near_ties import move_off_ties
+            from attn_export.truth.off_ties import move_off_ties
 
-            return move_off_ties(case, self.precise)
+            return move_off_ties(case, self._ties)
 
     def _threads_for(self, case: Case) -> AbstractContextManager[None]:
         """Let PyTorch use several threads for large modules and cases, else one."""
         is_large = sum(array.size for array in case.inputs.values()) >= LARGE_CASE
         return threads(torch.get_num_threads() if is_large or self._size >= ONE_THREAD_BELOW else 1)
 
-    def _activation_ties(self) -> ProjectionTieFinder | None:
-        """Return the finder of ties of quantised activations; None if they are not quantised."""
+    def _find_ties(self) -> TieFinder | None:
+        """Return the finder of values near a tie; None if the module rounds to no narrower type."""
         module = self.precise
-        if not isinstance(module, Attention) or module.spec.activations == "none":
+        spec = module.spec if isinstance(module, Attention) else None
+        if spec is None or spec.activations == spec.kv_dtype == "none":
             return None
-        from attn_export.truth.activation_ties import ProjectionTieFinder
+        from attn_export.truth.near_ties import TieFinder
 
-        def noisy(inputs: Arrays, number: int) -> Arrays:
+        def run(inputs: Arrays, number: int | None) -> Arrays:
+            if number is None:
+                return self.truth(inputs)
             seed = seed_of("ties", number)
             mode = RandomRounding(EPS_FLOAT32, EPS_FLOAT32, seed, widening=self.widening)
             return self._noisy(to_torch(widened_arrays(inputs)), mode)
 
-        return ProjectionTieFinder(module, self.truth, noisy)
+        assert isinstance(module, Attention)
+        return TieFinder(module, run)
 
     def _golden(self, case: Case) -> Golden:
         eager = self.eager(case.inputs)
         truth = self.truth(case.inputs)
-        if self._ties:
-            return self._with_integers(case, eager, truth, self._ties.find(case.inputs))
-        if self.subject.spec is not None and self.subject.spec.kv_dtype == FLOAT16:
-            return self._with_float16_cache(case, eager, truth)
+        if self._ties and self._ties.rounds_activations:
+            return self._with_integers(case, eager, truth, self._ties)
+        if self._ties and self._ties.is_float16:
+            return self._with_float16_cache(case, eager, truth, self._ties)
         rounded = self._noisy_runs(case, eager)
         golden = build_golden(
             case, eager, truth, rounded,
@@ -149,37 +150,37 @@ class Oracle(TruthSource):
         keeps_floats = spec is None or spec.kv_dtype == spec.activations == "none"
         return keeps_floats and not self._chooses
 
-    def _with_integers(
-        self, case: Case, eager: Arrays, truth: Arrays, ties: ProjectionTies
-    ) -> Golden:
+    def _with_integers(self, case: Case, eager: Arrays, truth: Arrays, finder: TieFinder) -> Golden:
         """Return the golden of quantised activations; all its runs round to the same integers."""
-        from attn_export.truth.activation_ties import force_integers
+        from attn_export.truth.rounding_sites import settled
 
+        ties = finder.projection(case)
         modules = [m for m in (self.precise, self.subject.module) if isinstance(m, Attention)]
-        with force_integers(ties.integers, *modules):
+        with settled(ties.sites, *modules):
             rounded, forced = self._noisy_runs(case, eager), self.eager(case.inputs)
         golden = build_golden(case, forced, truth, rounded, in_float32=False)
         return ties.widen_allowed_error(dataclasses.replace(golden, eager=eager))
 
-    def _with_float16_cache(self, case: Case, eager: Arrays, truth: Arrays) -> Golden:
+    def _with_float16_cache(
+        self, case: Case, eager: Arrays, truth: Arrays, finder: TieFinder
+    ) -> Golden:
         """Return the golden of a float16 cache; values near a tie round either way in its runs."""
-        from attn_export.truth.near_ties import force_cache_values, round_to_float16
+        from attn_export.truth.rounding_sites import overflows, settled
 
-        assert isinstance(self.precise, Attention)
+        site, margins = finder.cache_and_margins(case)
         assert isinstance(self.subject.module, Attention)
-        cached = round_to_float16(self.precise, case)
-        with force_cache_values(cached.nearest, self.subject.module):
+        with settled([site], self.subject.module):
             forced = self.eager(case.inputs)
+        rounded = self._noisy_runs(case, eager, cached=(site, margins))
         golden = build_golden(
-            case, forced, truth, self._noisy_runs(case, eager, cached=cached), in_float32=False,
+            case, forced, truth, rounded, in_float32=False,
             exactly=("present_key", "present_value"),
         )  # fmt: skip
         unusable = dict(golden.unusable)
-        if cached.overflow:
+        if overflows(site):
             unusable["output"] = "no evidence: new keys or values are too large for float16"
-        return dataclasses.replace(
-            golden, eager=eager, unusable=unusable, rows_near_ties=cached.uncertain_tokens
-        )
+        near = int(site.tokens_near(margins).sum())
+        return dataclasses.replace(golden, eager=eager, unusable=unusable, rows_near_ties=near)
 
     def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
         """Return the golden of a user's module, with the elements that ties decide marked."""
@@ -221,7 +222,7 @@ class Oracle(TruthSource):
 
     def _noisy_runs(
         self, case: Case, eager: Arrays, wider: float = 1.0, least: int = 1,
-        cached: Float16Values | None = None,
+        cached: tuple[Site, Numbers] | None = None,
     ) -> list[Arrays]:  # fmt: skip
         """Return the outputs of float64 runs with random rounding as large as the graph's.
 
@@ -272,17 +273,15 @@ class Oracle(TruthSource):
         return lambda tensors: Decisions(tensors.values(), recorded.made)
 
     def _draw_cache(
-        self, cached: Float16Values | None, runs: range
+        self, cached: tuple[Site, Numbers] | None, runs: range
     ) -> AbstractContextManager[None]:
         """Let runs, stacked along the batch axis, keep the float16 numbers drawn for each."""
         if cached is None:
             return contextlib.nullcontext()
-        from attn_export.truth.near_ties import force_cache_values
+        from attn_export.truth.rounding_sites import draw_sides, settled, stacked
 
         assert isinstance(self.precise, Attention)
-        drawn = [cached.draw(number) for number in runs]
-        keys, values = (torch.cat(tensors) for tensors in zip(*drawn, strict=True))
-        return force_cache_values((keys, values), self.precise)
+        return settled([stacked([draw_sides(*cached, number) for number in runs])], self.precise)
 
     def _noisy(self, tensors: Any, *modes: AbstractContextManager[Any]) -> Arrays:
         zero_points = self._ties.subtract_zero_points() if self._ties else None

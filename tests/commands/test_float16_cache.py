@@ -13,9 +13,11 @@ from shared import extended, judged_graphs, passed_bundle
 from attn_export import Subject, verify
 from attn_export.errors import SpecError, WeightsError
 from attn_export.graph.load import load_model
+from attn_export.results import Case
 from attn_export.runtimes.decode_session import DecodeSession
-from attn_export.truth.near_ties import round_to_float16
+from attn_export.truth.near_ties import TieFinder
 from attn_export.truth.oracle import Oracle
+from attn_export.truth.rounding_sites import Numbers, Site
 
 pytestmark = pytest.mark.xdist_group("test_float16_cache")  # its bundles are shared
 
@@ -85,6 +87,12 @@ def test_a_session_decodes():
     assert np.abs(np.concatenate(outputs, axis=1) - whole).max() < 1e-3
 
 
+def uncertain(oracle: Oracle, case: Case) -> tuple[Site, Numbers]:
+    """Return the new keys and values of a case, and masks of those near a tie."""
+    site, margins = TieFinder(oracle.precise, oracle.truth).cache_and_margins(case)
+    return site, site.near(margins)
+
+
 @pytest.mark.parametrize(
     ("name", "limit"),
     # float32 angles of rotary at 300 are as exact as a tenth of a step: more keys are uncertain
@@ -93,11 +101,11 @@ def test_a_session_decodes():
 def test_large_keys_are_certain_and_small_ones_either_neighbour(name: str, limit: float):
     oracle = Oracle(Subject.from_spec(spec_of(name)))
     (case,) = (c for c in oracle.subject.plan().cases if c.kind == "decode")
-    before, moved = round_to_float16(oracle.precise, case), oracle.move_off_ties(case)
-    after = round_to_float16(oracle.precise, moved)
-    assert sum(int(near.sum()) for near in after.near) < sum(int(n.sum()) for n in before.near)
-    for nearest, near in zip(after.nearest, after.near, strict=True):
-        assert nearest[near].abs().median() < 0.2 * nearest.abs().median()
+    moved = oracle.move_off_ties(case)
+    (_, was_near), (after, near) = (uncertain(oracle, case) for case in (case, moved))
+    assert sum(int(x.sum()) for x in near) < sum(int(x.sum()) for x in was_near)
+    for x, is_near in zip(after.values, near, strict=True):
+        assert x[is_near].abs().median() < 0.2 * x.abs().median()
     golden = oracle.golden(moved)
     for output in ("present_key", "present_value"):
         assert golden.expected[output].dtype == np.float16

@@ -12,11 +12,9 @@ from conftest import small_spec
 from attn_export import Subject
 from attn_export.measures import EPS_FLOAT32
 from attn_export.results import BASE, Case
-from attn_export.truth.activation_ties import force_integers, record_quantised
-from attn_export.truth.cache_quotients import subtracting_zero_points
-from attn_export.truth.near_ties import activation_rounding
 from attn_export.truth.oracle import Oracle
 from attn_export.truth.rounding import RandomRounding
+from attn_export.truth.rounding_sites import Site, settled, sites_of, subtracting_zero_points
 
 SPECS = {
     "cached": {"rotary": "half"},
@@ -35,9 +33,8 @@ def oracle_of(name: str) -> Oracle:
 
 def quotients(oracle: Oracle, case: Case) -> list[np.ndarray]:
     """Return what a case quantises, divided by its scales."""
-    with record_quantised(oracle.precise) as seen:
-        oracle.truth(case.inputs)
-    return [(x / activation_rounding(oracle.precise).scales(x)).numpy() for x in seen]
+    sites = sites_of(oracle.precise, lambda: oracle.truth(case.inputs))
+    return [site.parts[0].values.numpy() for site in sites]
 
 
 def nearest_tie(values: np.ndarray) -> float:
@@ -99,14 +96,14 @@ def planted(oracle: Oracle) -> Case:
 
 def error_of_the_other_integer(oracle: Oracle, case: Case) -> float:
     """Return the relative error of the output if the value on a tie is rounded the other way."""
-    with record_quantised(oracle.precise) as seen:
-        truth = oracle.truth(case.inputs)["output"]
-    integers = [activation_rounding(oracle.precise).integers(x) for x in seen]
+    truth = oracle.truth(case.inputs)["output"]
+    sites = sites_of(oracle.precise, lambda: oracle.truth(case.inputs))
     last = quotients(oracle, case)[-1]
     tied = np.abs(last - np.floor(last) - 0.5) < 1e-5
     assert tied.any()
-    other = integers[-1] + torch.from_numpy(tied)
-    with force_integers([*integers[:-1], other], oracle.precise):
+    rounding, (x,) = sites[-1].rounding, sites[-1].values
+    other = x + 1e-4 * torch.from_numpy(tied) * rounding.scales(x)
+    with settled([*sites[:-1], Site(rounding, (other,))], oracle.precise):
         changed = oracle.truth(case.inputs)["output"]
     return float(np.linalg.norm(changed - truth) / np.linalg.norm(truth))
 

@@ -12,7 +12,6 @@ from conftest import small_spec
 from attn_export import Subject
 from attn_export.attention.quantised_activations import DynamicInt8
 from attn_export.results import Case
-from attn_export.truth.near_ties import move_off_ties
 from attn_export.truth.oracle import Oracle
 
 SPECS = {
@@ -87,7 +86,7 @@ def test_a_tie_to_the_last_bit_is_left():
         layer = oracle.precise.v_proj
         layer.weight[3] = 0.0
         layer.bias[3] = 5.5 * oracle.precise.kv_scales.v_scale
-    assert move_off_ties(case, oracle.precise) is None
+    assert oracle.move_off_ties(case) is None
 
 
 def test_a_row_that_is_not_finite_is_left_alone():
@@ -103,19 +102,19 @@ def test_a_row_that_is_not_finite_is_left_alone():
 
 def test_quantised_activations_move_by_whole_steps_until_the_cache_is_certain():
     oracle = oracle_of("per tensor", **PRODUCTS)
-    case = move_off_ties(base_of(oracle), oracle.precise)
+    case = oracle.move_off_ties(base_of(oracle))
     # The first key of a token becomes a number of steps and a half.
     first = quotients(oracle, case)[0]
     oracle.precise.kv_scales.k_scale *= first / (np.floor(first) + 0.5)
     assert nearest_tie(quotients(oracle, case)) < 1e-6
-    moved = move_off_ties(case, oracle.precise)
+    moved = oracle.move_off_ties(case)
     assert nearest_tie(quotients(oracle, moved)) > 1e-6
     query, other = (torch.from_numpy(c.inputs["query"]).double() for c in (case, moved))
     steps = (query - other) / DynamicInt8().scales(query)
     assert steps[0, 0].abs().max() > 0.99
     assert (steps.round() - steps).abs().max() < 1e-4
     assert (steps == 0).all(-1).sum() > 1, "tokens that are far from ties stay"
-    assert move_off_ties(moved, oracle.precise) is moved
+    assert oracle.move_off_ties(moved) is moved
     assert oracle.golden(moved).expected["present_key"].dtype == np.int8
 
 
