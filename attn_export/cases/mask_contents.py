@@ -22,6 +22,7 @@ and are far above any finite number that stands for -inf. Narrow types can hold 
 def _beyond_length(drawn: DrawnCase) -> None:
     """Set past lengths of 0, 1 and 2, and make the unused capacity after them large."""
     inputs = drawn.inputs
+    is_latent = drawn.spec is not None and drawn.spec.kv_latent_dim > 0
     lengths = inputs["past_length"]
     longest = inputs["past_key"].shape[2] - inputs["query"].shape[1]
     lengths[...] = np.arange(len(lengths)) % max(min(longest, 3), 1)
@@ -29,8 +30,9 @@ def _beyond_length(drawn: DrawnCase) -> None:
         array, input_ = inputs[name], drawn.descriptions[name]
         is_unused = np.arange(array.shape[2]) >= lengths[:, None]  # [B, S]
         unused = np.broadcast_to(is_unused[:, None], array.shape[:3])
-        if array.dtype in (np.float32, np.float16) and name == "past_value":
-            # Their weights are 0, so they may be as large as finite numbers can be.
+        if array.dtype in (np.float32, np.float16) and name == "past_value" and not is_latent:
+            # Their weights are 0, so they may be as large as finite numbers can be. A latent is
+            # of keys as well, whose scores are to be finite.
             largest = -float(lowest_number(array.dtype))
             array[unused] = np.where(array[unused] < 0, -largest, largest)
         elif is_floating(array.dtype):

@@ -11,94 +11,16 @@ import onnx
 import pytest
 import torch
 from conftest import ROOT, small_spec
-from shared import extended
 from torch import nn
 
 from attn_export import Subject, build, verify
 from attn_export.bundle.golden import read_golden
 from attn_export.bundle.manifest import read_bundle
-from attn_export.commands.check import check
 from attn_export.errors import ExportError, OutputError, UsageError
 from attn_export.graph.checks import check_graph
 from attn_export.schema import TensorSignature
 
 BOTH = ["ort-cpu", "onnx-reference"]
-
-# Besides those of test_feature_combinations, which passes in the same two engines.
-FEATURES: dict[str, dict[str, object]] = {
-    "mha": {"num_kv_heads": 4},
-    "mqa": {"num_kv_heads": 1},
-    "gqa": {},
-    "no mask": {"attn_mask": "none"},
-    "no cache": {"cache": "none"},
-    "no mask, no cache, not causal": {"attn_mask": "none", "cache": "none", "causal": False},
-    "cache, not causal": {"causal": False},
-    "weights": {"attn_weights": True},
-    "weights without cache": {"attn_weights": True, "cache": "none"},
-    "weights without mask": {"attn_weights": True, "attn_mask": "none", "cache": "none"},
-    "float mask and weights": {"attn_mask": "float[B,1,L,S]", "attn_weights": True},
-    "mask of each head": {"attn_mask": "float[B,H,L,S]"},
-    "no bias": {"bias": False},
-    "scale": {"scale": 0.5},
-    "symmetric window": {"window_left": 2, "window_right": 1, "causal": False},
-    "window, float mask": {"window_left": 3, "attn_mask": "float[B,1,1,S]"},
-    "softcap and float mask": {"softcap": 0.5, "attn_mask": "float[B,1,L,S]"},
-    "alibi, three heads, both sides": {
-        "alibi": True, "embed_dim": 24, "num_heads": 3, "num_kv_heads": 3, "causal": False,
-    },
-    "relative bias, both sides": {
-        "relative_buckets": 8, "relative_max_distance": 20, "causal": False, "cache": "none",
-    },
-    "sinks, float mask, weights": {
-        "sinks": True, "attn_mask": "float[L,S]", "attn_weights": True,
-    },
-    "everything of gpt-oss": {
-        "rotary": "half", "rotary_scaling": "yarn", "rotary_factor": 32.0, "sinks": True,
-        "window_left": 5,
-    },
-    "mla": {
-        "num_kv_heads": 1, "head_dim": 12, "v_head_dim": 6, "kv_latent_dim": 16, "bias": "none",
-        "rotary": "interleaved", "rotary_dim": 4,
-    },
-    "mla in place, latent of queries, weights": {
-        "num_kv_heads": 1, "head_dim": 12, "v_head_dim": 6, "kv_latent_dim": 16, "bias": "all",
-        "q_latent_dim": 10, "rotary": "half", "rotary_dim": 4, "cache": "in-place",
-        "attn_weights": True,
-    },
-    "head_dim of its own": {"head_dim": 6},
-    "v_head_dim of its own": {"v_head_dim": 12, "attn_weights": True},
-    "odd dimensions": {"embed_dim": 21, "num_heads": 3, "num_kv_heads": 1},
-    "one head": {"num_heads": 1, "num_kv_heads": 1},
-    "cross": {"cross": True, "cache": "none", "causal": False},
-    "cross of three widths": {
-        "cross": True, "cache": "none", "causal": False, "kdim": 24, "vdim": 40,
-        "v_head_dim": 12, "attn_weights": True,
-    },
-    "cross without mask": {
-        "cross": True, "cache": "none", "causal": False, "attn_mask": "none",
-    },
-}  # fmt: skip
-
-
-DEFAULT = {
-    "mha", "no mask, no cache, not causal", "weights", "float mask and weights", "scale",
-    "symmetric window", "alibi, three heads, both sides", "relative bias, both sides",
-    "everything of gpt-oss", "v_head_dim of its own", "odd dimensions", "one head",
-    "cross of three widths",
-}  # fmt: skip
-"""Features of the default tests: those that no other default test builds."""
-
-
-@pytest.mark.parametrize("feature", extended(FEATURES, lambda name: name in DEFAULT))
-@pytest.mark.every(4)
-def test_every_feature_passes_checks_and_judge_on_two_engines(feature: str, tmp_path: Path):
-    changes = FEATURES[feature]
-    report = build(small_spec(**changes), tmp_path / "b", runtimes=BOTH, dialects=["standard"])
-    assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
-    by_runtime = {name: {v.case for v in report.verdicts if v.runtime == name} for name in BOTH}
-    assert by_runtime["ort-cpu"] == by_runtime["onnx-reference"]
-    assert len(by_runtime["ort-cpu"]) >= 30
-    assert check(tmp_path / "b" / "model.onnx") == []
 
 
 def test_a_bundle_holds_what_the_design_names(bundle: Path):
