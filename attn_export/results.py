@@ -6,10 +6,13 @@ import dataclasses
 import html
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta, Struct
 
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted
 from attn_export.quality import Quality
+from attn_export.schema import Text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,6 +126,8 @@ class Golden:
 class Verdict:
     """The judgement of one output of one case, from one graph in one runtime.
 
+    In `report.json`, figures that are not finite are null.
+
     Attributes:
         message: The reason that the output did not pass; else empty.
         whole: The relative L2 error against the truth; None if it was not measured.
@@ -133,10 +138,10 @@ class Verdict:
         max_rel: The largest difference from eager relative to eager, over elements that are not 0.
     """
 
-    runtime: str
-    graph: str
-    case: str
-    output: str
+    runtime: Text
+    graph: Text
+    case: Text
+    output: Text
     status: Status
     message: str = ""
     whole: float | None = None
@@ -144,6 +149,15 @@ class Verdict:
     worst: float | None = None
     max_abs: float | None = None
     max_rel: float | None = None
+
+
+class ReportFile(Struct, frozen=True):
+    """The part of `report.json` that is read again."""
+
+    name: Text
+    passed: bool
+    verdicts: Annotated[list[Verdict], Meta(max_length=10_000_000)]
+    notes: Annotated[list[Text], Meta(max_length=10_000)] = []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -295,26 +295,3 @@ class BaselineFile(Struct, frozen=True, forbid_unknown_fields=True):
     format: Name
     versions: dict[Name, Text]
     errors: dict[Name, dict[Name, float]]
-
-
-class ReportedVerdict(Struct, frozen=True):
-    """The entry of a verdict in `report.json`. Errors are null if they were not measured."""
-
-    runtime: Text
-    graph: Text
-    case: Text
-    output: Text
-    status: Text
-    whole: float | None
-    row: float | None
-    worst: float | None
-    max_abs: float | None
-
-
-class ReportFile(Struct, frozen=True):
-    """The part of `report.json` that is read again."""
-
-    name: Text
-    passed: bool
-    verdicts: Annotated[list[ReportedVerdict], Meta(max_length=10_000_000)]
-    notes: Annotated[list[Text], Meta(max_length=10_000)] = []

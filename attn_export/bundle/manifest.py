@@ -23,7 +23,8 @@ from attn_export.temp_folders import folder_beside
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 if TYPE_CHECKING:
-    from attn_export.schema import Manifest, ReportFile, TensorSignature
+    from attn_export.results import ReportFile
+    from attn_export.schema import Manifest, TensorSignature
     from attn_export.spec import AttentionSpec, Shape
 
 MANIFEST = "manifest.json"
@@ -190,7 +191,7 @@ def copy_bundle(bundle: Path, folder: Path) -> None:
 
 def read_report(folder: Path) -> ReportFile:
     """Read `report.json` of a bundle."""
-    from attn_export.schema import ReportFile
+    from attn_export.results import ReportFile
 
     try:
         return checked(parse_json(read_text(folder / REPORT)), ReportFile)

@@ -28,7 +28,8 @@ from attn_export.bundle.manifest import (
 )
 from attn_export.dialect_names import WEIGHTS
 from attn_export.errors import BundleError, printable
-from attn_export.schema import Manifest, ReportedVerdict, ReportFile, TensorSignature
+from attn_export.results import ReportFile, Verdict
+from attn_export.schema import Manifest, TensorSignature
 from attn_export.untrusted_files import parse_json, read_text
 
 # -- the bill of materials: CycloneDX 1.6, https://cyclonedx.org/docs/1.6/json/ -----------------
@@ -89,7 +90,7 @@ def _file(name: str, digest: str) -> dict[str, Any]:
     return {"type": "file", "name": name, "hashes": [{"alg": "SHA-256", "content": digest}]}
 
 
-def _model_card(verdicts: Iterable[ReportedVerdict], manifest: Manifest) -> dict[str, Any]:
+def _model_card(verdicts: Iterable[Verdict], manifest: Manifest) -> dict[str, Any]:
     return {
         "modelParameters": {
             "task": "attention",
@@ -107,7 +108,7 @@ def _value(name: str, signature: TensorSignature) -> dict[str, str]:
     return {"format": f"{name}: {signature.dtype} [{axes}]"}
 
 
-def _metrics(verdicts: Iterable[ReportedVerdict]) -> list[dict[str, str]]:
+def _metrics(verdicts: Iterable[Verdict]) -> list[dict[str, str]]:
     """Return the largest errors of each output of each graph in each runtime."""
     largest: dict[tuple[str, str], float] = {}
     for verdict in verdicts:

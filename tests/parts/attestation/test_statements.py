@@ -38,7 +38,7 @@ from attn_export.parts.attestation.statements import (
     check_statements,
 )
 from attn_export.parts.attestation.statements import test_result as statement_of
-from attn_export.schema import ReportedVerdict, ReportFile
+from attn_export.results import ReportFile, Verdict
 
 OPTIONS: dict[str, Any] = {"runtimes": ["ort-cpu"], "dialects": ["standard", "portable"]}
 
@@ -118,7 +118,7 @@ def test_a_failed_build_states_what_failed(tmp_path):
 @pytest.mark.parametrize("statuses", [[], ["failed"], ["passed", "error"], ["not run"]])
 def test_a_report_that_passed_with_other_verdicts_is_contradictory(statuses, stated):
     verdicts = [
-        ReportedVerdict("ort-cpu", "model.onnx", f"case {n}", "output", status, None, None, None, 0)
+        Verdict("ort-cpu", "model.onnx", f"case {n}", "output", status)
         for n, status in enumerate(statuses)
     ]
     manifest = read_manifest(stated)
