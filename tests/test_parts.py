@@ -238,7 +238,7 @@ def test_the_core_keeps_its_tests_without_a_part(part: str, tmp_path: Path):
         shutil.rmtree(copy / folder / "parts" / part)
     files = [
         str(file.relative_to(copy))
-        for stage in ("commands", "report", "bundle", "runtimes")
+        for stage in ("commands", "report")
         for file in sorted((copy / "tests" / stage).glob("test_*.py"))
         if not re.search(names_of(part), file.read_text())
     ]

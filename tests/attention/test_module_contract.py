@@ -88,8 +88,9 @@ def test_output_alone_is_a_tensor_and_not_a_tuple() -> None:
     assert isinstance(make_module(spec)(**draw_inputs(spec, 1, 2)), torch.Tensor)
 
 
-def test_no_input_is_written_to() -> None:
-    spec = small_spec(attn_mask="float[B,1,1,S]", attn_weights=True)
+@pytest.mark.parametrize("cache", ["append", "in-place"])
+def test_no_input_is_written_to(cache: str) -> None:
+    spec = small_spec(attn_mask="float[B,1,1,S]", attn_weights=True, cache=cache)
     inputs = draw_inputs(spec, 2, 4, 3)
     before = {name: tensor.clone() for name, tensor in inputs.items()}
     outputs_of(make_module(spec), inputs)
