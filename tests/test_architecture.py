@@ -208,8 +208,8 @@ def test_a_package_is_imported_only_where_it_belongs(package):
     [
         ("attn_export", "torch numpy onnx onnx_ir onnxruntime click rich"),
         ("attn_export.commands.main", "torch numpy onnx onnx_ir onnxruntime rich"),
-        ("attn_export.commands.verify", "torch numpy onnx onnx_ir onnxruntime rich"),
-        ("attn_export.commands.build", "torch numpy onnx onnx_ir onnxruntime rich"),
+        ("attn_export.commands.verify", "torch numpy onnx onnx_ir onnxruntime rich click"),
+        ("attn_export.commands.build", "torch numpy onnx onnx_ir onnxruntime rich click"),
         ("attn_export.commands.check", "torch onnx_ir onnxscript onnxruntime rich"),
         ("attn_export.runtimes.decode_session", "torch onnx onnx_ir onnxruntime rich"),
         ("attn_export.runtimes.catalogue", "torch onnx onnxruntime"),

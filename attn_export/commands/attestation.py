@@ -1,13 +1,11 @@
-"""The part that checks who vouches for a bundle, or what stands in for it."""
+"""The part that checks who vouches for a bundle; without it, what needs it is refused."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any
 
 from attn_export.errors import UsageError
 from attn_export.parts import parts
@@ -15,50 +13,32 @@ from attn_export.results import Signature
 from attn_export.schema import Manifest
 
 
-class Attestation(Protocol):
-    """What `verify` calls of the module that a part names in `verifies`."""
+def signed_files(
+    bundle: Path, signer: Path | str | None, issuer: str | None
+) -> AbstractContextManager[tuple[Path, Signature | None]]:
+    """Yield the folder to read a bundle from, and its signature if a signer was required.
 
-    def signed_files(
-        self, bundle: Path, signer: Path | str | None, issuer: str | None
-    ) -> AbstractContextManager[tuple[Path, Signature | None]]:
-        """Yield the folder to read a bundle from, and its signature if a signer was required.
-
-        Args:
-            bundle: The bundle's folder, of which nothing has been read.
-            signer: The required signer, as of --trust.
-            issuer: Who vouches for the signer's identity, as of --oidc-issuer.
-        """
-
-    def check_attested(
-        self, bundle: Path, manifest: Manifest, signature: Signature | None
-    ) -> Signature | None:
-        """Check what the bundle says of itself, and return the signature that it claims.
-
-        Args:
-            bundle: The folder to read the bundle from.
-            manifest: The manifest, with whose digests its files agree.
-            signature: The signature if it was checked, which is returned.
-        """
+    `signer`, `issuer`: Those of --trust and --oidc-issuer.
+    """
+    if part := _part():
+        found: AbstractContextManager[Any] = part.signed_files(bundle, signer, issuer)
+        return found
+    if signer is not None or issuer is not None:
+        raise UsageError(
+            "--trust needs the part attestation, which is missing; install attn-export whole"
+        )
+    return nullcontext((bundle, None))
 
 
-class _Absent:
-    """Stand-in without such a part: it refuses what needs one, and states nothing."""
-
-    @contextlib.contextmanager
-    def signed_files(
-        self, bundle: Path, signer: Path | str | None, issuer: str | None
-    ) -> Iterator[tuple[Path, Signature | None]]:
-        if signer is not None or issuer is not None:
-            raise UsageError(
-                "--trust needs the part attestation, which is missing; install attn-export whole"
-            )
-        yield bundle, None
-
-    def check_attested(self, _: Path, __: Manifest, signature: Signature | None) -> None:
-        """Return nothing: whether there is a signature is not known."""
+def check_attested(
+    bundle: Path, manifest: Manifest, signature: Signature | None
+) -> Signature | None:
+    """Check what a bundle says of itself; return the checked signature, or that which it claims."""
+    if part := _part():
+        signature = part.check_attested(bundle, manifest, signature)
+    return signature
 
 
-def attestation() -> Attestation:
-    """Return the module of the part that is there, or a stand-in."""
+def _part() -> Any:
     names = [part.verifies for part in parts() if part.verifies]
-    return cast("Attestation", import_module(names[0])) if names else _Absent()
+    return import_module(names[0]) if names else None

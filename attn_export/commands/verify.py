@@ -29,7 +29,7 @@ from attn_export.bundle.manifest import (
     spec_text,
 )
 from attn_export.bundle.quality_vectors import claim_notes, read_quality
-from attn_export.commands.attestation import attestation
+from attn_export.commands.attestation import check_attested, signed_files
 from attn_export.commands.options import BUDGET, limit_own_memory, option, run_options
 from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL
@@ -136,7 +136,7 @@ def verify(
     earlier = read_baseline(Path(baseline)) if baseline and not update else None
     evidence = functools.partial(_evidence, recompute=recompute, sizes=sizes, module=module)
     replacement = Path(graph) if graph else None
-    with attestation().signed_files(Path(bundle), trust, oidc_issuer) as (folder, signature):
+    with signed_files(Path(bundle), trust, oidc_issuer) as (folder, signature):
         report = _run(folder, replacement, run, evidence, signature)
     # Not the path in `folder`, which may have been a temporary copy.
     report = dataclasses.replace(report, model=replacement or Path(bundle) / MODEL)
@@ -162,7 +162,7 @@ def _run(
         graphs = (replacement.parent if replacement else folder).absolute()
         start = functools.partial(pool.start, graphs, list(manifest.inputs), axes)
         evidence = evidence_of(folder, manifest, pool, start)
-        signature = attestation().check_attested(folder, manifest, signature)
+        signature = check_attested(folder, manifest, signature)
         facts = environment()
         from attn_export.judge.judge import undetermined_note
         from attn_export.judge.replay import buffers_note, judge_pool
