@@ -125,11 +125,7 @@ def run_command(
 
 
 def download_wheels(wheels: Mapping[str, str], folder: Path, *options: str) -> list[Path]:
-    """Download wheels with known digests from PyPI.
-
-    Returns:
-        The paths of the wheels.
-    """
+    """Download wheels with known digests from PyPI; return the paths of the wheels."""
     pins = folder / "requirements.txt"
     pins.write_text("".join(f"{wheel} --hash=sha256:{sha}\n" for wheel, sha in wheels.items()))
     command = pip_command(

@@ -221,7 +221,6 @@ class BoundGraph:
     """A session with a buffer for every input and output.
 
     Attributes:
-        inputs: The buffers of the inputs without the caches.
         outputs: The buffers of the other outputs, which the next `run` overwrites.
     """
 

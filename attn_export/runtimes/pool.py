@@ -94,7 +94,10 @@ class Pool:
         """
         all_cases = list(cases)
         for name, file in self._graph_files.items():
-            self._cases[name] = [case for case in all_cases if _accepts(file, case)]
+            # A whole decode is run in steps, whose sizes the worker chooses to fit the graph.
+            self._cases[name] = [
+                case for case in all_cases if case.kind == WHOLE_DECODE or file.takes(case.sizes)
+            ]
         # Folders are named by numbers, as names of cases come from files of others.
         numbers = {case.name: str(number) for number, case in enumerate(all_cases)}
         for (name, graph), worker in self.workers.items():
@@ -118,8 +121,3 @@ class Pool:
     def cases_of(self, graph: str) -> int:
         """Return the number of cases that each runtime received for a graph."""
         return len(self._cases[graph])
-
-
-def _accepts(file: GraphFile, case: StoredCase) -> bool:
-    # A whole decode is run in steps, whose sizes the worker chooses to fit the graph.
-    return case.kind == WHOLE_DECODE or file.takes(case.sizes)

@@ -37,11 +37,6 @@ class CaseResult:
     """The result of one case, as the process reports it.
 
     Attributes:
-        case: The name of the case.
-        folder: The folder of its outputs.
-        outputs: The number of output files.
-        error: The error message; empty if the case ran.
-        seconds: The time that it took, if it was measured.
         separate: The number of output files of the run with separate buffers, if it differs.
     """
 
@@ -70,9 +65,6 @@ class Worker:
 
     Attributes:
         outcome: The outcome of the process; `"ran"` only if it answered every case.
-        reason: The reason that the outcome is not `"ran"`; else empty.
-        loaded: Whether the runtime loaded the graph.
-        facts: The limits, and the facts that the runtime reported.
         next_worker: The process to launch when the results of this one are read, if any.
     """
 
@@ -202,12 +194,7 @@ class RunResult:
     """The result of `run_once`.
 
     Attributes:
-        outcome: `"ran"` if the process answered every case.
-        reason: The reason that the outcome is not `"ran"`; else empty.
-        outputs: The outputs by name, of each case that ran.
         separate: The outputs of each case whose run with separate buffers gave others.
-        errors: The error message of each case that did not run.
-        facts: The limits, and the facts that the runtime reported.
     """
 
     outcome: Outcome

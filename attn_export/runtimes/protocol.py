@@ -35,7 +35,6 @@ class Limits:
     """Limits of a runtime's process.
 
     Attributes:
-        threads: The number of threads for computing.
         seconds: The time without a message (a loaded graph, a finished case) after which the
             process counts as hung.
         memory_mib: The memory of the process without mapped files, in MiB; None for no limit.
@@ -243,13 +242,7 @@ def installed_version(*distributions: str) -> str | None:
 
 
 def known_limit(runtime: Runtime, graph_file: GraphFile, others: Iterable[GraphFile] = ()) -> str:
-    """Return the reason that a runtime cannot run a graph and the dialects that fit, or "".
-
-    Args:
-        runtime: The runtime.
-        graph_file: The graph.
-        others: The graphs of the same bundle, from which the dialects that fit are taken.
-    """
+    """Return the reason that a runtime cannot run a graph and the dialects that fit, or ""."""
     reason = _reason(runtime, graph_file)
     if not reason:
         return ""

@@ -51,7 +51,6 @@ class Checkpoint:
     Attributes:
         weights: The state dict of an `Attention` of that spec, in its dtype, on the CPU; None for
             a config.json without tensors.
-        notes: Notes for the reader: origin of the weights, conversions and pooling.
         integers: The integers of the weights that the checkpoint stores as integers, by their
             names in `weights`.
     """
@@ -87,7 +86,10 @@ def load_checkpoint(
         sizes, more = _from_spec(source, match, spec, config)
     norms_minus_one = _stores_norms_minus_one(source, match, config)
     weights, ours, read = read_weights(source, match, sizes, norms_minus_one=norms_minus_one)
-    notes += [*more, *read, *_relative_bias_note(source, match, sizes.spec)]
+    notes += [*more, *read]
+    bias = relative_bias_name(match, source.files) if sizes.spec.relative_buckets else None
+    if bias is not None and not bias.startswith(match.prefix):
+        notes.append("the relative bias of block 0 is used: T5 stores it there for all layers")
     final_spec, integers = source.integers(ours, sizes.spec, pool_kv_heads)
     kv_heads = final_spec.num_kv_heads
     if integers:
@@ -231,11 +233,3 @@ def _stores_norms_minus_one(source: TensorSource, match: LayerMatch, config: Con
     return "pre_feedforward_layernorm.weight" in inside and not any(
         name.startswith(of_later_models) for name in inside
     )
-
-
-def _relative_bias_note(source: TensorSource, match: LayerMatch, spec: AttentionSpec) -> list[str]:
-    """Return a note if the relative bias is that of another layer."""
-    name = relative_bias_name(match, source.files)
-    if not spec.relative_buckets or name is None or name.startswith(match.prefix):
-        return []
-    return ["the relative bias of block 0 is used: T5 stores it there for all layers"]

@@ -118,7 +118,6 @@ class Layer:
     """One attention layer that a config.json describes.
 
     Attributes:
-        config: The config, with the defaults of the family.
         slides: Whether the layer has a sliding window; False if all layers of the model are alike.
     """
 

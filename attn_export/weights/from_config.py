@@ -74,8 +74,6 @@ class ConfigSpec:
     """Spec of one attention layer, read from a config.json.
 
     Attributes:
-        fields: The fields of the spec that were read, without derived ones.
-        keys: The key in config.json of each dimension, by the field of the spec.
         has_biases: Whether config.json states the biases; if not, they are those of the tensors.
     """
 

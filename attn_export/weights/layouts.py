@@ -86,13 +86,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         modules: The Linear modules of q, k and v, or the one that packs them.
-        weights: The names of the weights of q, k and v, or of the one that packs them.
-        biases: The names of the biases of q, k and v, or of the one that packs them.
-        packing: The order of rows in packed tensors, `ROWS` or `GROUPS`.
         conv1d: Whether weights may be stored `[in, out]`, as by GPT-2's Conv1D.
         norm: A LayerNorm with the same prefix that is no part of attention; "" for none.
         added_keys: The prefix of ``bias_k`` and ``bias_v``; "" for PyTorch's, `[1, 1, E]`.
-        latent: Whether the layer is multi-head latent attention (MLA).
     """
 
     name: str

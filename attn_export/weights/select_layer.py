@@ -29,7 +29,6 @@ class LayerMatch:
 
     Attributes:
         prefix: The prefix of its tensors' names, with the dot.
-        layer: Its number; None if the prefix has none.
         role: `CROSS`, `DECODER`, `ENCODER`, or "" if the prefix does not tell.
     """
 

@@ -24,7 +24,6 @@ class ExpectedTensor:
     """A tensor that a checkpoint must have.
 
     Attributes:
-        why: The fields and values that determine the shape, for messages.
         ours: Its name in our state dict; "" if it packs several tensors.
     """
 
@@ -39,7 +38,6 @@ class NamedSizes:
 
     Attributes:
         keys: The key in config.json of each field that is read from it.
-        origin: The source of the spec in messages, such as ``config.json``.
     """
 
     spec: AttentionSpec

@@ -48,12 +48,7 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorSource:
-    """A checkpoint on disk.
-
-    Attributes:
-        path: The file, or the index of the shards.
-        files: The file of every tensor, by its name.
-    """
+    """A checkpoint on disk."""
 
     path: Path
     files: Mapping[str, Path]

@@ -40,7 +40,6 @@ class Measuring:
     """The workloads of a benchmark, and how they are measured.
 
     Attributes:
-        prefill: Numbers of new tokens without a past.
         decode: Numbers S of keys for one new token. By default 2048 if the graphs have an axis of
             keys, unless `prefill` is given.
         turn_seconds: The approximate length of a turn, which has at least one run.

@@ -54,11 +54,7 @@ def torch_peers(
 
 @dataclasses.dataclass(frozen=True)
 class BundleCandidates:
-    """Factory of the candidates of a bundle's benchmark, for any sizes of its axes.
-
-    Attributes:
-        scratch: The folder for graphs that candidates need and the bundle lacks.
-    """
+    """Factory of the candidates of a bundle's benchmark, for any sizes of its axes."""
 
     folder: Path
     scratch: Path

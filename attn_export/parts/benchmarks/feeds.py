@@ -24,7 +24,6 @@ class Feed:
     """Description of the array for one input or output.
 
     Attributes:
-        dtype: A numpy name, or ``"bfloat16"``.
         fill: The value of every element; None for normally distributed random values.
     """
 
@@ -128,7 +127,6 @@ class Prepared:
 
     Attributes:
         run: Function that does the work once, with the same inputs at every call.
-        facts: Facts about the run for reports, such as the number of threads.
     """
 
     run: Callable[[], object]

@@ -22,8 +22,6 @@ class Work:
     Attributes:
         flops: The number of multiplications and additions in matrix products. Causal attention
             counts only pairs of a query and a key that it may attend to.
-        bytes: The size of what must be read from memory once: keys, values and weights.
-        tokens: The number of new tokens, over the whole batch.
     """
 
     flops: float = 0.0
@@ -36,11 +34,8 @@ class Candidate:
     """One implementation of the work that a workload measures.
 
     Attributes:
-        name: A name that is unique within a workload.
         kind: A key of `KINDS` in `candidate_worker`, or the "MODULE:FUNCTION" that makes it.
-        options: The options of that function, as JSON values.
         alone: Whether its process ends after each of its turns, because it needs much memory.
-        reason: The reason not to run it, or "".
     """
 
     name: str
@@ -57,10 +52,7 @@ class Measured:
     """Result of a candidate.
 
     Attributes:
-        seconds: The time of every run, all rounds together.
         growth: The largest growth of its memory in the first run, in bytes; None if not known.
-        outcome: ``"ran"``, or the way in which it failed.
-        reason: The reason of a failure, or "".
     """
 
     candidate: Candidate
@@ -115,12 +107,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadResult:
-    """Candidates that were measured in one interleaved run.
-
-    Attributes:
-        name: A name that is unique within a report.
-        sizes: The sizes of the axes by name: ``batch``, ``query_len`` and others.
-    """
+    """Candidates that were measured in one interleaved run."""
 
     name: str
     sizes: Mapping[str, int]
@@ -172,14 +159,7 @@ class WorkloadResult:
 
 @dataclasses.dataclass(frozen=True)
 class BenchReport:
-    """All workloads of one benchmark.
-
-    Attributes:
-        name: The name of the bundle or the benchmark.
-        threads: The number of threads for computing in every candidate's process.
-        rounds: The number of times that each candidate was measured.
-        environment: Versions of packages, and facts about the machine.
-    """
+    """All workloads of one benchmark."""
 
     name: str
     workloads: tuple[WorkloadResult, ...]

@@ -53,8 +53,6 @@ class TuningResult:
     """The result of `tune`.
 
     Attributes:
-        bench: The times of every form, by graph and sizes.
-        forms: The selected form of each graph, by the graph's file name.
         report: The report of the bundle with the selected forms; None if no form changed.
         left_out: The names of the bundle's signature and folder of statements, which are of the
             former graphs.

@@ -22,8 +22,6 @@ class Rotation:
     """A rotary embedding of queries and keys, by halves, at the positions past + i.
 
     Attributes:
-        query: The queries before it, `[B, H, L, D]`.
-        key: The keys before it, `[B, Hkv, L, D]`.
         cos: Cosines of the positions, `[B, 1, L, D/2]`.
         sin: Sines of the positions, `[B, 1, L, D/2]`.
         positions: The positions, int64 `[B, L]`.
@@ -178,11 +176,8 @@ class Norm:
     """RMS norms of queries and keys, over the width of a head.
 
     Attributes:
-        query: The queries before it, `[B, H, L, D]`.
-        key: The keys before it, `[B, Hkv, L, D]`.
         query_weight: The scale of queries, `[D]`.
         key_weight: The scale of keys, `[D]`.
-        epsilon: The number added to the mean of squares.
     """
 
     query: ir.Value

@@ -15,7 +15,6 @@ class Architecture:
     """The properties of a GPU by which ONNX Runtime chooses kernels.
 
     Attributes:
-        name: The name in NVIDIA's documentation, such as ``"sm_80"``.
         shared_per_block: The largest shared memory of a block, in bytes.
         shared_per_multiprocessor: The shared memory of a multiprocessor, in bytes.
         memory: The memory of this GPU, in GiB.
@@ -72,7 +71,6 @@ class NodeElsewhere:
     """A node that the CUDA provider does not run.
 
     Attributes:
-        reason: The reason that CUDA does not run it, as ONNX Runtime logs it.
         is_attention: Whether the node computes attention or a projection, and not only shapes.
     """
 
@@ -90,10 +88,8 @@ class Event:
     Attributes:
         kind: ``"launch"``, ``"library"``, ``"to device"``, ``"to host"``, ``"on device"``,
             ``"fill"`` or ``"wait"``.
-        name: The readable name of the kernel or function.
         bytes: The bytes of a copy. For a launch: the bytes of keys and values that the kernel
             copies.
-        node: The node that made the call; empty for calls for inputs and outputs.
     """
 
     kind: str
@@ -107,12 +103,7 @@ class Step:
     """One run of the graph, after a first run with the same sizes.
 
     Attributes:
-        name: ``"prefill"``, ``"decode"`` or ``"step"``.
-        attention: The kinds of attention that the kernels compute.
-        cache_copies: The number of launches of each kernel that copies keys or values.
         waits: The nodes that wait for the device, or copy from the device to the host.
-        stopped: The error that ended the run; empty if there was none.
-        peak_bytes: The largest device memory that was allocated at once during the run.
     """
 
     name: str
@@ -149,10 +140,7 @@ class Observation:
     """The observations of a dry run of one graph on one architecture.
 
     Attributes:
-        on_cuda: The number of nodes of each operator on CUDA.
-        peak_bytes: The largest device memory that was allocated at once since loading.
         libraries: The NVIDIA libraries that the graph needs besides the CUDA runtime.
-        refused: The provider's error if it refused the graph, or "".
     """
 
     graph: str
@@ -183,12 +171,7 @@ class Observation:
 
 @dataclasses.dataclass(frozen=True)
 class BestGraph:
-    """A graph of a bundle that is best for one architecture and step by its figures.
-
-    Attributes:
-        cache_bytes: The bytes of keys and values that it copies in the step.
-        launches: The number of kernels that it launches in the step.
-    """
+    """A graph of a bundle that is best for one architecture and step by its figures."""
 
     architecture: str
     step: str

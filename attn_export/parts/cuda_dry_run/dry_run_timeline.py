@@ -142,7 +142,6 @@ class Recorded:
     Attributes:
         time: The time in nanoseconds, by the clock of ONNX Runtime's profiler.
         kind: The kind of the event, as in `Event`, or ``"malloc"`` or ``"free"``.
-        bytes: The size of the copied or allocated memory.
     """
 
     time: int

@@ -174,11 +174,7 @@ def _install_chromium(say: Say) -> None:
 
 
 class Node(ProgramRuntime):
-    """The runtime `node`: onnxruntime-node.
-
-    Attributes:
-        folder: The folder of its program and packages, within that of the runtimes.
-    """
+    """The runtime `node`: onnxruntime-node."""
 
     name = "node"
     keeps_non_finite = True

@@ -37,7 +37,6 @@ class Language:
 
     Attributes:
         folders: Folders and files, relative to `KITS`, and the path in the kit of each.
-        dialects: Dialects that the kit's engine runs, the fastest first.
         unsupported_dtypes: Types of inputs that the interface of the engine does not have.
         test: The commands that build a kit and run its self-test.
     """
@@ -99,11 +98,7 @@ def write_kit(
     dialect: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Write a kit: a project with a copy of the bundle.
-
-    Returns:
-        The kit's folder.
-    """
+    """Write a kit: a project with a copy of the bundle; return the kit's folder."""
     if language not in LANGUAGES:
         raise UsageError(f"unknown language {language!r}; choose from {', '.join(LANGUAGES)}")
     project, progress = LANGUAGES[language], progress or Progress()

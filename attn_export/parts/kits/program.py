@@ -66,11 +66,7 @@ class ProgramEngine(Engine):
     def run(
         self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        """Run the graph once.
-
-        Returns:
-            The outputs, by name.
-        """
+        """Run the graph once; return the outputs, by name."""
         try:
             self._in.write(f"run {len(inputs)} {len(bound)}\n".encode())
             for name, array in inputs.items():

@@ -43,7 +43,6 @@ class Cpu:
     Attributes:
         float16: The float16 matrix products that ONNX Runtime accumulates in float16 on this CPU:
             ``"all"``, ``"some"`` or ``"none"``.
-        about: The instruction sets, and machines with this CPU.
     """
 
     machine: str

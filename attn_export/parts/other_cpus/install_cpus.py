@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from attn_export.errors import RuntimeFailure
-from attn_export.parts.debian_packages import download_headers
+from attn_export.parts.debian_packages import download_headers, unpack_pinned
 from attn_export.parts.installing import (
     HEADER,
     LIBRARY,
@@ -29,7 +29,6 @@ from attn_export.parts.installing import (
     stamp_of,
 )
 from attn_export.parts.other_cpus.emulated_cpu import CPUS, PYTHON, TABLE, table
-from attn_export.parts.other_cpus.pinned_packages import unpack_pinned
 from attn_export.temp_folders import scratch
 
 ARM64_COMPILER = "arm64-compiler"

@@ -37,7 +37,6 @@ class QuantisedSource(TensorSource):
     """A checkpoint in which each packed linear layer has a ``.weight``.
 
     Attributes:
-        packed: The format of each packed layer, by its prefix.
         bits: The bits of an integer in config.json; None if it does not state them.
         zeros_minus_one: Whether GPTQ's zero points are stored minus 1, as in its first version.
     """

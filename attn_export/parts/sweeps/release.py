@@ -48,10 +48,6 @@ class Release(Runtime):
     """One release of a runtime.
 
     It has no table of known limits: every graph is tried.
-
-    Attributes:
-        name: ``"ort-cpu==1.25.1"``.
-        base: The runtime of which it is a release.
     """
 
     in_turn = True

@@ -64,11 +64,7 @@ def run_sweep(
     progress: Progress | None = None,
     tasks: Tasks = (build_packed, run_packed),
 ) -> int:
-    """Run the cells that the store does not have.
-
-    Returns:
-        The number of these cells.
-    """
+    """Run the cells that the store does not have; return the number of these cells."""
     progress = progress or Progress()
     finished = store.finished()
     missing = [cell for cell in plan.cells if cell.id not in finished]

@@ -58,12 +58,9 @@ class Row:
 
     Attributes:
         spec: The fields of the layer's spec as JSON, or the path of a bundle or module.
-        dtype: The dtype of the layer, or "".
         verdict: ``"passed"``, ``"failed"``, ``"not run"``, ``"crashed"``, ``"refused"``,
             ``"unavailable"``, ``"error"``, or ``"seen"`` for a dry run.
         worst: The largest error, divided by the error allowed.
-        wrong: The number of cases that did not pass.
-        cause: The cause of wrong numbers, or the reason that the cell did not run.
         seconds: The time of the cell in seconds. The time to build and run the layer is divided
             equally among its dialects.
     """

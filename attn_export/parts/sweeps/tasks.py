@@ -37,9 +37,6 @@ class Packed:
 
     Attributes:
         digest: The SHA-256 of its manifest, which holds the digests of all other files.
-        archive: A zip archive of its files; empty if it was not built.
-        refused: The reason that it was not built, or "".
-        seconds: The time of the build in seconds.
     """
 
     digest: str
@@ -129,11 +126,7 @@ def _digest(folder: Path) -> str:
 
 
 def run_packed(packed: Packed, runtime: str, dialects: Sequence[str]) -> dict[str, CellFields]:
-    """Run the graphs of a bundle in one runtime.
-
-    Returns:
-        The fields of each dialect's cell.
-    """
+    """Run the graphs of a bundle in one runtime; return the fields of each dialect's cell."""
     if packed.refused:
         refused = {"verdict": "refused", "cause": f"not built: {packed.refused}"}
         return dict.fromkeys(dialects, refused)
@@ -173,11 +166,7 @@ def _home() -> Path:
 
 
 def verify_dialects(folder: Path, runtime: str, dialects: Sequence[str]) -> dict[str, CellFields]:
-    """Verify a bundle in one runtime.
-
-    Returns:
-        The fields of each dialect's cell.
-    """
+    """Verify a bundle in one runtime; return the fields of each dialect's cell."""
     from attn_export.commands.explain_failures import explain_failures
     from attn_export.commands.verify import verify
 

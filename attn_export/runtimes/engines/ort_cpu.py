@@ -93,7 +93,8 @@ class OrtCpu(Runtime):
 
     def _load(self, graph: Path, threads: int, options: Options) -> Engine:
         settings = session_options(threads, graph)
-        if _folder_bytes(graph) > PREPACK_UP_TO:
+        sizes = (path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
+        if sum(sizes) > PREPACK_UP_TO:
             # Each session has its own prepacked copy; without, sessions share the mapped file.
             settings.add_session_config_entry("session.disable_prepacking", "1")
         return OrtEngine(graph, with_options(settings, options), [CPU_PROVIDER])
@@ -166,10 +167,6 @@ class OrtEngine(Engine):
     def facts(self) -> Facts:
         """Return the execution providers of the session."""
         return {"providers": self.session.get_providers()}
-
-
-def _folder_bytes(graph: Path) -> int:
-    return sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
 
 
 def sdk() -> Any:
@@ -250,11 +247,7 @@ def session_options(threads: int, graph: Path | None = None, *, spin: bool = Fal
 
 
 def with_options(session: Any, options: Options) -> Any:
-    """Set options in session options.
-
-    Returns:
-        The session options.
-    """
+    """Set options in session options; return the session options."""
     for name, value in options.items():
         if name == OPTIMIZATION:
             level = getattr(sdk().GraphOptimizationLevel, f"ORT_{value.upper()}", None)

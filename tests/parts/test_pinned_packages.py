@@ -11,7 +11,6 @@ from debian_archive import package, served
 
 from attn_export.errors import RuntimeFailure
 from attn_export.parts import debian_packages
-from attn_export.parts.other_cpus import pinned_packages
 
 
 @pytest.fixture
@@ -19,7 +18,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield the folder of an archive, which is the only one in use."""
     with served(tmp_path / "archive") as address:
         monkeypatch.setattr(debian_packages, "archives", lambda: (address,))
-        monkeypatch.setattr(pinned_packages, "SNAPSHOT", f"{address}/snapshot")
+        monkeypatch.setattr(debian_packages, "SNAPSHOT", f"{address}/snapshot")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         yield tmp_path / "archive"
 
@@ -27,25 +26,25 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_pinned_package_is_taken_where_the_archive_has_it(archive: Path):
     said: list[str] = []
     digest = hashlib.sha256(package()).hexdigest()
-    found = pinned_packages.fetch_pinned("dev.deb", digest, "trixie", said.append)
+    found = debian_packages.fetch_pinned("dev.deb", digest, "trixie", said.append)
     assert found == package()
     assert not said
 
 
 def test_a_pinned_package_of_another_digest_is_refused(archive: Path):
     with pytest.raises(RuntimeFailure, match=r"dev.deb cannot be .* it has not the digest 00"):
-        pinned_packages.fetch_pinned("dev.deb", "00", "trixie", lambda _: None)
+        debian_packages.fetch_pinned("dev.deb", "00", "trixie", lambda _: None)
 
 
 def test_a_pinned_package_that_was_replaced_is_that_of_the_release(archive: Path):
     said: list[str] = []
     name = f"{debian_packages.HEADERS}_1.0_amd64.deb"
-    found = pinned_packages.fetch_pinned(f"pool/{name}", "00", "trixie", said.append)
+    found = debian_packages.fetch_pinned(f"pool/{name}", "00", "trixie", said.append)
     assert found == package()
     assert said == [f"Debian has no {name} any more; taking the libonnxruntime-dev of trixie"]
 
 
 def test_a_package_is_unpacked_below_the_folder_without_absolute_links(tmp_path: Path):
-    pinned_packages.unpack(package(), tmp_path, lambda path: path.endswith("c_api.h"))
+    debian_packages.unpack(package(), tmp_path, lambda path: path.endswith("c_api.h"))
     files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
     assert files == [Path("usr/include/onnxruntime/onnxruntime_c_api.h")]
