@@ -93,7 +93,10 @@ def _scaling_type(inner: Config) -> object:
 def _scaling(config: Config, scaling: str, inner: Config) -> dict[str, Any]:
     """Return the fields on the constants of a type of scaling."""
     longest, key = "max_position_embeddings", "original_max_position_embeddings"
-    holder = config if config.has(key) else inner
+    holder = inner
+    if config.has(key):
+        config.whole(key)  # raises an error for other numbers
+        holder = config
     if scaling == "dynamic" or not holder.has(key):
         holder, key = config, longest
     if inner.has("factor") or scaling not in ("yarn", "longrope"):
