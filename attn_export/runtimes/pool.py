@@ -66,8 +66,7 @@ class Pool:
             if key in self.workers:  # started before the features of the graph were known
                 self.workers.pop(key).close()
         elif key not in self.workers:
-            worker = Worker(runtime, self.run.limits, lazy=runtime.in_turn)
-            self.workers[key] = self._stack.enter_context(worker)
+            self.workers[key] = self._stack.enter_context(Worker(runtime, self.run.limits))
 
     def absent(self) -> list[RuntimeRun]:
         """Return the combinations that do not run, with the reason.

@@ -68,7 +68,7 @@ class Worker:
         next_worker: The process to launch when the results of this one are read, if any.
     """
 
-    def __init__(self, runtime: Runtime, limits: Limits, *, lazy: bool = False) -> None:
+    def __init__(self, runtime: Runtime, limits: Limits) -> None:
         self.runtime = runtime
         self.outcome: Outcome = "crashed"
         self.reason = ""
@@ -86,7 +86,7 @@ class Worker:
         self._child: Child | None = None
         self._job: dict[str, Any] | None = None
         self._folders: dict[str, Path] = {}
-        if not lazy:
+        if not runtime.in_turn:
             self.launch()
 
     def __enter__(self) -> Self:
