@@ -6,9 +6,11 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
+from onnx import helper
 
 from attn_export.cases.contents import FUTURE, VALUES
 from attn_export.cases.draw import Interface, generator
@@ -20,10 +22,6 @@ from attn_export.float64.attention_steps import split_heads
 from attn_export.spec import AttentionSpec, Input
 from attn_export.tensorfile import ArrayDict
 from attn_export.tensorproto import CODES
-
-if TYPE_CHECKING:
-    import onnx
-
 
 # -- graphs: one node of attention each ---------------------------------------------------------
 
@@ -69,8 +67,6 @@ def write_graph(graph: ProbeGraph, dialect: str, folder: Path) -> Path | None:
     """Return the written file of a graph in a dialect; None if the dialect cannot express it."""
     path = folder / f"{graph.name}.{dialect}.onnx".replace(" ", "-")
     if dialect == graph.dialect:
-        import onnx
-
         onnx.save(_model(graph), path)
         return path
     written = write_graph(graph, graph.dialect, folder)
@@ -89,8 +85,6 @@ def write_graph(graph: ProbeGraph, dialect: str, folder: Path) -> Path | None:
 
 
 def _model(graph: ProbeGraph) -> onnx.ModelProto:
-    from onnx import helper
-
     inputs = _grouped_query_inputs() if graph.grouped_query else _inputs(graph)
     outputs = {"output": inputs["query"]}
     if graph.past:
@@ -147,8 +141,6 @@ def _grouped_query_inputs() -> dict[str, TensorType]:
 
 
 def _value_infos(typed: Mapping[str, TensorType]) -> list[onnx.ValueInfoProto]:
-    from onnx import helper
-
     return [
         helper.make_tensor_value_info(name, CODES[dtype], shape)
         for name, (dtype, shape) in typed.items()
