@@ -65,8 +65,7 @@ ONLY_IN = {
         "parts/written_out/",
     ),
     "safetensors": ("weights/",),
-    "model_signing": ("parts/attestation/signing_sdk",),
-    "cryptography": ("parts/attestation/signing_sdk",),
+    "model_signing": ("parts/attestation/attested",),
     "click": ("commands/", "parts/"),
     "rich": ("commands/", "report/", "parts/"),
     **{

@@ -29,13 +29,13 @@ from attn_export.bundle.manifest import (
     spec_text,
 )
 from attn_export.bundle.quality_vectors import claim_notes, read_quality
-from attn_export.commands.attestation import check_attested, signed_files
+from attn_export.commands.attestation import BundleCheck, attested
 from attn_export.commands.options import BUDGET, limit_own_memory, option, run_options
 from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL
 from attn_export.errors import UsageError
 from attn_export.judge.gate import apply_baseline, cpu_notes, read_baseline, write_baseline
-from attn_export.results import Report, Signature
+from attn_export.results import Report
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import RunKeywords, RunOptions
 from attn_export.schema import GraphFile, Manifest
@@ -136,8 +136,8 @@ def verify(
     earlier = read_baseline(Path(baseline)) if baseline and not update else None
     evidence = functools.partial(_evidence, recompute=recompute, sizes=sizes, module=module)
     replacement = Path(graph) if graph else None
-    with signed_files(Path(bundle), trust, oidc_issuer) as (folder, signature):
-        report = _run(folder, replacement, run, evidence, signature)
+    with attested(Path(bundle), trust, oidc_issuer) as (folder, check):
+        report = _run(folder, replacement, run, evidence, check)
     # Not the path in `folder`, which may have been a temporary copy.
     report = dataclasses.replace(report, model=replacement or Path(bundle) / MODEL)
     if baseline and update and report.passed:
@@ -150,7 +150,7 @@ def _run(
     replacement: Path | None,
     run: RunOptions,
     evidence_of: Callable[[Path, Manifest, Pool, Start], GoldenEvidence],
-    signature: Signature | None,
+    check: BundleCheck,
 ) -> Report:
     """Run the cases, judge the outputs, and return the report."""
     with contextlib.ExitStack() as stack:
@@ -162,7 +162,7 @@ def _run(
         graphs = (replacement.parent if replacement else folder).absolute()
         start = functools.partial(pool.start, graphs, list(manifest.inputs), axes)
         evidence = evidence_of(folder, manifest, pool, start)
-        signature = check_attested(folder, manifest, signature)
+        signature = check(manifest)
         facts = environment()
         from attn_export.judge.judge import undetermined_note
         from attn_export.judge.replay import buffers_note, judge_pool

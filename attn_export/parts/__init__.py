@@ -32,8 +32,8 @@ class Part:
             it holds `listed()`, too, which yields those to list, each with what is said of it.
         references: The module of each runtime that the name ``"all"`` does not stand for.
         installs: The module that installs what has a name. It holds `install(name, say)`.
-        verifies: The module with what `verify` asks of signatures and statements: `signed_files`
-            and `check_attested`, as in `commands/attestation`.
+        verifies: The module with what `verify` asks of signatures and statements: `attested`, as
+            in `commands/attestation`.
         checkpoints: The module that reads layers of integers. It holds
             `with_integers(source, config)`, which returns a source whose `integers` gives them.
         tests_need: The names of what the part's tests need to be installed.

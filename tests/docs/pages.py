@@ -71,6 +71,7 @@ def run(line: str, folder: Path) -> str:
         start = {
             "scripts/attn-export": [*module, "attn_export"],
             "pytest": [*module, "pytest"],
+            "model_signing": [*module, "model_signing"],
             "openssl": ["openssl"],
         }[program]
         done = subprocess.run([*start, *arguments], cwd=folder, capture_output=True, text=True)

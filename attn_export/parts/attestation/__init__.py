@@ -3,6 +3,6 @@
 from attn_export.parts import Part
 
 PART = Part(
-    commands=dict.fromkeys(("evidence", "sign"), f"{__name__}.attestation_commands"),
+    commands={"evidence": f"{__name__}.evidence_command"},
     verifies=f"{__name__}.attested",
 )

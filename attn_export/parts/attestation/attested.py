@@ -1,75 +1,168 @@
-"""What `verify` checks of a signature and of statements, before anything of a bundle is used."""
+"""What `verify` checks of a signature and of statements, before anything of a bundle is used.
+
+`model_signing` signs bundles, and says here whether a signature is genuine. Its file holds a DSSE
+envelope around a list of files with digests: https://github.com/ossf/model-signing-spec
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from attn_export.bundle.manifest import SIGNATURE
-from attn_export.errors import BundleError, UsageError
-from attn_export.parts.attestation.signature_file import check_covers, read_signature
+from attn_export.commands.attestation import BundleCheck
+from attn_export.errors import BundleError, UsageError, one_line, printable
+from attn_export.output_folder import entries, sha256
 from attn_export.parts.attestation.statements import check_statements
 from attn_export.results import Signature
-from attn_export.schema import Manifest
+from attn_export.schema import Digest, FileName, Manifest, Text
 from attn_export.system_info import check_installed
 from attn_export.temp_folders import scratch
+from attn_export.untrusted_files import MOST_TEXT, checked, parse_json, read_bytes
 
 SDK = "model_signing"
 
 
-def check_attested(bundle: Path, manifest: Manifest, signature: Signature | None) -> Signature:
-    """Compare the statements of a bundle, and return its signature: as checked, or as claimed."""
-    check_statements(bundle, manifest)
-    return signature or state_of(bundle)
+class Claim(NamedTuple):
+    """What a signature says, which may be a lie: its bytes, the SHA-256 of files, and its signer.
 
+    `key` is the SHA-256 of the PEM file of a public key; it is empty for a sigstore identity.
+    """
 
-def state_of(bundle: Path) -> Signature:
-    """Return the signer whom a bundle's signature claims, without checking that it is genuine."""
-    signature = read_signature(bundle)
-    if signature is None:
-        return Signature("unsigned")
-    check_covers(bundle, signature)
-    return Signature("not checked", signature.signer)
+    content: bytes
+    digests: Mapping[str, str]
+    key: str
+
+    @property
+    def signer(self) -> str:
+        """The claimed signer."""
+        return f"key {self.key}" if self.key else "an identity of sigstore"
 
 
 @contextlib.contextmanager
-def signed_files(
+def attested(
     bundle: Path, signer: Path | str | None, issuer: str | None
-) -> Iterator[tuple[Path, Signature | None]]:
-    """Yield the folder to read a bundle from: itself, or a private copy of the signed files.
+) -> Iterator[tuple[Path, BundleCheck]]:
+    """Yield the folder to read a bundle from, and the check of the rest; see `commands`.
 
-    If the user requires a signer, the signature is checked. Later changes of the bundle do not
-    affect the copy.
-
-    `signer`: The path of a PEM file with a public key, or a sigstore identity.
-    `issuer`: The URL of the OpenID Connect issuer of an identity; None for a key.
-
-    Yields:
-        The folder, and the signature if it was checked.
+    The folder is the bundle, or a private copy of what `signer` signed: a public key in PEM, or a
+    sigstore identity, which has an `issuer`.
     """
     if signer is None:
         if issuer is not None:
             raise UsageError(f"--oidc-issuer {issuer} needs --trust IDENTITY, such as you@host")
-        yield bundle, None
+        yield bundle, partial(_checked, bundle)
         return
     check_installed(SDK)
-    signature = read_signature(bundle)
-    if signature is None:
+    claim = _read(bundle)
+    if claim is None:
         raise BundleError(f"{bundle} is unsigned: it holds no {SIGNATURE}; sign it with its key")
-    from attn_export.parts.attestation.signing_sdk import check_identity, check_key
-
-    if issuer is None:
-        found = check_key(bundle, signature, Path(signer))
-    else:
-        found = check_identity(bundle, signature, str(signer), issuer)
-    # Checked before the copy, too: files that are not signed could be too large to copy.
-    check_covers(bundle, signature)
+    # Before the copy: files that are not signed could be too large.
+    _check_covers(bundle, claim)
     with scratch(in_memory=False) as folder:
-        for name in signature.digests:
+        for name in claim.digests:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(bundle / name, folder / name, follow_symlinks=False)
-        (folder / SIGNATURE).write_bytes(signature.content)
-        check_covers(folder, signature)
-        yield folder, Signature("verified", found)
+        (folder / SIGNATURE).write_bytes(claim.content)
+        found = _verified(bundle, folder, claim, str(signer), issuer)
+        yield folder, partial(_checked, folder, signature=Signature("verified", found))
+
+
+def _checked(folder: Path, manifest: Manifest, signature: Signature | None = None) -> Signature:
+    """Compare the statements of a bundle, and return its signature: as checked, or as claimed."""
+    check_statements(folder, manifest)
+    if signature is not None:
+        return signature
+    claim = _read(folder)
+    if claim is None:
+        return Signature("unsigned")
+    _check_covers(folder, claim)
+    return Signature("not checked", claim.signer)
+
+
+def _verified(bundle: Path, copy: Path, claim: Claim, signer: str, issuer: str | None) -> str:
+    """Check that a signer signed the copy of a bundle, and return the name for reports."""
+    from model_signing import verifying  # not above: only `--trust` needs it
+
+    if bool(claim.key) != (issuer is None):
+        raise BundleError(
+            f"{bundle} is signed by {claim.signer}, not by {signer}; give the right one to --trust"
+        )
+    config = verifying.Config()
+    try:
+        if issuer is None:
+            config.use_elliptic_key_verifier(public_key=Path(signer))
+        else:
+            config.use_sigstore_verifier(identity=signer, oidc_issuer=issuer)
+    except Exception as error:
+        advice = (
+            "is no public key on P-256, P-384 or P-521: --trust takes what `openssl pkey -in "
+            "KEY.pem -pubout` writes"
+            if issuer is None
+            else "cannot be checked without sigstore's root of trust: it needs a network"
+        )
+        raise UsageError(f"{signer} {advice} ({printable(one_line(error), 160)})") from error
+    try:
+        config.verify(copy, copy / SIGNATURE)
+    except Exception as error:  # the SDK raises different errors for keys and identities
+        raise BundleError(
+            f"{bundle / SIGNATURE}, which claims {claim.signer}, is not genuine for {signer}: "
+            f"{printable(one_line(error), 160)}; get the signed bundle again"
+        ) from error
+    return claim.signer if issuer is None else f"{signer} ({issuer})"
+
+
+def _read(bundle: Path) -> Claim | None:
+    """Return what the signature of a bundle claims; None if there is none."""
+    path = bundle / SIGNATURE
+    if path.is_symlink():
+        raise BundleError(f"{path} is a link, and a bundle holds files alone; copy it with cp -rL")
+    try:
+        content = read_bytes(path, MOST_TEXT)
+        outer = parse_json(content.decode("utf-8"))
+        payload = base64.b64decode(outer["dsseEnvelope"]["payload"], validate=True)
+        listed = parse_json(payload.decode("utf-8"))["predicate"]["resources"]
+        digests = {
+            checked(each["name"], FileName): checked(each["digest"], Digest) for each in listed
+        }
+        if not 0 < len(listed) == len(digests):
+            raise ValueError("it lists no file, or one twice")
+        key = outer["verificationMaterial"].get("publicKey", {}).get("hint", "")
+        return Claim(content, digests, checked(key, Text))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise BundleError(
+            f"{path} is not a signature of this format: {printable(one_line(error), 160)}; sign "
+            "the bundle again"
+        ) from error
+
+
+def _check_covers(bundle: Path, claim: Claim) -> None:
+    """Refuse a bundle in which a file differs from the signed one, or is not signed."""
+    files = {*claim.digests, SIGNATURE}
+    folders = {parent.as_posix() for name in files for parent in Path(name).parents}
+    try:
+        for name, is_file in entries(bundle):
+            if name not in (files if is_file else folders):
+                raise BundleError(
+                    f"{bundle} holds {name}, which was not signed; remove it, or sign the bundle "
+                    "again"
+                )
+        changed = [
+            name for name, digest in claim.digests.items() if sha256(bundle / name) != digest
+        ]
+    except OSError as error:
+        raise BundleError(f"{error.filename or bundle} cannot be read: {error.strerror}") from error
+    if changed:
+        raise BundleError(
+            f"{bundle / changed[0]} was changed after the bundle was signed; get the signed one "
+            "again"
+        )

@@ -1,4 +1,4 @@
-"""Key pairs in PEM, as openssl writes them, and a bundle that one of them signed."""
+"""Key pairs in PEM, as openssl writes them, and bundles that one of them signed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from pathlib import Path
 import shared
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from model_signing import hashing, signing
 
-from attn_export.bundle.manifest import manifest_content, write_manifest
-from attn_export.parts.attestation.attested import signed_files
-from attn_export.parts.attestation.sign import sign
-
-PASSPHRASE = b"a passphrase"
+from attn_export.bundle.manifest import (
+    SIGNATURE,
+    manifest_content,
+    read_manifest,
+    write_manifest,
+)
+from attn_export.commands.attestation import attested
 
 KINDS = {
     "P-256": lambda: ec.generate_private_key(ec.SECP256R1()),
@@ -24,11 +27,19 @@ KINDS = {
 }
 
 
-def make_key(folder: Path, name: str, kind: str, passphrase: bytes = b"") -> None:
+def sign(bundle: Path, key: Path) -> None:
+    """Sign a bundle as `model_signing sign key` does."""
+    hashes = hashing.Config().set_ignored_paths(paths=[bundle / SIGNATURE])
+    config = signing.Config().use_elliptic_key_signer(private_key=key)
+    config.set_hashing_config(hashes).sign(bundle, bundle / SIGNATURE)
+
+
+def make_key(folder: Path, name: str, kind: str) -> None:
     """Write NAME.pem and NAME.pub.pem."""
     key = KINDS[kind]()
-    lock = form.BestAvailableEncryption(passphrase) if passphrase else form.NoEncryption()
-    private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, lock)
+    private = key.private_bytes(
+        form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()
+    )  # fmt: skip
     subject = form.PublicFormat.SubjectPublicKeyInfo
     (folder / f"{name}.pem").write_bytes(private)
     public = key.public_key().public_bytes(form.Encoding.PEM, subject)
@@ -43,7 +54,6 @@ def key_folder() -> Path:
         kinds = {"own": "P-256", "other": "P-256", "p384": "P-384", "p521": "P-521"}
         for name, kind in {**kinds, "rsa": "RSA", "ed25519": "Ed25519"}.items():
             make_key(folder, name, kind)
-        make_key(folder, "locked", "P-256", PASSPHRASE)
         broken = "-----BEGIN PUBLIC KEY-----\nno\n-----END PUBLIC KEY-----\n"
         (folder / "broken.pem").write_text(broken)
 
@@ -59,7 +69,7 @@ def signed_bundle(bundle: Path) -> Path:
     def make(folder: Path) -> None:
         shutil.copytree(bundle, folder, ignore=shutil.ignore_patterns("test_data_set_[1-9]*"))
         with_digests(folder)
-        sign(folder, key=key_folder() / "own.pem")
+        sign(folder, key_folder() / "own.pem")
 
     return shared.once("signed", make)
 
@@ -71,5 +81,5 @@ def with_digests(bundle: Path) -> None:
 
 def signer_of(bundle: Path, key: Path) -> str:
     """Check the signature as `verify --trust` does, and return the signer."""
-    with signed_files(bundle, str(key), None) as (_, signature):
-        return str(signature)
+    with attested(bundle, str(key), None) as (folder, check):
+        return str(check(read_manifest(folder)))

@@ -15,19 +15,9 @@ import pytest
 from signing_keys import key_folder, signed_bundle, signer_of, with_digests
 
 from attn_export import verify
-from attn_export.bundle.manifest import MANIFEST, SIGNATURE
+from attn_export.bundle.manifest import MANIFEST, SIGNATURE, read_manifest
+from attn_export.commands.attestation import attested
 from attn_export.errors import BundleError
-from attn_export.output_folder import sha256
-from attn_export.parts.attestation.attested import state_of
-from attn_export.parts.attestation.sign import sign
-from attn_export.parts.attestation.signature_file import check_covers, read_signature
-from attn_export.parts.attestation.signing_sdk import check_key, sign_with_key
-
-LARGE_BYTES = 10_000
-"""Changed bytes of each large file in the extended test; small files are changed everywhere."""
-
-SMALL = 10_000
-"""The largest size of a small file, in bytes."""
 
 
 @pytest.fixture
@@ -56,46 +46,13 @@ def files_of(bundle: Path) -> list[Path]:
 def test_a_changed_byte_is_refused(signed: Path, keys: Path):
     chosen, key = random.Random(0), keys / "own.pub.pem"
     paths = [signed / name for name in (MANIFEST, "model.onnx", "report.json", "golden/index.json")]
-    for path in [*paths, *[signed / SIGNATURE] * 12]:
+    for path in paths:
         good = path.read_bytes()
         flipped(path, chosen.randrange(len(good)), chosen)
         with pytest.raises(BundleError):
             signer_of(signed, key)
         path.write_bytes(good)
     signer_of(signed, key)
-
-
-@pytest.mark.extended
-def test_every_changed_byte_of_every_file_is_refused(signed: Path, keys: Path, tmp_path: Path):
-    """Sign each file alone in a folder of its own, which is 100 times as fast as the bundle."""
-    chosen = random.Random(0)
-    paths = [path for path in files_of(signed) if path.name != SIGNATURE]
-    for number, path in enumerate(paths):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        alone = Path(shutil.copyfile(path, folder / path.name))
-        signature = sign_with_key(folder, {alone.name: sha256(alone)}, keys / "own.pem", bytes)
-        good = alone.read_bytes()
-        small = len(good) <= SMALL
-        places = range(len(good)) if small else chosen.sample(range(len(good)), LARGE_BYTES)
-        for place in places:
-            flipped(alone, place, chosen)
-            with pytest.raises(BundleError):
-                check_covers(folder, signature)
-            alone.write_bytes(good)
-        check_covers(folder, signature)
-
-
-@pytest.mark.extended
-def test_every_changed_byte_of_the_signature_is_refused(signed: Path, keys: Path):
-    chosen, key, path = random.Random(0), keys / "own.pub.pem", signed / SIGNATURE
-    good = path.read_bytes()
-    for place in range(len(good)):
-        flipped(path, place, chosen)
-        with pytest.raises(BundleError):
-            check_key(signed, read_signature(signed), key)
-        path.write_bytes(good)
-    check_key(signed, read_signature(signed), key)
 
 
 def add_file(bundle: Path) -> None:
@@ -148,18 +105,6 @@ def deep_signature(bundle: Path) -> None:
     (bundle / SIGNATURE).write_text("[" * 200_000)
 
 
-def spaced_signature(bundle: Path) -> None:
-    content = json.loads((bundle / SIGNATURE).read_text())
-    (bundle / SIGNATURE).write_text(json.dumps(content))
-
-
-def unused_bits(bundle: Path) -> None:
-    """Change a character of base64 in bits that decode to nothing."""
-    content = json.loads((bundle / SIGNATURE).read_text())
-    content["dsseEnvelope"]["signatures"][0]["sig"] = "QR=="  # decodes as QQ== does
-    (bundle / SIGNATURE).write_text(json.dumps(content, separators=(",", ":")))
-
-
 def doubled_file(bundle: Path) -> None:
     """List a file twice, with two digests."""
     content = json.loads((bundle / SIGNATURE).read_text())
@@ -203,9 +148,7 @@ CHANGES: dict[Callable[[Path], None], str] = {
     remove_signature: "is unsigned",
     huge_signature: "it has 1073741824 bytes",
     deep_signature: "nested too deep",
-    spaced_signature: "was changed after it was written",
-    unused_bits: "its base64 was changed",
-    doubled_file: "it lists a file twice",
+    doubled_file: "it lists no file, or one twice",
     new_manifest: "was changed after the bundle was signed",
     forged_statement: "is not genuine",
 }
@@ -221,8 +164,11 @@ def test_a_changed_bundle_is_refused_before_anything_runs(change, signed, keys):
 @pytest.mark.parametrize("change", [add_file, new_manifest], ids=lambda change: change.__name__)
 def test_a_signature_that_does_not_fit_is_refused_without_a_key_too(change, signed):
     change(signed)
-    with pytest.raises(BundleError, match="signed"):
-        state_of(signed)
+    with (
+        attested(signed, None, None) as (folder, check),
+        pytest.raises(BundleError, match="signed"),
+    ):
+        check(read_manifest(folder))
 
 
 def test_a_signature_that_leaves_files_out_is_refused(signed, keys):
@@ -237,19 +183,3 @@ def test_a_signature_that_leaves_files_out_is_refused(signed, keys):
     subprocess.run(words, check=True, capture_output=True)
     with pytest.raises(BundleError, match=r"holds report.html, which was not signed"):
         signer_of(signed, keys / "own.pub.pem")
-
-
-NOT_WHOLE: dict[Callable[[Path], None], str] = {
-    add_file: "holds golden/more.pb, which is not the bundle's",
-    add_folder: "holds more, which is not the bundle's",
-    link_file: "is a link",
-    remove_file: "report.html cannot be read",
-    exchange_files: "was changed after the bundle was written",
-}
-
-
-@pytest.mark.parametrize("change", NOT_WHOLE, ids=lambda change: change.__name__)
-def test_only_a_whole_bundle_is_signed(change, signed, keys):
-    change(signed)
-    with pytest.raises(BundleError, match=NOT_WHOLE[change]):
-        sign(signed, key=keys / "own.pem")
