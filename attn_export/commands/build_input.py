@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attn_export.commands.options import Command, Option, module_option, option, with_options
 from attn_export.errors import UsageError, WeightsError
 from attn_export.spec import VARIANTS, AttentionSpec
-from attn_export.spec.fields import FIELDS, TYPES, Field, default_text
+from attn_export.spec.field_rows import Field
+from attn_export.spec.fields import FIELDS, TYPES, default_text
 
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject

@@ -17,7 +17,8 @@ from attn_export.errors import AttnExportError, ExportError, WeightsError, count
 from attn_export.export.subject_checks import dtype_of
 from attn_export.source_location import line_of
 from attn_export.spec import AttentionSpec
-from attn_export.spec.fields import LARGEST, OF_DATA, OF_FILE, SEED
+from attn_export.spec.field_rows import LARGEST
+from attn_export.spec.fields import OF_DATA, OF_FILE, SEED
 from attn_export.spec.low_precision import KV_RANGES
 
 Calibration = Path | str | Callable[[], Iterable[Mapping[str, Any]]]

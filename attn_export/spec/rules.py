@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from typing import Final
 
 from attn_export.errors import SpecError
-from attn_export.spec.fields import DERIVED, FIELDS, NO_MASK, NUMBERS, TYPES, AttentionFields
+from attn_export.spec.field_rows import DERIVED
+from attn_export.spec.fields import (
+    FIELDS,
+    NO_MASK,
+    NUMBERS,
+    TYPES,
+    AttentionFields,
+    is_set,
+    unmet,
+)
 from attn_export.spec.inputs import MaskSpec
 from attn_export.spec.low_precision import (
     PROJECTIONS,
     quantisation,
     quantised_activations,
-    require_fields,
     typed_cache,
 )
 
@@ -124,48 +133,36 @@ def kv_heads_divide_heads(spec: AttentionFields) -> None:
         )
 
 
-def cross_attention(spec: AttentionFields) -> None:
-    """Check the fields that require or exclude cross-attention."""
+def combinations(spec: AttentionFields) -> None:
+    """Check that each field that is set has the fields that it needs, and none that it excludes."""
+
+    def shown(name: str) -> str:
+        value = getattr(spec, name)
+        return f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
+
+    for name, field in FIELDS.items():
+        if not is_set(spec, name):
+            continue
+        if missing := unmet(spec, field.needs):
+            values = field.needs[missing]
+            advice = f"set {missing} = {json.dumps(values[0])}" if values else f"set {missing} too"
+            raise SpecError(f"{shown(name)} with {shown(missing)}; {advice}")
+        for other, why in field.excludes.items():
+            if is_set(spec, other):
+                raise SpecError(f"{shown(name)} with {shown(other)}: {why}")
+
+
+def positions(spec: AttentionFields) -> None:
+    """Check the fields on positions: rotary, windows, relative bias, and widths that follow."""
     if not spec.cross and (spec.kdim, spec.vdim) != (spec.embed_dim, spec.embed_dim):
         raise SpecError(
             f"kdim {spec.kdim} and vdim {spec.vdim} differ from embed_dim {spec.embed_dim}, "
             "which only cross-attention can have; set cross = true"
         )
-    if spec.cross and spec.causal:
-        raise SpecError(
-            "causal = true with cross = true: runtimes disagree on how a causal mask lines up "
-            "when key and query differ in length; pass the mask as attn_mask instead"
-        )
-    if spec.cross and spec.cache != "none":
-        raise SpecError(
-            f"cache = {spec.cache!r} with cross = true: cross-attention has no new keys; "
-            'set cache = "none"'
-        )
-
-
-def positions(spec: AttentionFields) -> None:
-    """Check the fields on positions: rotary, ALiBi, windows, relative bias."""
-    used = [
-        name
-        for name, is_used in (
-            ("rotary", spec.rotary != "none"), ("alibi", spec.alibi),
-            ("window_left", spec.window_left is not None),
-            ("window_right", spec.window_right is not None),
-            ("relative_buckets", spec.relative_buckets > 0),
-        )
-        if is_used
-    ]  # fmt: skip
-    if spec.cross and used:
-        raise SpecError(
-            f"{used[0]} with cross = true: key and query of cross-attention have no common "
-            f"positions; leave {used[0]} out"
-        )
     if spec.rotary != "none" and (spec.rotary_dim % 2 or not 2 <= spec.rotary_dim <= spec.head_dim):
         raise SpecError(
             f"rotary_dim {spec.rotary_dim} must be even and at most head_dim {spec.head_dim}"
         )
-    if spec.alibi_falcon and not spec.alibi:
-        raise SpecError("alibi_falcon = true with alibi = false; set alibi = true")
     rotary_scaling(spec)
     longrope(spec)
     if spec.relative_buckets and spec.relative_buckets < 4:
@@ -175,18 +172,10 @@ def positions(spec: AttentionFields) -> None:
             f"relative_max_distance {spec.relative_max_distance} must be more than "
             f"relative_buckets {spec.relative_buckets}"
         )
-    if spec.causal and spec.window_right is not None:
-        raise SpecError(
-            f"window_right = {spec.window_right} with causal = true, which hides those keys; "
-            "leave window_right out"
-        )
 
 
 def rotary_scaling(spec: AttentionFields) -> None:
     """Check the fields of rotary scaling, and `position_ids`."""
-    if spec.rotary == "none":
-        unused = {"rotary_scaling": "none", "position_ids": False}
-        require_fields(spec, unused, "with rotary = 'none'; set rotary = \"half\"")
     for low, high, scaling in (
         ("rotary_low_freq", "rotary_high_freq", "llama3"),
         ("rotary_beta_slow", "rotary_beta_fast", "yarn"),
@@ -230,14 +219,9 @@ def longrope(spec: AttentionFields) -> None:
 
 
 def packing(spec: AttentionFields) -> None:
-    """Check that q, k and v of a packed projection have one input, and all a bias or none."""
+    """Check that q, k and v of a packed projection all have a bias or none."""
     if not spec.packed_qkv:
         return
-    if spec.cross:
-        raise SpecError(
-            "packed_qkv = true with cross = true: key and query are different inputs; "
-            "leave packed_qkv out"
-        )
     with_bias = [name for name in "qkv" if spec.bias == "all" or name in spec.bias.split(",")]
     if with_bias not in ([], ["q", "k", "v"]):
         raise SpecError(
@@ -247,15 +231,10 @@ def packing(spec: AttentionFields) -> None:
 
 
 def latent(spec: AttentionFields) -> None:
-    """Check the fields that multi-head latent attention requires or excludes."""
+    """Check the fields that multi-head latent attention requires."""
     if not spec.kv_latent_dim:
-        if spec.q_latent_dim:
-            raise SpecError(
-                f"q_latent_dim {spec.q_latent_dim} with kv_latent_dim = 0; set kv_latent_dim too"
-            )
         return
     field = f"kv_latent_dim = {spec.kv_latent_dim}"
-    require_fields(spec, LATENT_EXCLUDES, f"with {field}, which excludes it; leave it out")
     if spec.rotary == "none" or spec.rotary_dim >= spec.head_dim:
         raise SpecError(
             f"rotary = {spec.rotary!r} and rotary_dim {spec.rotary_dim} with {field}: some of the "
@@ -271,13 +250,6 @@ def latent(spec: AttentionFields) -> None:
             f"bias = {spec.bias!r} with {field}: the projections to both latents and the output "
             'have a bias, or none has; set bias = "none", or q_latent_dim and bias = "all"'
         )
-
-
-LATENT_EXCLUDES: Final = {
-    "cross": False, "packed_qkv": False, "qk_norm": "none", "add_bias_kv": False,
-    "add_zero_attn": False, "weights_dtype": "none",
-}  # fmt: skip
-"""Fields that attention with a latent must leave at these values."""
 
 
 def parse_bias(bias: object) -> str:
@@ -296,7 +268,7 @@ def parse_bias(bias: object) -> str:
 
 
 RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
-    ranges, kv_heads_divide_heads, cross_attention, positions, packing, latent,
+    ranges, kv_heads_divide_heads, combinations, positions, packing, latent,
     quantisation, typed_cache, quantised_activations,
 )  # fmt: skip
 """The rules that are checked last, in order. `check_types` and `derive_fields` run before, and

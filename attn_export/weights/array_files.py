@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attn_export.errors import WeightsError, counted, one_line
-from attn_export.spec.fields import HUGE
+from attn_export.spec.field_rows import HUGE
 from attn_export.untrusted_files import read_bytes
 from attn_export.weights.source import bracketed, listed, open_source
 

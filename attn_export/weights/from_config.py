@@ -15,7 +15,7 @@ import msgspec
 
 from attn_export.errors import SpecError, WeightsError
 from attn_export.spec import AttentionSpec
-from attn_export.spec.low_precision import FLOAT_CACHE
+from attn_export.spec.fields import FIELDS, unmet
 from attn_export.weights.config import FULL, SLIDING, Config, Layer
 from attn_export.weights.config_features import RULES
 from attn_export.weights.select_layer import ENCODER
@@ -159,23 +159,6 @@ def _dimensions(config: Config, family: Family, role: str) -> tuple[dict[str, An
     return fields, keys
 
 
-NOT_COMPARED: Final = frozenset({
-    "cross", "kdim", "vdim", "v_head_dim", "causal", "attn_mask", "cache", "attn_weights",
-    "position_ids", "packed_qkv", "dropout", "dtype", "scale", "rotary_magnitude",
-    "weights_dtype", "block_size", "scheme", "activations", *FLOAT_CACHE,
-})  # fmt: skip
-"""Fields that config.json does not determine, or that `check_agrees` compares in another way."""
-
-SCALING_FIELDS: Final = {
-    "rotary_factor": ("linear", "dynamic", "llama3", "yarn"),
-    "rotary_original_len": ("dynamic", "llama3", "yarn", "longrope"),
-    "rotary_short_factors": ("longrope",), "rotary_long_factors": ("longrope",),
-    "rotary_low_freq": ("llama3",), "rotary_high_freq": ("llama3",),
-    "rotary_beta_fast": ("yarn",), "rotary_beta_slow": ("yarn",), "rotary_truncate": ("yarn",),
-}  # fmt: skip
-"""The values of `rotary_scaling` for which a field has an effect."""
-
-
 def check_agrees(spec: AttentionSpec, in_config: ConfigSpec, config: Config) -> str | None:
     """Check that a spec does not contradict a config.json.
 
@@ -203,17 +186,11 @@ def check_agrees(spec: AttentionSpec, in_config: ConfigSpec, config: Config) -> 
 def _compared(spec: AttentionSpec, in_config: ConfigSpec) -> list[str]:
     """Return the names of the fields that have an effect in one of the two specs."""
     both = (spec, in_config.spec)
-    unused = {
-        "rotary_": all(not s.has_rotary for s in both),
-        "norm_eps": all(s.qk_norm == "none" for s in both),
-        "relative_": all(not s.relative_buckets for s in both),
-        "bias": not in_config.has_biases,
-    }
-    for field, kinds in SCALING_FIELDS.items():
-        unused[field] = all(s.rotary_scaling not in kinds for s in both)
-    off = tuple(start for start, is_unused in unused.items() if is_unused)
-    names = [field.name for field in dataclasses.fields(spec)]
-    return [name for name in names if name not in NOT_COMPARED and not name.startswith(off)]
+    return [
+        name for name, field in FIELDS.items()
+        if field.in_config and (name != "bias" or in_config.has_biases)
+        and not all(unmet(each, field.acts_with) for each in both)
+    ]  # fmt: skip
 
 
 def _same(ours: object, theirs: object) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from tried_fields import alone
+
 KV_HEADS = {"mha": 4, "mqa": 1, "gqa": 2}
 
 _YARN = {"rotary_scaling": "yarn", "rotary_factor": 8.0, "rotary_original_len": 64}
-FEATURES = {
+FEATURES: dict[str, dict[str, object]] = {
     "plain": {},
     "biases of q and v": {"bias": "q,v"},
     "no bias of out": {"bias": "q,k,v"},
@@ -100,7 +102,18 @@ CACHES = {"no cache": "none", "cache": "append", "cache in place": "in-place"}
 COMPANY = {
     "no mask": {}, "padding": {"attn_mask": "bool[B,1,1,S]"}, "causal": {"causal": True},
 }  # fmt: skip
-GROUPS = (
+ROWS = {
+    name: fields
+    for name, fields in alone().items()
+    if not any(
+        fields.items() <= row.items() or name in row
+        for row in (*FEATURES.values(), *SEEING_AHEAD.values(), *GROWING.values())
+    )
+}
+"""Fields, and their values, that no feature above has: tried as their rows say."""
+FEATURES |= ROWS
+
+_GROUPS = (
     ("rotary", "rms norm", "biases of q and v"),
     ("rotary interleaved of a part", "layer norm", "window"),
     ("rotary linear", "softcap", "added keys"),
@@ -108,5 +121,8 @@ GROUPS = (
     ("rotary yarn of gpt-oss", "sinks"),
     ("rotary dynamic", "packed qkv", "relative bias"),
     ("rotary longrope", "alibi of falcon", "symmetric window"),
+)
+GROUPS = tuple(
+    (*group, *list(ROWS)[number :: len(_GROUPS)]) for number, group in enumerate(_GROUPS)
 )
 """Features that are built together, with each cache and each of `COMPANY`."""

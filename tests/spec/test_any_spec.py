@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tried_fields import alone
 
 from attn_export.errors import SpecError
 from attn_export.spec import AttentionSpec, MaskSpec, fields
@@ -24,18 +26,25 @@ def masks(draw: st.DrawFn) -> MaskSpec:
     return MaskSpec(draw(st.sampled_from(("bool", "float"))), (*leading, "S"))
 
 
-POSITIVE = st.floats(1e-30, 1e30) | st.integers(1, 10**6)
 BIASES = st.lists(st.sampled_from(("q", "k", "v", "out")), min_size=1)
 
 
-def positions() -> dict[str, st.SearchStrategy]:
-    """Return strategies for the fields of non-rotary positions, for self-attention."""
-    return {
-        "window_left": st.none() | st.integers(0, 10**6),
-        "alibi": st.booleans(),
-        "relative_buckets": st.just(0) | st.integers(4, 100),
-        "relative_max_distance": st.integers(101, 1000),
-    }
+BY_HAND = {
+    "cross", "causal", "window_right", "rotary", "rotary_scaling", "position_ids", "alibi_falcon",
+    "relative_buckets", "packed_qkv",
+}  # fmt: skip
+"""Features that depend on others."""
+
+
+def of_row(name: str) -> st.SearchStrategy:
+    """Return the values of a field that its row allows."""
+    row, kind = fields.FIELDS[name], fields.TYPES[name]
+    if row.choices or kind == "bool":
+        return st.sampled_from(row.choices or (False, True))
+    low, high = row.least or 0, row.most or 0
+    whole = st.integers(math.ceil(low), int(min(high, 10**6)))
+    values = whole if kind == "int" else st.floats(low, high) | whole
+    return values | st.none() if fields.DEFAULTS[name] is None else values
 
 
 @st.composite
@@ -65,17 +74,23 @@ def spec_values(draw: st.DrawFn) -> dict[str, object]:
         "attn_mask": st.just("none") | masks().map(str),
         "attn_weights": st.booleans(),
         "dropout": st.floats(0, 1, exclude_max=True),
-        "dtype": st.just("float32"),
-        "qk_norm": st.sampled_from(("none", "rms", "layer")),
-        "norm_eps": POSITIVE,
-        "softcap": st.none() | POSITIVE,
-        "sinks": st.booleans(),
+        "norm_eps": of_row("norm_eps"),
     }
     cross = draw(st.booleans())
+    features = {name.split(" ")[0] for name in alone()} - BY_HAND - optional.keys()
+    optional |= {
+        name: of_row(name)
+        for name in sorted(features)
+        if not (cross and "cross" in fields.FIELDS[name].excludes)
+    }
     if cross:
         optional |= {"kdim": size, "vdim": size}
     else:
-        optional |= positions() | {"cache": st.sampled_from(fields.FIELDS["cache"].choices)}
+        optional |= {
+            "cache": of_row("cache"),
+            "relative_buckets": st.just(0) | st.integers(4, 100),
+            "relative_max_distance": st.integers(101, 1000),
+        }
         optional |= draw(st.sampled_from((
             {"causal": st.booleans()}, {"window_right": st.none() | st.integers(0, 100)},
         )))  # fmt: skip

@@ -106,7 +106,7 @@ REFUSED_FEATURES = [
      ["rotary_low_freq 4.0", "less than rotary_high_freq 4.0"]),
     ({"rotary": "half", "rotary_scaling": "yarn", "rotary_beta_slow": 64.0},
      ["rotary_beta_slow 64.0", "less than rotary_beta_fast 32.0"]),
-    ({"position_ids": True}, ["position_ids = True", "rotary = 'none'"]),
+    ({"position_ids": True}, ["position_ids = true", "rotary = 'none'"]),
     ({"packed_qkv": True, "bias": "q,v"}, ["packed_qkv = true", "bias = 'q,v'"]),
     ({"packed_qkv": True, "cross": True, "causal": False}, ["packed_qkv = true", "cross = true"]),
     # numbers
@@ -122,7 +122,7 @@ REFUSED_FEATURES = [
     ({"relative_buckets": -4}, ["relative_buckets must be at least 0", "-4"]),
     # positions
     *[
-        ({"cross": True} | feature, [f"{next(iter(feature))} with cross = true", "no common"])
+        ({"cross": True} | feature, [f"{next(iter(feature))} = ", "with cross = true", "no common"])
         for feature in (
             {"rotary": "half"}, {"alibi": True}, {"window_left": 0}, {"window_right": 2},
             {"relative_buckets": 32},
