@@ -100,15 +100,25 @@ def _to_text(kind: str, files: Digests) -> str:
 def _check_unchanged(target: Path, kind: str, listed: Digests | None) -> None:
     if listed is None:
         raise OutputError(f"{target} exists and is no {kind}; choose another --output or remove it")
+    name, is_listed = first_change(target, listed)
+    if name and is_listed:
+        raise OutputError(
+            f"{target / name} was changed since the {kind} was written; move {target} away or "
+            "choose another --output"
+        )
+    if name:
+        raise OutputError(f"{target} holds {name}, which is not the {kind}'s; move it away")
+
+
+def first_change(folder: Path, listed: Digests) -> tuple[str, bool]:
+    """Return something in a folder that is not as listed, or "", and whether it is listed."""
     folders = {parent.as_posix() for name in listed for parent in Path(name).parents}
-    for name, is_file in entries(target):
+    for name, is_file in entries(folder):
         if name not in (listed if is_file else folders):
-            raise OutputError(f"{target} holds {name}, which is not the {kind}'s; move it away")
-        if is_file and sha256(target / name) != listed[name]:
-            raise OutputError(
-                f"{target / name} was changed since the {kind} was written; move {target} away or "
-                "choose another --output"
-            )
+            return name, False
+        if is_file and sha256(folder / name) != listed[name]:
+            return name, True
+    return "", False
 
 
 def entries(folder: Path) -> Iterator[tuple[str, bool]]:

@@ -12,12 +12,10 @@ from msgspec import Meta, Struct
 
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted
 from attn_export.quality import Quality
-from attn_export.schema import Text
+from attn_export.schema import Allowed, Text
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from attn_export.schema import Allowed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +124,6 @@ class Golden:
 class Verdict:
     """The judgement of one output of one case, from one graph in one runtime.
 
-    In `report.json`, figures that are not finite are null.
-
     Attributes:
         message: The reason that the output did not pass; else empty.
         whole: The relative L2 error against the truth; None if it was not measured.
@@ -152,7 +148,7 @@ class Verdict:
 
 
 class ReportFile(Struct, frozen=True):
-    """The part of `report.json` that is read again."""
+    """The part of `report.json` that is read again. Errors are null if they were not measured."""
 
     name: Text
     passed: bool

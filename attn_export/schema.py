@@ -196,7 +196,7 @@ class Allowed(Struct, frozen=True, forbid_unknown_fields=True):
     row: Annotated[float, Meta(gt=0)]
 
 
-class CaseEntry(Struct, frozen=True, forbid_unknown_fields=True):
+class CaseEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The entry of a case of the golden vectors."""
 
     name: Name

@@ -13,7 +13,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import to_builtins
 
 from attn_export.errors import AttnExportError, BundleError, counted, one_line
 from attn_export.quality import Quality
@@ -27,10 +29,10 @@ from attn_export.results import (
     StoredCase,
     Verdict,
 )
+from attn_export.schema import CaseEntry, GoldenIndex, Manifest
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 if TYPE_CHECKING:
-    from attn_export.schema import CaseEntry, GoldenIndex, Manifest
     from attn_export.spec import Shape
 
 # -- golden vectors on disk ---------------------------------------------------------------------
@@ -68,11 +70,8 @@ def write_outputs(folder: Path, number: int, golden: Golden) -> None:
 def write_index(folder: Path, goldens: Sequence[Golden]) -> None:
     """Write the index of all cases; `write_inputs` and `write_outputs` wrote their files."""
     first = goldens[0]
-    index = {
-        "inputs": list(first.case.inputs),
-        "outputs": list(first.expected),
-        "cases": [_entry(number, golden) for number, golden in enumerate(goldens)],
-    }
+    entries = [_entry(number, golden) for number, golden in enumerate(goldens)]
+    index = to_builtins(GoldenIndex(list(first.case.inputs), list(first.expected), entries))
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
@@ -124,8 +123,6 @@ def read_index(folder: Path) -> GoldenIndex:
 
     Kits put these values into generated programs.
     """
-    from attn_export.schema import GoldenIndex
-
     path = folder / INDEX
     try:
         return checked(parse_json(read_text(path)), GoldenIndex)
@@ -135,23 +132,12 @@ def read_index(folder: Path) -> GoldenIndex:
         raise BundleError(f"{path} was changed: {error}; build the bundle again") from error
 
 
-def _entry(number: int, golden: Golden) -> dict[str, Any]:
-    allowed = {
-        name: None if a is None else {"whole": a.whole, "row": a.row}
-        for name, a in golden.allowed.items()
-    }
-    return {
-        "name": golden.case.name,
-        "kind": golden.case.kind,
-        "about": golden.case.about,
-        "contents": list(golden.case.contents),
-        "ignored_rows": list(golden.case.ignored_rows),
-        "sizes": dict(golden.case.sizes),
-        "folder": data_set(number),
-        "allowed": allowed,
-        "unusable": dict(golden.unusable),
-        **({"determined": dict(golden.determined)} if golden.determined else {}),
-    }
+def _entry(number: int, golden: Golden) -> CaseEntry:
+    case = golden.case
+    return CaseEntry(
+        case.name, case.kind, case.about, case.contents, case.ignored_rows, dict(case.sizes),
+        data_set(number), dict(golden.allowed), dict(golden.unusable), dict(golden.determined),
+    )  # fmt: skip
 
 
 def _read_case(folder: Path, index: GoldenIndex, entry: CaseEntry) -> Golden:

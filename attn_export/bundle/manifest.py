@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
 from attn_export.errors import (
     PARAGRAPH,
     AttnExportError,
@@ -19,12 +21,12 @@ from attn_export.errors import (
     printable,
 )
 from attn_export.output_folder import Digests, replaceable, sha256, take_place, write_errors
+from attn_export.results import ReportFile
+from attn_export.schema import Manifest, TensorSignature
 from attn_export.temp_folders import folder_beside
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 if TYPE_CHECKING:
-    from attn_export.results import ReportFile
-    from attn_export.schema import Manifest, TensorSignature
     from attn_export.spec import AttentionSpec, Shape
 
 MANIFEST = "manifest.json"
@@ -108,8 +110,6 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> Manifest:
     Returns:
         The manifest.
     """
-    from attn_export.schema import Manifest
-
     files = {
         path.relative_to(folder).as_posix(): sha256(path)
         for path in sorted(folder.rglob("*"))
@@ -138,8 +138,6 @@ def manifest_content(folder: Path) -> dict[str, Any]:
 
 def _read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
     """Return the content of `manifest.json` as it is in the file, and as a `Manifest`."""
-    from attn_export.schema import Manifest
-
     path = folder / MANIFEST
     if not folder.is_dir():
         raise BundleError(f"{folder} is not a bundle: there is no such folder")
@@ -191,8 +189,6 @@ def copy_bundle(bundle: Path, folder: Path) -> None:
 
 def read_report(folder: Path) -> ReportFile:
     """Read `report.json` of a bundle."""
-    from attn_export.results import ReportFile
-
     try:
         return checked(parse_json(read_text(folder / REPORT)), ReportFile)
     except OSError as error:
@@ -269,8 +265,6 @@ def _refuse_links(folder: Path, names: Collection[str]) -> None:
 
 def _to_text(content: Mapping[str, Any]) -> str:
     """Return the text of a manifest; its values may be types of `schema`."""
-    from msgspec import to_builtins
-
     rest = {key: value for key, value in content.items() if key != "digest"}
     sorted_text = json.dumps(rest, sort_keys=True, default=to_builtins)
     digest = hashlib.sha256(sorted_text.encode()).hexdigest()

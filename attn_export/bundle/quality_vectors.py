@@ -19,7 +19,7 @@ from attn_export.bundle.golden import data_set
 from attn_export.errors import BundleError, UsageError
 from attn_export.quality import OF_LOGITS, Budget, LogitDistance, Quality, is_finite
 from attn_export.results import Arrays, Case, Golden
-from attn_export.schema import Distance
+from attn_export.schema import Distance, QualityFile
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 if TYPE_CHECKING:
@@ -180,8 +180,6 @@ def read_quality(
     Returns:
         The distances; None if the bundle is not quantised or its float model is unknown.
     """
-    from attn_export.schema import QualityFile
-
     quantised = _quantised_parts(spec)
     if not (folder / QUALITY).is_file():
         if quantised:

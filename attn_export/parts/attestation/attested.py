@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from attn_export.bundle.manifest import SIGNATURE
 from attn_export.commands.attestation import BundleCheck
 from attn_export.errors import BundleError, UsageError, one_line, printable
-from attn_export.output_folder import entries, sha256
+from attn_export.output_folder import first_change
 from attn_export.parts.attestation.statements import check_statements
 from attn_export.results import Signature
 from attn_export.schema import Digest, FileName, Manifest, Text
@@ -147,22 +148,18 @@ def _read(bundle: Path) -> Claim | None:
 
 def _check_covers(bundle: Path, claim: Claim) -> None:
     """Refuse a bundle in which a file differs from the signed one, or is not signed."""
-    files = {*claim.digests, SIGNATURE}
-    folders = {parent.as_posix() for name in files for parent in Path(name).parents}
+    signature = hashlib.sha256(claim.content).hexdigest()
     try:
-        for name, is_file in entries(bundle):
-            if name not in (files if is_file else folders):
-                raise BundleError(
-                    f"{bundle} holds {name}, which was not signed; remove it, or sign the bundle "
-                    "again"
-                )
-        changed = [
-            name for name, digest in claim.digests.items() if sha256(bundle / name) != digest
-        ]
+        name, is_signed = first_change(bundle, {**claim.digests, SIGNATURE: signature})
+        missing = [file for file in claim.digests if not (bundle / file).is_file()]
     except OSError as error:
         raise BundleError(f"{error.filename or bundle} cannot be read: {error.strerror}") from error
-    if changed:
+    if name and not is_signed:
         raise BundleError(
-            f"{bundle / changed[0]} was changed after the bundle was signed; get the signed one "
-            "again"
+            f"{bundle} holds {name}, which was not signed; remove it, or sign the bundle again"
+        )
+    if name or missing:
+        raise BundleError(
+            f"{bundle / (name or missing[0])} was changed after the bundle was signed; get the "
+            "signed one again"
         )

@@ -140,7 +140,7 @@ CHANGES: dict[Callable[[Path], None], str] = {
     add_file: "holds golden/more.pb, which was not signed",
     add_ignored_file: "holds .gitattributes, which was not signed",
     add_folder: "holds more, which was not signed",
-    remove_file: "report.html cannot be read",
+    remove_file: "report.html was changed after the bundle was signed",
     rename_file: "holds page.html",
     exchange_files: "was changed after the bundle was signed",
     link_file: r"report.html \(a link\)",
