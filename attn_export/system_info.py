@@ -93,7 +93,6 @@ EXTRAS = {
     "matplotlib": "build",
     "model_signing": "sign",
     "OpenSSL": "sign",
-    "cryptography": "sign",
     "distributed": "sweep",
 }
 """The extra of attn-export that includes a package."""

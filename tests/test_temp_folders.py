@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 
 from attn_export import temp_folders
-from attn_export.output_folder import exchange, take_place
+from attn_export.output_folder import take_place
 from attn_export.temp_folders import folder_beside, scratch, sweep
 
 HEAD = """
@@ -168,16 +168,6 @@ def test_temporary_folders_follow_tmpdir_and_the_first_sweeps(tmp_path: Path):
         assert "attn-export-01234567" not in names(tmp_path)
 
 
-def test_an_exchange_is_one_step_and_leaves_both(tmp_path: Path):
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / name).touch()
-    assert exchange(tmp_path / "one", tmp_path / "other")
-    assert names(tmp_path) == ["one", "one/other", "other", "other/one"]
-    with pytest.raises(FileNotFoundError):
-        exchange(tmp_path / "one", tmp_path / "missing")
-
-
 def test_a_folder_for_large_files_is_not_in_memory(tmp_path, monkeypatch):
     monkeypatch.delenv("TMPDIR", raising=False)
     monkeypatch.setattr(temp_folders, "MEMORY", tmp_path)
@@ -202,9 +192,3 @@ def test_a_folder_takes_the_place_of_what_is_there(
         (new / "new").touch()
         take_place(new, tmp_path / "out")
     assert names(tmp_path) == ["out", "out/new"]
-
-
-def test_scratch_ends_with_its_block():
-    with scratch() as folder:
-        assert folder.is_dir()
-    assert not folder.exists()
