@@ -223,7 +223,7 @@ def names_of(part: str) -> str:
     kinds = (added.commands, added.dialects, added.runtimes, added.references, added.installs)
     named = {name for kind in kinds for name in kind} | {*added.tests_need}
     forms = "|".join(re.sub("[A-Z]+", r"[\\w.-]+", re.escape(name)) for name in sorted(named))
-    return rf"parts[./]{part}\b|[\"'](?:{forms})[\"']"
+    return rf"parts[./]{part}\b" + (rf"|[\"'](?:{forms})[\"']" if named else "")
 
 
 @pytest.mark.extended
