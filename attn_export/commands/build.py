@@ -234,7 +234,7 @@ def _judge(
     dtypes = {name: array.dtype.name for name, array in goldens[0].expected.items()}
     bound = buffers_note(graph.file for graph in graphs)
     notes = (*notes, *bound, *undetermined_note(goldens), *cpu_notes(verdicts, goldens), *left_out)
-    content = bundle_graphs.manifest_of(name, subject, exported.origins, graphs, dtypes)
+    content = bundle_graphs.manifest_of(name, subject, graphs, dtypes)
     spec = subject.spec.to_toml() if subject.spec else ""
     sizes = dimensions({**content["inputs"], **content["outputs"]}, spec)
     report = Report(name, runs, verdicts, environment(), notes, dimensions=sizes, quality=quality)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,11 +91,12 @@ def _lowered(exported: IrGraph, dialect: str) -> Iterable[IrGraph]:
     from attn_export.graph.lower import NotInHalfError, lower
 
     try:
-        return lower(exported.model, dialect).values()
+        graphs = lower(exported.model, dialect)
     except NotInHalfError:
         if exported.in_bfloat16 is None:
             raise
-    return lower(exported.in_bfloat16(), dialect).values()
+        graphs = lower(exported.in_bfloat16(), dialect)
+    return [dataclasses.replace(graph, origins=exported.origins) for graph in graphs.values()]
 
 
 def bfloat16_notes(graphs: Sequence[IrGraph]) -> tuple[str, ...]:
@@ -147,7 +149,6 @@ def remove_refuted(
 def manifest_of(
     name: str,
     subject: Subject,
-    origins: Mapping[str, str],
     graphs: Sequence[IrGraph],
     dtypes: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -156,7 +157,7 @@ def manifest_of(
     content: dict[str, Any] = {
         "name": name,
         "versions": versions(),
-        "graphs": {graph.file.name: _graph_entry(graph, expected, origins) for graph in graphs},
+        "graphs": {graph.file.name: _graph_entry(graph, expected) for graph in graphs},
         "inputs": input_signatures(subject),
         "outputs": output_signatures(subject, dtypes),
         "weights": "linear weights are stored [in, out], as MatMul reads them",
@@ -177,7 +178,7 @@ def manifest_of(
     return content | {key: value for key, value in further.items() if value}
 
 
-def _graph_entry(graph: IrGraph, expected: Expected, origins: Mapping[str, str]) -> dict[str, Any]:
+def _graph_entry(graph: IrGraph, expected: Expected) -> dict[str, Any]:
     """Return the manifest's entry of a graph; `expected` is that of the standard dialect."""
     from attn_export.graph.check_structure import expected_of
 
@@ -188,7 +189,7 @@ def _graph_entry(graph: IrGraph, expected: Expected, origins: Mapping[str, str])
     }
     if file.dialect != PORTABLE:
         needs["onnxruntime"] = ORT_NEEDED
-    lines = {str(node.name): origin_of(str(node.name), origins) for node in graph.model.graph}
+    lines = {str(node.name): origin_of(str(node.name), graph.origins) for node in graph.model.graph}
     return {
         **{name: getattr(file, name) for name in GraphFile.__struct_fields__ if name != "name"},
         "needs": needs,
