@@ -111,7 +111,8 @@ class BlockScales(CacheRounding):
         """Multiply queries or keys, `[B, H, L, D]`, by the matrix, which is its own inverse."""
         return x @ self.hadamard
 
-    def _store(self, key: Tensor, value: Tensor) -> Pair:
+    def forward(self, key: Tensor, value: Tensor) -> Pair:
+        """Return new keys and values in the type of the cache."""
         return self._to_bytes(key), self._to_bytes(value)
 
     def _to_bytes(self, x: Tensor) -> Tensor:
@@ -138,7 +139,8 @@ class BlockScales(CacheRounding):
         """Return the scales of indices, `[..., 1]`."""
         return F.embedding(index, self.steps)
 
-    def _load(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
+    def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
+        """Return the keys and values that a cache represents."""
         key_width, value_width = self._widths
         return self._from_bytes(key, key_width, dtype), self._from_bytes(value, value_width, dtype)
 

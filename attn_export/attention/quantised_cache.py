@@ -63,54 +63,28 @@ def byte_nibbles(middle: int = MIDDLE) -> Tensor:
 class CacheRounding(nn.Module, abc.ABC):
     """Base class of conversions of keys and values to the type of a cache, and back."""
 
+    @abc.abstractmethod
     def forward(self, key: Tensor, value: Tensor) -> Pair:
-        """Return new keys and values in the type of the cache.
+        """Return new keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]` in the cache's type.
 
-        Args:
-            key: The keys after `change_basis`, `[B, Hkv, L, D]`.
-            value: The values, `[B, Hkv, L, Dv]`.
+        Keys are those after `change_basis`, here and below.
         """
-        return self._store(key, value)
 
+    @abc.abstractmethod
     def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
-        """Return the keys, as after `change_basis`, and the values that a cache represents.
-
-        Args:
-            key: The cache of keys, `[B, Hkv, S, .]`.
-            value: The cache of values, `[B, Hkv, S, .]`.
-            dtype: The type of the result.
-        """
-        return self._load(key, value, dtype)
+        """Return the keys and values that a cache `[B, Hkv, S, .]` represents, in a type."""
 
     def change_basis(self, x: Tensor) -> Tensor:
         """Return queries or keys, `[B, heads, L, D]`, in the basis in which keys are stored."""
         return x
 
     def step_sizes(self, key: Tensor, value: Tensor) -> Pair:
-        """Return the difference between neighbouring numbers of the cache at each element.
-
-        The results broadcast to keys and values.
-
-        Args:
-            key: The keys after `change_basis`, `[B, Hkv, L, D]`.
-            value: The values, `[B, Hkv, L, Dv]`.
-        """
+        """Return the steps between numbers of the cache; they broadcast to keys and values."""
         return self._step_size(key, 0), self._step_size(value, 1)
 
     def quotients(self, key: Tensor, value: Tensor) -> list[Quotients]:
-        """Return the numbers that are rounded, those of keys first.
-
-        Args:
-            key: The keys after `change_basis`, `[B, Hkv, L, D]`.
-            value: The values, `[B, Hkv, L, Dv]`.
-        """
+        """Return the numbers that are rounded, those of keys first."""
         return [*self._quotients(key, 0), *self._quotients(value, 1)]
-
-    @abc.abstractmethod
-    def _store(self, key: Tensor, value: Tensor) -> Pair: ...
-
-    @abc.abstractmethod
-    def _load(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair: ...
 
     @abc.abstractmethod
     def _step_size(self, x: Tensor, part: int) -> Tensor:
@@ -147,7 +121,8 @@ class CacheScales(CacheRounding):
             shape = (spec.num_kv_heads, 1, width) if spec.kv_scale == "per-channel" else ()
             self.register_buffer(name, torch.ones(shape))
 
-    def _store(self, key: Tensor, value: Tensor) -> Pair:
+    def forward(self, key: Tensor, value: Tensor) -> Pair:
+        """Return new keys and values in the type of the cache."""
         pairs = ((key, self.k_scale), (value, self.v_scale))
         if self.nibbles is None and onnx_attention.emitting():
             new_key, new_value = (onnx_attention.quantise(*pair) for pair in pairs)
@@ -155,7 +130,8 @@ class CacheScales(CacheRounding):
         quotients = [x / scale for x, scale in pairs]
         return self._integers(quotients[0]), self._integers(quotients[1])
 
-    def _load(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
+    def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
+        """Return the keys and values that a cache represents."""
         if self.nibbles is not None:
             numbers = [F.embedding(x.int(), self.nibbles.to(dtype)) for x in (key, value)]
             return numbers[0].flatten(-2) * self.k_scale, numbers[1].flatten(-2) * self.v_scale
@@ -216,10 +192,12 @@ class Float16Cache(CacheRounding):
     Values that round to more than 65504, from 65520 on, become infinite, as in a layer in float16.
     """
 
-    def _store(self, key: Tensor, value: Tensor) -> Pair:
+    def forward(self, key: Tensor, value: Tensor) -> Pair:
+        """Return new keys and values in the type of the cache."""
         return round_to_float16(key), round_to_float16(value)
 
-    def _load(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
+    def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
+        """Return the keys and values that a cache represents."""
         return key.to(dtype), value.to(dtype)
 
     def _step_size(self, x: Tensor, part: int) -> Tensor:  # noqa: ARG002 (the same for both)

@@ -96,6 +96,8 @@ def _with_fewest_ties(case: Case, finder: TieFinder, rounding: QuantisedActivati
             break
         # Inputs that differ by a step of one element have about the same errors.
         ties = finder.projection(case := moved, margins)
+        if margins is not None and ties.near.sum() < fewest:
+            ties = finder.projection(case)
         margins, near = ties.margins, ties.near.any(-1)
         count = int(ties.near.sum())
         if count < fewest and (shows_other_faults(case) or not ties.too_many):
