@@ -169,9 +169,6 @@ _NIBBLES = np.stack([np.arange(256) & 15, np.arange(256) >> 4], axis=-1) - 8
 _BITS = {ir.DataType.INT8: 8, ir.DataType.UINT8: 4}
 """The bits of an integer, by the type in which a cache stores them."""
 
-_ONE = {8: 1, 4: 0x99}
-"""The byte that holds the integer 1 alone, by the bits of an integer."""
-
 
 @dataclasses.dataclass(frozen=True)
 class QuantisedCache:
@@ -222,12 +219,12 @@ def _stored_integers(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None
     bits, (_, heads, _, width) = _BITS[stored.dtype], dims(stored)
     if not isinstance(heads, int) or not isinstance(width, int):
         return None
-    column = np.arange(256).astype(np.uint8).view(stored.dtype.numpy())[:, None]
-    every_byte = np.tile(column, (1, heads, 1, width))
+    every_byte = _mixed(np.arange(256).astype(np.uint8).view(stored.dtype.numpy()), heads, width)
     found, integers = computed(value, {stored: every_byte}), _integers(every_byte, bits)
     if found is None or found.shape != integers.shape or found.dtype != np.float32:
         return None
-    scale = found[0, :, _ONE[bits], None]  # [Hkv, 1, D]
+    ones = np.argmax(integers == 1, axis=2)[:, :, None]
+    scale = np.take_along_axis(found, ones, axis=2)[0]  # [Hkv, 1, D]
     if not (scale > 0).all() or not np.allclose(found, integers * scale, rtol=1e-6, atol=0):
         return None
     return stored, np.asarray(scale.flat[0]) if np.ptp(scale) == 0 else scale, bits
@@ -235,20 +232,26 @@ def _stored_integers(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None
 
 def _before_rounding(written: ir.Value, scale: np.ndarray, bits: int) -> ir.Value | None:
     """Return the value that is divided by a scale and rounded to the integers written, or None."""
-    quotients = np.linspace(-1.5, 1.5, 90)[:, None] * 2 ** (bits - 1)  # of which none is a tie
-    rounded = np.clip(np.round(quotients), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    some = np.linspace(-1.5, 1.5, 90) * 2 ** (bits - 1)  # of which none is a tie
     for source in chain(written):
         if source.dtype != ir.DataType.FLOAT or len(dims(source)) != 4:
             continue
         _, heads, _, width = dims(source)
         if not isinstance(heads, int) or not isinstance(width, int):
             return None
-        values = np.broadcast_to(quotients * scale, (1, heads, len(quotients), width))
-        found = computed(written, {source: values.astype(np.float32)})
+        quotients = _mixed(some, heads, width)
+        rounded = np.clip(np.round(quotients), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        found = computed(written, {source: (quotients * scale).astype(np.float32)})
         integers = None if found is None else _integers(found, bits)
-        if integers is not None and integers.shape == values.shape and (integers == rounded).all():
+        if integers is not None and integers.shape == rounded.shape and (integers == rounded).all():
             return source
     return None
+
+
+def _mixed(values: np.ndarray, heads: int, width: int) -> np.ndarray:
+    """Return `[1, heads, N, width]`: the N values in each channel, in an order of its own."""
+    every = np.broadcast_to(values[:, None], (1, heads, len(values), width))
+    return np.random.default_rng(0).permuted(every, axis=2)
 
 
 def _integers(stored: np.ndarray, bits: int) -> np.ndarray:
