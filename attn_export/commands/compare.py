@@ -26,6 +26,7 @@ from attn_export.commands.options import (
 from attn_export.commands.output import Output, output_options
 from attn_export.errors import AttnExportError, UsageError, printable
 from attn_export.graph import Graph
+from attn_export.graph.load import load_proto
 from attn_export.judge.gate import cpu_notes
 from attn_export.results import BASE, Golden, Report
 from attn_export.runtimes.pool import Pool
@@ -278,7 +279,6 @@ def _complete(
 ) -> ValueReference:
     """Complete the bundle, and return the source of correct values for `explain`."""
     from attn_export.explain.eager_values import ValueReference
-    from attn_export.graph.load import load_proto
 
     graphs = [compared]
     if reference.path is not None and not names.note() and compared.path.name != OTHER:

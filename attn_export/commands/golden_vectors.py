@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.bundle.golden import Start
+from attn_export.bundle.golden import Start, write_index, write_inputs, write_outputs
 from attn_export.cases.influence import CLEARLY, check_influence, find_influence
 from attn_export.cases.mask_contents import MASKS
 from attn_export.errors import ExportError, UsageError, counted, first_few
@@ -47,8 +47,6 @@ def golden_vectors(
     Returns:
         The cases with their truth, under the graph's names; and notes for the reader of a report.
     """
-    from attn_export.bundle.golden import write_index, write_inputs, write_outputs
-
     computed, usable, notes = _usable_cases(plan, oracle, has_narrow_dtypes=has_narrow_dtypes)
     renamed = [names.case(case) for case in usable] if names else usable
     runs = start([write_inputs(folder, number, case) for number, case in enumerate(renamed)])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attn_export.cases.draw import Interface, add_sums, axis_names, draw_inputs, may_try
 from attn_export.cases.roles import Trial, find_roles
 from attn_export.errors import GraphError, UsageError, printable
-from attn_export.graph.axis_names import Misfit, terms_of
+from attn_export.graph.axis_names import Misfit, find_relations, find_sums, terms_of
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
 from attn_export.spec.inputs import Roles
@@ -96,7 +96,6 @@ def _of_graph(
 ) -> Reference:
     from attn_export.export.trees import infer_output_shapes
     from attn_export.float64.evaluate import Evaluation
-    from attn_export.graph.axis_names import find_relations, find_sums
     from attn_export.graph.load import inlined, load_model
     from attn_export.graph.ranges import (
         declared_outputs,
