@@ -49,6 +49,8 @@ def replaceable(
         return target
     if not target.is_dir():
         raise OutputError(f"{target} exists and is not a folder; choose another --output")
+    if not os.access(target, os.W_OK):  # it moves to another parent, which writes to it
+        raise OutputError(f"{target} is read-only; make it writable, or choose another --output")
     if any(target.iterdir()):
         _check_unchanged(target, kind, listed(target) if listed else _read_list(target, kind))
     return target

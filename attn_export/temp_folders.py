@@ -3,7 +3,8 @@
 Memory is used because writing the files of a small case to a disk takes longer than computing it.
 
 Each lies in a *holder*, whose file `LOCK` its process locks. A killed process loses the lock, in a
-container of its own, too. The next run removes holders that nobody has locked, by their names.
+container of its own, too. The next run removes holders that nobody has locked: folders with their
+names, 64 random bits among them, and with nothing else in them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import functools
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -27,10 +29,10 @@ MEMORY = Path("/dev/shm")
 MIN_FREE_BYTES = 1 << 30
 """The number of bytes that must be free in `MEMORY`. Containers often have 64 MiB."""
 
-LOCK, NEW, OLD = "lock", "new", "old"
+HELD = {LOCK := "lock", NEW := "new", OLD := "old"}
 """What a holder holds: its lock, the temporary folder, and folders while others replace them."""
 
-_HOLDER = re.compile(r"(\..+\.)?attn-export-[a-z0-9_]{8}", re.DOTALL)
+_HOLDER = re.compile(r"(\..+\.)?attn-export\.[0-9a-f]{16}", re.DOTALL)
 
 
 @contextlib.contextmanager
@@ -55,10 +57,16 @@ def sweep(parent: Path) -> None:
     """Remove the temporary folders of killed processes, and restore old folders."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in list(entries):
-            is_holder = _HOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-            if is_holder and entry.stat(follow_symlinks=False).st_uid == _user():
-                with contextlib.suppress(OSError), _lock_of(Path(entry.path)):
-                    _remove(Path(entry.path))
+            if _HOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    _sweep_holder(Path(entry.path))
+
+
+def _sweep_holder(holder: Path) -> None:
+    is_ours = holder.stat().st_uid == _user() and {x.name for x in holder.iterdir()} <= HELD
+    if is_ours:
+        with _lock_of(holder):
+            _remove(holder)
 
 
 _sweep_once = functools.cache(sweep)
@@ -85,26 +93,35 @@ def _remove(holder: Path) -> None:
 
 @contextlib.contextmanager
 def _new_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    while True:
-        holder = Path(tempfile.mkdtemp(prefix=f"{prefix}attn-export-", dir=parent))
-        try:
-            made, lock = holder.stat(), _lock_of(holder)
-            lock.acquire()
-        except (TimeoutError, FileNotFoundError):
-            continue  # another process removes it, for it was not locked yet
-        except OSError:
-            pass  # where locks are not supported, nothing is removed, either
-        if holder.stat()[:5] == made[:5]:  # it is not a new folder of that name
-            break
-    (holder / NEW).mkdir()
-    remove = functools.partial(_remove, holder)
+    holders: list[Path] = []  # more than one if other processes remove them before they are locked
+
+    def remove() -> None:
+        for holder in holders:
+            _remove(holder)
+
     AT_END.append(remove)
     try:
+        while True:
+            holder = parent / f"{prefix}attn-export.{secrets.token_hex(8)}"
+            lock = _lock_of(holder)
+            holders.append(holder)
+            holder.mkdir(mode=0o700)
+            try:
+                lock.acquire()
+            except (TimeoutError, FileNotFoundError):
+                continue
+            except OSError:
+                pass  # where locks are not supported, nothing is removed, either
+            if holder.exists():
+                break
+        (holder / NEW).mkdir()
         yield holder / NEW
     finally:
-        remove()
-        AT_END.remove(remove)
-        lock.release()
+        try:
+            remove()
+        finally:
+            AT_END.remove(remove)
+            lock.release()
 
 
 def _fastest_parent() -> Path:

@@ -90,7 +90,7 @@ def test_killed_between_two_renames_the_old_folder_is_back(tmp_path: Path):
 
 
 def test_a_folder_that_was_replaced_does_not_come_back(tmp_path: Path):
-    for name in (".out.attn-export-01234567/old/out", "out"):
+    for name in (".out.attn-export.0123456789abcdef/old/out", "out"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / name[0]).touch()
     sweep(tmp_path)
@@ -100,11 +100,13 @@ def test_a_folder_that_was_replaced_does_not_come_back(tmp_path: Path):
 @pytest.mark.parametrize(
     "name",
     [
-        "attn-export-0123456",
-        "attn-export-01234567.txt",
-        ".out.01234567",
-        "..attn-export-01234567",
-        "out.attn-export-01234567",
+        "attn-export.0123456789abcde",
+        "attn-export-upstream",
+        "attn-export-20261126",
+        "attn-export.0123456789abcdef.txt",
+        ".out.0123456789abcdef",
+        "..attn-export.0123456789abcdef",
+        "out.attn-export.0123456789abcdef",
     ],
 )
 def test_folders_of_other_names_are_left_alone(name: str, tmp_path: Path):
@@ -114,11 +116,37 @@ def test_folders_of_other_names_are_left_alone(name: str, tmp_path: Path):
     assert names(tmp_path) == [name, f"{name}/a"]
 
 
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path):
+    for name in ("lock", "new/a", "mine"):
+        path = tmp_path / "attn-export.0123456789abcdef" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    before = names(tmp_path)
+    sweep(tmp_path)
+    assert names(tmp_path) == before
+
+
+def test_without_space_for_a_folder_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make = Path.mkdir
+
+    def full(path: Path, **options: Any) -> None:
+        if path.name == "new":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        make(path, **options)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(OSError, match="No space"), folder_beside(tmp_path / "out"):
+        pass
+    assert names(tmp_path) == []
+
+
 def test_links_and_files_are_left_alone(tmp_path: Path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "a").touch()
-    (tmp_path / ".x.attn-export-01234567").symlink_to(tmp_path / "theirs")
-    (tmp_path / "attn-export-01234567").touch()
+    (tmp_path / ".x.attn-export.0123456789abcdef").symlink_to(tmp_path / "theirs")
+    (tmp_path / "attn-export.0123456789abcdef").touch()
     before = names(tmp_path)
     sweep(tmp_path)
     assert names(tmp_path) == before
@@ -139,33 +167,35 @@ def test_without_support_of_locks_nothing_is_swept(tmp_path: Path, monkeypatch: 
 def test_a_folder_swept_before_it_was_locked_is_made_again(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    make, made, locks = tempfile.mkdtemp, [], []
+    make, made, locks = Path.mkdir, [], []
 
-    def then_swept(**options: Any) -> str:
-        made.append(make(**options))
-        if len(made) == 1 and moment == "before":
-            sweep(tmp_path)
-        elif len(made) == 1:
-            locks.append(FileLock(Path(made[0], "lock")).acquire())
-        return made[-1]
+    def then_swept(path: Path, **options: Any) -> None:
+        make(path, **options)
+        if options.get("mode") == 0o700:
+            made.append(path)
+            if len(made) == 1 and moment == "before":
+                sweep(tmp_path)
+            elif len(made) == 1:
+                locks.append(FileLock(path / "lock").acquire())
 
-    monkeypatch.setattr("tempfile.mkdtemp", then_swept)
+    monkeypatch.setattr(Path, "mkdir", then_swept)
     with folder_beside(tmp_path / "out") as folder:
-        assert folder == Path(made[1], "new")
-        assert Path(made[0]).exists() == (moment == "while")
+        assert folder == made[-1] / "new"
+        assert folder.is_dir()
+        assert len(made) == 1 + (moment == "while")
 
 
 def test_a_folder_beside_an_output_sweeps_first(tmp_path: Path):
-    (tmp_path / ".another.attn-export-01234567").mkdir()
+    (tmp_path / ".another.attn-export.0123456789abcdef").mkdir()
     with folder_beside(tmp_path / "out") as folder:
         assert [*tmp_path.iterdir()] == [folder.parent]
 
 
 def test_temporary_folders_follow_tmpdir_and_the_first_sweeps(tmp_path: Path):
-    (tmp_path / "attn-export-01234567").mkdir()
+    (tmp_path / "attn-export.0123456789abcdef").mkdir()
     with running(USES["scratch"], tmp_path):
         assert len(list(tmp_path.iterdir())) == 1
-        assert "attn-export-01234567" not in names(tmp_path)
+        assert "attn-export.0123456789abcdef" not in names(tmp_path)
 
 
 def test_a_folder_for_large_files_is_not_in_memory(tmp_path, monkeypatch):

@@ -148,7 +148,7 @@ def build(
         raise UsageError(
             f"the name {printable(name, 80)} must be one printable line; choose another"
         )
-    run, dialects = run or RunOptions.of(**keywords), check_dialects(dialects, ALL)
+    run, dialects = RunOptions.of(run, **keywords), check_dialects(dialects, ALL)
     check_installed("torch")
     with staging(Path(output or Path("models") / name)) as stage:
         report = _build_in(stage.folder, subject, name, dialects, seed, run)

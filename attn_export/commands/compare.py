@@ -140,7 +140,7 @@ def compare(
     """
     from attn_export.commands.reference import read_reference
 
-    run, path = run or RunOptions.of(), Path(graph)
+    run, path = RunOptions.of(run), Path(graph)
     if run.budgets:
         raise UsageError(
             f"a budget of {run.budgets[0]}, and nothing to measure it on: a comparison has no "

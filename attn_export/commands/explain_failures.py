@@ -48,7 +48,7 @@ def explain_failures(
         return dataclasses.replace(report, explanations=(*sentences,)) if sentences else report
     from attn_export.commands.explain_bundle import explain
 
-    run, started = run or RunOptions.of(), time.monotonic()
+    run, started = RunOptions.of(run), time.monotonic()
     for number, name in enumerate(list(failed)[:RUNTIMES]):
         remaining = seconds - (time.monotonic() - started)
         if remaining <= 0:

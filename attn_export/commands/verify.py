@@ -128,7 +128,7 @@ def verify(
         GraphError: If `graph` cannot be read, or has other inputs or outputs.
         BundleError: If a file of the bundle is missing or was changed, or `trust` did not sign it.
     """
-    run = run or RunOptions.of(**keywords)
+    run = RunOptions.of(run, **keywords)
     if recompute and sizes:
         raise UsageError("--recompute is about the stored cases, --sizes about others; choose one")
     if module is not None and not (recompute or sizes):

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 from attn_export.errors import UsageError
 from attn_export.quality import Budget
@@ -82,7 +82,14 @@ class RunOptions:
     progress: Progress = dataclasses.field(default_factory=Progress)
 
     @classmethod
-    def of(
+    def of(cls, made: RunOptions | None = None, /, **keywords: Unpack[RunKeywords]) -> RunOptions:
+        """Return the options of a job: `made` for one that runs in another, or new ones."""
+        if made is not None and keywords:
+            raise TypeError(f"{', '.join(keywords)}: give `run` or keywords, not both")
+        return made or cls._new(**keywords)
+
+    @classmethod
+    def _new(
         cls,
         *,
         runtimes: Sequence[str] = (),

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attn_export.bundle.manifest import SIGNATURE
 from attn_export.commands.attestation import BundleCheck
@@ -21,7 +21,7 @@ from attn_export.errors import BundleError, UsageError, one_line, printable
 from attn_export.output_folder import first_change
 from attn_export.parts.attestation.statements import check_statements
 from attn_export.results import Signature
-from attn_export.schema import Digest, FileName, Manifest, Text
+from attn_export.schema import Digest, FileName, Manifest
 from attn_export.system_info import check_installed
 from attn_export.temp_folders import scratch
 from attn_export.untrusted_files import MOST_TEXT, checked, parse_json, read_bytes
@@ -63,15 +63,24 @@ def attested(
     claim = _read(bundle)
     if claim is None:
         raise BundleError(f"{bundle} is unsigned: it holds no {SIGNATURE}; sign it with its key")
-    # Before the copy: files that are not signed could be too large.
+    # Before the copy: files that are not signed, or by another key, could be too large.
+    verifier = _verifier(bundle, claim, str(signer), issuer)
     _check_covers(bundle, claim)
     with scratch(in_memory=False) as folder:
+        copy, signature = folder / "bundle", folder / SIGNATURE  # beside it: not all sign its name
         for name in claim.digests:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(bundle / name, folder / name, follow_symlinks=False)
-        (folder / SIGNATURE).write_bytes(claim.content)
-        found = _verified(bundle, folder, claim, str(signer), issuer)
-        yield folder, partial(_checked, folder, signature=Signature("verified", found))
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(bundle / name, copy / name, follow_symlinks=False)
+        signature.write_bytes(claim.content)
+        try:
+            verifier.verify(copy, signature)
+        except Exception as error:  # the SDK raises different errors for keys and identities
+            raise BundleError(
+                f"{bundle / SIGNATURE}, which claims {claim.signer}, is not genuine for {signer}: "
+                f"{printable(one_line(error), 160)}; get the signed bundle again"
+            ) from error
+        found = claim.signer if issuer is None else f"{signer} ({issuer})"
+        yield copy, partial(_checked, copy, signature=Signature("verified", found))
 
 
 def _checked(folder: Path, manifest: Manifest, signature: Signature | None = None) -> Signature:
@@ -86,8 +95,8 @@ def _checked(folder: Path, manifest: Manifest, signature: Signature | None = Non
     return Signature("not checked", claim.signer)
 
 
-def _verified(bundle: Path, copy: Path, claim: Claim, signer: str, issuer: str | None) -> str:
-    """Check that a signer signed the copy of a bundle, and return the name for reports."""
+def _verifier(bundle: Path, claim: Claim, signer: str, issuer: str | None) -> Any:
+    """Return the SDK's verifier for a signer, which must be the one that a signature claims."""
     from model_signing import verifying  # not above: only `--trust` needs it
 
     if bool(claim.key) != (issuer is None):
@@ -108,14 +117,21 @@ def _verified(bundle: Path, copy: Path, claim: Claim, signer: str, issuer: str |
             else "cannot be checked without sigstore's root of trust: it needs a network"
         )
         raise UsageError(f"{signer} {advice} ({printable(one_line(error), 160)})") from error
-    try:
-        config.verify(copy, copy / SIGNATURE)
-    except Exception as error:  # the SDK raises different errors for keys and identities
+    if issuer is None and claim.key != (key := _digest_of_key(Path(signer))):
         raise BundleError(
-            f"{bundle / SIGNATURE}, which claims {claim.signer}, is not genuine for {signer}: "
-            f"{printable(one_line(error), 160)}; get the signed bundle again"
-        ) from error
-    return claim.signer if issuer is None else f"{signer} ({issuer})"
+            f"{bundle} is signed by {claim.signer}, and {signer} is key {key}; give the signer's "
+            "key to --trust"
+        )
+    return config
+
+
+def _digest_of_key(path: Path) -> str:
+    """Return the SHA-256 of a public key's PEM file, as signatures name it."""
+    from cryptography.hazmat.primitives import serialization as keys
+
+    loaded = keys.load_pem_public_key(path.read_bytes())
+    pem = loaded.public_bytes(keys.Encoding.PEM, keys.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(pem).hexdigest()
 
 
 def _read(bundle: Path) -> Claim | None:
@@ -133,8 +149,11 @@ def _read(bundle: Path) -> Claim | None:
         }
         if not 0 < len(listed) == len(digests):
             raise ValueError("it lists no file, or one twice")
-        key = outer["verificationMaterial"].get("publicKey", {}).get("hint", "")
-        return Claim(content, digests, checked(key, Text))
+        material = outer["verificationMaterial"]
+        is_key = "publicKey" in material
+        return Claim(
+            content, digests, checked(material["publicKey"]["hint"], Digest) if is_key else ""
+        )
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Cli
+from model_signing import signing
 from signing_keys import key_folder, sign, signed_bundle, signer_of
 
 from attn_export import verify
@@ -85,7 +86,7 @@ def test_a_signed_bundle_may_be_built_again_and_is_unsigned_then(signed, keys):
 
 
 NO_KEY = "is no public key on P-256, P-384 or P-521: --trust takes what `openssl pkey -in "
-TRUST_ERRORS = {"other.pub.pem": (7, "is not genuine for ")} | dict.fromkeys(
+TRUST_ERRORS = {"other.pub.pem": (7, "; give the signer's key to --trust")} | dict.fromkeys(
     ("own.pem", "rsa.pub.pem", "ed25519.pub.pem", "missing.pem", "broken.pem"), (2, NO_KEY)
 )
 
@@ -96,6 +97,15 @@ def test_a_key_that_is_not_the_signers_public_one_is_refused(name, signed, keys,
     code, said = TRUST_ERRORS[name]
     assert (done.returncode, done.stderr.count("\n")) == (code, 1)
     assert said in done.stderr
+
+
+def test_a_signature_that_was_made_elsewhere_is_verified(bundle, keys, cli: Cli, tmp_path):
+    folder = shutil.copytree(bundle, tmp_path / "bundle")
+    signing.Config().use_elliptic_key_signer(private_key=keys / "own.pem").sign(
+        folder, tmp_path / "out.sig"
+    )
+    shutil.copy(tmp_path / "out.sig", folder / "model.sig")
+    assert cli("verify", folder, "--trust", keys / "own.pub.pem").returncode == 0
 
 
 def test_an_identity_needs_an_issuer_and_a_sigstore_signature(signed):
