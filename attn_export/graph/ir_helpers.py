@@ -102,28 +102,47 @@ def set_type(value: ir.Value, dtype: ir.DataType | None, shape: ir.Shape | None)
 _MOST_COMPUTED = 32
 """The largest number of nodes by which a value is computed."""
 
+_LARGEST_COMPUTED = 2**27
+"""The largest number of elements of a value that is computed."""
+
+_COMPUTABLE = frozenset({
+    "Abs", "Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "Cast", "Clip", "Concat",
+    "Constant", "DequantizeLinear", "Div", "Equal", "Floor", "Gather", "Greater", "GreaterOrEqual",
+    "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not",
+    "Or", "QuantizeLinear", "ReduceMax", "ReduceMin", "ReduceSum", "Reshape", "Round", "Slice",
+    "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where",
+})  # fmt: skip
+"""Operators that round, scale, compare, pack and move: none runs for long or makes large values."""
+
 
 def computed(value: ir.Value, known: Mapping[ir.Value, np.ndarray]) -> np.ndarray | None:
-    """Return a value that nodes compute from known ones and constants; None if they need others."""
-    nodes, values, feed = set[ir.Node](), [value], dict[str, np.ndarray]()
+    """Return a value that simple nodes compute from known ones and constants, or None."""
+    nodes, values, arrays = set[ir.Node](), [value], dict[ir.Value, np.ndarray]()
     for x in values:
         array = known[x] if x in known else constant_array(x)
         node = x.producer()
         if array is not None:
-            feed[str(x.name)] = array
-        elif node is None or node.domain or len(nodes) > _MOST_COMPUTED:
+            arrays[x] = array
+        elif node is None or node.domain or node.op_type not in _COMPUTABLE:
             return None
         elif node not in nodes:
             nodes.add(node)
             values += [y for y in node.inputs if y is not None]
-    inputs = [x for x in dict.fromkeys(values) if str(x.name) in feed]
+        if len(nodes) > _MOST_COMPUTED:
+            return None
     order = [node for node in next(iter(nodes)).graph or () if node in nodes] if nodes else []
     try:
         with np.errstate(all="ignore"):
-            (found,) = reference_model(order, inputs, [value]).run(None, feed)
+            for node in order:
+                inputs = {x: arrays[x] for x in node.inputs if x is not None}
+                model = reference_model([node], inputs, node.outputs)
+                found = model.run(None, {str(x.name): array for x, array in inputs.items()})
+                arrays |= zip(node.outputs, map(np.asarray, found), strict=True)
+                if any(arrays[x].size > _LARGEST_COMPUTED for x in node.outputs):
+                    return None
     except Exception:  # graphs of others may hold anything
         return None
-    return np.asarray(found)
+    return arrays[value]
 
 
 def reference_model(

@@ -24,6 +24,9 @@ FLOAT = ir.DataType.FLOAT
 MOST_NODES = 8
 """The largest number of nodes that round a value by block."""
 
+_MOST_WIDTH = 2**20
+"""The largest width of a value for which a rounding by block is tried."""
+
 
 def store_integers(
     model: ir.Model, weights: Mapping[str, QuantisedWeight], *, activations: str = "none"
@@ -182,7 +185,7 @@ def _round_in_blocks(op: Builder, x: ir.Value, block: int) -> ir.Value:
 def read_block_rounding(value: ir.Value) -> tuple[ir.Value, int] | None:
     """Return the value before a rounding by block, and the block size; None for other values.
 
-    It is proven by the values of random, empty and tiny blocks.
+    It is proven by the values of random, empty and tiny blocks, and of ties.
     """
     _, *way = itertools.islice(chain(value), MOST_NODES)
     ranks = [len(dims(x)) for x in way]
@@ -190,11 +193,16 @@ def read_block_rounding(value: ir.Value) -> tuple[ir.Value, int] | None:
     block, width = (dims(x)[-1] for x in way[split - 1 : split + 1]) if split else (0, 0)
     if set(ranks[:split]) != {4} or not isinstance(block, int) or not isinstance(width, int):
         return None
-    blocks = np.random.default_rng(0).standard_normal((1, 3, width // block, block))
-    blocks = (blocks * np.reshape([1, 0, 1e-37], (3, 1, 1))).astype(np.float32)
+    if not 0 < block <= width <= _MOST_WIDTH or width % block:
+        return None
+    rng, shape = np.random.default_rng(0), (2, 4, width // block, block)
+    blocks = rng.standard_normal(shape) * np.reshape([1, 0, 1e-37, 1], (4, 1, 1))
+    blocks[:, 3] = rng.integers(-100, 100, shape)[:, 3] + 0.5
+    blocks[:, 3, :, 0] = BLOCK_LARGEST  # so the scale is 1
+    blocks = blocks.astype(np.float32)
     largest = np.abs(blocks).max(-1, keepdims=True)
     scales = np.maximum(largest / np.float32(BLOCK_LARGEST), np.float32(LEAST_BLOCK_SCALE))
     rounded = np.round(blocks / scales) * scales
-    found = computed(value, {way[split]: blocks.reshape(1, 3, width)})
-    same = found is not None and np.array_equal(found, rounded.reshape(1, 3, width))
+    found = computed(value, {way[split]: blocks.reshape(2, 4, width)})
+    same = found is not None and np.array_equal(found, rounded.reshape(2, 4, width))
     return (way[split], block) if same else None

@@ -13,6 +13,7 @@ from shared import extended, judged_graphs, nodes_of, passed_bundle
 
 from attn_export import verify
 from attn_export.bundle.manifest import GOLDEN
+from attn_export.graph.ir_helpers import set_type
 from attn_export.graph.load import load_model
 from attn_export.graph.quantised_weights import read_block_rounding
 from attn_export.results import WHOLE_DECODE
@@ -118,6 +119,13 @@ OTHERS = {
     "another axis": (
         "ReduceMax", 0, lambda node: node.replace_input_with(1, constant(np.array([2]))),
     ),
+    "one scale for all batch elements": (
+        "ReduceMax", 0, lambda node: node.replace_input_with(1, constant(np.array([0, 3]))),
+    ),
+    "ties go up": ("Round", 0, lambda node: round_ties_up(node)),
+    "a width that blocks do not divide": (
+        "Reshape", 0, lambda node: set_type(node.inputs[0], None, ir.Shape(["B", "L", 65])),
+    ),
     "6 bits": ("Div", 0, lambda node: node.replace_input_with(1, constant(np.float32(31)))),
     "128": ("Div", 0, lambda node: node.replace_input_with(1, constant(np.float32(128)))),
     "a larger least scale": (
@@ -129,6 +137,16 @@ OTHERS = {
         "Reshape", 0, lambda node: node.replace_input_with(1, constant(np.array([0, 0, 32, 2]))),
     ),
 }  # fmt: skip
+
+
+def round_ties_up(node: ir.Node) -> None:
+    assert node.graph is not None
+    add = ir.node("Add", [node.inputs[0], constant(np.float32(0.5))])
+    add.outputs[0].name = "increased"
+    set_type(add.outputs[0], ir.DataType.FLOAT, node.outputs[0].shape)
+    node.graph.insert_before(node, add)
+    node.replace_input_with(0, add.outputs[0])
+    node.op_type = "Floor"
 
 
 def constant(array: np.ndarray | np.generic) -> ir.Value:

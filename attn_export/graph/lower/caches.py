@@ -166,6 +166,9 @@ def _is_length(value: ir.Value, size: Size) -> bool:
 _NIBBLES = np.stack([np.arange(256) & 15, np.arange(256) >> 4], axis=-1) - 8
 """The two integers that each byte holds, `[256, 2]`."""
 
+_MOST_CHANNELS = 2**16
+"""The largest number of channels of all heads with which a cache is tried."""
+
 _BITS = {ir.DataType.INT8: 8, ir.DataType.UINT8: 4}
 """The bits of an integer, by the type in which a cache stores them."""
 
@@ -216,10 +219,10 @@ def _stored_integers(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None
     stored = next((x for x in chain(value) if producer_of(x, "TensorScatter")), None)
     if stored is None or stored.dtype not in _BITS or len(dims(stored)) != 4:
         return None
-    bits, (_, heads, _, width) = _BITS[stored.dtype], dims(stored)
-    if not isinstance(heads, int) or not isinstance(width, int):
+    bits = _BITS[stored.dtype]
+    every_byte = _trial(np.arange(256).astype(np.uint8).view(stored.dtype.numpy()), stored)
+    if every_byte is None or not _same_length(value, stored):
         return None
-    every_byte = _mixed(np.arange(256).astype(np.uint8).view(stored.dtype.numpy()), heads, width)
     found, integers = computed(value, {stored: every_byte}), _integers(every_byte, bits)
     if found is None or found.shape != integers.shape or found.dtype != np.float32:
         return None
@@ -232,25 +235,39 @@ def _stored_integers(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None
 
 def _before_rounding(written: ir.Value, scale: np.ndarray, bits: int) -> ir.Value | None:
     """Return the value that is divided by a scale and rounded to the integers written, or None."""
-    some = np.linspace(-1.5, 1.5, 90) * 2 ** (bits - 1)  # of which none is a tie
+    end = 2 ** (bits - 1)
+    ties = np.arange(-end - 1, end + 1) + 0.5
+    some = np.concatenate([ties - 1e-3, ties + 1e-3, [-9.3 * end, 9.3 * end]])
+    rounds = False  # to even: exact ties can only be tried at some scales
     for source in chain(written):
-        if source.dtype != ir.DataType.FLOAT or len(dims(source)) != 4:
-            continue
-        _, heads, _, width = dims(source)
-        if not isinstance(heads, int) or not isinstance(width, int):
-            return None
-        quotients = _mixed(some, heads, width)
-        rounded = np.clip(np.round(quotients), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-        found = computed(written, {source: (quotients * scale).astype(np.float32)})
-        integers = None if found is None else _integers(found, bits)
-        if integers is not None and integers.shape == rounded.shape and (integers == rounded).all():
-            return source
+        is_source = rounds and source.dtype == ir.DataType.FLOAT and _same_length(source, written)
+        quotients = _trial(some, source) if is_source else None
+        if quotients is not None:
+            rounded = np.clip(np.round(quotients), -end, end - 1)
+            found = computed(written, {source: (quotients * scale).astype(np.float32)})
+            if found is not None and np.array_equal(_integers(found, bits), rounded):
+                return source
+        rounds |= any(producer_of(source, op_type) for op_type in ("Round", "QuantizeLinear"))
     return None
 
 
-def _mixed(values: np.ndarray, heads: int, width: int) -> np.ndarray:
-    """Return `[1, heads, N, width]`: the N values in each channel, in an order of its own."""
-    every = np.broadcast_to(values[:, None], (1, heads, len(values), width))
+def _same_length(one: ir.Value, other: ir.Value) -> bool:
+    """Return whether two values `[B, H, L, D]` have provably the same L."""
+    sizes, others = dims(one), dims(other)
+    return len(sizes) == len(others) == 4 and known_equal(sizes[_LENGTH], others[_LENGTH])
+
+
+def _trial(values: np.ndarray, like: ir.Value) -> np.ndarray | None:
+    """Return `[2, heads, N, width]`: N values in an order of its own for each channel and row.
+
+    It is None if a value `[B, heads, L, width]` does not have these sizes, or too large ones.
+    """
+    heads, width = dims(like)[1::2] if len(dims(like)) == 4 else (0, 0)
+    if not isinstance(heads, int) or not isinstance(width, int):
+        return None
+    if min(heads, width) < 1 or heads * width > _MOST_CHANNELS:
+        return None
+    every = np.broadcast_to(values[:, None], (2, heads, len(values), width))
     return np.random.default_rng(0).permuted(every, axis=2)
 
 

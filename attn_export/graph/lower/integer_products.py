@@ -109,8 +109,8 @@ def _pack_weight(model: ir.Model, name: str, weight: QuantisedWeight) -> list[ir
     offset = MIDDLE if weight.dtype.startswith("int") else 0
     blocks, outputs = weight.scales.shape
     rows = _pack_bytes((weight.integers + offset).T.reshape(outputs, blocks, -1))
-    points = 0 * weight.scales if weight.zero_points is None else weight.zero_points
-    zeros = (points + offset).T
+    points = weight.zero_points
+    zeros = ((np.zeros(weight.scales.shape, np.int64) if points is None else points) + offset).T
     constants = [
         add_initializer(model, f"{name}.packed", rows, UINT8),
         add_initializer(model, f"{name}.packed_scale", weight.scales.T, FLOAT),
