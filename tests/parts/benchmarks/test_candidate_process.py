@@ -123,7 +123,10 @@ def test_a_candidates_threads_wait_as_usual(gemm: Candidate, monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     process = CandidateProcess(gemm, LIMITS)
     try:
-        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+        until = time.monotonic() + 30
+        while not (environment := Path(f"/proc/{process.pid}/environ").read_bytes()):
+            assert time.monotonic() < until
+            time.sleep(0.01)  # the new program is being loaded
     finally:
         process.close()
     assert b"PATH=" in environment
