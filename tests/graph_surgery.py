@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -92,7 +92,3 @@ class Graph:
 
     def insert(self, at: int, node: onnx.NodeProto) -> None:
         self.proto.node.insert(at, node)
-
-
-def users(graph: Graph, name: str) -> Iterator[onnx.NodeProto]:
-    return (node for node in graph.nodes if name in node.input)

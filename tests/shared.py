@@ -123,6 +123,12 @@ def few_bits_bundle() -> Path:
     return once("quantised/quality", make)
 
 
+@functools.cache
+def few_bits_report() -> Report:
+    """Return the report of `verify` of it."""
+    return verify(few_bits_bundle(), runtimes=["ort-cpu"])
+
+
 def passed_bundle(name: str, spec: AttentionSpec, note: str = "") -> Path:
     """Return a bundle of a spec in all dialects."""
 

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from attn_export.bundle.manifest import (
     GOLDEN,
-    PAGE,
-    REPORT,
     SPEC,
     dimensions,
     failed_folder,
     staging,
-    write_manifest,
 )
 from attn_export.commands import bundle_graphs
 from attn_export.commands.build_input import SPEC_FIELDS, Buildable, input_options
@@ -27,8 +24,7 @@ from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
 from attn_export.judge.gate import cpu_notes
 from attn_export.quality import Budget
-from attn_export.report.data import to_json
-from attn_export.report.html import to_html
+from attn_export.report.html import write_report
 from attn_export.results import BASE, Report
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import Gate, RunKeywords, RunOptions
@@ -274,6 +270,4 @@ def _write(folder: Path, subject: Subject, report: Report, content: dict[str, An
             from attn_export.export.user_scales import write_module_scales
 
             write_module_scales(folder, subject.module)
-    (folder / REPORT).write_text(to_json(report), encoding="utf-8")
-    (folder / PAGE).write_text(to_html(report), encoding="utf-8")
-    write_manifest(folder, content)
+    write_report(folder, report, content)

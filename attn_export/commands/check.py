@@ -13,7 +13,7 @@ from attn_export.commands.output import echo
 from attn_export.errors import GraphError, printable
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits
-from attn_export.schema import Manifest
+from attn_export.schema import GraphEntry, Manifest
 
 if TYPE_CHECKING:
     from attn_export.graph.check_structure import CheckFinding, Expected
@@ -63,7 +63,7 @@ def check_here(path: str) -> list[tuple[str, str, bool]]:
         entry = manifest.graphs.get(file.name)
         # Graphs of a comparison have any origin: only the checks without a manifest apply.
         if entry is not None and not entry.foreign:
-            expected = _expected_in(manifest, file.name)
+            expected = _expected_in(manifest, entry)
     return [(f.check, f.message, f.is_warning) for f in check_graph(file, expected)]
 
 
@@ -76,14 +76,12 @@ def grouped(findings: Sequence[CheckFinding]) -> list[tuple[CheckFinding, int]]:
     return [(group[0], len(group)) for group in groups.values()]
 
 
-def _expected_in(manifest: Manifest, name: str) -> Expected:
+def _expected_in(manifest: Manifest, graph: GraphEntry) -> Expected:
     """Return the properties that a manifest states for one of its graphs."""
     from attn_export.graph.check_structure import Expected, expected_of
 
-    graph = manifest.graphs[name]
-    (file,) = (file for file in manifest.graphs.values() if file.name == name)
     whole = Expected(
         shapes_of(manifest.inputs), shapes_of(manifest.outputs),
         attentions=graph.attentions, ours=graph.ours,
     )  # fmt: skip
-    return expected_of(file, whole)
+    return expected_of(graph, whole)

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle.manifest import PAGE, REPORT, write_manifest
 from attn_export.errors import UsageError, printable
 from attn_export.graph import Graph
-from attn_export.report.data import to_json
-from attn_export.report.html import to_html
+from attn_export.report.html import write_report
 from attn_export.results import Report
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits
@@ -105,10 +103,8 @@ def write_bundle(
     """Write the graphs, the report and the manifest into a folder that has the golden vectors."""
     for graph in graphs:
         _copy_graph(graph.path, graph.model, folder / graph.file.name)
-    (folder / REPORT).write_text(to_json(report), encoding="utf-8")
-    (folder / PAGE).write_text(to_html(report), encoding="utf-8")
     inputs, outputs = ends
-    write_manifest(folder, {
+    write_report(folder, report, {
         "name": report.name,
         "versions": versions(),
         "graphs": {graph.file.name: _entry(graph.model, graph.file) for graph in graphs},

@@ -239,6 +239,5 @@ def _described(path: Path, manifest: Manifest) -> GraphFile:
     from attn_export.graph.load import load_proto
     from attn_export.graph.signature_check import match_graph_file
 
-    same_name = [file for file in manifest.graphs.values() if file.name == path.name]
-    file = same_name[0] if same_name else GraphFile(path.name)
+    file = manifest.graphs.get(path.name) or GraphFile(path.name)
     return match_graph_file(load_proto(path), path.name, file, manifest.inputs, manifest.outputs)

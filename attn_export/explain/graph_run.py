@@ -151,7 +151,6 @@ def graph_files_to_examine(manifest: Manifest, graph: Path | None) -> list[Graph
     `graph`: The user's graph, which has the description of the bundle's graph of the same file
     name; None to examine those of the bundle.
     """
-    files: list[GraphFile] = [*manifest.graphs.values()]
     if graph is None:
-        return files
-    return [file for file in files if file.name == graph.name] or [GraphFile(graph.name)]
+        return [*manifest.graphs.values()]
+    return [manifest.graphs.get(graph.name) or GraphFile(graph.name)]

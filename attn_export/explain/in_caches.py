@@ -19,6 +19,7 @@ from attn_export.explain.mistake import (
     of_step,
     plain,
     plus,
+    repeat_first,
     roll,
     round_to_bfloat16,
     rows,
@@ -52,10 +53,6 @@ def _round_again(ratio: float) -> StepChange:
 def _linear(scales: Array, _: object) -> Array:
     octaves, eighths = np.divmod(np.arange(len(scales)), OCTAVE)
     return np.asarray(2.0**octaves * (1 + eighths / OCTAVE) * scales[0])
-
-
-def _first_block(x: Array, _: object) -> Array:
-    return x * 0 + x[..., :1]
 
 
 def _stale(first: int, last: int) -> StepChange:
@@ -104,7 +101,7 @@ AXES: Final[Mapping[str, StepChange]] = {
     "exchanged between heads and channels": plain(lambda s: s.transpose(2, 1, 0)),
     "those of the previous channel": roll(1, -1), "those of the next channel": roll(-1, -1),
     "those of the previous head": roll(1, 0), "those of the next head": roll(-1, 0),
-    "those of the first head for all": plain(lambda s: s * 0 + s[:1]),
+    "those of the first head for all": repeat_first(0),
     "the largest for all channels": plain(lambda s: s * 0 + s.max()),
 }  # fmt: skip
 """Wrong scales of a cache with a scale for each channel, `[Hkv, 1, D]`."""
@@ -114,10 +111,10 @@ INDICES: Final[Mapping[str, StepChange]] = {
     "an octave too large": plus(OCTAVE), "an octave too small": plus(-OCTAVE),
     "rounded down to octaves": plain(lambda i: i // OCTAVE * OCTAVE),
     "those of the previous block": roll(1, -1), "those of the next block": roll(-1, -1),
-    "those of the first block for all": _first_block,
+    "those of the first block for all": repeat_first(-1),
     "those of the previous head": roll(1, 1), "those of the next head": roll(-1, 1),
     "those of the previous token": roll(1, 2), "those of the next token": roll(-1, 2),
-    "those of the first token for all": plain(lambda i: i * 0 + i[:, :, :1]),
+    "those of the first token for all": repeat_first(2),
 }  # fmt: skip
 """Wrong scale indices, `[B, Hkv, tokens, blocks]`."""
 
@@ -125,7 +122,7 @@ ZEROS: Final[Mapping[str, StepChange]] = {
     "one too large": plus(1), "one too small": plus(-1), "left out": plain(np.zeros_like),
     "in the middle": plain(lambda z: z * 0 - 8), "of the other sign": plain(np.negative),
     "128 too large": plus(128), "those of the previous block": roll(1, -1),
-    "those of the next block": roll(-1, -1), "those of the first block for all": _first_block,
+    "those of the next block": roll(-1, -1), "those of the first block for all": repeat_first(-1),
     "those of the previous token": roll(1, 2), "those of the next token": roll(-1, 2),
     "those of the previous head": roll(1, 1), "those of the next head": roll(-1, 1),
 }  # fmt: skip

@@ -63,8 +63,9 @@ def _change_weight(
 
 def product_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
     """Find the weights of products of MatMulInteger: all, those of each input, and each alone."""
-    for group in _groups(evaluation):
-        yield _product_place(evaluation, group, " and ".join(name for _, name, _ in group))
+    for group, node in _groups(evaluation):
+        name = " and ".join(name for _, name, _ in group)
+        yield GraphPlace(name, node, compute=in_order(evaluation, [part for part, _, _ in group]))
 
 
 def dequantised_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
@@ -182,30 +183,26 @@ Product = tuple[InTurn, str, onnx.NodeProto]
 
 def integer_products(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
     """Find products of MatMulInteger: all together, those of each input, and each alone."""
-    for group in _groups(evaluation):
+    for group, node in _groups(evaluation):
         name = f"the input of {' and '.join(node.name for _, _, node in group)}"
-        yield _product_place(evaluation, group, name)
+        yield GraphPlace(name, node, compute=in_order(evaluation, [part for part, _, _ in group]))
 
 
-def _product_place(evaluation: Evaluation, group: Sequence[Product], name: str) -> GraphPlace:
-    alone = len(group) < len(list(_integer_products(evaluation)))
-    compute = in_order(evaluation, [part for part, _, _ in group])
-    return GraphPlace(name, group[0][2].name if alone else "", compute=compute)
+def _groups(evaluation: Evaluation) -> Iterator[tuple[Sequence[Product], str]]:
+    """Yield the products that one mistake may concern: all, those of each input, and each alone.
 
-
-def _groups(evaluation: Evaluation) -> Iterator[Sequence[Product]]:
-    """Yield the products that one mistake may concern: all, those of each input, and each alone."""
+    The first one's node is named beside those that are not all.
+    """
     by_input: dict[str, list[Product]] = {}
     found = list(_integer_products(evaluation))
     for product in found:
         by_input.setdefault(product[0][0], []).append(product)
-    if len(by_input) > 1:
-        yield found
+    groups: list[Sequence[Product]] = [found] if len(by_input) > 1 else []
     for group in by_input.values():
-        if len(group) > 1:
-            yield group
-        for product in group:
-            yield [product]
+        groups += [group] if len(group) > 1 else []
+        groups += [[product] for product in group]
+    for each in groups:
+        yield each, each[0][2].name if len(each) < len(found) else ""
 
 
 def _integer_products(evaluation: Evaluation) -> Iterator[Product]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle.manifest import MANIFEST
+from attn_export.bundle.manifest import MANIFEST, PAGE, REPORT, write_manifest
 from attn_export.report import pictures
+from attn_export.report.data import to_json
 from attn_export.report.tables import (
     Summary,
     graph_label,
@@ -28,6 +30,16 @@ STEPS = (0.01, 0.03, 0.1, 0.3, 1.0)
 """Upper limits of the heat map's colours, as an error divided by the error allowed."""
 
 FIGURES = ("whole", "row", "max_abs", "max_rel")
+
+
+def write_report(folder: Path, report: Report, manifest: Mapping[str, Any]) -> None:
+    """Write the report of a bundle as JSON and as a page, and then the manifest, which lists them.
+
+    `manifest`: Its content, as `write_manifest` takes it.
+    """
+    (folder / REPORT).write_text(to_json(report), encoding="utf-8")
+    (folder / PAGE).write_text(to_html(report), encoding="utf-8")
+    write_manifest(folder, manifest)
 
 
 def to_html(report: Report) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -135,12 +136,12 @@ class ProjectionTies:
     margins: Numbers
     weight: Tensor
 
-    @property
+    @functools.cached_property
     def near(self) -> Tensor:
         """A mask of the values near a tie, `[B, L, N]`."""
         return self.sites[-1].near(self.margins)[0]
 
-    @property
+    @functools.cached_property
     def _steps(self) -> Tensor:
         """The L2 norm of the change of the output by one step of each value, `[B, L, N]`."""
         site = self.sites[-1]
@@ -149,7 +150,7 @@ class ProjectionTies:
         steps: Tensor = site.rounding.scales(x) * self.weight.norm(dim=0)
         return steps.expand_as(x)
 
-    @property
+    @functools.cached_property
     def token_changes(self) -> Tensor:
         """A bound of the change of each token if all values near a tie round the other way."""
         return torch.where(self.near, self._steps, 0.0).sum(-1)  # [B, L]

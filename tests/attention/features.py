@@ -113,6 +113,9 @@ ROWS = {
 """Fields, and their values, that no feature above has: tried as their rows say."""
 FEATURES |= ROWS
 
+IN_ANY_PLACE = FEATURES | SEEING_AHEAD
+EVERY = IN_ANY_PLACE | GROWING
+
 _GROUPS = (
     ("rotary", "rms norm", "biases of q and v"),
     ("rotary interleaved of a part", "layer norm", "window"),

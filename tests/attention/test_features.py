@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from conftest import small_spec
-from features import FEATURES, GROWING, KV_HEADS, PARAMETERS, SEEING_AHEAD
+from features import CACHES, EVERY, FEATURES, IN_ANY_PLACE, KV_HEADS, PARAMETERS
 from layers import (
     assert_is_the_reference,
     cast,
@@ -28,15 +28,13 @@ SIZES = ((2, 4, 0), (1, 1, 3), (2, 3, 8))  # B, L, P
 all_heads = pytest.mark.parametrize("kv_heads", KV_HEADS.values(), ids=KV_HEADS)
 all_masks = pytest.mark.parametrize("mask", MASKS)
 both_paths = pytest.mark.parametrize("attn_weights", [False, True], ids=["no weights", "weights"])
-IN_ANY_PLACE = FEATURES | SEEING_AHEAD
-EVERYWHERE = IN_ANY_PLACE | GROWING
 CROSS = {"cross": True, "causal": False, "cache": "none", "kdim": 12, "vdim": 20}
 
 
 @both_paths
 @all_masks
 @all_heads
-@pytest.mark.parametrize("feature", EVERYWHERE.values(), ids=EVERYWHERE)
+@pytest.mark.parametrize("feature", EVERY.values(), ids=EVERY)
 @pytest.mark.every(4)
 def test_feature_equals_the_reference(
     feature: dict, kv_heads: int, mask: str, attn_weights: bool
@@ -47,8 +45,8 @@ def test_feature_equals_the_reference(
         assert_is_the_reference(module, draw_inputs(spec, B, L, P, seed=L))
 
 
-@pytest.mark.parametrize("cache", ["none", "append", "in-place"])
-@pytest.mark.parametrize("feature", EVERYWHERE.values(), ids=EVERYWHERE)
+@pytest.mark.parametrize("cache", CACHES.values())
+@pytest.mark.parametrize("feature", EVERY.values(), ids=EVERY)
 def test_feature_equals_the_reference_in_float32_and_with_any_cache(
     feature: dict, cache: str
 ) -> None:
@@ -63,7 +61,7 @@ MORE_MASKS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("cache", ["none", "append", "in-place"])
+@pytest.mark.parametrize("cache", CACHES.values())
 @pytest.mark.parametrize("causal", [False, True], ids=["all keys", "causal"])
 @pytest.mark.parametrize("mask", MORE_MASKS)
 def test_mask_of_any_shape_equals_the_reference(mask: str, causal: bool, cache: str) -> None:
@@ -164,9 +162,7 @@ def test_hidden_past_moves_all_positions_and_changes_nothing(feature: dict) -> N
     assert (after["attn_weights"][..., :11] == 0).all()
 
 
-CHANGING = {
-    name: EVERYWHERE[name] for name in EVERYWHERE if not name.startswith(("packed", "plain"))
-}
+CHANGING = {name: EVERY[name] for name in EVERY if not name.startswith(("packed", "plain"))}
 
 
 @pytest.mark.parametrize("feature", CHANGING.values(), ids=CHANGING)
@@ -188,7 +184,7 @@ def test_feature_changes_the_output(feature: dict) -> None:
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_are_those_of_the_feature_by_the_names_that_checkpoints_use(name: str) -> None:
     """Tables of rotary frequencies, slopes and buckets are none."""
-    state = Attention(feature_spec(EVERYWHERE[name])).state_dict()
+    state = Attention(feature_spec(EVERY[name])).state_dict()
     assert {n: tuple(x.shape) for n, x in state.items() if "_proj." not in n} == PARAMETERS[name]
 
 

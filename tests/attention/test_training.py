@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import small_spec
-from features import FEATURES, SEEING_AHEAD
+from features import IN_ANY_PLACE
 from layers import draw_inputs, exact_module, feature_spec, make_module, outputs_of
 from torch import Tensor
 from torch.func import functional_call
@@ -67,12 +67,9 @@ def test_gradients_are_those_of_finite_differences(
     assert torch.autograd.gradcheck(call, (*leaves, *parameters.values()))
 
 
-EVERYWHERE = FEATURES | SEEING_AHEAD
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("mask", ["bool[B,1,1,S]", "float[B,1,1,S]"])
-@pytest.mark.parametrize("feature", EVERYWHERE.values(), ids=EVERYWHERE)
+@pytest.mark.parametrize("feature", IN_ANY_PLACE.values(), ids=IN_ANY_PLACE)
 def test_gradients_are_finite_where_rows_see_nothing(
     feature: dict, mask: str, dtype: torch.dtype
 ) -> None:

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from conftest import small_spec
-from features import CACHES, COMPANY, FEATURES, GROUPS, GROWING, SEEING_AHEAD
+from features import CACHES, COMPANY, EVERY, GROUPS
 from shared import extended
 
 from attn_export import AttentionSpec, build
 from attn_export.commands.check import check
 
-ALL = FEATURES | GROWING | SEEING_AHEAD
 TABLE = [
     company
     for company in itertools.product(range(len(GROUPS)), CACHES, COMPANY)
@@ -34,7 +33,7 @@ def named(company: tuple[int, str, str]) -> str:
 @pytest.mark.parametrize("company", extended(TABLE, lambda c: c in DEFAULT), ids=named)
 def test_features_pass_in_every_company(company: tuple[int, str, str], tmp_path: Path):
     number, cache, mask = company
-    fields = ChainMap({"cache": CACHES[cache]}, COMPANY[mask], *(ALL[n] for n in GROUPS[number]))
+    fields = ChainMap({"cache": CACHES[cache]}, COMPANY[mask], *(EVERY[n] for n in GROUPS[number]))
     spec = AttentionSpec(**{"embed_dim": 16, "num_heads": 2, "num_kv_heads": 1, **fields})
     report = build(spec, tmp_path / "b", runtimes=["ort-cpu"])
     assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
@@ -77,5 +76,5 @@ def test_a_spec_passes_on_two_engines(name: str, tmp_path: Path):
 def test_every_kind_of_feature_is_in_one_group():
     grouped = [name for group in GROUPS for name in group]
     assert len(grouped) == len({*grouped})
-    fields = {field for name in grouped for field in ALL[name]}
-    assert {field for feature in ALL.values() for field in feature} <= fields | {"causal"}
+    fields = {field for name in grouped for field in EVERY[name]}
+    assert {field for feature in EVERY.values() for field in feature} <= fields | {"causal"}

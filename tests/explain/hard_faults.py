@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from graph_faults import Planted
 from graph_surgery import Graph
+from known_faults import initializer
 from onnx import TensorProto, helper
 
 Change = Callable[[Graph], None]
@@ -288,10 +289,6 @@ def halved_in_a_contrib_product(graph: Graph) -> None:
     graph.model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
 
-def weight_of(name: str, of: Callable[[np.ndarray], np.ndarray]) -> Change:
-    return lambda graph: graph.set_initializer(name, of)
-
-
 def in_float16(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float16).astype(np.float32)
 
@@ -307,7 +304,7 @@ HARD_FAULTS = (
     Planted("top_left_named_anew", "masked", named_anew(causal_from_the_top_left),
             ("causal offset",), "no past"),
     Planted("causal_two_more", "alibi", causal_two_more, ("causal offset",), "two keys too many"),
-    Planted("slopes_are_zero", "alibi", weight_of("score_bias.slopes", np.zeros_like), CHANGED,
+    Planted("slopes_are_zero", "alibi", initializer("score_bias.slopes", np.zeros_like), CHANGED,
             "score_bias.slopes is 0 everywhere", "portable"),
     Planted("contrib_product", "gqa", halved_in_a_contrib_product, CHANGED,
             "it is FusedMatMul, and should be MatMul", "portable"),
@@ -353,10 +350,10 @@ HARD_FAULTS = (
     Planted("everything_is_nan", "gqa", everything_is_nan, CHANGED, "planted_Mul_out_proj"),
     Planted("values_in_bfloat16", "mqa", values_in_bfloat16, CHANGED, "planted_Cast",
             "standard", "onnx-reference"),
-    Planted("weight_in_float16", "cross", weight_of("k_proj.weight", in_float16), CHANGED,
+    Planted("weight_in_float16", "cross", initializer("k_proj.weight", in_float16), CHANGED,
             "k_proj.weight"),
-    Planted("weight_reversed", "mqa", weight_of("out_proj.weight", np.flipud), CHANGED,
+    Planted("weight_reversed", "mqa", initializer("out_proj.weight", np.flipud), CHANGED,
             "out_proj.weight"),
-    Planted("decode_scale", "mqa", weight_of("float[]_0.353553", lambda a: a / 2), ("scale",),
+    Planted("decode_scale", "mqa", initializer("float[]_0.353553", lambda a: a / 2), ("scale",),
             "1/sqrt(embed_dim)", "ort.decode"),
 )  # fmt: skip

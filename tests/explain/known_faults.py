@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from graph_faults import Planted
 from graph_surgery import Graph
 
 Edit = Callable[[Graph], None]
@@ -85,7 +86,7 @@ def powers_of_two(graph: Graph) -> None:
     graph.before(graph.one("Softmax"), 0, "Mul", factor)
 
 
-KNOWN_FAULTS: Sequence[tuple[str, str, Edit]] = (
+ROWS: Sequence[tuple[str, str, Edit]] = (
     ("gqa", "K/V heads reversed", of_heads([2, 3, 0, 1], queries=True)),
     ("plain", "one K/V head for all", first_kv_head),
     ("gqa", "heads reversed", of_heads([3, 2, 1, 0])),
@@ -102,7 +103,10 @@ KNOWN_FAULTS: Sequence[tuple[str, str, Edit]] = (
     ("rich", "rotation sign", added_in_first_part),
     ("rich", "rotation swapped", sines_for_cosines),
     ("rich", "window dropped", without_window),
-    ("plain", "softmax base", powers_of_two),
 )
-"""A spec of `SPECS`, the kind of the first cause, and the edit of its graph; that with a Softmax is
-the portable one."""
+"""A spec of `SPECS`, the kind of the first cause, and the edit of its standard graph."""
+
+KNOWN_FAULTS = (
+    *(Planted(kind, spec, edit, (kind,)) for spec, kind, edit in ROWS),
+    Planted("softmax base", "plain", powers_of_two, ("softmax base",), dialect="portable"),
+)

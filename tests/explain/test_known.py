@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from operator import attrgetter
 
 import onnx
 import pytest
 from conftest import ROOT
-from graph_faults import bundle_of
+from graph_faults import Planted, bundle_of
 from graph_surgery import Graph
-from known_faults import KNOWN_FAULTS, Edit
+from known_faults import KNOWN_FAULTS
 from named_causes import first_cause
 
+from attn_export.dialect_names import graph_name
 from attn_export.explain.known import KNOWN, MANY
 
 PLANTED_IN = ("explain/*_faults", "explain/test_planted_*", "judge/test_planted_*")
@@ -49,13 +51,11 @@ def test_no_two_rows_say_the_same_of_a_place():
     assert [row for row, count in said.items() if count > 1] == []
 
 
-@pytest.mark.parametrize(
-    ("spec", "kind", "edit"), KNOWN_FAULTS, ids=lambda x: x if isinstance(x, str) else ""
-)
+@pytest.mark.parametrize("fault", KNOWN_FAULTS, ids=attrgetter("name"))
 @pytest.mark.every(4)
-def test_a_planted_fault_is_named_first(spec: str, kind: str, edit: Edit):
-    bundle = bundle_of(spec)
-    dialect = ".portable" if kind.startswith("softmax ") else ""
-    graph = Graph(onnx.load(bundle / f"model{dialect}.onnx"))
-    edit(graph)
-    assert first_cause(bundle, onnx.load(bundle / "model.onnx"), graph.model) == kind
+def test_a_planted_fault_is_named_first(fault: Planted):
+    bundle = bundle_of(fault.spec)
+    graph = Graph(onnx.load(bundle / graph_name(fault.dialect)))
+    fault.change(graph)
+    found = first_cause(bundle, onnx.load(bundle / "model.onnx"), graph.model)
+    assert found == fault.kinds[0]

@@ -18,12 +18,13 @@ from hard_faults import HARD_FAULTS
 from shared import extended
 
 from attn_export.commands.explain_bundle import explain
+from attn_export.dialect_names import graph_name
 from attn_export.runtimes.engines.ort_cpu import NO_TELEMETRY
 
 
 def planted(fault: Planted, bundle: Path, folder: Path) -> Path:
     """Return the path of the bundle's graph with the fault."""
-    source = "model.onnx" if fault.dialect == "standard" else f"model.{fault.dialect}.onnx"
+    source = graph_name(fault.dialect)
     graph = Graph(onnx.load(bundle / source))
     fault.change(graph)
     # A graph that is made for some sizes has its name.

@@ -11,6 +11,8 @@ Runtime folds when a session is made. Rounding of inputs by the same blocks is l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 
@@ -32,6 +34,7 @@ UINT8 = ir.DataType.UINT8
 
 def multiply_integers(model: ir.Model) -> None:
     """Replace DequantizeLinear nodes of weights that only products read, in place."""
+    roundings: dict[ir.Value, tuple[ir.Value, int] | None] = {}  # several products read one input
     for node in nodes_of(model, "DequantizeLinear"):
         weight = _read(node)
         readers = [use.node for use in node.outputs[0].uses()]
@@ -42,7 +45,9 @@ def multiply_integers(model: ir.Model) -> None:
             continue
         packed = _pack_weight(model, str(node.inputs[0].name if node.inputs[0] else ""), weight)
         for reader in readers:
-            _replace_product(model, reader, weight, packed)
+            if (x := reader.inputs[0]) is not None and x not in roundings:
+                roundings[x] = read_block_rounding(x)
+            _replace_product(model, reader, weight, packed, roundings)
 
 
 def _dequantise_in_float32(model: ir.Model, node: ir.Node, weight: QuantisedWeight) -> None:
@@ -131,12 +136,13 @@ def _pack_bytes(numbers: np.ndarray) -> np.ndarray:
 
 
 def _replace_product(
-    model: ir.Model, node: ir.Node, weight: QuantisedWeight, packed: list[ir.Value]
-) -> None:
+    model: ir.Model, node: ir.Node, weight: QuantisedWeight, packed: list[ir.Value],
+    roundings: Mapping[ir.Value, tuple[ir.Value, int] | None],
+) -> None:  # fmt: skip
     inputs, outputs = weight.integers.shape
     x, block, level = node.inputs[0], weight.block, FLOAT32_PRODUCTS
     assert x is not None
-    rounded = read_block_rounding(x)
+    rounded = roundings[x]
     if rounded is not None and rounded[1] == block:  # which the operator does itself
         x, level = rounded[0], INTEGER_PRODUCTS
     (product,) = Builder(model, node).add_node(

@@ -16,6 +16,7 @@ from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower import ort_kernels
 from attn_export.graph.lower.caches import (
     InPlaceCache,
+    QuantisedCache,
     can_be_written_by_operator,
     float16_cache,
     in_place_cache,
@@ -109,11 +110,14 @@ def _attend_any_length(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir
 
 def _attend_one_query(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir.Value] | None:
     """Add attention of one query, and return the outputs of the node; None if no form fits it."""
-    if dims(a.query)[-2] != 1 or not appends_to_cache(a) or a.packed or not a.is_plain:
+    if dims(a.query)[-2] != 1 or a.packed or not a.is_plain:
+        return None
+    integer_cache = quantised_cache(a)
+    if not appends_to_cache(a, integer_cache):
         return None
     # A single query is the last one, and sees all keys.
     a = dataclasses.replace(a, causal=False)
-    cache, integer_cache = _cache(op, a), quantised_cache(a)
+    cache = _cache(op, a)
     if cache is not None:
         if holds_values_transposed(a, cache):
             value = transpose_value_cache(op, a, cache)
@@ -146,12 +150,14 @@ def _cache(op: Builder, a: AttentionNode) -> InPlaceCache | None:
     return dataclasses.replace(cache, new_key=new_key, new_value=new_value)
 
 
-def appends_to_cache(a: AttentionNode) -> bool:
-    """Return whether a node has a cache to which it appends one key per query."""
-    integer_cache = quantised_cache(a)
-    cache = (
-        (in_place_cache(a) or float16_cache(a)) if integer_cache is None else integer_cache.cache
-    )
+def appends_to_cache(a: AttentionNode, integer_cache: QuantisedCache | None = None) -> bool:
+    """Return whether a node has a cache to which it appends one key per query.
+
+    `integer_cache`: Its cache of integers, if that is known, since its proof takes long.
+    """
+    cache = in_place_cache(a) or float16_cache(a)
+    if cache is None and (integer_cache := integer_cache or quantised_cache(a)) is not None:
+        cache = integer_cache.cache
     new = a.key if cache is None else cache.new_key
     cached = cache is not None or a.past_key is not None
     return cached and bool(dims(new)) and known_equal(dims(new)[-2], dims(a.query)[-2])

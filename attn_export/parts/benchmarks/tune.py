@@ -12,8 +12,6 @@ from msgspec.structs import replace
 
 from attn_export.bundle.manifest import (
     EVIDENCE,
-    PAGE,
-    REPORT,
     SIGNATURE,
     bundle_spec,
     copy_bundle,
@@ -194,8 +192,7 @@ def _verified(
     """
     if not forms:
         return None
-    from attn_export.report.data import to_json
-    from attn_export.report.html import to_html
+    from attn_export.report.html import write_report
 
     copy_bundle(source, folder)
     content, before = manifest_content(folder), read_report(folder)
@@ -214,9 +211,7 @@ def _verified(
     tuned = (_note(name, form, bench) for name, form in forms.items())
     notes = dict.fromkeys((*before.notes, *report.notes, *tuned))
     report = dataclasses.replace(report, notes=tuple(notes))
-    (folder / REPORT).write_text(to_json(report), encoding="utf-8")
-    (folder / PAGE).write_text(to_html(report), encoding="utf-8")
-    write_manifest(folder, content)
+    write_report(folder, report, content)
     return report
 
 

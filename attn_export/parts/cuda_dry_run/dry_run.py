@@ -86,9 +86,8 @@ def _graphs(
         raise GraphError(f"cannot read {path}: no such file")
     if (path.parent / MANIFEST).is_file():
         manifest = read_manifest(path.parent)
-        files = [file for file in manifest.graphs.values() if file.name == path.name]
-        if files:
-            return path.parent, files, manifest.roles
+        if entry := manifest.graphs.get(path.name):
+            return path.parent, [entry], manifest.roles
     return path.parent, [GraphFile(path.name)], {}
 
 

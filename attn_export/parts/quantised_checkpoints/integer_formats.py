@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from attn_export.quantiser import QuantisedWeight
+from attn_export.weights.checkpoint import INTEGERS
 from attn_export.weights.source import Stored, bracketed
 
 if TYPE_CHECKING:
@@ -24,12 +25,7 @@ if TYPE_CHECKING:
 GPTQ, AWQ, INT8 = "GPTQ", "AWQ", "bitsandbytes int8"
 PACKED, UNPACKED = "compressed-tensors, packed", "compressed-tensors, int8"
 
-MARKS: Final = {
-    "qweight": GPTQ,
-    "weight_packed": PACKED,
-    "weight_scale": UNPACKED,
-    "SCB": INT8,
-}
+MARKS: Final = dict(zip(INTEGERS, (GPTQ, PACKED, UNPACKED, INT8), strict=True))
 """The tensors by which a layer is recognised, each with its format; the first that exists counts.
 AWQ has ``qweight`` too."""
 

@@ -53,10 +53,10 @@ class Release(Runtime):
     in_turn = True
 
     def __init__(self, base: Runtime, version: str) -> None:
-        if base.name not in (known := (*wheels(), *npm_packages())):
+        if base.name not in all_names() or not (base.packages or base.npm_package):
             raise UsageError(
                 f"{base.name} has no releases beside the installed one; choose from "
-                f"{', '.join(known)}"
+                f"{', '.join((*wheels(), *npm_packages()))}"
             )
         if not VERSION.fullmatch(version):
             raise UsageError(f"{version[:40]!r} is not a version of {base.name}; give 1.25.1")

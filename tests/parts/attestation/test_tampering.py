@@ -39,10 +39,6 @@ def flipped(path: Path, place: int, random_bits: random.Random) -> None:
     path.write_bytes(data)
 
 
-def files_of(bundle: Path) -> list[Path]:
-    return sorted(path for path in bundle.rglob("*") if path.is_file())
-
-
 def test_a_changed_byte_is_refused(signed: Path, keys: Path):
     chosen, key = random.Random(0), keys / "own.pub.pem"
     paths = [signed / name for name in (MANIFEST, "model.onnx", "report.json", "golden/index.json")]
