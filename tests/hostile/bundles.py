@@ -265,6 +265,28 @@ def _of_field(field: Any, random: Random) -> Any:
     return int(random.choice([-1, 0, 1, 2, 7, 100, 2**31 - 1, -(2**31)]))
 
 
+GIANT = 2**40
+
+
+def pick(random: Random, choices: Any) -> Any:
+    """Return one of some choices, in the type that it has."""
+    return choices[int(random.integers(len(choices)))]
+
+
+def displace(file: Path, random: Random) -> None:
+    """Put something that is no plain file in the place of a file, or make it giant or short."""
+    content = file.read_bytes() if file.is_file() else b""
+    file.unlink(missing_ok=True)
+    kinds: list[Callable[[], object]] = [
+        lambda: os.mkfifo(file), file.mkdir, lambda: file.symlink_to("/dev/zero"),
+        lambda: file.symlink_to("none"), lambda: file.symlink_to(file.name),
+        lambda: file.symlink_to("/dev/stdin"), lambda: None,
+        lambda: file.write_bytes(content[: len(content) // 2]), lambda: file.write_bytes(b""),
+        lambda: (file.write_bytes(content), os.truncate(file, GIANT)),
+    ]  # fmt: skip
+    pick(random, kinds)()
+
+
 def made(bundle: Path, place: Path, number: int, kinds: list[str]) -> tuple[str, list[str]]:
     """Return the kind of a hostile input and the command that reads it.
 

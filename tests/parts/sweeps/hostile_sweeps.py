@@ -1,4 +1,4 @@
-"""Hostile stores of sweeps: a value, the tables, the bytes, the files, or the JSON is damaged."""
+"""Hostile plans and stores of sweeps: a value, tables, bytes, files, or the JSON is damaged."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import contextlib
 import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
-from hostile.bundles import Random, damaged, maker
-from hostile.surfaces import SPEC, displace, pick
+from hostile.bundles import Random, damaged, displace, maker, pick
+from hostile.surfaces import SPEC, write_toml
 from hostile.values import HOSTILE, changed
 
 from attn_export.parts.sweeps.store import FILE, FORMAT, Row, Store
@@ -32,6 +33,22 @@ STATEMENTS = (
     "PRAGMA writable_schema=ON; UPDATE sqlite_master SET sql = replace(sql, 'id', 'id AS (1)')",
     "PRAGMA page_size=512; VACUUM", "PRAGMA encoding='UTF-16'", "PRAGMA user_version=7",
 )  # fmt: skip
+
+
+PLAN: dict[str, Any] = {
+    "name": "x", "seed": 1, "dialects": ["standard"], "dtypes": ["float32"],
+    "runtimes": ["ort-cpu", "tract"], "architectures": ["sm_80"], "base": {"embed_dim": 16},
+    "spec": [{"num_heads": [1, 2], "causal": True}], "bundle": ["b"], "exclude": [{"num_heads": 1}],
+}  # fmt: skip
+
+
+@maker
+def plan(bundle: Path, place: Path, random: Random) -> list[str]:
+    """Change a value of the plan of a sweep."""
+    del bundle
+    place.mkdir()
+    write_toml(place / "p.toml", PLAN, random)
+    return ["sweep", str(place / "p.toml"), "--matrix", "github", "--quiet"]
 
 
 @maker
