@@ -25,6 +25,7 @@ def tidy(model: ir.Model) -> None:
     _share_sizes(model.graph)
     common.RemoveUnusedNodesPass()(model)
     _sink_into_branches(model)
+    _raise_lengths(model)
 
 
 def _merge_transposes(model: ir.Model) -> None:
@@ -111,6 +112,33 @@ def _sink_into_branches(model: ir.Model) -> None:
         if isinstance(inner, ir.Graph) and inner in branches:
             graph.remove(node)
             inner.insert_before(inner[0], node)
+
+
+def _raise_lengths(model: ir.Model) -> None:
+    """Move the total length of contrib attention in float16 from a branch to the main graph.
+
+    In a branch, ONNX Runtime's CUDA provider computes it on the device, and the operator reads it
+    on the host before the copy has arrived.
+    """
+    for node in (x for x in model.graph if x.op_type == "If"):
+        for attention in (x for branch in _branches(node) for x in branch):
+            total = attention.inputs[6] if attention.op_type == "GroupQueryAttention" else None
+            if total is not None and attention.outputs[0].dtype == ir.DataType.FLOAT16:
+                _move_before(node, total)
+
+
+def _move_before(node: ir.Node, value: ir.Value) -> None:
+    """Move the nodes that compute a value from their graph, a branch of `node`, before `node`."""
+    producer = value.producer()
+    if producer is None or producer.graph is node.graph:
+        return
+    for source in producer.inputs:
+        if source is not None:
+            _move_before(node, source)
+    assert producer.graph is not None  # both nodes are in graphs
+    assert node.graph is not None
+    producer.graph.remove(producer)
+    node.graph.insert_before(node, producer)
 
 
 def _branches(node: ir.Node) -> Iterator[ir.Graph]:
