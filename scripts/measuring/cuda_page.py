@@ -55,14 +55,16 @@ def _kernels(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield from (
         "", "## Kernels", "",
         "ONNX Runtime's own kernels in the `cuda` graphs, float16 unless named, against those that "
-        "the dry run named for the architecture (cuda_forms.json). cuda.json lists them.", "",
+        "the dry run named for the architecture (cuda_forms.json); both without cuDNN's attention. "
+        "By default ONNX Runtime prefers it from sm_90 on. cuda.json lists all.", "",
     )  # fmt: skip
     yield from markdown_table(
-        ("model", "step", "kernels", "as in the dry run"),
+        ("model", "step", "kernels", "as in the dry run", "cuDNN's by default"),
         (
             (
                 row["model"], row["step"], len(row.get("kernels", ())),
                 row.get("error") or ("yes" if row["same"] else "**no**"),
+                "yes" if any("cudnn" in name for name in row.get("by_default", ())) else "no",
             )
             for row in rows
         ),

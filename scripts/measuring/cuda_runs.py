@@ -23,9 +23,13 @@ from attn_export.tensorfile import is_floating, numpy_dtype
 from measuring.timing import interleaved
 
 OF_LIBRARIES = re.compile(
-    r"Mem(cpy|set)|gemm|gemv|nvjet|split[kK]|cublas|xmma|^Kernel2?$|dot_kernel|reduce_1Block"
+    r"Mem(cpy|set)|gemm|gemv|nvjet|split[kK](?!v)|cublas|xmma|^Kernel2?$|dot_kernel|reduce_1Block"
 )
 """Names of copies and of kernels that cuBLAS launches, without template arguments."""
+
+CUDNN_ATTENTION = "ORT_ENABLE_CUDNN_FLASH_ATTENTION"
+"""The variable without which ONNX Runtime prefers cuDNN's attention from sm_90 on, if it is there.
+Dry runs have no cuDNN."""
 
 Run = Callable[[], object]
 
