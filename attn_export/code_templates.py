@@ -38,7 +38,7 @@ def render(template: Path, context: Mapping[str, Any], more_escapes: Escapes | N
         autoescape=True,
         finalize=require_escape,
     )
-    filters = {**ESCAPES, **(more_escapes or {})}
+    filters = {**_ESCAPES, **(more_escapes or {})}
     environment.filters |= {name: marked(escape) for name, escape in filters.items()}
     return environment.from_string(template.read_text(encoding="utf-8")).render(context)
 
@@ -69,5 +69,5 @@ def shell(text: str) -> str:
     return shlex.quote("".join(filter(str.isprintable, text)))
 
 
-ESCAPES: Escapes = {"python": python, "python_comment": python_comment}
+_ESCAPES: Escapes = {"python": python, "python_comment": python_comment}
 """The filters of all templates."""

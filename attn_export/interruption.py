@@ -21,7 +21,7 @@ MESSAGE = "interrupted; nothing half-written is left"
 AT_END: list[Callable[[], None]] = []
 """What kills a child process or removes a temporary folder that is there, in order of creation."""
 
-CURSOR = b"\r\x1b[2K\x1b[?25h"
+_CURSOR = b"\r\x1b[2K\x1b[?25h"
 """Escapes that erase a progress bar and show the cursor, which the bar hides."""
 
 _now = {"message": MESSAGE, "ctrl-c": ""}
@@ -73,5 +73,5 @@ def _end(number: int, _: FrameType | None) -> None:
             # Semaphores have names in the system, and Python warns of those left there.
             util._run_finalizers(0)
     with contextlib.suppress(OSError):
-        os.write(2, CURSOR * os.isatty(2) + f"attn-export: {_now['message']}\n".encode())
+        os.write(2, _CURSOR * os.isatty(2) + f"attn-export: {_now['message']}\n".encode())
     os._exit(INTERRUPTED if number == signal.SIGINT else 128 + number)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-SAFE = (1e-100, 1e100)
+_SAFE = (1e-100, 1e100)
 """The magnitudes between which squares neither overflow nor underflow in float64."""
 
 
@@ -43,7 +43,7 @@ def measure(x: np.ndarray, truth: np.ndarray) -> Measures:
     largest = max(float(t.max(initial=0.0)), -float(t.min(initial=0.0)))
     if not largest:
         return Measures(0.0, 0.0)
-    if not SAFE[0] < largest < SAFE[1]:
+    if not _SAFE[0] < largest < _SAFE[1]:
         t, difference = t / largest, difference / largest
     # Squared norms of the rows; the whole is their sum.
     rows_t, rows_d = (

@@ -151,13 +151,13 @@ def _raise(error: OSError) -> None:
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
 """Arguments of Linux's `renameat2`: https://man7.org/linux/man-pages/man2/rename.2.html."""
 
-UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 """The errors of `renameat2` on systems without it."""
 
-READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
 """The errors for a file that cannot be replaced, but may be writable."""
 
-STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
+_STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
 """Prefixes of paths that stand for open files, which must be written to and not replaced."""
 
 
@@ -204,7 +204,7 @@ def exchange(one: Path, other: Path) -> bool:
     if call(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
-    if number in UNSUPPORTED:
+    if number in _UNSUPPORTED:
         return False
     raise OSError(number, os.strerror(number), str(one), None, str(other))
 
@@ -212,7 +212,7 @@ def exchange(one: Path, other: Path) -> bool:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file in one step. If that fails, the old file is kept. Links are followed."""
     data = content.encode("utf-8", "replace") if isinstance(content, str) else content
-    is_stream = os.path.abspath(path).startswith(STREAMS)  # noqa: PTH100 (links are kept)
+    is_stream = os.path.abspath(path).startswith(_STREAMS)  # noqa: PTH100 (links are kept)
     if is_stream or (path.exists() and not path.is_file()):
         path.write_bytes(data)
         return
@@ -226,6 +226,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
             new.replace(target)
     except OSError as error:
         # The file may be a mount point, or writable in a read-only folder.
-        if error.errno not in READ_ONLY or not target.is_file():
+        if error.errno not in _READ_ONLY or not target.is_file():
             raise
         target.write_bytes(data)

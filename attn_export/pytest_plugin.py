@@ -27,7 +27,7 @@ import pytest
 if TYPE_CHECKING:
     from attn_export.results import Report, Verdict
 
-MARKER = "parity(bundle, **options): run the test once for each case of a bundle, as `parity_case`"
+_MARKER = "parity(bundle, **options): run the test once for each case of a bundle, as `parity_case`"
 REPORTS = pytest.StashKey[dict[Any, Any]]()
 """The reports of bundles, by bundle and options."""
 
@@ -58,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
-    config.addinivalue_line("markers", MARKER)
+    config.addinivalue_line("markers", _MARKER)
     config.stash[REPORTS] = {}
     config.stash[WRITTEN] = Counter()
 
@@ -111,7 +111,7 @@ def parity(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
 
 @dataclasses.dataclass(frozen=True)
-class ParityCase:
+class _ParityCase:
     """One case of a bundle, in all graphs and runtimes."""
 
     name: str
@@ -143,7 +143,7 @@ class ParityCase:
 
 
 @pytest.fixture
-def parity_case(request: pytest.FixtureRequest) -> ParityCase:
+def parity_case(request: pytest.FixtureRequest) -> _ParityCase:
     """Return a case of the marker's bundle. A process runs the bundle once for all cases."""
     __tracebackhide__ = True
     marker = request.node.get_closest_marker("parity")
@@ -153,7 +153,7 @@ def parity_case(request: pytest.FixtureRequest) -> ParityCase:
     key = (bundle, repr(sorted(options.items())))
     if key not in reports:
         reports[key] = _report(request, bundle, **options)
-    return ParityCase(request.param, reports[key])
+    return _ParityCase(request.param, reports[key])
 
 
 def _report(

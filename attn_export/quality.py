@@ -20,7 +20,7 @@ relative error of a last-axis slice, and the two measures of `LogitDistance`."""
 OF_LOGITS = ("kl", "top1")
 """The measures for outputs that are logits."""
 
-SHARES = ("cosine", "top1")
+_SHARES = ("cosine", "top1")
 """The measures whose limit is at most 1."""
 
 ATTENDED = "attention"
@@ -56,7 +56,7 @@ class Budget:
         for name, sign in MEASURES.items():
             measure, relation, limit = (word.strip() for word in text.partition(sign))
             if measure == name and relation and NUMBER.fullmatch(limit):
-                if name in SHARES and float(limit) > 1:
+                if name in _SHARES and float(limit) > 1:
                     raise UsageError(f"{name} is at most 1, as in {name}>=0.99; got {limit}")
                 return cls(name, float(limit))
         formats = ", ".join(f"{name}{sign}NUMBER" for name, sign in MEASURES.items())

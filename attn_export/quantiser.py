@@ -18,7 +18,7 @@ DIGITS = 12
 """The number of binary digits of a scale. With the 8 digits of an integer, these are fewer than the
 24 of float32."""
 
-LEAST_SCALE = 2.0**-100
+_LEAST_SCALE = 2.0**-100
 """The smallest scale, whose products with integers are normal numbers."""
 
 BLOCK_LARGEST = 127
@@ -109,6 +109,6 @@ def _in_blocks(array: Array, block: int) -> Array:
 
 def _few_digits(scales: Array) -> Array:
     """Round scales up to `DIGITS` digits, so that no value is clipped; replace 0 by 1."""
-    fraction, exponent = np.frexp(np.maximum(scales.astype(np.float64), LEAST_SCALE))
+    fraction, exponent = np.frexp(np.maximum(scales.astype(np.float64), _LEAST_SCALE))
     rounded = np.ldexp(np.ceil(fraction * 2**DIGITS) / 2**DIGITS, exponent)
     return np.where(scales == 0, 1.0, rounded).astype(np.float32)

@@ -29,7 +29,7 @@ RuntimeName = Annotated[
     ),
 ]
 """The name of a runtime, or of a release of it: ``ort-cpu==1.27.0``."""
-Reason = Annotated[str, Meta(max_length=2000, pattern=rf"\A[^{_CONTROL}]*\S[^{_CONTROL}]*\Z")]
+_Reason = Annotated[str, Meta(max_length=2000, pattern=rf"\A[^{_CONTROL}]*\S[^{_CONTROL}]*\Z")]
 FileName = Annotated[
     str, Meta(max_length=500, pattern=rf"\A{_ORDINARY}{_PART}(?:/{_ORDINARY}{_PART})*\Z")
 ]
@@ -43,7 +43,7 @@ Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Dtype: TypeAlias = Literal[tuple(CODES)]  # type: ignore[valid-type]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Dim = Annotated[int, Meta(ge=0, le=2**31 - 1)] | EndName
-OutputDim = Count | Annotated[str, Meta(max_length=MOST_BYTES, pattern=rf"\A[^{_CONTROL}]*\Z")]
+_OutputDim = Count | Annotated[str, Meta(max_length=MOST_BYTES, pattern=rf"\A[^{_CONTROL}]*\Z")]
 """The size or name of an axis of an output; the name is empty if a user's module has none for
 it."""
 
@@ -55,7 +55,7 @@ class TensorSignature(Struct, frozen=True, forbid_unknown_fields=True):
     """The dtype and shape of an input or output."""
 
     dtype: Dtype
-    shape: Annotated[tuple[OutputDim, ...], Meta(max_length=8)]
+    shape: Annotated[tuple[_OutputDim, ...], Meta(max_length=8)]
 
 
 class InputSignature(TensorSignature, frozen=True):
@@ -109,7 +109,7 @@ class GraphEntry(GraphFile, frozen=True, kw_only=True):
     form: Text = "kernels"
 
 
-class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
+class _Tuning(Struct, frozen=True, forbid_unknown_fields=True):
     """The times in milliseconds by which `tune` selected the forms of graphs."""
 
     processor: Text
@@ -132,7 +132,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     bounds: dict[EndName, Annotated[list[Count | None], Meta(min_length=2, max_length=2)]] = {}
     roles: dict[EndName, EndName] = {}
     caches: dict[EndName, EndName] = {}
-    tuning: Tuning | None = None
+    tuning: _Tuning | None = None
 
     def __post_init__(self) -> None:
         """Check rules that involve several fields."""
@@ -207,7 +207,7 @@ class CaseEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     sizes: dict[Name, Count]
     folder: Annotated[str, Meta(pattern=r"\Atest_data_set_[0-9]{1,6}\Z")]
     allowed: dict[Name, Allowed | None]
-    unusable: dict[Name, Reason]
+    unusable: dict[Name, _Reason]
     determined: dict[Name, tuple[Count, ...]] = {}
 
 

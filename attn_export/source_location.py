@@ -17,7 +17,7 @@ Line = tuple[str, int]
 """The path of a file and the number of a line."""
 
 STDLIB, OURS = Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parent
-INSTALLED = ("site-packages", "dist-packages")
+_INSTALLED = ("site-packages", "dist-packages")
 """Names of folders with installed packages, which may lie within that of the standard library."""
 
 TOOLS = (
@@ -27,7 +27,7 @@ TOOLS = (
 )  # fmt: skip
 """Packages that are skipped, because the user's line that calls them is the cause of an error."""
 
-RAISED = ("", 0)
+_RAISED = ("", 0)
 """The end of the lines of a run that raised an error."""
 
 
@@ -37,7 +37,7 @@ def is_user_file(file: str) -> bool:
     path = Path(file).resolve()
     if file.startswith("<") or path.suffix == ".pyx" or path.is_relative_to(OURS):
         return False
-    packages = [after for folder, after in pairwise(path.parts) if folder in INSTALLED]
+    packages = [after for folder, after in pairwise(path.parts) if folder in _INSTALLED]
     if packages:
         return packages[-1] not in TOOLS
     return not path.is_relative_to(STDLIB)
@@ -87,7 +87,7 @@ def show(line: Line) -> str:
 
 
 def _lines_of(run: Callable[[], object]) -> list[Line]:
-    """Return the user lines that a function runs, in order; `RAISED` follows after an error."""
+    """Return the user lines that a function runs, in order; `_RAISED` follows after an error."""
     lines: list[Line] = []
 
     def on_line(frame: FrameType, event: str, _: Any) -> Any:
@@ -103,7 +103,7 @@ def _lines_of(run: Callable[[], object]) -> list[Line]:
     try:
         run()
     except Exception:
-        lines.append(RAISED)
+        lines.append(_RAISED)
     finally:
         sys.settrace(before)
     return lines

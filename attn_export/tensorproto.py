@@ -24,7 +24,7 @@ CODES = {name: code for code, name in DTYPES.items()}
 DIMS, DATA_TYPE, NAME, RAW_DATA = 1, 2, 8, 9
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 MOST_DIMS, LARGEST_DIM = 8, 2**31 - 1
-LARGEST_FIELD = 2**29 - 1
+_LARGEST_FIELD = 2**29 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     while at < len(data):
         key, at = _read_varint(data, at)
         field, wire_type = key >> 3, key & 7
-        if not 1 <= field <= LARGEST_FIELD:
+        if not 1 <= field <= _LARGEST_FIELD:
             raise ValueError("no protobuf message")
         if wire_type == VARINT:
             value, at = _read_varint(data, at)

@@ -20,13 +20,13 @@ from attn_export.errors import printable
 MOST_TEXT = 64 * 2**20
 """The largest size of a text file, in bytes. The manifest of 10,000 cases is smaller."""
 
-MOST_TOML = 2**20
+_MOST_TOML = 2**20
 """The largest size of a TOML file, in bytes: tomllib reads about 1 MB a second."""
 
-MOST_DOTS = 5 * 10**7
+_MOST_DOTS = 5 * 10**7
 """The largest sum of the squares of the numbers of dots in the lines of a TOML file."""
 
-MOST_LEVELS = 100
+_MOST_LEVELS = 100
 """The largest number of lists and objects within each other. Python's `repr` has a limit, too."""
 
 MOST_BITS = 10_000
@@ -80,10 +80,10 @@ def parse_json(text: str) -> Any:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a TOML file of at most `MOST_TOML` bytes."""
-    text = read_bytes(path, MOST_TOML).decode("utf-8")
+    """Return the tables of a TOML file of at most `_MOST_TOML` bytes."""
+    text = read_bytes(path, _MOST_TOML).decode("utf-8")
     # A key of n names takes tomllib n² steps: 64 s for 64 kB.
-    if sum(line.count(".") ** 2 for line in text.split("\n")) > MOST_DOTS:
+    if sum(line.count(".") ** 2 for line in text.split("\n")) > _MOST_DOTS:
         raise ValueError("it has too many dots in a line")
     try:
         values = tomllib.loads(text)
@@ -96,7 +96,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def _check_values(value: object) -> None:
     """Raise ValueError if values are nested too deep, or an integer has more digits than `str`."""
     level = [value]
-    for _ in range(MOST_LEVELS):
+    for _ in range(_MOST_LEVELS):
         if not level:
             return
         # Such integers are hexadecimal ones of TOML.

@@ -31,14 +31,14 @@ SCALES_PER_OCTAVE, OCTAVES = 8, 32
 """The number of scales in an octave, i.e. from a scale to twice that scale, and the number of
 octaves. A byte holds the index of a scale."""
 
-LEAST_EXPONENT = -24
+_LEAST_EXPONENT = -24
 """The base-2 logarithm of the least scale."""
 
-LARGEST_RANGE = 15.5
+_LARGEST_RANGE = 15.5
 """The largest range of a block, as a multiple of its scale. Integers are 0 to 15: clipping some
 values by half a step loses less than a larger step."""
 
-LEAST_RANGE = 1 / 8
+_LEAST_RANGE = 1 / 8
 """The least range of a block, as a share of the magnitude of its least value, so that its zero
 point fits into a byte."""
 
@@ -48,14 +48,14 @@ LEAST_ZERO, LARGEST_ZERO = -128, 127
 LARGEST_NIBBLE = 15
 """The largest integer of 4 bits."""
 
-WHOLE_LIMITS = (LEAST_ZERO, LARGEST_ZERO + LARGEST_NIBBLE)
+_WHOLE_LIMITS = (LEAST_ZERO, LARGEST_ZERO + LARGEST_NIBBLE)
 """The least and the largest integer before the zero point is subtracted."""
 
 
 def byte_scales() -> Tensor:
     """Return the scale of each byte, float32 `[256]`."""
     exponents = torch.arange(SCALES_PER_OCTAVE * OCTAVES, dtype=torch.float64) / SCALES_PER_OCTAVE
-    return torch.exp2(exponents + LEAST_EXPONENT).float()
+    return torch.exp2(exponents + _LEAST_EXPONENT).float()
 
 
 def hadamard(width: int) -> Tensor:
@@ -96,7 +96,7 @@ class BlockScales(CacheRounding):
         super().__init__()
         self._widths = spec.cache_widths
         scales = byte_scales()
-        edges = (scales * LARGEST_RANGE).reshape(
+        edges = (scales * _LARGEST_RANGE).reshape(
             OCTAVES, SCALES_PER_OCTAVE
         )  # the largest range of each scale
         tables = {
@@ -119,7 +119,7 @@ class BlockScales(CacheRounding):
         blocks = _blocks(x)
         index = self._index(_ranges(blocks))
         # Integers, so that the following steps are exact.
-        whole = (blocks / self._scale(index)).round().clamp(*WHOLE_LIMITS).int()
+        whole = (blocks / self._scale(index)).round().clamp(*_WHOLE_LIMITS).int()
         zero = whole.amin(-1, keepdim=True).clamp(max=LARGEST_ZERO)
         nibbles = (whole - zero).clamp(max=LARGEST_NIBBLE).flatten(-2)
         parts = [join_nibbles(nibbles), index, zero.squeeze(-1) - LEAST_ZERO]
@@ -163,10 +163,10 @@ class BlockScales(CacheRounding):
         ranges = _ranges(blocks)
         channels = blocks / self._scale(self._index(ranges))
         # A range at which the next scale begins gives a whole number and a half, i.e. a tie.
-        exact = (ranges / LARGEST_RANGE).clamp_min(torch.finfo(ranges.dtype).tiny).log2()
-        indices = (exact - LEAST_EXPONENT) * SCALES_PER_OCTAVE + 0.5
+        exact = (ranges / _LARGEST_RANGE).clamp_min(torch.finfo(ranges.dtype).tiny).log2()
+        indices = (exact - _LEAST_EXPONENT) * SCALES_PER_OCTAVE + 0.5
         return [
-            Quotients(channels.flatten(-2), *WHOLE_LIMITS),
+            Quotients(channels.flatten(-2), *_WHOLE_LIMITS),
             Quotients(indices, 0, SCALES_PER_OCTAVE * OCTAVES - 1),
         ]
 
@@ -187,4 +187,4 @@ def _blocks(x: Tensor) -> Tensor:
 def _ranges(blocks: Tensor) -> Tensor:
     """Return the range of each block, which determines its scale, `[..., n]`."""
     least = blocks.amin(-1)
-    return torch.maximum(blocks.amax(-1) - least, least.abs() * LEAST_RANGE)
+    return torch.maximum(blocks.amax(-1) - least, least.abs() * _LEAST_RANGE)

@@ -17,7 +17,7 @@ from attn_export.spec.inputs import MASK_FLOOR
 
 # -- masks --------------------------------------------------------------------------------------
 
-MASK_FLOOR_FLOAT16 = -6e4
+_MASK_FLOOR_FLOAT16 = -6e4
 """`MASK_FLOOR` for float16, whose largest number is 65504."""
 
 
@@ -28,7 +28,7 @@ def clamp_mask(mask: Tensor | None) -> Tensor | None:
     """
     if mask is None or mask.dtype == torch.bool:
         return mask
-    floor = MASK_FLOOR_FLOAT16 if mask.dtype == torch.float16 else MASK_FLOOR
+    floor = _MASK_FLOOR_FLOAT16 if mask.dtype == torch.float16 else MASK_FLOOR
     return torch.where(mask == -torch.inf, mask, mask.clamp(min=floor))
 
 

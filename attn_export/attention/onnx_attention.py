@@ -22,11 +22,11 @@ from attn_export.attention import functional
 OPSET = 23
 """The first opset with `Attention`."""
 
-IN_PLACE_OPSET = 24
+_IN_PLACE_OPSET = 24
 """The first opset with `TensorScatter`, and with an `Attention` that has an input for the number of
 valid keys of each batch element."""
 
-SOFTMAX_OUTPUT = 3
+_SOFTMAX_OUTPUT = 3
 """The `qk_matmul_output_mode` of `Attention` in which the fourth output is the softmax."""
 
 _EXPORTING: ContextVar[bool] = ContextVar("attn_export_emitting", default=False)
@@ -91,11 +91,11 @@ def attention_node(
             "is_causal": int(causal),
             "scale": scale,
             "softcap": softcap or 0.0,
-            "qk_matmul_output_mode": SOFTMAX_OUTPUT,
+            "qk_matmul_output_mode": _SOFTMAX_OUTPUT,
         },
         dtypes=(query.dtype,) * 4,
         shapes=shapes,
-        version=OPSET if past_length is None else IN_PLACE_OPSET,
+        version=OPSET if past_length is None else _IN_PLACE_OPSET,
     )
     return attended, present_key, present_value, weights
 
@@ -113,7 +113,7 @@ def write(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
         {"mode": "linear", "axis": -2},
         dtype=past.dtype,
         shape=past.shape,
-        version=IN_PLACE_OPSET,
+        version=_IN_PLACE_OPSET,
     )
 
 

@@ -47,7 +47,7 @@ class _WideBuffers(nn.Module):
 
 # -- rotary positions: queries and keys are rotated (Su et al. 2021) ----------------------------
 
-Turns = tuple[Tensor, Tensor]
+_Turns = tuple[Tensor, Tensor]
 """Cosine and sine of the angle of each position and pair, each `[L, R/2]` or `[B, 1, L, R/2]`."""
 
 
@@ -68,7 +68,7 @@ class Rotary(_WideBuffers):
             R = spec.rotary_dim
             self.add_wide("growth_power", -torch.arange(0, R, 2, dtype=torch.float64) / (R - 2))
 
-    def turns(self, positions: Tensor) -> Turns:
+    def turns(self, positions: Tensor) -> _Turns:
         """Return the cosine and sine of the angle of each position and pair.
 
         Positions are int64 `[L]`, or `[B, L]` if batch elements have different ones.
@@ -86,7 +86,7 @@ class Rotary(_WideBuffers):
         magnitude = self.spec.turn_magnitude
         return angles.cos() * magnitude, angles.sin() * magnitude
 
-    def forward(self, x: Tensor, turns: Turns) -> Tensor:
+    def forward(self, x: Tensor, turns: _Turns) -> Tensor:
         """Return `x` with the first R elements of each head rotated.
 
         `x`: `[B, H, L, D]` or, for keys, `[B, Hkv, L, D]`.
@@ -161,7 +161,7 @@ def _yarn_ramp(spec: AttentionSpec) -> Tensor:
 # -- offsets of keys from queries: windows, ALiBi, T5's relative bias ---------------------------
 
 
-def key_offsets(queries: Tensor, S: int) -> Tensor:
+def _key_offsets(queries: Tensor, S: int) -> Tensor:
     """Return the offsets of keys, key position minus query position, int64 `[L, S]`.
 
     If queries have other positions in each batch element, they are `[B, L, S]`.
@@ -171,7 +171,7 @@ def key_offsets(queries: Tensor, S: int) -> Tensor:
     return torch.arange(S, device=queries.device) - queries[..., None]
 
 
-def window_mask(offsets: Tensor, left: int | None, right: int | None) -> Tensor | None:
+def _window_mask(offsets: Tensor, left: int | None, right: int | None) -> Tensor | None:
     """Return the mask of a window, bool, of the shape of `offsets`; None without a window.
 
     `offsets`: Key position minus query position, of any shape.
@@ -245,8 +245,8 @@ class ScoreBias(_WideBuffers):
         has_window = spec.window_left is not None or spec.window_right is not None
         if not (spec.alibi or spec.relative_buckets or has_window):
             return mask  # offsets that nothing reads would make the exporter trace it again
-        offsets = key_offsets(queries, S)  # [L, S] or [B, L, S]
-        shown = window_mask(offsets, spec.window_left, spec.window_right)
+        offsets = _key_offsets(queries, S)  # [L, S] or [B, L, S]
+        shown = _window_mask(offsets, spec.window_left, spec.window_right)
         if shown is not None and shown.dim() == 3:
             shown = shown.unsqueeze(1)  # [B, 1, L, S]
         mask = functional.restrict(mask, shown)

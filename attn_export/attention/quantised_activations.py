@@ -13,7 +13,7 @@ from attn_export.quantiser import BLOCK_LARGEST, LEAST_BLOCK_SCALE
 from attn_export.spec import AttentionSpec
 from attn_export.spec.low_precision import PER_BLOCK
 
-LARGEST_UINT8 = 255
+_LARGEST_UINT8 = 255
 """The number of steps between the least and the largest integer, as `DynamicQuantizeLinear` has."""
 
 
@@ -55,14 +55,14 @@ class DynamicInt8(QuantisedActivations):
 
         The scale is 1 if all elements are 0.
         """
-        step = (_largest(x) - _least(x)) / LARGEST_UINT8
+        step = (_largest(x) - _least(x)) / _LARGEST_UINT8
         return torch.where(step > 0, step, 1.0)
 
     def integers(self, x: Tensor) -> Tensor:
         """Return the integers minus the zero point, clipped to 256 values, of the shape of `x`."""
         scale = self.scales(x)
         zero = (-_least(x) / scale).round()
-        return (x / scale).round().clamp(-zero, LARGEST_UINT8 - zero)
+        return (x / scale).round().clamp(-zero, _LARGEST_UINT8 - zero)
 
 
 class DynamicInt8PerBlock(QuantisedActivations):

@@ -160,7 +160,7 @@ class CacheScales(CacheRounding):
 
 # -- cache in float16 of a layer in float32 ------------------------------------------------------
 
-FLOAT16_DIGITS = 11
+_FLOAT16_DIGITS = 11
 """The bits of the significand of a normal float16 number, with the implicit one."""
 
 LEAST_FLOAT16_STEP, LARGEST_FLOAT16 = 2.0**-24, torch.finfo(torch.float16).max
@@ -170,11 +170,13 @@ LEAST_FLOAT16_STEP, LARGEST_FLOAT16 = 2.0**-24, torch.finfo(torch.float16).max
 def _float16_steps(x: Tensor) -> Tensor:
     """Return the spacing of float16 numbers around each value; infinity if it is not finite."""
     exponent = torch.frexp(x.detach()).exponent  # |x| = [0.5, 1) * 2^exponent
-    steps = torch.ldexp(torch.ones_like(x), exponent - FLOAT16_DIGITS).clamp_min(LEAST_FLOAT16_STEP)
+    steps = torch.ldexp(torch.ones_like(x), exponent - _FLOAT16_DIGITS).clamp_min(
+        LEAST_FLOAT16_STEP
+    )
     return torch.where(x.isfinite(), steps, torch.inf)
 
 
-def round_to_float16(x: Tensor) -> Tensor:
+def _round_to_float16(x: Tensor) -> Tensor:
     """Return the nearest float16 number of each value of a tensor of any shape, half to even.
 
     For float64 they are float64, since the truth computes in float64 throughout.
@@ -194,7 +196,7 @@ class Float16Cache(CacheRounding):
 
     def forward(self, key: Tensor, value: Tensor) -> Pair:
         """Return new keys and values in the type of the cache."""
-        return round_to_float16(key), round_to_float16(value)
+        return _round_to_float16(key), _round_to_float16(value)
 
     def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
         """Return the keys and values that a cache represents."""

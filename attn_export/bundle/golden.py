@@ -193,7 +193,7 @@ LEAST_SIZES = 3
 SMALLEST = {"batch": 1, "query_len": 1, "past_len": 0}
 """The size that some case must have of the axis with a role, unless its bounds exclude it."""
 
-MASK_CONTENTS = ("fully_masked_rows", "one_visible_key", "left_padding", "right_padding")
+_MASK_CONTENTS = ("fully_masked_rows", "one_visible_key", "left_padding", "right_padding")
 """Contents that some case must have if a layer of ours has a mask."""
 
 
@@ -241,6 +241,6 @@ def _missing(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> Iterat
         if smallest is not None and least == smallest and smallest not in sizes:
             yield f"none has {axis} {smallest}"
     contents = {name for case in cases for name in case.contents}
-    for content in MASK_CONTENTS if ours and "attn_mask" in inputs else ():
+    for content in _MASK_CONTENTS if ours and "attn_mask" in inputs else ():
         if content not in contents:
             yield f"none has {content}"

@@ -38,7 +38,7 @@ EVIDENCE = "evidence"
 """The folder of statements for other tools, which are made of the manifest and the report."""
 
 FORMAT = "attn-export-bundle/4"
-GENERATED = ("format", "files", "digest")
+_GENERATED = ("format", "files", "digest")
 """The keys of a manifest that `write_manifest` adds."""
 
 GOLDEN = "golden"
@@ -46,7 +46,7 @@ REPORT, PAGE = "report.json", "report.html"
 SPEC = "spec.toml"
 
 
-class Staging:
+class _Staging:
     """A new folder next to the output, which replaces the output when it is complete."""
 
     def __init__(self, folder: Path, output: Path) -> None:
@@ -70,7 +70,7 @@ def failed_folder(output: Path) -> Path:
 
 
 @contextlib.contextmanager
-def staging(output: Path) -> Iterator[Staging]:
+def staging(output: Path) -> Iterator[_Staging]:
     """Yield a new folder next to `output`, which is removed at the end unless it was published."""
     with write_errors(output):
         output = _replaceable(output)
@@ -79,7 +79,7 @@ def staging(output: Path) -> Iterator[Staging]:
         output.parent.mkdir(parents=True, exist_ok=True)
         try:
             with folder_beside(output) as folder:
-                yield Staging(folder, output)
+                yield _Staging(folder, output)
         finally:
             with contextlib.suppress(OSError):  # they hold the bundle
                 for folder in missing:
@@ -104,7 +104,7 @@ def _digests(folder: Path) -> Digests | None:
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> Manifest:
     """Write `manifest.json` with the SHA-256 of every other file. It must be written last.
 
-    `content`: The manifest without the keys in `GENERATED`. It is not a `Manifest`, because the
+    `content`: The manifest without the keys in `_GENERATED`. It is not a `Manifest`, because the
     file has its order of keys and lacks the same optional keys.
 
     Returns:
@@ -133,7 +133,7 @@ def read_manifest(folder: Path) -> Manifest:
 def manifest_content(folder: Path) -> dict[str, Any]:
     """Return the content of `manifest.json` as `write_manifest` takes it."""
     content, _ = _read_manifest(folder)
-    return {key: value for key, value in content.items() if key not in GENERATED}
+    return {key: value for key, value in content.items() if key not in _GENERATED}
 
 
 def _read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:

@@ -35,20 +35,20 @@ SMALLEST = f"{PLAIN}, smallest sizes"
 ONE_QUERY = "one query"
 SUFFIX_ONE_QUERY = f", {ONE_QUERY}"
 A_PAST, NO_PAST = f"{SUFFIX_ONE_QUERY}, a past", f"{SUFFIX_ONE_QUERY}, no past"
-MANY_KEYS = 16
-WITH_MANY_KEYS = frozenset({
+_MANY_KEYS = 16
+_WITH_MANY_KEYS = frozenset({
     "fully_masked_rows", "large_logits", "left_padding", "one_visible_key", "outliers",
     "right_padding", "tiny_values",
 })  # fmt: skip
-"""Contents that meet their conditions only with at least `MANY_KEYS` keys: with few keys, no two
+"""Contents that meet their conditions only with at least `_MANY_KEYS` keys: with few keys, no two
 large scores are close to each other."""
 
-BY_BATCH = (
+_BY_BATCH = (
     "fully_masked_rows", "large_logits", "left_padding", "lowest_float", "one_visible_key",
 )  # fmt: skip
 """Contents to try with batch size 1 as well, since graphs branch on it."""
 
-WITHOUT_PAST = ("large_logits", "one_visible_key", "outliers")
+_WITHOUT_PAST = ("large_logits", "one_visible_key", "outliers")
 """Contents to try with several queries without a past as well, since graphs branch on it."""
 
 LARGE_AND_EMPTY = "large_logits in empty rows"
@@ -127,7 +127,7 @@ def _joint_condition(sizes: Sizes) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in sizes.items()) + " together"
 
 
-def keys_of(sizes: Sizes) -> int | None:
+def _keys_of(sizes: Sizes) -> int | None:
     """Return the number of keys, or None if the axes do not define it."""
     if KEYS in sizes:
         return sizes[KEYS]
@@ -137,9 +137,9 @@ def keys_of(sizes: Sizes) -> int | None:
 
 
 def have_many_keys(sizes: Sizes) -> bool:
-    """Return whether there are at least `MANY_KEYS` keys, or no axis defines their number."""
-    keys = keys_of(sizes)
-    return keys is None or keys >= MANY_KEYS
+    """Return whether there are at least `_MANY_KEYS` keys, or no axis defines their number."""
+    keys = _keys_of(sizes)
+    return keys is None or keys >= _MANY_KEYS
 
 
 def are_smallest(sizes: Sizes) -> bool:
@@ -197,7 +197,7 @@ def content_conditions(
         names += [
             f"{name}{pattern}, batch {size}"
             for name in (*values, *masks)
-            if name in BY_BATCH
+            if name in _BY_BATCH
             for pattern in with_past
             # A single query without a past sees its own key alone.
             if pattern != SUFFIX_ONE_QUERY or KEYS in axes
@@ -207,7 +207,7 @@ def content_conditions(
     if lengths:
         names += [f"{LARGE_AND_EMPTY}{pattern}" for pattern in with_past]
     if QUERIES in axes and PAST in axes:
-        no_past = [name for name in (*values, *masks) if name in WITHOUT_PAST]
+        no_past = [name for name in (*values, *masks) if name in _WITHOUT_PAST]
         names += [f"{name}, several queries, no past" for name in no_past]
     return names
 
@@ -231,7 +231,7 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
     for name in contents:
         if name in LENGTH_NAMES and not may_differ_in_length(sizes):
             continue
-        too_few_keys = few_keys and name in WITH_MANY_KEYS
+        too_few_keys = few_keys and name in _WITH_MANY_KEYS
         if not too_few_keys and not (small_batch and name == "large_logits"):
             yield f"{name}{pattern}"
         if name in LENGTH_NAMES:

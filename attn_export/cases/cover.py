@@ -20,7 +20,7 @@ STEPS = 16
 """The number of steps in such a cost. Sizes are rounded down to steps, so that the first of several
 small cases is chosen."""
 
-LATER = 1 / 32
+_LATER = 1 / 32
 """The weight of a condition whose rank is not reached yet: no case meets 32 of them."""
 
 Choice = tuple[dict[str, int], tuple[Content, ...]]
@@ -132,7 +132,7 @@ class Cover:
             before = len(chosen)
             for rank in sorted(set(ranks)):
                 while True:
-                    wanted = self._open * np.where(ranks <= rank, 1, LATER).astype(np.float32)
+                    wanted = self._open * np.where(ranks <= rank, 1, _LATER).astype(np.float32)
                     best = self._best(min(budget, most), wanted, weights)
                     if best is None:
                         break

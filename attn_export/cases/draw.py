@@ -46,7 +46,7 @@ def is_within(sizes: Sizes, bounds: Bounds) -> bool:
     return all(low <= sizes.get(name, low) <= high for name, (low, high) in bounds.items())
 
 
-MOST_WORK = 2**30
+_MOST_WORK = 2**30
 """The largest number of weights times the product of all sizes of a run that only tries sizes."""
 
 MOST_SCORES = 2**25
@@ -58,7 +58,7 @@ def may_try(weights: int, sizes: Sizes, sums: Mapping[str, str]) -> bool:
     """Return whether a run is small enough to find out whether these sizes are accepted."""
     product = math.prod(size for axis, size in sizes.items() if axis not in sums)
     scores = product * max(sizes.values(), default=1)
-    return weights * product <= MOST_WORK and scores <= MOST_SCORES
+    return weights * product <= _MOST_WORK and scores <= MOST_SCORES
 
 
 def clamp_sizes(sizes: Sizes, bounds: Bounds) -> dict[str, int]:

@@ -161,21 +161,21 @@ def _decode_case(interface: Interface, spec: AttentionSpec) -> tuple[Case | None
     )
 
 
-GROWN_BYTES = 24 * 2**20
+_GROWN_BYTES = 24 * 2**20
 """Largest size in bytes if rotary frequencies change with the length, which no other case shows."""
 
 POSITIONS = ((2050, 2 * 2**20), (258, 4 * 2**20))
 """Distances to reach for rotary positions alone, each with the largest size of the case in bytes.
 float16 counts exactly up to 2048, and bfloat16 and bytes up to 256."""
 
-GROWS = "the change of the rotary frequencies"
+_GROWS = "the change of the rotary frequencies"
 
 
 def _distant_case(interface: Interface, spec: AttentionSpec) -> tuple[Case | None, str]:
     """Return the case with the most distant keys, and a note if they are not distant enough."""
     thresholds = _thresholds(spec)
     budgets = {
-        distance: GROWN_BYTES if about == GROWS else LONG_BYTES
+        distance: _GROWN_BYTES if about == _GROWS else LONG_BYTES
         for distance, about in thresholds.items()
     }
     if spec.has_rotary and spec.has_cache and not spec.position_ids:
@@ -201,7 +201,7 @@ def _thresholds(spec: AttentionSpec) -> dict[int, str]:
     if spec.relative_buckets:
         thresholds[spec.relative_max_distance] = "the last of the relative positions"
     if spec.turns_by_length and not spec.position_ids:
-        thresholds[spec.rotary_original_len] = GROWS
+        thresholds[spec.rotary_original_len] = _GROWS
     return {distance: about for distance, about in thresholds.items() if distance}
 
 
@@ -233,7 +233,7 @@ def _draw_visible(
     return drawn
 
 
-FAR_BYTES = 4 * 2**20
+_FAR_BYTES = 4 * 2**20
 """Largest size in bytes of a decode after a past of `blocks.FAR_PASTS`: an eighth of all."""
 
 
@@ -247,7 +247,7 @@ def far_decodes(interface: Interface, budget: int) -> tuple[list[Case], list[str
     for past in blocks.FAR_PASTS:
         sizes = add_sums({"batch": 1, "query_len": 1, "past_len": past}, interface.sums)
         cost = interface.case_bytes(sizes)
-        if cost > min(budget, FAR_BYTES):
+        if cost > min(budget, _FAR_BYTES):
             missed.append(str(past))
             continue
         budget -= cost

@@ -35,7 +35,7 @@ PROBE_SIZES: Sizes = {
 DRAWS = 8
 """The largest number of values that are drawn of an input to see whether it changes an output."""
 
-ATTEMPTS = (1, 1, 3, 6)
+_ATTEMPTS = (1, 1, 3, 6)
 """Factors on the sizes of the base case. An input may matter only if another has some value, or
 only in longer sequences, so other base cases are tried if an input changes no output."""
 
@@ -80,7 +80,7 @@ def base_sizes(interface: Interface, attempt: int = 0, **changed: int) -> dict[s
     """Return the sizes of the base case."""
     sizes = {name: PROBE_SIZES.get(name, 3) for name in interface.axes} | changed
     if attempt:
-        sizes = {name: size * ATTEMPTS[attempt] for name, size in sizes.items()}
+        sizes = {name: size * _ATTEMPTS[attempt] for name, size in sizes.items()}
     return add_sums(clamp_sizes(sizes, interface.bounds), interface.sums)
 
 
@@ -137,7 +137,7 @@ def find_influence(
         The cases, and the truth of those that were computed, by name.
     """
     first: dict[str, Golden] = {}
-    for attempt in range(len(ATTEMPTS)):
+    for attempt in range(len(_ATTEMPTS)):
         try:
             computed, all_react = _attempt(interface, attempt, golden_of, clearly)
         except AttnExportError:  # not every module takes the larger sizes

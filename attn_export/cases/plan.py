@@ -33,7 +33,7 @@ from attn_export.spec.inputs import BATCH, PAST, QUERIES
 GOLDEN_BYTES = 32 * 2**20
 """Largest size on disk of the golden vectors of a bundle."""
 
-MOST_CANDIDATES = 600
+_MOST_CANDIDATES = 600
 """The largest number of combinations of sizes to choose from; if there are more, a random sample
 is used."""
 
@@ -209,13 +209,13 @@ def _sizes_within(axis: str, bounds: Bounds, fits: Fits) -> tuple[int, ...]:
 
 
 def _combinations(values: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
-    """Return all combinations of sizes, or `MOST_CANDIDATES` random ones if there are more."""
-    if math.prod(len(of_axis) for of_axis in values.values()) <= MOST_CANDIDATES:
+    """Return all combinations of sizes, or `_MOST_CANDIDATES` random ones if there are more."""
+    if math.prod(len(of_axis) for of_axis in values.values()) <= _MOST_CANDIDATES:
         return [
             dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
         ]
     rng = generator("candidates", *values)
-    columns = [rng.choice(of_axis, MOST_CANDIDATES).tolist() for of_axis in values.values()]
+    columns = [rng.choice(of_axis, _MOST_CANDIDATES).tolist() for of_axis in values.values()]
     return [dict(zip(values, row, strict=True)) for row in zip(*columns, strict=True)]
 
 

@@ -19,7 +19,7 @@ from attn_export.results import Arrays
 from attn_export.spec import Shape
 from attn_export.spec.inputs import BATCH, KEYS, KNOWN, PAST, QUERIES, Roles
 
-MOST_LEAST = 8
+_MOST_LEAST = 8
 """The largest size that may be the least of an axis, as that of a kernel or a norm. With larger
 ones the user states it."""
 
@@ -40,10 +40,10 @@ class Trial:
     joined: Sequence[Any]
 
 
-RunTrial = Callable[[Mapping[str, np.ndarray]], Trial]
+_RunTrial = Callable[[Mapping[str, np.ndarray]], Trial]
 """Function that runs the module or graph on inputs; it raises AttnExportError if it cannot."""
 
-DrawTrial = Callable[[Mapping[str, int], str], Mapping[str, np.ndarray]]
+_DrawTrial = Callable[[Mapping[str, int], str], Mapping[str, np.ndarray]]
 """Function that draws inputs of the example's sizes with some of them changed, from a seed."""
 
 
@@ -51,8 +51,8 @@ def find_roles(
     inputs: Mapping[str, Shape],
     outputs: Mapping[str, Shape],
     sums: Mapping[str, str],
-    draw: DrawTrial,
-    run: RunTrial,
+    draw: _DrawTrial,
+    run: _RunTrial,
 ) -> Roles:
     """Return what the axes of a module or graph do, by runs of it.
 
@@ -92,7 +92,7 @@ class _Finder:
 
     def __init__(
         self, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape], sums: Mapping[str, str],
-        draw: DrawTrial, run: RunTrial,
+        draw: _DrawTrial, run: _RunTrial,
     ) -> None:  # fmt: skip
         equal = Roles({axis: text for axis, text in sums.items() if "+" not in text})
         self._inputs = {name: equal.shape(shape) for name, shape in inputs.items()}
@@ -209,7 +209,7 @@ class _Finder:
         def runs(sizes: Mapping[str, int]) -> bool:
             return bool(self._try(self._draw({**one, **sizes}, "least")).outputs)
 
-        common = range(1, MOST_LEAST + 1)
+        common = range(1, _MOST_LEAST + 1)
         size = next((n for n in common if runs(dict.fromkeys(axes, n))), 1)
         least = dict.fromkeys(axes, size)
         for axis in axes if size > 1 else ():

@@ -53,7 +53,7 @@ GROUPS = {
 }  # fmt: skip
 """Names of the parameters of `build` under each heading of its help."""
 
-EXAMPLES = (
+_EXAMPLES = (
     "attn-export build --variant mqa",
     "attn-export build layer.toml --cache append --dialect ort",
     "attn-export build --weights Llama-3.2-1B --layer 3 --runtime ort-cpu --runtime openvino",
@@ -76,7 +76,7 @@ _MOVED = [
 ]
 
 
-@with_help(GROUPS, EXAMPLES)
+@with_help(GROUPS, _EXAMPLES)
 @input_options
 @option(
     "--dialect", "dialects", multiple=True, metavar="NAME",

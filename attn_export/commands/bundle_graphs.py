@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from attn_export.graph.check_structure import Expected
 
 ALL = "all"
-CAST_NOTE = (
+_CAST_NOTE = (
     "weights, inputs and outputs are bfloat16 and are cast to float32 in the graph: few runtimes "
     "compute in bfloat16, and ONNX Runtime on the CPU does not"
 )
-CUDA_NOTE = "the graphs in the cuda dialect compute in bfloat16: only a GPU can prove their numbers"
+_CUDA_NOTE = (
+    "the graphs in the cuda dialect compute in bfloat16: only a GPU can prove their numbers"
+)
 
 
 def first_graphs(dialects: Sequence[str]) -> list[GraphFile]:
@@ -62,7 +64,7 @@ def lower_all(exported: IrGraph, dialects: Sequence[str]) -> tuple[list[IrGraph]
 WRITING = ("ScatterElements", "ScatterND", "Where")
 """Operators as which `index_copy`, `index_put`, `slice_scatter` and `where` are exported."""
 
-MOVING = ("Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+_MOVING = ("Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 """Operators that may lie between a cache and the node that writes it."""
 
 
@@ -72,12 +74,12 @@ def cache_notes(model: ir.Model) -> Iterator[str]:
 
     for node in (node for op_type in WRITING for node in nodes_of(model, op_type)):
         old = node.inputs[1:] if node.op_type == "Where" else node.inputs[:1]
-        sources = [trace_back(x, MOVING) for x in old if x is not None]
+        sources = [trace_back(x, _MOVING) for x in old if x is not None]
         source = next((x for x in sources if x.is_graph_input() and len(x.shape or ()) > 2), None)
         written = [node.outputs[0]]
         for value in written:
-            written += [u.node.outputs[0] for u in value.uses() if u.node.op_type in MOVING]
-        is_read = any(use.node.op_type not in MOVING for x in written for use in x.uses())
+            written += [u.node.outputs[0] for u in value.uses() if u.node.op_type in _MOVING]
+        is_read = any(use.node.op_type not in _MOVING for x in written for use in x.uses())
         if source is not None and is_read and any(x.is_graph_output() for x in written):
             yield (
                 f"{source.name} is written at indices of the module's own ({node.op_type}), so it "
@@ -102,7 +104,7 @@ def _lowered(exported: IrGraph, dialect: str) -> Iterable[IrGraph]:
 def bfloat16_notes(graphs: Sequence[IrGraph]) -> tuple[str, ...]:
     """Return notes on the dtypes in which the graphs of a bfloat16 subject compute."""
     on_cuda = any(graph.file.dialect == CUDA for graph in graphs)
-    return (CAST_NOTE, CUDA_NOTE) if on_cuda else (CAST_NOTE,)
+    return (_CAST_NOTE, _CUDA_NOTE) if on_cuda else (_CAST_NOTE,)
 
 
 def save_checked(graphs: Sequence[IrGraph], expected: Expected, folder: Path) -> None:
@@ -158,8 +160,8 @@ def manifest_of(
         "name": name,
         "versions": versions(),
         "graphs": {graph.file.name: _graph_entry(graph, expected) for graph in graphs},
-        "inputs": input_signatures(subject),
-        "outputs": output_signatures(subject, dtypes),
+        "inputs": _input_signatures(subject),
+        "outputs": _output_signatures(subject, dtypes),
         "weights": "linear weights are stored [in, out], as MatMul reads them",
     }
     from attn_export.cases.draw import MAX_SIZE
@@ -206,13 +208,13 @@ def origin_of(name: str, origins: Mapping[str, str]) -> str:
     return origins.get(name, "")
 
 
-def input_signatures(subject: Subject) -> dict[str, TensorSignature]:
+def _input_signatures(subject: Subject) -> dict[str, TensorSignature]:
     """Return the dtype and shape of each input, by name."""
     inputs = subject.input_descriptions().items()
     return {name: TensorSignature(input_.dtype, input_.shape) for name, input_ in inputs}
 
 
-def output_signatures(subject: Subject, dtypes: Mapping[str, str]) -> dict[str, TensorSignature]:
+def _output_signatures(subject: Subject, dtypes: Mapping[str, str]) -> dict[str, TensorSignature]:
     """Return the dtype and shape of each output, by name.
 
     `subject`: The subject, for the shapes.

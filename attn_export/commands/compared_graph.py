@@ -90,7 +90,7 @@ def _check_names(
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
 """The key of a node's metadata in which PyTorch's exporter stores a stack trace."""
 
-EMBEDDED_BELOW = 2**30
+_EMBEDDED_BELOW = 2**30
 """The size of weights in bytes from which a graph is written with external data."""
 
 
@@ -124,7 +124,7 @@ def _copy_graph(path: Path, model: onnx.ModelProto, target: Path) -> None:
         shutil.copyfile(path, target)
         return
     loaded = load_model(path)
-    large = sum(len(t.raw_data) for t in tensors_of(loaded)) >= EMBEDDED_BELOW
+    large = sum(len(t.raw_data) for t in tensors_of(loaded)) >= _EMBEDDED_BELOW
     location = f"{target.name}.data" if large else None
     onnx.save_model(loaded, target, save_as_external_data=large, location=location)
 

@@ -94,7 +94,7 @@ def explain_command(
             found = explain(bundle, run, graph=judged, output=place, **further)
         else:
             load = functools.partial(load_subject, str(module))
-            found = explain_graph(load, copies[0], run, output=place, **further)
+            found = _explain_graph(load, copies[0], run, output=place, **further)
     if json_file:
         write_file(json_file, to_json(found))
     if json_file != STDOUT:
@@ -106,7 +106,7 @@ def explain_command(
     return codes.get(found.fault, ParityError.exit_code)
 
 
-def explain_graph(
+def _explain_graph(
     module: Callable[[], Subject], graph: Path, run: RunOptions, **options: Any
 ) -> Explanation:
     """Explain why a runtime's outputs for a graph differ from a module's; see `explain`."""

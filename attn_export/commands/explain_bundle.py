@@ -44,7 +44,7 @@ SECONDS = 45.0
 """The default time after which no further mistake, experiment or smaller case is tried."""
 
 RULE = "by the judge's rule alone: --atol, --rtol and baselines are not applied"
-DECODES = "whole decodes were not looked at: verify runs them"
+_DECODES = "whole decodes were not looked at: verify runs them"
 ONLY_SEPARATE = (
     "it fails where past and present have separate buffers, as in a plain run of a session; with "
     "shared ones the graph reads what it has just written"
@@ -54,7 +54,7 @@ ELSEWHERE = ("ort-cpu", "onnx-reference")
 for graphs that cannot be evaluated."""
 
 
-class Deadline:
+class _Deadline:
     """The time after which no further experiment starts, in seconds from now."""
 
     def __init__(self, seconds: float) -> None:
@@ -70,7 +70,7 @@ class Deadline:
 
 
 @dataclasses.dataclass(frozen=True)
-class FailingRun:
+class _FailingRun:
     """A run of a graph in which cases fail, and what is known beside it.
 
     Attributes:
@@ -86,7 +86,7 @@ class FailingRun:
     bundled: Sequence[GraphRunner]
     reference: ValueReference
     progress: Progress
-    deadline: Deadline
+    deadline: _Deadline
 
     def explanation(self, output: Path | None) -> Explanation:
         """Explain a failing run: no outputs, outputs of other names or shapes, or wrong values.
@@ -226,7 +226,7 @@ def explain(
     make_runners = functools.partial(_runners, folder, manifest, run, options or {})
     runners, bundled = list(make_runners(replacement)), list(make_runners(None))
     run.progress.phase(f"running {counted(len(cases), 'case')} in {target.name}")
-    deadline, found, runs = Deadline(seconds), None, {}
+    deadline, found, runs = _Deadline(seconds), None, {}
     place = Path(output) if output else None
     reasons: list[str] = []
     for runner in runners:
@@ -236,7 +236,7 @@ def explain(
             continue
         trial = runs[name] = runner.trial(cases)
         if not trial.all_passed:
-            failing = FailingRun(
+            failing = _FailingRun(
                 runner, trial, manifest, cases, bundled, reference or ValueReference(),
                 run.progress, deadline,
             )  # fmt: skip
@@ -247,7 +247,7 @@ def explain(
         if not ran:
             raise RuntimeFailure(f"{target.name} runs no graph here: {'; '.join(reasons)}")
         kinds = {stored.kind for stored in stored_cases(folder / GOLDEN)[1]}
-        notes = (RULE, *((DECODES,) if WHOLE_DECODE in kinds else ()), *reasons)
+        notes = (RULE, *((_DECODES,) if WHOLE_DECODE in kinds else ()), *reasons)
         found = Explanation(
             target.name, ", ".join(runs), runners[0].options, "none", cases=ran, notes=notes
         )

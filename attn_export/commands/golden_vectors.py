@@ -90,11 +90,11 @@ def _near_ties_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
 # -- the planned cases that are usable as evidence ----------------------------------------------
 
 LOUD = "since the module overflows or amplifies rounding there"
-AMPLIFYING = f"left out, {LOUD}"
-TIED = "left out, since equal or nearly equal values decide an output there"
-UNSETTLED = "left out, since the integers that values round to depend on the runtime"
-UNDEFINED = "left out, since the module gives NaN where all keys are masked"
-RAISING = "left out, since the module raises where inputs are NaN or infinite"
+_AMPLIFYING = f"left out, {LOUD}"
+_TIED = "left out, since equal or nearly equal values decide an output there"
+_UNSETTLED = "left out, since the integers that values round to depend on the runtime"
+_UNDEFINED = "left out, since the module gives NaN where all keys are masked"
+_RAISING = "left out, since the module raises where inputs are NaN or infinite"
 SCALED = f"with inputs that were scaled down, {LOUD}"
 """The starts of notes on planned cases that are left out or changed."""
 
@@ -125,12 +125,12 @@ def _usable_cases(
     computed: dict[str, Golden] = {}
     selected: list[Case] = []
     names = {
-        note: list[str]() for note in (AMPLIFYING, TIED, UNSETTLED, UNDEFINED, RAISING, SCALED)
+        note: list[str]() for note in (_AMPLIFYING, _TIED, _UNSETTLED, _UNDEFINED, _RAISING, SCALED)
     }
     for planned in cases:
         case = oracle.move_off_ties(planned)
         if case is None:
-            names[UNSETTLED].append(planned.name)
+            names[_UNSETTLED].append(planned.name)
             continue
         if is_own_layer and not (case.may_overflow or delicate):
             selected.append(case)
@@ -170,12 +170,12 @@ def _truth_of(
 def _reason_to_leave_out(case: Case, golden: Golden | None, *, is_own_layer: bool) -> str:
     """Return the start of the note on a case that is no evidence; "" if it is usable."""
     if golden is None:
-        return RAISING
+        return _RAISING
     if golden.tied and not _is_fixed(case) and (case.contents or not golden.unusable):
-        return TIED
+        return _TIED
     if golden.unusable and case.contents:
-        return AMPLIFYING
-    return UNDEFINED if not is_own_layer and _is_undefined(case, golden) else ""
+        return _AMPLIFYING
+    return _UNDEFINED if not is_own_layer and _is_undefined(case, golden) else ""
 
 
 def _is_fixed(case: Case) -> bool:
@@ -192,10 +192,10 @@ def _is_undefined(case: Case, golden: Golden) -> bool:
 
 # -- quantised subjects: distance from the float model, and budgets -----------------------------
 
-LEAST_SQNR = {"int8": 30.0, "int4": 12.0}
+_LEAST_SQNR = {"int8": 30.0, "int4": 12.0}
 """The default budget in dB by the dtype of weights. docs/low-precision.md has measured values."""
 
-LEAST_SQNR_OF_CACHE = {
+_LEAST_SQNR_OF_CACHE = {
     "none": math.inf, FLOAT16: 60.0, "int8": 30.0, "int4": 12.0, BY_BLOCK: 16.0,
 }  # fmt: skip
 """The default budget in dB by the dtype of a cache, or for block scales. The smallest applies."""
@@ -222,8 +222,8 @@ def budgets_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...
 
 def default_budgets(spec: AttentionSpec) -> tuple[Budget, ...]:
     """Return the budgets of a quantised layer if the user gives none."""
-    of_weights = [LEAST_SQNR[dtype] for dtype in spec.quantised_weights.values()]
-    of_cache = LEAST_SQNR_OF_CACHE[BY_BLOCK if spec.kv_scale == BY_BLOCK else spec.kv_dtype]
+    of_weights = [_LEAST_SQNR[dtype] for dtype in spec.quantised_weights.values()]
+    of_cache = _LEAST_SQNR_OF_CACHE[BY_BLOCK if spec.kv_scale == BY_BLOCK else spec.kv_dtype]
     return (Budget("sqnr", min([*of_weights, of_cache])),)
 
 

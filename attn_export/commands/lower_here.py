@@ -45,7 +45,7 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
         beside = target.absolute().parent == source.absolute().parent
         for path, result in models.items():
             replace_graph(result, path, beside=beside, kept=weights)
-    note = ONLY_OPSET if is_written_out else ""
+    note = _ONLY_OPSET if is_written_out else ""
     if recognised:
         became = "a node" if recognised == 1 else "nodes"
         note = f"{counted(recognised, 'attention')} written out in operators became {became}"
@@ -56,7 +56,7 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
     return {"operators": operators, "note": note}
 
 
-ONLY_OPSET = "there is no Attention node; only the opset was changed"
+_ONLY_OPSET = "there is no Attention node; only the opset was changed"
 
 
 def _check_replaceable(path: Path, model: Path, weights: Collection[Path]) -> None:

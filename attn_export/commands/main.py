@@ -28,7 +28,7 @@ from attn_export.system_info import missing_package
 TRACEBACK = "ATTN_EXPORT_TRACEBACK"
 """The environment variable that makes internal errors end in a traceback."""
 
-HELP = ("-h", "--help")
+_HELP = ("-h", "--help")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -73,7 +73,7 @@ def _check_paths(arguments: Sequence[str]) -> None:
     """Check that all paths are UTF-8, which engines and file formats need."""
     for text in arguments:
         check_utf8(text)
-    if set(HELP) & set(arguments):
+    if set(_HELP) & set(arguments):
         return
     with contextlib.suppress(FileNotFoundError):  # these folders may be missing
         check_utf8(Path.cwd())
@@ -112,11 +112,11 @@ class Commands(click.Group):
             module = f"{__package__}.{cmd_name}" if is_own else _of_parts().get(cmd_name)
             if module:
                 found = getattr(import_module(module), f"{cmd_name.replace('-', '_')}_command")
-                self.add_command(click_command(cmd_name, found))
+                self.add_command(_click_command(cmd_name, found))
         return super().get_command(ctx, cmd_name)
 
 
-class GroupedCommand(click.Command):
+class _GroupedCommand(click.Command):
     """Command whose help lists the options by groups, if it has any, then examples."""
 
     def __init__(
@@ -145,10 +145,10 @@ class GroupedCommand(click.Command):
                 formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
 
-def click_command(name: str, function: Command) -> click.Command:
+def _click_command(name: str, function: Command) -> click.Command:
     """Return the command of a function with its options."""
     found = function.__dict__
-    return GroupedCommand(
+    return _GroupedCommand(
         found.get("groups", {}), found.get("examples", ()), name=name, callback=function,
         params=[_parameter(option) for option in found.get("options", ())], help=function.__doc__,
     )  # fmt: skip
@@ -167,7 +167,7 @@ def _parameter(option: Option) -> click.Parameter:
     return (click.Option if is_flag else click.Argument)(list(option.names), **settings)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": HELP, "max_content_width": 100})
+@click.group(cls=Commands, context_settings={"help_option_names": _HELP, "max_content_width": 100})
 @click.version_option(package_name="attn-export")
 def cli() -> None:
     """Export PyTorch attention to ONNX, and check that runtimes compute the same.

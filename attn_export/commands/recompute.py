@@ -21,10 +21,10 @@ from attn_export.schema import Manifest
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject
 
-SAME_SQNR = 0.1
+_SAME_SQNR = 0.1
 """The largest difference of two equal distances from a float model, in dB."""
 
-OF_CASES = ("attn-export", "numpy", "torch")
+_OF_CASES = ("attn-export", "numpy", "torch")
 """The packages whose versions determine cases and allowed errors."""
 
 MOST_ELEMENTS = 2**30
@@ -76,7 +76,7 @@ class Truth:
         quality, of_quality = self._quality(stored.quality, goldens, folder)
         differences = [*compare_cases(goldens, stored.goldens), *of_quality]
         here = system_info.versions()
-        others = [name for name in OF_CASES if _release(versions, name) != _release(here, name)]
+        others = [name for name in _OF_CASES if _release(versions, name) != _release(here, name)]
         wrong = [each for each in differences if each.is_wrong]
         error = None
         if others:
@@ -119,7 +119,7 @@ class Truth:
         quality = write_quality_of(folder, self.subject, goldens, stored.budgets)
         before = {each.part: each.sqnr for each in stored.outputs}
         for each in quality.outputs if quality else ():
-            if not abs(before.get(each.part, math.inf) - each.sqnr) <= SAME_SQNR:
+            if not abs(before.get(each.part, math.inf) - each.sqnr) <= _SAME_SQNR:
                 text = (
                     f"{each.part} is {before.get(each.part, math.nan):.1f} dB from the float model "
                     f"by the stored vectors, and {each.sqnr:.1f} dB by those that are computed anew"

@@ -21,7 +21,7 @@ from attn_export.runtimes.engines.ort_cpu import CPU_PROVIDER, sdk
 from attn_export.spec import Input
 from attn_export.tensorfile import ArrayDict
 
-MOST_FIXED = 200
+_MOST_FIXED = 200
 """The largest number of choices of fixed axes that are tried."""
 
 MOST_ERROR, MOST_ROW_ERROR = 1e-3, 1e-2
@@ -52,7 +52,7 @@ class SourceRuns:
     def __init__(self, path: Path) -> None:
         self._path, self._proto = path, inlined(load_proto(path))
         self._described, known, _ = described_inputs(self._proto, {})
-        self._session = session_of(path)
+        self._session = _session_of(path)
         counting = [n for n in self._proto.graph.node if n.op_type == COUNTING]
         self._counts_keys, self._cached = bool(counting), {n.input[3] for n in counting} - {""}
         self.inputs: Mapping[str, Input] = self._described
@@ -90,7 +90,7 @@ class SourceRuns:
         choices: Iterable[Mapping[str, int]],
     ) -> list[dict[str, int]]:  # fmt: skip
         """Return the sizes of the first choice of fixed axes with which the graph runs, or []."""
-        for fixed in itertools.islice(choices, MOST_FIXED if sums is not None else 0):
+        for fixed in itertools.islice(choices, _MOST_FIXED if sums is not None else 0):
             self.inputs = {
                 name: dataclasses.replace(input_, shape=fixed_shape(input_.shape, fixed))
                 for name, input_ in self._described.items()
@@ -163,7 +163,7 @@ class SourceRuns:
         names = [
             name
             for node in self._proto.graph.node
-            if node.op_type not in SEQUENCES
+            if node.op_type not in _SEQUENCES
             for name in node.output
             if name
         ]
@@ -173,7 +173,7 @@ class SourceRuns:
                 helper.make_node("Shape", [name], [f"attn_export.shape.{number}"])
             )
             model.graph.output.append(onnx.ValueInfoProto(name=f"attn_export.shape.{number}"))
-        session = session_of(model.SerializeToString(), self._path.absolute().parent)
+        session = _session_of(model.SerializeToString(), self._path.absolute().parent)
         runs = [session.run(None, self._feed(trial)) for trial in self.trials]
         shapes = {
             name: tuple(tuple(run[number].tolist()) for run in runs)
@@ -197,7 +197,7 @@ class SourceRuns:
         if not self.trials:
             return "it could not be compared, since the graph runs at no sizes that were tried"
         try:
-            session = session_of(other)
+            session = _session_of(other)
             for (contents, fill), trial in itertools.product(CONTENTS.items(), self.trials):
                 sizes = add_sums({**trial, **self._usual(fixed)}, self._sums)
                 feed = self._feed(sizes, fill)
@@ -219,14 +219,14 @@ class SourceRuns:
         return sizes
 
 
-SEQUENCES = frozenset({
+_SEQUENCES = frozenset({
     "Optional", "OptionalGetElement", "SequenceConstruct", "SequenceEmpty", "SequenceErase",
     "SequenceInsert", "SequenceMap", "SplitToSequence",
 })  # fmt: skip
 """Operators whose output may be no tensor."""
 
 
-def session_of(model: Path | bytes, folder: Path | None = None) -> Any:
+def _session_of(model: Path | bytes, folder: Path | None = None) -> Any:
     """Return a session of ONNX Runtime that computes each node as it is."""
     onnxruntime = sdk()
     options = onnxruntime.SessionOptions()

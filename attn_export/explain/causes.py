@@ -62,12 +62,12 @@ def _signature_difference(case: GoldenCase, outputs: Arrays) -> str:
 
 
 UNKNOWN = "unknown"
-IN_GRAPH = (
+_IN_GRAPH = (
     "the graph is wrong: in float64 it does not give the truth; no known mistake reproduces "
     "its outputs, and no first wrong value was found"
 )
 
-SURE = 0.01
+_SURE = 0.01
 """A mistake that leaves a smaller share of the error unexplained precedes the first wrong node."""
 
 
@@ -106,7 +106,9 @@ def causes(
 ) -> list[Cause]:
     """Return the possible causes, the most likely first."""
     if observations.fault == "graph":
-        return _graph_causes(observations, lines) or [Cause(UNKNOWN, IN_GRAPH + observations.shown)]
+        return _graph_causes(observations, lines) or [
+            Cause(UNKNOWN, _IN_GRAPH + observations.shown)
+        ]
     passing = [
         (kind, experiment.name)
         for experiment, kind in results.items()
@@ -161,7 +163,7 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
 
 def _is_weaker(match: Match, first: Deviation) -> bool:
     """Return whether a mistake explains less than the first wrong value does."""
-    return match.unexplained >= (SURE if not first.relation else SURE / 10)
+    return match.unexplained >= (_SURE if not first.relation else _SURE / 10)
 
 
 def _uncomputed_causes(observations: Observations, lines: Lines) -> Iterator[Cause]:

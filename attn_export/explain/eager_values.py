@@ -21,19 +21,19 @@ from attn_export.float64.evaluate import Evaluation, Values
 from attn_export.measures import measure_strictly
 from attn_export.tensorfile import Array
 
-MODULE_AGREES = 1e-6
+_MODULE_AGREES = 1e-6
 """The largest relative distance at which two values match, both computed in float64.
 
 Constants of a graph may be float32, those of the module are float64."""
 
-MOST_AXES = 4
+_MOST_AXES = 4
 """The largest number of axes for which all orders are tried."""
 
-LEAST_MATCHED = 0.25
+_LEAST_MATCHED = 0.25
 """The least share of computed values that must match for a node to be named. If fewer match, the
 reference computes in another way."""
 
-VARIED = 4
+_VARIED = 4
 """An array with more distinct numbers than this does not match by coincidence."""
 
 
@@ -67,7 +67,7 @@ def first_unmatched_node(
     varied = {name for name in matches if _is_varied(comparable[name])}
     right_values = _with_sources(graph, set(matches), varied)
     computed = [name for name in comparable if name in graph.producer]
-    if sum(name in matches for name in computed) < LEAST_MATCHED * len(computed):
+    if sum(name in matches for name in computed) < _LEAST_MATCHED * len(computed):
         return None
     matched = {number for numbers in matches.values() for number in numbers}
     wrong_values = comparable.keys() - right_values
@@ -87,7 +87,7 @@ def _is_comparable(value: object) -> TypeGuard[Array]:
 def _is_varied(value: Array) -> bool:
     """Return whether a value has enough distinct numbers for a match to be no coincidence."""
     finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value[:0]
-    return len(np.unique(finite)) > VARIED
+    return len(np.unique(finite)) > _VARIED
 
 
 def _with_sources(graph: Evaluation, matched: set[str], varied: set[str]) -> set[str]:
@@ -135,14 +135,14 @@ def _are_equal(value: Array, other: Array) -> bool:
         return False
     if _is_close(value, other):
         return True
-    if value.ndim > MOST_AXES or other.ndim > MOST_AXES or other.ndim < 2:
+    if value.ndim > _MOST_AXES or other.ndim > _MOST_AXES or other.ndim < 2:
         return False
     orders = itertools.islice(itertools.permutations(range(other.ndim)), 1, None)
     return any(_is_close(value, other.transpose(order)) for order in orders)
 
 
 def _is_close(value: Array, other: Array) -> bool:
-    return distance(value, other) <= MODULE_AGREES
+    return distance(value, other) <= _MODULE_AGREES
 
 
 def distance(value: Array, other: Array) -> float:

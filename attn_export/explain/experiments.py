@@ -25,10 +25,10 @@ from attn_export.tensorfile import Array, is_floating
 LENGTHS = (1, 2, 3)
 """Numbers of queries, keys and past keys to keep. All of them are tried too, and no past keys."""
 
-MOST_BATCH_ELEMENTS = 4
+_MOST_BATCH_ELEMENTS = 4
 """The largest number of batch elements of which each is tried alone."""
 
-MOST_SMALLER = 60
+_MOST_SMALLER = 60
 """The largest number of smaller cases that are run."""
 
 
@@ -59,7 +59,7 @@ def smaller_cases(
         }
         cases.append((cut_sizes, cut_inputs))
     cases.sort(key=lambda entry: sum(array.size for array in entry[1].values()))
-    yield from cases[:MOST_SMALLER]
+    yield from cases[:_MOST_SMALLER]
 
 
 def _have_sizes(inputs: Arrays, axes: Mapping[str, Sequence[object]], sizes: Sizes) -> bool:
@@ -74,7 +74,7 @@ def _kept_indices(inputs: Arrays, sizes: Sizes) -> dict[str, list[Array]]:
     """Return the choices of indices to keep on each axis: the first ones, or the last past keys."""
     kept = {}
     if "batch" in sizes:
-        elements = range(min(sizes["batch"], MOST_BATCH_ELEMENTS))
+        elements = range(min(sizes["batch"], _MOST_BATCH_ELEMENTS))
         kept["batch"] = [np.arange(element, element + 1) for element in elements]
     if "query_len" in sizes:
         kept["query_len"] = [np.arange(n) for n in _lengths(sizes["query_len"])]

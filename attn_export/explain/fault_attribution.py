@@ -31,7 +31,7 @@ from attn_export.explain.value_relations import first_relation
 from attn_export.results import Arrays
 from attn_export.temp_folders import scratch
 
-LOCALISED = 6
+_LOCALISED = 6
 """The largest number of cases in which the first wrong node is located."""
 
 ALIKE = 3
@@ -177,7 +177,7 @@ def first_lossy(
 def _first_over_cases(
     suspect: EvaluatedGraph, counterparts: Sequence[GraphRunner], trial: GraphRun
 ) -> Deviation | None:
-    cases = sample_cases(trial.failed, LOCALISED)
+    cases = sample_cases(trial.failed, _LOCALISED)
     counterpart = _counterpart(suspect, counterparts, cases[:1])
     if counterpart is None:
         return None

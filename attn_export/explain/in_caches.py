@@ -32,7 +32,7 @@ from attn_export.tensorfile import Array
 
 # -- changes ------------------------------------------------------------------------------------
 
-OCTAVE = 8
+_OCTAVE = 8
 """The number of scales in an octave: each is 2^(1/8) times the one before."""
 
 
@@ -51,8 +51,8 @@ def _round_again(ratio: float) -> StepChange:
 
 
 def _linear(scales: Array, _: object) -> Array:
-    octaves, eighths = np.divmod(np.arange(len(scales)), OCTAVE)
-    return np.asarray(2.0**octaves * (1 + eighths / OCTAVE) * scales[0])
+    octaves, eighths = np.divmod(np.arange(len(scales)), _OCTAVE)
+    return np.asarray(2.0**octaves * (1 + eighths / _OCTAVE) * scales[0])
 
 
 def _stale(first: int, last: int) -> StepChange:
@@ -106,10 +106,10 @@ AXES: Final[Mapping[str, StepChange]] = {
 }  # fmt: skip
 """Wrong scales of a cache with a scale for each channel, `[Hkv, 1, D]`."""
 
-INDICES: Final[Mapping[str, StepChange]] = {
+_INDICES: Final[Mapping[str, StepChange]] = {
     "one too large": plus(1), "one too small": plus(-1),
-    "an octave too large": plus(OCTAVE), "an octave too small": plus(-OCTAVE),
-    "rounded down to octaves": plain(lambda i: i // OCTAVE * OCTAVE),
+    "an octave too large": plus(_OCTAVE), "an octave too small": plus(-_OCTAVE),
+    "rounded down to octaves": plain(lambda i: i // _OCTAVE * _OCTAVE),
     "those of the previous block": roll(1, -1), "those of the next block": roll(-1, -1),
     "those of the first block for all": repeat_first(-1),
     "those of the previous head": roll(1, 1), "those of the next head": roll(-1, 1),
@@ -155,14 +155,14 @@ SCALE, ZERO, LAYOUT = "cache scale", "zero point", "cache layout"
 CLIPPED, SIGN, NIBBLES = "clipped range", "signedness", "nibble order"
 BOUNDS, ROTATION, ROUNDING = "block bounds", "key rotation", "cache rounding"
 HELD = "that the cache held before"
-SCALE_STEPS = ("read_scale", "write_scale")
+_SCALE_STEPS = ("read_scale", "write_scale")
 
 IN_WHOLE_CACHES: Final = (
     *(row for at, kind, changes in (
         (cache("whole"), SCALE, SCALES), (cache("whole", "channels"), "scale axis", AXES))
       for name, change in changes.items()
-      for row in _both_ways(at, kind, f"the scales of {{}} are {name}", *SCALE_STEPS, change)),
-    *_both_ways(cache("whole", "both"), SCALE, "the scales of {} are exchanged", *SCALE_STEPS,
+      for row in _both_ways(at, kind, f"the scales of {{}} are {name}", *_SCALE_STEPS, change)),
+    *_both_ways(cache("whole", "both"), SCALE, "the scales of {} are exchanged", *_SCALE_STEPS,
                 step("other_scale")),
     *(row for by in (1, -1, -128) for row in _both_ways(
         cache("whole"), ZERO, f"the zero point of {{}} is off by {by:+d}", "read", "written",
@@ -214,7 +214,7 @@ IN_INTEGER_CACHES: Final = (
 
 IN_BLOCK_CACHES: Final = (
     *(row for kind, part, described, changes in (
-        (SCALE, "index", "scales", INDICES), (ZERO, "zero", "zero points", ZEROS))
+        (SCALE, "index", "scales", _INDICES), (ZERO, "zero", "zero points", ZEROS))
       for name, change in changes.items()
       for row in _both_ways(
           cache("blocks"), "block scale" if name.startswith("those") else kind,
@@ -224,7 +224,7 @@ IN_BLOCK_CACHES: Final = (
         "written_table", change, ends=(" where it is read", " where it is written"))),
     *rows(cache("blocks"),
         *((SCALE, f"{{}} are divided by scales {distance} too {size}", {"ranges": times(by)})
-          for distance, factor in (("a step", 2 ** (1 / OCTAVE)), ("an octave", 2.0))
+          for distance, factor in (("a step", 2 ** (1 / _OCTAVE)), ("an octave", 2.0))
           for size, by in (("large", factor), ("small", 1 / factor))),
         ("stale scales", f"new {{}} are read with scales {HELD}", {"bytes": _stale(0, 1)}),
         ("stale scales", f"new {{}} are read with zero points {HELD}", {"bytes": _stale(1, 2)}),
@@ -276,5 +276,5 @@ IN_FLOAT16_CACHES: Final = (
 FITTED_IN_CACHES: Final = tuple(
     fitted(cache("whole", "both"), SCALE,
            f"the scales of {{}} are {{factor}} times the right ones{where}", *steps)
-    for where, steps in (("", SCALE_STEPS), (READ, SCALE_STEPS[:1]), (WRITTEN, SCALE_STEPS[1:]))
+    for where, steps in (("", _SCALE_STEPS), (READ, _SCALE_STEPS[:1]), (WRITTEN, _SCALE_STEPS[1:]))
 )  # fmt: skip

@@ -43,19 +43,19 @@ def _swap_heads(a: int, b: int) -> StepChange:
     return change
 
 
-MOST_HEADS = 32
+_MOST_HEADS = 32
 """The number of query heads, from the first on, of which every pair is tried."""
 
-SINGLE_HEADS = 8
+_SINGLE_HEADS = 8
 """The number of query heads, from the first on, in each of which alone mistakes are tried."""
 
 IN_SINGLE_HEADS: Final = (
     *(Mistake(ANY, "swapped heads", f"the results of query heads {a} and {b} are swapped",
               {"attended": _swap_heads(a, b)})
-      for a, b in itertools.combinations(range(MOST_HEADS), 2)),
+      for a, b in itertools.combinations(range(_MOST_HEADS), 2)),
     *(dataclasses.replace(
         row, effect=f"in query head {head} alone, {row.effect}",
         changes={step: _in_head(head, change) for step, change in row.changes.items()})
-      for head in range(SINGLE_HEADS) for row in (*IN_ATTENTION, *IN_SOFTMAX)),
+      for head in range(_SINGLE_HEADS) for row in (*IN_ATTENTION, *IN_SOFTMAX)),
 )  # fmt: skip
 """Mistakes of single heads. A head beyond those of the node raises IndexError: it is impossible."""

@@ -96,7 +96,7 @@ def norms(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
 
 
 CAUSAL, WINDOW = "causal", "window"
-COMPARISONS: Mapping[str, np.ufunc | None] = {
+_COMPARISONS: Mapping[str, np.ufunc | None] = {
     "LessOrEqual": np.less_equal, "Less": np.less, "GreaterOrEqual": np.greater_equal,
     "Greater": np.greater, "Trilu": None,
 }  # fmt: skip
@@ -113,13 +113,13 @@ def computed_masks(kind: str) -> Locator:
         past = {"past": caches[0]} if caches else {}
         for node in evaluation.nodes:
             array = values.get(node.output[0])
-            if node.op_type not in COMPARISONS or node.output[0] in data_dependent:
+            if node.op_type not in _COMPARISONS or node.output[0] in data_dependent:
                 continue
             if array is None or array.ndim < 2 or array.dtype != np.bool_:
                 continue
             if kind == (CAUSAL if node.op_type == "Trilu" else _mask_kind(array)):
                 operands = dict(zip(("left", "right"), node.input, strict=False))
-                given = {"compare": COMPARISONS[node.op_type], "beyond": kind != CAUSAL}
+                given = {"compare": _COMPARISONS[node.op_type], "beyond": kind != CAUSAL}
                 steps = {"visible": node.output[0], **operands, **past}
                 yield GraphPlace("", node.name, steps, given)
 

@@ -45,7 +45,7 @@ def angles(evaluation: Evaluation, _: Values = NOTHING) -> Iterator[GraphPlace]:
             yield GraphPlace("", product.name, steps, given)
 
 
-def angles_of_a_base(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
+def _angles_of_a_base(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
     """Find angles whose frequencies are powers of a base, as far as they tell it."""
     for place in angles(evaluation):
         f = place.given.get("frequencies")
@@ -226,4 +226,4 @@ def _wrong_base(place: GraphPlace, factor: float) -> Mistake:
     return Mistake(angles, FREQUENCIES, effect, _of_base(right * factor**3))
 
 
-FITTED_IN_ROTARY: Final = ((angles, _wrong_positions), (angles_of_a_base, _wrong_base))
+FITTED_IN_ROTARY: Final = ((angles, _wrong_positions), (_angles_of_a_base, _wrong_base))

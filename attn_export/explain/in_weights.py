@@ -236,7 +236,7 @@ IN_ACTIVATIONS: Final = (
 )  # fmt: skip
 """Mistakes of rounding the inputs of products by block."""
 
-ACTIVATION_ZERO = "activation zero point"
+_ACTIVATION_ZERO = "activation zero point"
 IN_INTEGER_PRODUCTS: Final = (*rows(
     integer_products,
     (NOT_ROUNDED, "{} is not rounded to 8 bits",
@@ -253,16 +253,16 @@ IN_INTEGER_PRODUCTS: Final = (*rows(
      {"scale": lambda s, _: s.astype(np.float16).astype(np.float64)}),
     *((ACTIVATIONS, f"the scale of {{}} is {how} in dequantisation", {"read_scale": change})
       for how, change in WRONG_SCALES.items()),
-    (ACTIVATION_ZERO, "the zero point of {} is one too high", {"zero": plus(1)}),
-    (ACTIVATION_ZERO, "the zero point of {} is one too low", {"zero": plus(-1)}),
-    (ACTIVATION_ZERO, "the zero point of {} is one too high, and integers wrap",
+    (_ACTIVATION_ZERO, "the zero point of {} is one too high", {"zero": plus(1)}),
+    (_ACTIVATION_ZERO, "the zero point of {} is one too low", {"zero": plus(-1)}),
+    (_ACTIVATION_ZERO, "the zero point of {} is one too high, and integers wrap",
      {"zero": plus(1), "integers": of_step(lambda q: q % 256, "unclipped")}),
-    (ACTIVATION_ZERO, "the zero point that is subtracted from {} is one too high",
+    (_ACTIVATION_ZERO, "the zero point that is subtracted from {} is one too high",
      {"read_zero": plus(1)}),
-    (ACTIVATION_ZERO, "the zero point that is subtracted from {} is one too low",
+    (_ACTIVATION_ZERO, "the zero point that is subtracted from {} is one too low",
      {"read_zero": plus(-1)}),
-    (ACTIVATION_ZERO, "no zero point is subtracted from {}", {"read_zero": plain(np.zeros_like)}),
-    (ACTIVATION_ZERO, "128 is subtracted from {}, not its zero point",
+    (_ACTIVATION_ZERO, "no zero point is subtracted from {}", {"read_zero": plain(np.zeros_like)}),
+    (_ACTIVATION_ZERO, "128 is subtracted from {}, not its zero point",
      {"read_zero": lambda z, _: np.full_like(z, 128.0)}),
     (INTEGERS, "quotients of {} are rounded down", {"quotients": of_step(np.floor, "exact")}),
     (INTEGERS, "quotients of {} are rounded up", {"quotients": of_step(np.ceil, "exact")}),

@@ -13,13 +13,13 @@ from attn_export.tensorfile import Array, is_floating
 
 InputRole = Literal["cache", "mask", "positions", "lengths", ""]
 
-CONTINUING = frozenset({"Concat", "ScatterElements", "ScatterND", "TensorScatter"})
+_CONTINUING = frozenset({"Concat", "ScatterElements", "ScatterND", "TensorScatter"})
 """Operators that write new keys or values behind or into their first input."""
 
 
 def input_roles(evaluation: Evaluation, values: Values) -> Iterator[tuple[str, Array, InputRole]]:
     """Yield the inputs of a graph: the name, the value (of any shape) and the role of each."""
-    continued = {n.input[0] for n in evaluation.nodes if n.op_type in CONTINUING}
+    continued = {n.input[0] for n in evaluation.nodes if n.op_type in _CONTINUING}
     for end in evaluation.proto.graph.input:
         array = values.get(end.name)
         if array is not None and end.name not in evaluation.initializers:

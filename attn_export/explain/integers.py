@@ -24,11 +24,11 @@ ORDER = "_order"
 MANY_OUTPUTS = 64
 """The largest number of outputs of a weight for which each output is tried."""
 
-StoredWeight = tuple[Array, Array, Array]
+_StoredWeight = tuple[Array, Array, Array]
 """Integers `[in, out]`, scales and zero points `[blocks, out]` of a weight, all float64."""
 
 
-def _stored_weights(evaluation: Evaluation) -> Iterator[tuple[onnx.NodeProto, StoredWeight]]:
+def _stored_weights(evaluation: Evaluation) -> Iterator[tuple[onnx.NodeProto, _StoredWeight]]:
     """Yield each node that dequantises a weight, with the weight."""
     for node in evaluation.nodes:
         integers = evaluation.initializers.get(node.input[0]) if node.input else None
@@ -39,7 +39,7 @@ def _stored_weights(evaluation: Evaluation) -> Iterator[tuple[onnx.NodeProto, St
         yield node, (q, s, zeros[0] if zeros else np.zeros_like(s))
 
 
-def _read_weight(weight: StoredWeight, at: Steps) -> StoredWeight:
+def _read_weight(weight: _StoredWeight, at: Steps) -> _StoredWeight:
     """Return a weight with the steps ``weight``, ``weight_scales`` and ``weight_zeros``."""
     q, s, z = weight
     at["bits"] = 4 if np.abs(q).max(initial=0) < 16 else 8
@@ -47,7 +47,7 @@ def _read_weight(weight: StoredWeight, at: Steps) -> StoredWeight:
     return at.set("weight", q), at.set("weight_scales", s), at.set("weight_zeros", z)
 
 
-def _dequantise(weight: StoredWeight) -> Array:
+def _dequantise(weight: _StoredWeight) -> Array:
     """Return a weight `[in, out]`."""
     q, s, z = weight
     size = len(q) // len(s)
@@ -55,7 +55,7 @@ def _dequantise(weight: StoredWeight) -> Array:
 
 
 def _change_weight(
-    output: str, weight: StoredWeight, other: Array, _: Values, changes: Changes
+    output: str, weight: _StoredWeight, other: Array, _: Values, changes: Changes
 ) -> Mapping[str, Array]:
     dequantised = _dequantise(_read_weight(weight, Steps(changes, {"other": other})))
     return {output: dequantised} if np.isfinite(dequantised).all() else {}
@@ -225,7 +225,7 @@ def _integer_products(evaluation: Evaluation) -> Iterator[Product]:
             yield part, product.input[1], node
 
 
-def _multiply(weight: StoredWeight, x: Array, changes: Changes) -> Array:
+def _multiply(weight: _StoredWeight, x: Array, changes: Changes) -> Array:
     """Return the product of an input `[…, K]`, as rounded by DynamicQuantizeLinear, and a weight.
 
     Steps: those of the weight; ``x``; ``range``, the least and the largest value; ``scale`` and

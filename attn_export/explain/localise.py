@@ -25,18 +25,18 @@ from attn_export.tensorfile import Array
 GRAPHS_AGREE = 1e-9
 """The largest relative distance at which values of two graphs, both in float64, are equal."""
 
-MIN_TOLERANCE_EPS = 64
+_MIN_TOLERANCE_EPS = 64
 """The relative error up to which a node is never wrong, in eps of float32."""
 
-MAX_UNMATCHED = 4
+_MAX_UNMATCHED = 4
 """If at most this many values before a wrong node do not agree, the first node that the right graph
 does not have is named in its place."""
 
-MIN_SHARED = 0.6
+_MIN_SHARED = 0.6
 """The least share of values that must occur in right graphs, too. Below it the graph may compute
 the same outputs in another way."""
 
-MAX_FOREIGN_NAMES = 0.5
+_MAX_FOREIGN_NAMES = 0.5
 """The largest share of value names that the right graph may lack. Above it another exporter chose
 the names, so that a node without a counterpart proves nothing."""
 
@@ -80,7 +80,7 @@ def first_value_in_no_right_graph(
         compared_outputs = [name for name in node.output if name in compared]
         if compared_outputs and right.issuperset(compared_outputs):
             right.update(node.input)
-    if len(right.intersection(compared)) < MIN_SHARED * len(compared):
+    if len(right.intersection(compared)) < _MIN_SHARED * len(compared):
         return None
     for node in wrong.nodes:
         for name in node.output:
@@ -111,13 +111,13 @@ def _deviation(
     """Describe a wrong node, or one before it that the right graph lacks; None if it is unclear."""
     unmatched = _unmatched(node, wrong, agreeing)
     unknown_names = sum(name not in right.producer for name in wrong.producer)
-    if len(unmatched) > MAX_UNMATCHED and unknown_names > MAX_FOREIGN_NAMES * len(wrong.producer):
+    if len(unmatched) > _MAX_UNMATCHED and unknown_names > _MAX_FOREIGN_NAMES * len(wrong.producer):
         return None
     right_nodes = {(n.op_type, n.name) for n in right.nodes}
     unknown_nodes = (n for n in wrong.nodes if (n.op_type, n.name) not in right_nodes)
     first = next((n for n in unknown_nodes if not unmatched.isdisjoint(n.output)), node)
     counterpart = right.producer.get(name)
-    if first is not node and len(unmatched) <= MAX_UNMATCHED:
+    if first is not node and len(unmatched) <= _MAX_UNMATCHED:
         differences = [f"{NO_SUCH_NODE} before {node.op_type} {node.name}"]
         differences += [f"there {change}" for change in attribute_differences(node, counterpart)]
     else:
@@ -137,7 +137,7 @@ def first_runtime_deviation(
     `truth`: Its values in float64.
     `rounded`: Its values in float64, each rounded to the graph's own type.
     """
-    least = MIN_TOLERANCE_EPS * float(np.finfo(np.float32).eps)
+    least = _MIN_TOLERANCE_EPS * float(np.finfo(np.float32).eps)
     for node in evaluation.nodes:
         for name in node.output:
             right = truth.get(name)

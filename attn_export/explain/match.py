@@ -27,18 +27,18 @@ and in eps of its type, that is called rounding."""
 NEAR = 1e-5
 """The same for actual outputs in float64, in which constants of a graph are rounded to float32."""
 
-MOST_NOISE = 1e-3
+_MOST_NOISE = 1e-3
 """The largest such difference at which single rows are compared: half precision hides too much."""
 
 FAR = 10.0
 """The error of an element that is not finite and not the same in both outputs, in root mean squares
 of the right output; also that of an output of another shape."""
 
-CONVINCING = 0.02
+_CONVINCING = 0.02
 """If a mistake leaves a smaller share of the error unexplained, neither mistakes with a factor that
 must be found nor those of single heads are tried."""
 
-IN_ONE_CASE = 3
+_IN_ONE_CASE = 3
 """A mistake may leave this many times more of the error unexplained in one case than in all."""
 
 
@@ -76,7 +76,7 @@ def matches(
     more = (many, _fitted_mistakes(evaluation, evidence[:1], out_of_time), last)
     for mistakes in (known, *(more if thorough else ())):
         found += _matching(mistakes, evaluation, evidence, out_of_time)
-        if found and min(match.unexplained for match in found) <= CONVINCING:
+        if found and min(match.unexplained for match in found) <= _CONVINCING:
             break
     return sorted(found, key=_order)
 
@@ -151,7 +151,7 @@ def _compared(
 def _compare(mistake: Match, case: Evidence, mistaken: Mapping[str, Array]) -> _Comparison:
     remaining = total = 0.0
     exact = holds = True
-    most = IN_ONE_CASE * (1 - _share(mistake, case))
+    most = _IN_ONE_CASE * (1 - _share(mistake, case))
     rows: dict[str, tuple[Array, Array]] | None = {}
     for name, right in case.right.items():
         actual = case.actual[name]
@@ -179,7 +179,7 @@ def _rows(mistaken: Array, actual: Array, right: Array, noise: float) -> tuple[A
 
     Return None if a row is neither as the mistake says nor right.
     """
-    if mistaken.shape != actual.shape or not actual.ndim or noise > MOST_NOISE:
+    if mistaken.shape != actual.shape or not actual.ndim or noise > _MOST_NOISE:
         return None
     limit = noise * _size(right)
     like_mistake, like_right = (

@@ -14,13 +14,13 @@ from attn_export.judge.judge import judge
 from attn_export.measures import element_errors
 from attn_export.tensorfile import Array
 
-WRONG_SHARE = 0.1
+_WRONG_SHARE = 0.1
 """An element is wrong if its error is at least this share of the largest in the output."""
 
-STRICT_WRONG_SHARE = 0.01
+_STRICT_WRONG_SHARE = 0.01
 """The same share for the claim that no other element is wrong."""
 
-SIZE_CONDITIONS: tuple[tuple[str, Callable[[Sizes], bool]], ...] = (
+_SIZE_CONDITIONS: tuple[tuple[str, Callable[[Sizes], bool]], ...] = (
     ("with a batch of more than 1", lambda s: s.get("batch", 1) > 1),
     ("with a past", lambda s: s.get("past_len", 0) > 0),
     ("without a past", lambda s: s.get("past_len", 0) == 0),
@@ -34,7 +34,7 @@ SIZE_CONDITIONS: tuple[tuple[str, Callable[[Sizes], bool]], ...] = (
 """Conditions on the sizes of a case on which faults may depend."""
 
 TOTAL = "total_len"
-MULTIPLES = (64, 32, 16, 8, 4, 2)
+_MULTIPLES = (64, 32, 16, 8, 4, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _common_properties(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iter
         if passed or total == 1
         else f"all {total} cases fail"
     )
-    for description, holds in SIZE_CONDITIONS:
+    for description, holds in _SIZE_CONDITIONS:
         passing = sum(map(holds, passed))
         if 0 < passing < len(passed) and failed and all(map(holds, failed)):
             yield f"all cases that fail are {description}; {passing} of these pass"
@@ -110,7 +110,7 @@ def separating_conditions(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> I
             is_separated |= bool(sentences)
             yield from sentences
     if not is_separated:
-        for condition, holds in SIZE_CONDITIONS:
+        for condition, holds in _SIZE_CONDITIONS:
             if all(map(holds, failed)) and not any(map(holds, passed)):
                 yield condition
 
@@ -128,7 +128,7 @@ def _axis_condition(axis: str, failed: set[int], passed: set[int]) -> list[str]:
         return [f"up to {axis} {most} ({axis} {min(passed)} passes)"]
     if not any(least < size < most for size in passed):
         return [f"where {axis} is {least}" if least == most else f"with {axis} {least} to {most}"]
-    for factor in MULTIPLES:
+    for factor in _MULTIPLES:
         if all(size % factor == 0 for size in failed) and all(size % factor for size in passed):
             return [f"where {axis} is a multiple of {factor}"]
         if all(size % factor for size in failed) and all(size % factor == 0 for size in passed):
@@ -146,7 +146,7 @@ def _common_locations(
             distance = _distance(case, trial.ran.outputs.get(case.name, {}), name)
             if name not in wrong[case.name] or distance is None:
                 continue
-            is_wrong = distance >= STRICT_WRONG_SHARE * distance.max()
+            is_wrong = distance >= _STRICT_WRONG_SHARE * distance.max()
             for location, holds in _one_sided_locations(is_wrong, axis_names, case.sizes):
                 observations.setdefault(location, []).append(holds)
         common = [
@@ -202,7 +202,7 @@ def _error_locations(
         if name not in wrong or distance is None:
             continue
         output = actual[name]
-        is_wrong = distance >= WRONG_SHARE * distance.max()
+        is_wrong = distance >= _WRONG_SHARE * distance.max()
         nan = int((np.isnan(output) & ~np.isnan(truth)).sum()) if output.dtype.kind == "f" else 0
         nan_note = f"; {nan} are NaN" if nan else ""
         yield f"{name} in {case.name}: {_describe_location(is_wrong, axes.get(name, ()))}{nan_note}"

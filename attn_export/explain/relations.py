@@ -11,7 +11,7 @@ import numpy as np
 from attn_export.explain.mask_relations import keys_relation
 from attn_export.tensorfile import Array
 
-WrongAndRight = Sequence[tuple[Array, Array]]
+_WrongAndRight = Sequence[tuple[Array, Array]]
 """A wrong and a right array of the same shape, in several cases."""
 
 CLOSE = 1e-6
@@ -21,7 +21,7 @@ MOST_ELEMENTS = 10**6
 """The largest number of elements of which relations along an axis are tried."""
 
 
-def relation(pairs: WrongAndRight, units: Sequence[str]) -> str:
+def relation(pairs: _WrongAndRight, units: Sequence[str]) -> str:
     """Describe how wrong arrays differ from the right ones, in every case.
 
     Returns:
@@ -42,11 +42,11 @@ def relation(pairs: WrongAndRight, units: Sequence[str]) -> str:
     return ""
 
 
-def _known(pairs: WrongAndRight, units: Sequence[str]) -> str:
+def _known(pairs: _WrongAndRight, units: Sequence[str]) -> str:
     """Return the first relation that holds in all cases."""
     shown = [(w, r) for w, r in pairs if w.size and r.size]
     small = sum(r.size for _, r in shown) <= MOST_ELEMENTS
-    relations = list(RELATIONS)
+    relations = list(_RELATIONS)
     if any(w.shape != r.shape for w, r in shown):
         relations = [_transposed]
     elif small:
@@ -72,7 +72,7 @@ def _equal(x: Array, y: Array) -> bool:
     return bool((close | (np.isnan(x) & np.isnan(y))).all())
 
 
-def _all_equal(pairs: WrongAndRight, change: Callable[[Array], Array]) -> bool:
+def _all_equal(pairs: _WrongAndRight, change: Callable[[Array], Array]) -> bool:
     return all(_equal(w, change(r)) for w, r in pairs)
 
 
@@ -84,7 +84,7 @@ def differences(w: Array, r: Array) -> Array:
     return np.asarray((w != r) & ~((w != w) & (r != r)))
 
 
-def wrong_part(pairs: WrongAndRight, axis: int, unit: str) -> tuple[str, WrongAndRight]:
+def wrong_part(pairs: _WrongAndRight, axis: int, unit: str) -> tuple[str, _WrongAndRight]:
     """Return the name of the indices along an axis that alone are wrong, and the arrays there."""
     found = []
     pairs = [(w, r) for w, r in pairs if differences(w, r).any()]
@@ -119,7 +119,7 @@ def _selections(
 # -- relations of all elements ------------------------------------------------------------------
 
 
-def _constant(pairs: WrongAndRight) -> str:
+def _constant(pairs: _WrongAndRight) -> str:
     value = pairs[0][0].flat[0]
     right = pairs[0][1].flat[0]
     if not all((w == value).all() for w, _ in pairs):
@@ -129,13 +129,13 @@ def _constant(pairs: WrongAndRight) -> str:
     return f"is {_number(value)} {where}"
 
 
-def _negated(pairs: WrongAndRight) -> str:
+def _negated(pairs: _WrongAndRight) -> str:
     if pairs[0][0].dtype.kind == "b":
         return "is inverted" if _all_equal(pairs, np.logical_not) else ""
     return "is negated" if _all_equal(pairs, lambda x: np.where(np.isfinite(x), -x, x)) else ""
 
 
-def _factor(pairs: WrongAndRight) -> str:
+def _factor(pairs: _WrongAndRight) -> str:
     w, r = _flat(pairs)
     used = np.isfinite(w) & np.isfinite(r) & (r != 0)
     if not used.any():
@@ -145,7 +145,7 @@ def _factor(pairs: WrongAndRight) -> str:
     return f"is {_number(factor)} times what it should be" if holds else ""
 
 
-def _offset(pairs: WrongAndRight) -> str:
+def _offset(pairs: _WrongAndRight) -> str:
     w, r = _flat(pairs)
     used = np.isfinite(w) & np.isfinite(r)
     offset = float(np.median((w - r)[used])) if used.any() else 0.0
@@ -154,7 +154,7 @@ def _offset(pairs: WrongAndRight) -> str:
     return f"is {_number(abs(offset))} too {'high' if offset > 0 else 'low'}"
 
 
-def _replaced(pairs: WrongAndRight) -> str:
+def _replaced(pairs: _WrongAndRight) -> str:
     """Describe one number in place of another."""
     if pairs[0][0].dtype.kind == "b":
         return ""
@@ -168,7 +168,7 @@ def _replaced(pairs: WrongAndRight) -> str:
     return ""
 
 
-def _clipped(pairs: WrongAndRight) -> str:
+def _clipped(pairs: _WrongAndRight) -> str:
     w, r = _flat(pairs)
     least, most = float(w.min()), float(w.max())
     limits = [f"at least {_number(least)}"] if least > r.min() else []
@@ -178,14 +178,14 @@ def _clipped(pairs: WrongAndRight) -> str:
     return f"is clipped to {' and '.join(limits)}"
 
 
-def _rounded(pairs: WrongAndRight) -> str:
+def _rounded(pairs: _WrongAndRight) -> str:
     for name, dtype in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
         if all((w == r.astype(np.float32).astype(dtype)).all() for w, r in pairs):
             return f"is rounded to {name}"
     return "is rounded to integers" if all((w == np.rint(r)).all() for w, r in pairs) else ""
 
 
-def _transposed(pairs: WrongAndRight) -> str:
+def _transposed(pairs: _WrongAndRight) -> str:
     if pairs[0][1].ndim < 2:
         return ""
     if _all_equal(pairs, lambda x: np.swapaxes(x, -1, -2)):
@@ -202,7 +202,7 @@ def _reshaped(a: int, b: int, x: Array) -> Array:
     return np.swapaxes(x, a, b).reshape(x.shape)
 
 
-def _powers(pairs: WrongAndRight) -> str:
+def _powers(pairs: _WrongAndRight) -> str:
     """Describe the base of rotary frequencies, base^(-k / n)."""
     if any(r.ndim != 1 or len(r) < 2 or w[0] != 1 or not 0 < w[1] < 1 for w, r in pairs):
         return ""
@@ -214,13 +214,13 @@ def _powers(pairs: WrongAndRight) -> str:
     return "has the base {:.6g} in place of {:.6g}".format(*bases) if are_powers else ""
 
 
-RELATIONS: Sequence[Callable[[WrongAndRight], str]] = (
+_RELATIONS: Sequence[Callable[[_WrongAndRight], str]] = (
     _constant, _negated, _factor, _offset, _replaced, _clipped, _rounded, _transposed, _powers,
 )  # fmt: skip
 """Relations of all elements; the first that holds is named."""
 
 
-def _flat(pairs: WrongAndRight) -> tuple[Array, Array]:
+def _flat(pairs: _WrongAndRight) -> tuple[Array, Array]:
     w, r = (np.concatenate([np.ravel(pair[i]) for pair in pairs]) for i in (0, 1))
     return w.astype(np.float64), r.astype(np.float64)
 
@@ -232,7 +232,7 @@ def _number(x: float | bool) -> str:
 # -- relations along an axis --------------------------------------------------------------------
 
 
-def _of_an_axis(units: Sequence[str], pairs: WrongAndRight) -> str:
+def _of_an_axis(units: Sequence[str], pairs: _WrongAndRight) -> str:
     for axis, unit in enumerate(units):
         if max(r.shape[axis] for _, r in pairs) < 2:
             continue
@@ -277,7 +277,7 @@ def _shifted_up_to_the_end(by: int, n: int) -> Array:
     return np.clip(np.arange(n) + by, 0, n - 1)
 
 
-def _order(pairs: WrongAndRight, axis: int, unit: str) -> str:
+def _order(pairs: _WrongAndRight, axis: int, unit: str) -> str:
     """Describe the order in which a wrong array has the parts of the right one."""
     sizes = {r.shape[axis] for _, r in pairs}
     w, r = max(pairs, key=lambda pair: pair[1].size)

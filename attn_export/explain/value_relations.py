@@ -12,14 +12,14 @@ from attn_export.explain.relations import differences, relation, wrong_part
 from attn_export.float64.evaluate import Evaluation, Values
 from attn_export.tensorfile import Array
 
-UNITS: Mapping[int, Sequence[str]] = {
+_UNITS: Mapping[int, Sequence[str]] = {
     1: ("element",), 2: ("batch element", "position"), 3: ("batch element", "position", "channel"),
     4: ("batch element", "head", "position", "channel"),
 }  # fmt: skip
 """The names of an element of each axis of a value, by the number of axes."""
 
-INITIALISER_UNITS: Mapping[int, Sequence[str]] = {**UNITS, 2: ("row", "column")}
-MASK_UNITS: Mapping[int, Sequence[str]] = {
+_INITIALISER_UNITS: Mapping[int, Sequence[str]] = {**_UNITS, 2: ("row", "column")}
+_MASK_UNITS: Mapping[int, Sequence[str]] = {
     2: ("query", "key"), 3: ("head", "query", "key"), 4: ("batch element", "head", "query", "key"),
     5: ("batch element", "K/V head", "head", "query", "key"),
 }  # fmt: skip
@@ -29,7 +29,7 @@ OPERANDS = ("query", "key", "value", "mask", "past key", "past value", "length")
 
 ONE = np.ones(1)
 
-PASSED_ON = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_PASSED_ON = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators whose output holds what their input holds."""
 
 
@@ -80,9 +80,9 @@ def _relation(
     pairs = _pairs(cases, name, right_name)
     label = f"{right_name}{_role(right, right_name)}"
     ndim = pairs[0][1].ndim
-    table = INITIALISER_UNITS if right_name in right.initializers else UNITS
+    table = _INITIALISER_UNITS if right_name in right.initializers else _UNITS
     if "mask" in label or pairs[0][1].dtype == np.bool_:
-        table = MASK_UNITS
+        table = _MASK_UNITS
     units = table.get(ndim, [f"part of axis {axis}" for axis in range(ndim)])
     for other in cases[0][1]:
         others = [right_values.get(other) for _, right_values in cases]
@@ -118,6 +118,6 @@ def _role(graph: Evaluation, name: str) -> str:
         for node in readers:
             if node.op_type == "Attention":
                 return f", the {OPERANDS[list(node.input).index(name)]} of {node.name},"
-        if len(readers) != 1 or readers[0].op_type not in PASSED_ON:
+        if len(readers) != 1 or readers[0].op_type not in _PASSED_ON:
             return ""
         name = readers[0].output[0]

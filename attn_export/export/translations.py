@@ -195,7 +195,7 @@ the operation as it is."""
 # -- time ---------------------------------------------------------------------------------------
 
 
-PRESERVED = frozenset({
+_PRESERVED = frozenset({
     "add.Tensor", "arange.default", "arange.start", "cat.default", "expand.default",
     "flatten.using_ints", "layer_norm.default", "linear.default", "rms_norm.default",
     "slice.Tensor", "split_with_sizes.default", "sym_size.int", "transpose.int", "unflatten.int",
@@ -205,7 +205,7 @@ PRESERVED = frozenset({
 
 
 def skip_empty_decomposition(program: ExportedProgram) -> None:
-    """Let the exporter keep a program of `Attention` whose operations are all in `PRESERVED`.
+    """Let the exporter keep a program of `Attention` whose operations are all in `_PRESERVED`.
 
     Otherwise the exporter traces it again to decompose it, which takes half the time of an export.
     """
@@ -219,7 +219,7 @@ def _is_preserved(target: Any) -> bool:
     if not isinstance(target, OpOverload):
         return target in (operator.getitem, operator.add)  # of outputs and of sizes
     is_ours = target.namespace == "onnx_symbolic"  # emitted by `emit_canonical_attention`
-    return is_ours or str(target).removeprefix("aten.") in PRESERVED
+    return is_ours or str(target).removeprefix("aten.") in _PRESERVED
 
 
 @contextlib.contextmanager

@@ -20,22 +20,22 @@ from attn_export.float64.attention_steps import StepChange, attention, split_hea
 from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
 from attn_export.tensorfile import Array
 
-GQA_INPUTS = (
+_GQA_INPUTS = (
     "query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length",
     "cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink", "k_scale", "v_scale",
 )  # fmt: skip
 """The inputs of GroupQueryAttention, as ONNX Runtime names them."""
 
-NO_SINK = np.array(-1e30)
+_NO_SINK = np.array(-1e30)
 """A score that adds nothing to the sum of a softmax."""
 
-MHA_INPUTS = ("query", "key", "value", "bias", "key_padding_mask", "attention_bias")
+_MHA_INPUTS = ("query", "key", "value", "bias", "key_padding_mask", "attention_bias")
 """The inputs of MultiHeadAttention up to the last one that is implemented."""
 
-REFUSED_INPUTS = frozenset({"cos_cache", "sin_cache", "position_ids", "bias", "key_padding_mask"})
+_REFUSED_INPUTS = frozenset({"cos_cache", "sin_cache", "position_ids", "bias", "key_padding_mask"})
 """Inputs of both operators that are not implemented here."""
 
-SUPPORTED_ATTRIBUTES = frozenset({
+_SUPPORTED_ATTRIBUTES = frozenset({
     "num_heads", "kv_num_heads", "scale", "softcap",
     "kv_cache_bit_width", "k_quant_type", "v_quant_type",  # of a cache of integers
 })  # fmt: skip
@@ -50,8 +50,8 @@ class GroupQueryAttention(OpRun):
     op_domain = MICROSOFT
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        operands = _optional_inputs(GQA_INPUTS, inputs, attributes)
-        if (operands.get("head_sink", NO_SINK) > NO_SINK).any():
+        operands = _optional_inputs(_GQA_INPUTS, inputs, attributes)
+        if (operands.get("head_sink", _NO_SINK) > _NO_SINK).any():
             raise NotImplementedError("head_sink of GroupQueryAttention")
         H, Hkv = attributes["num_heads"], attributes["kv_num_heads"]
         q, L = operands["query"], operands["query"].shape[1]
@@ -82,7 +82,7 @@ class MultiHeadAttention(OpRun):
     op_domain = MICROSOFT
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        operands = _optional_inputs(MHA_INPUTS, inputs, attributes)
+        operands = _optional_inputs(_MHA_INPUTS, inputs, attributes)
         heads = dict.fromkeys(("q_num_heads", "kv_num_heads"), attributes["num_heads"])
         names = ("query", "key", "value", "attention_bias")
         known = {**_scale_and_softcap(attributes), **heads}
@@ -155,9 +155,9 @@ def _optional_inputs(
     }
     further = [array for array in inputs[len(names) :] if array is not None]
     unsupported = {
-        name for name, value in attributes.items() if name not in SUPPORTED_ATTRIBUTES and value
+        name for name, value in attributes.items() if name not in _SUPPORTED_ATTRIBUTES and value
     }
-    unsupported |= REFUSED_INPUTS & operands.keys()
+    unsupported |= _REFUSED_INPUTS & operands.keys()
     if further or unsupported:
         used = ", ".join(sorted(unsupported)) or "a further input"
         raise NotImplementedError(f"a contrib operator with {used}")

@@ -56,7 +56,7 @@ def expected_of(file: GraphFile, standard: Expected) -> Expected:
 MOST_ELEMENTS = 2**38
 """The largest number of elements of a value: a terabyte in float32."""
 
-MOST_LISTED = 2**20
+_MOST_LISTED = 2**20
 """The largest number of elements with which inference lists the elements of values of one axis. It
 takes a microsecond and 100 bytes for each."""
 
@@ -96,7 +96,7 @@ class CheckedGraph:
 
         They also follow from elements of values, unless those are too many to be listed.
         """
-        listed = max(self.sizes.values(), default=0) <= MOST_LISTED
+        listed = max(self.sizes.values(), default=0) <= _MOST_LISTED
         return onnx.shape_inference.infer_shapes(model, data_prop=listed, **options)
 
     @functools.cached_property

@@ -22,7 +22,7 @@ from attn_export.graph.load import external_problems, load_proto, subgraphs
 SCALES = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2}
 """The index of the input that holds scales, by operator."""
 
-HOST_PATH = re.compile(
+_HOST_PATH = re.compile(
     r"(?:^|[\s\"'`(\[<{=:,;])"
     r"(?P<path>/(?:[\w.+@~-]+/)+[\w.+@~-]+|[A-Za-z]:[\\/][\w\\/.+@~-]+|\\\\[\w.-]+\\\S+|file://\S+)"
 )
@@ -120,7 +120,7 @@ def no_duplicate_initializers(graph: CheckedGraph) -> Iterator[str]:
 def no_host_paths(graph: CheckedGraph) -> Iterator[str]:
     """Check that metadata and doc strings hold no path of the exporting machine."""
     for location, text in _texts(graph.proto):
-        match = HOST_PATH.search(text)
+        match = _HOST_PATH.search(text)
         if match:
             yield f"{location} holds the path {match['path']!r}; strip metadata and doc strings"
 
@@ -170,10 +170,10 @@ OPSETS = {STANDARD: (23, 24), PORTABLE: (18,), ORT: (23, 24), CUDA: (23, 24)}
 """Opsets of ai.onnx that a graph may import, by dialect."""
 
 ATTENTION_SINCE = 23
-IR_LIMIT = {18: 8, 23: 11, 24: 12}
+_IR_LIMIT = {18: 8, 23: 11, 24: 12}
 """The IR version that belongs to an opset. A newer one excludes older runtimes without need."""
 
-OWN_OPERATORS = frozenset({
+_OWN_OPERATORS = frozenset({
     "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
     "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Equal", "Expand", "Gather", "Greater",
     "GreaterOrEqual", "LayerNormalization", "Less", "LessOrEqual", "MatMul", "MatMulInteger",
@@ -183,21 +183,21 @@ OWN_OPERATORS = frozenset({
 })  # fmt: skip
 """Operators of graphs of attn-export's own module in the standard dialect."""
 
-PORTABLE_OPERATORS = (OWN_OPERATORS - {"Attention", "RMSNormalization", "TensorScatter"}) | {
+_PORTABLE_OPERATORS = (_OWN_OPERATORS - {"Attention", "RMSNormalization", "TensorScatter"}) | {
     "Identity", "Not", "Pad", "ReduceMean", "ScatterND", "Softmax", "Sqrt", "Tanh",
 }  # fmt: skip
 
-ORT_OPERATORS = OWN_OPERATORS | PORTABLE_OPERATORS | {
+_ORT_OPERATORS = _OWN_OPERATORS | _PORTABLE_OPERATORS | {
     "GroupQueryAttention", "If", "MatMulNBits", "MultiHeadAttention", "Or",
 }  # fmt: skip
 
 OPERATORS = {
-    STANDARD: OWN_OPERATORS, PORTABLE: PORTABLE_OPERATORS, ORT: ORT_OPERATORS,
-    CUDA: OWN_OPERATORS | {"GroupQueryAttention"},
+    STANDARD: _OWN_OPERATORS, PORTABLE: _PORTABLE_OPERATORS, ORT: _ORT_OPERATORS,
+    CUDA: _OWN_OPERATORS | {"GroupQueryAttention"},
 }  # fmt: skip
 """Operators of graphs of attn-export's own module, by dialect."""
 
-DOMAINS = dict.fromkeys((ORT, CUDA), ("", "ai.onnx", MICROSOFT))
+_DOMAINS = dict.fromkeys((ORT, CUDA), ("", "ai.onnx", MICROSOFT))
 """Operator domains that a dialect allows; by default only that of ONNX."""
 
 
@@ -219,7 +219,7 @@ def expected_operators(graph: CheckedGraph) -> Iterator[str]:
         return
     dialect = graph.expected.dialect
     for domain, names in sorted(_by_domain(graph.proto.graph).items()):
-        if domain not in DOMAINS.get(dialect, ("", "ai.onnx")):
+        if domain not in _DOMAINS.get(dialect, ("", "ai.onnx")):
             yield f"{', '.join(names)} of {domain}: not in the {dialect} dialect; lower it"
         elif graph.expected.ours:
             strange = [name for name in names if name not in OPERATORS[dialect]]
@@ -244,7 +244,7 @@ def opset_version(graph: CheckedGraph) -> Iterator[str]:
 def ir_version(graph: CheckedGraph) -> Iterator[str]:
     """Check that the IR version is not newer than the opset needs."""
     opset = next((e.version for e in graph.proto.opset_import if not e.domain), 0)
-    limit, version = IR_LIMIT.get(opset), graph.proto.ir_version
+    limit, version = _IR_LIMIT.get(opset), graph.proto.ir_version
     if limit is not None and version > limit:
         yield f"IR version {version} with opset {opset}, which goes with {limit}; lower it"
 

@@ -74,7 +74,7 @@ class _Inputs:
         names = [
             name for name, array in self.case.inputs.items() if array.size and _is_float(array)
         ]
-        if not set(self.case.contents).isdisjoint(LENGTH_LABELS):
+        if not set(self.case.contents).isdisjoint(_LENGTH_LABELS):
             names = [name for name in names if not name.startswith("past_")]
         is_value = (lambda name: name != "attn_mask") if self.ours else self._is_usual
         return [self.case.inputs[n].astype(np.float32, copy=False) for n in names if is_value(n)]
@@ -94,7 +94,7 @@ class _Inputs:
         return max((mask.shape[-1] for mask in self.masks()), default=0)
 
 
-LabelCheck = Callable[[_Inputs], bool]
+_LabelCheck = Callable[[_Inputs], bool]
 
 
 def _is_float(array: np.ndarray) -> bool:
@@ -104,7 +104,7 @@ def _is_float(array: np.ndarray) -> bool:
 # -- what contents say of masks -----------------------------------------------------------------
 
 
-def _some_mask(is_so: Callable[[np.ndarray], bool]) -> LabelCheck:
+def _some_mask(is_so: Callable[[np.ndarray], bool]) -> _LabelCheck:
     return lambda inputs: any(is_so(hidden) for hidden in inputs.masks())
 
 
@@ -143,7 +143,7 @@ bytes, float16 has the smaller range."""
 # -- what contents say of values and lengths ------------------------------------------------------
 
 
-def _values(is_so: Callable[[np.ndarray, float], bool]) -> LabelCheck:
+def _values(is_so: Callable[[np.ndarray, float], bool]) -> _LabelCheck:
     """Return a check of all values, or of some of a user's module, given their scale."""
 
     def check(inputs: _Inputs) -> bool:
@@ -188,12 +188,12 @@ def _is_empty_and_full(inputs: _Inputs) -> bool:
     return is_full and not lengths[:-1].any()
 
 
-LENGTH_LABELS: Mapping[str, LabelCheck] = {
+_LENGTH_LABELS: Mapping[str, _LabelCheck] = {
     "beyond_length": _has_short_pasts,
     "empty_and_full": _is_empty_and_full,
 }
 
-LABELS: Mapping[str, LabelCheck] = {
+LABELS: Mapping[str, _LabelCheck] = {
     "nothing_masked": _some_mask(lambda hidden: not hidden.any()),
     "all_keys_masked": _some_mask(lambda hidden: bool(hidden.all())),
     "fully_masked_rows": _some_mask(lambda hidden: bool(hidden.all(-1).any())),
@@ -209,7 +209,7 @@ LABELS: Mapping[str, LabelCheck] = {
     "equal_tokens": _values(_tokens_are_equal),
     "one_hot_rows": _values(_is_one_hot),
     "causal_future": _has_large_queries,
-    **LENGTH_LABELS,
+    **_LENGTH_LABELS,
 }
 """The check of each of the contents, by name. Other names are not checked."""
 

@@ -19,7 +19,7 @@ from attn_export.output_folder import take_place
 from attn_export.parts.installing import Say
 from attn_export.temp_folders import folder_beside
 
-ARCHIVE = "https://deb.debian.org/debian"
+_ARCHIVE = "https://deb.debian.org/debian"
 HEADERS = "libonnxruntime-dev"
 """The package with ONNX Runtime's headers. Its library is not used, because it needs a newer system
 than the library in the wheel."""
@@ -36,14 +36,14 @@ def download_headers(folder: Path, say: Say) -> None:
     """Download ONNX Runtime's headers into a folder, in one step."""
     say(f"downloading {HEADERS}")
     try:
-        package = fetch_package("trixie", "amd64", HEADERS)
+        package = _fetch_package("trixie", "amd64", HEADERS)
     except RuntimeFailure as error:
         raise RuntimeFailure(
             f"{error}; put ONNX Runtime's headers of a release (onnxruntime-linux-x64-*.tgz, "
             f"include/*.h) into {folder}"
         ) from error
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder_beside(folder) as new, open_data(package) as archive:
+    with folder_beside(folder) as new, _open_data(package) as archive:
         for member in archive:
             is_header = member.isfile() and member.name.endswith(".h")
             content = archive.extractfile(member) if is_header else None
@@ -52,7 +52,7 @@ def download_headers(folder: Path, say: Say) -> None:
         take_place(new, folder)
 
 
-def fetch_package(release: str, architecture: str, name: str) -> bytes:
+def _fetch_package(release: str, architecture: str, name: str) -> bytes:
     """Return a package of a release, whose digest must match the index of the archive."""
     errors = []
     for archive in archives():
@@ -65,7 +65,7 @@ def fetch_package(release: str, architecture: str, name: str) -> bytes:
 
 def archives() -> tuple[str, ...]:
     """Return the URLs of archives: Debian's, and the mirrors that apt is configured to use."""
-    archives = {ARCHIVE: None}
+    archives = {_ARCHIVE: None}
     apt = Path("/etc/apt")
     for path in (apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))):
         if path.is_file():
@@ -95,7 +95,7 @@ def fetch(url: str) -> bytes:
     return content
 
 
-def open_data(package: bytes) -> tarfile.TarFile:
+def _open_data(package: bytes) -> tarfile.TarFile:
     """Open the tar archive with the files of a Debian package; RuntimeFailure if it is none."""
     try:
         for name, content in _members(package):
@@ -130,7 +130,7 @@ SNAPSHOT = "https://snapshot.debian.org/archive/debian/20261122T000000Z"
 
 def unpack(package: bytes, folder: Path, is_wanted: Callable[[str], bool]) -> None:
     """Unpack selected files and relative links of a package."""
-    with open_data(package) as archive:
+    with _open_data(package) as archive:
         for member in archive:
             member.name = member.name.removeprefix("./")
             allowed = member.isfile() or (member.issym() and not member.linkname.startswith("/"))
@@ -170,4 +170,4 @@ def fetch_pinned(path: str, sha256: str, release: str, say: Say) -> bytes:
         raise RuntimeFailure(f"Debian's {path} cannot be downloaded ({'; '.join(errors)})")
     name, _, architecture = PurePosixPath(path).stem.split("_")
     say(f"Debian has no {PurePosixPath(path).name} any more; taking the {name} of {release}")
-    return fetch_package(release, architecture, name)
+    return _fetch_package(release, architecture, name)

@@ -122,7 +122,7 @@ def _property(text: str) -> str:
 ELEMENTS = {"failed": "failure", "unusable": "failure", "error": "error"}
 """JUnit element of each verdict that did not pass."""
 
-NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 cannot hold."""
 
 
@@ -219,4 +219,4 @@ def _case(
 
 
 def _text(text: str) -> str:
-    return NOT_XML.sub("?", text)
+    return _NOT_XML.sub("?", text)

@@ -14,7 +14,7 @@ from attn_export.quality import Quality
 from attn_export.results import Report
 
 FORMAT = "attn-export-report/1"
-LIST_OF_PLAIN = re.compile(r'\[\n[^][{}"]*\]')
+_LIST_OF_PLAIN = re.compile(r'\[\n[^][{}"]*\]')
 """Pattern of a list without strings, lists and objects in indented JSON."""
 
 
@@ -38,7 +38,7 @@ def to_json(report: Report) -> str:
     }
     text = json.dumps(content, indent=1, allow_nan=False)
     # Put lists of numbers on one line. No string matches, because JSON escapes line breaks.
-    return LIST_OF_PLAIN.sub(lambda match: " ".join(match[0].split()), text) + "\n"
+    return _LIST_OF_PLAIN.sub(lambda match: " ".join(match[0].split()), text) + "\n"
 
 
 def _quality(quality: Quality) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from attn_export.explain.explanation import Explanation
 from attn_export.report.tables import reproduce_command
 from attn_export.report.terminal import as_text, say
 
-MORE_CAUSES = 3
+_MORE_CAUSES = 3
 """Largest number of alternative causes that are printed."""
 
 
@@ -25,7 +25,7 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
 
 def _evidence(explanation: Explanation) -> Iterator[str]:
     """Yield the lines of the evidence of an explanation."""
-    for cause in explanation.causes[1 : 1 + MORE_CAUSES]:
+    for cause in explanation.causes[1 : 1 + _MORE_CAUSES]:
         yield f"or: {cause.sentence}"
     if (first := explanation.first) is not None:
         says = "".join(f"; {text}" for text in (first.relation, first.says) if text)

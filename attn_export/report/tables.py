@@ -44,7 +44,7 @@ class Styled:
     style: Style = ""
 
 
-TableRow = Sequence[str | Styled]
+_TableRow = Sequence[str | Styled]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Table:
     """
 
     columns: tuple[Column, ...]
-    rows: tuple[TableRow, ...]
+    rows: tuple[_TableRow, ...]
     gap: int = 2
 
 
@@ -179,7 +179,7 @@ def largest(verdicts: Sequence[Verdict], figure: str) -> float | None:
     return max(values(verdicts), key=lambda value: (math.isnan(value), value))
 
 
-SUMMARY = (
+_SUMMARY = (
     Column("runtime"), Column("graph"), Column("passed", right=True),
     Column("error/allowed", right=True), Column("max abs", right=True),
     Column("max rel", right=True), Column(""),
@@ -188,10 +188,10 @@ SUMMARY = (
 
 def summary_table(ran: Sequence[Summary]) -> Table:
     """Return a row of figures for each runtime and graph that ran."""
-    return Table(SUMMARY, tuple(_row(summary) for summary in ran))
+    return Table(_SUMMARY, tuple(_row(summary) for summary in ran))
 
 
-def _row(summary: Summary) -> TableRow:
+def _row(summary: Summary) -> _TableRow:
     all_passed = summary.passed == summary.cases
     return (
         summary.run.runtime,

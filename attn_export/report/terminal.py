@@ -30,7 +30,7 @@ from attn_export.results import Report
 
 # -- lines and tables of all reports ------------------------------------------------------------
 
-WIDEST = 1000
+_WIDEST = 1000
 """Largest width of a table in characters."""
 
 
@@ -81,7 +81,7 @@ def print_table(table: Table, console: Console, header: str = "") -> None:
     if any(column.wraps or column.width for column in table.columns):
         console.print(grid, highlight=False)
         return
-    unbounded = console.options.update(max_width=WIDEST)
+    unbounded = console.options.update(max_width=_WIDEST)
     if console.measure(grid, options=unbounded).maximum > console.width:
         grid.padding = (0, 1, 0, 0)
     console_width = console.width

@@ -23,10 +23,10 @@ from attn_export import errors
 from attn_export.errors import one_line
 from attn_export.runtimes.protocol import EngineDiedError
 
-OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
+_OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
 """Parts of error messages that report a lack of memory."""
 
-PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1
 """Option of prctl(2), from <linux/prctl.h>: the signal to send when the parent thread ends."""
 
 Jobs = queue.Queue[dict[str, Any]]
@@ -73,7 +73,7 @@ def _end_with_parent() -> None:
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def connect(memory_mib: int) -> tuple[Send, Jobs]:
@@ -137,7 +137,7 @@ def outcome_of(error: Exception) -> str:
     """Return the outcome of an error: ``"crashed"``, ``"out of memory"`` or ``"refused"``."""
     if isinstance(error, EngineDiedError):
         return "crashed"
-    if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
+    if isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
         return "out of memory"
     return "refused"
 

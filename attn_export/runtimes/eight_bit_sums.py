@@ -10,7 +10,7 @@ import mmap
 from collections.abc import Mapping
 from pathlib import Path
 
-NO_KLEIDIAI = {"mlas.disable_kleidiai": "1"}
+_NO_KLEIDIAI = {"mlas.disable_kleidiai": "1"}
 """The entry that turns off KleidiAI's kernels for ARM. They use one scale for each row where the
 graph has one for the tensor (DynamicQuantizeLinear and MatMulInteger as one node, with SME2) or one
 for each block (MatMulNBits)."""
@@ -18,13 +18,13 @@ for each block (MatMulNBits)."""
 EXACT = {
     # With AVX2 and without VNNI, x86 kernels add two products in 16 bits, which can overflow.
     "session.x64quantprecision": "1",
-    **NO_KLEIDIAI,
+    **_NO_KLEIDIAI,
 }
 """The entries for exact sums in MatMulInteger."""
 
-ENTRIES: Mapping[bytes, Mapping[str, str]] = {
+_ENTRIES: Mapping[bytes, Mapping[str, str]] = {
     b"MatMulInteger": EXACT,
-    b"accuracy_level\x18\x04": NO_KLEIDIAI,  # an attribute of MatMulNBits with the value 4
+    b"accuracy_level\x18\x04": _NO_KLEIDIAI,  # an attribute of MatMulNBits with the value 4
 }
 """The entries that a graph needs if its file contains these bytes."""
 
@@ -39,7 +39,7 @@ def entries_for(graph: Path) -> dict[str, str]:
     if not _may_be_inexact() or not graph.is_file() or not graph.stat().st_size:
         return {}
     with graph.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        needed = [entries for name, entries in ENTRIES.items() if data.find(name) >= 0]
+        needed = [entries for name, entries in _ENTRIES.items() if data.find(name) >= 0]
     return {entry: value for entries in needed for entry, value in entries.items()}
 
 

@@ -19,7 +19,7 @@ ALL = "all"
 SYSTEM_PACKAGES = "--system-packages"
 """The argument that allows a command to change the system."""
 
-OF_PARTS = {name: module for part in parts() for name, module in part.installs.items()}
+_OF_PARTS = {name: module for part in parts() for name, module in part.installs.items()}
 """The module that installs what a part adds, by its name or the form of its names."""
 
 
@@ -34,13 +34,13 @@ def main() -> int:
     named = tuple(name for name in sys.argv[1:] if name != SYSTEM_PACKAGES)
     known = packages()
     names = named or tuple(
-        name for name in needed() if name in known or module_of(name, OF_PARTS) is not None
+        name for name in needed() if name in known or module_of(name, _OF_PARTS) is not None
     )
     if named == (ALL,):
-        names = (*known, *(name for name in OF_PARTS if name.islower()))
-    unknown = [name for name in names if name not in known and module_of(name, OF_PARTS) is None]
+        names = (*known, *(name for name in _OF_PARTS if name.islower()))
+    unknown = [name for name in names if name not in known and module_of(name, _OF_PARTS) is None]
     if unknown:
-        choice = ", ".join((*known, *OF_PARTS, ALL))
+        choice = ", ".join((*known, *_OF_PARTS, ALL))
         say(f"unknown runtime {unknown[0]!r}; choose from {choice}")
         return 2
     try:
@@ -66,7 +66,7 @@ def install(names: Collection[str]) -> None:
         say(f"installing {', '.join(wheels)} …")
         pip("install", "--quiet", *wheels)
     for name in names:
-        installer = module_of(name, OF_PARTS)
+        installer = module_of(name, _OF_PARTS)
         if installer is not None:
             installer.install(name, say)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SERVE = "attn_export.runtimes.worker:serve"
 """The function that a runtime's process calls."""
 
-CaseFiles = tuple[str, Path, Path]
+_CaseFiles = tuple[str, Path, Path]
 """The name of a case, the folder of its inputs, and the folder for its outputs."""
 
 
@@ -151,7 +151,7 @@ class Worker:
         self,
         graph: Path,
         inputs: Sequence[str],
-        cases: Sequence[CaseFiles],
+        cases: Sequence[_CaseFiles],
         graph_file: GraphFile | None = None,
         axes: Mapping[str, Sequence[str | int]] | None = None,
         decodes: Collection[str] = (),

@@ -13,7 +13,7 @@ from attn_export.quality import Budget
 from attn_export.runtimes.catalogue import DEFAULT, all_names, runtime, runtimes_of
 from attn_export.runtimes.protocol import Limits, Runtime
 
-ALWAYS_REQUIRED = "ort-cpu"
+_ALWAYS_REQUIRED = "ort-cpu"
 ALL = "all"
 
 
@@ -108,7 +108,7 @@ class RunOptions:
         chosen = [*known, *named] or DEFAULT
         return cls(
             tuple(_by_name([*chosen, *require]).values()),
-            frozenset(_by_name([*named, *require, ALWAYS_REQUIRED])),
+            frozenset(_by_name([*named, *require, _ALWAYS_REQUIRED])),
             Gate(atol, rtol), tuple(map(Budget.parse, budgets)),
             limits or Limits.default(), progress or Progress(),
         )  # fmt: skip

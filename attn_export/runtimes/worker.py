@@ -271,7 +271,7 @@ def _differing_separate(
         if outcome_of(error) != "refused":
             raise
         raise RuntimeError(f"{SEPARATE_BUFFERS}: {one_line(error)}") from error
-    if not case["decode"] and LEAVES_ROWS_UNSET in graph_file["features"]:
+    if not case["decode"] and _LEAVES_ROWS_UNSET in graph_file["features"]:
         _fill_unset_rows(separate, shared, inputs, graph_file["bound"])
     return {} if _equal_bits(separate, shared) else separate
 
@@ -294,7 +294,7 @@ def _equal_bits(first: ArrayDict, second: ArrayDict) -> bool:
     )
 
 
-LEAVES_ROWS_UNSET = "com.microsoft.GroupQueryAttention"
+_LEAVES_ROWS_UNSET = "com.microsoft.GroupQueryAttention"
 """An operator that copies the rows of a cache up to the last new one. In a buffer of its own, it
 leaves the others as the allocator returns them. No later step reads them."""
 

@@ -12,7 +12,7 @@ from attn_export.errors import SpecError
 # -- `MaskSpec`: the type and shape of a mask, as text: ``bool[B,1,1,S]`` -----------------------
 
 
-MASK_AXES: Final = ("B", "H", "L", "S")
+_MASK_AXES: Final = ("B", "H", "L", "S")
 
 MASK_FLOOR: Final = -1e30
 """The least finite value of a float mask; lower ones are clamped to it. Below it runtimes differ:
@@ -42,7 +42,7 @@ class MaskSpec:
             raise SpecError(f"{rule}; got {text!r}")
         if axes[-1] != "S":
             raise SpecError(f"the last axis of attn_mask is S (key length); got {text!r}")
-        for axis, allowed in zip(axes, MASK_AXES[-len(axes) :], strict=True):
+        for axis, allowed in zip(axes, _MASK_AXES[-len(axes) :], strict=True):
             if axis not in (allowed, "1") or (axis == "1" and allowed == "S"):
                 raise SpecError(
                     f"attn_mask is right-aligned to [B,H,L,S], so its axis {axis!r} must be "

@@ -10,15 +10,15 @@ from attn_export.spec.fields import SEED, AttentionFields
 from attn_export.spec.inputs import Input, Shape
 
 PROJECTIONS: Final = ("q", "k", "v", "out")
-WEIGHTS_DTYPES: Final = ("int8", "int4")
-BLOCK_SIZES: Final = (0, 16, 32, 64, 128)
+_WEIGHTS_DTYPES: Final = ("int8", "int4")
+_BLOCK_SIZES: Final = (0, 16, 32, 64, 128)
 
 PER_RUN: Final = "dynamic-int8"
 PER_BLOCK: Final = "dynamic-int8-per-block"
 """Values of `activations`: one scale for all tokens of a run, or one for each block of a token."""
 
 
-def require_fields(spec: AttentionFields, values: Mapping[str, Any], problem: str) -> None:
+def _require_fields(spec: AttentionFields, values: Mapping[str, Any], problem: str) -> None:
     """Check that fields have the only values that another field allows."""
     for name, required in values.items():
         if getattr(spec, name) != required:
@@ -30,7 +30,7 @@ def quantisation(spec: AttentionFields) -> None:
     dtypes = by_projection(spec.weights_dtype)
     if not dtypes:
         problem = 'with weights_dtype = \'none\'; set weights_dtype = "int8" or "int4"'
-        require_fields(spec, {"block_size": 0, "scheme": "symmetric"}, problem)
+        _require_fields(spec, {"block_size": 0, "scheme": "symmetric"}, problem)
         return
     if spec.dtype != "float32":
         raise SpecError(
@@ -42,7 +42,7 @@ def quantisation(spec: AttentionFields) -> None:
             f"packed_qkv = true with weights_dtype = {spec.weights_dtype!r}: the one projection "
             "has one type for q, k and v; give them the same"
         )
-    if spec.block_size not in BLOCK_SIZES:
+    if spec.block_size not in _BLOCK_SIZES:
         raise SpecError(f"block_size must be one of 0, 16, 32, 64, 128; got {spec.block_size}")
     inputs = (spec.embed_dim, spec.kdim, spec.vdim, spec.num_heads * spec.v_head_dim)
     for name, width in zip(PROJECTIONS, inputs, strict=True):
@@ -92,14 +92,14 @@ def parse_weights_dtype(text: object) -> str:
     words = str(text).split()
     if words == ["none"]:
         return "none"
-    if len(words) == 1 and words[0] in WEIGHTS_DTYPES:
+    if len(words) == 1 and words[0] in _WEIGHTS_DTYPES:
         return words[0]
     dtypes: dict[str, str] = {}
     for word in words:
         names, _, dtype = word.partition("=")
         for name in names.split(","):
             name = "out" if name == "o" else name
-            if name not in PROJECTIONS or name in dtypes or dtype not in WEIGHTS_DTYPES:
+            if name not in PROJECTIONS or name in dtypes or dtype not in _WEIGHTS_DTYPES:
                 raise SpecError(f"{rule}; got {str(text)[:60]!r}")
             dtypes[name] = dtype
     if not dtypes or not isinstance(text, str):
@@ -132,15 +132,15 @@ KV_RANGES: Final = {"int8": (-128, 127), "int4": (-8, 7)}
 FLOAT16: Final = "float16"
 """The `kv_dtype` of a cache in float16, which has no scales."""
 
-KV_STORED: Final[Mapping[str, tuple[str, int, int]]] = {
+_KV_STORED: Final[Mapping[str, tuple[str, int, int]]] = {
     "int8": ("int8", -128, 127), "int4": ("uint8", 0, 255), FLOAT16: (FLOAT16, 0, 0),
 }  # fmt: skip
 """The element type of a cache, and its least and largest integer (0 for float16), by `kv_dtype`."""
 
-NO_SCALES: Final[Mapping[str, Any]] = {"kv_scale": "per-tensor", "kv_scales_from": SEED}
+_NO_SCALES: Final[Mapping[str, Any]] = {"kv_scale": "per-tensor", "kv_scales_from": SEED}
 """The values of the fields on scales if the cache holds no integers."""
 
-FLOAT_CACHE: Final[Mapping[str, Any]] = {"kv_dtype": "none", **NO_SCALES}
+FLOAT_CACHE: Final[Mapping[str, Any]] = {"kv_dtype": "none", **_NO_SCALES}
 """The values of the fields on the cache if it has the type of the layer."""
 
 IN_A_BYTE: Final = {"int4": 2}
@@ -175,7 +175,7 @@ def inputs_of_own_type(spec: AttentionFields, shapes: Mapping[str, Shape]) -> di
     """
     inputs: dict[str, Input] = {}
     if spec.kv_dtype != "none":
-        dtype, low, high = KV_STORED[spec.kv_dtype]
+        dtype, low, high = _KV_STORED[spec.kv_dtype]
         for name, width in (("past_key", spec.head_dim), ("past_value", spec.v_head_dim)):
             inputs[name] = Input(shapes[name], dtype, low, high, columns=_columns(spec, width))
     if "past_length" in shapes:
@@ -201,7 +201,7 @@ def typed_cache(spec: AttentionFields) -> None:
     field = f"kv_dtype = {spec.kv_dtype!r}"
     if spec.kv_dtype not in KV_RANGES:
         problem = f"with {field}; set kv_dtype to one of {', '.join(KV_RANGES)}"
-        require_fields(spec, NO_SCALES, problem)
+        _require_fields(spec, _NO_SCALES, problem)
     if spec.kv_dtype == "none":
         return
     if spec.cache != "in-place":

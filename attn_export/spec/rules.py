@@ -83,7 +83,7 @@ def derive_fields(spec: AttentionFields) -> None:
         elif isinstance(value, (list, tuple)):
             numbers = tuple(_as_float(field.name, number) for number in value)
             object.__setattr__(spec, field.name, numbers)
-    heads_divide_width(spec)
+    _heads_divide_width(spec)
     default("num_kv_heads", 1 if spec.kv_latent_dim else spec.num_heads)
     default("head_dim", spec.embed_dim // spec.num_heads)
     default("v_head_dim", spec.head_dim)
@@ -95,7 +95,7 @@ def derive_fields(spec: AttentionFields) -> None:
         object.__setattr__(spec, "attn_mask", str(MaskSpec.parse(spec.attn_mask)))
 
 
-def heads_divide_width(spec: AttentionFields) -> None:
+def _heads_divide_width(spec: AttentionFields) -> None:
     """Check that H is at least 1, and divides E unless D is given."""
     if spec.num_heads < 1:
         raise SpecError(f"num_heads must be at least 1; got {spec.num_heads}")
@@ -124,7 +124,7 @@ def ranges(spec: AttentionFields) -> None:
         raise SpecError(f"dropout must be at least 0 and less than 1; got {spec.dropout}")
 
 
-def kv_heads_divide_heads(spec: AttentionFields) -> None:
+def _kv_heads_divide_heads(spec: AttentionFields) -> None:
     """Check that Hkv divides H."""
     if spec.num_heads % spec.num_kv_heads:
         raise SpecError(
@@ -268,7 +268,7 @@ def parse_bias(bias: object) -> str:
 
 
 RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
-    ranges, kv_heads_divide_heads, combinations, positions, packing, latent,
+    ranges, _kv_heads_divide_heads, combinations, positions, packing, latent,
     quantisation, typed_cache, quantised_activations,
 )  # fmt: skip
 """The rules that are checked last, in order. `check_types` and `derive_fields` run before, and

@@ -30,20 +30,20 @@ RUNS = ((64, 8), (250, 4), (1000, 2), (math.inf, 1))
 """Pairs of a number of rows, and the number of random runs for outputs of at most so many rows. The
 worst error of few rows varies more from run to run than the worst error of many."""
 
-RUNS_OF_ONE_ROW = 16
+_RUNS_OF_ONE_ROW = 16
 """The number of random runs where one row may have most of the error. With 4 runs, all of which
 happen to round that row well, one right result in 1,000 would fail."""
 
-MOST_SHARP_ROWS = 250
+_MOST_SHARP_ROWS = 250
 """The largest number of rows of which one sharp row is taken to have most of the error."""
 
-SHARP_CONTENTS = frozenset(content.name for content in (*VALUES, FUTURE) if content.is_sharp)
+_SHARP_CONTENTS = frozenset(content.name for content in (*VALUES, FUTURE) if content.is_sharp)
 
 SAFETY = {np.dtype(np.float16): 5.0}
 """Factor on the error of random rounding, by the dtype of an output. Processors may add up float16
 products in float16, which the random rounding does not do."""
 
-USUAL_SAFETY = 2.5
+_USUAL_SAFETY = 2.5
 """`SAFETY` of all other types."""
 
 SPREAD = 4.0
@@ -61,9 +61,9 @@ def run_count(outputs: Arrays, contents: Collection[str]) -> tuple[int, int]:
     rows = min(math.prod(a.shape[:-1]) for a in outputs.values())
     # The worst of short rows is one that nearly vanishes, for any number of rows.
     short = _have_short_rows({n: a.shape for n, a in outputs.items() if is_floating(a.dtype)})
-    sharp = rows <= MOST_SHARP_ROWS and not SHARP_CONTENTS.isdisjoint(contents)
+    sharp = rows <= _MOST_SHARP_ROWS and not _SHARP_CONTENTS.isdisjoint(contents)
     if short or sharp:
-        return rows, RUNS_OF_ONE_ROW
+        return rows, _RUNS_OF_ONE_ROW
     return rows, next(runs for most, runs in RUNS if rows <= most)
 
 
@@ -136,7 +136,7 @@ def _allowed_error(
     else:
         noise = _expected_error([_measure_run(run, t) for run in runs])
         floor, eager_error = Measures(least, least), measure(e, t)
-    safety = SAFETY.get(e.dtype, USUAL_SAFETY)
+    safety = SAFETY.get(e.dtype, _USUAL_SAFETY)
     return Allowed(
         max(safety * noise.whole, EAGER * eager_error.whole, FLOOR * floor.whole),
         max(safety * noise.row, EAGER * eager_error.row, FLOOR * floor.row),
@@ -150,7 +150,7 @@ def _within_limit(error: Allowed, dtype: np.dtype) -> Allowed:
     """
     limit = largest_allowed(dtype)
     pairs = ((error.whole, limit.whole), (error.row, limit.row))
-    return Allowed(*(min(e, most) if e <= USUAL_SAFETY * most else e for e, most in pairs))
+    return Allowed(*(min(e, most) if e <= _USUAL_SAFETY * most else e for e, most in pairs))
 
 
 def _measure_run(run: np.ndarray, truth: np.ndarray) -> Measures:
@@ -196,16 +196,16 @@ def _one_step(expected: np.ndarray) -> Measures:
 
 # -- cases whose inputs are changed until they can be judged ------------------------------------
 
-MOST_CHANGES = 4
+_MOST_CHANGES = 4
 """The largest number of times that the inputs of a case are divided by 4, or get other signs."""
 
-SHORT = (1, 2, 3)
+_SHORT = (1, 2, 3)
 """Lengths of rows in which all elements may be near 0 at once."""
 
 
 def _have_short_rows(output_shapes: Mapping[str, Shape]) -> bool:
-    """Return whether an output has rows of the lengths in `SHORT`."""
-    return any(shape[-1] in SHORT for shape in output_shapes.values() if shape)
+    """Return whether an output has rows of the lengths in `_SHORT`."""
+    return any(shape[-1] in _SHORT for shape in output_shapes.values() if shape)
 
 
 class TruthSource(abc.ABC):
@@ -246,7 +246,7 @@ class TruthSource(abc.ABC):
             return self.golden(self.move_off_ties(case) or case)
 
         golden = golden_of(case)
-        for power in range(1, MOST_CHANGES + 1):
+        for power in range(1, _MOST_CHANGES + 1):
             if not (golden.unusable or golden.tied) or golden.tied.keys() & golden.unusable.keys():
                 break  # the case can be judged, or it ranks values that are exactly equal
             if golden.tied or (not case.contents and self.has_short_rows()):

@@ -32,13 +32,13 @@ WHOLE = 2**26
 """The largest number of elements that are widened at once: 512 MiB in float64. A product with a
 larger weight is computed by blocks of columns; its sums may differ by the rounding of float64."""
 
-NARROWER = (torch.float32, *NARROW)
+_NARROWER = (torch.float32, *NARROW)
 """The types that are widened."""
 
 
 def is_large(value: object) -> bool:
     """Return whether a value is a tensor too large to be copied in float64."""
-    return isinstance(value, Tensor) and value.dtype in NARROWER and value.numel() > LARGE
+    return isinstance(value, Tensor) and value.dtype in _NARROWER and value.numel() > LARGE
 
 
 def widened_copy(module: nn.Module) -> nn.Module:
@@ -110,7 +110,7 @@ class ComputeInFloat64(OperationMode):
         return widen(func(*args, **options))
 
     def _wide_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        if dtype not in NARROWER:
+        if dtype not in _NARROWER:
             return dtype
         from attn_export.source_location import user_line  # our own layers never ask for a type
 
@@ -135,7 +135,7 @@ def widen(value: Any) -> Any:
     This is faster than `torch.utils._pytree`, which looks up the type of every container.
     """
     if isinstance(value, Tensor):
-        return value.double() if value.dtype in NARROWER else value
+        return value.double() if value.dtype in _NARROWER else value
     if type(value) in (tuple, list):
         return type(value)(map(widen, value))
     return value

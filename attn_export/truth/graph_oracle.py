@@ -38,7 +38,7 @@ CHOOSING = frozenset({
 DECIDING = frozenset({"Ceil", "Floor", "Mod", "Round", "Sign"})
 """Operators with floating results that jump. All operators with other results do, too."""
 
-ATTENTIONS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
+_ATTENTIONS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
 
 
 class GraphOracle(TruthSource):
@@ -181,7 +181,7 @@ def _rounded(
             values |= {name: decided[name] for name in node.output}
         elif outputs is not None:
             values |= outputs
-        elif node.op_type in ATTENTIONS:
+        elif node.op_type in _ATTENTIONS:
             values |= graph.attention(node, values, changes)
         elif node.op_type in EXACT:
             values |= graph.compute_node(node, values)

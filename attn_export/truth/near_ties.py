@@ -44,7 +44,7 @@ from attn_export.truth.rounding_sites import (
 RUNS, RUNS_OF_FLOAT16 = 2, 4
 """The number of runs with random rounding that measure the error of each quotient."""
 
-MOST_ADDED = 0.25
+_MOST_ADDED = 0.25
 """The largest error that ties may add, as a share of the error of a run that does not round the
 input of the output projection. With more, a graph that leaves the rounding out would pass."""
 
@@ -109,7 +109,7 @@ class TieFinder:
         sites = self.sites(case.inputs, number)
         return [site for site in sites if site.rounding is self.module.activations]
 
-    def projection(self, case: Case, margins: Numbers | None = None) -> ProjectionTies:
+    def projection(self, case: Case, margins: Numbers | None = None) -> _ProjectionTies:
         """Return what the projections of a case round, and the margins of the last.
 
         `margins`: Those of a case with about the same errors. Default: they are measured.
@@ -121,11 +121,11 @@ class TieFinder:
                 return self.activations(case, number)[-1]
 
         margins = self.margins_of(sites[-1], noisy) if margins is None else margins
-        return ProjectionTies(sites, margins, self.module.out_proj.weight.detach().double())
+        return _ProjectionTies(sites, margins, self.module.out_proj.weight.detach().double())
 
 
 @dataclasses.dataclass(frozen=True)
-class ProjectionTies:
+class _ProjectionTies:
     """What the projections of a run round, and values near a tie in the input of the last.
 
     Attributes:
@@ -160,7 +160,7 @@ class ProjectionTies:
         """True if ties allow so much error that a graph without rounding would pass."""
         # Errors of rounding are uniform within half a step.
         unrounded = float(self._steps[self._steps.isfinite()].norm()) / 12**0.5
-        return float(self.token_changes.norm()) > MOST_ADDED * unrounded
+        return float(self.token_changes.norm()) > _MOST_ADDED * unrounded
 
     def widen_allowed_error(self, golden: Golden) -> Golden:
         """Return the case with its allowed error increased by what values near a tie can change.

@@ -20,7 +20,7 @@ CLEAR = 1e-6
 ones may be of weights that vanish in a narrower type."""
 
 
-def finite_inputs(case: Case, number: int) -> Arrays:
+def _finite_inputs(case: Case, number: int) -> Arrays:
     """Return the inputs of a case with random numbers in place of NaN and Inf."""
     random = generator("finite", case.name, number)
     inputs = dict(case.inputs)
@@ -43,7 +43,7 @@ def determined_rows(
         For each output with such rows, their numbers: rows are along the last axis, and counted
         through all others.
     """
-    one, other = (truth_of(finite_inputs(case, number)) for number in range(2))
+    one, other = (truth_of(_finite_inputs(case, number)) for number in range(2))
     rows: dict[str, tuple[int, ...]] = {}
     for name, t in runs[0].items():
         if t.ndim < 2 or not is_floating(t.dtype):

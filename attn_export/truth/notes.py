@@ -22,7 +22,7 @@ from attn_export.truth.oracle import Oracle
 
 # -- calls by which a module tests whether it is being exported or compiled ---------------------
 
-EXPORT_TESTS = (
+_EXPORT_TESTS = (
     torch.compiler.is_exporting, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling,
     torch.onnx.is_in_onnx_export, torch.jit.is_tracing,  # type: ignore[attr-defined]
 )  # fmt: skip
@@ -30,8 +30,8 @@ EXPORT_TESTS = (
 
 
 def _find_export_tests(run: Callable[[], Any]) -> list[str]:
-    """Return the calls of `EXPORT_TESTS` in the user's code: ``is_exporting() at mine.py:12``."""
-    names = {function.__code__: function.__name__ for function in EXPORT_TESTS}
+    """Return the calls of `_EXPORT_TESTS` in the user's code: ``is_exporting() at mine.py:12``."""
+    names = {function.__code__: function.__name__ for function in _EXPORT_TESTS}
     calls: dict[str, None] = {}
 
     def look(frame: FrameType, event: str, _: Any) -> None:

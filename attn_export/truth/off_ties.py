@@ -30,10 +30,10 @@ modules, since each runs the module. Cases of more than `LONGEST` queries have o
 
 LARGE, LONGEST = 4_000_000, 256
 
-OTHER_TOKEN_EVERY = 4
+_OTHER_TOKEN_EVERY = 4
 """Every 4th attempt changes another token than the one with a value near a tie."""
 
-ROUNDED = ("query", "key", "value")
+_ROUNDED = ("query", "key", "value")
 """The inputs that are quantised directly."""
 
 
@@ -104,7 +104,7 @@ def _with_fewest_ties(case: Case, finder: TieFinder, rounding: QuantisedActivati
             best, fewest = case, count
         if not count:
             break
-        case = _step_tokens(case, near, rounding, random, others=attempt % OTHER_TOKEN_EVERY == 1)
+        case = _step_tokens(case, near, rounding, random, others=attempt % _OTHER_TOKEN_EVERY == 1)
     return best
 
 
@@ -147,7 +147,7 @@ def _step_tokens(
 def _move_inputs(case: Case, rounding: QuantisedActivations) -> Case | None:
     """Return a case without inputs near a tie, which may be `case` itself; None if impossible."""
     inputs = dict(case.inputs)
-    for name in set(ROUNDED) & set(inputs):
+    for name in set(_ROUNDED) & set(inputs):
         moved = _move_array(inputs[name], rounding)
         if moved is None:
             return None

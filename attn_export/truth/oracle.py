@@ -48,11 +48,11 @@ WIDER, TIED_RUNS = 8.0, 4
 """The factor on rounding errors, and the number of runs, by which whole-number outputs of a user's
 module are found that rounding may change."""
 
-MOST_JOINED = 128
+_MOST_JOINED = 128
 """The most rows of an output for which several random runs are stacked along the batch axis."""
 
 ONE_THREAD_BELOW = 4_000_000
-LARGE_CASE = 60_000
+_LARGE_CASE = 60_000
 """Modules with fewer parameters run on one thread, except in cases with inputs of so many elements:
 handing over smaller matrices takes as long as computing them."""
 
@@ -107,7 +107,7 @@ class Oracle(TruthSource):
 
     def _threads_for(self, case: Case) -> AbstractContextManager[None]:
         """Let PyTorch use several threads for large modules and cases, else one."""
-        is_large = sum(array.size for array in case.inputs.values()) >= LARGE_CASE
+        is_large = sum(array.size for array in case.inputs.values()) >= _LARGE_CASE
         return threads(torch.get_num_threads() if is_large or self._size >= ONE_THREAD_BELOW else 1)
 
     def _find_ties(self) -> TieFinder | None:
@@ -252,7 +252,7 @@ class Oracle(TruthSource):
             self._chooses |= mode.chooses
             return outputs
 
-        if fewest > MOST_JOINED or not self._can_stack_runs(inputs):
+        if fewest > _MOST_JOINED or not self._can_stack_runs(inputs):
             return [run(number, inputs) for number in range(count)]
         joined = {
             name: np.concatenate([a] * count) if self.has_batch(name) else a

@@ -139,7 +139,7 @@ CACHED = ("cached keys", "cached values")
 ALL, ROUNDING, CLIPPED = "all", "rounding", "clipped"
 """Errors of a tensor: all errors, the part of each up to half a step, and the part beyond."""
 
-BEYOND_HALF = 1 + 1e-6
+_BEYOND_HALF = 1 + 1e-6
 """The error from which on a value counts as clipped, in half steps. It is a little more than 1,
 since errors are computed in float32."""
 
@@ -188,7 +188,7 @@ def split(error: Tensor, step: Tensor) -> dict[str, Tensor]:
     `error`: The errors, of any shape.
     """
     half = step.to(error.dtype) / 2
-    within = torch.where(error.abs() <= half * BEYOND_HALF, error, error.clamp(-half, half))
+    within = torch.where(error.abs() <= half * _BEYOND_HALF, error, error.clamp(-half, half))
     return {ALL: error, ROUNDING: within, CLIPPED: error - within}
 
 

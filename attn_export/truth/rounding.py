@@ -28,7 +28,7 @@ from attn_export.truth.operations import (
     rounds,
 )
 
-DEVIATION = 0.4
+_DEVIATION = 0.4
 """The standard deviation of one rounding error, in units of u·|x|, where u = eps / 2: errors
 are uniform within half a unit in the last place, and |x| lies anywhere between two powers of 2."""
 
@@ -37,21 +37,21 @@ HUGE = 1e30
 """The size of numbers that stand for infinity in masks, next to which scores vanish."""
 
 PRODUCTS = frozenset({"addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv"})
-ADDED_UP = PRODUCTS | {"convolution", "mean", "sum"}
+_ADDED_UP = PRODUCTS | {"convolution", "mean", "sum"}
 """Operations whose results are sums of many terms."""
 
-SIMPLE = frozenset({
+_SIMPLE = frozenset({
     "cos", "div", "exp", "expm1", "gelu", "log", "mul", "pow", "reciprocal", "rsqrt", "sigmoid",
     "silu", "sin", "sqrt", "square", "tanh",
 })  # fmt: skip
 """Operations on single elements, which round their result once."""
 
-APPROXIMATE = frozenset({"expm1", "gelu", "log", "pow", "sigmoid", "silu", "tanh"})
-MOST_CHECKED = 2**15
+_APPROXIMATE = frozenset({"expm1", "gelu", "log", "pow", "sigmoid", "silu", "tanh"})
+_MOST_CHECKED = 2**15
 """The largest number of elements of a result that is tested for being whole numbers."""
 
-APPROXIMATION_ERROR = 4.0
-"""The error of operations in `APPROXIMATE`, in units of one rounding: libraries state 2 to 5."""
+_APPROXIMATION_ERROR = 4.0
+"""The error of operations in `_APPROXIMATE`, in units of one rounding: libraries state 2 to 5."""
 
 SCORES = frozenset({"bmm", "baddbmm"})
 ATTENTION = SCORES | {"_safe_softmax", "_softmax"}
@@ -115,7 +115,7 @@ class RandomRounding(OperationMode):
 
     def _is_whole_numbered(self, out: Any) -> bool:
         """Return whether results are exact because they are whole numbers, such as positions."""
-        if not isinstance(out, Tensor) or not 0 < out.numel() <= MOST_CHECKED:
+        if not isinstance(out, Tensor) or not 0 < out.numel() <= _MOST_CHECKED:
             return False
         return bool((out == out.round()).all()) and float(out.abs().max()) <= 1 / self._unit
 
@@ -139,13 +139,13 @@ class RandomRounding(OperationMode):
             # For negative inputs it is a small difference of numbers as large as its input.
             noise = self._random.uniform(out.shape)
             out = torch.addcmul(out, args[0].abs(), noise, value=unit)
-        if name in SIMPLE:
-            return self.rounded(out, APPROXIMATION_ERROR * unit if name in APPROXIMATE else unit)
+        if name in _SIMPLE:
+            return self.rounded(out, _APPROXIMATION_ERROR * unit if name in _APPROXIMATE else unit)
         if name in ("add", "sub"):
             return self._addition(name, out, args, unit)
         if name in ("_softmax", "_safe_softmax"):
             return self._softmax(out, args[1], unit)
-        if name in ADDED_UP:
+        if name in _ADDED_UP:
             terms = _terms(name, out, args, self._copies, min(self._sums, unit))
             return self._sum(_overflowed(name, out, unit), *terms, unit)
         if not func._schema.is_mutable:
@@ -182,7 +182,7 @@ class RandomRounding(OperationMode):
         # terms plus count / 3 times the square of the result.
         partial = (count / 2 * squares + count / 3 * out.square()).sqrt_()
         noise = self._random.normal(out.shape)
-        size = DEVIATION * min(self._sums, unit)
+        size = _DEVIATION * min(self._sums, unit)
         noisy = torch.addcmul(out, noise, _without_huge(partial, out), value=size)
         # The last partial sum is rounded to the type of the result.
         return self.rounded(noisy, unit) if self._sums < unit else noisy
@@ -191,7 +191,7 @@ class RandomRounding(OperationMode):
         """Round a softmax: each exponential on its own, and their sum, shared by the row."""
         row = self._random.normal(out.sum(axis, keepdim=True).shape)
         count = out.shape[axis] if out.dim() else 1
-        size = DEVIATION * min(self._sums, unit) * math.sqrt(count / 3)
+        size = _DEVIATION * min(self._sums, unit) * math.sqrt(count / 3)
         return torch.addcmul(self.rounded(out, 2 * unit), out, row, value=size)
 
     def _layer_norm(
@@ -202,11 +202,11 @@ class RandomRounding(OperationMode):
         product = normed if bias is None else normed - bias
         # The difference, the variance, its root and two products are rounded. If the bias nearly
         # cancels the product, their errors are large relative to the result.
-        noise = APPROXIMATION_ERROR * self._random.uniform(product.shape)
+        noise = _APPROXIMATION_ERROR * self._random.uniform(product.shape)
         # ONNX Runtime computes the variance as mean square, of terms added one by one, minus
         # squared mean: it loses digits if the mean is large.
         count = normed.numel() / max(mean.numel(), 1)
-        of_sum = DEVIATION * min(self._sums / unit, 1) * math.sqrt(count / 3)
+        of_sum = _DEVIATION * min(self._sums / unit, 1) * math.sqrt(count / 3)
         lost = self._random.uniform(mean.shape) + of_sum * self._random.normal(mean.shape)
         noise += lost * (mean * inverse).square_()
         noisy = torch.addcmul(normed, product, noise, value=unit)

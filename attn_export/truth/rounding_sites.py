@@ -33,7 +33,7 @@ FLOAT_SAFETY, FLOAT_LEAST = 3.5, 1.0
 """The same for a cache in floating point: nothing is divided by a scale, and near a tie either
 neighbour is accepted."""
 
-SATURATE_FROM = 0.2
+_SATURATE_FROM = 0.2
 """The margin from which on values are moved into saturation, since no value between two ties
 would be far enough from both."""
 
@@ -97,7 +97,7 @@ class Site:
             x, tie = part.values, _ties(part)
             beside = tie + torch.where(x >= tie, 2 * margin, -2 * margin)
             ends = torch.where(x < 0, part.low + 0.5 - 2 * margin, part.high - 0.5 + 2 * margin)
-            target = torch.where(margin < SATURATE_FROM, beside, ends)
+            target = torch.where(margin < _SATURATE_FROM, beside, ends)
             # A cache in floating point has no ends: its smallest values stay where they are.
             shifts.append(torch.where(near & target.isfinite(), target - x, 0.0))
         return shifts
@@ -203,7 +203,7 @@ def overflows(site: Site) -> bool:
 
 # -- rounding errors of kernels that subtract the zero points of weights after the product -------
 
-LARGEST_INT4 = 7
+_LARGEST_INT4 = 7
 """The largest 4-bit weight; as an unsigned integer it is larger by `MIDDLE`, the zero point."""
 
 
@@ -232,7 +232,7 @@ def _offset_hook(layer: nn.Linear, spec: AttentionSpec) -> Callable[..., Tensor]
     blocks = layer.weight.detach().unflatten(-1, (-1, spec.block_size))  # [N, blocks, block]
     # The zero points times the scales.
     if spec.scheme == "symmetric":
-        zeros = blocks.abs().amax(-1) * (MIDDLE / LARGEST_INT4)
+        zeros = blocks.abs().amax(-1) * (MIDDLE / _LARGEST_INT4)
     else:
         zeros = -blocks.amin(-1).clamp(max=0)
     offset = zeros.double().T

@@ -24,10 +24,10 @@ from attn_export.rule import TIES, TIES_ADVICE
 from attn_export.tensorfile import is_floating
 from attn_export.truth.operations import RANKING, OperationMode, name_of
 
-SAME = 1e-9
+_SAME = 1e-9
 """The largest relative difference of two float64 runs that are equal but for rounding."""
 
-Order = Callable[[int], Tensor]
+_Order = Callable[[int], Tensor]
 """A function from a count n to the indices 0 to n - 1 in the order of preference among equals."""
 
 
@@ -35,14 +35,14 @@ def _random_order(count: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(count))
 
 
-ORDERS: tuple[Order, ...] = (torch.arange, lambda n: torch.arange(n - 1, -1, -1), _random_order)
+ORDERS: tuple[_Order, ...] = (torch.arange, lambda n: torch.arange(n - 1, -1, -1), _random_order)
 """Orders to try; the first is that of ONNX."""
 
 
 class TieOrder(OperationMode):
     """Mode in which `sort` and `topk` return equal values in a given order."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: _Order) -> None:
         super().__init__()
         self._order = order
 
@@ -88,7 +88,7 @@ def mark_ties(
         whole = not is_floating(t.dtype)
         mask = _changed(t, [*ranked, *select(rounded, name)] if whole else ranked[:1])
         apart = measure_strictly(ranked[0], t) if ranked else None
-        depends_on_order = apart is not None and not max(apart.whole, apart.row) <= SAME
+        depends_on_order = apart is not None and not max(apart.whole, apart.row) <= _SAME
         if depends_on_order or (whole and mask.any()):
             tied[name] = mask
         if depends_on_order:

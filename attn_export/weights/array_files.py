@@ -22,10 +22,10 @@ from attn_export.weights.source import bracketed, listed, open_source
 
 NPZ, SAFETENSORS = ".npz", ".safetensors"
 
-NPY = ".npy"
+_NPY = ".npy"
 """The suffix of an array inside a .npz file."""
 
-MAX_HEADER = 1024
+_MAX_HEADER = 1024
 """The largest size in bytes of the header of an array in a .npz file; usual headers have 128."""
 
 
@@ -52,7 +52,7 @@ def read_arrays(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, T
 
 def _npz(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, Tensor]:
     with zipfile.ZipFile(io.BytesIO(read_bytes(path, max_bytes))) as archive:
-        members = {info.filename.removesuffix(NPY): info for info in archive.infolist()}
+        members = {info.filename.removesuffix(_NPY): info for info in archive.infolist()}
         _check_names(path, members, names)
         arrays = {}
         for name, info in members.items():
@@ -75,7 +75,7 @@ def _npy(data: bytes) -> np.ndarray[Any, Any]:
         np.lib.format.read_array_header_1_0 if version == (1, 0)
         else np.lib.format.read_array_header_2_0
     )  # fmt: skip
-    shape, is_fortran, dtype = read(stream, max_header_size=MAX_HEADER)
+    shape, is_fortran, dtype = read(stream, max_header_size=_MAX_HEADER)
     content = data[stream.tell() :]
     if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content):
         raise ValueError(f"{len(content)} bytes are no {list(shape)} of {dtype}")
@@ -109,7 +109,7 @@ FILE = "kv_scales.npz"
 
 NAMES = ("k_scale", "v_scale")
 
-MAX_BYTES = 64 * 2**20
+_MAX_BYTES = 64 * 2**20
 """The largest size of such a file in bytes: a scale for each of 2^20 channels takes 8 MiB."""
 
 
@@ -119,7 +119,7 @@ def read_scales(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     `path`: A .npz or .safetensors file with `k_scale` and `v_scale`, float32: scalars or `[1]`, or
     `[Hkv, D]` or `[Hkv, 1, D]` for scales by channel.
     """
-    arrays = read_arrays(path, NAMES, MAX_BYTES)
+    arrays = read_arrays(path, NAMES, _MAX_BYTES)
     return {name: _check_scale(path, name, arrays, like[name]) for name in NAMES}
 
 

@@ -37,7 +37,7 @@ from attn_export.weights.unpack import read_weights
 if TYPE_CHECKING:
     from torch import Tensor
 
-LAYER_COUNTS = (
+_LAYER_COUNTS = (
     "{side}_layers", "num_{side}_layers", "num_layers", "num_hidden_layers", "n_layers", "n_layer",
 )  # fmt: skip
 """Keys of the number of layers, of which the first that exists counts; {side} stands for encoder or
@@ -45,7 +45,7 @@ decoder."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Checkpoint:
+class _Checkpoint:
     """One attention layer of a checkpoint.
 
     Attributes:
@@ -68,13 +68,13 @@ def load_checkpoint(
     spec: AttentionSpec | None = None,
     fields: Mapping[str, Any] | None = None,
     pool_kv_heads: int | None = None,
-) -> Checkpoint:
+) -> _Checkpoint:
     """Return one attention layer of a safetensors checkpoint; other tensors are not read."""
     fields = fields or {}
     if spec is not None and fields:
         spec = AttentionSpec.from_dict({**spec.to_dict(), **fields})
     opened = open_layer(Path(path), layer, spec, fields, pool_kv_heads)
-    if isinstance(opened, Checkpoint):
+    if isinstance(opened, _Checkpoint):
         return opened
     source, config, match = opened
     if config is not None and config.towers and match.tower:
@@ -100,13 +100,13 @@ def load_checkpoint(
         final_spec, weights = pool(weights, final_spec, pool_kv_heads)
         if pool_kv_heads != kv_heads:
             notes.append(f"K/V heads were pooled from {kv_heads} to {pool_kv_heads} by their means")
-    return Checkpoint(final_spec, weights, tuple(map(shown, notes)), integers)
+    return _Checkpoint(final_spec, weights, tuple(map(shown, notes)), integers)
 
 
 def open_layer(
     path: Path, layer: str | None, spec: AttentionSpec | None, fields: Mapping[str, Any],
     pool_kv_heads: int | None,
-) -> Checkpoint | tuple[TensorSource, Config | None, LayerMatch]:  # fmt: skip
+) -> _Checkpoint | tuple[TensorSource, Config | None, LayerMatch]:  # fmt: skip
     """Find a layer without importing torch.
 
     Returns:
@@ -141,7 +141,7 @@ def _with_integers(source: TensorSource, config: Config | None) -> TensorSource:
 
 def _load_config_alone(
     path: Path, layer: str | None, fields: Mapping[str, Any], pool_kv_heads: int | None
-) -> Checkpoint:
+) -> _Checkpoint:
     """Return the spec of one attention layer of a config.json without tensors."""
     config = Config.load(path)
     if config is None:
@@ -153,7 +153,7 @@ def _load_config_alone(
     number, role = parse_layer(layer, _wanted_role(None, fields))
     find_family(config)  # raises an error for a family that is not known
     side = "encoder" if role == ENCODER else "decoder"
-    keys = [key.format(side=side) for key in LAYER_COUNTS if config.has(key.format(side=side))]
+    keys = [key.format(side=side) for key in _LAYER_COUNTS if config.has(key.format(side=side))]
     if keys and number >= config.whole(keys[0]):
         raise WeightsError(
             f"{path} has {keys[0]} {config.whole(keys[0])}, so there is no layer {number}; give a "
@@ -162,7 +162,7 @@ def _load_config_alone(
     in_config = read_config_spec(config, number, role, None)
     spec = AttentionSpec.from_dict({**in_config.fields, **fields})
     note = f"layer {number} as {path} describes it, with random weights: it holds no tensors"
-    return Checkpoint(spec, None, (shown(note),))
+    return _Checkpoint(spec, None, (shown(note),))
 
 
 def _wanted_role(spec: AttentionSpec | None, fields: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from attn_export.spec.rules import ROTARY_SCALINGS
 from attn_export.weights.config import FULL, SLIDING, Config, Layer
 
-PARTIAL: Final = "partial_rotary_factor"
+_PARTIAL: Final = "partial_rotary_factor"
 
 
 def rotary(
@@ -30,8 +30,8 @@ def rotary(
     base = inner.positive("rope_theta") if has_base else config.positive(theta)
     fields: dict[str, Any] = {"rotary": "half", "rotary_theta": base}
     share = 1.0
-    if partial and inner.has(PARTIAL):
-        share = inner.positive(PARTIAL)
+    if partial and inner.has(_PARTIAL):
+        share = inner.positive(_PARTIAL)
     elif partial in config.values:
         share = config.positive(partial)
     if share < 1:
@@ -64,7 +64,7 @@ def phi3_rotary(layer: Layer) -> dict[str, Any]:
         inner = dataclasses.replace(inner, values={**inner.values, "rope_type": "longrope"})
     elif scaling not in (None, "default", "longrope"):
         raise inner.unsupported("rope_type", scaling, "Phi-3 knows longrope only")
-    return rotary(layer, partial=PARTIAL, parameters=inner)
+    return rotary(layer, partial=_PARTIAL, parameters=inner)
 
 
 def gemma3_rotary(layer: Layer) -> dict[str, Any]:
@@ -73,8 +73,8 @@ def gemma3_rotary(layer: Layer) -> dict[str, Any]:
     has_both = not values.get("rope_scaling") and SLIDING in (values.get("rope_parameters") or ())
     if layer.slides and not has_both:
         none = dataclasses.replace(inner, values={})
-        return rotary(layer, "rope_local_base_freq", PARTIAL, none)
-    return rotary(layer, partial=PARTIAL, parameters=inner)
+        return rotary(layer, "rope_local_base_freq", _PARTIAL, none)
+    return rotary(layer, partial=_PARTIAL, parameters=inner)
 
 
 def _parameters(layer: Layer) -> Config:
@@ -113,7 +113,7 @@ def _scaling(config: Config, scaling: str, inner: Config) -> dict[str, Any]:
         if inner.has(name):
             fields[field] = inner.positive(name)
     if scaling == "longrope":
-        for name, field in DIVISORS.items():
+        for name, field in _DIVISORS.items():
             numbers = inner.values.get(name)
             if not isinstance(numbers, list):
                 raise inner.invalid(name, "a list of numbers")
@@ -145,7 +145,7 @@ CONSTANTS: Final[Mapping[str, Mapping[str, str]]] = {
 }  # fmt: skip
 """Optional keys of a type of scaling, each with its field of the spec."""
 
-DIVISORS: Final = {"short_factor": "rotary_short_factors", "long_factor": "rotary_long_factors"}
+_DIVISORS: Final = {"short_factor": "rotary_short_factors", "long_factor": "rotary_long_factors"}
 """The keys of LongRoPE's divisors of frequencies, each with its field."""
 
 

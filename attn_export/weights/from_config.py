@@ -109,7 +109,7 @@ def read_config_spec(config: Config, number: int, role: str, biases: str | None)
     return ConfigSpec(spec, fields, keys, stated_bias is not None)
 
 
-PATTERNS: Final[Mapping[str, Callable[[Config, int], bool]]] = {
+_PATTERNS: Final[Mapping[str, Callable[[Config, int], bool]]] = {
     # Every other layer, from the first.
     "even": lambda _, number: number % 2 == 0,
     # By default all but every sixth one.
@@ -134,7 +134,7 @@ def _slides(config: Config, pattern: str | None, number: int) -> bool:
         return False
     layer_types = config.values.get("layer_types")
     if layer_types is None:
-        return PATTERNS[pattern](config, number)
+        return _PATTERNS[pattern](config, number)
     if not isinstance(layer_types, list) or number >= len(layer_types):
         raise config.invalid("layer_types", f"a list with an entry for layer {number}")
     if layer_types[number] not in (FULL, SLIDING):

@@ -55,7 +55,7 @@ def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return packed
 
 
-def separate_weights(weights: Mapping[str, Tensor], spec: AttentionSpec) -> dict[str, Tensor]:
+def _separate_weights(weights: Mapping[str, Tensor], spec: AttentionSpec) -> dict[str, Tensor]:
     """Return weights of an `Attention` with `packed_qkv` as those of one without it."""
     separate = dict(weights)
     for suffix in ("weight", "bias"):
@@ -186,7 +186,7 @@ def _best(tails: set[str]) -> Layout | None:
 
 # Legend: Hkv key/value heads, n of them after pooling.
 
-OF_KV_HEADS: Final = ("k_proj.", "v_proj.", ADDED_KEYS)
+_OF_KV_HEADS: Final = ("k_proj.", "v_proj.", ADDED_KEYS)
 """Prefixes of the weights whose first axis consists of K/V heads."""
 
 
@@ -210,9 +210,9 @@ def pool(
             f"{kv_heads} pooled K/V heads do not divide num_kv_heads {before}; choose one of "
             f"{', '.join(map(str, divisors(before)))}"
         )
-    separate = separate_weights(weights, spec) if spec.packed_qkv else weights
+    separate = _separate_weights(weights, spec) if spec.packed_qkv else weights
     pooled = {
-        name: _mean(tensor, before, kv_heads) if name.startswith(OF_KV_HEADS) else tensor
+        name: _mean(tensor, before, kv_heads) if name.startswith(_OF_KV_HEADS) else tensor
         for name, tensor in separate.items()
     }
     pooled_spec = AttentionSpec.from_dict({**spec.to_dict(), "num_kv_heads": kv_heads})

@@ -12,12 +12,12 @@ from attn_export.weights.source import TensorSource, listed, shown
 
 CROSS, DECODER, ENCODER = "cross", "decoder", "encoder"
 
-CROSS_NAMES: Final = frozenset({
+_CROSS_NAMES: Final = frozenset({
     "encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention",
     "src_attn", "enc_attn", "enc_dec_attention", "multihead_attn",
 })  # fmt: skip
 """Names of modules in which a decoder attends to an encoder."""
-TOWERS: Final = frozenset({
+_TOWERS: Final = frozenset({
     "vision_tower", "vision_model", "visual", "vision_encoder", "audio_tower", "audio_model",
 })  # fmt: skip
 """Names of modules that encode images or audio for a language model."""
@@ -40,7 +40,7 @@ class LayerMatch:
     @property
     def tower(self) -> str:
         """The encoder of images or audio that it belongs to, or ""."""
-        return next((word for word in self.prefix.split(".") if word in TOWERS), "")
+        return next((word for word in self.prefix.split(".") if word in _TOWERS), "")
 
     @property
     def shown(self) -> str:
@@ -96,7 +96,7 @@ def _number_in(words: Sequence[str]) -> int | None:
 
 def _role(words: Sequence[str]) -> str:
     """Return the role that the words of a prefix tell, or ""."""
-    if CROSS_NAMES.intersection(words):
+    if _CROSS_NAMES.intersection(words):
         return CROSS
     return next((word for word in words if word in (DECODER, ENCODER)), "")
 

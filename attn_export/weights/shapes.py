@@ -72,12 +72,12 @@ class NamedSizes:
         return dict(zip(QKV, (*widths, f"num_kv_heads * {self.value_width}"), strict=True))
 
 
-ExpectedTensors = dict[str, ExpectedTensor]
+_ExpectedTensors = dict[str, ExpectedTensor]
 
 
 def expected_tensors(
     match: LayerMatch, names: Collection[str], sizes: NamedSizes
-) -> ExpectedTensors:
+) -> _ExpectedTensors:
     """Return the tensors that a layer of a checkpoint must have, by their full names."""
     projections = _latent_tensors if sizes.spec.kv_latent_dim else _projection_tensors
     expected = projections(match, sizes) | _feature_tensors(match, sizes)
@@ -104,7 +104,7 @@ def relative_bias_name(match: LayerMatch, names: Collection[str]) -> str | None:
     return next((name for name in candidates if name in names), None)
 
 
-def _projection_tensors(match: LayerMatch, sizes: NamedSizes) -> ExpectedTensors:
+def _projection_tensors(match: LayerMatch, sizes: NamedSizes) -> _ExpectedTensors:
     """Return the weights and biases of the four projections, packed or separate."""
     layout, spec, rows = match.layout, sizes.spec, sizes.rows()
     columns = dict.fromkeys(QKV, "embed_dim")
@@ -141,28 +141,28 @@ LATENT: Final = {
 }
 """Modules of multi-head latent attention under DeepSeek's names, each with ours and the sizes of
 its weight."""
-LATENT_QUERIES: Final = {
+_LATENT_QUERIES: Final = {
     "q_a_proj": ("latent.q_down", "q_latent_dim", "embed_dim"),
     "q_a_layernorm": ("latent.q_norm", "q_latent_dim"),
     "q_b_proj": ("latent.q_up", "num_heads * head_dim", "q_latent_dim"),
 }
-PLAIN_QUERIES: Final = {"q_proj": ("latent.q_up", "num_heads * head_dim", "embed_dim")}
-WITH_BIAS: Final = ("kv_a_proj_with_mqa", "o_proj", "q_a_proj")
+_PLAIN_QUERIES: Final = {"q_proj": ("latent.q_up", "num_heads * head_dim", "embed_dim")}
+_WITH_BIAS: Final = ("kv_a_proj_with_mqa", "o_proj", "q_a_proj")
 
 
-def _latent_tensors(_: LayerMatch, sizes: NamedSizes) -> ExpectedTensors:
+def _latent_tensors(_: LayerMatch, sizes: NamedSizes) -> _ExpectedTensors:
     """Return the tensors of multi-head latent attention."""
-    queries = LATENT_QUERIES if sizes.spec.q_latent_dim else PLAIN_QUERIES
+    queries = _LATENT_QUERIES if sizes.spec.q_latent_dim else _PLAIN_QUERIES
     expected = {}
     for name, (ours, rows, *columns) in {**queries, **LATENT}.items():
         weight = ours if ours == KV_UP else f"{ours}.weight"
         expected[f"{name}.weight"] = sizes.tensor(weight, rows, *columns)
-        if sizes.spec.bias == "all" and name in WITH_BIAS:
+        if sizes.spec.bias == "all" and name in _WITH_BIAS:
             expected[f"{name}.bias"] = sizes.tensor(f"{ours}.bias", rows)
     return expected
 
 
-def _feature_tensors(match: LayerMatch, sizes: NamedSizes) -> ExpectedTensors:
+def _feature_tensors(match: LayerMatch, sizes: NamedSizes) -> _ExpectedTensors:
     spec = sizes.spec
     expected = {}
     if spec.qk_norm != "none":

@@ -35,7 +35,7 @@ CONVERT: Final = (
     "reading it could run code; convert it where you trust it: safetensors.torch.save_file("
     "torch.load(FILE, map_location='cpu', weights_only=True), 'model.safetensors')"
 )
-PICKLES: Final = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+_PICKLES: Final = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def find_lone_config(path: Path) -> Path | None:
         return path
     if not (path / CONFIG).is_file():
         return None
-    endings = (".safetensors", ".index.json", *PICKLES)
+    endings = (".safetensors", ".index.json", *_PICKLES)
     has_tensors = any(file.name.endswith(endings) for file in path.iterdir())
     return None if has_tensors else path / CONFIG
 
@@ -121,7 +121,7 @@ def open_source(path: Path) -> TensorSource:
     """Open a checkpoint, given its file, the index of its shards, or the folder of either."""
     if path.is_dir():
         path = _in_folder(path)
-    if path.suffix in PICKLES:
+    if path.suffix in _PICKLES:
         raise WeightsError(f"{path} is a pickle by its name; {CONVERT}")
     if path.suffix == ".json":
         return TensorSource(path, _read_index(path))
@@ -165,7 +165,7 @@ def _in_folder(folder: Path) -> Path:
     if files:
         names = listed(file.name for file in files)
         raise WeightsError(f"{folder} holds {len(files)} checkpoints: {names}; give one of them")
-    pickled = [file.name for file in sorted(folder.iterdir()) if file.suffix in PICKLES]
+    pickled = [file.name for file in sorted(folder.iterdir()) if file.suffix in _PICKLES]
     if pickled:
         raise WeightsError(f"{folder} holds pickles only ({listed(pickled)}); {CONVERT}")
     raise WeightsError(f"{folder} holds no {SINGLE}, {INDEX} or {CONFIG}; give the file itself")

@@ -29,7 +29,7 @@ from attn_export.untrusted_files import MOST_TEXT, checked, parse_json, read_byt
 SDK = "model_signing"
 
 
-class Claim(NamedTuple):
+class _Claim(NamedTuple):
     """What a signature says, which may be a lie: its bytes, the SHA-256 of files, and its signer.
 
     `key` is the SHA-256 of the PEM file of a public key; it is empty for a sigstore identity.
@@ -95,7 +95,7 @@ def _checked(folder: Path, manifest: Manifest, signature: Signature | None = Non
     return Signature("not checked", claim.signer)
 
 
-def _verifier(bundle: Path, claim: Claim, signer: str, issuer: str | None) -> Any:
+def _verifier(bundle: Path, claim: _Claim, signer: str, issuer: str | None) -> Any:
     """Return the SDK's verifier for a signer, which must be the one that a signature claims."""
     from model_signing import verifying  # not above: only `--trust` needs it
 
@@ -134,7 +134,7 @@ def _digest_of_key(path: Path) -> str:
     return hashlib.sha256(pem).hexdigest()
 
 
-def _read(bundle: Path) -> Claim | None:
+def _read(bundle: Path) -> _Claim | None:
     """Return what the signature of a bundle claims; None if there is none."""
     path = bundle / SIGNATURE
     if path.is_symlink():
@@ -151,7 +151,7 @@ def _read(bundle: Path) -> Claim | None:
             raise ValueError("it lists no file, or one twice")
         material = outer["verificationMaterial"]
         is_key = "publicKey" in material
-        return Claim(
+        return _Claim(
             content, digests, checked(material["publicKey"]["hint"], Digest) if is_key else ""
         )
     except FileNotFoundError:
@@ -165,7 +165,7 @@ def _read(bundle: Path) -> Claim | None:
         ) from error
 
 
-def _check_covers(bundle: Path, claim: Claim) -> None:
+def _check_covers(bundle: Path, claim: _Claim) -> None:
     """Refuse a bundle in which a file differs from the signed one, or is not signed."""
     signature = hashlib.sha256(claim.content).hexdigest()
     try:

@@ -34,7 +34,7 @@ from attn_export.untrusted_files import parse_json, read_text
 
 STATEMENT, BOM = f"{EVIDENCE}/test-result.json", f"{EVIDENCE}/bom.cdx.json"
 
-METRICS = {
+_METRICS = {
     "whole": "relative L2 error of an output against float64",
     "row": "relative L2 error of a row of an output against float64",
     "worst": "relative L2 error as a share of the error allowed",
@@ -42,7 +42,7 @@ METRICS = {
 }
 """Description of each measured error in a verdict. The largest over all cases is stated."""
 
-NAMESPACE = uuid.UUID("6ad0cd6e-4a1f-5c0a-8a53-6f1f6d0d9c2b")
+_NAMESPACE = uuid.UUID("6ad0cd6e-4a1f-5c0a-8a53-6f1f6d0d9c2b")
 """Namespace of serial numbers, which depend on the content of a bill of materials only."""
 
 
@@ -176,7 +176,7 @@ def _bill_of_materials(report: ReportFile, manifest: Manifest) -> dict[str, Any]
         ],
         "dependencies": [{"ref": "model"}],
     }
-    number = uuid.uuid5(NAMESPACE, json.dumps(content, sort_keys=True))
+    number = uuid.uuid5(_NAMESPACE, json.dumps(content, sort_keys=True))
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
@@ -197,12 +197,12 @@ def _metrics(verdicts: Iterable[Verdict]) -> list[dict[str, str]]:
     largest: dict[tuple[str, str], float] = {}
     for verdict in verdicts:
         source = f"{verdict.runtime}, {verdict.graph}, {verdict.output}"
-        for measure in METRICS:
+        for measure in _METRICS:
             value = getattr(verdict, measure)
             if value is not None:
                 key = (source, measure)
                 largest[key] = max(value, largest.get(key, value))
     return [
-        {"type": METRICS[measure], "value": f"{value:.6g}", "slice": source}
+        {"type": _METRICS[measure], "value": f"{value:.6g}", "slice": source}
         for (source, measure), value in largest.items()
     ]

@@ -28,7 +28,7 @@ BATCHES, PREFILL_LENGTHS, DECODE_LENGTHS = (1,), (512,), (2048,)
 HUNG_AFTER = 300.0
 """The time limit of a candidate in seconds. torch.compile may take a minute or two."""
 
-Planned = Sequence[tuple[str, Mapping[str, int], Sequence[Candidate]]]
+_Planned = Sequence[tuple[str, Mapping[str, int], Sequence[Candidate]]]
 """The name of each workload, the size of every axis, and the candidates."""
 
 KEYS = ("past_len", "capacity", "key_len")
@@ -52,7 +52,7 @@ class Measuring:
     threads: int | None = None
     turn_seconds: float = 0.2
 
-    def measure(self, name: str, planned: Planned, progress: Progress) -> BenchReport:
+    def measure(self, name: str, planned: _Planned, progress: Progress) -> BenchReport:
         """Measure workloads one after the other."""
         limits = Limits.default()
         threads = self.threads or limits.threads

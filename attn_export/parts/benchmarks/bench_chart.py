@@ -13,8 +13,8 @@ from attn_export.parts.benchmarks.measurements import WorkloadResult
 from attn_export.system_info import check_installed
 
 ENDINGS = (".svg", ".png")
-OUR_COLOURS = ("#c8372d", "#e8853a", "#8c1d40", "#f2b134")
-PEER_COLOURS = ("#9aa5b1", "#6b7a89", "#475569", "#b7c9c3", "#7d9d9c", "#c9c3d6")
+_OUR_COLOURS = ("#c8372d", "#e8853a", "#8c1d40", "#f2b134")
+_PEER_COLOURS = ("#9aa5b1", "#6b7a89", "#475569", "#b7c9c3", "#7d9d9c", "#c9c3d6")
 
 
 def check_chart_file(file: Path | str) -> None:
@@ -54,7 +54,7 @@ def write_chart(panels: Mapping[str, Sequence[WorkloadResult]], file: Path | str
 def _colours(workloads: Sequence[WorkloadResult]) -> dict[str, str]:
     """Return a colour for each candidate: warm ones for our graphs, cool ones for peers."""
     colours: dict[str, str] = {}
-    for role, palette in (("ours", OUR_COLOURS), ("peer", PEER_COLOURS)):
+    for role, palette in (("ours", _OUR_COLOURS), ("peer", _PEER_COLOURS)):
         measured = (candidate for workload in workloads for candidate in workload.measured)
         names = dict.fromkeys(m.name for m in measured if m.role == role)
         for number, name in enumerate(names):

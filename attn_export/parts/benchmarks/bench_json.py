@@ -11,7 +11,7 @@ from attn_export.parts.benchmarks.measurements import BenchReport, Measured, Wor
 if TYPE_CHECKING:
     from attn_export.parts.benchmarks.tune import TuningResult
 
-BENCH_FORMAT = "attn-export-bench/1"
+_BENCH_FORMAT = "attn-export-bench/1"
 
 
 def bench_to_json(report: BenchReport) -> str:
@@ -22,7 +22,7 @@ def bench_to_json(report: BenchReport) -> str:
 def bench_to_dict(report: BenchReport) -> dict[str, Any]:
     """Return the report as plain values."""
     return {
-        "format": BENCH_FORMAT,
+        "format": _BENCH_FORMAT,
         "name": report.name,
         "exit_code": report.exit_code,
         "threads": report.threads,

@@ -43,7 +43,7 @@ COLUMNS = (Column(""), *(Column(name, right=True) for name in FIGURES))
 """Columns of a benchmark. ``MiB`` is the growth of memory in the first run, ``to peer`` the median
 divided by that of the best peer, ``of roof`` the result of `WorkloadResult.fraction`."""
 
-STYLES: Mapping[str, Style] = {"ours": "bold", "peer": "", "roof": "dim"}
+_STYLES: Mapping[str, Style] = {"ours": "bold", "peer": "", "roof": "dim"}
 
 
 def print_bench(report: BenchReport, console: Console) -> None:
@@ -68,7 +68,7 @@ def _bench_row(workload: WorkloadResult, measured: Measured) -> tuple[Styled, ..
     is_roof = measured.role == "roof"
     rate = measured.flops_per_second or measured.bytes_per_second
     unit = "GFLOP/s" if measured.flops_per_second else "GB/s"
-    style = STYLES[measured.role]
+    style = _STYLES[measured.role]
     cells = (
         measured.name,
         in_ms(measured),

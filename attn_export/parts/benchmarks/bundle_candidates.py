@@ -30,7 +30,7 @@ from attn_export.system_info import missing_package
 from attn_export.tensorfile import numpy_dtype
 
 RUNTIME = "ort-cpu"
-NO_SPEC = "the bundle has no spec.toml, so its PyTorch module is not known"
+_NO_SPEC = "the bundle has no spec.toml, so its PyTorch module is not known"
 FRESH_PROCESS_FROM = 1 << 30
 """Size of the attention scores, in bytes, from which a candidate's process is started anew for
 each of its turns, because a graph that stores its scores would fill the memory."""
@@ -102,7 +102,7 @@ class BundleCandidates:
     def _peers(self, sizes: Sizes, work: Work, *, decode: bool) -> list[Candidate]:
         options: dict[str, Any] = {}
         graph: dict[str, Any] = {}
-        static, reason = False, NO_SPEC
+        static, reason = False, _NO_SPEC
         if self.spec is not None:
             reason = not_installed("torch")
             spec = _peer_spec(self.spec)
@@ -149,7 +149,7 @@ attention (float[M, N] x) => (float[M] sum) {
 LARGE = 2048
 """M, K and N of the GEMM. Larger ones reach no more FLOP/s."""
 
-READ_MIB = 512
+_READ_MIB = 512
 """The size of the buffer that is read: much more than the last-level cache of most processors."""
 
 ROWS = 64
@@ -172,7 +172,7 @@ def gemm_rooflines(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -
     ]
 
 
-def read_rooflines(folder: Path, mib: int = READ_MIB) -> list[Candidate]:
+def read_rooflines(folder: Path, mib: int = _READ_MIB) -> list[Candidate]:
     """Return the candidates that sum the elements of a float32 buffer, one for each library.
 
     `mib`: The size of the buffer in MiB.

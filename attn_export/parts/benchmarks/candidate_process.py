@@ -20,7 +20,7 @@ from attn_export.system_info import WAIT_POLICY
 SERVE = "attn_export.parts.benchmarks.candidate_worker:serve"
 """The function that a candidate's process calls."""
 
-MOST_RUNS = 2000
+_MOST_RUNS = 2000
 """Largest number of runs in a turn."""
 
 
@@ -64,7 +64,7 @@ class CandidateProcess:
             self.prepare()
         if not self.alive:
             return
-        runs = min(max(1, round(seconds / max(self._latency, 1e-6))), MOST_RUNS)
+        runs = min(max(1, round(seconds / max(self._latency, 1e-6))), _MOST_RUNS)
         # Other candidates evicted this one's data from the processor's caches, so it runs once
         # without being timed, unless one run is longer than a turn.
         event = self._request({"do": "run", "runs": runs, "warm": self._latency < seconds})
@@ -108,7 +108,7 @@ class CandidateProcess:
 # -- measurement of all candidates --------------------------------------------------------------
 
 
-SETTLE = 0.1
+_SETTLE = 0.1
 """Pause between turns in seconds: threads of ONNX Runtime spin for up to 50 ms after a run."""
 
 
@@ -132,12 +132,12 @@ def measure(
         for process in processes:
             if not process.candidate.alone:
                 process.prepare()
-                time.sleep(SETTLE)
+                time.sleep(_SETTLE)
             advance(f"{process.candidate.name}: ready")
         for number in range(1, rounds + 1):
             for process in processes:
                 process.turn(turn_seconds)
-                time.sleep(SETTLE)
+                time.sleep(_SETTLE)
                 advance(f"{process.candidate.name}: round {number}")
         return tuple(process.measured() for process in processes)
 

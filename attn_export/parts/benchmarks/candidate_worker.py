@@ -16,9 +16,9 @@ from typing import Any
 from attn_export.parts.benchmarks.feeds import Prepared
 from attn_export.runtimes.child_main import Jobs, Send, load_function
 
-STATUS = Path("/proc/self/status")
+_STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
-RESET_PEAK = "5"
+_RESET_PEAK = "5"
 """The value that, written to `CLEAR`, sets VmHWM to the present VmRSS; see proc(5)."""
 
 KINDS = {
@@ -54,7 +54,7 @@ def serve(send: Send, jobs: Jobs, kind: str, threads: str) -> None:
 def _first_run(prepared: Prepared) -> int | None:
     """Run once; return how much the memory of this process grew at most, in bytes, or None."""
     try:
-        CLEAR.write_text(RESET_PEAK)
+        CLEAR.write_text(_RESET_PEAK)
     except OSError:  # not Linux, or not permitted
         prepared.run()
         return None
@@ -65,8 +65,8 @@ def _first_run(prepared: Prepared) -> int | None:
 
 
 def _status(field: str) -> int | None:
-    """Return the memory in bytes that a field of `STATUS` states, or None."""
-    match = re.search(rf"^{field}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
+    """Return the memory in bytes that a field of `_STATUS` states, or None."""
+    match = re.search(rf"^{field}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
     return int(match[1]) << 10 if match else None
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from attn_export.errors import RuntimeFailure
 from attn_export.results import Outcome
 
-Role = Literal["ours", "peer", "roof"]
+_Role = Literal["ours", "peer", "roof"]
 """Role of a candidate. ``roof`` is a GEMM or a read of memory, whose speed limits the others."""
 
 
@@ -39,7 +39,7 @@ class Candidate:
     """
 
     name: str
-    role: Role
+    role: _Role
     kind: str
     options: Mapping[str, Any]
     work: Work
@@ -68,7 +68,7 @@ class Measured:
         return self.candidate.name
 
     @property
-    def role(self) -> Role:
+    def role(self) -> _Role:
         """The role of the candidate."""
         return self.candidate.role
 
@@ -113,7 +113,7 @@ class WorkloadResult:
     sizes: Mapping[str, int]
     measured: tuple[Measured, ...]
 
-    def with_role(self, role: Role) -> list[Measured]:
+    def with_role(self, role: _Role) -> list[Measured]:
         """Return the results of candidates that have this role and ran."""
         return [m for m in self.measured if m.role == role and m.ran]
 

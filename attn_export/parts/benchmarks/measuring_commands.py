@@ -16,7 +16,7 @@ from attn_export.commands.options import (
 from attn_export.commands.output import write_file
 
 
-def measuring_options(prefill: str, measured: str) -> Decorator:
+def _measuring_options(prefill: str, measured: str) -> Decorator:
     """Return a decorator that adds --batch, --prefill, --decode, --rounds and --threads."""
     return with_options(
         option(
@@ -40,7 +40,7 @@ def measuring_options(prefill: str, measured: str) -> Decorator:
 
 
 @option("bundle", type=Path)
-@measuring_options("512", "candidate")
+@_measuring_options("512", "candidate")
 @json_option("Write every figure; - for stdout.")
 @option("--chart", metavar="FILE.svg|.png", help="Draw the medians.")
 @quiet_option
@@ -76,7 +76,7 @@ def bench_command(
 
 
 @option("bundle", type=Path)
-@measuring_options("512, 2048", "form")
+@_measuring_options("512, 2048", "form")
 @option(
     "--runtime", "runtimes", multiple=True, metavar="NAME",
     help="A runtime that verifies the result.  [default: those of the bundle's report]",

@@ -16,11 +16,11 @@ from attn_export.parts.benchmarks.query_blocks import in_blocks
 
 PRODUCTS = Form("products", products=True)
 WHOLE_ROWS = Form("whole rows of scores", whole_rows=True)
-OF_NEWER_RELEASES = (*(in_blocks(block, by_kernel=True) for block in (64, 128, 256)), WHOLE_ROWS)
+_OF_NEWER_RELEASES = (*(in_blocks(block, by_kernel=True) for block in (64, 128, 256)), WHOLE_ROWS)
 """The forms that need ONNX Runtime 1.31."""
 
 FORMS = (
-    KERNELS, *(in_blocks(block) for block in (64, 128, 256, 512)), PRODUCTS, *OF_NEWER_RELEASES
+    KERNELS, *(in_blocks(block) for block in (64, 128, 256, 512)), PRODUCTS, *_OF_NEWER_RELEASES
 )  # fmt: skip
 """The forms that `tune` measures, first the one of `build`."""
 
@@ -61,7 +61,7 @@ def replace_forms(model: str, output: str, forms: Mapping[str, str]) -> dict[str
     facts: dict[str, dict[str, Any]] = {}
     source = load_graph(Path(model))
     for form in FORMS:
-        needs = "1.31" if form in OF_NEWER_RELEASES else ORT_NEEDED
+        needs = "1.31" if form in _OF_NEWER_RELEASES else ORT_NEEDED
         wanted = [name for name, chosen in forms.items() if chosen == form.name]
         for lowered in lower(source, ORT, form).values() if wanted else ():
             if lowered.file.name in wanted:

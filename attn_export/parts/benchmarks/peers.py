@@ -143,10 +143,10 @@ def _extended_cache(past: Tensor) -> Feed:
 
 # -- bare exports -------------------------------------------------------------------------------
 
-DynamicAxes = Mapping[str, Mapping[int, str]]
+_DynamicAxes = Mapping[str, Mapping[int, str]]
 """The names of the dynamic axes of each input, by the number of the axis."""
 
-EXAMPLE = {
+_EXAMPLE = {
     "batch": 2, "query_len": 5, "past_len": 7, "total_len": 12, "key_len": 6, "capacity": 12
 }  # fmt: skip
 """Sizes of the example inputs of an export; the axes stay dynamic."""
@@ -159,9 +159,9 @@ def bare_spec(spec: Mapping[str, Any], file: str) -> None:
     save_bare(module, inputs, axes, list(layer_spec.output_shapes()), Path(file))
 
 
-def example_of(spec: AttentionSpec) -> tuple[dict[str, Tensor], DynamicAxes]:
+def example_of(spec: AttentionSpec) -> tuple[dict[str, Tensor], _DynamicAxes]:
     """Return example inputs of an export by name, and their dynamic axes."""
-    inputs = tensors(feeds_of(spec.inputs(), EXAMPLE))
+    inputs = tensors(feeds_of(spec.inputs(), _EXAMPLE))
     axes = {
         name: {axis: size for axis, size in enumerate(declared.shape) if isinstance(size, str)}
         for name, declared in spec.inputs().items()
@@ -170,7 +170,11 @@ def example_of(spec: AttentionSpec) -> tuple[dict[str, Tensor], DynamicAxes]:
 
 
 def save_bare(
-    module: nn.Module, inputs: Mapping[str, Tensor], axes: DynamicAxes, names: list[str], file: Path
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    axes: _DynamicAxes,
+    names: list[str],
+    file: Path,
 ) -> None:
     """Export a module by `torch.onnx.export` alone, and write the graph."""
     with suppress_warnings():
@@ -182,7 +186,7 @@ def save_bare(
 
 
 def export_bare(
-    module: nn.Module, inputs: Mapping[str, Tensor], axes: DynamicAxes, names: list[str]
+    module: nn.Module, inputs: Mapping[str, Tensor], axes: _DynamicAxes, names: list[str]
 ) -> Any:
     """Return the unchanged result of `torch.onnx.export` of a module."""
     return torch.onnx.export(

@@ -39,7 +39,7 @@ from attn_export.temp_folders import scratch
 FORMS = "attn_export.parts.benchmarks.ort_forms"
 """The module with the functions that lower graphs to forms. They are called in a child process."""
 
-FASTER = 0.97
+_FASTER = 0.97
 """The ratio of times up to which a form replaces the default form."""
 
 PREFILL = (512, 2048)
@@ -153,7 +153,7 @@ def _planned(
 def _fastest(name: str, workloads: Sequence[WorkloadResult]) -> str:
     """Return the form of a graph with the smallest geometric mean of its times over all sizes.
 
-    The first form, which `build` uses, is kept unless another takes at most `FASTER` of its time.
+    The first form, which `build` uses, is kept unless another takes at most `_FASTER` of its time.
     Return "" for a graph that was not measured.
     """
     graph_workloads = [workload for workload in workloads if workload.name.startswith(f"{name}: ")]
@@ -171,7 +171,7 @@ def _fastest(name: str, workloads: Sequence[WorkloadResult]) -> str:
         raise RuntimeFailure(f"{name}: no form of it ran: {printable(reason, 200)}")
     best = min(times, key=times.__getitem__)
     first = times.get(forms[0])
-    return forms[0] if first is not None and times[best] > FASTER * first else best
+    return forms[0] if first is not None and times[best] > _FASTER * first else best
 
 
 # -- the bundle with the selected forms ---------------------------------------------------------

@@ -91,7 +91,7 @@ def _lowered(model: ir.Model, phase: str, fixed: dict[str, int]) -> IrGraph:
     graph, bound = model.clone(), bound_caches(model)
     for axis, size in fixed.items():
         fix_axis(graph, axis, size)
-    lowered = [lower_for_cuda(graph, node) for node in nodes_of(graph, "Attention")]
+    lowered = [_lower_for_cuda(graph, node) for node in nodes_of(graph, "Attention")]
     if not any(lowered):
         raise GraphError(_NOT_FOR_CUDA)
     tidy(graph)
@@ -100,7 +100,7 @@ def _lowered(model: ir.Model, phase: str, fixed: dict[str, int]) -> IrGraph:
     return dataclasses.replace(described, file=file)
 
 
-def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
+def _lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
     """Return whether a node is lowered: if it fits, and its mask, if it has one, is a window."""
     a = read_with_merge(node)
     cache = in_place_cache(a)

@@ -26,7 +26,7 @@ LIBRARY_PATH = "LD_LIBRARY_PATH"
 MOST_SIZE = 2**24
 """The largest size of an axis."""
 
-DryRunSizes = tuple[int, int | None, int | None]
+_DryRunSizes = tuple[int, int | None, int | None]
 """B, L and P of a dry run; None for the defaults of `dry_run`."""
 
 
@@ -92,7 +92,7 @@ def _graphs(
 
 
 def observe(
-    folder: Path, file: GraphFile, card: Architecture, sizes: DryRunSizes,
+    folder: Path, file: GraphFile, card: Architecture, sizes: _DryRunSizes,
     limits: Limits | None = None, roles: Mapping[str, str] = {},
 ) -> Observation:  # fmt: skip
     """Return the observations of a dry run of one graph in a child process."""

@@ -22,7 +22,7 @@ LENGTHS = {5: -1, 6: 0}
 """The indices of `seqlens_k` and `total_sequence_length` among the inputs of GroupQueryAttention,
 with the value to add to the total length for each."""
 
-PASTS = (("present", "past"), ("present", "past_key_values"))
+_PASTS = (("present", "past"), ("present", "past_key_values"))
 """Prefixes of the names of a cache after a step and before it."""
 
 
@@ -146,7 +146,7 @@ def caches_in_place(model: onnx.ModelProto) -> dict[str, str]:
     inputs = {end.name: end for end in model.graph.input}
     bound = {}
     for end in model.graph.output:
-        for now, before in PASTS:
+        for now, before in _PASTS:
             past = inputs.get(end.name.replace(now, before, 1))
             if end.name.startswith(now) and past is not None and past.type == end.type:
                 bound[end.name] = past.name

@@ -43,14 +43,14 @@ def print_dry_run(observations: Sequence[Observation], console: Console) -> None
     lines: dict[str, list[str]] = {}
     for observation in observations:
         for line in dict.fromkeys(_lines(observation)):
-            lines.setdefault(line, []).append(card_of(observation))
+            lines.setdefault(line, []).append(_card_of(observation))
     for text in sizes(observations):
         say(text, console)
     total = len({observation.architecture for observation in observations})
     columns = tuple(Column(name, right=name in NUMBERS) for name in COLUMNS)
-    rows = tuple(table_rows(observations))
+    rows = tuple(_table_rows(observations))
     if rows:
-        say(", ".join(dict.fromkeys(map(card_of, observations))), console)
+        say(", ".join(dict.fromkeys(map(_card_of, observations))), console)
         print_table(Table(columns, rows), console, header=COLOUR)
     for text in best_lines(observations):
         say(as_text(text), console)
@@ -65,7 +65,7 @@ def sizes(observations: Sequence[Observation]) -> list[str]:
     return list(dict.fromkeys(map(_sizes_of, steps)))
 
 
-def table_rows(observations: Sequence[Observation]) -> list[tuple[str, ...]]:
+def _table_rows(observations: Sequence[Observation]) -> list[tuple[str, ...]]:
     """Return the rows under `COLUMNS`. Several architectures share a row if it is the same."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for observation in observations:
@@ -82,7 +82,7 @@ def table_rows(observations: Sequence[Observation]) -> list[tuple[str, ...]]:
 
 def best_lines(observations: Sequence[Observation]) -> list[str]:
     """Return the best graphs by launches and copied bytes, a line per architecture and step."""
-    cards = {observation.architecture: card_of(observation) for observation in observations}
+    cards = {observation.architecture: _card_of(observation) for observation in observations}
     graphs: dict[str, list[str]] = {}
     for best in best_graphs(observations):
         graphs.setdefault(f"{cards[best.architecture]}, {best.step}", []).append(
@@ -99,7 +99,7 @@ def _sizes_of(step: Step) -> str:
     return f"{step.name}: {', '.join(sizes)}"
 
 
-def card_of(observation: Observation) -> str:
+def _card_of(observation: Observation) -> str:
     """Return the architecture with the name of a card: ``sm_80 A100``."""
     (card,) = (arch.card for arch in ARCHITECTURES if arch.name == observation.architecture)
     return f"{observation.architecture} {card}"

@@ -33,14 +33,14 @@ class Architecture:
         return int(self.name.removeprefix("sm_"))
 
 
-KIB = 1024
+_KIB = 1024
 ARCHITECTURES = (
-    Architecture("sm_75", "T4", 40, 64 * KIB, 64 * KIB, 16),
-    Architecture("sm_80", "A100", 108, 163 * KIB, 164 * KIB, 80),
-    Architecture("sm_86", "A10", 72, 99 * KIB, 100 * KIB, 24),
-    Architecture("sm_89", "L4", 58, 99 * KIB, 100 * KIB, 24),
-    Architecture("sm_90", "H100", 132, 227 * KIB, 228 * KIB, 80),
-    Architecture("sm_100", "B200", 148, 227 * KIB, 228 * KIB, 180),
+    Architecture("sm_75", "T4", 40, 64 * _KIB, 64 * _KIB, 16),
+    Architecture("sm_80", "A100", 108, 163 * _KIB, 164 * _KIB, 80),
+    Architecture("sm_86", "A10", 72, 99 * _KIB, 100 * _KIB, 24),
+    Architecture("sm_89", "L4", 58, 99 * _KIB, 100 * _KIB, 24),
+    Architecture("sm_90", "H100", 132, 227 * _KIB, 228 * _KIB, 80),
+    Architecture("sm_100", "B200", 148, 227 * _KIB, 228 * _KIB, 180),
 )
 """The known architectures. The figures are those of the CUDA C++ Programming Guide, section
 "Compute Capabilities", and of data sheets."""
@@ -170,7 +170,7 @@ class Observation:
 
 
 @dataclasses.dataclass(frozen=True)
-class BestGraph:
+class _BestGraph:
     """A graph of a bundle that is best for one architecture and step by its figures."""
 
     architecture: str
@@ -180,7 +180,7 @@ class BestGraph:
     launches: int
 
 
-def best_graphs(observations: Sequence[Observation]) -> list[BestGraph]:
+def best_graphs(observations: Sequence[Observation]) -> list[_BestGraph]:
     """Return the best graphs for each architecture and step, if several graphs were run.
 
     A graph is best if no other is as good in both figures and better in one: the bytes of keys and
@@ -191,19 +191,19 @@ def best_graphs(observations: Sequence[Observation]) -> list[BestGraph]:
     """
     if len({observation.graph for observation in observations}) < 2:
         return []
-    candidates: dict[tuple[str, str], list[BestGraph]] = {}
+    candidates: dict[tuple[str, str], list[_BestGraph]] = {}
     for observation in observations:
         for step in observation.steps:
             if observation.problem or step.stopped or step.waits:
                 continue
             key = (observation.architecture, step.name)
-            candidate = BestGraph(*key, observation.graph, step.cache_bytes, step.launches)
+            candidate = _BestGraph(*key, observation.graph, step.cache_bytes, step.launches)
             candidates.setdefault(key, []).append(candidate)
     return [best for graphs in candidates.values() for best in _pareto_front(graphs)]
 
 
-def _pareto_front(graphs: Sequence[BestGraph]) -> list[BestGraph]:
-    best: list[BestGraph] = []
+def _pareto_front(graphs: Sequence[_BestGraph]) -> list[_BestGraph]:
+    best: list[_BestGraph] = []
     for graph in sorted(graphs, key=lambda graph: (graph.launches, graph.cache_bytes)):
         if not best or graph.cache_bytes < best[-1].cache_bytes:
             best.append(graph)

@@ -47,7 +47,7 @@ from attn_export.temp_folders import scratch
 if TYPE_CHECKING:
     from attn_export.parts.cuda_dry_run.dry_run_results import Architecture
 
-OF_NVIDIA = re.compile(r"lib(cuda|cudart|cudnn|cublas|cublasLt|curand|nvidia)\b.*\.so")
+_OF_NVIDIA = re.compile(r"lib(cuda|cudart|cudnn|cublas|cublasLt|curand|nvidia)\b.*\.so")
 """A regular expression for the file names of NVIDIA's libraries."""
 
 INFO = 1
@@ -217,7 +217,7 @@ def _refuse_other_libraries() -> None:
     ours = os.path.realpath(home() / CUDA_STAND_IN)
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         library = "/" + line.partition("/")[2]
-        if OF_NVIDIA.match(Path(library).name) and not library.startswith(ours + "/"):
+        if _OF_NVIDIA.match(Path(library).name) and not library.startswith(ours + "/"):
             raise GraphError(
                 f"not a dry run: the process loaded {printable(library, 120)}, which is no "
                 "stand-in; remove it from LD_PRELOAD"
@@ -226,13 +226,13 @@ def _refuse_other_libraries() -> None:
 
 # -- nodes that the provider does not run, with reasons -----------------------------------------
 
-NO_KERNEL = re.compile(r"CUDA kernel not found in registries for Op type: (\S+) node name: (\S*)")
-FORCED = re.compile(r"Force fallback to CPU execution for node: (\S+) because")
+_NO_KERNEL = re.compile(r"CUDA kernel not found in registries for Op type: (\S+) node name: (\S*)")
+_FORCED = re.compile(r"Force fallback to CPU execution for node: (\S+) because")
 
 SHAPES = "it computes shapes, which ONNX Runtime keeps on the host"
-NONE_FITS = "the CUDA provider has no kernel of this operator for its types and opset"
+_NONE_FITS = "the CUDA provider has no kernel of this operator for its types and opset"
 UNSAID = "ONNX Runtime gives no reason"
-MOST_LOG = 16 << 20
+_MOST_LOG = 16 << 20
 
 
 @contextlib.contextmanager
@@ -243,7 +243,7 @@ def _captured_stderr(path: Path) -> Iterator[Callable[[], str]]:
     with path.open("wb") as file:
         os.dup2(file.fileno(), 2)
         try:
-            yield lambda: path.read_bytes()[:MOST_LOG].decode(errors="replace")
+            yield lambda: path.read_bytes()[:_MOST_LOG].decode(errors="replace")
         finally:
             os.dup2(before, 2)
             os.close(before)
@@ -251,8 +251,8 @@ def _captured_stderr(path: Path) -> Iterator[Callable[[], str]]:
 
 def _reasons_in(log: str) -> dict[str, str]:
     """Return the reason that CUDA does not run a node, for each node that the log names."""
-    reasons = dict.fromkeys(FORCED.findall(log), SHAPES)
-    return reasons | {name: NONE_FITS for _, name in NO_KERNEL.findall(log)}
+    reasons = dict.fromkeys(_FORCED.findall(log), SHAPES)
+    return reasons | {name: _NONE_FITS for _, name in _NO_KERNEL.findall(log)}
 
 
 def _split_by_provider(

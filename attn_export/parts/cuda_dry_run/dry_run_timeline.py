@@ -20,7 +20,7 @@ from attn_export.tensorfile import numpy_dtype
 
 # -- readable names of kernels, and kinds of attention ------------------------------------------
 
-UNFUSED = "unfused: products and softmax"
+_UNFUSED = "unfused: products and softmax"
 
 ATTENTION: Mapping[str, str] = {
     r"grp\d+\w*::kernel_mha\b|\bkernel_mha\b": "XQA",
@@ -93,7 +93,7 @@ def kinds_of_attention(names: Iterable[str]) -> tuple[str, ...]:
         kind for name in names for pattern, kind in ATTENTION.items() if re.search(pattern, name)
     ]
     if not kinds and any(SOFTMAX.search(name) for name in names):
-        kinds = [UNFUSED]
+        kinds = [_UNFUSED]
     return tuple(dict.fromkeys(kinds))
 
 
@@ -108,16 +108,16 @@ def copies_of_cache(names: Iterable[str]) -> dict[str, int]:
 KEPT = ("launch", "library", "to device", "to host", "on device", "fill", "wait")
 """The kinds of recorded events that an observation keeps."""
 
-MOST_EVENTS = 20_000
+_MOST_EVENTS = 20_000
 """The largest number of events of a step that an observation keeps."""
 
 TIMED = "_kernel_time"
 """The suffix of the profiler's name for the run of a node."""
 
-DEEPEST = 1000
+_DEEPEST = 1000
 """The number of preceding spans among which the span of an enclosing node is searched."""
 
-ProfiledTensor = tuple[str, Sequence[int]]
+_ProfiledTensor = tuple[str, Sequence[int]]
 """The dtype of a tensor, in the words of ONNX Runtime's profiler, and its shape."""
 
 
@@ -128,15 +128,15 @@ class _Span:
     start: int
     end: int
     node: str
-    inputs: Sequence[ProfiledTensor] = ()
-    outputs: Sequence[ProfiledTensor] = ()
+    inputs: Sequence[_ProfiledTensor] = ()
+    outputs: Sequence[_ProfiledTensor] = ()
 
 
-NO_NODE = _Span(0, 0, "")
+_NO_NODE = _Span(0, 0, "")
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorded:
+class _Recorded:
     """An event in the record of the stand-in libraries.
 
     Attributes:
@@ -150,14 +150,14 @@ class Recorded:
     name: str
 
 
-def read_record(path: Path, start: int = 0, end: int | None = None) -> list[Recorded]:
+def read_record(path: Path, start: int = 0, end: int | None = None) -> list[_Recorded]:
     """Return the events recorded between two positions in the file."""
     text = path.read_bytes()[start:end].decode(errors="replace")
     lines = [line.split("\t") for line in text.splitlines()]
-    return [Recorded(int(time), kind, int(size), name) for time, kind, size, name in lines]
+    return [_Recorded(int(time), kind, int(size), name) for time, kind, size, name in lines]
 
 
-def peak_bytes(events: Sequence[Recorded], before: Sequence[Recorded] = ()) -> int:
+def peak_bytes(events: Sequence[_Recorded], before: Sequence[_Recorded] = ()) -> int:
     """Return the largest device memory in bytes that was allocated at once during some events."""
     most = used = sum(map(_allocated, before))
     for event in events:
@@ -166,12 +166,12 @@ def peak_bytes(events: Sequence[Recorded], before: Sequence[Recorded] = ()) -> i
     return most
 
 
-def _allocated(event: Recorded) -> int:
+def _allocated(event: _Recorded) -> int:
     return event.bytes * {"malloc": 1, "free": -1}.get(event.kind, 0)
 
 
 def events_of_step(
-    events: Sequence[Recorded], profile: Sequence[Mapping[str, Any]], started: int
+    events: Sequence[_Recorded], profile: Sequence[Mapping[str, Any]], started: int
 ) -> tuple[Event, ...]:
     """Return the events of a step, each with the node that ran at its time."""
     # Spans may be nested: a node in a branch of an `If` runs within the span of the `If`. The
@@ -187,11 +187,11 @@ def events_of_step(
                 name = readable(event.name)
                 size = bytes_copied(name, span.inputs, span.outputs)
             result.append(Event(event.kind, printable(name, 120), size, printable(span.node, 120)))
-    return tuple(result[:MOST_EVENTS])
+    return tuple(result[:_MOST_EVENTS])
 
 
 def bytes_copied(
-    kernel: str, inputs: Sequence[ProfiledTensor], outputs: Sequence[ProfiledTensor]
+    kernel: str, inputs: Sequence[_ProfiledTensor], outputs: Sequence[_ProfiledTensor]
 ) -> int:
     """Return the bytes of keys and values that a kernel copies; 0 for kernels that copy none.
 
@@ -228,7 +228,7 @@ def _spans(profile: Sequence[Mapping[str, Any]], started: int) -> Iterator[_Span
             yield _Span(started + event["ts"] * 1000, end, node, inputs, outputs)
 
 
-def _typed(tensors: Iterable[Mapping[str, Sequence[int]]]) -> list[ProfiledTensor]:
+def _typed(tensors: Iterable[Mapping[str, Sequence[int]]]) -> list[_ProfiledTensor]:
     """Return the dtype and shape of each tensor, which are its only key and value."""
     return [pair for tensor in tensors for pair in tensor.items()]
 
@@ -236,7 +236,7 @@ def _typed(tensors: Iterable[Mapping[str, Sequence[int]]]) -> list[ProfiledTenso
 def _span_at(time: int, starts: list[int], spans: Sequence[_Span]) -> _Span:
     latest = bisect.bisect_right(starts, time) - 1
     # That span may have ended; enclosing ones started earlier and end later.
-    for span in reversed(spans[max(latest - DEEPEST, 0) : latest + 1]):
+    for span in reversed(spans[max(latest - _DEEPEST, 0) : latest + 1]):
         if time < span.end:
             return span
-    return NO_NODE
+    return _NO_NODE

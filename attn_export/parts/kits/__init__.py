@@ -2,12 +2,12 @@
 
 from attn_export.parts import Part
 
-NATIVE = dict.fromkeys(("c", "cpp"), f"{__name__}.native")
-JAVASCRIPT = dict.fromkeys(("node", "wasm", "webgpu"), f"{__name__}.javascript")
+_NATIVE = dict.fromkeys(("c", "cpp"), f"{__name__}.native")
+_JAVASCRIPT = dict.fromkeys(("node", "wasm", "webgpu"), f"{__name__}.javascript")
 
 PART = Part(
     commands={"kit": f"{__name__}.kit_command"},
-    runtimes=NATIVE | JAVASCRIPT,
-    installs=NATIVE | JAVASCRIPT,
+    runtimes=_NATIVE | _JAVASCRIPT,
+    installs=_NATIVE | _JAVASCRIPT,
     tests_need=("c", "cpp", "node", "wasm"),
 )

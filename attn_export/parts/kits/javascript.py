@@ -37,8 +37,8 @@ NODE_PACKAGE, WEB_PACKAGE = "onnxruntime-node", "onnxruntime-web"
 LOCK = "package-lock.json"
 OLDEST_NODE = 18
 
-NODE_MISSING = f"node is not installed; apt-get install nodejs npm ({OLDEST_NODE} or newer)"
-NO_CHROMIUM = "there is no Chromium; apt-get install chromium, or name one in CHROME_PATH"
+_NODE_MISSING = f"node is not installed; apt-get install nodejs npm ({OLDEST_NODE} or newer)"
+_NO_CHROMIUM = "there is no Chromium; apt-get install chromium, or name one in CHROME_PATH"
 BROWSERS = ("chromium", "google-chrome", "chromium-browser")
 APT = ("apt-get", "install", "-y", "--no-install-recommends", "chromium")
 ERROR = "^(npm error|npm ERR!|E:).*"
@@ -58,7 +58,7 @@ for the modules that all JavaScript kits share, and files in `HARNESS`."""
 
 def install(name: str, say: Say) -> None:
     """Install a runtime, unless it is up to date."""
-    check_node()
+    _check_node()
     kind = KINDS[name]
     _install_locked(home() / kind.folder, kind.npm_package, say)
     if kind.folder == WEB and _missing_browser():
@@ -77,7 +77,7 @@ def _missing_browser() -> str:
     if chromium() is not None:
         return ""
     path = os.environ.get("CHROME_PATH")
-    return f"CHROME_PATH is {path}, which is not a program" if path else NO_CHROMIUM
+    return f"CHROME_PATH is {path}, which is not a program" if path else _NO_CHROMIUM
 
 
 def _package_version(folder: Path, package: str) -> str | None:
@@ -101,7 +101,7 @@ def _program_files(package: str) -> dict[str, Path]:
     )
 
 
-def install_program(folder: Path, package: str, add_packages: Callable[[Path], None]) -> None:
+def _install_program(folder: Path, package: str, add_packages: Callable[[Path], None]) -> None:
     """Replace an installation unless it is up to date.
 
     `add_packages`: A function that gets the new folder, with the program and the lock file in it.
@@ -129,7 +129,7 @@ def _install_locked(folder: Path, package: str, say: Say) -> None:
         else:
             npm("ci", new, folder.name, say)
 
-    install_program(folder, package, add)
+    _install_program(folder, package, add)
 
 
 def npm(command: str, folder: Path, name: str, say: Say) -> None:
@@ -140,10 +140,10 @@ def npm(command: str, folder: Path, name: str, say: Say) -> None:
     run_command(arguments, f"npm {command} failed for {name}", ERROR, folder)
 
 
-def check_node() -> None:
+def _check_node() -> None:
     """Raise RuntimeFailure unless Node.js and npm are here and new enough."""
     if shutil.which("node") is None or shutil.which("npm") is None:
-        raise RuntimeFailure(NODE_MISSING)
+        raise RuntimeFailure(_NODE_MISSING)
     completed = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False)
     version = completed.stdout.strip()
     major = version.removeprefix("v").partition(".")[0]
@@ -189,7 +189,7 @@ class Node(ProgramRuntime):
     def unavailable(self) -> str:
         """Return the reason that it cannot run here, or "" if it can."""
         if shutil.which("node") is None:
-            return NODE_MISSING
+            return _NODE_MISSING
         return missing(self.name, self._program_file(), _program_files(self.npm_package).values())
 
     def command(self) -> list[str | Path]:
@@ -211,14 +211,14 @@ class Node(ProgramRuntime):
                 if libraries.name != sys.platform:  # 200 MB for other systems
                     shutil.rmtree(libraries)
 
-        check_node()
-        install_program(folder, package, add)
+        _check_node()
+        _install_program(folder, package, add)
 
     def _program_file(self) -> Path:
         return home() / self.folder / self.program
 
 
-class Wasm(Node):
+class _Wasm(Node):
     """The runtime `wasm`: onnxruntime-web on WebAssembly, in headless Chromium.
 
     Node.js runs the program that starts the browser.
@@ -247,7 +247,7 @@ class Wasm(Node):
         return [*super().command(), chromium() or "chromium", self.name]
 
 
-class WebGpu(Wasm):
+class _WebGpu(_Wasm):
     """The runtime `webgpu`: onnxruntime-web on WebGPU, in headless Chromium.
 
     Without a GPU, SwiftShader emulates one in software; the facts of a run state it.
@@ -267,7 +267,7 @@ class WebGpu(Wasm):
     }
 
 
-KINDS: Mapping[str, type[Node]] = {kind.name: kind for kind in (Node, Wasm, WebGpu)}
+KINDS: Mapping[str, type[Node]] = {kind.name: kind for kind in (Node, _Wasm, _WebGpu)}
 
 
 def runtimes_of(name: str) -> Sequence[Runtime]:

@@ -47,26 +47,26 @@ class Language:
     test: tuple[str, ...]
 
 
-ORT_FIRST = (ORT, STANDARD, PORTABLE)
+_ORT_FIRST = (ORT, STANDARD, PORTABLE)
 BFLOAT16 = frozenset({"bfloat16"})
 
 ORT_PLACEHOLDER = "/path/to/onnxruntime"
 PACKAGE = "../../.."
 """The folder of the package, relative to `KITS`."""
 
-CONFIGURE = f"cmake -S . -B build -DONNXRUNTIME_ROOT={ORT_PLACEHOLDER}"
+_CONFIGURE = f"cmake -S . -B build -DONNXRUNTIME_ROOT={ORT_PLACEHOLDER}"
 
 LANGUAGES: Mapping[str, Language] = {
     "c": Language(
-        {"c": ".", "core": "core"}, ORT_FIRST, frozenset(),
-        (CONFIGURE, "cmake --build build", "build/self_test"),
+        {"c": ".", "core": "core"}, _ORT_FIRST, frozenset(),
+        (_CONFIGURE, "cmake --build build", "build/self_test"),
     ),
     "cpp": Language(
-        {"cpp": ".", "core": "core"}, ORT_FIRST, frozenset(),
-        (CONFIGURE, "cmake --build build", "build/self_test"),
+        {"cpp": ".", "core": "core"}, _ORT_FIRST, frozenset(),
+        (_CONFIGURE, "cmake --build build", "build/self_test"),
     ),
     "node": Language(
-        {"node": ".", "js": "src"}, ORT_FIRST, BFLOAT16,
+        {"node": ".", "js": "src"}, _ORT_FIRST, BFLOAT16,
         ("npm ci --ignore-scripts", "npm test"),
     ),
     # WebGPU computes contrib operators wrong, and has no Attention.
@@ -80,7 +80,7 @@ LANGUAGES: Mapping[str, Language] = {
          f"{PACKAGE}/rule.py": "attn_kit/rule.py",
          f"{PACKAGE}/tensorproto.py": "attn_kit/tensorproto.py",
          f"{PACKAGE}/runtimes/eight_bit_sums.py": "attn_kit/eight_bit_sums.py"},
-        ORT_FIRST, BFLOAT16,
+        _ORT_FIRST, BFLOAT16,
         ("python3 -m venv .venv", ".venv/bin/pip install .", ".venv/bin/attn-kit-test"),
     ),
 }  # fmt: skip
@@ -286,7 +286,7 @@ def _replay(spec: AttentionSpec | None, cases: Sequence[CaseEntry]) -> str | Non
 TEMPLATE = ".j2"
 """Suffix of the files that are rendered; others are copied."""
 
-LEFT_OUT = shutil.ignore_patterns("__pycache__", "node_modules", "build")
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "node_modules", "build")
 
 
 def copy_sources(language: Language, folder: Path) -> None:
@@ -295,4 +295,4 @@ def copy_sources(language: Language, folder: Path) -> None:
         if (KITS / source).is_file():
             shutil.copyfile(KITS / source, folder / target)
         else:
-            shutil.copytree(KITS / source, folder / target, dirs_exist_ok=True, ignore=LEFT_OUT)
+            shutil.copytree(KITS / source, folder / target, dirs_exist_ok=True, ignore=_LEFT_OUT)

@@ -8,7 +8,7 @@ import re
 
 from attn_export.code_templates import Escapes
 
-PLAIN_CODE = re.compile(r"[\w./+ ,\[\]()-]+", re.ASCII)
+_PLAIN_CODE = re.compile(r"[\w./+ ,\[\]()-]+", re.ASCII)
 """A pattern of texts that need no escape in a code span of Markdown, even in a table."""
 
 
@@ -41,7 +41,7 @@ def markdown(text: str) -> str:
 
 def markdown_code(text: str) -> str:
     """Return a code span of Markdown, or HTML code if the text needs escapes."""
-    return f"`{text}`" if PLAIN_CODE.fullmatch(text) else f"<code>{markdown(text)}</code>"
+    return f"`{text}`" if _PLAIN_CODE.fullmatch(text) else f"<code>{markdown(text)}</code>"
 
 
 KIT_ESCAPES: Escapes = {

@@ -163,7 +163,7 @@ class C(ProgramRuntime):
 # -- ONNX Runtime in C++: a program over its C++ API, that of the kit `cpp` ---------------------
 
 
-class Cpp(C):
+class _Cpp(C):
     """The runtime `cpp`."""
 
     name = "cpp"
@@ -171,4 +171,4 @@ class Cpp(C):
 
 def runtimes_of(name: str) -> Sequence[Runtime]:
     """Return the runtime `c` or `cpp`."""
-    return [Cpp() if name == Cpp.name else C()]
+    return [_Cpp() if name == _Cpp.name else C()]

@@ -32,7 +32,7 @@ from attn_export.runtimes.protocol import Engine, EngineDiedError, Facts, Option
 if TYPE_CHECKING:
     import numpy as np
 
-LONGEST_LINE = 1 << 16
+_LONGEST_LINE = 1 << 16
 """The largest number of bytes of a line of the protocol."""
 
 PATIENCE = 0.5
@@ -131,7 +131,7 @@ class ProgramEngine(Engine):
         return int(text)
 
     def _line(self) -> str:
-        line = self._out.readline(LONGEST_LINE)
+        line = self._out.readline(_LONGEST_LINE)
         if not line.endswith(b"\n"):
             raise self._died("ended" if not line else f"said {line[:80]!r} without an end")
         return line[:-1].decode(errors="replace")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FLAGS = ("--iree-llvmcpu-target-cpu=host",)
 
 
-class Iree(PackagedRuntime):
+class _Iree(PackagedRuntime):
     """The runtime `iree`."""
 
     name = "iree"
@@ -71,7 +71,7 @@ class Iree(PackagedRuntime):
         return Engine(run, {"device": "CPU (local-task)", "precision": precise, "flags": FLAGS})
 
 
-RUNTIME = Iree
+RUNTIME = _Iree
 
 
 def _torch_dialect(proto: Any) -> bytes:

@@ -23,7 +23,7 @@ DYNAMIC = True
 size, with wrong results where heads share keys."""
 
 
-class Mnn(PackagedRuntime):
+class _Mnn(PackagedRuntime):
     """The runtime `mnn`."""
 
     name = "mnn"
@@ -70,7 +70,7 @@ class Mnn(PackagedRuntime):
         return Engine(run, {"device": "CPU", "precision": "high: f32"})
 
 
-RUNTIME = Mnn
+RUNTIME = _Mnn
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class OpenCv(PackagedRuntime):
+class _OpenCv(PackagedRuntime):
     """The runtime `opencv`."""
 
     name = "opencv"
@@ -78,4 +78,4 @@ class OpenCv(PackagedRuntime):
         return Engine(run, {"device": "CPU", "precision": "f32", "engine": "new"})
 
 
-RUNTIME = OpenCv
+RUNTIME = _OpenCv

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MASK_OF_FLOATS = "refused; portable: "  # FlashSDPA: Mask must be floating point
 
 
-class Tract(PackagedRuntime):
+class _Tract(PackagedRuntime):
     """The runtime `tract`."""
 
     name = "tract"
@@ -88,4 +88,4 @@ class Tract(PackagedRuntime):
         return Engine(run, {"device": "CPU", "precision": "as the graph says", "threads": 1})
 
 
-RUNTIME = Tract
+RUNTIME = _Tract

@@ -27,17 +27,17 @@ ALL = "all"
 PYTHON = "usr/bin/python3.11"
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-OPENBLAS = {**ONE_THREAD, "OPENBLAS_CORETYPE": "Nehalem"}
+_OPENBLAS = {**ONE_THREAD, "OPENBLAS_CORETYPE": "Nehalem"}
 """Environment variables for numpy's OpenBLAS on emulated x86. It does not recognise qemu's Nehalem
 and Westmere, and would run instructions that they do not have."""
 
-MATTERS = re.compile(r"requested feature: \S+?\.((?:avx|amx|fma|f16c|sse|ssse)[\w-]*)")
+_MATTERS = re.compile(r"requested feature: \S+?\.((?:avx|amx|fma|f16c|sse|ssse)[\w-]*)")
 """A regular expression of the CPU features in qemu's warnings by which libraries choose kernels.
 Other features, such as transactional memory, do not matter."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Cpu:
+class _Cpu:
     """A CPU model.
 
     Attributes:
@@ -58,9 +58,9 @@ def table() -> Mapping[str, Any]:
 
 
 @functools.cache
-def cpus() -> Mapping[str, Cpu]:
+def cpus() -> Mapping[str, _Cpu]:
     """Return the CPUs, by name."""
-    return {name: Cpu(**fields) for name, fields in table()["cpu"].items()}
+    return {name: _Cpu(**fields) for name, fields in table()["cpu"].items()}
 
 
 def runtimes_of(name: str) -> Sequence[Runtime]:
@@ -70,18 +70,18 @@ def runtimes_of(name: str) -> Sequence[Runtime]:
     """
     cpu = name.partition("@")[2]
     if cpu != ALL:
-        return [EmulatedCpu(cpu)]
-    return [runtime for runtime in map(EmulatedCpu, cpus()) if not runtime.missing_features()]
+        return [_EmulatedCpu(cpu)]
+    return [runtime for runtime in map(_EmulatedCpu, cpus()) if not runtime.missing_features()]
 
 
 def listed() -> Iterator[tuple[Runtime, str]]:
     """Yield the runtime of every CPU, with its device and what the CPU is."""
     for name, cpu in cpus().items():
-        runtime = EmulatedCpu(name)
+        runtime = _EmulatedCpu(name)
         yield runtime, f"{runtime.device}: {cpu.about}"
 
 
-class EmulatedCpu(OrtCpu):
+class _EmulatedCpu(OrtCpu):
     """The runtime `ort-cpu@NAME`: ONNX Runtime on an emulated CPU.
 
     The emulator starts the same worker process as for `ort-cpu`: on x86 with this Python and its
@@ -145,7 +145,7 @@ class EmulatedCpu(OrtCpu):
         """Return the command that runs Python on this CPU, and its environment."""
         command = [str(self._emulator()), "-cpu", self.cpu.model]
         if not self._needs_other_python:
-            return [*command, sys.executable, *arguments], {**os.environ, **OPENBLAS}
+            return [*command, sys.executable, *arguments], {**os.environ, **_OPENBLAS}
         root = home() / CPUS / self.cpu.machine
         host_only = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME")
         environment = {name: text for name, text in os.environ.items() if name not in host_only}
@@ -160,4 +160,4 @@ def _missing_features(emulator: str, model: str) -> tuple[str, ...]:
         [emulator, "-cpu", model, "/bin/true"],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    return tuple(dict.fromkeys(MATTERS.findall(completed.stderr)))
+    return tuple(dict.fromkeys(_MATTERS.findall(completed.stderr)))

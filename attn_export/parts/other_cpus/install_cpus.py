@@ -47,9 +47,9 @@ def install(name: str, say: Say) -> None:
 
 # -- qemu, and Python with ONNX Runtime for ARM -------------------------------------------------
 
-EMULATORS = ("qemu-aarch64", "qemu-x86_64")
+_EMULATORS = ("qemu-aarch64", "qemu-x86_64")
 ARM = "aarch64"
-PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
+_PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
 
 
 def _install_cpus(say: Say) -> None:
@@ -59,7 +59,7 @@ def _install_cpus(say: Say) -> None:
     with new_installation(target, sources) as new:
         say("downloading qemu (70 MB), and Python and ONNX Runtime for ARM (45 MB)")
         unpack_pinned(table()["qemu"], new, _is_needed, say)
-        for name in EMULATORS:
+        for name in _EMULATORS:
             (new / "usr" / "bin" / name).rename(new / name)
         shutil.rmtree(new / "usr")
         root = new / ARM
@@ -70,14 +70,14 @@ def _install_cpus(say: Say) -> None:
 
 def _is_needed(path: str) -> bool:
     if path.startswith("usr/bin/qemu-"):
-        return Path(path).name in EMULATORS
+        return Path(path).name in _EMULATORS
     return path.startswith(("lib/", "usr/lib/", "usr/bin/python"))
 
 
 def _install_wheels(wheels: Mapping[str, str], folder: Path) -> None:
     with scratch() as work:
         options = ["--python-version", "3.11", "--implementation", "cp", "--abi", "cp311"]
-        for name in PLATFORMS:
+        for name in _PLATFORMS:
             options += ["--platform", f"{name}_{ARM}"]
         for wheel in download_wheels(wheels, work, *options):
             with zipfile.ZipFile(wheel) as archive:
@@ -87,7 +87,7 @@ def _install_wheels(wheels: Mapping[str, str], folder: Path) -> None:
 def _check(folder: Path) -> None:
     """Raise RuntimeFailure unless Python starts on an emulated ARM CPU."""
     root = folder / ARM
-    command = [str(folder / EMULATORS[0]), "-L", str(root), str(root / PYTHON), "-S", "-c", ""]
+    command = [str(folder / _EMULATORS[0]), "-L", str(root), str(root / PYTHON), "-S", "-c", ""]
     completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     if completed.returncode:
         lines = completed.stderr.strip().splitlines()[-1:] or [f"exit code {completed.returncode}"]
@@ -100,7 +100,7 @@ SOURCES = Path(__file__).resolve().parent / "arm64_compiler"
 PACKAGES, TOOLCHAIN, TOOL = "packages.toml", "toolchain.cmake", "tool"
 TOOLS = ("gcc", "g++", "ar", "ranlib")
 PREFIX = "aarch64-linux-gnu-"
-UNUSED = ("lto1", "lto-", "san.", "gcov", "doc/", "share/")
+_UNUSED = ("lto1", "lto-", "san.", "gcov", "doc/", "share/")
 """Parts of the paths of files that are not needed, which are half of all bytes."""
 
 
@@ -124,7 +124,7 @@ def not_ready() -> str:
 
 
 def _is_compiler_file(path: str) -> bool:
-    return not any(part in path for part in UNUSED)
+    return not any(part in path for part in _UNUSED)
 
 
 def _link_tools(folder: Path) -> None:

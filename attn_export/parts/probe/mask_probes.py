@@ -145,8 +145,8 @@ def _head_sharing() -> Probe:
 # -- masks, odd inputs, axes of size 0 ----------------------------------------------------------
 
 BOOL_MASK, FLOAT_MASK = ProbeGraph("bool mask", mask="bool"), ProbeGraph("float mask", mask="float")
-CAP = 1.5
-SOFTCAP = ProbeGraph("softcap", mask="float", attributes={"softcap": CAP})
+_CAP = 1.5
+SOFTCAP = ProbeGraph("softcap", mask="float", attributes={"softcap": _CAP})
 
 ZERO, MEAN, NAN, FIRST = "0", "mean of values", "NaN", "first value"
 
@@ -187,8 +187,8 @@ def _masked_row_readings(inputs: ArrayDict) -> ArrayDict:
 def _softcap() -> Probe:
     inputs = case_inputs("sharp", mask="float[B,1,L,S]")
     outputs = {
-        "before the mask": attend(inputs, softcap=CAP),
-        "after the mask": attend(inputs, READINGS["after the mask"], softcap=CAP),
+        "before the mask": attend(inputs, softcap=_CAP),
+        "after the mask": attend(inputs, READINGS["after the mask"], softcap=_CAP),
         "no softcap": attend(inputs),
     }
     return Probe(
@@ -225,7 +225,7 @@ def _nan_readings(expected: np.ndarray) -> ArrayDict:
 
 # -- probes of odd inputs: NaN and infinities that are seen, and axes of size 0 -----------------
 
-EMPTY = "empty output"
+_EMPTY = "empty output"
 HUGE = 1e20
 """A number whose square overflows in float32, but not in float64."""
 
@@ -294,7 +294,9 @@ def _empty_past() -> Probe:
 def _empty_axis(name: str, about: str, *, batch: int = B, queries: int = L) -> Probe:
     inputs = draw_inputs(name, batch=batch, queries=queries)
     shape = (batch, H, queries, D)
-    return Probe(name, about, PLAIN, inputs, {EMPTY: np.zeros(shape, np.float32)}, specified=EMPTY)
+    return Probe(
+        name, about, PLAIN, inputs, {_EMPTY: np.zeros(shape, np.float32)}, specified=_EMPTY
+    )
 
 
 def _no_key() -> Probe:
@@ -303,5 +305,5 @@ def _no_key() -> Probe:
     return Probe(
         "no key, S = 0", "queries that have no keys at all", PLAIN, inputs,
         {"0": np.zeros(shape), "NaN": np.full(shape, np.nan),
-                  EMPTY: np.zeros((B, H, 0, D))},
+                  _EMPTY: np.zeros((B, H, 0, D))},
     )  # fmt: skip

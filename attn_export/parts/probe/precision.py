@@ -29,10 +29,10 @@ FORMATS = {24: "float32", 11: "TF32", 8: "bfloat16"}
 """Formats by the bits of their significand, its leading 1 included."""
 
 LEAST = 1 / (1 + np.exp(-1.0)) - 0.5
-LOST: dict[str, np.ndarray | float] = {"value": 2.0**-BITS, "weights": 0.5}
+_LOST: dict[str, np.ndarray | float] = {"value": 2.0**-BITS, "weights": 0.5}
 """Error of the output if the bit is lost, by step: for each b, or all. Else at least `LEAST`."""
 
-SLACK = {24: 3, 11: 1, 8: 1}
+_SLACK = {24: 3, 11: 1, 8: 1}
 """Bits that a softmax may lose in exponentials and division, by the bits of the format."""
 
 HALF = ProbeGraph("float16", dtype="float16")
@@ -109,7 +109,7 @@ def read_bits(output: np.ndarray) -> ProbeFinding:
     bits_by_step = {}
     for step, name in enumerate(STEPS):
         rows = slice(_batch_index(step, 0), _batch_index(step + 1, 0))
-        kept = error[rows] < LOST.get(name, LEAST) / 2  # False for NaN
+        kept = error[rows] < _LOST.get(name, LEAST) / 2  # False for NaN
         bits_by_step[name] = 1 + (len(kept) if kept.all() else int(np.argmin(kept)))
     detail = ", ".join(f"{name} {count}" for name, count in bits_by_step.items())
     return ProbeFinding(
@@ -119,7 +119,7 @@ def read_bits(output: np.ndarray) -> ProbeFinding:
 
 def _format(bits: dict[str, int], *, in_range: bool) -> str:
     least = min(bits.values())
-    known = (count for count, slack in SLACK.items() if count - slack <= least <= count)
+    known = (count for count, slack in _SLACK.items() if count - slack <= least <= count)
     if not in_range:
         return "float16"
     return FORMATS.get(next(known, 0), f"{least} bits")

@@ -33,7 +33,7 @@ ATTENTION_INPUTS: tuple[str, ...] = (
 )  # fmt: skip
 """The names of inputs of probes, in the order of the inputs of `Attention`."""
 
-IR_VERSION = 10
+_IR_VERSION = 10
 """The first IR version that allows opset 23."""
 
 
@@ -103,7 +103,7 @@ def _model(graph: ProbeGraph) -> onnx.ModelProto:
     opsets = [helper.make_opsetid("", graph.opset)]
     if domain:
         opsets.append(helper.make_opsetid(domain, 1))
-    return helper.make_model(onnx_graph, opset_imports=opsets, ir_version=IR_VERSION)
+    return helper.make_model(onnx_graph, opset_imports=opsets, ir_version=_IR_VERSION)
 
 
 TensorType = tuple[str, list[str | int]]

@@ -12,13 +12,13 @@ from attn_export.parts.probe.findings import Fingerprint, ProbeFinding, ProbeRow
 from attn_export.report.tables import Column, Styled, Table
 from attn_export.report.terminal import as_text, print_table
 
-FINGERPRINT_FORMAT = "attn-export-fingerprint/1"
+_FINGERPRINT_FORMAT = "attn-export-fingerprint/1"
 
 
 def probe_to_json(fingerprint: Fingerprint) -> str:
     """Return the fingerprint as JSON text, with a newline at the end."""
     content = {
-        "format": FINGERPRINT_FORMAT,
+        "format": _FINGERPRINT_FORMAT,
         "runtime": fingerprint.runtime,
         "version": fingerprint.version,
         "environment": fingerprint.environment,
@@ -62,12 +62,12 @@ WIDTHS = (19, 26, 17, 15)
 LONGEST = 320
 """Largest number of characters of a note. The JSON file has all."""
 
-LEGEND = (
+_LEGEND = (
     "* not as ONNX; + not as PyTorch, which runs scaled_dot_product_attention. "
     "(In brackets) ONNX says nothing, and its evaluator does this."
 )
-IN_PORTABLE = "portable: in operators of opset 18, where Attention does not run or is not as ONNX."
-ONLY_PORTABLE = "It has no Attention: it was given portable operators of opset 18."
+_IN_PORTABLE = "portable: in operators of opset 18, where Attention does not run or is not as ONNX."
+_ONLY_PORTABLE = "It has no Attention: it was given portable operators of opset 18."
 
 
 def print_probe(fingerprint: Fingerprint, console: Console) -> None:
@@ -92,11 +92,11 @@ def print_probe(fingerprint: Fingerprint, console: Console) -> None:
     print_table(Table(tuple(columns), tuple(rows), gap=1), console)
     for note, number in notes.items():
         console.print(f"{number}) {as_text(note)}", highlight=False)
-    console.print(LEGEND, highlight=False)
+    console.print(_LEGEND, highlight=False)
     if any(len(row.here) > 1 for row in fingerprint.rows):
-        console.print(IN_PORTABLE, highlight=False)
+        console.print(_IN_PORTABLE, highlight=False)
     elif {finding.dialect for row in fingerprint.rows for finding in row.here} <= {PORTABLE, ""}:
-        console.print(ONLY_PORTABLE, highlight=False)
+        console.print(_ONLY_PORTABLE, highlight=False)
 
 
 def _runtime_cell(row: ProbeRow, notes: dict[str, int]) -> str:

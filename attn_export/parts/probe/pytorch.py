@@ -13,11 +13,11 @@ from attn_export.runtimes.protocol import Engine, Facts, PackagedRuntime, Runtim
 if TYPE_CHECKING:
     import numpy as np
 
-SLOTS = ("query", "key", "value", "attn_mask", "past_key", "past_value")
+_SLOTS = ("query", "key", "value", "attn_mask", "past_key", "past_value")
 """The inputs of `Attention`, in order, that this engine supports."""
 
 
-class SdpaEngine(Engine):
+class _SdpaEngine(Engine):
     """An `Attention` node, computed by the kernel that PyTorch chooses."""
 
     def __init__(self, graph: Path, threads: int) -> None:
@@ -34,12 +34,12 @@ class SdpaEngine(Engine):
         attributes = {attribute.name: attribute.i for attribute in node.attribute}
         unsupported = [
             *(attributes.keys() - {"is_causal"}),
-            *filter(None, node.input[len(SLOTS) :]),
+            *filter(None, node.input[len(_SLOTS) :]),
         ]
         if unsupported:
             raise ValueError(f"PyTorch's function has no {unsupported[0]}")
         self._causal = bool(attributes.get("is_causal"))
-        self._inputs = dict(zip(SLOTS, node.input, strict=False))
+        self._inputs = dict(zip(_SLOTS, node.input, strict=False))
         self._outputs = list(node.output)
 
     def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -76,7 +76,7 @@ class PyTorch(PackagedRuntime):
     name = "pytorch"
     packages = ("torch",)
     modules = ("torch",)
-    engine = SdpaEngine
+    engine = _SdpaEngine
     dialects = frozenset({STANDARD})
     measured = "2.13.0"
 

@@ -37,7 +37,7 @@ HUNG_AFTER = 60.0
 """The time limit of a graph or case in seconds. All are tiny; compiling one takes longest."""
 
 REFERENCE = "onnx-reference"
-PYTORCH = "pytorch"
+_PYTORCH = "pytorch"
 
 
 def probes() -> tuple[Probe, ...]:
@@ -64,7 +64,7 @@ def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
 
 # -- runs of cases in the pool, with a fresh process after each crash ---------------------------
 
-CaseOutcome = tuple[Outcome, str, dict[str, np.ndarray]]
+_CaseOutcome = tuple[Outcome, str, dict[str, np.ndarray]]
 """The outcome of one case, the reason that it is not ``"ran"``, and the outputs by name."""
 
 
@@ -74,14 +74,14 @@ def run_cases(
     file: GraphFile,
     cases: Sequence[StoredCase],
     inputs: Sequence[str],
-) -> dict[tuple[str, str], CaseOutcome]:
+) -> dict[tuple[str, str], _CaseOutcome]:
     """Return the outcome of each case by the names of runtime and case.
 
     If a process crashes or hangs within a case, that is the outcome of the case, and the remaining
     cases run in a fresh process. If it ends before the graph is loaded, that is the outcome of all
     its cases.
     """
-    found: dict[tuple[str, str], CaseOutcome] = {}
+    found: dict[tuple[str, str], _CaseOutcome] = {}
     remaining: list[tuple[Runtime, list[StoredCase]]] = []
     with Pool(run, [file]) as pool:
         pool.start(graph.parent, inputs, {}, cases)
@@ -98,16 +98,16 @@ def run_cases(
 
 def _outcomes(
     worker: Worker, cases: Sequence[StoredCase], progress: Progress
-) -> dict[str, CaseOutcome]:
+) -> dict[str, _CaseOutcome]:
     """Return the outcomes that a process decided: all, if it ended before its graph was loaded."""
-    found: dict[str, CaseOutcome] = {}
+    found: dict[str, _CaseOutcome] = {}
     for answer in worker.results():
         outputs = {} if answer.error else answer.read_outputs()
         found[answer.case] = ("refused" if answer.error else RAN, answer.error, outputs)
         progress.advance(answer.case)
     if worker.outcome == RAN:
         return found
-    failure: CaseOutcome = (worker.outcome, worker.reason, {})
+    failure: _CaseOutcome = (worker.outcome, worker.reason, {})
     left = [case.name for case in cases if case.name not in found]
     if not left:  # it refused its results at the end, or crashed after all of them
         return dict.fromkeys(found, failure) if worker.outcome == "refused" else found
@@ -119,7 +119,7 @@ def _outcomes(
 
 # -- probes and their rows ----------------------------------------------------------------------
 
-Findings = dict[tuple[str, str, str], ProbeFinding]
+_Findings = dict[tuple[str, str, str], ProbeFinding]
 """Findings by the names of runtime, dialect and probe."""
 
 
@@ -129,7 +129,7 @@ def _probe_rows(
     """Run all probes, and return a row for each, in their order."""
     cases = {p.name: _stored(p, folder / "inputs" / str(n)) for n, p in enumerate(probes)}
 
-    def run(runtimes: Iterable[Runtime], dialect: str, chosen: Sequence[Probe]) -> Findings:
+    def run(runtimes: Iterable[Runtime], dialect: str, chosen: Sequence[Probe]) -> _Findings:
         """Run probes of one graph."""
         graph = write_graph(chosen[0].graph, dialect, folder)
         if graph is None:
@@ -150,20 +150,20 @@ def _probe_rows(
     groups: dict[str, list[Probe]] = {}
     for each in probes:
         groups.setdefault(each.graph.name, []).append(each)
-    found: Findings = {}
+    found: _Findings = {}
     for group in groups.values():
-        others = [REFERENCE, *([] if group[0].not_in_pytorch else [PYTORCH])]
+        others = [REFERENCE, *([] if group[0].not_in_pytorch else [_PYTORCH])]
         compared = map(runtime, others if group[0].graph.dialect == STANDARD else [])
         found |= run([target, *compared], group[0].graph.dialect, group)
     if PORTABLE in target.dialects:
         for group in groups.values():
             unclear = [probe for probe in group if _unclear(_here(probe, target, found), probe)]
             found |= run([target], PORTABLE, unclear) if unclear else {}
-    missing = runtime(PYTORCH).unavailable()
+    missing = runtime(_PYTORCH).unavailable()
     return tuple(
         ProbeRow(
             probe, _here(probe, target, found), found.get((REFERENCE, STANDARD, probe.name)),
-            found.get((PYTORCH, STANDARD, probe.name))
+            found.get((_PYTORCH, STANDARD, probe.name))
             or ProbeFinding(probe.not_in_pytorch or missing, outcome="not run"),
         )
         for probe in probes
@@ -177,7 +177,7 @@ def _stored(probe: Probe, folder: Path) -> StoredCase:
     return StoredCase(probe.name, folder, {}, "probe")
 
 
-def _here(probe: Probe, target: Runtime, found: Findings) -> tuple[ProbeFinding, ...]:
+def _here(probe: Probe, target: Runtime, found: _Findings) -> tuple[ProbeFinding, ...]:
     """Return the findings of the runtime."""
     keys = [(target.name, dialect, probe.name) for dialect in (probe.graph.dialect, PORTABLE)]
     here = tuple(found[key] for key in keys if key in found)

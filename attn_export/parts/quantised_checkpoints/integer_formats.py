@@ -40,7 +40,7 @@ TENSORS: Final = {
 }  # fmt: skip
 """The tensors that a layer may have, by format."""
 
-OPTIONAL: Final = {"g_idx", "weight_zero_point", "weight_g_idx", "weight_format"}
+_OPTIONAL: Final = {"g_idx", "weight_zero_point", "weight_g_idx", "weight_format"}
 """The tensors that a layer may lack."""
 
 INTS, WORDS, FLOATS = ("I32", "I64"), ("I32",), ("F64", "F32", "F16", "BF16")
@@ -53,11 +53,11 @@ KINDS: Final = {
 }  # fmt: skip
 """The number of axes and the dtypes of each tensor of a layer."""
 
-AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
+_AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 """The position in a 32-bit word of each of 8 neighbouring outputs, in AWQ."""
 
-WORD: Final = 32
-LARGEST_INT8: Final = 127.0
+_WORD: Final = 32
+_LARGEST_INT8: Final = 127.0
 """The integer of the largest weight of an output in bitsandbytes; SCB is its magnitude."""
 
 
@@ -66,7 +66,7 @@ def check_layer(
 ) -> tuple[int, int]:
     """Return `[out, in]` of a layer, by the shapes of its tensors, which must match each other."""
     for part in TENSORS[format_name]:
-        if part not in stored and part not in OPTIONAL:
+        if part not in stored and part not in _OPTIONAL:
             raise ValueError(f"{part} is missing")
     for part, tensor in stored.items():
         # Only packed zero points are words.
@@ -94,7 +94,7 @@ def _expected_shapes(
     if format_name == GPTQ:
         groups, out = shapes["scales"]
         bits = _bits(shapes["qzeros"][1], out)
-        inputs = shapes["qweight"][0] * WORD // bits
+        inputs = shapes["qweight"][0] * _WORD // bits
         zeros = groups, _words_of(out, bits)
         return (out, inputs), groups, {
             "qweight": (_words_of(inputs, bits), out), "qzeros": zeros, "g_idx": (inputs,),
@@ -149,12 +149,12 @@ def _gptq(
 
 
 def _awq(parts: Mapping[str, Tensor]) -> QuantisedWeight:
-    """Read AWQ: `qweight [in, out / 8]` and `qzeros [groups, out / 8]`, outputs in `AWQ_ORDER`."""
+    """Read AWQ: `qweight [in, out / 8]` and `qzeros [groups, out / 8]`, outputs in `_AWQ_ORDER`."""
     scales = _floats(parts["scales"])
 
     def outputs(words: Tensor) -> np.ndarray:
         integers = _unpack(_words(words), 4)
-        indices = np.arange(integers.shape[1]).reshape(-1, 8)[:, AWQ_ORDER].reshape(-1)
+        indices = np.arange(integers.shape[1]).reshape(-1, 8)[:, _AWQ_ORDER].reshape(-1)
         ordered: np.ndarray = integers[:, indices]
         return ordered
 
@@ -199,7 +199,7 @@ def _int8(parts: Mapping[str, Tensor]) -> QuantisedWeight:
     integers = _unsigned(parts["weight"])
     if "weight_format" in parts and parts["weight_format"].any():
         raise ValueError("its rows are in the order of a GPU's tiles")
-    scales = (_floats(parts["SCB"]).astype(np.float64) / LARGEST_INT8).astype(np.float32)
+    scales = (_floats(parts["SCB"]).astype(np.float64) / _LARGEST_INT8).astype(np.float32)
     scales = scales.reshape(1, -1)
     return _weight(8, integers, scales, np.full(scales.shape, 128, np.int16), None)
 
@@ -243,17 +243,17 @@ def _words(tensor: Tensor) -> np.ndarray:
 
 def _bits(words: int, count: int) -> int:
     """Return the bits of an integer, 4 or 8, given the words that `count` integers fill."""
-    return 8 if words * WORD == count * 8 else 4
+    return 8 if words * _WORD == count * 8 else 4
 
 
 def _words_of(count: int, bits: int) -> int:
     """Return the number of words that integers fill."""
-    return -(-count * bits // WORD)
+    return -(-count * bits // _WORD)
 
 
 def _unpack(words: np.ndarray, bits: int) -> np.ndarray:
     """Unpack words `[rows, columns]` to int16 `[rows, columns * 32 / bits]`, lowest bits first."""
-    shifts = np.arange(0, WORD, bits, dtype=np.uint32)
+    shifts = np.arange(0, _WORD, bits, dtype=np.uint32)
     numbers = (words[..., None] >> shifts) & np.uint32(2**bits - 1)
     integers: np.ndarray = numbers.reshape(len(words), -1).astype(np.int16)
     return integers

@@ -33,7 +33,7 @@ SEPARATE: Final = tuple(f"{name}_proj.weight" for name in PROJECTIONS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class QuantisedSource(TensorSource):
+class _QuantisedSource(TensorSource):
     """A checkpoint in which each packed linear layer has a ``.weight``.
 
     Attributes:
@@ -152,7 +152,7 @@ class QuantisedSource(TensorSource):
 
 
 def with_integers(source: TensorSource, config: Config | None) -> TensorSource:
-    """Return the checkpoint, as a `QuantisedSource` if it has packed linear layers."""
+    """Return the checkpoint, as a `_QuantisedSource` if it has packed linear layers."""
     quantisation = config.values.get("quantization_config") if config else None
     quantisation = quantisation if isinstance(quantisation, dict) else {}
     method = str(quantisation.get("quant_method", "")).lower()
@@ -173,7 +173,7 @@ def with_integers(source: TensorSource, config: Config | None) -> TensorSource:
     for prefix, mark in marks.items():
         files[f"{prefix}.weight"] = source.files[f"{prefix}.{mark}"]
     bits = quantisation.get("bits", quantisation.get("w_bit"))
-    return QuantisedSource(
+    return _QuantisedSource(
         source.path, files, packed, source, bits if isinstance(bits, int) else None,
         quantisation.get("checkpoint_format") != "gptq_v2",
     )  # fmt: skip

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEATHS: Final = 3
 """The number of workers that a cell must crash before its verdict is ``crashed``."""
 
-SETTINGS: Final = {
+_SETTINGS: Final = {
     "distributed.scheduler.allowed-failures": DEATHS - 1,
     "distributed.worker.memory.terminate": False,  # runtimes have limits of their own
     "distributed.worker.profile.enabled": False,  # the profiler stops tasks 100 times a second
@@ -34,7 +34,7 @@ SETTINGS: Final = {
 }
 """Settings of Dask for the scheduler and the workers of a sweep."""
 
-CONNECT: Final = 15
+_CONNECT: Final = 15
 """Seconds until a scheduler must have answered."""
 
 
@@ -128,11 +128,11 @@ def connected(scheduler: str | None, tls: Security | None, workers: int | None) 
     for name in ("distributed", "distributed.client"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
-    with dask.config.set(SETTINGS):
+    with dask.config.set(_SETTINGS):
         if scheduler is not None:
             check_address(scheduler, tls)
             try:
-                client = Client(scheduler, security=tls, timeout=CONNECT, set_as_default=False)
+                client = Client(scheduler, security=tls, timeout=_CONNECT, set_as_default=False)
             except (OSError, TimeoutError) as error:
                 raise RuntimeFailure(
                     f"the scheduler {scheduler} does not answer: {one_line(error)[:120]}; start "
@@ -166,11 +166,11 @@ def serve(scheduler: str, tls: Security | None, name: str | None) -> None:
     async def run() -> None:
         async with Nanny(
             scheduler, nthreads=1, resources=resources_here(), name=name, security=tls,
-            death_timeout=CONNECT,
+            death_timeout=_CONNECT,
         ) as nanny:  # fmt: skip
             await nanny.finished()
 
-    dask.config.set(SETTINGS)
+    dask.config.set(_SETTINGS)
 
     try:
         asyncio.run(run())

@@ -108,7 +108,7 @@ def plain_cause(cause: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReleaseVerdict:
+class _ReleaseVerdict:
     """The verdict on one release, as in a `Row`; `cause` is the reason unless it passed."""
 
     release: str
@@ -128,7 +128,7 @@ def bisect(
     *,
     install: Callable[[str], None] | None = None,
     progress: Progress | None = None,
-) -> list[ReleaseVerdict]:
+) -> list[_ReleaseVerdict]:
     """Find where the verdict on a bundle's graph changed between the oldest and the newest release.
 
     Returns:
@@ -145,9 +145,9 @@ def bisect(
             "--good and --bad, or install some by scripts/setup_runtimes NAME==VERSION"
         )
     progress.expect(2 + (len(ordered) - 1).bit_length())
-    tried: dict[int, ReleaseVerdict] = {}
+    tried: dict[int, _ReleaseVerdict] = {}
 
-    def run(number: int) -> ReleaseVerdict:
+    def run(number: int) -> _ReleaseVerdict:
         if number not in tried:
             progress.advance(ordered[number])
             tried[number] = _run(bundle, ordered[number], dialect, install)
@@ -170,16 +170,16 @@ def bisect(
 
 def _run(
     bundle: Path, release: str, dialect: str, install: Callable[[str], None] | None
-) -> ReleaseVerdict:
+) -> _ReleaseVerdict:
     if install is not None:
         install(release)
     if reason := runtime(release).unavailable():
         raise RuntimeFailure(f"{release}: {reason}")
     outcome = verify_dialects(bundle, release, [dialect])[dialect]
-    return ReleaseVerdict(release, outcome["verdict"], plain_cause(outcome["cause"]))
+    return _ReleaseVerdict(release, outcome["verdict"], plain_cause(outcome["cause"]))
 
 
-def change(tried: Sequence[ReleaseVerdict]) -> tuple[ReleaseVerdict, ReleaseVerdict]:
+def change(tried: Sequence[_ReleaseVerdict]) -> tuple[_ReleaseVerdict, _ReleaseVerdict]:
     """Return the two releases between which the verdict changed, from the result of `bisect`."""
     return next(
         (older, newer) for older, newer in itertools.pairwise(tried) if older.passed != newer.passed

@@ -20,18 +20,18 @@ from attn_export.runtimes.run_options import Progress
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-PENDING: Final = 4
+_PENDING: Final = 4
 """Largest number of layers in progress per worker. Workers keep a layer's bundle in memory until
 all its cells have run."""
 
-GRACE: Final = 60.0
+_GRACE: Final = 60.0
 """Seconds that a cell waits for a worker with its runtime, after the last such worker was lost or
 while the cluster has none at all."""
 
-TRIES: Final = 3
+_TRIES: Final = 3
 """Largest number of runs of a task that raises an error, for instance because a disk is full."""
 
-POLL: Final = 1.0
+_POLL: Final = 1.0
 """Seconds between two requests for the list of workers."""
 
 
@@ -98,11 +98,11 @@ class _Sweep:
         self._seen_resources: set[str] = set()
 
     def run(self, missing: Sequence[Cell]) -> None:
-        """Run all cells, with at most `PENDING` layers per worker in progress."""
+        """Run all cells, with at most `_PENDING` layers per worker in progress."""
         waiting = collections.deque(_by_source(missing))
         self._resources()
         while waiting or self._work:
-            most = PENDING * max(1, len(self._workers()))
+            most = _PENDING * max(1, len(self._workers()))
             while waiting and len({work.source.key for work in self._work}) < most:
                 self._submit(*waiting.popleft())
             self._collect()
@@ -123,12 +123,12 @@ class _Sweep:
             by_runtime.setdefault(cell.runtime, []).append(cell.dialect)
         self._bundles[source.key] = self._client.submit(
             self._build_task, source.kind, source.content, self._plan.dialects, self._plan.seed,
-            key=f"build-{source.key}", pure=False, retries=TRIES - 1,
+            key=f"build-{source.key}", pure=False, retries=_TRIES - 1,
         )  # fmt: skip
         for runtime, dialects in by_runtime.items():
             future = self._client.submit(
                 self._run_task, self._bundles[source.key], runtime, dialects,
-                key=f"run-{source.key}-{runtime}", pure=False, retries=TRIES - 1,
+                key=f"run-{source.key}-{runtime}", pure=False, retries=_TRIES - 1,
                 resources={resource(runtime): 1},
             )  # fmt: skip
             self._work.append(_LayerTask(source, runtime, tuple(dialects), future))
@@ -138,7 +138,7 @@ class _Sweep:
         from distributed import wait
 
         try:
-            wait([work.future for work in self._work], timeout=POLL, return_when="FIRST_COMPLETED")
+            wait([work.future for work in self._work], timeout=_POLL, return_when="FIRST_COMPLETED")
         except TimeoutError:
             resources = self._resources()
             for work in list(self._work):
@@ -157,7 +157,7 @@ class _Sweep:
         work.lost = work.lost or now
         # Without workers, or if one had this resource before, such a worker may still connect.
         may_come_back = not resources or resource(work.runtime) in self._seen_resources
-        if now - work.lost >= (GRACE if may_come_back else 0):
+        if now - work.lost >= (_GRACE if may_come_back else 0):
             work.future.cancel()
             reason = f"no worker has {resource(work.runtime)}, which {work.runtime} takes"
             if here := unavailable_here(work.runtime):

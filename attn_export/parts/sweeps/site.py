@@ -30,16 +30,16 @@ from attn_export.untrusted_files import parse_json
 PAGE: Final = "index.html"
 TEMPLATES: Final = Path(__file__).with_name("page")
 
-MUCH_WORSE: Final = 3.0
+_MUCH_WORSE: Final = 3.0
 """Factor from which a cell that passed is yellow: its error, divided by the least error of a
 runtime that passed with the same layer and dialect."""
 
 GREEN, YELLOW, RED, GREY = "green", "yellow", "red", "grey"
-COLOURS: Final[Mapping[str, str]] = {
+_COLOURS: Final[Mapping[str, str]] = {
     "passed": GREEN, "failed": RED, "crashed": RED, "error": RED, "timed out": RED, "seen": GREY,
 }  # fmt: skip
 """Colour of each verdict. Verdicts that are missing here are grey."""
-SIGNS: Final = {GREEN: "✓", YELLOW: "~", RED: "✗", GREY: "-"}
+_SIGNS: Final = {GREEN: "✓", YELLOW: "~", RED: "✗", GREY: "-"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _SiteCell:
     @property
     def sign(self) -> str:
         """The sign of its colour, for readers who cannot see colours."""
-        return SIGNS[self.colour]
+        return _SIGNS[self.colour]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +111,8 @@ def _page(rows: Sequence[Row], title: str, facts: Sequence[str]) -> str:
         cells=[cell for line in lines for cell in line.cells.values() if cell is not None],
         forms=[_best_dialect(name, lines) for name in runtimes],
         older={*runtimes} - {*newest.values()}, anchor_of=anchor_of,
-        defects=defects(rows, lambda row: COLOURS.get(row.verdict) == RED),
-        verdicts=sorted({row.verdict for row in rows}), signs=SIGNS,
+        defects=defects(rows, lambda row: _COLOURS.get(row.verdict) == RED),
+        verdicts=sorted({row.verdict for row in rows}), signs=_SIGNS,
     )  # fmt: skip
 
 
@@ -160,8 +160,8 @@ def _fields(row: Row) -> dict[str, Any]:
 
 
 def _cell(row: Row, least: float | None) -> _SiteCell:
-    colour, remark = COLOURS.get(row.verdict, GREY), ""
-    if colour == GREEN and least and row.worst and row.worst > MUCH_WORSE * least:
+    colour, remark = _COLOURS.get(row.verdict, GREY), ""
+    if colour == GREEN and least and row.worst and row.worst > _MUCH_WORSE * least:
         colour = YELLOW
         remark = f"its error is {row.worst / least:.1f} times that of the best runtime"
     return _SiteCell(row, anchor_of(row), colour, remark, _reproduction(row))

@@ -28,12 +28,12 @@ from attn_export.untrusted_files import checked, open_regular, parse_json, read_
 FILE: Final = "cells.sqlite"
 """The name of the file in the folder of a store."""
 
-BESIDE: Final = ("", "-wal", "-shm", "-journal")
+_BESIDE: Final = ("", "-wal", "-shm", "-journal")
 """The endings of the names of all files that SQLite opens for a database."""
 
 FORMAT: Final = "attn-export-sweep/1"
 
-SQLITE: Final = b"SQLite format 3\0"
+_SQLITE: Final = b"SQLite format 3\0"
 """The first bytes of every SQLite file."""
 
 AGAIN: Final = ("error", "unavailable")
@@ -242,11 +242,11 @@ def read_json(path: Path) -> list[Row]:
 
 def _check_files(path: Path) -> None:
     """Raise UsageError if a file that SQLite would open is a link, FIFO, or no database."""
-    for ending in BESIDE:
+    for ending in _BESIDE:
         file = path.with_name(path.name + ending)
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISREG(file.lstat().st_mode):
                 raise UsageError(f"{file} is a link, or no regular file; choose another --output")
     with contextlib.suppress(FileNotFoundError), open_regular(path) as stream:
-        if stream.read(len(SQLITE)) not in (b"", SQLITE):
+        if stream.read(len(_SQLITE)) not in (b"", _SQLITE):
             raise UsageError(f"{path} is not a store of a sweep; choose another --output")

@@ -23,7 +23,7 @@ WRONG, BROKEN = {"failed"}, {"crashed", "error", "timed out"}
 """Verdicts of cells for which the exit code is 6, and 5."""
 
 
-tls_options = with_options(
+_tls_options = with_options(
     option(
         "--tls-ca", metavar="FILE", type=Path,
         help="The certificate of the authority that all processes trust, as PEM.",
@@ -69,7 +69,7 @@ tls_options = with_options(
     "--merge", "merged", multiple=True, metavar="STORE", type=Path,
     help="Add the results of other stores to --output, and run nothing.",
 )  # fmt: skip
-@tls_options
+@_tls_options
 @json_option("Write every cell; - for stdout.")
 @quiet_option
 def sweep_command(
@@ -181,7 +181,7 @@ def _finish(store: Store, json_file: str | None, *, quiet: bool) -> int:
 
 @option("scheduler", metavar="ADDRESS")
 @option("--name", metavar="NAME", help="The name of the worker.  [default: its address]")
-@tls_options
+@_tls_options
 def worker_command(scheduler: str, name: str | None, **tls_files: Path | None) -> int:
     """Run cells of sweeps for the Dask scheduler at ADDRESS, with the runtimes of this machine.
 

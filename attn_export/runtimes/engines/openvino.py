@@ -18,13 +18,13 @@ from attn_export.runtimes.protocol import (
 if TYPE_CHECKING:
     import numpy as np
 
-DEVICE = "CPU"
-SNIPPETS = "SNIPPETS_MODE"
-ACTIVATION_GROUPS = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+_DEVICE = "CPU"
+_SNIPPETS = "SNIPPETS_MODE"
+_ACTIVATION_GROUPS = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 PRECISION = "INFERENCE_PRECISION_HINT"
 
 
-class OpenVino(PackagedRuntime):
+class _OpenVino(PackagedRuntime):
     """The runtime `openvino`."""
 
     name = "openvino"
@@ -49,7 +49,7 @@ class OpenVino(PackagedRuntime):
     }
     counter_options: Mapping[str, Options] = {
         "precision pinned to f32": {PRECISION: "f32"},
-        "generated kernels off": {SNIPPETS: "DISABLE"},
+        "generated kernels off": {_SNIPPETS: "DISABLE"},
     }
 
     readings: Mapping[str, str] = {
@@ -70,7 +70,7 @@ class OpenVino(PackagedRuntime):
         core = sdk().Core()
         model = core.read_model(graph)
         names = [_name_of(port) for port in model.outputs]
-        compiled = core.compile_model(model, DEVICE, {**default_options(threads), **options})
+        compiled = core.compile_model(model, _DEVICE, {**default_options(threads), **options})
         request = compiled.create_infer_request()
 
         def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -80,11 +80,11 @@ class OpenVino(PackagedRuntime):
             return {n: _array_of(request.get_output_tensor(i)) for i, n in enumerate(names)}
 
         precision = compiled.get_property(PRECISION).get_type_name()
-        facts: Facts = {"build": sdk().get_version(), "device": DEVICE, "precision": precision}
+        facts: Facts = {"build": sdk().get_version(), "device": _DEVICE, "precision": precision}
         return Engine(run, facts)
 
 
-RUNTIME = OpenVino
+RUNTIME = _OpenVino
 
 
 def sdk() -> Any:
@@ -105,9 +105,9 @@ def default_options(threads: int) -> dict[str, Any]:
         PRECISION: "f32",
         # OpenVINO uses the kernel that it generates for unmasked attention with one query also for
         # 16 queries and more, with errors of 1 to 100.
-        SNIPPETS: "DISABLE",
+        _SNIPPETS: "DISABLE",
         # By default, products with dequantised weights round inputs to 8 bits: errors of 7e-3.
-        ACTIVATION_GROUPS: 0,
+        _ACTIVATION_GROUPS: 0,
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,

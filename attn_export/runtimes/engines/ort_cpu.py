@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 OPTIMIZATION = "graph_optimization_level"
 CPU_PROVIDER = "CPUExecutionProvider"
-ERRORS_ONLY = 3
-DISTRIBUTIONS = frozenset(
+_ERRORS_ONLY = 3
+_DISTRIBUTIONS = frozenset(
     f"onnxruntime{suffix}" for suffix in ("", "_gpu", "_directml", "_openvino", "_qnn", "_migraphx")
 )
 """The distributions that install the module `onnxruntime`, as in the names of `.dist-info`
@@ -37,7 +37,7 @@ copies weights into the layout that kernels read fastest, and so takes as much m
 
 NO_TELEMETRY = ("ORT_DISABLE_TELEMETRY", "1")
 BFLOAT16, ONNX_BFLOAT16 = "tensor(bfloat16)", 16
-NO_BFLOAT16 = (
+_NO_BFLOAT16 = (
     "it has no kernel of this operator in bfloat16; of the graph, only the placement on CUDA in a "
     "dry run is known"
 )
@@ -68,8 +68,8 @@ class OrtCpu(Runtime):
             "it has norms within this operator on CUDA and WebGPU only; of the graph, only "
             "the placement in a dry run is known"
         ),
-        "Attention(BFLOAT16)": NO_BFLOAT16,
-        "com.microsoft.GroupQueryAttention(BFLOAT16)": NO_BFLOAT16,
+        "Attention(BFLOAT16)": _NO_BFLOAT16,
+        "com.microsoft.GroupQueryAttention(BFLOAT16)": _NO_BFLOAT16,
     }
     counter_options: Mapping[str, Options] = {
         "graph optimisations off": {OPTIMIZATION: "disable_all"}
@@ -106,7 +106,7 @@ RUNTIME = OrtCpu
 def _conflict(site: Path) -> str:
     """Return the remedy if several distributions installed the module `onnxruntime`, or ""."""
     installed = {path.name.partition("-")[0] for path in site.glob("onnxruntime*-*.dist-info")}
-    several = sorted(name.replace("_", "-") for name in installed & DISTRIBUTIONS)
+    several = sorted(name.replace("_", "-") for name in installed & _DISTRIBUTIONS)
     if len(several) < 2:
         return ""
     names = " and ".join(several)
@@ -232,7 +232,7 @@ def session_options(threads: int, graph: Path | None = None, *, spin: bool = Fal
     options = sdk().SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = ERRORS_ONLY
+    options.log_severity_level = _ERRORS_ONLY
     # By default a product with dequantised weights rounds its inputs to 8 bits.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if graph is not None:

@@ -30,7 +30,7 @@ def main() -> int:
     except Exception as error:  # whatever the engine raises
         print(f"{printable(NAME)}: {one_line(error)}", file=sys.stderr)
         return 2
-    results = [check(case.name, case, lambda case: run_case(model, case)) for case in all_cases]
+    results = [check(case.name, case, lambda case: _run_case(model, case)) for case in all_cases]
     replayed = next((case for case in all_cases if case.name == REPLAY), None)
     if replayed is not None:
         name = f"{replayed.name}, token by token"
@@ -39,7 +39,7 @@ def main() -> int:
     return 0 if all(results) else 1
 
 
-def run_case(model: Model, case: Case) -> dict[str, np.ndarray]:
+def _run_case(model: Model, case: Case) -> dict[str, np.ndarray]:
     """Return the outputs of a whole case."""
     inputs = {name: array.copy() for name, array in case.inputs.items()}
     return from_graph(model.run(to_graph(inputs), in_place=CACHE == "in-place"))
