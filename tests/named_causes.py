@@ -16,7 +16,8 @@ from attn_export.explain.mistake import Evidence
 from attn_export.float64.evaluate import Evaluation
 from attn_export.results import Arrays
 
-LOUD = ("outliers", "large_logits", "sharp")
+CONTENTS = ("outliers", "large_logits", "sharp", "lowest_float")
+"""The first case of each of these contents is always used."""
 LARGEST = 20_000
 """The largest number of elements of a case that is used."""
 
@@ -39,9 +40,9 @@ def first_cause_of(
         (case for case in stored if case.kind != "decode" and case.name in finite),
         key=lambda case: math.prod(max(size, 1) for size in case.sizes.values()),
     )
-    loud = (next(case for case in stored if case.name.startswith(name)) for name in LOUD)
+    first = (next((c for c in stored if c.name.startswith(name)), None) for name in CONTENTS)
     mine, found = Evaluation(right), []
-    for case in (small[len(small) // 2], *small[:: max(len(small) // 8, 1)], *loud):
+    for case in (small[len(small) // 2], *small[:: max(len(small) // 8, 1)], *filter(None, first)):
         inputs = read_inputs(case, names)
         if sum(array.size for array in inputs.values()) > LARGEST:
             continue

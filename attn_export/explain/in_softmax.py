@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from attn_export.explain.in_attention import ANY, CAPPED, StepValues, attention
-from attn_export.explain.mistake import Mistake, constant, fitted, rows, step
+from attn_export.explain.mistake import Mistake, constant, fitted, plain, rows, step
 from attn_export.float64.attention_steps import StepChange, softmax
 from attn_export.tensorfile import Array
 
@@ -66,9 +66,16 @@ def _softmax_over_queries(_: Array, steps: StepValues) -> Array:
     return np.asarray(np.nan_to_num(exponentials / exponentials.sum(axis=-2, keepdims=True)))
 
 
+def _not_normalised(weights: Array) -> Array:
+    """Return e to the scores less the largest, without a division."""
+    largest = weights.max(axis=-1, keepdims=True, initial=0)
+    return np.asarray(weights / np.where(largest > 0, largest, 1))
+
+
 def _softmax_plus_one(_: Array, steps: StepValues) -> Array:
-    exponentials = np.exp(steps["scores"])
-    return np.asarray(exponentials / (1 + exponentials.sum(axis=-1, keepdims=True)))
+    """Compute the softmax with one more score, of 0."""
+    more = np.pad(steps["scores"], [(0, 0)] * 3 + [(0, 1)])
+    return softmax(more, np.ones((1, 1), bool))[..., :-1]
 
 
 # -- the table ----------------------------------------------------------------------------------
@@ -124,7 +131,7 @@ IN_SOFTMAX: Final = (
         ("softmax base", "the softmax raises 2, not e, to the scores",
          {"weights": lambda _, steps: softmax(steps["scores"] * np.log(2), steps["visible"])}),
         ("softmax not normalised", "weights are not divided by their sum",
-         {"weights": lambda _, steps: np.exp(steps["scores"])}),
+         {"weights": plain(_not_normalised)}),
         ("softmax plus one", "1 is added to the sum of the softmax",
          {"weights": _softmax_plus_one})),
     *rows(CAPPED,

@@ -35,9 +35,12 @@ SPECS = {
     "gqa": GQA, "plain": PLAIN, "rich": RICH,
     "mqa": AttentionSpec.from_dict({**CACHED, "num_kv_heads": 1}),
     "masked": AttentionSpec.from_dict(
-        {**CACHED, "num_kv_heads": 2, "attn_mask": "float[B,1,L,S]"}
+        {**CACHED, "num_kv_heads": 2, "attn_mask": "float[B,H,L,S]"}
     ),
     "rotary": AttentionSpec.from_dict({**CACHED, "num_kv_heads": 2, "rotary": "half"}),
+    "in-place": AttentionSpec.from_dict(
+        {**CACHED, "num_kv_heads": 2, "cache": "in-place", "rotary": "half"}
+    ),
     "alibi": AttentionSpec.from_dict({**CACHED, "alibi": True}),
     "cross": AttentionSpec.from_dict(
         {"embed_dim": 32, "num_heads": 4, "cross": True, "kdim": 16, "vdim": 24}
