@@ -3,6 +3,6 @@
 from attn_export.parts import Part
 
 PART = Part(
-    commands={"evidence": f"{__name__}.evidence_command"},
+    commands={"evidence": f"{__name__}.statements"},
     verifies=f"{__name__}.attested",
 )

@@ -26,23 +26,18 @@ from attn_export.system_info import check_installed
 from attn_export.temp_folders import scratch
 from attn_export.untrusted_files import MOST_TEXT, checked, parse_json, read_bytes
 
-SDK = "model_signing"
+_SDK, _IDENTITY = "model_signing", "an identity of sigstore"
 
 
 class _Claim(NamedTuple):
     """What a signature says, which may be a lie: its bytes, the SHA-256 of files, and its signer.
 
-    `key` is the SHA-256 of the PEM file of a public key; it is empty for a sigstore identity.
+    The signer is a key, by the SHA-256 of its PEM file, or `_IDENTITY`.
     """
 
     content: bytes
     digests: Mapping[str, str]
-    key: str
-
-    @property
-    def signer(self) -> str:
-        """The claimed signer."""
-        return f"key {self.key}" if self.key else "an identity of sigstore"
+    signer: str
 
 
 @contextlib.contextmanager
@@ -59,13 +54,16 @@ def attested(
             raise UsageError(f"--oidc-issuer {issuer} needs --trust IDENTITY, such as you@host")
         yield bundle, partial(_checked, bundle)
         return
-    check_installed(SDK)
+    check_installed(_SDK)
     claim = _read(bundle)
     if claim is None:
         raise BundleError(f"{bundle} is unsigned: it holds no {SIGNATURE}; sign it with its key")
-    # Before the copy: files that are not signed, or by another key, could be too large.
-    verifier = _verifier(bundle, claim, str(signer), issuer)
-    _check_covers(bundle, claim)
+    if (claim.signer == _IDENTITY) != (issuer is not None):
+        raise BundleError(
+            f"{bundle} is signed by {claim.signer}, not by {signer}; give the right one to --trust"
+        )
+    verifier = _verifier(str(signer), issuer)
+    _check_covers(bundle, claim)  # before the copy: files that are not signed could be too large
     with scratch(in_memory=False) as folder:
         copy, signature = folder / "bundle", folder / SIGNATURE  # beside it: not all sign its name
         for name in claim.digests:
@@ -77,7 +75,8 @@ def attested(
         except Exception as error:  # the SDK raises different errors for keys and identities
             raise BundleError(
                 f"{bundle / SIGNATURE}, which claims {claim.signer}, is not genuine for {signer}: "
-                f"{printable(one_line(error), 160)}; get the signed bundle again"
+                f"{printable(one_line(error), 160)}; give the signer to --trust, or get the signed "
+                "bundle again"
             ) from error
         found = claim.signer if issuer is None else f"{signer} ({issuer})"
         yield copy, partial(_checked, copy, signature=Signature("verified", found))
@@ -95,20 +94,14 @@ def _checked(folder: Path, manifest: Manifest, signature: Signature | None = Non
     return Signature("not checked", claim.signer)
 
 
-def _verifier(bundle: Path, claim: _Claim, signer: str, issuer: str | None) -> Any:
-    """Return the SDK's verifier for a signer, which must be the one that a signature claims."""
+def _verifier(signer: str, issuer: str | None) -> Any:
+    """Return the SDK's verifier for a signer."""
     from model_signing import verifying  # not above: only `--trust` needs it
 
-    if bool(claim.key) != (issuer is None):
-        raise BundleError(
-            f"{bundle} is signed by {claim.signer}, not by {signer}; give the right one to --trust"
-        )
-    config = verifying.Config()
     try:
         if issuer is None:
-            config.use_elliptic_key_verifier(public_key=Path(signer))
-        else:
-            config.use_sigstore_verifier(identity=signer, oidc_issuer=issuer)
+            return verifying.Config().use_elliptic_key_verifier(public_key=Path(signer))
+        return verifying.Config().use_sigstore_verifier(identity=signer, oidc_issuer=issuer)
     except Exception as error:
         advice = (
             "is no public key on P-256, P-384 or P-521: --trust takes what `openssl pkey -in "
@@ -117,43 +110,23 @@ def _verifier(bundle: Path, claim: _Claim, signer: str, issuer: str | None) -> A
             else "cannot be checked without sigstore's root of trust: it needs a network"
         )
         raise UsageError(f"{signer} {advice} ({printable(one_line(error), 160)})") from error
-    if issuer is None and claim.key != (key := _digest_of_key(Path(signer))):
-        raise BundleError(
-            f"{bundle} is signed by {claim.signer}, and {signer} is key {key}; give the signer's "
-            "key to --trust"
-        )
-    return config
-
-
-def _digest_of_key(path: Path) -> str:
-    """Return the SHA-256 of a public key's PEM file, as signatures name it."""
-    from cryptography.hazmat.primitives import serialization as keys
-
-    loaded = keys.load_pem_public_key(path.read_bytes())
-    pem = loaded.public_bytes(keys.Encoding.PEM, keys.PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(pem).hexdigest()
 
 
 def _read(bundle: Path) -> _Claim | None:
     """Return what the signature of a bundle claims; None if there is none."""
     path = bundle / SIGNATURE
-    if path.is_symlink():
-        raise BundleError(f"{path} is a link, and a bundle holds files alone; copy it with cp -rL")
     try:
         content = read_bytes(path, MOST_TEXT)
         outer = parse_json(content.decode("utf-8"))
         payload = base64.b64decode(outer["dsseEnvelope"]["payload"], validate=True)
         listed = parse_json(payload.decode("utf-8"))["predicate"]["resources"]
-        digests = {
-            checked(each["name"], FileName): checked(each["digest"], Digest) for each in listed
-        }
+        digests = {checked(e["name"], FileName): checked(e["digest"], Digest) for e in listed}
         if not 0 < len(listed) == len(digests):
             raise ValueError("it lists no file, or one twice")
         material = outer["verificationMaterial"]
-        is_key = "publicKey" in material
-        return _Claim(
-            content, digests, checked(material["publicKey"]["hint"], Digest) if is_key else ""
-        )
+        if "publicKey" not in material:
+            return _Claim(content, digests, _IDENTITY)
+        return _Claim(content, digests, f"key {checked(material['publicKey']['hint'], Digest)}")
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Statements about a bundle in standard formats: an in-toto test result and a CycloneDX ML-BOM.
+"""`attn-export evidence`: an in-toto test result and a CycloneDX ML-BOM of a bundle.
 
 Both are computed from the manifest and `report.json` alone, so that `verify` can compute them again
 and compare. They are files of the bundle: the manifest lists them and the signature covers them.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from attn_export.bundle.manifest import (
     SIGNATURE,
     SPEC,
     copy_bundle,
+    dimensions,
     manifest_content,
     read_manifest,
     read_report,
@@ -26,11 +27,13 @@ from attn_export.bundle.manifest import (
     staging,
     write_manifest,
 )
+from attn_export.commands.options import option, quiet_option
+from attn_export.commands.output import echo
 from attn_export.dialect_names import WEIGHTS
-from attn_export.errors import BundleError, printable
+from attn_export.errors import PARAGRAPH, BundleError, one_line, printable
 from attn_export.results import ReportFile, Verdict
-from attn_export.schema import Manifest, TensorSignature
-from attn_export.untrusted_files import parse_json, read_text
+from attn_export.schema import Manifest
+from attn_export.untrusted_files import read_text
 
 STATEMENT, BOM = f"{EVIDENCE}/test-result.json", f"{EVIDENCE}/bom.cdx.json"
 
@@ -46,13 +49,14 @@ _NAMESPACE = uuid.UUID("6ad0cd6e-4a1f-5c0a-8a53-6f1f6d0d9c2b")
 """Namespace of serial numbers, which depend on the content of a bill of materials only."""
 
 
-def add_statements(bundle: Path | str) -> bool:
-    """Write the statements of a bundle, which is replaced in one step without its signature.
+@option("bundle", type=Path)
+@quiet_option
+def evidence_command(bundle: Path, quiet: bool) -> int:
+    """Write what a bundle's report says for other tools: an in-toto test result and an ML-BOM.
 
-    Returns:
-        Whether the bundle had a signature.
+    They are BUNDLE/evidence/, and `verify` compares them with the report. A signature, which does
+    not cover them, is removed: sign it again.
     """
-    bundle = Path(bundle)
     read_manifest(bundle)  # no folder is made for a bundle that is not there
     with staging(bundle) as stage:
         with refuse_exchange(bundle):
@@ -60,44 +64,47 @@ def add_statements(bundle: Path | str) -> bool:
             write_statements(stage.folder)
         was_signed = (bundle / SIGNATURE).exists()
         stage.publish()
-    return was_signed
+    if not quiet:
+        for name in (STATEMENT, BOM):
+            echo(printable(str(bundle / name), PARAGRAPH))
+        if was_signed:
+            echo("the signature did not cover these and is gone; sign the bundle again")
+    return 0
 
 
 def write_statements(folder: Path) -> None:
     """Write the statements of a bundle that has none, and its manifest again."""
     (folder / EVIDENCE).mkdir()
-    for name, content in _statements(folder, read_manifest(folder)).items():
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    for name, text in _statements(folder, read_manifest(folder)).items():
         (folder / name).write_text(text, encoding="utf-8")
     write_manifest(folder, manifest_content(folder))
 
 
 def check_statements(folder: Path, manifest: Manifest) -> None:
-    """Check that the statements of a bundle, if it has any, match its files and its report."""
+    """Check that the statements of a bundle, if it has any, are what its report makes them."""
     if not {STATEMENT, BOM} & manifest.files.keys():
         return
-    for name, content in _statements(folder, manifest).items():
+    for name, text in _statements(folder, manifest).items():
         try:
-            same = parse_json(read_text(folder / name)) == content
+            same = read_text(folder / name) == text
         except (OSError, ValueError) as error:
-            why = printable(getattr(error, "strerror", "") or f"no valid JSON: {error}", 120)
-            raise BundleError(f"{folder / name} cannot be read: {why}") from error
+            raise BundleError(f"{folder / name} cannot be read: {one_line(error)}") from error
         if not same:
             raise BundleError(
                 f"{folder / name} does not say what {REPORT} and the digests say; write it again"
             )
 
 
-def _statements(folder: Path, manifest: Manifest) -> dict[str, dict[str, Any]]:
+def _statements(folder: Path, manifest: Manifest) -> dict[str, str]:
+    """Return the texts of both statements, which are compared byte for byte."""
     report = read_report(folder)
-    return {STATEMENT: test_result(report, manifest), BOM: _bill_of_materials(report, manifest)}
+    made = {STATEMENT: test_result(report, manifest), BOM: _bill_of_materials(report, manifest)}
+    return {n: json.dumps(c, indent=1, ensure_ascii=False) + "\n" for n, c in made.items()}
 
 
 def test_result(report: ReportFile, manifest: Manifest) -> dict[str, Any]:
-    """Return an in-toto statement with the predicate of test results.
+    """Return an in-toto statement whose tests are the cases of each graph in each runtime.
 
-    Its subjects are the graphs and weights, its configuration is the spec and the golden vectors,
-    and each test is a case of a graph in a runtime.
     https://github.com/in-toto/attestation/blob/main/spec/predicates/test-result.md
     """
     ran: dict[str, set[str]] = {}
@@ -134,33 +141,30 @@ def _descriptors(names: Collection[str], manifest: Manifest) -> list[dict[str, A
 
 def _bill_of_materials(report: ReportFile, manifest: Manifest) -> dict[str, Any]:
     """Return a bill of materials in CycloneDX 1.6, https://cyclonedx.org/docs/1.6/json/."""
+    inputs, outputs = (
+        [{"format": f"{name}: {text}"} for name, text in dimensions(ends).items()]
+        for ends in (manifest.inputs, manifest.outputs)
+    )
     card = {
         "modelParameters": {
             "task": "attention",
             "architectureFamily": "transformer",
-            "inputs": _values(manifest.inputs),
-            "outputs": _values(manifest.outputs),
+            "inputs": inputs,
+            "outputs": outputs,
         },
         "quantitativeAnalysis": {"performanceMetrics": _metrics(report.verdicts)},
     }
+    files = {n: [{"alg": "SHA-256", "content": manifest.files[n]}] for n in _model_files(manifest)}
+    model = {
+        "type": "machine-learning-model",
+        "bom-ref": "model",
+        "name": report.name or "attention",
+        "modelCard": card,
+        "components": [{"type": "file", "name": n, "hashes": h} for n, h in files.items()],
+    }
     content = {
         "version": 1,
-        "metadata": {
-            "component": {
-                "type": "machine-learning-model",
-                "bom-ref": "model",
-                "name": report.name or "attention",
-                "modelCard": card,
-                "components": [
-                    {
-                        "type": "file",
-                        "name": name,
-                        "hashes": [{"alg": "SHA-256", "content": manifest.files[name]}],
-                    }
-                    for name in _model_files(manifest)
-                ],
-            },
-        },
+        "metadata": {"component": model},
         # The packages that built and judged the model, which are no part of it.
         "components": [
             {
@@ -186,23 +190,12 @@ def _bill_of_materials(report: ReportFile, manifest: Manifest) -> dict[str, Any]
     }
 
 
-def _values(ends: Mapping[str, TensorSignature]) -> list[dict[str, str]]:
-    """Return the formats of inputs or outputs."""
-    shapes = {name: ", ".join(str(axis) or "?" for axis in end.shape) for name, end in ends.items()}
-    return [{"format": f"{name}: {end.dtype} [{shapes[name]}]"} for name, end in ends.items()]
-
-
-def _metrics(verdicts: Iterable[Verdict]) -> list[dict[str, str]]:
+def _metrics(verdicts: Sequence[Verdict]) -> list[dict[str, str]]:
     """Return the largest errors of each output of each graph in each runtime."""
     largest: dict[tuple[str, str], float] = {}
     for verdict in verdicts:
-        source = f"{verdict.runtime}, {verdict.graph}, {verdict.output}"
-        for measure in _METRICS:
-            value = getattr(verdict, measure)
-            if value is not None:
-                key = (source, measure)
+        for measure, description in _METRICS.items():
+            if (value := getattr(verdict, measure)) is not None:
+                key = description, f"{verdict.runtime}, {verdict.graph}, {verdict.output}"
                 largest[key] = max(value, largest.get(key, value))
-    return [
-        {"type": _METRICS[measure], "value": f"{value:.6g}", "slice": source}
-        for (source, measure), value in largest.items()
-    ]
+    return [{"type": t, "value": f"{v:.6g}", "slice": s} for (t, s), v in largest.items()]

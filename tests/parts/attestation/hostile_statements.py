@@ -20,6 +20,7 @@ def statements(bundle: Path, place: Path, random: Random) -> list[str]:
     wrong = names[random.integers(len(names))]
     for name in names:
         value = json.loads((place / name).read_text())
-        text = json.dumps(changed(value, random) if name == wrong else value)
+        value = changed(value, random) if name == wrong else value
+        text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
         replaced(place, name, text.encode())
     return ["verify", str(place), "--quiet", "--runtime", "ort-cpu"]

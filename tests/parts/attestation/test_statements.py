@@ -32,8 +32,8 @@ from attn_export.output_folder import sha256
 from attn_export.parts.attestation.statements import (
     BOM,
     STATEMENT,
-    add_statements,
     check_statements,
+    evidence_command,
 )
 from attn_export.parts.attestation.statements import test_result as statement_of
 from attn_export.results import ReportFile, Verdict
@@ -57,7 +57,7 @@ def stated() -> Path:
 
     def make(folder: Path) -> None:
         assert build(small_spec(), folder, name="stated", **OPTIONS).passed
-        assert not add_statements(folder)
+        assert evidence_command(folder, quiet=True) == 0
 
     return shared.once("stated", make)
 
@@ -106,7 +106,7 @@ def test_a_failed_build_states_what_failed(tmp_path):
         rtol=0.0,
     )  # fmt: skip
     assert report.exit_code == 6
-    add_statements(tmp_path / "out.failed")
+    evidence_command(tmp_path / "out.failed", quiet=True)
     predicate = content(tmp_path / "out.failed", STATEMENT)["predicate"]
     failed = {f"{v.runtime}/{v.graph}/{v.case}" for v in report.verdicts if v.status == "failed"}
     assert (predicate["result"], set(predicate["failedTests"])) == ("FAILED", failed)
@@ -166,7 +166,8 @@ def changed(bundle: Path, name: str, change: Callable[[Any], None]) -> None:
     """Change a JSON file."""
     value = content(bundle, name)
     change(value)
-    (bundle / name).write_text(json.dumps(value))
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    (bundle / name).write_text(text)
 
 
 LIES: dict[str, tuple[str, Callable[[Any], None]]] = {
@@ -192,6 +193,8 @@ LIES: dict[str, tuple[str, Callable[[Any], None]]] = {
 @pytest.mark.parametrize("lie", LIES)
 def test_statements_that_differ_from_the_report_are_refused(lie, part):
     manifest = read_manifest(part)
+    changed(part, STATEMENT, dict)
+    changed(part, BOM, dict)
     check_statements(part, manifest)
     changed(part, *LIES[lie])
     with pytest.raises(BundleError):
@@ -260,7 +263,7 @@ def test_a_bundle_stays_as_it_was_where_its_report_contradicts_itself(stated, tm
     (copy / SIGNATURE).write_text("of these files")
     before = files(copy)
     with pytest.raises(BundleError, match="passed, and its verdicts did not"):
-        add_statements(copy)
+        evidence_command(copy, quiet=True)
     assert files(copy) == before
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
@@ -269,10 +272,10 @@ def test_a_changed_bundle_gets_no_statements(stated, tmp_path):
     copy = Path(shutil.copytree(stated, tmp_path / "copy"))
     (copy / "model.onnx").write_bytes(b"another")
     with pytest.raises(AttnExportError, match="was changed"):
-        add_statements(copy)
+        evidence_command(copy, quiet=True)
 
 
 def test_no_folder_is_made_where_there_is_no_bundle(tmp_path):
     with pytest.raises(BundleError, match="not a bundle"):
-        add_statements(tmp_path / "nowhere" / "b")
+        evidence_command(tmp_path / "nowhere" / "b", quiet=True)
     assert [*tmp_path.iterdir()] == []

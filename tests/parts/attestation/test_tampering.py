@@ -140,7 +140,7 @@ CHANGES: dict[Callable[[Path], None], str] = {
     rename_file: "holds page.html",
     exchange_files: "was changed after the bundle was signed",
     link_file: r"report.html \(a link\)",
-    link_signature: "model.sig is a link",
+    link_signature: r"holds model.sig \(a link\)",
     remove_signature: "is unsigned",
     huge_signature: "it has 1073741824 bytes",
     deep_signature: "nested too deep",
