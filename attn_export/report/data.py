@@ -59,3 +59,8 @@ def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in values.items()
     }
+
+
+def finite(value: float) -> float | None:
+    """Return a value with five significant digits, or None for NaN and infinities."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None

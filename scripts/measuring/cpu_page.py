@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.parts.benchmarks.bench_json import finite
+from attn_export.report.data import finite
 from attn_export.report.tables import UNMEASURED, markdown_table, matrix, shown
 from attn_export.results import Report
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attn_export.parts.benchmarks.bench_json import finite
+from attn_export.report.data import finite
 from attn_export.report.tables import UNMEASURED, MatrixCell, markdown_table, matrix, shown
 from attn_export.results import Report
 from attn_export.runtimes.catalogue import all_names

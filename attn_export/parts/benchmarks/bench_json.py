@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from attn_export.parts.benchmarks.measurements import BenchReport, Measured, WorkloadResult
+from attn_export.report.data import finite, to_json
 
 if TYPE_CHECKING:
     from attn_export.parts.benchmarks.tune import TuningResult
@@ -63,15 +64,8 @@ def _candidate(workload: WorkloadResult, measured: Measured) -> dict[str, Any]:
     }
 
 
-def finite(value: float) -> float | None:
-    """Return a value with five significant digits, or None for NaN and infinities."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
 def tuned_to_json(tuned: TuningResult) -> str:
     """Return the measured times, the chosen forms and the report as JSON text."""
-    from attn_export.report.data import to_json
-
     content = {
         "format": "attn-export-tune/1",
         "forms": dict(tuned.forms),
