@@ -145,6 +145,21 @@ class CheckFinding:
 Check = Callable[[CheckedGraph], Iterator[str]]
 """Function that yields a message for each defect; its name is the name of the check."""
 
+RULES: dict[Check, bool] = {}
+"""The checks that were defined so far, in order, and whether each is a rule of this project."""
+
+
+def standard_rule(check: Check) -> Check:
+    """Add a check of what ONNX or what is expected demands: its findings are errors."""
+    RULES[check] = False
+    return check
+
+
+def project_rule(check: Check) -> Check:
+    """Add a check of what the ONNX standard does not demand: graphs of others get warnings."""
+    RULES[check] = True
+    return check
+
 
 def shape_of(value: onnx.ValueInfoProto) -> Shape | None:
     """Return the declared shape, "" for an axis without size or name; None without a shape."""
@@ -164,6 +179,67 @@ def show(shape: Shape | None) -> str:
     return "unknown" if shape is None else f"[{', '.join(str(axis) or '?' for axis in shape)}]"
 
 
+# -- ONNX validity and declared shapes ----------------------------------------------------------
+
+
+@standard_rule
+def onnx_checker(graph: CheckedGraph) -> Iterator[str]:
+    """Run the full onnx checker."""
+    try:
+        # By path: only so are external data, and models over 2 GiB, checked.
+        onnx.checker.check_model(str(graph.path), full_check=True)
+    except onnx.shape_inference.InferenceError as error:
+        yield f"shapes do not fit: {one_line(error)}; correct the node or the declared shape"
+    except Exception as error:  # its own, and what damaged files make of it
+        yield f"{one_line(error)}; export it again or correct the node"
+
+
+@standard_rule
+def value_sizes(graph: CheckedGraph) -> Iterator[str]:
+    """Check that no value of a known size has more elements than any memory holds."""
+    for name, count in graph.sizes.items():
+        if count > MOST_ELEMENTS:
+            yield f"{name} has {count} elements, which no memory holds; correct what gives its size"
+
+
+@standard_rule
+def strict_shape_inference(graph: CheckedGraph) -> Iterator[str]:
+    """Run shape inference in strict mode, which fails at the first operator it cannot infer."""
+    try:
+        graph.infer(graph.proto, check_type=True, strict_mode=True)
+    except Exception as error:  # its own, and what damaged files make of it
+        yield f"{one_line(error)}; correct the node's inputs or attributes"
+
+
+@standard_rule
+def declared_shapes(graph: CheckedGraph) -> Iterator[str]:
+    """Compare declared shapes with inferred ones."""
+    for name, declared, found in graph.shapes:
+        if found is not None and not _agree(declared, found):
+            yield f"{name} is declared {show(declared)} but is {show(found)}; declare that"
+
+
+@project_rule
+def empty_axes(graph: CheckedGraph) -> Iterator[str]:
+    """Check that axes are declared 0 only where inference gives 0: some exporters mean "any"."""
+    for name, declared, found in graph.shapes:
+        if 0 in declared and not (found and 0 in found):
+            yield f"{name} is declared {show(declared)}: no tensor has an axis of 0; name it"
+
+
+def _agree(declared: Shape, inferred: Shape) -> bool:
+    # A declared size must equal the inferred one, unless inference cannot determine it: "", unk__N,
+    # or 0 for an unknown total length of `Attention`. A declared name agrees with anything.
+    sizes = zip(declared, inferred, strict=False)
+    return len(declared) == len(inferred) and all(
+        d == f or not f or str(f).startswith("unk__") for d, f in sizes if isinstance(d, int)
+    )
+
+
+# -- inputs and outputs ---------------------------------------------------------------------------
+
+
+@standard_rule
 def signature(graph: CheckedGraph) -> Iterator[str]:
     """Check names and order of inputs and outputs against the expected ones."""
     if graph.expected is None:
@@ -177,6 +253,7 @@ def signature(graph: CheckedGraph) -> Iterator[str]:
             yield f"{label} are {', '.join(names)}, expected {', '.join(expected)}; export it again"
 
 
+@standard_rule
 def dynamic_axes(graph: CheckedGraph) -> Iterator[str]:
     """Check that the axes of inputs and outputs have the expected sizes and names."""
     if graph.expected is None:
@@ -201,6 +278,7 @@ def dynamic_axes(graph: CheckedGraph) -> Iterator[str]:
                 yield f"{place} is {actual or '?'!r}, expected {wanted!r}; rename it"
 
 
+@project_rule
 def named_axes(graph: CheckedGraph) -> Iterator[str]:
     """Check that every axis of inputs and outputs has a size or a name."""
     for value in (*graph.proto.graph.input, *graph.proto.graph.output):
@@ -209,55 +287,3 @@ def named_axes(graph: CheckedGraph) -> Iterator[str]:
             yield f"{value.name} has no declared shape; declare it, dynamic axes by name"
         elif "" in shape:
             yield f"axis {shape.index('')} of {value.name} has neither size nor name; name it"
-
-
-# -- ONNX validity and declared shapes ----------------------------------------------------------
-
-
-def onnx_checker(graph: CheckedGraph) -> Iterator[str]:
-    """Run the full onnx checker."""
-    try:
-        # By path: only so are external data, and models over 2 GiB, checked.
-        onnx.checker.check_model(str(graph.path), full_check=True)
-    except onnx.shape_inference.InferenceError as error:
-        yield f"shapes do not fit: {one_line(error)}; correct the node or the declared shape"
-    except Exception as error:  # its own, and what damaged files make of it
-        yield f"{one_line(error)}; export it again or correct the node"
-
-
-def strict_shape_inference(graph: CheckedGraph) -> Iterator[str]:
-    """Run shape inference in strict mode, which fails at the first operator it cannot infer."""
-    try:
-        graph.infer(graph.proto, check_type=True, strict_mode=True)
-    except Exception as error:  # its own, and what damaged files make of it
-        yield f"{one_line(error)}; correct the node's inputs or attributes"
-
-
-def value_sizes(graph: CheckedGraph) -> Iterator[str]:
-    """Check that no value of a known size has more elements than any memory holds."""
-    for name, count in graph.sizes.items():
-        if count > MOST_ELEMENTS:
-            yield f"{name} has {count} elements, which no memory holds; correct what gives its size"
-
-
-def declared_shapes(graph: CheckedGraph) -> Iterator[str]:
-    """Compare declared shapes with inferred ones."""
-    for name, declared, found in graph.shapes:
-        if found is not None and not _agree(declared, found):
-            yield f"{name} is declared {show(declared)} but is {show(found)}; declare that"
-
-
-def empty_axes(graph: CheckedGraph) -> Iterator[str]:
-    """Check that axes are declared 0 only where inference gives 0: some exporters mean "any"."""
-    for name, declared, found in graph.shapes:
-        if 0 in declared and not (found and 0 in found):
-            yield f"{name} is declared {show(declared)}: no tensor has an axis of 0; name it"
-
-
-def _agree(declared: Shape, inferred: Shape) -> bool:
-    # A declared size must equal the inferred one, unless inference cannot determine it: "", unk__N,
-    # or 0 for an unknown total length of `Attention`. A declared name agrees with anything.
-    sizes = zip(declared, inferred, strict=False)
-    return len(declared) == len(inferred) and all(
-        d == f or not f or str(f).startswith("unk__") for d, f in sizes if isinstance(d, int)
-    )

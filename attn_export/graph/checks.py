@@ -1,4 +1,4 @@
-"""List of all checks, and checks of operators, types, unused nodes, metadata and external data."""
+"""Run of all checks, and checks of operators, types, unused nodes, metadata and external data."""
 
 from __future__ import annotations
 
@@ -15,9 +15,125 @@ from onnx import TensorProto
 
 from attn_export.dialect_names import CUDA, MICROSOFT, ORT, PORTABLE, STANDARD
 from attn_export.errors import one_line
-from attn_export.graph import check_structure
-from attn_export.graph.check_structure import Check, CheckedGraph, CheckFinding, Expected
+from attn_export.graph.check_structure import (
+    RULES,
+    Check,
+    CheckedGraph,
+    CheckFinding,
+    Expected,
+    project_rule,
+    standard_rule,
+)
 from attn_export.graph.load import external_problems, load_proto, subgraphs
+
+# -- operators and opsets -----------------------------------------------------------------------
+
+_OPSETS = {STANDARD: (23, 24), PORTABLE: (18,), ORT: (23, 24), CUDA: (23, 24)}
+"""Opsets of ai.onnx that a graph may import, by dialect."""
+
+_ATTENTION_SINCE = 23
+_IR_LIMIT = {18: 8, 23: 11, 24: 12}
+"""The IR version that belongs to an opset. A newer one excludes older runtimes without need."""
+
+_OWN_OPERATORS = frozenset({
+    "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
+    "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Equal", "Expand", "Gather", "Greater",
+    "GreaterOrEqual", "LayerNormalization", "Less", "LessOrEqual", "MatMul", "MatMulInteger",
+    "Max", "Min", "Mul", "Neg", "Pow", "QuantizeLinear", "RMSNormalization", "Range",
+    "ReduceMax", "ReduceMin", "ReduceSum", "Reshape", "Round", "Shape", "Sin", "Slice", "Split",
+    "Squeeze", "Sub", "Transpose", "TensorScatter", "Trilu", "Unsqueeze", "Where",
+})  # fmt: skip
+"""Operators of graphs of attn-export's own module in the standard dialect."""
+
+_PORTABLE_OPERATORS = (_OWN_OPERATORS - {"Attention", "RMSNormalization", "TensorScatter"}) | {
+    "Identity", "Not", "Pad", "ReduceMean", "ScatterND", "Softmax", "Sqrt", "Tanh",
+}  # fmt: skip
+
+_ORT_OPERATORS = _OWN_OPERATORS | _PORTABLE_OPERATORS | {
+    "GroupQueryAttention", "If", "MatMulNBits", "MultiHeadAttention", "Or",
+}  # fmt: skip
+
+OPERATORS = {
+    STANDARD: _OWN_OPERATORS, PORTABLE: _PORTABLE_OPERATORS, ORT: _ORT_OPERATORS,
+    CUDA: _OWN_OPERATORS | {"GroupQueryAttention"},
+}  # fmt: skip
+"""Operators of graphs of attn-export's own module, by dialect."""
+
+_DOMAINS = dict.fromkeys((ORT, CUDA), ("", "ai.onnx", MICROSOFT))
+"""Operator domains that a dialect allows; by default only that of ONNX."""
+
+
+@standard_rule
+def attention_count(graph: CheckedGraph) -> Iterator[str]:
+    """Check that there is one `Attention` node for each attention, and no Softmax."""
+    if graph.expected is None or graph.expected.attentions is None:
+        return
+    counts = Counter(node.op_type for node in graph.proto.graph.node)
+    wanted = graph.expected.attentions
+    if counts["Attention"] != wanted:
+        yield f"{counts['Attention']} Attention nodes, expected {wanted}; export it again"
+    if counts["Softmax"]:
+        yield f"{counts['Softmax']} Softmax nodes: attention was taken apart; export it again"
+
+
+@standard_rule
+def expected_operators(graph: CheckedGraph) -> Iterator[str]:
+    """Check that all operators belong to the dialect."""
+    if graph.expected is None:
+        return
+    dialect = graph.expected.dialect
+    for domain, names in sorted(_by_domain(graph.proto.graph).items()):
+        if domain not in _DOMAINS.get(dialect, ("", "ai.onnx")):
+            yield f"{', '.join(names)} of {domain}: not in the {dialect} dialect; lower it"
+        elif graph.expected.ours:
+            strange = [name for name in names if name not in OPERATORS[dialect]]
+            if strange:
+                yield f"{', '.join(strange)}: not an operator of this module; export it again"
+
+
+@standard_rule
+def opset_version(graph: CheckedGraph) -> Iterator[str]:
+    """Check that onnx and the dialect support the opset, and that the opset has `Attention`."""
+    opsets = {entry.domain or "ai.onnx": entry.version for entry in graph.proto.opset_import}
+    opset = opsets.get("ai.onnx", 0)
+    newest = onnx.defs.onnx_opset_version()
+    if opset > newest:
+        yield f"opset {opset} is newer than onnx {onnx.__version__} knows ({newest}); export lower"
+    if opset < _ATTENTION_SINCE and "Attention" in _by_domain(graph.proto.graph).get("", ()):
+        yield f"Attention at opset {opset}, which has none; declare opset {_ATTENTION_SINCE}"
+    dialect = None if graph.expected is None else graph.expected.dialect
+    if dialect is not None and opset not in _OPSETS[dialect]:
+        yield f"opset {opset}, the {dialect} dialect has {_OPSETS[dialect]}; export it again"
+
+
+@project_rule
+def ir_version(graph: CheckedGraph) -> Iterator[str]:
+    """Check that the IR version is not newer than the opset needs."""
+    opset = next((e.version for e in graph.proto.opset_import if not e.domain), 0)
+    limit, version = _IR_LIMIT.get(opset), graph.proto.ir_version
+    if limit is not None and version > limit:
+        yield f"IR version {version} with opset {opset}, which goes with {limit}; lower it"
+
+
+def _by_domain(graph: onnx.GraphProto) -> dict[str, list[str]]:
+    """Return the operators of a graph and its subgraphs, by domain, in order."""
+    operators: dict[str, list[str]] = {}
+    for node in _nodes(graph):
+        names = operators.setdefault(node.domain, [])
+        if node.op_type not in names:
+            names.append(node.op_type)
+    return operators
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph and of its subgraphs."""
+    for node in graph.node:
+        yield node
+        for inner in subgraphs(node):
+            yield from _nodes(inner)
+
+
+# -- types, unused parts, metadata and files ----------------------------------------------------
 
 SCALES = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2}
 """The index of the input that holds scales, by operator."""
@@ -28,6 +144,7 @@ _HOST_PATH = re.compile(
 )
 
 
+@project_rule
 def no_float64(graph: CheckedGraph) -> Iterator[str]:
     """Check that no input and no output is float64, which few runtimes support.
 
@@ -55,6 +172,7 @@ def _float64_inside(graph: onnx.GraphProto) -> Iterator[str]:
                 yield f"{_name(node)} holds float64; make it float32 in the module"
 
 
+@standard_rule
 def quantisation_scales(graph: CheckedGraph) -> Iterator[str]:
     """Check that the constant scales of quantised values are finite, and not 0 before a division.
 
@@ -92,6 +210,7 @@ def _scales(node: onnx.NodeProto, computed: Set[str]) -> str:
     return node.input[SCALES[node.op_type]] if node.op_type in SCALES else ""
 
 
+@project_rule
 def no_dead_nodes(graph: CheckedGraph) -> Iterator[str]:
     """Check that every node and every initialiser is used."""
     model = graph.proto.graph
@@ -104,6 +223,7 @@ def no_dead_nodes(graph: CheckedGraph) -> Iterator[str]:
             yield f"the initializer {tensor.name} is not used; remove it"
 
 
+@project_rule
 def no_duplicate_initializers(graph: CheckedGraph) -> Iterator[str]:
     """Check that no two initialisers have the same type, shape and values.
 
@@ -117,6 +237,7 @@ def no_duplicate_initializers(graph: CheckedGraph) -> Iterator[str]:
         seen.setdefault(key, tensor.name)
 
 
+@project_rule
 def no_host_paths(graph: CheckedGraph) -> Iterator[str]:
     """Check that metadata and doc strings hold no path of the exporting machine."""
     for location, text in _texts(graph.proto):
@@ -125,6 +246,7 @@ def no_host_paths(graph: CheckedGraph) -> Iterator[str]:
             yield f"{location} holds the path {match['path']!r}; strip metadata and doc strings"
 
 
+@standard_rule
 def external_data(graph: CheckedGraph) -> Iterator[str]:
     """Check that external data lies inside the model's folder and is complete."""
     yield from external_problems(graph.proto, graph.path.parent)
@@ -164,137 +286,10 @@ def _name(node: onnx.NodeProto) -> str:
     return f"{node.op_type} {node.name!r}" if node.name else f"an unnamed {node.op_type}"
 
 
-# -- operators and opsets -----------------------------------------------------------------------
+# -- all checks ---------------------------------------------------------------------------------
 
-OPSETS = {STANDARD: (23, 24), PORTABLE: (18,), ORT: (23, 24), CUDA: (23, 24)}
-"""Opsets of ai.onnx that a graph may import, by dialect."""
-
-ATTENTION_SINCE = 23
-_IR_LIMIT = {18: 8, 23: 11, 24: 12}
-"""The IR version that belongs to an opset. A newer one excludes older runtimes without need."""
-
-_OWN_OPERATORS = frozenset({
-    "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
-    "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Equal", "Expand", "Gather", "Greater",
-    "GreaterOrEqual", "LayerNormalization", "Less", "LessOrEqual", "MatMul", "MatMulInteger",
-    "Max", "Min", "Mul", "Neg", "Pow", "QuantizeLinear", "RMSNormalization", "Range",
-    "ReduceMax", "ReduceMin", "ReduceSum", "Reshape", "Round", "Shape", "Sin", "Slice", "Split",
-    "Squeeze", "Sub", "Transpose", "TensorScatter", "Trilu", "Unsqueeze", "Where",
-})  # fmt: skip
-"""Operators of graphs of attn-export's own module in the standard dialect."""
-
-_PORTABLE_OPERATORS = (_OWN_OPERATORS - {"Attention", "RMSNormalization", "TensorScatter"}) | {
-    "Identity", "Not", "Pad", "ReduceMean", "ScatterND", "Softmax", "Sqrt", "Tanh",
-}  # fmt: skip
-
-_ORT_OPERATORS = _OWN_OPERATORS | _PORTABLE_OPERATORS | {
-    "GroupQueryAttention", "If", "MatMulNBits", "MultiHeadAttention", "Or",
-}  # fmt: skip
-
-OPERATORS = {
-    STANDARD: _OWN_OPERATORS, PORTABLE: _PORTABLE_OPERATORS, ORT: _ORT_OPERATORS,
-    CUDA: _OWN_OPERATORS | {"GroupQueryAttention"},
-}  # fmt: skip
-"""Operators of graphs of attn-export's own module, by dialect."""
-
-_DOMAINS = dict.fromkeys((ORT, CUDA), ("", "ai.onnx", MICROSOFT))
-"""Operator domains that a dialect allows; by default only that of ONNX."""
-
-
-def attention_count(graph: CheckedGraph) -> Iterator[str]:
-    """Check that there is one `Attention` node for each attention, and no Softmax."""
-    if graph.expected is None or graph.expected.attentions is None:
-        return
-    counts = Counter(node.op_type for node in graph.proto.graph.node)
-    wanted = graph.expected.attentions
-    if counts["Attention"] != wanted:
-        yield f"{counts['Attention']} Attention nodes, expected {wanted}; export it again"
-    if counts["Softmax"]:
-        yield f"{counts['Softmax']} Softmax nodes: attention was taken apart; export it again"
-
-
-def expected_operators(graph: CheckedGraph) -> Iterator[str]:
-    """Check that all operators belong to the dialect."""
-    if graph.expected is None:
-        return
-    dialect = graph.expected.dialect
-    for domain, names in sorted(_by_domain(graph.proto.graph).items()):
-        if domain not in _DOMAINS.get(dialect, ("", "ai.onnx")):
-            yield f"{', '.join(names)} of {domain}: not in the {dialect} dialect; lower it"
-        elif graph.expected.ours:
-            strange = [name for name in names if name not in OPERATORS[dialect]]
-            if strange:
-                yield f"{', '.join(strange)}: not an operator of this module; export it again"
-
-
-def opset_version(graph: CheckedGraph) -> Iterator[str]:
-    """Check that onnx and the dialect support the opset, and that the opset has `Attention`."""
-    opsets = {entry.domain or "ai.onnx": entry.version for entry in graph.proto.opset_import}
-    opset = opsets.get("ai.onnx", 0)
-    newest = onnx.defs.onnx_opset_version()
-    if opset > newest:
-        yield f"opset {opset} is newer than onnx {onnx.__version__} knows ({newest}); export lower"
-    if opset < ATTENTION_SINCE and "Attention" in _by_domain(graph.proto.graph).get("", ()):
-        yield f"Attention at opset {opset}, which has none; declare opset {ATTENTION_SINCE}"
-    dialect = None if graph.expected is None else graph.expected.dialect
-    if dialect is not None and opset not in OPSETS[dialect]:
-        yield f"opset {opset}, the {dialect} dialect has {OPSETS[dialect]}; export it again"
-
-
-def ir_version(graph: CheckedGraph) -> Iterator[str]:
-    """Check that the IR version is not newer than the opset needs."""
-    opset = next((e.version for e in graph.proto.opset_import if not e.domain), 0)
-    limit, version = _IR_LIMIT.get(opset), graph.proto.ir_version
-    if limit is not None and version > limit:
-        yield f"IR version {version} with opset {opset}, which goes with {limit}; lower it"
-
-
-def _by_domain(graph: onnx.GraphProto) -> dict[str, list[str]]:
-    """Return the operators of a graph and its subgraphs, by domain, in order."""
-    operators: dict[str, list[str]] = {}
-    for node in _nodes(graph):
-        names = operators.setdefault(node.domain, [])
-        if node.op_type not in names:
-            names.append(node.op_type)
-    return operators
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph and of its subgraphs."""
-    for node in graph.node:
-        yield node
-        for inner in subgraphs(node):
-            yield from _nodes(inner)
-
-
-# -- all checks, in order -----------------------------------------------------------------------
-
-CHECKS: tuple[Check, ...] = (
-    check_structure.onnx_checker,
-    check_structure.value_sizes,
-    check_structure.strict_shape_inference,
-    check_structure.declared_shapes,
-    check_structure.empty_axes,
-    check_structure.signature,
-    check_structure.dynamic_axes,
-    check_structure.named_axes,
-    attention_count,
-    expected_operators,
-    opset_version,
-    ir_version,
-    no_float64,
-    quantisation_scales,
-    no_dead_nodes,
-    no_duplicate_initializers,
-    no_host_paths,
-    external_data,
-)
-
-PROJECT_RULES = frozenset({
-    "empty_axes", "ir_version", "named_axes", "no_dead_nodes", "no_duplicate_initializers",
-    "no_float64", "no_host_paths",
-})  # fmt: skip
-"""Checks of rules of this project, which the ONNX standard does not have."""
+CHECKS = RULES
+"""All checks in the order of their definitions, and whether each is a rule of this project."""
 
 
 def check_graph(path: Path, expected: Expected | None = None) -> list[CheckFinding]:
@@ -305,7 +300,7 @@ def check_graph(path: Path, expected: Expected | None = None) -> list[CheckFindi
 
 def _findings(check: Check, graph: CheckedGraph) -> list[CheckFinding]:
     try:
-        warns = graph.expected is None and check.__name__ in PROJECT_RULES
+        warns = graph.expected is None and CHECKS[check]
         return [CheckFinding(check.__name__, message, warns) for message in check(graph)]
     except Exception as error:  # damaged files may raise anything, by names that are not UTF-8
         message = f"could not look at the graph ({one_line(error)}); it is damaged, export it again"
