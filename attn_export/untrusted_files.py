@@ -29,7 +29,7 @@ _MOST_DOTS = 5 * 10**7
 _MOST_LEVELS = 100
 """The largest number of lists and objects within each other. Python's `repr` has a limit, too."""
 
-MOST_BITS = 10_000
+_MOST_BITS = 10_000
 """The largest number of bits of an integer; `str` refuses those of 4,301 digits."""
 
 T = TypeVar("T")
@@ -100,8 +100,8 @@ def _check_values(value: object) -> None:
         if not level:
             return
         # Such integers are hexadecimal ones of TOML.
-        if any(isinstance(each, int) and each.bit_length() > MOST_BITS for each in level):
-            raise ValueError(f"an integer has more than {MOST_BITS} bits")
+        if any(isinstance(each, int) and each.bit_length() > _MOST_BITS for each in level):
+            raise ValueError(f"an integer has more than {_MOST_BITS} bits")
         level = [
             item
             for each in level

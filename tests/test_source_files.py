@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from conftest import ROOT
 from package_files import FILES, tree
 
 import attn_export
@@ -25,17 +26,21 @@ def test_no_two_files_have_one_name():
 NAMED_BY_OTHERS = {"Attention": "the reference evaluator finds a class by the operator's name"}
 
 
+def top_names(source: ast.Module, *defined: type[ast.stmt]) -> Iterator[str]:
+    """Yield the names of variables and of some kinds of definitions at the top of a file."""
+    for node in source.body:
+        if isinstance(node, defined):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
 def types_of(source: ast.Module) -> Iterator[str]:
     """Yield the public classes and aliases of types that a file defines."""
-    for node in source.body:
-        names = [node.name] if isinstance(node, ast.ClassDef) else []
-        if isinstance(node, ast.Assign):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            names = [node.target.id]
-        yield from (
-            name for name in names if re.fullmatch("[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*", name)
-        )
+    form = re.compile("[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*")
+    yield from filter(form.fullmatch, top_names(source, ast.ClassDef))
 
 
 def test_no_two_classes_or_aliases_have_one_name():
@@ -47,6 +52,28 @@ def test_no_two_classes_or_aliases_have_one_name():
 @pytest.mark.parametrize("source", ["class Plan: ...", "Plan = int | str", "Plan: TypeAlias = int"])
 def test_classes_and_aliases_are_found(source):
     assert list(types_of(ast.parse(f"{source}\nPLAN = 1\n_Plan = T = int"))) == ["Plan"]
+
+
+FOUND_BY_NAME = re.compile(r"_.*|\w+_command|pytest_\w+")
+"""Names that are private, or that a command line or pytest makes of others."""
+
+
+def test_a_name_that_only_its_own_file_has_begins_with_an_underscore():
+    texts = {path: path.read_text(encoding="utf-8") for path in FILES.values()}
+    for pattern in ("tests/**/*.py", "scripts/**/*", "docs/**/*.md", "attn_export/**/*.j2", "*.md"):
+        paths = (path for path in ROOT.glob(pattern) if path.is_file() and path.suffix != ".pyc")
+        texts |= {path: path.read_text(encoding="utf-8") for path in paths}
+    words = collections.Counter(
+        word for text in texts.values() for word in set(re.findall(r"[A-Za-z_]\w*", text))
+    )
+    names = [
+        (file, name)
+        for file in FILES
+        for name in top_names(tree(file), ast.ClassDef, ast.FunctionDef)
+    ]
+    assert len(names) > 2000
+    own = [(file, name) for file, name in names if words[name] == 1]
+    assert [each for each in own if not FOUND_BY_NAME.fullmatch(each[1])] == []
 
 
 # -- the public interface ---------------------------------------------------------------------

@@ -187,7 +187,7 @@ class GoldenEvidence:
 
 # -- the cases that golden vectors must contain; docs/parity.md defines them --------------------
 
-LEAST_SIZES = 3
+_LEAST_SIZES = 3
 """The least number of different sizes that each dynamic axis of an input must have."""
 
 SMALLEST = {"batch": 1, "query_len": 1, "past_len": 0}
@@ -234,8 +234,8 @@ def _missing(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> Iterat
             yield f"none is {name!r}"
     for axis in {axis for shape in inputs.values() for axis in shape if isinstance(axis, str)}:
         sizes = {case.sizes.get(axis, 0) for case in cases}
-        if len(sizes) < LEAST_SIZES:
-            yield f"{axis} has {len(sizes)} sizes, not {LEAST_SIZES} or more"
+        if len(sizes) < _LEAST_SIZES:
+            yield f"{axis} has {len(sizes)} sizes, not {_LEAST_SIZES} or more"
         smallest = SMALLEST.get(manifest.roles.get(axis, axis))
         least = manifest.bounds.get(axis, [smallest])[0]
         if smallest is not None and least == smallest and smallest not in sizes:

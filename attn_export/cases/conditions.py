@@ -33,8 +33,8 @@ VALUES = {
 PLAIN = "random inputs"
 SMALLEST = f"{PLAIN}, smallest sizes"
 ONE_QUERY = "one query"
-SUFFIX_ONE_QUERY = f", {ONE_QUERY}"
-A_PAST, NO_PAST = f"{SUFFIX_ONE_QUERY}, a past", f"{SUFFIX_ONE_QUERY}, no past"
+_SUFFIX_ONE_QUERY = f", {ONE_QUERY}"
+A_PAST, NO_PAST = f"{_SUFFIX_ONE_QUERY}, a past", f"{_SUFFIX_ONE_QUERY}, no past"
 _MANY_KEYS = 16
 _WITH_MANY_KEYS = frozenset({
     "fully_masked_rows", "large_logits", "left_padding", "one_visible_key", "outliers",
@@ -51,7 +51,7 @@ _BY_BATCH = (
 _WITHOUT_PAST = ("large_logits", "one_visible_key", "outliers")
 """Contents to try with several queries without a past as well, since graphs branch on it."""
 
-LARGE_AND_EMPTY = "large_logits in empty rows"
+_LARGE_AND_EMPTY = "large_logits in empty rows"
 """Large logits in a batch element without a past, where a query may see its own key alone: its
 score may be below any finite number that stands for -inf."""
 
@@ -170,7 +170,7 @@ def call_pattern(sizes: Sizes) -> str:
     if sizes[QUERIES] > 1:
         return ", several queries"
     if PAST not in sizes:
-        return SUFFIX_ONE_QUERY
+        return _SUFFIX_ONE_QUERY
     return A_PAST if sizes[PAST] else NO_PAST
 
 
@@ -178,7 +178,7 @@ def _call_patterns(axes: Sequence[str]) -> list[str]:
     """Return the suffixes for all patterns of a call, see `call_pattern`."""
     if QUERIES not in axes:
         return [""]
-    single = (A_PAST, NO_PAST) if PAST in axes else (SUFFIX_ONE_QUERY,)
+    single = (A_PAST, NO_PAST) if PAST in axes else (_SUFFIX_ONE_QUERY,)
     return [", several queries", *single]
 
 
@@ -200,12 +200,12 @@ def content_conditions(
             if name in _BY_BATCH
             for pattern in with_past
             # A single query without a past sees its own key alone.
-            if pattern != SUFFIX_ONE_QUERY or KEYS in axes
+            if pattern != _SUFFIX_ONE_QUERY or KEYS in axes
             for size in batches
         ]
         names += [f"{name}, batch 1" for name in lengths if name == "empty_and_full"]
     if lengths:
-        names += [f"{LARGE_AND_EMPTY}{pattern}" for pattern in with_past]
+        names += [f"{_LARGE_AND_EMPTY}{pattern}" for pattern in with_past]
     if QUERIES in axes and PAST in axes:
         no_past = [name for name in (*values, *masks) if name in _WITHOUT_PAST]
         names += [f"{name}, several queries, no past" for name in no_past]
@@ -227,7 +227,7 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
         and may_differ_in_length(sizes)
         and not few_elements
     ):
-        yield f"{LARGE_AND_EMPTY}{pattern}"
+        yield f"{_LARGE_AND_EMPTY}{pattern}"
     for name in contents:
         if name in LENGTH_NAMES and not may_differ_in_length(sizes):
             continue

@@ -257,19 +257,19 @@ def far_decodes(interface: Interface, budget: int) -> tuple[list[Case], list[str
     return cases, [note] if missed else []
 
 
-FAR_POSITIONS = tuple(block + step for block in (2048, 4096, 8192) for step in (-1, 0, 1))
+_FAR_POSITIONS = tuple(block + step for block in (2048, 4096, 8192) for step in (-1, 0, 1))
 """Position ids beyond those of most tables, at blocks and beside them."""
 
 
 def _far_positions(interface: Interface, spec: AttentionSpec) -> Iterator[Case]:
-    """Yield cases with `FAR_POSITIONS`: one row with all, and, after a past, one row for each."""
-    count = len(FAR_POSITIONS)
+    """Yield cases with `_FAR_POSITIONS`: one row with all, and, after a past, one row for each."""
+    count = len(_FAR_POSITIONS)
     forms = {"far_positions": (1, count), "far_positions_one_query": (count, 1)}
     for name, (B, L) in forms.items() if spec.position_ids else ():
         if L > 1 or spec.has_cache:  # without a past, a single key has a weight of 1 anywhere
             sizes = {"batch": B, "query_len": L, **({"past_len": 2} if spec.has_cache else {})}
             sizes = add_sums(sizes, interface.sums)
             drawn = _draw_visible(interface.inputs, spec, sizes, name)
-            drawn["position_ids"][...] = np.reshape(FAR_POSITIONS, (B, L))
-            about = f"positions {FAR_POSITIONS[0]} to {FAR_POSITIONS[-1]}"
+            drawn["position_ids"][...] = np.reshape(_FAR_POSITIONS, (B, L))
+            about = f"positions {_FAR_POSITIONS[0]} to {_FAR_POSITIONS[-1]}"
             yield Case(name, "probe", sizes, drawn, about)

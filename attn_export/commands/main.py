@@ -25,7 +25,7 @@ from attn_export.interruption import MESSAGE
 from attn_export.output_folder import check_utf8
 from attn_export.system_info import missing_package
 
-TRACEBACK = "ATTN_EXPORT_TRACEBACK"
+_TRACEBACK = "ATTN_EXPORT_TRACEBACK"
 """The environment variable that makes internal errors end in a traceback."""
 
 _HELP = ("-h", "--help")
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
         # SystemExit for it, and for nothing else.
         return READER_GONE
     except Exception as error:
-        if os.environ.get(TRACEBACK):
+        if os.environ.get(_TRACEBACK):
             raise
         return _complain(*_unexpected(error))
     return code if isinstance(code, int) else 0
@@ -65,7 +65,7 @@ def _unexpected(error: Exception) -> tuple[str, int]:
         return "there is too little memory; raise the limit (ulimit -v)", AttnExportError.exit_code
     if isinstance(error, ModuleNotFoundError):
         return missing_package((error.name or "").partition(".")[0]), UsageError.exit_code
-    message = f"internal error: {one_line(error)}; report it with the output of {TRACEBACK}=1"
+    message = f"internal error: {one_line(error)}; report it with the output of {_TRACEBACK}=1"
     return message, AttnExportError.exit_code
 
 

@@ -163,7 +163,7 @@ def _make_golden(right: EvaluatedGraph, case: GoldenCase, inputs: Mapping[str, A
 MOST_CASES = 5
 """The largest number of failed cases that are run again."""
 
-DIVISOR = 16.0
+_DIVISOR = 16.0
 """The divisor of inputs. It is a power of two, so the division is exact."""
 
 
@@ -198,14 +198,14 @@ def rerun_in_runtime(
 def run_scaled_inputs(
     runner: GraphRunner, original: GraphRun, right: EvaluatedGraph
 ) -> KindedExperiment:
-    """Return the result for inputs divided by `DIVISOR`, which removes overflow and saturation."""
+    """Return the result for inputs divided by `_DIVISOR`, which removes overflow and saturation."""
     cases = [case for case in original.failed if right.values(case) is not None][:MOST_CASES]
     scaled = {case.name: _scale_down(case, right) for case in cases}
     ran = runner.run(scaled)
     goldens = {case.name: _make_golden(right, case, scaled[case.name]) for case in cases}
     passed = [case for case in cases if passes(goldens[case.name], ran.outputs.get(case.name))]
     failed = tuple(case for case in cases if case not in passed)
-    name = f"inputs divided by {DIVISOR:g}"
+    name = f"inputs divided by {_DIVISOR:g}"
     return _result(name, GraphRun(ran, failed, tuple(passed)), "large numbers")
 
 
@@ -214,7 +214,7 @@ def _scale_down(case: GoldenCase, graph: EvaluatedGraph) -> dict[str, np.ndarray
     inputs = dict(case.inputs)
     for name, array, role in input_roles(graph.evaluation, case.inputs):
         if is_floating(array.dtype) and role != "mask":
-            inputs[name] = array / np.asarray(DIVISOR, array.dtype)
+            inputs[name] = array / np.asarray(_DIVISOR, array.dtype)
     return inputs
 
 

@@ -15,7 +15,7 @@ from attn_export.float64.evaluate import Evaluation, NotComputedError, Values, i
 from attn_export.measures import EPS_FLOAT32
 from attn_export.tensorfile import Array
 
-EXACT_FORMS = {
+_EXACT_FORMS = {
     "Sigmoid": "1 / (1 + exp(-x))",
     "Swish": "x / (1 + exp(-x))",
     "Elu": "where(x > 0, x, tanh(x / 2) * (exp(x) + 1))",
@@ -75,8 +75,8 @@ def _own_error(
     at = np.unravel_index(int(np.argmax(errors)), errors.shape)
     largest = float(np.abs(np.where(normal, y - right, 0)).max())
     says = f"errors of up to {largest:.1e}, for {x[at]:.4g} gives {y[at]:.7g}, not {right[at]:.7g}"
-    if node.op_type in EXACT_FORMS:
-        says += f"; write {EXACT_FORMS[node.op_type]} in its place"
+    if node.op_type in _EXACT_FORMS:
+        says += f"; write {_EXACT_FORMS[node.op_type]} in its place"
     return Deviation(node.name, node.op_type, node.output[0], "", float(errors[at]), says)
 
 

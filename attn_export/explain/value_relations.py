@@ -24,7 +24,7 @@ _MASK_UNITS: Mapping[int, Sequence[str]] = {
     5: ("batch element", "K/V head", "head", "query", "key"),
 }  # fmt: skip
 
-OPERANDS = ("query", "key", "value", "mask", "past key", "past value", "length")
+_OPERANDS = ("query", "key", "value", "mask", "past key", "past value", "length")
 """The inputs of `Attention`, in their order."""
 
 ONE = np.ones(1)
@@ -117,7 +117,7 @@ def _role(graph: Evaluation, name: str) -> str:
         readers = [node for node in graph.nodes if name in node.input]
         for node in readers:
             if node.op_type == "Attention":
-                return f", the {OPERANDS[list(node.input).index(name)]} of {node.name},"
+                return f", the {_OPERANDS[list(node.input).index(name)]} of {node.name},"
         if len(readers) != 1 or readers[0].op_type not in _PASSED_ON:
             return ""
         name = readers[0].output[0]

@@ -23,7 +23,7 @@ from attn_export.untrusted_files import checked, parse_json, read_text
 # -- the baseline: errors of an earlier run -----------------------------------------------------
 
 FORMAT = "attn-export-baseline/1"
-FACTOR = 4.0
+_FACTOR = 4.0
 """The largest factor by which an error may grow. Another order of additions makes about 2."""
 
 FLOOR = 0.02
@@ -79,13 +79,13 @@ def _compared(verdict: Verdict, baseline: BaselineFile, versions: Mapping[str, s
     before, now = _before(verdict, baseline), verdict.worst
     if verdict.status != "passed" or before is None or now is None:
         return verdict
-    if now <= FACTOR * max(before, FLOOR):
+    if now <= _FACTOR * max(before, FLOOR):
         return verdict
     key = _run_key(verdict)
     was, is_ = baseline.versions.get(key, "?"), versions.get(key, "?")
     since = f"{verdict.runtime} {was} before, {is_} now" if was != is_ else f"{is_} as before"
     message = (
-        f"error {now:.3g} of allowed was {before:.3g} in the baseline: more than {FACTOR:g} times "
+        f"error {now:.3g} of allowed was {before:.3g} in the baseline: more than {_FACTOR:g} times "
         f"worse; {since}"
     )
     return dataclasses.replace(verdict, status="failed", message=message)

@@ -28,7 +28,7 @@ from attn_export.runtimes.protocol import Limits
 CHILD_MAIN = "attn_export.runtimes.child_main"
 """The module that child processes run."""
 
-TAIL = 300
+_TAIL = 300
 """Number of characters of the last line of stderr that a message about a crash quotes."""
 
 
@@ -93,7 +93,7 @@ class Child:
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         status = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return f"ended with {status}" + (f": {lines[-1][-TAIL:]}" if lines else "")
+        return f"ended with {status}" + (f": {lines[-1][-_TAIL:]}" if lines else "")
 
     def close(self) -> None:
         """End the process and its children."""

@@ -36,7 +36,7 @@ from attn_export.spec import AttentionSpec, Shape
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
 QUERY_LEN, PAST_LENGTH = "query_len", "past_length"
-PREFERRED = {"cpu": (ORT, STANDARD, PORTABLE), "cuda": (CUDA, STANDARD, ORT, PORTABLE)}
+_PREFERRED = {"cpu": (ORT, STANDARD, PORTABLE), "cuda": (CUDA, STANDARD, ORT, PORTABLE)}
 """The dialects to choose from on each device, the fastest first."""
 
 BLOCK = 512
@@ -55,7 +55,7 @@ class DecodeSession:
     Args:
         bundle: The folder of a bundle with ``cache = "in-place"``.
         dialect: The dialect of the graphs. Default: the first of
-            `PREFERRED[device]` that the bundle has.
+            `_PREFERRED[device]` that the bundle has.
         block: The number of keys by which a full cache grows.
         threads: The number of threads for computing. Default: the choice of ONNX Runtime, all
             cores.
@@ -91,7 +91,7 @@ class DecodeSession:
         self._pairs = self._manifest.next_inputs
         self._spec = _spec_in_place(folder, self._manifest)
         files = _select_graphs(
-            [*self._manifest.graphs.values()], dialect, folder, PREFERRED[device]
+            [*self._manifest.graphs.values()], dialect, folder, _PREFERRED[device]
         )
         self._bound = dict(files[0].bound)
         self._layouts = files[0].layouts
@@ -285,8 +285,8 @@ def _spec_in_place(folder: Path, manifest: Manifest) -> AttentionSpec:
 
 
 def _check_device(device: str) -> None:
-    if not isinstance(device, str) or device not in PREFERRED:
-        raise UsageError(f"unknown device {device!r}; choose from {', '.join(PREFERRED)}")
+    if not isinstance(device, str) or device not in _PREFERRED:
+        raise UsageError(f"unknown device {device!r}; choose from {', '.join(_PREFERRED)}")
     reason = no_cuda_device() if device == "cuda" else ""
     if reason:
         raise RuntimeFailure(f"no decoding on CUDA here: {reason}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SINGLE: Final = "model.safetensors"
 CONFIG: Final = "config.json"
 INDEX: Final = "model.safetensors.index.json"
-CONVERT: Final = (
+_CONVERT: Final = (
     "reading it could run code; convert it where you trust it: safetensors.torch.save_file("
     "torch.load(FILE, map_location='cpu', weights_only=True), 'model.safetensors')"
 )
@@ -122,7 +122,7 @@ def open_source(path: Path) -> TensorSource:
     if path.is_dir():
         path = _in_folder(path)
     if path.suffix in _PICKLES:
-        raise WeightsError(f"{path} is a pickle by its name; {CONVERT}")
+        raise WeightsError(f"{path} is a pickle by its name; {_CONVERT}")
     if path.suffix == ".json":
         return TensorSource(path, _read_index(path))
     with _opened(path) as handle:
@@ -167,7 +167,7 @@ def _in_folder(folder: Path) -> Path:
         raise WeightsError(f"{folder} holds {len(files)} checkpoints: {names}; give one of them")
     pickled = [file.name for file in sorted(folder.iterdir()) if file.suffix in _PICKLES]
     if pickled:
-        raise WeightsError(f"{folder} holds pickles only ({listed(pickled)}); {CONVERT}")
+        raise WeightsError(f"{folder} holds pickles only ({listed(pickled)}); {_CONVERT}")
     raise WeightsError(f"{folder} holds no {SINGLE}, {INDEX} or {CONFIG}; give the file itself")
 
 
@@ -215,7 +215,7 @@ def _diagnose(file: Path, error: Exception) -> str:
     if not size:
         return f"is empty; {AGAIN}"
     if _looks_pickled(start):
-        return f"is a pickle or a zip archive, not safetensors; {CONVERT}"
+        return f"is a pickle or a zip archive, not safetensors; {_CONVERT}"
     return _header_problem(file, size, start) or f"is broken: {one_line(error)}; {AGAIN}"
 
 
@@ -254,7 +254,7 @@ def _header_problem(file: Path, size: int, start: bytes) -> str | None:
 # -- names and shapes in messages ---------------------------------------------------------------
 
 
-AT_MOST: Final = 6
+_AT_MOST: Final = 6
 """The largest number of items that a message lists; further ones are counted."""
 LONGEST: Final = 400
 """The largest number of characters of a name in a message."""
@@ -269,8 +269,8 @@ def shown(name: str) -> str:
 def listed(items: Iterable[str], separator: str = ", ") -> str:
     """Return the first items joined, followed by the number of further ones."""
     every = [shown(item) for item in items]
-    more = f"{separator}and {len(every) - AT_MOST} more" if len(every) > AT_MOST else ""
-    return separator.join(every[:AT_MOST]) + more
+    more = f"{separator}and {len(every) - _AT_MOST} more" if len(every) > _AT_MOST else ""
+    return separator.join(every[:_AT_MOST]) + more
 
 
 def bracketed(shape: Sequence[int]) -> str:

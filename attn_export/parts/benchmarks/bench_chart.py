@@ -12,7 +12,7 @@ from attn_export.output_folder import check_utf8, write_errors, write_whole
 from attn_export.parts.benchmarks.measurements import WorkloadResult
 from attn_export.system_info import check_installed
 
-ENDINGS = (".svg", ".png")
+_ENDINGS = (".svg", ".png")
 _OUR_COLOURS = ("#c8372d", "#e8853a", "#8c1d40", "#f2b134")
 _PEER_COLOURS = ("#9aa5b1", "#6b7a89", "#475569", "#b7c9c3", "#7d9d9c", "#c9c3d6")
 
@@ -21,8 +21,8 @@ def check_chart_file(file: Path | str) -> None:
     """Check before a benchmark that its chart can be written afterwards."""
     path = Path(file)
     check_utf8(path)
-    if path.suffix not in ENDINGS:
-        raise UsageError(f"{path} is to be a chart; end its name with {' or '.join(ENDINGS)}")
+    if path.suffix not in _ENDINGS:
+        raise UsageError(f"{path} is to be a chart; end its name with {' or '.join(_ENDINGS)}")
     check_installed("matplotlib")
     if not path.absolute().parent.is_dir():
         raise OutputError(f"cannot write {path}: there is no such folder")

@@ -23,7 +23,7 @@ from attn_export.schema import GraphFile
 LIBRARY_PATH = "LD_LIBRARY_PATH"
 """The variable with the folders in which Linux looks for libraries first."""
 
-MOST_SIZE = 2**24
+_MOST_SIZE = 2**24
 """The largest size of an axis."""
 
 _DryRunSizes = tuple[int, int | None, int | None]
@@ -104,9 +104,9 @@ def observe(
         ("query_len", query_len, 1),
         ("past_len", past_len, 0),
     ):
-        if size is not None and (type(size) is not int or not least <= size <= MOST_SIZE):
+        if size is not None and (type(size) is not int or not least <= size <= _MOST_SIZE):
             raise UsageError(
-                f"{name} of a dry run is {size!r}; give a whole number from {least} to {MOST_SIZE}"
+                f"{name} of a dry run is {size!r}; give a whole number from {least} to {_MOST_SIZE}"
             )
     fixed = {roles.get(axis, axis): size for axis, size in file.fixed.items()}
     batch = fixed.get("batch", batch)

@@ -31,7 +31,7 @@ from attn_export.temp_folders import scratch
 CUDA_STAND_IN = "cuda-dry-run"
 """The folder of the libraries for dry runs of CUDA, and the name for installing them."""
 
-PROVIDER_LIBRARY = "libonnxruntime_providers_cuda.so"
+_PROVIDER_LIBRARY = "libonnxruntime_providers_cuda.so"
 SOURCES = Path(__file__).resolve().parent / "cuda_stand_in"
 APT = "apt-get install gcc binutils"
 
@@ -56,7 +56,7 @@ HEADERS: Mapping[str, str] = {
 }
 """The PyPI packages with CUDA's headers, and the SHA-256 of their wheels."""
 
-INCLUDE = "nvidia/cu13/include/"
+_INCLUDE = "nvidia/cu13/include/"
 MOST_BYTES = 64 << 20
 ERROR = ".*rror.*"
 
@@ -70,7 +70,7 @@ def install(_name: str, say: Say) -> None:
         return
     provider = _provider()
     if provider is None:
-        raise RuntimeFailure(f"there is no {PROVIDER_LIBRARY} here; pip install onnxruntime-gpu")
+        raise RuntimeFailure(f"there is no {_PROVIDER_LIBRARY} here; pip install onnxruntime-gpu")
     for program in (_compiler(), "nm", "readelf"):
         if shutil.which(program) is None:
             raise RuntimeFailure(f"there is no {program}; {APT}")
@@ -92,7 +92,7 @@ def not_ready() -> str:
     """Return the reason that no dry run is possible here, with the remedy, or ""."""
     provider = _provider()
     if provider is None:
-        return f"there is no {PROVIDER_LIBRARY} here; on x86-64 Linux, pip install onnxruntime-gpu"
+        return f"there is no {_PROVIDER_LIBRARY} here; on x86-64 Linux, pip install onnxruntime-gpu"
     stamp, remedy = stamp_of(home() / CUDA_STAND_IN), f"run {SETUP} {CUDA_STAND_IN}"
     if not stamp:
         return f"the stand-in libraries of CUDA are not built here; {remedy}"
@@ -105,7 +105,7 @@ def _provider() -> Path | None:
     spec = find_spec("onnxruntime")
     if spec is None or spec.origin is None:
         return None
-    provider = Path(spec.origin).parent / "capi" / PROVIDER_LIBRARY
+    provider = Path(spec.origin).parent / "capi" / _PROVIDER_LIBRARY
     return provider if provider.is_file() else None
 
 
@@ -164,11 +164,11 @@ def _check_symbols(library: str, required: Mapping[str, str], defined: set[str])
 
 
 def _download_headers(folder: Path) -> None:
-    """Download CUDA's headers into `folder`, below `INCLUDE`."""
+    """Download CUDA's headers into `folder`, below `_INCLUDE`."""
     for wheel in download_wheels(HEADERS, folder, "--platform", "manylinux2014_x86_64"):
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.infolist():
-                inside = member.filename.startswith(INCLUDE) and ".." not in member.filename
+                inside = member.filename.startswith(_INCLUDE) and ".." not in member.filename
                 if inside and member.file_size <= MOST_BYTES:
                     archive.extract(member, folder)
 
@@ -181,7 +181,7 @@ def _build(new: Path, library: str, source: str, work: Path) -> None:
     versioned = [] if source == "cuda.c" else [f"-Wl,--version-script={versions}"]
     needed = [new / record] if library != record else []
     command: list[str | Path] = [
-        _compiler(), "-O1", "-w", "-shared", "-fPIC", f"-I{work / INCLUDE}",
+        _compiler(), "-O1", "-w", "-shared", "-fPIC", f"-I{work / _INCLUDE}",
         f"-Wl,-soname,{library}", *versioned, "-o", new / library, SOURCES / source, *needed,
     ]  # fmt: skip
     run_command(command, "the compiler failed", ERROR)

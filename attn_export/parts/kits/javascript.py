@@ -35,9 +35,9 @@ from attn_export.runtimes.protocol import Runtime
 NODE, WEB = "node", "web"
 NODE_PACKAGE, WEB_PACKAGE = "onnxruntime-node", "onnxruntime-web"
 LOCK = "package-lock.json"
-OLDEST_NODE = 18
+_OLDEST_NODE = 18
 
-_NODE_MISSING = f"node is not installed; apt-get install nodejs npm ({OLDEST_NODE} or newer)"
+_NODE_MISSING = f"node is not installed; apt-get install nodejs npm ({_OLDEST_NODE} or newer)"
 _NO_CHROMIUM = "there is no Chromium; apt-get install chromium, or name one in CHROME_PATH"
 BROWSERS = ("chromium", "google-chrome", "chromium-browser")
 APT = ("apt-get", "install", "-y", "--no-install-recommends", "chromium")
@@ -147,9 +147,9 @@ def _check_node() -> None:
     completed = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False)
     version = completed.stdout.strip()
     major = version.removeprefix("v").partition(".")[0]
-    if not major.isdecimal() or int(major) < OLDEST_NODE:
+    if not major.isdecimal() or int(major) < _OLDEST_NODE:
         raise RuntimeFailure(
-            f"node is {version or 'broken'}; version {OLDEST_NODE} or newer is needed"
+            f"node is {version or 'broken'}; version {_OLDEST_NODE} or newer is needed"
         )
 
 

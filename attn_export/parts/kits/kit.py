@@ -32,7 +32,7 @@ from attn_export.tensorproto import CODES
 
 
 @dataclasses.dataclass(frozen=True)
-class Language:
+class _Language:
     """A language that there is a kit for.
 
     Attributes:
@@ -56,25 +56,25 @@ PACKAGE = "../../.."
 
 _CONFIGURE = f"cmake -S . -B build -DONNXRUNTIME_ROOT={ORT_PLACEHOLDER}"
 
-LANGUAGES: Mapping[str, Language] = {
-    "c": Language(
+LANGUAGES: Mapping[str, _Language] = {
+    "c": _Language(
         {"c": ".", "core": "core"}, _ORT_FIRST, frozenset(),
         (_CONFIGURE, "cmake --build build", "build/self_test"),
     ),
-    "cpp": Language(
+    "cpp": _Language(
         {"cpp": ".", "core": "core"}, _ORT_FIRST, frozenset(),
         (_CONFIGURE, "cmake --build build", "build/self_test"),
     ),
-    "node": Language(
+    "node": _Language(
         {"node": ".", "js": "src"}, _ORT_FIRST, BFLOAT16,
         ("npm ci --ignore-scripts", "npm test"),
     ),
     # WebGPU computes contrib operators wrong, and has no Attention.
-    "web": Language(
+    "web": _Language(
         {"web": ".", "js": "lib"}, (PORTABLE,), BFLOAT16,
         ("npm ci --ignore-scripts", "npm start"),
     ),
-    "python": Language(
+    "python": _Language(
         {"python": ".",
          f"{PACKAGE}/measures.py": "attn_kit/measures.py",
          f"{PACKAGE}/rule.py": "attn_kit/rule.py",
@@ -125,7 +125,7 @@ def write_kit(
     return output
 
 
-def _refuse_dtypes(name: str, project: Language, manifest: Manifest) -> None:
+def _refuse_dtypes(name: str, project: _Language, manifest: Manifest) -> None:
     for end, signature in manifest.ends.items():
         if signature.dtype in project.unsupported_dtypes:
             raise UsageError(
@@ -289,7 +289,7 @@ TEMPLATE = ".j2"
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "node_modules", "build")
 
 
-def copy_sources(language: Language, folder: Path) -> None:
+def copy_sources(language: _Language, folder: Path) -> None:
     """Copy the files of a kit without rendering templates."""
     for source, target in language.folders.items():
         if (KITS / source).is_file():

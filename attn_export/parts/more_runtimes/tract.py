@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-MASK_OF_FLOATS = "refused; portable: "  # FlashSDPA: Mask must be floating point
+_MASK_OF_FLOATS = "refused; portable: "  # FlashSDPA: Mask must be floating point
 
 
 class _Tract(PackagedRuntime):
@@ -54,11 +54,11 @@ class _Tract(PackagedRuntime):
         "past, L < new keys": "keys to S-L+i; portable: keys to P+i",
         "causal, n keys": "refused; portable: keys to n-L+i",
         "window 2, 1": "ignored: all keys",
-        "masked row, False": f"{MASK_OF_FLOATS}0",
+        "masked row, False": f"{_MASK_OF_FLOATS}0",
         "masked row, -inf": "NaN; portable: 0",
         "softcap": "refused; portable: before the mask",
-        "NaN in hidden key": f"{MASK_OF_FLOATS}hidden",  # by a Where
-        "NaN in hidden value": f"{MASK_OF_FLOATS}spreads",
+        "NaN in hidden key": f"{_MASK_OF_FLOATS}hidden",  # by a Where
+        "NaN in hidden value": f"{_MASK_OF_FLOATS}spreads",
         "precision, float16": "float32 scores; portable: float16 scores",
         "no key, S = 0": "0",
     }

@@ -33,10 +33,10 @@ LEFT, RIGHT = 2, 1
 WINDOW = ProbeGraph(
     "window", attributes={"left_window_size": LEFT, "right_window_size": RIGHT}, opset=25
 )
-LOCAL = 3
+_LOCAL = 3
 GROUPED = ProbeGraph(
     "window of GroupQueryAttention", past=True, grouped_query=True,
-    attributes={"num_heads": H, "kv_num_heads": HKV, "local_window_size": LOCAL},
+    attributes={"num_heads": H, "kv_num_heads": HKV, "local_window_size": _LOCAL},
 )  # fmt: skip
 
 TOP_LEFT, BOTTOM_RIGHT, OFFSET = "keys to i", "keys to S-L+i", "keys to P+i"
@@ -112,7 +112,7 @@ def _window() -> Probe:
 def _local_window() -> Probe:
     queries, P = 4, 3
     whole = draw_inputs("local window", batch=1, queries=queries, keys=queries, past=P)
-    windows = {f"{LOCAL} keys": LOCAL - 1, f"{LOCAL} and its own": LOCAL,
+    windows = {f"{_LOCAL} keys": _LOCAL - 1, f"{_LOCAL} and its own": _LOCAL,
                "ignored: keys to P+i": -1}  # fmt: skip
     outputs = {
         name: join_heads(attend(whole, is_causal=1, left_window_size=left))

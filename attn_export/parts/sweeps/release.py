@@ -39,7 +39,7 @@ def wheels() -> dict[str, list[str]]:
     return {name: [distribution(each) for each in needed] for name, needed in packages().items()}
 
 
-def npm_packages() -> dict[str, str]:
+def _npm_packages() -> dict[str, str]:
     """Return the npm package of each runtime whose releases can be installed with npm."""
     return {kind.name: kind.npm_package for kind in all_runtimes() if kind.npm_package}
 
@@ -56,7 +56,7 @@ class Release(Runtime):
         if base.name not in all_names() or not (base.packages or base.npm_package):
             raise UsageError(
                 f"{base.name} has no releases beside the installed one; choose from "
-                f"{', '.join((*wheels(), *npm_packages()))}"
+                f"{', '.join((*wheels(), *_npm_packages()))}"
             )
         if not VERSION.fullmatch(version):
             raise UsageError(f"{version[:40]!r} is not a version of {base.name}; give 1.25.1")
@@ -118,7 +118,7 @@ def listed() -> Iterator[tuple[Runtime, str]]:
 def installed() -> list[str]:
     """Return the names of the installed releases, sorted by runtime and version."""
     names = []
-    npm = npm_packages()
+    npm = _npm_packages()
     for base in (*wheels(), *npm):
         prefix = f"{npm.get(base, base)}-"
         for path in (home() / FOLDER).glob(f"{prefix}*/{STAMP}"):
@@ -157,7 +157,7 @@ def install(name: str, say: Say) -> None:
 
 def published(base: str) -> list[str]:
     """Return the published releases of a runtime without previews, the oldest first."""
-    npm = npm_packages()
+    npm = _npm_packages()
     if base in npm:
         versions = json.loads(_output("npm", "view", npm[base], "versions", "--json"))
     elif base in wheels():

@@ -32,11 +32,11 @@ DRY_RUN: Final = "dry-run@"
 NO_DRY_RUNS: Final = "this installation cannot make dry runs of CUDA"
 """What is said where the part that makes them was left out."""
 
-MOST_CELLS: Final = 200_000
+_MOST_CELLS: Final = 200_000
 """Largest number of cells of one sweep, against products of lists that are too large by mistake.
 Those that are equal or excluded count too."""
 
-MOST_CONDITIONS: Final = 1000
+_MOST_CONDITIONS: Final = 1000
 """Largest number of values in all rules that exclude cells."""
 
 
@@ -213,8 +213,8 @@ def _tables(path: Path, file: _File) -> Iterator[dict[str, list[Any]]]:
 def _check_count(path: Path, file: _File, pairs: int) -> None:
     """Raise UsageError if there are too many cells, given the pairs of a runtime and a dialect."""
     specs = sum(math.prod(map(len, fields.values())) for fields in _tables(path, file))
-    if (specs + len(file.bundle) + len(file.module)) * max(pairs, 1) > MOST_CELLS:
-        raise UsageError(f"{path} has more than {MOST_CELLS} cells; split it")
+    if (specs + len(file.bundle) + len(file.module)) * max(pairs, 1) > _MOST_CELLS:
+        raise UsageError(f"{path} has more than {_MOST_CELLS} cells; split it")
 
 
 def _specs(path: Path, file: _File) -> Iterator[Source]:
@@ -238,8 +238,8 @@ def _values(name: str, value: Any) -> list[Any]:
 
 def _check_excludes(path: Path, rules: Sequence[Mapping[str, Any]]) -> None:
     values = sum(len(v) if isinstance(v, list) else 1 for rule in rules for v in rule.values())
-    if max(len(rules), values) > MOST_CONDITIONS:
-        raise UsageError(f"{path}: [[exclude]] has more than {MOST_CONDITIONS} values; split it")
+    if max(len(rules), values) > _MOST_CONDITIONS:
+        raise UsageError(f"{path}: [[exclude]] has more than {_MOST_CONDITIONS} values; split it")
     known = {"runtime", "dialect", "kind", *TYPES}
     for rule in rules:
         unknown = [name for name in rule if name not in known]

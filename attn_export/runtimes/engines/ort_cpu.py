@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-OPTIMIZATION = "graph_optimization_level"
+_OPTIMIZATION = "graph_optimization_level"
 CPU_PROVIDER = "CPUExecutionProvider"
 _ERRORS_ONLY = 3
 _DISTRIBUTIONS = frozenset(
@@ -72,7 +72,7 @@ class OrtCpu(Runtime):
         "com.microsoft.GroupQueryAttention(BFLOAT16)": _NO_BFLOAT16,
     }
     counter_options: Mapping[str, Options] = {
-        "graph optimisations off": {OPTIMIZATION: "disable_all"}
+        "graph optimisations off": {_OPTIMIZATION: "disable_all"}
     }
 
     def version(self) -> str | None:
@@ -249,7 +249,7 @@ def session_options(threads: int, graph: Path | None = None, *, spin: bool = Fal
 def with_options(session: Any, options: Options) -> Any:
     """Set options in session options; return the session options."""
     for name, value in options.items():
-        if name == OPTIMIZATION:
+        if name == _OPTIMIZATION:
             level = getattr(sdk().GraphOptimizationLevel, f"ORT_{value.upper()}", None)
             if level is None:
                 raise ValueError(
@@ -262,7 +262,7 @@ def with_options(session: Any, options: Options) -> Any:
         else:
             # ONNX Runtime ignores names that it does not know. All that it knows have a dot.
             raise ValueError(
-                f"there is no option {name!r}; it takes {OPTIMIZATION}, and entries of a "
+                f"there is no option {name!r}; it takes {_OPTIMIZATION}, and entries of a "
                 "session's configuration such as session.set_denormal_as_zero"
             )
     return session
