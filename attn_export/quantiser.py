@@ -1,4 +1,4 @@
-"""Quantisation of weights to 8 or 4 bits, and dequantisation.
+"""Tensors of integers: weights of 8 or 4 bits, and what they share with caches and activations.
 
 onnxruntime.quantization and neural-compressor are not used, because they rewrite whole graphs and
 choose arbitrary float32 scales. The scales here have few digits, so that
@@ -9,6 +9,7 @@ have bitwise the same weights.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -27,12 +28,36 @@ BLOCK_LARGEST = 127
 LEAST_BLOCK_SCALE = float(np.finfo(np.float32).smallest_normal)
 """The smallest scale of a block of activations. Blocks of zeros have it."""
 
+ORDER = "_order"
+"""Suffix of the initialiser that holds the input order of a weight (`g_idx` of GPTQ)."""
+
 FLOAT32_PRODUCTS, INTEGER_PRODUCTS = 1, 4
 """The accuracy levels of MatMulNBits: inputs in float32, and inputs rounded to 8-bit integers."""
 
 RANGES = {"int4": (-7, 7), "uint4": (0, 15), "int8": (-127, 127), "uint8": (0, 255)}
 """The smallest and largest integer by dtype. Signed ranges are symmetric, without the lowest
 integer of the dtype."""
+
+MIDDLE = 8
+"""The nibble that represents 0: it is added to a signed integer of 4 bits to make it 0 to 15."""
+
+
+def join_nibbles(nibbles: Any) -> Any:
+    """Join neighbouring integers from 0 to 15 to bytes, the first in the lower half.
+
+    Arrays or tensors: the integers `[..., D]` for an even D, and the bytes `[..., D / 2]`.
+    """
+    return nibbles[..., ::2] + 16 * nibbles[..., 1::2]
+
+
+def split_nibbles(joined: Array) -> Array:
+    """Return the integers from 0 to 15 that bytes hold: uint8 `[..., D / 2]` to `[..., D]`."""
+    return np.stack([joined & 15, joined >> 4], axis=-1).reshape(*joined.shape[:-1], -1)
+
+
+def cached_integers(stored: Array, bits: int) -> Array:
+    """Return the signed integers `[..., D]` that a cache stores: int8, or pairs in bytes."""
+    return stored if bits == 8 else split_nibbles(stored).astype(np.int8) - MIDDLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +85,14 @@ class QuantisedWeight:
         """The number of input channels that share a scale."""
         return len(self.integers) // len(self.scales)
 
-    def dequantised(self) -> Array:
-        """Return the dequantised weights, float32 `[in, out]`, in the order of the input channels.
+    def dequantised(self, dtype: type = np.float32) -> Array:
+        """Return the dequantised weights, `[in, out]`, in the order of the input channels.
 
         They are exact if the scales have at most `DIGITS` digits.
         """
-        blocks = _in_blocks(self.integers, self.block).astype(np.float32)
+        blocks: Array = _in_blocks(self.integers, self.block).astype(dtype)
         if self.zero_points is not None:
-            blocks -= self.zero_points[:, None].astype(np.float32)
+            blocks -= self.zero_points[:, None].astype(dtype)
         blocks *= self.scales[:, None]
         rows = blocks.reshape(self.integers.shape)
         if self.order is None:

@@ -22,10 +22,17 @@ from attn_export.attention.quantised_cache import (
     Pair,
     Quotients,
     byte_nibbles,
-    join_nibbles,
 )
+from attn_export.quantiser import join_nibbles
 from attn_export.spec import AttentionSpec
-from attn_export.spec.low_precision import BY_BLOCK, FLOAT16, block_width
+from attn_export.spec.low_precision import (
+    BY_BLOCK,
+    FLOAT16,
+    LARGEST_NIBBLE,
+    LARGEST_ZERO,
+    LEAST_ZERO,
+    block_width,
+)
 
 SCALES_PER_OCTAVE, OCTAVES = 8, 32
 """The number of scales in an octave, i.e. from a scale to twice that scale, and the number of
@@ -41,12 +48,6 @@ values by half a step loses less than a larger step."""
 _LEAST_RANGE = 1 / 8
 """The least range of a block, as a share of the magnitude of its least value, so that its zero
 point fits into a byte."""
-
-LEAST_ZERO, LARGEST_ZERO = -128, 127
-"""The least and the largest zero point, an integer. A byte holds a zero point minus the least."""
-
-LARGEST_NIBBLE = 15
-"""The largest integer of 4 bits."""
 
 _WHOLE_LIMITS = (LEAST_ZERO, LARGEST_ZERO + LARGEST_NIBBLE)
 """The least and the largest integer before the zero point is subtracted."""
@@ -119,7 +120,8 @@ class BlockScales(CacheRounding):
         blocks = _blocks(x)
         index = self._index(_ranges(blocks))
         # Integers, so that the following steps are exact.
-        whole = (blocks / self._scale(index)).round().clamp(*_WHOLE_LIMITS).int()
+        scale = self._scale(index)
+        whole = Quotients(blocks / scale, scale, *_WHOLE_LIMITS).integers().int()
         zero = whole.amin(-1, keepdim=True).clamp(max=LARGEST_ZERO)
         nibbles = (whole - zero).clamp(max=LARGEST_NIBBLE).flatten(-2)
         parts = [join_nibbles(nibbles), index, zero.squeeze(-1) - LEAST_ZERO]
@@ -153,21 +155,17 @@ class BlockScales(CacheRounding):
         values: Tensor = (_blocks(numbers) + zeros) * scales
         return values.flatten(-2)
 
-    def _step_size(self, x: Tensor, part: int) -> Tensor:  # noqa: ARG002 (by the same rule)
-        blocks = _blocks(x)
-        return self._scale(self._index(_ranges(blocks))).expand_as(blocks).flatten(-2)
-
-    def _quotients(self, x: Tensor, part: int) -> list[Quotients]:  # noqa: ARG002
+    def quotients_of(self, x: Tensor, part: int) -> list[Quotients]:  # noqa: ARG002 (as for both)
         """Return channels over scales, and the indices of scales before they are rounded."""
         blocks = _blocks(x)
         ranges = _ranges(blocks)
-        channels = blocks / self._scale(self._index(ranges))
+        scales = self._scale(self._index(ranges)).expand_as(blocks)
         # A range at which the next scale begins gives a whole number and a half, i.e. a tie.
         exact = (ranges / _LARGEST_RANGE).clamp_min(torch.finfo(ranges.dtype).tiny).log2()
         indices = (exact - _LEAST_EXPONENT) * SCALES_PER_OCTAVE + 0.5
         return [
-            Quotients(channels.flatten(-2), *_WHOLE_LIMITS),
-            Quotients(indices, 0, SCALES_PER_OCTAVE * OCTAVES - 1),
+            Quotients((blocks / scales).flatten(-2), scales.flatten(-2), *_WHOLE_LIMITS),
+            Quotients(indices, 1.0, 0, SCALES_PER_OCTAVE * OCTAVES - 1),
         ]
 
 

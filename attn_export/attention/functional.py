@@ -210,6 +210,10 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 # Legend: S capacity of the buffers. Batch element b has `past_length[b]` keys before L new ones.
 
 
+Past = tuple[Tensor | None, Tensor | None]
+"""Cached keys and values, in the type of the cache; None for no past."""
+
+
 def scatter(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
     """Return a copy of a buffer with new keys or values after the past of each batch element.
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention import functional, onnx_attention
-from attn_export.attention.functional import scaled_dot_product_attention
+from attn_export.attention.functional import Past, scaled_dot_product_attention
 from attn_export.attention.positions import Rotary, ScoreBias
-from attn_export.attention.quantised_cache import CacheRounding, Past, append_to_past
 from attn_export.spec import AttentionSpec, Shape
 
 if TYPE_CHECKING:
     from attn_export.attention.latent import LatentProjections
+    from attn_export.attention.quantised_cache import CacheRounding, Pair
     from attn_export.quantiser import QuantisedWeight
 
 
@@ -168,6 +168,14 @@ class Attention(nn.Module):
         """Multiply queries or keys by the Hadamard matrix of a cache with block scales."""
         return x if self.kv_scales is None else self.kv_scales.change_basis(x)
 
+    def _append(self, past: Past, new: Pair, past_length: Tensor | None) -> tuple[Pair, Pair]:
+        """Return the cache with new keys and values, and what it represents in the layer's type."""
+        key, value = new if self.kv_scales is None else self.kv_scales(*new)
+        key = onnx_attention.append(past[0], key, past_length)
+        present = key, onnx_attention.append(past[1], value, past_length)
+        read = present if self.kv_scales is None else self.kv_scales.read(*present, new[0].dtype)
+        return present, read
+
     def _project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -188,7 +196,7 @@ class Attention(nn.Module):
         past_length: Tensor | None,
     ) -> list[Tensor]:  # fmt: skip
         """Compute attention `[B, H, L, Dv]`; the spec's other outputs follow in the list."""
-        cache, (k, v) = append_to_past(self.kv_scales, past, (k, v), past_length)
+        cache, (k, v) = self._append(past, (k, v), past_length)
         present = cache if self.spec.has_cache else ()
         k, v, mask, causal = self._with_mask(k, v, mask, q.shape[2], past_length)
         attended, weights = scaled_dot_product_attention(
@@ -207,7 +215,7 @@ class Attention(nn.Module):
         plain = self.sinks is None and self.added_keys is None and self.latent is None
         cache: tuple[Tensor, ...] = ()
         if past_length is not None or not plain:
-            cache, (k, v) = append_to_past(self.kv_scales, past, (k, v), past_length)
+            cache, (k, v) = self._append(past, (k, v), past_length)
             past = (None, None)
         if plain:
             attended, *joined, weights = onnx_attention.attention_node(

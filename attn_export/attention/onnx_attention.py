@@ -100,13 +100,20 @@ def attention_node(
     return attended, present_key, present_value, weights
 
 
-def write(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
-    """Return `functional.scatter`, `[B, Hkv, S, D]`, from a `TensorScatter` node.
+def append(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tensor:
+    """Return a cache `[B, Hkv, S, D]` with new keys or values; one in place by a `TensorScatter`.
 
-    `past`: The cache, `[B, Hkv, S, D]`.
+    `past`: The cache, `[B, Hkv, P, D]`, or None.
     `new`: The new keys or values, `[B, Hkv, L, D]`.
-    `past_length`: The number of past keys of each batch element, int64 `[B]`.
+    `past_length`: The number of past keys of each batch element, int64 `[B]`, if the cache is
+    written in place.
     """
+    if past is None:
+        return new
+    if past_length is None:
+        return torch.cat([past, new], dim=2)
+    if not emitting():
+        return functional.scatter(past, new, past_length)
     return torch.onnx.ops.symbolic(
         "TensorScatter",
         (past, new, past_length),

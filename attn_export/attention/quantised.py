@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attn_export.attention.module import Attention
 from attn_export.attention.quantised_activations import activation_notes
-from attn_export.attention.quantised_cache import CacheScales, Pair
+from attn_export.attention.quantised_cache import CacheScales, Pair, Quotients
 from attn_export.errors import WeightsError
 from attn_export.quantiser import QuantisedWeight, quantise
 from attn_export.spec import AttentionSpec
@@ -187,7 +187,8 @@ def _least_error_scale(
     best, least = unclipped, torch.full_like(unclipped, torch.inf)
     for step in range(CANDIDATES):
         scale = unclipped * 2 ** (-step / CANDIDATES_PER_HALVING)
-        error = ((x / scale).round().clamp(*limits) * scale - x).square().sum(axes)
+        rounded = Quotients(x / scale, scale, *limits).integers() * scale
+        error = (rounded - x).square().sum(axes)
         best, least = torch.where(error < least, scale, best), error.minimum(least)
     return best
 

@@ -41,7 +41,8 @@ class QuantisedActivations(nn.Module, abc.ABC):
 
     def quotients(self, x: Tensor) -> list[Quotients]:
         """Return the numbers that are rounded, of the shape of `x`."""
-        return [Quotients(x / self.scales(x), -torch.inf, torch.inf)]
+        scales = self.scales(x)
+        return [Quotients(x / scales, scales)]
 
 
 class DynamicInt8(QuantisedActivations):

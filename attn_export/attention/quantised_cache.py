@@ -6,58 +6,50 @@ import abc
 import dataclasses
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attn_export.attention import functional, onnx_attention
+from attn_export.attention import onnx_attention
+from attn_export.quantiser import MIDDLE, join_nibbles, split_nibbles
 from attn_export.spec import AttentionSpec
 from attn_export.spec.low_precision import IN_A_BYTE, KV_RANGES
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
-Past = tuple[Tensor | None, Tensor | None]
-"""Cached keys and values, in the type of the cache; None for no past."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Quotients:
-    """Keys or values in steps of a cache, before they are rounded to whole steps.
+    """Numbers in steps of a narrower type, before they are rounded to whole steps.
 
     Attributes:
-        values: The numbers, `[B, Hkv, L, N]`.
-        low: The least integer, or -inf for a cache in floating point.
-        units: For a cache in floating point the spacing of its type at each number, else 1.
+        values: Keys or values, `[B, Hkv, L, N]`, or the input of a projection, `[B, L, N]`.
+        steps: The scales, or the spacing of a floating type at each number; they broadcast.
+        low: The least integer, or -inf.
+        is_float: Whether the type is floating.
     """
 
     values: Tensor
-    low: float
-    high: float
-    units: Tensor | float = 1.0
+    steps: Tensor | float
+    low: float = -torch.inf
+    high: float = torch.inf
+    is_float: bool = False
 
+    @property
+    def units(self) -> Tensor | float:
+        """What numbers are compared in: steps of integers, or those of the layer's type."""
+        return self.steps if self.is_float else 1.0
 
-MIDDLE = 8
-"""The nibble that represents 0: it is added to a signed integer of 4 bits to make it 0 to 15."""
-
-
-def pack(x: Tensor) -> Tensor:
-    """Pack whole numbers from -8 to 7, floating `[..., D]`, in pairs to uint8 `[..., D / 2]`."""
-    return join_nibbles(x.int() + MIDDLE).to(torch.uint8)
-
-
-def join_nibbles(nibbles: Tensor) -> Tensor:
-    """Join neighbouring integers from 0 to 15 to bytes, the first in the lower half.
-
-    Both are int32: the integers `[..., D]` for an even D, and the bytes `[..., D / 2]`.
-    """
-    return nibbles[..., ::2] + 16 * nibbles[..., 1::2]
+    def integers(self) -> Tensor:
+        """Return the whole numbers of steps, rounded half to even and clipped."""
+        return self.values.round().clamp(self.low, self.high)
 
 
 def byte_nibbles(middle: int = MIDDLE) -> Tensor:
     """Return the two integers that each byte holds, float32 `[256, 2]`; `middle` represents 0."""
-    byte = torch.arange(256)
-    return (torch.stack([byte & 15, byte >> 4], dim=-1) - middle).float()
+    return torch.from_numpy(split_nibbles(np.arange(256)[:, None]) - middle).float()
 
 
 class CacheRounding(nn.Module, abc.ABC):
@@ -78,28 +70,20 @@ class CacheRounding(nn.Module, abc.ABC):
         """Return queries or keys, `[B, heads, L, D]`, in the basis in which keys are stored."""
         return x
 
-    def step_sizes(self, key: Tensor, value: Tensor) -> Pair:
-        """Return the steps between numbers of the cache; they broadcast to keys and values."""
-        return self._step_size(key, 0), self._step_size(value, 1)
-
-    def quotients(self, key: Tensor, value: Tensor) -> list[Quotients]:
+    def quotients(self, *pair: Tensor) -> list[Quotients]:
         """Return the numbers that are rounded, those of keys first."""
-        return [*self._quotients(key, 0), *self._quotients(value, 1)]
+        return [each for part, x in enumerate(pair) for each in self.quotients_of(x, part)]
 
     @abc.abstractmethod
-    def _step_size(self, x: Tensor, part: int) -> Tensor:
-        """Return the step at each element of keys (part 0) or values (part 1)."""
-
-    @abc.abstractmethod
-    def _quotients(self, x: Tensor, part: int) -> list[Quotients]:
-        """Return the numbers that are rounded for keys (part 0) or values (part 1)."""
+    def quotients_of(self, x: Tensor, part: int) -> list[Quotients]:
+        """Return what is rounded of keys (part 0) or values (part 1), their elements first."""
 
 
 class CacheScales(CacheRounding):
     """Rounding of keys and values to integers with fixed scales.
 
     Quotients by the scale are rounded half to even and clipped. A cache holds int8 of the shapes
-    of keys and values, or bytes with two 4-bit integers each, see `pack`.
+    of keys and values, or bytes with two 4-bit integers each, see `join_nibbles`.
 
     Attributes:
         k_scale: The scale of keys, float32: a scalar, or `[Hkv, 1, D]` by channel.
@@ -127,8 +111,8 @@ class CacheScales(CacheRounding):
         if self.nibbles is None and onnx_attention.emitting():
             new_key, new_value = (onnx_attention.quantise(*pair) for pair in pairs)
             return new_key, new_value
-        quotients = [x / scale for x, scale in pairs]
-        return self._integers(quotients[0]), self._integers(quotients[1])
+        new_key, new_value = map(self._stored, self.quotients(key, value))
+        return new_key, new_value
 
     def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
         """Return the keys and values that a cache represents."""
@@ -142,15 +126,17 @@ class CacheScales(CacheRounding):
             )
         return key.to(dtype) * self.k_scale, value.to(dtype) * self.v_scale
 
-    def _step_size(self, x: Tensor, part: int) -> Tensor:  # noqa: ARG002 (one for all)
-        return self.v_scale if part else self.k_scale
+    def quotients_of(self, x: Tensor, part: int) -> list[Quotients]:
+        """Return keys or values over their scale."""
+        scale = self.v_scale if part else self.k_scale
+        return [Quotients(x / scale, scale, self.low, self.high)]
 
-    def _quotients(self, x: Tensor, part: int) -> list[Quotients]:
-        return [Quotients(x / self._step_size(x, part), self.low, self.high)]
-
-    def _integers(self, quotients: Tensor) -> Tensor:
-        rounded = quotients.round().clamp(self.low, self.high)
-        return rounded.to(torch.int8) if self.nibbles is None else pack(rounded)
+    def _stored(self, quotients: Quotients) -> Tensor:
+        rounded = quotients.integers()
+        if self.nibbles is None:
+            return rounded.to(torch.int8)
+        joined: Tensor = join_nibbles(rounded.int() + MIDDLE)
+        return joined.to(torch.uint8)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
         # Checkpoints have no scales; they are calibrated afterwards.
@@ -184,7 +170,7 @@ def _round_to_float16(x: Tensor) -> Tensor:
     if x.dtype != torch.float64:
         return x.to(torch.float16)
     steps = _float16_steps(x)
-    nearest = torch.where(steps.isinf(), x, (x / steps).round() * steps)
+    nearest = torch.where(steps.isinf(), x, Quotients(x / steps, steps).integers() * steps)
     return torch.where(nearest.abs() > LARGEST_FLOAT16, torch.inf * nearest.sign(), nearest)
 
 
@@ -202,33 +188,7 @@ class Float16Cache(CacheRounding):
         """Return the keys and values that a cache represents."""
         return key.to(dtype), value.to(dtype)
 
-    def _step_size(self, x: Tensor, part: int) -> Tensor:  # noqa: ARG002 (the same for both)
-        return _float16_steps(x)
-
-    def _quotients(self, x: Tensor, part: int) -> list[Quotients]:  # noqa: ARG002
+    def quotients_of(self, x: Tensor, part: int) -> list[Quotients]:  # noqa: ARG002 (as for both)
+        """Return keys or values over the spacing of float16 numbers."""
         steps = _float16_steps(x)
-        return [Quotients(x / steps, -torch.inf, torch.inf, steps)]
-
-
-def _append(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tensor:
-    """Return `[B, Hkv, S, .]`: a cache, None or `[B, Hkv, P, .]`, with new keys or values."""
-    if past is None:
-        return new
-    if past_length is None:
-        return torch.cat([past, new], dim=2)
-    write = onnx_attention.write if onnx_attention.emitting() else functional.scatter
-    return write(past, new, past_length)
-
-
-def append_to_past(
-    rounding: CacheRounding | None, past: Past, new: Pair, past_length: Tensor | None
-) -> tuple[Pair, Pair]:
-    """Return a cache with new keys and values, and what it represents in the type of the layer.
-
-    `new`: New keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`.
-    `past_length`: The number of past keys of each batch element, int64 `[B]`, if the cache is
-    written in place.
-    """
-    stored = new if rounding is None else rounding(*new)
-    present = (_append(past[0], stored[0], past_length), _append(past[1], stored[1], past_length))
-    return present, present if rounding is None else rounding.read(*present, new[0].dtype)
+        return [Quotients(x / steps, steps, is_float=True)]

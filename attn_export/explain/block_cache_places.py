@@ -22,15 +22,10 @@ from attn_export.explain.cache_places import (
 )
 from attn_export.explain.mistake import Changes, GraphPlace, Locator, array_of, node_place
 from attn_export.float64.attention_steps import Steps
-from attn_export.float64.contrib_operators import unpack_nibbles
 from attn_export.float64.evaluate import Evaluation, Values
+from attn_export.quantiser import join_nibbles, split_nibbles
+from attn_export.spec.low_precision import LARGEST_NIBBLE, LARGEST_ZERO, LEAST_ZERO
 from attn_export.tensorfile import Array
-
-LARGEST_NIBBLE = 15
-"""The largest integer of 4 bits."""
-
-LEAST_ZERO_POINT, LARGEST_ZERO_POINT = -128, 127
-"""Range of zero points; a byte holds the zero point minus `LEAST_ZERO_POINT`."""
 
 
 def _block_caches(evaluation: Evaluation) -> Iterator[GraphPlace]:
@@ -118,14 +113,14 @@ def _quantise(part: CachePart, x: Array, at: Steps) -> Array:
     index = np.searchsorted(part.edges, ranges)
     at["quotients"] = blocks / at.set("written_table", part.scales)[index][..., None]
     integers = at.set("rounded", np.rint(at["quotients"]))
-    integers = np.clip(integers, LEAST_ZERO_POINT, LARGEST_ZERO_POINT + LARGEST_NIBBLE)
-    zero_points = np.minimum(integers.min(-1), LARGEST_ZERO_POINT)
+    integers = np.clip(integers, LEAST_ZERO, LARGEST_ZERO + LARGEST_NIBBLE)
+    zero_points = np.minimum(integers.min(-1), LARGEST_ZERO)
     at["integers"] = integers - zero_points[..., None]  # never below 0
     nibbles = at.set("clipped", np.minimum(at["integers"], LARGEST_NIBBLE)).reshape(x.shape)
     written = at.set("written", nibbles).astype(np.int64)
-    channels = at.set("packed", written[..., ::2] + 16 * written[..., 1::2])
+    channels = at.set("packed", join_nibbles(written))
     index, zero_points = at.set("stored_index", index), at.set("stored_zero", zero_points)
-    parts = [channels, index, zero_points - LEAST_ZERO_POINT]
+    parts = [channels, index, zero_points - LEAST_ZERO]
     return np.concatenate(parts, -1).astype(np.int64).astype(np.uint8)
 
 
@@ -138,8 +133,8 @@ def _dequantise(part: CachePart, present: Array, new: Array, at: Steps) -> Array
     """
     end = new.shape[-1] // 2
     channels, index, zeros = np.split(at.set("bytes", present), [end, end + part.blocks], -1)
-    integers = _split(part, at.set("read", unpack_nibbles(channels).astype(np.float64)))
-    zero_points = at.set("read_zero", zeros.astype(np.float64) + LEAST_ZERO_POINT)
+    integers = _split(part, at.set("read", split_nibbles(channels).astype(np.float64)))
+    zero_points = at.set("read_zero", zeros.astype(np.float64) + LEAST_ZERO)
     index = np.clip(at.set("read_index", index.astype(int)), 0, 255)
     scales = at.set("table", part.scales)[index]
     dequantised = (integers + zero_points[..., None]) * scales[..., None]

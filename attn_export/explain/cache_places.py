@@ -24,12 +24,10 @@ from attn_export.explain.mistake import (
     together,
 )
 from attn_export.float64.attention_steps import Steps
-from attn_export.float64.contrib_operators import unpack_nibbles
+from attn_export.float64.contrib_operators import from_cache, to_cache
 from attn_export.float64.evaluate import ROUNDED_TO, Evaluation, Values
+from attn_export.quantiser import cached_integers
 from attn_export.tensorfile import Array
-
-NIBBLE_OFFSET = 8
-"""The offset that makes integers of 4 bits unsigned, 0 to 15."""
 
 
 def cache_places(
@@ -130,14 +128,14 @@ def whole_caches(evaluation: Evaluation) -> Iterator[GraphPlace]:
     if not parts:
         return
     dtypes = {i.name: i.type.tensor_type.elem_type for i in evaluation.proto.graph.input}
-    packed = dtypes["past_key"] == TensorProto.UINT8
+    bits = 4 if dtypes["past_key"] == TensorProto.UINT8 else 8
     others = dict(zip(parts, [part.scales for part in parts.values()][::-1], strict=True))
-    tags = ["whole", "integers", "nibbles" if packed else "int8"]
+    tags = ["whole", "integers", "nibbles" if bits == 4 else "int8"]
     tags += ["channels"] if parts["keys"].scales.ndim else []
     computes = {
         name: (
             part.scatter,
-            functools.partial(_keep_whole, evaluation, part, packed, others[name]),
+            functools.partial(_keep_whole, evaluation, part, bits, others[name]),
         )
         for name, part in parts.items()
     }
@@ -145,42 +143,20 @@ def whole_caches(evaluation: Evaluation) -> Iterator[GraphPlace]:
 
 
 def _keep_whole(
-    evaluation: Evaluation, part: CachePart, packed: bool, other_scale: Array, values: Values,
+    evaluation: Evaluation, part: CachePart, bits: int, other_scale: Array, values: Values,
     changes: Changes,
 ) -> Mapping[str, Array]:  # fmt: skip
     """Return a cache with one scale, or one for each channel, and its dequantised values.
 
-    Steps: ``write_scale`` and ``read_scale``; ``rounded``, the integers of new tokens before they
-    are clipped to ``low`` and ``high``; ``written`` ones, `[B, Hkv, L, D]`; with 4 bits ``packed``
-    bytes, `[B, Hkv, L, D / 2]`; ``stored``, the whole cache; ``read`` integers, `[B, Hkv, S, D]`;
-    ``dequantised``.
+    Steps: those of `to_cache`; ``stored``, the whole cache; those of `from_cache`.
     """
     x, past = array_of(values, part.new), array_of(values, part.scatter.input[0])
     scatter = functools.partial(scatter_rows, evaluation, part.scatter, values)
     at = Steps(changes, {"other_scale": other_scale})
-    at["quotients"] = x / at.set("write_scale", part.scales)
-    rounded = at.set("rounded", np.rint(at["quotients"]))
-    low, high = (-8, 7) if packed else (-128, 127)
-    low, high = at.set("low", low), at.set("high", high)
-    if packed:
-        new = at.set("packed", _pack(at.set("written", np.clip(rounded, low, high))))
-    else:  # QuantizeLinear saturates after it has added the zero point
-        new = np.clip(at.set("written", rounded), low, high)
-    present = scatter(past, new.astype(np.int64).astype(past.dtype))
-    present = at.set("stored", present).astype(past.dtype)
-    read = at.set("read", _unpack(present) if packed else present.astype(np.float64))
-    at["before_rounding"] = lambda: scatter((_unpack(past) if packed else past) * part.scales, x)
-    dequantised = at.set("dequantised", read * at.set("read_scale", part.scales))
-    return {part.scatter.output[0]: present, part.read[0]: dequantised}
-
-
-def _pack(q: Array) -> Array:
-    nibbles = q.astype(np.int64) + NIBBLE_OFFSET
-    return np.asarray((nibbles[..., ::2] + 16 * nibbles[..., 1::2]) % 256)
-
-
-def _unpack(stored: Array) -> Array:
-    return unpack_nibbles(stored).astype(np.float64) - NIBBLE_OFFSET
+    at["before_rounding"] = lambda: scatter(cached_integers(past, bits) * part.scales, x)
+    present = at.set("stored", scatter(past, to_cache(x, part.scales, bits, at))).astype(past.dtype)
+    read = from_cache(present, part.scales, bits, at)
+    return {part.scatter.output[0]: present, part.read[0]: read}
 
 
 # -- caches in float16 --------------------------------------------------------------------------

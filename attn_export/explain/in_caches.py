@@ -9,7 +9,6 @@ import numpy as np
 
 from attn_export.errors import counted
 from attn_export.explain.block_cache_places import cache, hadamard
-from attn_export.explain.cache_places import NIBBLE_OFFSET
 from attn_export.explain.mistake import (
     WRONG_SCALES,
     Locator,
@@ -28,6 +27,7 @@ from attn_export.explain.mistake import (
     times,
 )
 from attn_export.float64.attention_steps import StepChange
+from attn_export.quantiser import MIDDLE
 from attn_export.tensorfile import Array
 
 # -- changes ------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ IN_INTEGER_CACHES: Final = (
            {"stored": _round_again(ratio)}) for ratio in range(2, 17))),
     *rows(cache("whole", "nibbles"),
         (SIGN, "{} are read as two's complement",
-         {"read": lambda x, _: np.where(x < 0, x + NIBBLE_OFFSET, x - NIBBLE_OFFSET)}),
+         {"read": lambda x, _: np.where(x < 0, x + MIDDLE, x - MIDDLE)}),
         (LAYOUT, "lower halves of all bytes of {} are read before all upper ones",
          {"read": _permute_pairs(0, 1, 4, 2, 3)}),
         (LAYOUT, "bytes of {} are read by channel first, then by key",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -11,53 +12,48 @@ import onnx
 
 from attn_export.explain.mistake import Changes, GraphPlace, InTurn, in_order, node_place
 from attn_export.float64.attention_steps import Steps
-from attn_export.float64.contrib_operators import packed_weight
+from attn_export.float64.contrib_operators import packed_weight, round_by_block
 from attn_export.float64.evaluate import Evaluation, Values
-from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
+from attn_export.quantiser import INTEGER_PRODUCTS, ORDER, QuantisedWeight
 from attn_export.tensorfile import Array
 
 # -- quantised weights --------------------------------------------------------------------------
 
-ORDER = "_order"
-"""Suffix of the initialiser that holds the input order of a product (`g_idx` of GPTQ)."""
-
 MANY_OUTPUTS = 64
 """The largest number of outputs of a weight for which each output is tried."""
 
-_StoredWeight = tuple[Array, Array, Array]
-"""Integers `[in, out]`, scales and zero points `[blocks, out]` of a weight, all float64."""
 
-
-def _stored_weights(evaluation: Evaluation) -> Iterator[tuple[onnx.NodeProto, _StoredWeight]]:
+def _stored_weights(evaluation: Evaluation) -> Iterator[tuple[onnx.NodeProto, QuantisedWeight]]:
     """Yield each node that dequantises a weight, with the weight."""
     for node in evaluation.nodes:
         integers = evaluation.initializers.get(node.input[0]) if node.input else None
         if node.op_type != "DequantizeLinear" or integers is None or integers.ndim != 2:
             continue
-        arrays = (np.asarray(evaluation.initializers[name], np.float64) for name in node.input)
-        q, s, *zeros = (np.atleast_2d(array) for array in arrays)
-        yield node, (q, s, zeros[0] if zeros else np.zeros_like(s))
+        yield node, _weight(*(evaluation.initializers[name] for name in node.input))
 
 
-def _read_weight(weight: _StoredWeight, at: Steps) -> _StoredWeight:
+def _weight(integers: Array, *scales_and_zeros: Array) -> QuantisedWeight:
+    """Return a weight in float64 with zero points, which are 0 unless they are given."""
+    s, *z = (np.atleast_2d(np.asarray(array, np.float64)) for array in scales_and_zeros)
+    return QuantisedWeight("", np.asarray(integers, np.float64), s, z[0] if z else s * 0, False)
+
+
+def _read_weight(weight: QuantisedWeight, at: Steps) -> QuantisedWeight:
     """Return a weight with the steps ``weight``, ``weight_scales`` and ``weight_zeros``."""
-    q, s, z = weight
+    q, s, z = weight.integers, weight.scales, weight.zero_points
     at["bits"] = 4 if np.abs(q).max(initial=0) < 16 else 8
     at["right_scales"] = s
-    return at.set("weight", q), at.set("weight_scales", s), at.set("weight_zeros", z)
-
-
-def _dequantise(weight: _StoredWeight) -> Array:
-    """Return a weight `[in, out]`."""
-    q, s, z = weight
-    size = len(q) // len(s)
-    return np.asarray((q - z.repeat(size, 0)) * s.repeat(size, 0))
+    return dataclasses.replace(
+        weight, integers=at.set("weight", q), scales=at.set("weight_scales", s),
+        zero_points=at.set("weight_zeros", z),
+    )  # fmt: skip
 
 
 def _change_weight(
-    output: str, weight: _StoredWeight, other: Array, _: Values, changes: Changes
+    output: str, weight: QuantisedWeight, other: Array, _: Values, changes: Changes
 ) -> Mapping[str, Array]:
-    dequantised = _dequantise(_read_weight(weight, Steps(changes, {"other": other})))
+    at = Steps(changes, {"other": other})
+    dequantised = _read_weight(weight, at).dequantised(np.float64)
     return {output: dequantised} if np.isfinite(dequantised).all() else {}
 
 
@@ -71,7 +67,7 @@ def product_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
 def dequantised_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
     """Find weights behind DequantizeLinear."""
     for node, weight in _stored_weights(evaluation):
-        compute = functools.partial(_change_weight, node.output[0], weight, weight[0])
+        compute = functools.partial(_change_weight, node.output[0], weight, weight.integers)
         yield GraphPlace(node.input[0], node.name, compute=compute)
 
 
@@ -80,8 +76,8 @@ def pairs_of_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
     found = list(_stored_weights(evaluation))
     for node, weight in found:
         for other_node, other in found:
-            if other_node is not node and other[0].shape == weight[0].shape:
-                compute = functools.partial(_change_weight, node.output[0], weight, other[0])
+            if other_node is not node and other.integers.shape == weight.integers.shape:
+                compute = functools.partial(_change_weight, node.output[0], weight, other.integers)
                 given = {"other_name": other_node.input[0]}
                 yield GraphPlace(node.input[0], node.name, given=given, compute=compute)
 
@@ -120,7 +116,7 @@ def all_rounded_inputs(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace
     def compute(values: Values, changes: Changes) -> Mapping[str, Array]:
         found = _stored_weights(evaluation) if "weight_scales" in changes else ()
         read = {
-            node.output[0]: _dequantise(_read_weight(weight, Steps(changes)))
+            node.output[0]: _read_weight(weight, Steps(changes)).dequantised(np.float64)
             for node, weight in found
         }
         return in_order(evaluation, parts, read)(values, changes)
@@ -143,7 +139,7 @@ def _rounded_inputs(evaluation: Evaluation) -> Iterator[tuple[onnx.NodeProto, In
         if tuple(names) == ROUNDING and source is not None:
             shape = evaluation.initializers.get(source.input[1])
             if shape is not None:
-                compute = functools.partial(_round_by_block, int(shape[-1]))
+                compute = functools.partial(_round_input, int(shape[-1]))
                 yield node, (source.input[0], node.output[0], compute)
 
 
@@ -153,26 +149,11 @@ def _multiply_by_block(
     integers, scales, *zeros = constants
     at = Steps(changes)
     weight = packed_weight([integers, at.set("weight_scales", scales), *zeros], attributes)
-    return np.asarray(_round_by_block(attributes["block_size"], x, changes) @ weight)
+    return np.asarray(round_by_block(x, attributes["block_size"], at) @ weight)
 
 
-def _round_by_block(block: int, x: Array, changes: Changes) -> Array:
-    """Return an input `[…, K]` as rounded.
-
-    Steps: ``width`` of a block; ``largest`` magnitudes and ``scale``, `[…, blocks, 1]`;
-    ``quotients`` as rounded to integers; ``integers`` as clipped from ``low`` to ``high``;
-    ``read_scale``; ``rounded``, `[…, blocks, block]`.
-    """
-    at = Steps(changes)
-    width = min(max(int(at.set("width", block)), 1), x.shape[-1])
-    at["blocks"] = x.reshape(*x.shape[:-1], -1, width)
-    largest = at.set("largest", np.abs(at["blocks"]).max(-1, keepdims=True))
-    scale = at.set("scale", np.where(largest > 0, largest / BLOCK_LARGEST, 1.0))
-    at["exact"] = at["blocks"] / scale
-    low, high = at.set("low", -BLOCK_LARGEST), at.set("high", BLOCK_LARGEST)
-    integers = np.clip(at.set("quotients", np.rint(at["exact"])), low, high)
-    rounded = at.set("integers", integers) * at.set("read_scale", scale)
-    return np.asarray(at.set("rounded", rounded)).reshape(x.shape)
+def _round_input(block: int, x: Array, changes: Changes) -> Array:
+    return round_by_block(x, block, Steps(changes))
 
 
 # -- products of integers -----------------------------------------------------------------------
@@ -219,13 +200,12 @@ def _integer_products(evaluation: Evaluation) -> Iterator[Product]:
             continue
         scales = evaluation.initializers.get(factors.input[1])
         if q is not None and scales is not None:
-            s = np.atleast_2d(np.asarray(scales, np.float64))
-            weight = np.asarray(q, np.float64), s, np.zeros_like(s)
-            part = rounded.input[0], node.output[0], functools.partial(_multiply, weight)
+            compute = functools.partial(_multiply, _weight(q, scales))
+            part = rounded.input[0], node.output[0], compute
             yield part, product.input[1], node
 
 
-def _multiply(weight: _StoredWeight, x: Array, changes: Changes) -> Array:
+def _multiply(weight: QuantisedWeight, x: Array, changes: Changes) -> Array:
     """Return the product of an input `[…, K]`, as rounded by DynamicQuantizeLinear, and a weight.
 
     Steps: those of the weight; ``x``; ``range``, the least and the largest value; ``scale`` and
@@ -234,7 +214,8 @@ def _multiply(weight: _StoredWeight, x: Array, changes: Changes) -> Array:
     """
     at = Steps(changes)
     stored = _read_weight(weight, at)
-    at["dequantised"], at["weights"] = _dequantise(stored), stored[0] - stored[2]
+    at["dequantised"] = stored.dequantised(np.float64)
+    at["weights"] = stored.integers - stored.zero_points
     x = at.set("x", x)
     least, largest = at.set("range", (np.minimum(x.min(), 0.0), np.maximum(x.max(), 0.0)))
     scale = at.set("scale", np.where(largest > least, (largest - least) / 255, 1.0))
@@ -244,4 +225,4 @@ def _multiply(weight: _StoredWeight, x: Array, changes: Changes) -> Array:
     integers = at.set("integers", np.clip(at["unclipped"], 0, 255))
     zeros = np.broadcast_to(at.set("read_zero", zero), x.shape)
     product = at.set("product", integers @ at["weights"]) - zeros @ at["weights"]
-    return np.asarray(at.set("output", product * at.set("read_scale", scale) * stored[1]))
+    return np.asarray(at.set("output", product * at.set("read_scale", scale) * stored.scales))

@@ -146,7 +146,7 @@ def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
     `path`: The graph in the standard dialect. Its initializers have the names of the module's
     parameters and buffers; the weights of linear layers are stored ``[in, out]``.
     """
-    from attn_export.graph.quantised_weights import ORDER
+    from attn_export.quantiser import ORDER
 
     model = load_graph(path)
     initializers = model.graph.initializers

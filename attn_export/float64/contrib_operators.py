@@ -4,7 +4,7 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. An 
 that is not implemented here raises NotImplementedError, so that no graph is reported as wrong
 because of it.
 
-Legend: B batch, H query heads, Hkv key/value heads, L query length, D head width.
+Legend: B batch, H query heads, Hkv key/value heads, L new tokens, S tokens of a cache, D channels.
 """
 
 from __future__ import annotations
@@ -16,8 +16,15 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 
 from attn_export.dialect_names import MICROSOFT
-from attn_export.float64.attention_steps import StepChange, attention, split_heads
-from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
+from attn_export.float64.attention_steps import StepChange, Steps, attention, split_heads
+from attn_export.quantiser import (
+    BLOCK_LARGEST,
+    INTEGER_PRODUCTS,
+    MIDDLE,
+    cached_integers,
+    join_nibbles,
+    split_nibbles,
+)
 from attn_export.tensorfile import Array
 
 _GQA_INPUTS = (
@@ -61,14 +68,16 @@ class GroupQueryAttention(OpRun):
         # The keys of a prompt begin at 0; later keys follow those in the cache.
         start = np.zeros_like(cache_length) if total == L else cache_length - L
         bits = attributes.get("kv_cache_bit_width") or 8
-        if "k_scale" in operands:
-            k, v = (_quantise(x, operands[f"{n}_scale"], bits) for n, x in (("k", k), ("v", v)))
+        if bits not in (4, 8):
+            raise NotImplementedError(f"{bits} bits of GroupQueryAttention")
+        scales = [operands[name] for name in ("k_scale", "v_scale") if "k_scale" in operands]
+        if scales:
+            k, v = (to_cache(*each, bits, Steps({})) for each in zip((k, v), scales, strict=True))
         keys = _write_cache(operands.get("past_key"), k, start, total)
         values = _write_cache(operands.get("past_value"), v, start, total)
-        read = (keys, values)
-        if "k_scale" in operands:
-            integers = [x if bits == 8 else unpack_nibbles(x) - 8.0 for x in (keys, values)]
-            read = (integers[0] * operands["k_scale"], integers[1] * operands["v_scale"])
+        read: Sequence[Array] = (keys, values)
+        if scales:
+            read = [from_cache(*each, bits, Steps({})) for each in zip(read, scales, strict=True)]
         ends = (operands.get("attention_bias"), None, None, start + L)
         known = {**_scale_and_softcap(attributes), "is_causal": 1, "q_num_heads": H}
         return attention((q, *read, *ends), known, self.changes)[0], keys, values
@@ -109,14 +118,7 @@ class MatMulNBits(OpRun):
 
     @staticmethod
     def _round_input(x: Array, block: int) -> Array:
-        """Round an input `[…, K]` to whole multiples of a scale for each `block` elements."""
-        input_size = x.shape[-1]
-        padding = [(0, 0)] * (x.ndim - 1) + [(0, -input_size % block)]
-        blocks = np.pad(x, padding).reshape(*x.shape[:-1], -1, block)
-        largest = np.abs(blocks).max(axis=-1, keepdims=True)
-        scales = np.where(largest > 0, largest / BLOCK_LARGEST, 1.0)
-        rounded = np.rint(blocks / scales) * scales
-        return np.asarray(rounded.reshape(*x.shape[:-1], -1)[..., :input_size])
+        return round_by_block(x, block, Steps({}))
 
 
 def packed_weight(constants: Sequence[Array | None], attributes: Mapping[str, Any]) -> Array:
@@ -138,12 +140,7 @@ def packed_weight(constants: Sequence[Array | None], attributes: Mapping[str, An
 
 def _unpack(packed: Array, bits: int) -> Array:
     """Return the unsigned integers of 4 or 8 bits that bytes hold along the last axis."""
-    return packed if bits == 8 else unpack_nibbles(packed)
-
-
-def unpack_nibbles(packed: Array) -> Array:
-    """Return the integers of 4 bits that bytes hold, lower half first: uint8 `[…, D / 2]` to D."""
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+    return packed if bits == 8 else split_nibbles(packed)
 
 
 def _optional_inputs(
@@ -168,22 +165,6 @@ def _scale_and_softcap(attributes: dict[str, Any]) -> dict[str, float]:
     return {name: attributes[name] for name in ("scale", "softcap") if attributes.get(name)}
 
 
-def _quantise(x: Array, scale: Array, bits: int) -> Array:
-    """Quantise new keys or values `[B, Hkv, L, D]`: divide by a scale, round half to even, clip.
-
-    The result is int8; with 4 bits uint8 `[B, Hkv, L, D / 2]`: two integers in a byte, each plus 8.
-    """
-    if bits not in (4, 8):
-        raise NotImplementedError(f"{bits} bits of GroupQueryAttention")
-    offset = 2 ** (bits - 1)
-    integers = np.clip(np.rint(x / scale), -offset, offset - 1)
-    if bits == 8:
-        return integers.astype(np.int8)
-    nibbles = (integers + offset).astype(np.uint8)
-    packed: Array = nibbles[..., ::2] | nibbles[..., 1::2] << 4
-    return packed
-
-
 def _write_cache(past: Array | None, new: Array, start: Array, total: int) -> Array:
     """Return the past, at least `total` long, with new tokens of element b from `start[b]` on."""
     B, Hkv, L, D = new.shape
@@ -194,3 +175,53 @@ def _write_cache(past: Array | None, new: Array, start: Array, total: int) -> Ar
     for element, position in enumerate(start):
         present[element, :, position : position + L] = new[element]
     return present
+
+
+# -- integers in steps, of which a mistake changes some ------------------------------------------
+
+
+def round_by_block(x: Array, block: int, at: Steps) -> Array:
+    """Return an input `[…, K]` rounded to whole multiples of a scale for each `block` elements.
+
+    Steps: ``width`` of a block; ``largest`` magnitudes and ``scale``, `[…, blocks, 1]`;
+    ``quotients`` as rounded to integers; ``integers`` as clipped from ``low`` to ``high``;
+    ``read_scale``; ``rounded``, `[…, blocks, block]`.
+    """
+    size = x.shape[-1]
+    width = min(max(int(at.set("width", block)), 1), max(size, block))
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -size % block)])
+    at["blocks"] = padded.reshape(*x.shape[:-1], -1, width)
+    largest = at.set("largest", np.abs(at["blocks"]).max(-1, keepdims=True))
+    scale = at.set("scale", np.where(largest > 0, largest / BLOCK_LARGEST, 1.0))
+    at["exact"] = at["blocks"] / scale
+    low, high = at.set("low", -BLOCK_LARGEST), at.set("high", BLOCK_LARGEST)
+    integers = np.clip(at.set("quotients", np.rint(at["exact"])), low, high)
+    rounded = at.set("integers", integers) * at.set("read_scale", scale)
+    return np.asarray(at.set("rounded", rounded)).reshape(padded.shape)[..., :size]
+
+
+def to_cache(x: Array, scale: Array, bits: int, at: Steps) -> Array:
+    """Return new keys or values `[B, Hkv, L, D]` as a cache stores them.
+
+    They are int8, or uint8 `[B, Hkv, L, D / 2]` for 4 bits. Steps: ``write_scale``; ``rounded``,
+    the integers before they are clipped to ``low`` and ``high``; ``written`` ones, `[B, Hkv, L,
+    D]`; with 4 bits ``packed`` bytes, `[B, Hkv, L, D / 2]`.
+    """
+    end = 2 ** (bits - 1)
+    at["quotients"] = x / at.set("write_scale", scale)
+    rounded = at.set("rounded", np.rint(at["quotients"]))
+    low, high = at.set("low", -end), at.set("high", end - 1)
+    if bits == 8:  # QuantizeLinear saturates after it has added the zero point
+        new = np.clip(at.set("written", rounded), low, high)
+        return np.asarray(new.astype(np.int64).astype(np.int8))
+    nibbles = at.set("written", np.clip(rounded, low, high)).astype(np.int64) + MIDDLE
+    return np.asarray(at.set("packed", join_nibbles(nibbles) % 256)).astype(np.uint8)
+
+
+def from_cache(stored: Array, scale: Array, bits: int, at: Steps) -> Array:
+    """Return the keys or values `[B, Hkv, S, D]` that a cache represents.
+
+    Steps: ``read`` integers, `[B, Hkv, S, D]`; ``read_scale``; ``dequantised``.
+    """
+    read = at.set("read", cached_integers(stored, bits).astype(np.float64))
+    return np.asarray(at.set("dequantised", read * at.set("read_scale", scale)))

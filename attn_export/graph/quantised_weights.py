@@ -16,7 +16,7 @@ from attn_export.graph.ir_helpers import (
     set_type,
 )
 from attn_export.graph.lower.node_builder import Builder, take_over
-from attn_export.quantiser import BLOCK_LARGEST, LEAST_BLOCK_SCALE, QuantisedWeight
+from attn_export.quantiser import BLOCK_LARGEST, LEAST_BLOCK_SCALE, ORDER, QuantisedWeight
 from attn_export.spec.low_precision import PER_BLOCK, PER_RUN
 
 FLOAT = ir.DataType.FLOAT
@@ -147,10 +147,6 @@ def _reorder_inputs(model: ir.Model, name: str, weight: ir.Value, order: np.ndar
         gathered.name = f"{node.name}.out"
         product.replace_input_with(0, gathered)
         model.graph.insert_before(product, node)
-
-
-ORDER = "_order"
-"""Suffix of the initialiser that holds the input order of a weight."""
 
 
 # -- rounding of inputs by block ----------------------------------------------------------------

@@ -152,6 +152,10 @@ BY_BLOCK: Final = "per-block"
 BLOCK, LEAST_BLOCK = 32, 16
 """The largest number of channels in a block, and the least one for heads that are wider."""
 
+LEAST_ZERO, LARGEST_ZERO, LARGEST_NIBBLE = -128, 127, 15
+"""The least and the largest zero point of a block, and the largest integer; a byte holds a zero
+point minus the least."""
+
 DRAWN_SCALES, DRAWN_ZEROS = (160, 178), (116, 124)
 """The ranges of the bytes of scales and zero points of a random past: scales are 1/16 to 1/3."""
 

@@ -144,11 +144,9 @@ class _ProjectionTies:
     @functools.cached_property
     def _steps(self) -> Tensor:
         """The L2 norm of the change of the output by one step of each value, `[B, L, N]`."""
-        site = self.sites[-1]
-        assert isinstance(site.rounding, QuantisedActivations)
-        (x,) = site.values
-        steps: Tensor = site.rounding.scales(x) * self.weight.norm(dim=0)
-        return steps.expand_as(x)
+        (part,) = self.sites[-1].parts
+        steps: Tensor = part.steps * self.weight.norm(dim=0)
+        return steps.expand_as(part.values)
 
     @functools.cached_property
     def token_changes(self) -> Tensor:

@@ -161,8 +161,8 @@ def _move_array(array: np.ndarray, rounding: QuantisedActivations) -> np.ndarray
     """Return an input with its elements moved away from ties; None if that is impossible."""
     for _ in range(MOST_MOVES):
         site = Site(rounding, (x := torch.from_numpy(array.astype(np.float64)),))
-        scale = rounding.scales(x)
         (part,) = site.parts
+        scale = torch.as_tensor(part.steps)
         # An infinite scale of one block affects no other block.
         if not bool(scale.isfinite().any()):
             return None

@@ -172,7 +172,7 @@ class _PartlyRounded(nn.Module):
         x = pair[self.part]
         stored: Pair = self.scales(key, value)
         rounded = self.scales.read(stored[0], stored[1], key.dtype)[self.part]
-        errors = split(rounded - x, self.scales.step_sizes(key, value)[self.part])
+        errors = split(rounded - x, self.scales.quotients_of(x, self.part)[0].steps)
         self.record(int(errors[CLIPPED].count_nonzero()), x.numel())
         pair[self.part] = x + errors[self.error]
         return pair[0], pair[1]
@@ -182,12 +182,12 @@ class _PartlyRounded(nn.Module):
         return key, value
 
 
-def split(error: Tensor, step: Tensor) -> dict[str, Tensor]:
+def split(error: Tensor, step: Tensor | float) -> dict[str, Tensor]:
     """Return errors, and their parts by rounding and by clipping, by `ALL`, `ROUNDING`, `CLIPPED`.
 
     `error`: The errors, of any shape.
     """
-    half = step.to(error.dtype) / 2
+    half = torch.as_tensor(step, dtype=error.dtype) / 2
     within = torch.where(error.abs() <= half * _BEYOND_HALF, error, error.clamp(-half, half))
     return {ALL: error, ROUNDING: within, CLIPPED: error - within}
 

@@ -19,9 +19,10 @@ from torch.utils.hooks import RemovableHandle
 
 from attn_export.attention import Attention
 from attn_export.attention.quantised_activations import DynamicInt8PerBlock, QuantisedActivations
-from attn_export.attention.quantised_cache import MIDDLE, CacheRounding, Quotients
+from attn_export.attention.quantised_cache import CacheRounding, Quotients
 from attn_export.cases.draw import seed_of
 from attn_export.measures import EPS_FLOAT32
+from attn_export.quantiser import MIDDLE, RANGES
 from attn_export.spec import AttentionSpec
 
 SAFETY, LEAST = 5.0, 8.0
@@ -70,8 +71,7 @@ class Site:
         for part, others in zip(self.parts, runs, strict=True):
             x = part.values * part.units
             largest = torch.stack([y.values * y.units - x for y in others]).abs().amax(0)
-            is_float = isinstance(part.units, Tensor)
-            safety, least = (FLOAT_SAFETY, FLOAT_LEAST) if is_float else (SAFETY, LEAST)
+            safety, least = (FLOAT_SAFETY, FLOAT_LEAST) if part.is_float else (SAFETY, LEAST)
             margin = safety * largest + least * EPS_FLOAT32 * x.abs()
             by_head = margin.unflatten(-1, (heads, -1)) if margin.dim() == 3 else margin
             by_head = by_head.amax(-1, keepdim=True).expand_as(by_head)
@@ -203,9 +203,6 @@ def overflows(site: Site) -> bool:
 
 # -- rounding errors of kernels that subtract the zero points of weights after the product -------
 
-_LARGEST_INT4 = 7
-"""The largest 4-bit weight; as an unsigned integer it is larger by `MIDDLE`, the zero point."""
-
 
 @contextlib.contextmanager
 def subtracting_zero_points(module: nn.Module) -> Iterator[None]:
@@ -232,7 +229,7 @@ def _offset_hook(layer: nn.Linear, spec: AttentionSpec) -> Callable[..., Tensor]
     blocks = layer.weight.detach().unflatten(-1, (-1, spec.block_size))  # [N, blocks, block]
     # The zero points times the scales.
     if spec.scheme == "symmetric":
-        zeros = blocks.abs().amax(-1) * (MIDDLE / _LARGEST_INT4)
+        zeros = blocks.abs().amax(-1) * (MIDDLE / RANGES["int4"][1])
     else:
         zeros = -blocks.amin(-1).clamp(max=0)
     offset = zeros.double().T

@@ -67,7 +67,7 @@ def test_bytes_are_those_of_the_definition(width: int, content: str):
     read = scales.read(held, held, torch.float64)[0].numpy()
     np.testing.assert_array_equal(read, meant)
     if content in ("random", "quiet", "outlier", "zero"):
-        step = scales.step_sizes(key, key)[0].numpy()
+        step = scales.quotients(key, key)[0].steps.numpy()
         assert (abs(read - x) <= step).all()
 
 

@@ -16,7 +16,6 @@ from onnx import numpy_helper
 from shared import extended, judged_graphs, passed_bundle, report_of
 
 from attn_export import DecodeSession, Subject, build, verify
-from attn_export.attention.quantised_cache import pack
 from attn_export.commands.main import run
 from attn_export.float64.evaluate import Evaluation, NotComputedError
 from attn_export.graph.load import load_graph, load_model
@@ -309,7 +308,7 @@ def test_the_default_budget_of_int4_is_smaller(name: str):
 def test_bytes_hold_neighbours_the_first_in_the_lower_half():
     scales = Subject.from_spec(spec_of("int4")).module.kv_scales
     numbers = torch.tensor([[-8.0, 7.0, 0.0, -1.0, 2.0, -3.0]])
-    held = pack(numbers)
+    held, _ = scales(numbers * scales.k_scale, numbers * scales.v_scale)
     assert held.tolist() == [[0xF0, 0x78, 0x5A]]
     found = scales.read(held, held, torch.float64)[0] / scales.k_scale
     assert torch.equal(found.round(), numbers.double())

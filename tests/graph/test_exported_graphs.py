@@ -108,13 +108,13 @@ def test_a_cache_in_place_is_two_scatters_and_one_attention_that_counts_keys():
 
 
 def test_a_capacity_that_is_not_free_is_refused(monkeypatch: pytest.MonkeyPatch):
-    right = onnx_attention.write
+    right = onnx_attention.append
 
     def narrow(past, new, past_length):
         torch._check(past.shape[2] >= 4)  # L and P of at least 2 would explain it, were it a sum
         return right(past, new, past_length)
 
-    monkeypatch.setattr(onnx_attention, "write", narrow)
+    monkeypatch.setattr(onnx_attention, "append", narrow)
     subject = Subject.from_spec(small_spec(**IN_PLACE))
     with pytest.raises(ExportError, match=r"axis 'capacity' \(past_key.shape\[2\]\) was narrowed"):
         export(subject)

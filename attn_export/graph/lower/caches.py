@@ -27,6 +27,7 @@ from attn_export.graph.ir_helpers import (
 )
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.read import SWAP_LAST_AXES, AttentionNode
+from attn_export.quantiser import cached_integers
 
 _LENGTH = 2
 """The axis of `[B, Hkv, capacity, D]` along which a cache grows."""
@@ -163,9 +164,6 @@ def _is_length(value: ir.Value, size: Size) -> bool:
     return len(known) > index and known_equal(known[index], size)
 
 
-_NIBBLES = np.stack([np.arange(256) & 15, np.arange(256) >> 4], axis=-1) - 8
-"""The two integers that each byte holds, `[256, 2]`."""
-
 _MOST_CHANNELS = 2**16
 """The largest number of channels of all heads with which a cache is tried."""
 
@@ -223,7 +221,7 @@ def _stored_integers(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None
     every_byte = _trial(np.arange(256).astype(np.uint8).view(stored.dtype.numpy()), stored)
     if every_byte is None or not _same_length(value, stored):
         return None
-    found, integers = computed(value, {stored: every_byte}), _integers(every_byte, bits)
+    found, integers = computed(value, {stored: every_byte}), cached_integers(every_byte, bits)
     if found is None or found.shape != integers.shape or found.dtype != np.float32:
         return None
     ones = np.argmax(integers == 1, axis=2)[:, :, None]
@@ -245,7 +243,7 @@ def _before_rounding(written: ir.Value, scale: np.ndarray, bits: int) -> ir.Valu
         if quotients is not None:
             rounded = np.clip(np.round(quotients), -end, end - 1)
             found = computed(written, {source: (quotients * scale).astype(np.float32)})
-            if found is not None and np.array_equal(_integers(found, bits), rounded):
+            if found is not None and np.array_equal(cached_integers(found, bits), rounded):
                 return source
         rounds |= any(producer_of(source, op_type) for op_type in ("Round", "QuantizeLinear"))
     return None
@@ -269,7 +267,3 @@ def _trial(values: np.ndarray, like: ir.Value) -> np.ndarray | None:
         return None
     every = np.broadcast_to(values[:, None], (2, heads, len(values), width))
     return np.random.default_rng(0).permuted(every, axis=2)
-
-
-def _integers(stored: np.ndarray, bits: int) -> np.ndarray:
-    return stored if bits == 8 else _NIBBLES[stored].reshape(*stored.shape[:-1], -1)

@@ -20,14 +20,17 @@ from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.ir_helpers import add_initializer, nodes_of, optional_input
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.quantised_weights import FLOAT, read_block_rounding
-from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS, QuantisedWeight
+from attn_export.quantiser import (
+    FLOAT32_PRODUCTS,
+    INTEGER_PRODUCTS,
+    MIDDLE,
+    RANGES,
+    QuantisedWeight,
+    join_nibbles,
+)
 
-_BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 BLOCKS = (256, 128, 64, 32, 16)
 """Block sizes of MatMulNBits. A single scale per output is repeated for the largest that fits."""
-
-MIDDLE = 8
-"""The zero point of unsigned integers of 4 bits if none is given."""
 
 UINT8 = ir.DataType.UINT8
 
@@ -40,7 +43,7 @@ def multiply_integers(model: ir.Model) -> None:
         readers = [use.node for use in node.outputs[0].uses()]
         if weight is None or not all(_is_product_with(reader, node) for reader in readers):
             continue
-        if _BITS[weight.dtype] == 8:
+        if weight.dtype.endswith("8"):
             _dequantise_in_float32(model, node, weight)
             continue
         packed = _pack_weight(model, str(node.inputs[0].name if node.inputs[0] else ""), weight)
@@ -89,7 +92,7 @@ def _read(node: ir.Node) -> QuantisedWeight | None:
     dtype, is_float = integers.dtype.name.lower(), scales.dtype == ir.DataType.FLOAT
     blocked, axis = node.attributes.get_int("block_size", 0), node.attributes.get_int("axis", 1)
     if (
-        dtype not in _BITS
+        dtype not in RANGES
         or not is_float
         or axis != (0 if blocked else 1)
         or len(scales.shape) == 0
@@ -128,10 +131,8 @@ def _pack_weight(model: ir.Model, name: str, weight: QuantisedWeight) -> list[ir
 
 def _pack_bytes(numbers: np.ndarray) -> np.ndarray:
     """Pack unsigned integers of 4 bits along the last axis, the first in the lower half."""
-    numbers = numbers.astype(np.uint8)
-    if numbers.shape[-1] % 2:
-        numbers = np.concatenate([numbers, np.zeros_like(numbers[..., :1])], axis=-1)
-    packed: np.ndarray = numbers[..., 0::2] | numbers[..., 1::2] << 4
+    odd = [(0, 0)] * (numbers.ndim - 1) + [(0, numbers.shape[-1] % 2)]
+    packed: np.ndarray = join_nibbles(np.pad(numbers.astype(np.uint8), odd))
     return packed
 
 
@@ -147,7 +148,7 @@ def _replace_product(
         x, level = rounded[0], INTEGER_PRODUCTS
     (product,) = Builder(model, node).add_node(
         "MatMulNBits", [x, *packed], 1, MICROSOFT,
-        K=inputs, N=outputs, bits=_BITS[weight.dtype], block_size=block, accuracy_level=level,
+        K=inputs, N=outputs, bits=4, block_size=block, accuracy_level=level,
     )  # fmt: skip
     take_over(node.outputs[0], product)
     model.graph.remove(node, safe=True)

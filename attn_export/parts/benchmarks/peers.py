@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention import Attention
-from attn_export.attention.quantised_cache import Past
+from attn_export.attention.functional import Past
 from attn_export.parts.benchmarks.feeds import Feed, Prepared, feeds_of, filled
 from attn_export.spec import AttentionSpec
 
