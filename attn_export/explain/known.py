@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from typing import Final
 
 from attn_export.explain.in_attention import IN_ATTENTION
-from attn_export.explain.in_caches import (
-    FITTED_IN_CACHES,
-    IN_BLOCK_CACHES,
-    IN_FLOAT16_CACHES,
-    IN_INTEGER_CACHES,
-    IN_WHOLE_CACHES,
-)
 from attn_export.explain.in_heads import IN_SINGLE_HEADS
 from attn_export.explain.in_inputs import IN_COMPUTED_MASKS, IN_INPUTS, IN_PRODUCTS
 from attn_export.explain.in_rotary import FITTED_IN_ROTARY, IN_ROTARY
 from attn_export.explain.in_softmax import FITTED_IN_SOFTMAX, IN_SOFTMAX
-from attn_export.explain.in_weights import (
-    FITTED_IN_PRODUCTS,
-    IN_ACTIVATIONS,
-    IN_INTEGER_PRODUCTS,
-    IN_WEIGHTS,
-    MANY_IN_WEIGHTS,
-)
+from attn_export.explain.in_weights import IN_WEIGHTS, MANY_IN_WEIGHTS
 from attn_export.explain.mistake import Fitted, GraphPlace, Locator, Match, Mistake
 from attn_export.float64.evaluate import Evaluation, Values
+from attn_export.parts import parts
+
+_OF_PARTS: Final = [import_module(name) for part in parts() for name in part.mistakes]
 
 KNOWN: Final[tuple[Mistake, ...]] = (
     *IN_INPUTS,
     *IN_WEIGHTS,
-    *IN_ACTIVATIONS,
-    *IN_INTEGER_PRODUCTS,
-    *IN_WHOLE_CACHES,
-    *IN_INTEGER_CACHES,
-    *IN_BLOCK_CACHES,
-    *IN_FLOAT16_CACHES,
+    *(row for table in _OF_PARTS for row in table.KNOWN),
     *IN_COMPUTED_MASKS,
     *IN_ROTARY,
     *IN_ATTENTION,
@@ -50,8 +36,7 @@ MANY: Final[tuple[Mistake, ...]] = MANY_IN_WEIGHTS
 FITTED: Final[tuple[Fitted, ...]] = (
     *FITTED_IN_SOFTMAX,
     *FITTED_IN_ROTARY,
-    *FITTED_IN_CACHES,
-    *FITTED_IN_PRODUCTS,
+    *(row for table in _OF_PARTS for row in table.FITTED),
 )
 """Mistakes with a factor, which is searched for; tried after the many."""
 

@@ -36,6 +36,7 @@ class Part:
             in `commands/attestation`.
         checkpoints: The module that reads layers of integers. It holds
             `with_integers(source, config)`, which returns a source whose `integers` gives them.
+        mistakes: Modules of further known mistakes: `KNOWN` and `FITTED`, as in `explain/known`.
         tests_need: The names of what the part's tests need to be installed.
     """
 
@@ -47,6 +48,7 @@ class Part:
     installs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     verifies: str = ""
     checkpoints: str = ""
+    mistakes: Sequence[str] = ()
     tests_need: Sequence[str] = ()
 
 

@@ -23,6 +23,7 @@ PLANTED_IN = (
     "explain/test_known",
     "explain/test_planted_*",
     "judge/test_planted_*",
+    "parts/*/test_planted_*",
 )
 """The files whose tests plant faults and require their cause by its kind."""
 

@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 
 from attn_export.errors import counted
-from attn_export.explain.block_cache_places import cache, hadamard
 from attn_export.explain.mistake import (
     WRONG_SCALES,
     Locator,
@@ -27,6 +26,7 @@ from attn_export.explain.mistake import (
     times,
 )
 from attn_export.float64.attention_steps import StepChange
+from attn_export.parts.low_precision.typed_cache_places import cache, hadamard
 from attn_export.quantiser import MIDDLE
 from attn_export.tensorfile import Array
 
@@ -157,7 +157,7 @@ BOUNDS, ROTATION, ROUNDING = "block bounds", "key rotation", "cache rounding"
 HELD = "that the cache held before"
 _SCALE_STEPS = ("read_scale", "write_scale")
 
-IN_WHOLE_CACHES: Final = (
+_IN_WHOLE_CACHES: Final = (
     *(row for at, kind, changes in (
         (cache("whole"), SCALE, SCALES), (cache("whole", "channels"), "scale axis", AXES))
       for name, change in changes.items()
@@ -212,7 +212,7 @@ IN_INTEGER_CACHES: Final = (
          {"written": lambda x, _: np.stack(np.split(x, 2, -1), axis=-1).reshape(x.shape)})),
 )  # fmt: skip
 
-IN_BLOCK_CACHES: Final = (
+_IN_BLOCK_CACHES: Final = (
     *(row for kind, part, described, changes in (
         (SCALE, "index", "scales", _INDICES), (ZERO, "zero", "zero points", ZEROS))
       for name, change in changes.items()
@@ -273,8 +273,10 @@ IN_FLOAT16_CACHES: Final = (
          {"rounded": of_step(lambda x: x.astype(np.float16), "other")})),
 )  # fmt: skip
 
-FITTED_IN_CACHES: Final = tuple(
+FITTED: Final = tuple(
     fitted(cache("whole", "both"), SCALE,
            f"the scales of {{}} are {{factor}} times the right ones{where}", *steps)
     for where, steps in (("", _SCALE_STEPS), (READ, _SCALE_STEPS[:1]), (WRITTEN, _SCALE_STEPS[1:]))
 )  # fmt: skip
+
+KNOWN: Final = (*_IN_WHOLE_CACHES, *IN_INTEGER_CACHES, *_IN_BLOCK_CACHES, *IN_FLOAT16_CACHES)

@@ -1,8 +1,7 @@
-"""Places in quantised weights, in inputs rounded to 8 bits, and in products of integers."""
+"""Places in inputs rounded to 8 bits, and in products of integers."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -10,86 +9,13 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from attn_export.explain.mistake import Changes, GraphPlace, InTurn, in_order, node_place
+from attn_export.explain.in_weights import read_weight, stored_weights, weight_of
+from attn_export.explain.mistake import Changes, GraphPlace, InTurn, in_order
 from attn_export.float64.attention_steps import Steps
 from attn_export.float64.contrib_operators import packed_weight, round_by_block
 from attn_export.float64.evaluate import Evaluation, Values
-from attn_export.quantiser import INTEGER_PRODUCTS, ORDER, QuantisedWeight
+from attn_export.quantiser import INTEGER_PRODUCTS, QuantisedWeight
 from attn_export.tensorfile import Array
-
-# -- quantised weights --------------------------------------------------------------------------
-
-MANY_OUTPUTS = 64
-"""The largest number of outputs of a weight for which each output is tried."""
-
-
-def _stored_weights(evaluation: Evaluation) -> Iterator[tuple[onnx.NodeProto, QuantisedWeight]]:
-    """Yield each node that dequantises a weight, with the weight."""
-    for node in evaluation.nodes:
-        integers = evaluation.initializers.get(node.input[0]) if node.input else None
-        if node.op_type != "DequantizeLinear" or integers is None or integers.ndim != 2:
-            continue
-        yield node, _weight(*(evaluation.initializers[name] for name in node.input))
-
-
-def _weight(integers: Array, *scales_and_zeros: Array) -> QuantisedWeight:
-    """Return a weight in float64 with zero points, which are 0 unless they are given."""
-    s, *z = (np.atleast_2d(np.asarray(array, np.float64)) for array in scales_and_zeros)
-    return QuantisedWeight("", np.asarray(integers, np.float64), s, z[0] if z else s * 0, False)
-
-
-def _read_weight(weight: QuantisedWeight, at: Steps) -> QuantisedWeight:
-    """Return a weight with the steps ``weight``, ``weight_scales`` and ``weight_zeros``."""
-    q, s, z = weight.integers, weight.scales, weight.zero_points
-    at["bits"] = 4 if np.abs(q).max(initial=0) < 16 else 8
-    at["right_scales"] = s
-    return dataclasses.replace(
-        weight, integers=at.set("weight", q), scales=at.set("weight_scales", s),
-        zero_points=at.set("weight_zeros", z),
-    )  # fmt: skip
-
-
-def _change_weight(
-    output: str, weight: QuantisedWeight, other: Array, _: Values, changes: Changes
-) -> Mapping[str, Array]:
-    at = Steps(changes, {"other": other})
-    dequantised = _read_weight(weight, at).dequantised(np.float64)
-    return {output: dequantised} if np.isfinite(dequantised).all() else {}
-
-
-def product_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
-    """Find the weights of products of MatMulInteger: all, those of each input, and each alone."""
-    for group, node in _groups(evaluation):
-        name = " and ".join(name for _, name, _ in group)
-        yield GraphPlace(name, node, compute=in_order(evaluation, [part for part, _, _ in group]))
-
-
-def dequantised_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
-    """Find weights behind DequantizeLinear."""
-    for node, weight in _stored_weights(evaluation):
-        compute = functools.partial(_change_weight, node.output[0], weight, weight.integers)
-        yield GraphPlace(node.input[0], node.name, compute=compute)
-
-
-def pairs_of_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
-    """Find pairs of weights of the same shape behind DequantizeLinear."""
-    found = list(_stored_weights(evaluation))
-    for node, weight in found:
-        for other_node, other in found:
-            if other_node is not node and other.integers.shape == weight.integers.shape:
-                compute = functools.partial(_change_weight, node.output[0], weight, other.integers)
-                given = {"other_name": other_node.input[0]}
-                yield GraphPlace(node.input[0], node.name, given=given, compute=compute)
-
-
-def input_orders(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
-    """Find where the inputs of a product are put in order."""
-    for node in evaluation.nodes:
-        if node.op_type == "Gather" and node.input[1].endswith(ORDER):
-            yield node_place(node, node.input[1])
-
-
-# -- inputs rounded to 8 bits, with a scale for each block ---------------------------------------
 
 ROUNDING: Final = ("Reshape", "Mul", "Round", "Div", "Reshape")
 """The operators of a rounding by block, last first; each makes the previous one's first input."""
@@ -114,9 +40,9 @@ def all_rounded_inputs(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace
         return
 
     def compute(values: Values, changes: Changes) -> Mapping[str, Array]:
-        found = _stored_weights(evaluation) if "weight_scales" in changes else ()
+        found = stored_weights(evaluation) if "weight_scales" in changes else ()
         read = {
-            node.output[0]: _read_weight(weight, Steps(changes)).dequantised(np.float64)
+            node.output[0]: read_weight(weight, Steps(changes)).dequantised(np.float64)
             for node, weight in found
         }
         return in_order(evaluation, parts, read)(values, changes)
@@ -169,6 +95,13 @@ def integer_products(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
         yield GraphPlace(name, node, compute=in_order(evaluation, [part for part, _, _ in group]))
 
 
+def product_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
+    """Find the weights of products of MatMulInteger: all, those of each input, and each alone."""
+    for group, node in _groups(evaluation):
+        name = " and ".join(name for _, name, _ in group)
+        yield GraphPlace(name, node, compute=in_order(evaluation, [part for part, _, _ in group]))
+
+
 def _groups(evaluation: Evaluation) -> Iterator[tuple[Sequence[Product], str]]:
     """Yield the products that one mistake may concern: all, those of each input, and each alone.
 
@@ -200,7 +133,7 @@ def _integer_products(evaluation: Evaluation) -> Iterator[Product]:
             continue
         scales = evaluation.initializers.get(factors.input[1])
         if q is not None and scales is not None:
-            compute = functools.partial(_multiply, _weight(q, scales))
+            compute = functools.partial(_multiply, weight_of(q, scales))
             part = rounded.input[0], node.output[0], compute
             yield part, product.input[1], node
 
@@ -213,7 +146,7 @@ def _multiply(weight: QuantisedWeight, x: Array, changes: Changes) -> Array:
     ``read_zero``; ``product`` of the integers; ``output``.
     """
     at = Steps(changes)
-    stored = _read_weight(weight, at)
+    stored = read_weight(weight, at)
     at["dequantised"] = stored.dequantised(np.float64)
     at["weights"] = stored.integers - stored.zero_points
     x = at.set("x", x)

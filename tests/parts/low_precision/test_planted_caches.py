@@ -13,10 +13,10 @@ from named_causes import first_cause
 from shared import extended, once, passed_bundle
 
 from attn_export import build
-from attn_export.explain.in_caches import IN_INTEGER_CACHES
 from attn_export.explain.known import made_in
 from attn_export.float64.evaluate import Evaluation
 from attn_export.graph.load import load_model
+from attn_export.parts.low_precision.in_caches import IN_INTEGER_CACHES
 from attn_export.results import StoredCase
 
 pytestmark = pytest.mark.xdist_group("test_planted_caches")  # its bundles are shared

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 from shared import once, passed_bundle
 
 from attn_export import build
-from attn_export.explain.in_caches import IN_FLOAT16_CACHES
 from attn_export.graph.load import load_model
+from attn_export.parts.low_precision.in_caches import IN_FLOAT16_CACHES
 from attn_export.results import StoredCase
 
 pytestmark = pytest.mark.xdist_group("test_planted_float16")  # its bundles are shared
