@@ -32,10 +32,9 @@ ENTRANCES = {"__init__", "__main__", "pytest_plugin"}
 
 WITH_TORCH = (
     "attention/", "weights/", "user_module", "export/", "truth/float64_mode",
-    "truth/decisions", "truth/graph_oracle", "truth/near_ties", "truth/notes", "truth/off_ties",
-    "truth/operations", "truth/oracle", "truth/quality_oracle", "truth/rounding",
-    "truth/rounding_sites", "truth/ties",
-    "parts/benchmarks/peers", "parts/probe/pytorch", "parts/quantised_checkpoints/",
+    "truth/decisions", "truth/graph_oracle", "truth/notes", "truth/operations", "truth/oracle",
+    "truth/quality_oracle", "truth/rounding", "truth/ties", "parts/benchmarks/peers",
+    "parts/low_precision/", "parts/probe/pytorch", "parts/quantised_checkpoints/",
 )  # fmt: skip
 
 ONLY_IN = {

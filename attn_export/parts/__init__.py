@@ -36,6 +36,8 @@ class Part:
             in `commands/attestation`.
         checkpoints: The module that reads layers of integers. It holds
             `with_integers(source, config)`, which returns a source whose `integers` gives them.
+        rounds: The module on layers that round inside, to integers or float16. It holds
+            `TieFinder`, `move_off_ties` and `golden`, as `truth/oracle` calls them.
         mistakes: Modules of further known mistakes: `KNOWN` and `FITTED`, as in `explain/known`.
         tests_need: The names of what the part's tests need to be installed.
     """
@@ -48,6 +50,7 @@ class Part:
     installs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     verifies: str = ""
     checkpoints: str = ""
+    rounds: str = ""
     mistakes: Sequence[str] = ()
     tests_need: Sequence[str] = ()
 

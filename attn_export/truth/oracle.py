@@ -8,9 +8,9 @@ allowed error is what rounding explains: see `docs/parity.md`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import EPS_FLOAT32, eps
+from attn_export.parts import parts
 from attn_export.results import WHOLE_DECODE, Arrays, Case, Golden
 from attn_export.spec import Shape
 from attn_export.spec.inputs import BATCH
@@ -40,8 +41,6 @@ from attn_export.truth.rounding import RandomRounding
 
 if TYPE_CHECKING:
     from attn_export.float64 import ReferenceStep
-    from attn_export.truth.near_ties import TieFinder
-    from attn_export.truth.rounding_sites import Numbers, Site
     from attn_export.truth.ties import TieOrder
 
 WIDER, TIED_RUNS = 8.0, 4
@@ -99,24 +98,26 @@ class Oracle(TruthSource):
     def move_off_ties(self, case: Case) -> Case | None:
         """Return the case, moved away from rounding ties if it can be; None if it is unusable."""
         with self._threads_for(case):
-            if self._ties is None:
-                return case
-            from attn_export.truth.off_ties import move_off_ties
-
-            return move_off_ties(case, self._ties)
+            return case if self._ties is None else self._rounds.move_off_ties(case, self._ties)
 
     def _threads_for(self, case: Case) -> AbstractContextManager[None]:
         """Let PyTorch use several threads for large modules and cases, else one."""
         is_large = sum(array.size for array in case.inputs.values()) >= _LARGE_CASE
         return threads(torch.get_num_threads() if is_large or self._size >= ONE_THREAD_BELOW else 1)
 
-    def _find_ties(self) -> TieFinder | None:
+    def _find_ties(self) -> Any | None:
         """Return the finder of values near a tie; None if the module rounds to no narrower type."""
         module = self.precise
         spec = module.spec if isinstance(module, Attention) else None
         if spec is None or spec.activations == spec.kv_dtype == "none":
             return None
-        from attn_export.truth.near_ties import TieFinder
+        name = next((part.rounds for part in parts() if part.rounds), None)
+        if name is None:
+            raise ExportError(
+                "kv_dtype and activations need the part low_precision, which is missing; install "
+                "attn-export whole"
+            )
+        self._rounds = import_module(name)
 
         def run(inputs: Arrays, number: int | None) -> Arrays:
             if number is None:
@@ -125,17 +126,15 @@ class Oracle(TruthSource):
             mode = RandomRounding(EPS_FLOAT32, EPS_FLOAT32, seed, widening=self.widening)
             return self._noisy(to_torch(widened_arrays(inputs)), mode)
 
-        assert isinstance(module, Attention)
-        return TieFinder(module, run)
+        return self._rounds.TieFinder(module, run)
 
     def _golden(self, case: Case) -> Golden:
         eager = self.eager(case.inputs)
         truth = self.truth(case.inputs)
-        if self._ties and self._ties.rounds_activations:
-            return self._with_integers(case, eager, truth, self._ties)
-        if self._ties and self._ties.is_float16:
-            return self._with_float16_cache(case, eager, truth, self._ties)
-        rounded = self._noisy_runs(case, eager)
+        if self._ties and self._ties.has_goldens:
+            found: Golden = self._rounds.golden(self, self._ties, case, eager, truth)
+            return found
+        rounded = self.noisy_runs(case, eager)
         golden = build_golden(
             case, eager, truth, rounded,
             in_float32=self._computes_in_float32 and case.kind != WHOLE_DECODE,
@@ -150,38 +149,6 @@ class Oracle(TruthSource):
         keeps_floats = spec is None or spec.kv_dtype == spec.activations == "none"
         return keeps_floats and not self._chooses
 
-    def _with_integers(self, case: Case, eager: Arrays, truth: Arrays, finder: TieFinder) -> Golden:
-        """Return the golden of quantised activations; all its runs round to the same integers."""
-        from attn_export.truth.rounding_sites import settled
-
-        ties = finder.projection(case)
-        modules = [m for m in (self.precise, self.subject.module) if isinstance(m, Attention)]
-        with settled(ties.sites, *modules):
-            rounded, forced = self._noisy_runs(case, eager), self.eager(case.inputs)
-        golden = build_golden(case, forced, truth, rounded, in_float32=False)
-        return ties.widen_allowed_error(dataclasses.replace(golden, eager=eager))
-
-    def _with_float16_cache(
-        self, case: Case, eager: Arrays, truth: Arrays, finder: TieFinder
-    ) -> Golden:
-        """Return the golden of a float16 cache; values near a tie round either way in its runs."""
-        from attn_export.truth.rounding_sites import overflows, settled
-
-        site, margins = finder.cache_and_margins(case)
-        assert isinstance(self.subject.module, Attention)
-        with settled([site], self.subject.module):
-            forced = self.eager(case.inputs)
-        rounded = self._noisy_runs(case, eager, cached=(site, margins))
-        golden = build_golden(
-            case, forced, truth, rounded, in_float32=False,
-            exactly=("present_key", "present_value"),
-        )  # fmt: skip
-        unusable = dict(golden.unusable)
-        if overflows(site):
-            unusable["output"] = "no evidence: new keys or values are too large for float16"
-        near = int(site.tokens_near(margins).sum())
-        return dataclasses.replace(golden, eager=eager, unusable=unusable, rows_near_ties=near)
-
     def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
         """Return the golden of a user's module, with the elements that ties decide marked."""
         from attn_export.truth.ties import ORDERS, TieOrder, mark_ties
@@ -189,7 +156,7 @@ class Oracle(TruthSource):
         inputs, rounded = golden.case.inputs, []
         orders = [self.truth(inputs, TieOrder(order)) for order in ORDERS if self._ranks]
         if not all(is_floating(array.dtype) for array in truth.values()):
-            rounded = self._noisy_runs(golden.case, golden.eager, WIDER, TIED_RUNS)
+            rounded = self.noisy_runs(golden.case, golden.eager, WIDER, TIED_RUNS)
         return mark_ties(golden, truth, orders, rounded)
 
     def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
@@ -220,16 +187,17 @@ class Oracle(TruthSource):
             self.subject.call(self.precise, tensors)
         return recording.steps
 
-    def _noisy_runs(
+    def noisy_runs(
         self, case: Case, eager: Arrays, wider: float = 1.0, least: int = 1,
-        cached: tuple[Site, Numbers] | None = None,
+        settled: Callable[[range], AbstractContextManager[None]] | None = None,
     ) -> list[Arrays]:  # fmt: skip
         """Return the outputs of float64 runs with random rounding as large as the graph's.
 
         Each rounding error is `wider` times as large, and there are at least `least` runs.
+        `settled`: Lets the copy keep numbers of runs that are stacked along the batch axis.
         """
         types = [eps(a.dtype) for a in eager.values() if is_floating(a.dtype)]
-        in_float32 = self._computes_in_float32 or cached is not None
+        in_float32 = self._computes_in_float32 or settled is not None
         step = EPS_FLOAT32 if in_float32 else max(types, default=EPS_FLOAT32)
         step = wider * max(step, self._least_eps)
         recorder = RoundingRecorder()
@@ -246,7 +214,8 @@ class Oracle(TruthSource):
                 step, wider * EPS_FLOAT32, seed_of(case.name, number), copies=copies,
                 steps=recorder.steps, widening=self.widening,
             )  # fmt: skip
-            with self._draw_cache(cached, range(number, number + copies)):
+            runs = range(number, number + copies)
+            with settled(runs) if settled else contextlib.nullcontext():
                 outputs = self._noisy(tensors, mode, decisions(tensors))
             self._ranks |= mode.ranks
             self._chooses |= mode.chooses
@@ -271,17 +240,6 @@ class Oracle(TruthSource):
         with math_backend(recorded := Decisions(own.values())):
             self.subject.call(self.subject.module, own)
         return lambda tensors: Decisions(tensors.values(), recorded.made)
-
-    def _draw_cache(
-        self, cached: tuple[Site, Numbers] | None, runs: range
-    ) -> AbstractContextManager[None]:
-        """Let runs, stacked along the batch axis, keep the float16 numbers drawn for each."""
-        if cached is None:
-            return contextlib.nullcontext()
-        from attn_export.truth.rounding_sites import draw_sides, settled, stacked
-
-        assert isinstance(self.precise, Attention)
-        return settled([stacked([draw_sides(*cached, number) for number in runs])], self.precise)
 
     def _noisy(self, tensors: Any, *modes: AbstractContextManager[Any]) -> Arrays:
         zero_points = self._ties.subtract_zero_points() if self._ties else None

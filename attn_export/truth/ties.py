@@ -1,7 +1,5 @@
 """Output elements that depend on the order of equal values, or of nearly equal ones, as of `topk`.
 
-`near_ties` is for values that lie between two integers.
-
 PyTorch does not define the order in which `topk` returns equal values; ONNX's `TopK` takes the
 lowest index first. Integers that a module derives from values, such as indices, may also differ
 where two values differ by less than rounding errors.

@@ -1,4 +1,7 @@
-"""Budgets of quantised models: measured by `build`, stored, and judged again by `verify`."""
+"""Budgets of quantised models: measured by `build`, stored, and judged again by `verify`.
+
+One has a cache of integers, whose truth needs `parts/low_precision`.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -90,19 +90,19 @@ Product = tuple[InTurn, str, onnx.NodeProto]
 
 def integer_products(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
     """Find products of MatMulInteger: all together, those of each input, and each alone."""
-    for group, node in _groups(evaluation):
-        name = f"the input of {' and '.join(node.name for _, _, node in group)}"
-        yield GraphPlace(name, node, compute=in_order(evaluation, [part for part, _, _ in group]))
+    return _places(
+        evaluation, lambda group: "the input of " + " and ".join(x[2].name for x in group)
+    )
 
 
 def product_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
     """Find the weights of products of MatMulInteger: all, those of each input, and each alone."""
-    for group, node in _groups(evaluation):
-        name = " and ".join(name for _, name, _ in group)
-        yield GraphPlace(name, node, compute=in_order(evaluation, [part for part, _, _ in group]))
+    return _places(evaluation, lambda group: " and ".join(name for _, name, _ in group))
 
 
-def _groups(evaluation: Evaluation) -> Iterator[tuple[Sequence[Product], str]]:
+def _places(
+    evaluation: Evaluation, name: Callable[[Sequence[Product]], str]
+) -> Iterator[GraphPlace]:
     """Yield the products that one mistake may concern: all, those of each input, and each alone.
 
     The first one's node is named beside those that are not all.
@@ -116,7 +116,8 @@ def _groups(evaluation: Evaluation) -> Iterator[tuple[Sequence[Product], str]]:
         groups += [group] if len(group) > 1 else []
         groups += [[product] for product in group]
     for each in groups:
-        yield each, each[0][2].name if len(each) < len(found) else ""
+        node = each[0][2].name if len(each) < len(found) else ""
+        yield GraphPlace(name(each), node, compute=in_order(evaluation, [x[0] for x in each]))
 
 
 def _integer_products(evaluation: Evaluation) -> Iterator[Product]:

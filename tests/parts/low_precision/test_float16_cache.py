@@ -13,11 +13,11 @@ from shared import extended, judged_graphs, passed_bundle
 from attn_export import Subject, verify
 from attn_export.errors import SpecError, WeightsError
 from attn_export.graph.load import load_model
+from attn_export.parts.low_precision.near_ties import TieFinder
+from attn_export.parts.low_precision.rounding_sites import Numbers, Site
 from attn_export.results import Case
 from attn_export.runtimes.decode_session import DecodeSession
-from attn_export.truth.near_ties import TieFinder
 from attn_export.truth.oracle import Oracle
-from attn_export.truth.rounding_sites import Numbers, Site
 
 pytestmark = pytest.mark.xdist_group("test_float16_cache")  # its bundles are shared
 

@@ -9,17 +9,30 @@ same is tried for the input of the output projection.
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from attn_export.attention import Attention
 from attn_export.attention.quantised_activations import QuantisedActivations
 from attn_export.cases.draw import generator
 from attn_export.measures import EPS_FLOAT32
-from attn_export.results import Case
-from attn_export.truth.near_ties import TieFinder, shows_other_faults
-from attn_export.truth.rounding_sites import LEAST, Site
+from attn_export.parts.low_precision.near_ties import TieFinder, shows_other_faults
+from attn_export.parts.low_precision.rounding_sites import (
+    LEAST,
+    Site,
+    draw_sides,
+    overflows,
+    settled,
+)
+from attn_export.results import Arrays, Case, Golden
+from attn_export.truth.allowed import build_golden
+
+if TYPE_CHECKING:
+    from attn_export.truth.oracle import Oracle
 
 MOST_MOVES, MOST_STEPS = 50, 200
 """The most attempts to move an input array off its own ties, and the most steps of a query."""
@@ -172,3 +185,37 @@ def _move_array(array: np.ndarray, rounding: QuantisedActivations) -> np.ndarray
         moved = torch.where(shift != 0, (part.values + shift) * scale, x)
         array = moved.numpy().astype(array.dtype)
     return None
+
+
+# -- golden outputs of layers of which values stay near a tie -----------------------------------
+
+
+def golden(oracle: Oracle, finder: TieFinder, case: Case, eager: Arrays, truth: Arrays) -> Golden:
+    """Return the golden of quantised activations, or of a float16 cache.
+
+    All runs with activations round to the same integers. Values of a cache near a tie round either
+    way in its runs.
+    """
+    modules = [m for m in (oracle.precise, oracle.subject.module) if isinstance(m, Attention)]
+    if finder.rounds_activations:
+        ties = finder.projection(case)
+        with settled(ties.sites, *modules):
+            rounded, forced = oracle.noisy_runs(case, eager), oracle.eager(case.inputs)
+        found = build_golden(case, forced, truth, rounded, in_float32=False)
+        return ties.widen_allowed_error(dataclasses.replace(found, eager=eager))
+    site, margins = finder.cache_and_margins(case)
+    with settled([site], *modules[1:]):
+        forced = oracle.eager(case.inputs)
+
+    def drawn(runs: range) -> AbstractContextManager[None]:
+        return settled([draw_sides(site, margins, runs)], finder.module)
+
+    found = build_golden(
+        case, forced, truth, oracle.noisy_runs(case, eager, settled=drawn), in_float32=False,
+        exactly=("present_key", "present_value"),
+    )  # fmt: skip
+    unusable = dict(found.unusable)
+    if overflows(site):
+        unusable["output"] = "no evidence: new keys or values are too large for float16"
+    near = int(site.tokens_near(margins).sum())
+    return dataclasses.replace(found, eager=eager, unusable=unusable, rows_near_ties=near)

@@ -120,7 +120,9 @@ def sites_of(module: Attention, run: Callable[[], object]) -> list[Site]:
     def record(rounding: Any, values: tuple[Tensor, ...]) -> None:
         sites.append(Site(rounding, values))
 
-    with _hooked([x.register_forward_pre_hook(record) for x in _roundings(module)]):
+    with contextlib.ExitStack() as hooks:
+        for rounding in _roundings(module):
+            hooks.enter_context(rounding.register_forward_pre_hook(record))
         run()
     return sites
 
@@ -146,13 +148,11 @@ def settled(sites: Sequence[Site], *modules: Attention) -> Iterator[None]:
 
     kinds = (QuantisedActivations, CacheRounding)
     by_kind = {kind: [x for x in sites if isinstance(x.rounding, kind)] for kind in kinds}
-    with _hooked([
-        hook(x, by_kind[kind])
-        for module in modules
-        for x in _roundings(module)
-        for kind in kinds
-        if isinstance(x, kind) and by_kind[kind]
-    ]):  # fmt: skip
+    found = [(x, kind) for module in modules for x in _roundings(module) for kind in kinds]
+    with contextlib.ExitStack() as hooks:
+        for x, kind in found:
+            if isinstance(x, kind) and by_kind[kind]:
+                hooks.enter_context(hook(x, by_kind[kind]))
         yield
 
 
@@ -162,37 +162,24 @@ def _fit(x: Tensor, like: Tensor) -> Tensor:
     return x.to(like.dtype).repeat(repeats) if x.shape != like.shape else x.to(like.dtype)
 
 
-@contextlib.contextmanager
-def _hooked(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 # -- values of a float16 cache that stay near a tie ---------------------------------------------
 
 
-def draw_sides(site: Site, margins: Numbers, number: int) -> Site:
-    """Return a site of a float16 cache whose values near a tie may have crossed it.
+def draw_sides(site: Site, margins: Numbers, runs: range) -> Site:
+    """Return a site of a float16 cache whose values near a tie may have crossed it, in each run.
 
-    In run 0 all of them have; in later runs each has with probability 0.5.
+    In run 0 all of them have; in later runs each has with probability 0.5. Runs are stacked along
+    the batch axis.
     """
-    random = torch.Generator().manual_seed(seed_of("float16", number))
+    randoms = [torch.Generator().manual_seed(seed_of("float16", number)) for number in runs]
     values = []
     for x, part, near in zip(site.values, site.parts, site.near(margins), strict=True):
-        crosses = torch.rand(near.shape, generator=random) < 0.5 if number else near
         tie = _ties(part)
         other = (tie + torch.where(part.values < tie, 0.25, -0.25)) * part.units
-        values.append(torch.where(near & crosses, other, x))
+        drawn = [torch.rand(near.shape, generator=random) < 0.5 for random in randoms]
+        crosses = [mask if number else near for number, mask in zip(runs, drawn, strict=True)]
+        values.append(torch.cat([torch.where(near & mask, other, x) for mask in crosses]))
     return Site(site.rounding, tuple(values))
-
-
-def stacked(sites: Sequence[Site]) -> Site:
-    """Return the site of several runs that are stacked along the batch axis."""
-    values = zip(*(site.values for site in sites), strict=True)
-    return Site(sites[0].rounding, tuple(torch.cat(x) for x in values))
 
 
 def overflows(site: Site) -> bool:
@@ -216,11 +203,10 @@ def subtracting_zero_points(module: nn.Module) -> Iterator[None]:
     `module`: A float64 copy of a module. Nothing changes unless its inputs are rounded by block:
     only kernels for these subtract zero points afterwards.
     """
-    hooks: list[RemovableHandle] = []
-    if isinstance(module, Attention) and isinstance(module.activations, DynamicInt8PerBlock):
-        layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
-        hooks = [x.register_forward_hook(_offset_hook(x, module.spec)) for x in layers]
-    with _hooked(hooks):
+    with contextlib.ExitStack() as hooks:
+        if isinstance(module, Attention) and isinstance(module.activations, DynamicInt8PerBlock):
+            for x in (layer for layer in module.modules() if isinstance(layer, nn.Linear)):
+                hooks.enter_context(x.register_forward_hook(_offset_hook(x, module.spec)))
         yield
 
 

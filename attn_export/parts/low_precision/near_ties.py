@@ -27,19 +27,19 @@ from attn_export.attention.quantised_activations import QuantisedActivations
 from attn_export.cases.draw import seed_of
 from attn_export.export.trees import to_torch
 from attn_export.measures import EPS_FLOAT32, row_norms
-from attn_export.results import Arrays, Case, Golden
-from attn_export.rule import beyond_limit
-from attn_export.schema import Allowed
-from attn_export.spec.low_precision import FLOAT16
-from attn_export.truth.float64_mode import widened_arrays, widening_of
-from attn_export.truth.rounding import RandomRounding
-from attn_export.truth.rounding_sites import (
+from attn_export.parts.low_precision.rounding_sites import (
     Numbers,
     Site,
     settled,
     sites_of,
     subtracting_zero_points,
 )
+from attn_export.results import Arrays, Case, Golden
+from attn_export.rule import beyond_limit
+from attn_export.schema import Allowed
+from attn_export.spec.low_precision import FLOAT16
+from attn_export.truth.float64_mode import widened_arrays, widening_of
+from attn_export.truth.rounding import RandomRounding
 
 RUNS, RUNS_OF_FLOAT16 = 2, 4
 """The number of runs with random rounding that measure the error of each quotient."""
@@ -63,6 +63,7 @@ class TieFinder:
         self.module, self._run, self._widening = module, run, widening_of(module)
         self.is_float16 = module.spec.kv_dtype == FLOAT16
         self.rounds_activations = isinstance(module.activations, QuantisedActivations)
+        self.has_goldens = self.is_float16 or self.rounds_activations
         self._runs = RUNS_OF_FLOAT16 if self.is_float16 else RUNS
 
     def subtract_zero_points(self) -> AbstractContextManager[None]:

@@ -11,10 +11,15 @@ from conftest import small_spec
 
 from attn_export import Subject
 from attn_export.measures import EPS_FLOAT32
+from attn_export.parts.low_precision.rounding_sites import (
+    Site,
+    settled,
+    sites_of,
+    subtracting_zero_points,
+)
 from attn_export.results import BASE, Case
 from attn_export.truth.oracle import Oracle
 from attn_export.truth.rounding import RandomRounding
-from attn_export.truth.rounding_sites import Site, settled, sites_of, subtracting_zero_points
 
 SPECS = {
     "cached": {"rotary": "half"},
