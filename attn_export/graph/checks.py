@@ -213,14 +213,27 @@ def _scales(node: onnx.NodeProto, computed: Set[str]) -> str:
 @project_rule
 def no_dead_nodes(graph: CheckedGraph) -> Iterator[str]:
     """Check that every node and every initialiser is used."""
-    model = graph.proto.graph
-    read = {name for node in model.node for name in _reads(node)} | {o.name for o in model.output}
+    model, read = graph.proto.graph, _reads(graph.proto.graph)
     for node in model.node:
         if not read.intersection(filter(None, node.output)):
             yield f"the outputs of {_name(node)} are not used; remove it"
     for tensor in model.initializer:
         if tensor.name not in read:
             yield f"the initializer {tensor.name} is not used; remove it"
+
+
+@project_rule
+def no_unread_inputs(graph: CheckedGraph) -> Iterator[str]:
+    """Check that every input is read: an export may have lost what a mask or positions do.
+
+    A user's module may ignore an input, as its run in PyTorch then shows.
+    """
+    if graph.expected is not None and not graph.expected.ours:
+        return
+    model, read = graph.proto.graph, _reads(graph.proto.graph)
+    for value in model.input:
+        if value.name not in read:
+            yield f"the input {value.name} is not read; export it again or remove it"
 
 
 @project_rule
@@ -252,13 +265,12 @@ def external_data(graph: CheckedGraph) -> Iterator[str]:
     yield from external_problems(graph.proto, graph.path.parent)
 
 
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names that a node and its subgraphs read."""
-    yield from node.input
-    for graph in subgraphs(node):
-        for inner in graph.node:
-            yield from _reads(inner)
-        yield from (output.name for output in graph.output)
+def _reads(graph: onnx.GraphProto) -> set[str]:
+    """Return the names that a graph and its subgraphs read, or give as outputs."""
+    nodes = list(_nodes(graph))
+    graphs = [graph, *(inner for node in nodes for inner in subgraphs(node))]
+    outputs = {output.name for each in graphs for output in each.output}
+    return outputs.union(*(node.input for node in nodes))
 
 
 def _digest(tensor: TensorProto) -> object:

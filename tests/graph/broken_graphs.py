@@ -129,6 +129,8 @@ FAULTS: tuple[Fault, ...] = (
           ("the outputs of Shape 'dead' are not used", "remove it")),
     Fault("an unused initializer", "no_dead_nodes", edit.constant("spare", np.full(1, 7, np.int64)),
           ("the initializer spare is not used", "remove it")),
+    Fault("an input that no node reads", "no_unread_inputs", edit.unread_input,
+          ("the input extra is not read", "export it again or remove it"), known=False),
     Fault("a constant twice", "no_duplicate_initializers", edit.constant_twice,
           ("another_one and int64[1]_1", "keep one of them")),
     *(

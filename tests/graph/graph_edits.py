@@ -242,3 +242,8 @@ def long_range(count: int) -> Edit:
         model.graph.output.append(helper.make_tensor_value_info("mean", TensorProto.FLOAT, []))
 
     return edit
+
+
+def unread_input(model: onnx.ModelProto) -> None:
+    """Add an input that no node reads."""
+    model.graph.input.append(helper.make_tensor_value_info("extra", TensorProto.FLOAT, ["batch"]))

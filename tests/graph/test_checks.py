@@ -81,6 +81,16 @@ def test_a_message_names_the_thing_and_what_to_do_in_one_line(fault, healthy, tm
     assert all(len(finding.message) < 450 for finding in findings)
 
 
+@pytest.mark.parametrize(("ours", "checks"), [(True, ["no_unread_inputs"]), (False, [])])
+def test_only_a_users_module_may_ignore_an_input(ours, checks, healthy, tmp_path):
+    model = onnx.load(healthy)
+    edit.unread_input(model)
+    expected = exported()[0].expected()
+    inputs = {**expected.inputs, "extra": ("batch",)}
+    expected = dataclasses.replace(expected, inputs=inputs, ours=ours)
+    assert [finding.check for finding in findings_of(model, tmp_path, expected)] == checks
+
+
 # -- what the onnx checker does not see -------------------------------------------------------
 
 
