@@ -34,7 +34,8 @@ WITH_TORCH = (
     "attention/", "weights/", "user_module", "export/", "truth/float64_mode",
     "truth/decisions", "truth/graph_oracle", "truth/notes", "truth/operations", "truth/oracle",
     "truth/quality_oracle", "truth/rounding", "truth/ties", "parts/benchmarks/peers",
-    "parts/low_precision/", "parts/probe/pytorch", "parts/quantised_checkpoints/",
+    "parts/benchmarks/torch_layers", "parts/low_precision/", "parts/probe/pytorch",
+    "parts/quantised_checkpoints/",
 )  # fmt: skip
 
 ONLY_IN = {

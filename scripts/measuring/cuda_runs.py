@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attn_export.parts.benchmarks.peers import layer
+from attn_export.parts.benchmarks.torch_layers import layer
 from attn_export.parts.cuda_dry_run.dry_run_inputs import StepSizes, inputs_of
 from attn_export.parts.cuda_dry_run.dry_run_timeline import read_record, readable
 from attn_export.runtimes.engines.ort_cpu import CPU_PROVIDER, dtype_name, sdk, value_on

@@ -11,7 +11,7 @@ from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graph
-from attn_export.parts.benchmarks.peers import example_of, export_bare, suppress_warnings
+from attn_export.parts.benchmarks.torch_layers import example_of, export_bare, suppress_warnings
 from attn_export.spec import AttentionSpec
 from measuring.timing import interleaved
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from attn_export.parts.benchmarks.bundle_candidates import BARE, STATIC
 from attn_export.parts.benchmarks.measurements import Measured, WorkloadResult
+from attn_export.parts.benchmarks.peers import BARE, PEERS, STATIC
 from measuring.dims import Dims
 
 HEADS, HEAD_DIM, EMBED_DIM = 16, 64, 1024
 ROOF, MEMORY = "sgemm roof", "memory growth"
-PREFILL_PEERS = ("torch SDPA", "torch.compile", BARE, "OpenVINO f32")
+PREFILL_PEERS = tuple(row.name for row in PEERS if not row.decodes)
 MIB = 1 << 20
 OURS = "ours"
 

@@ -14,13 +14,15 @@ from attn_export.graph.save import save_graphs
 from attn_export.parts.benchmarks.feeds import feeds_of
 from attn_export.parts.benchmarks.measurements import Candidate, Work
 from attn_export.parts.benchmarks.own_graphs import graph_options
-from measuring import genai_peer, openvino_peer, torchao_peer
+from measuring import genai_peer, torchao_peer
 
 OPENVINO: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "OpenVINO int8": (PORTABLE, {"weights_dtype": "int8"}),
     "OpenVINO int4": (STANDARD, {"weights_dtype": "int4", "block_size": 128}),
 }
 """Dialect and fields of the spec for each. OpenVINO rounds the inputs of products by default."""
+
+IN_OPENVINO = "attn_export.parts.benchmarks.peers:make_in_openvino"
 
 NAMES = (*(f"torchao {name}" for name in torchao_peer.TORCHAO), *OPENVINO, genai_peer.NAME)
 
@@ -48,8 +50,8 @@ def peers(layer: Mapping[str, Any], sizes: Mapping[str, int], folder: Path) -> I
     for name, (dialect, fields) in OPENVINO.items():
         spec = AttentionSpec.from_dict({**layer, "cache": "append", **fields})
         file = graph_of(spec, dialect, folder / name.replace(" ", "-"))
-        options = graph_options(file, feeds_of(spec.inputs(), sizes), {})
-        yield Candidate(name, "peer", openvino_peer.KIND, options, work)
+        options = {"graph": graph_options(file, feeds_of(spec.inputs(), sizes), {})}
+        yield Candidate(name, "peer", IN_OPENVINO, options, work)
     genai_folder = folder / "genai"
     genai_folder.mkdir(exist_ok=True)
     yield genai_peer.genai(layer, sizes, genai_folder, work)

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from attn_export.parts.benchmarks.bench_terminal import in_ms, three_digits
-from attn_export.parts.benchmarks.bundle_candidates import BARE, STATIC
 from attn_export.parts.benchmarks.measurements import BenchReport, WorkloadResult
+from attn_export.parts.benchmarks.peers import PEERS
 from attn_export.report.tables import UNMEASURED, in_mib, markdown_table
 from measuring.environment import made_on
 from measuring.goals import MEMORY, ROOF, Goal, Workload
 
-PEERS = ("torch SDPA", STATIC, "torch.compile", BARE, "OpenVINO f32")
 OURS = "ours"
 DIALECT_LIMIT = 0.05
 
@@ -74,7 +73,9 @@ def unmet(report: BenchReport, workloads: Sequence[Workload], dialect: Seconds) 
 
 
 def _times(part: Sequence[tuple[Workload, WorkloadResult]]) -> list[str]:
-    peers = [name for name in PEERS if any(m.name == name for _, c in part for m in c.measured)]
+    peers = [
+        row.name for row in PEERS if any(m.name == row.name for _, c in part for m in c.measured)
+    ]
     head = ["median ms", OURS, *peers, "GFLOP/s", "GB/s", "of roof", "MiB"]
     rows = []
     for workload, result in part:

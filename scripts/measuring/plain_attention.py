@@ -12,7 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attn_export.parts.benchmarks.feeds import Prepared
-from attn_export.parts.benchmarks.peers import prepare_torch, ready, save_bare, tensor, tensors
+from attn_export.parts.benchmarks.torch_layers import (
+    prepare_torch,
+    ready,
+    save_bare,
+    tensor,
+    tensors,
+)
 from measuring.dims import Dims
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from attn_export.parts.benchmarks.feeds import Prepared
-from attn_export.parts.benchmarks.peers import make_layer
+from attn_export.parts.benchmarks.torch_layers import make_layer
 
 KIND = "measuring.torchao_peer:make_quantised_layer"
 """The kind of these candidates."""

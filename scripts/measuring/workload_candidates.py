@@ -16,17 +16,14 @@ from attn_export.graph.load import load_graph
 from attn_export.graph.lower import DECODE, KERNELS, Form, lower
 from attn_export.graph.save import save_graph
 from attn_export.parts.benchmarks.bundle_candidates import (
-    BARE,
     FRESH_PROCESS_FROM,
     gemm_rooflines,
-    not_installed,
     read_rooflines,
-    torch_peers,
 )
 from attn_export.parts.benchmarks.measurements import Candidate
 from attn_export.parts.benchmarks.own_graphs import as_candidate, graph_options, make_graph
+from attn_export.parts.benchmarks.peers import peers_of
 from attn_export.schema import GraphFile
-from measuring import openvino_peer
 from measuring.dims import Dims
 from measuring.goals import OURS, ROOF, Workload
 
@@ -135,7 +132,7 @@ def save_core(dims: Dims, path: Path) -> Path:
 
 DIALECT = "ort"
 PLAIN = "measuring.plain_attention:make_plain"
-"""The kind of candidates in plain PyTorch."""
+"""The function that makes the layer in plain PyTorch."""
 
 
 def workload_candidates(
@@ -150,8 +147,8 @@ def workload_candidates(
     """
     folder.mkdir(parents=True, exist_ok=True)
     dims = workload.dims
-    peers = [*_torch(dims), *_exported(dims, folder)]
-    return [_ours(dims, folder, choice), *peers, *_rooflines(workload, folder)]
+    ours = _ours(dims, folder, choice)
+    return [ours, *_peers(dims, folder), *_rooflines(workload, folder)]
 
 
 def _ours(dims: Dims, folder: Path, choice: Form) -> Candidate:
@@ -183,33 +180,14 @@ def layer_spec(dims: Dims) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _torch(dims: Dims) -> list[Candidate]:
-    options = {"dims": dataclasses.asdict(dims)}
-    return torch_peers(
-        PLAIN, options, dims.work, static=bool(dims.past_len), reason=not_installed("torch")
-    )
-
-
-def _exported(dims: Dims, folder: Path) -> list[Candidate]:
-    """Return the bare exporter's graph as candidates in ONNX Runtime and OpenVINO."""
-    alone = dims.score_bytes >= FRESH_PROCESS_FROM
-    job = {
-        "function": "measuring.plain_attention:bare_plain", "dims": dataclasses.asdict(dims),
-    }  # fmt: skip
+def _peers(dims: Dims, folder: Path) -> list[Candidate]:
+    large, decodes = dims.score_bytes >= FRESH_PROCESS_FROM, bool(dims.past_len)
+    fields = {"dims": dataclasses.asdict(dims)}
+    export = {"function": "measuring.plain_attention:bare_plain", **fields}
     feeds = dims.inputs(in_place=False), dims.outputs()
-    bare = graph_options(folder / "bare.onnx", *feeds, export=job)
-    candidates = [
-        Candidate(
-            BARE, "peer", "graph", bare, dims.work, alone=alone, reason=not_installed("torch")
-        )
-    ]
-    if not dims.past_len:
-        reason = not_installed("openvino") or not_installed("torch")
-        openvino = Candidate(
-            "OpenVINO f32", "peer", openvino_peer.KIND, bare, dims.work, alone=alone, reason=reason
-        )
-        candidates.append(openvino)
-    return candidates
+    bare = graph_options(folder / "bare.onnx", *feeds, export=export)
+    options = {"module": PLAIN, "layer": fields, "graph": bare, "static": decodes}
+    return peers_of(options, dims.work, decodes=decodes, large=large)
 
 
 def _rooflines(workload: Workload, folder: Path) -> list[Candidate]:

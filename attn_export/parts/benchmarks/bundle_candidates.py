@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx.parser
@@ -21,35 +19,20 @@ from attn_export.dialect_names import phase_of
 from attn_export.parts.benchmarks.feeds import Feed, feeds_of, output_feeds
 from attn_export.parts.benchmarks.measurements import Candidate, Work
 from attn_export.parts.benchmarks.own_graphs import as_candidate, graph_options
+from attn_export.parts.benchmarks.peers import not_installed, peers_of
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import known_limit
 from attn_export.schema import GraphFile, Manifest
 from attn_export.spec import AttentionSpec, Input
 from attn_export.spec.low_precision import FLOAT_CACHE
-from attn_export.system_info import missing_package
 from attn_export.tensorfile import numpy_dtype
 
 RUNTIME = "ort-cpu"
+_LAYERS = "attn_export.parts.benchmarks.torch_layers"
 _NO_SPEC = "the bundle has no spec.toml, so its PyTorch module is not known"
 FRESH_PROCESS_FROM = 1 << 30
 """Size of the attention scores, in bytes, from which a candidate's process is started anew for
 each of its turns, because a graph that stores its scores would fill the memory."""
-
-STATIC, BARE = "torch static cache", "bare export, ORT"
-"""Names of two peers: PyTorch with a static cache (for decodes only), and the exporter's graph."""
-
-
-def torch_peers(
-    kind: str, options: Mapping[str, Any], work: Work, *, static: bool, reason: str
-) -> list[Candidate]:
-    """Return the PyTorch candidates: eager, with a static cache, and with torch.compile."""
-
-    def peer(name: str, *, static: bool = False, compiled: bool = False) -> Candidate:
-        all_options = {**options, "static": static, "compile": compiled}
-        return Candidate(name, "peer", kind, all_options, work, reason=reason)
-
-    static_peers = [peer(STATIC, static=True)] if static else []
-    return [peer("torch SDPA"), *static_peers, peer("torch.compile", static=static, compiled=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,24 +83,19 @@ class BundleCandidates:
         return work_of(self.spec, sizes)
 
     def _peers(self, sizes: Sizes, work: Work, *, decode: bool) -> list[Candidate]:
-        options: dict[str, Any] = {}
-        graph: dict[str, Any] = {}
-        static, reason = False, _NO_SPEC
-        if self.spec is not None:
-            reason = not_installed("torch")
-            spec = _peer_spec(self.spec)
-            options = {"spec": spec.to_dict(), "sizes": dict(sizes)}
-            static = decode and spec.has_cache
-            graph = {} if reason else self._bare(spec, sizes)
-        in_torch = torch_peers("spec", options, work, static=static, reason=reason)
-        alone = self._is_large(sizes)
-        return [*in_torch, Candidate(BARE, "peer", "graph", graph, work, alone, reason)]
-
-    def _bare(self, spec: AttentionSpec, sizes: Sizes) -> dict[str, Any]:
-        function = "attn_export.parts.benchmarks.peers:bare_spec"
-        job = {"function": function, "spec": spec.to_dict()}
+        if self.spec is None:
+            return peers_of({}, work, decodes=False, large=False, reason=_NO_SPEC)
+        spec = _peer_spec(self.spec)
+        decodes = decode and spec.has_cache
+        export = {"function": f"{_LAYERS}:bare_spec", "spec": spec.to_dict()}
         feeds = feeds_of(spec.inputs(), sizes), output_feeds(spec.output_shapes(), sizes)
-        return graph_options(self.scratch / "bare.onnx", *feeds, export=job)
+        options = {
+            "module": f"{_LAYERS}:make_layer",
+            "layer": {"spec": spec.to_dict(), "sizes": dict(sizes)},
+            "graph": graph_options(self.scratch / "bare.onnx", *feeds, export=export),
+            "static": decodes,
+        }
+        return peers_of(options, work, decodes=decodes, large=self._is_large(sizes))
 
     def _is_large(self, sizes: Sizes) -> bool:
         heads = self.spec.num_heads if self.spec else 1
@@ -192,11 +170,6 @@ def read_rooflines(folder: Path, mib: int = _READ_MIB) -> list[Candidate]:
 
 def _in_torch(name: str, options: dict[str, object], work: Work) -> Candidate:
     return Candidate(name, "roof", "roof", options, work, reason=not_installed("torch"))
-
-
-def not_installed(package: str) -> str:
-    """Return a message if a package is not installed, else "". The package is not imported."""
-    return "" if find_spec(package) else missing_package(package)
 
 
 def _save(text: str, path: Path) -> Path:

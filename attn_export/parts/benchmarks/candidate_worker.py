@@ -9,11 +9,9 @@ from __future__ import annotations
 import gc
 import re
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-from attn_export.parts.benchmarks.feeds import Prepared
+from attn_export.parts.benchmarks.feeds import Make, Prepared
 from attn_export.runtimes.child_main import Jobs, Send, load_function
 
 _STATUS = Path("/proc/self/status")
@@ -23,12 +21,9 @@ _RESET_PEAK = "5"
 
 KINDS = {
     "graph": "attn_export.parts.benchmarks.own_graphs:make_in_ort",
-    "spec": "attn_export.parts.benchmarks.peers:make_layer",
-    "roof": "attn_export.parts.benchmarks.peers:make_roofline",
+    "roof": "attn_export.parts.benchmarks.torch_layers:make_roofline",
 }
 """The function (options, threads) -> Prepared that makes each kind of candidate."""
-
-Make = Callable[[Mapping[str, Any], int], Prepared]
 
 
 def serve(send: Send, jobs: Jobs, kind: str, threads: str) -> None:

@@ -131,3 +131,7 @@ class Prepared:
 
     run: Callable[[], object]
     facts: Facts = dataclasses.field(default_factory=dict)
+
+
+Make = Callable[[Mapping[str, Any], int], Prepared]
+"""A function that makes a candidate of options and a number of threads."""

@@ -20,7 +20,7 @@ from attn_export.bundle.manifest import read_manifest
 from attn_export.commands.main import run
 from attn_export.errors import UsageError
 from attn_export.parts.benchmarks import bench as job
-from attn_export.parts.benchmarks import bundle_candidates, candidate_process
+from attn_export.parts.benchmarks import bundle_candidates, candidate_process, peers
 from attn_export.parts.benchmarks.bundle_candidates import work_of
 from attn_export.parts.benchmarks.feeds import Feed, feeds_of, output_feeds
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
@@ -54,7 +54,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a system without torch."""
-    monkeypatch.setattr(bundle_candidates, "not_installed", lambda name: f"{name} is not installed")
+    for module in (bundle_candidates, peers):
+        monkeypatch.setattr(module, "not_installed", lambda name: f"{name} is not installed")
 
 
 def candidates(report: dict, number: int) -> dict:

@@ -15,9 +15,9 @@ from measuring.plain_attention import PlainAttention, StaticAttention, bare_plai
 from measuring.workload_candidates import DIALECT, form_for, lowered_forms, save_core
 
 from attn_export.attention import Attention
-from attn_export.parts.benchmarks import own_graphs, peers
+from attn_export.parts.benchmarks import own_graphs, torch_layers
 from attn_export.parts.benchmarks.feeds import ALIGNMENT, Feed, empty, feeds_of, filled
-from attn_export.parts.benchmarks.peers import tensor
+from attn_export.parts.benchmarks.torch_layers import tensor
 from attn_export.spec import AttentionSpec
 
 SIZES = {
@@ -89,7 +89,7 @@ def test_the_bare_graph_takes_other_sizes_than_its_example(dims: Dims, tmp_path:
     assert np.abs(got - wanted.numpy()).max() < 1e-5
 
 
-BARE_SPEC = "attn_export.parts.benchmarks.peers:bare_spec"
+BARE_SPEC = "attn_export.parts.benchmarks.torch_layers:bare_spec"
 
 
 def test_a_missing_graph_is_exported_in_a_process_of_its_own(tmp_path: Path):
@@ -107,7 +107,7 @@ def test_a_missing_graph_is_exported_in_a_process_of_its_own(tmp_path: Path):
     ("function", "seconds", "reason"),
     [
         (BARE_SPEC, 60.0, "num_heads must be "),
-        ("attn_export.parts.benchmarks.peers:none", 60.0, "AttributeError: "),
+        ("attn_export.parts.benchmarks.torch_layers:none", 60.0, "AttributeError: "),
         (BARE_SPEC, 0.01, "gave no sign of life for 0.01 s"),
     ],
 )
@@ -175,13 +175,13 @@ AT = {"batch": 2, "query_len": 1, "past_len": 9, "total_len": 10, "key_len": 10,
 def test_a_specs_module_runs_as_it_is_and_with_a_static_cache(static: bool):
     options = {"spec": SPEC, "sizes": AT, "static": static, "compile": False}
     changed: list[Attention] = []
-    result = peers.make_layer(options, 1, changed.append).run()
+    result = torch_layers.make_layer(options, 1, changed.append).run()
     assert len(changed) == 1
     assert [x.shape for x in result] == [(2, 1, 32), (2, 2, 10, 8), (2, 2, 10, 8)]
 
 
 def test_the_level_of_log_messages_is_restored_after_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(logging.root.manager, "disable", logging.INFO)
-    with pytest.raises(ValueError, match="of the export"), peers.suppress_warnings():
+    with pytest.raises(ValueError, match="of the export"), torch_layers.suppress_warnings():
         raise ValueError("of the export")
     assert logging.root.manager.disable == logging.INFO
