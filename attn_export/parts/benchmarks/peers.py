@@ -84,6 +84,20 @@ def _eager(options: Mapping[str, Any], threads: int) -> Prepared:
     return _layer(options, threads, static=False, compiled=False)
 
 
+@peer("torch math", "torch", stores_scores=True)
+def _math(options: Mapping[str, Any], threads: int) -> Prepared:
+    """Compute attention step by step with all scores in memory, as models do without SDPA."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    layer = _layer(options, threads, static=False, compiled=False)
+
+    def run() -> object:
+        with sdpa_kernel(SDPBackend.MATH):
+            return layer.run()
+
+    return Prepared(run, {**layer.facts, "kernel": "math"})
+
+
 @peer(STATIC, "torch", decodes=True)
 def _static(options: Mapping[str, Any], threads: int) -> Prepared:
     return _layer(options, threads, static=True, compiled=False)
