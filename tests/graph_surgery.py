@@ -34,7 +34,9 @@ class Graph:
         assert found, f"no {operator} {name}: {sorted({n.op_type for n in self.nodes})}"
         return found[at]
 
-    def constant(self, value: Any, name: str) -> str:
+    def constant(self, value: Any, name: str = "") -> str:
+        """Add a constant; it gets a name of its own if none is given."""
+        name = name or f"planted_constant_{len(self.proto.initializer)}"
         self.proto.initializer.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 

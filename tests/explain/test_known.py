@@ -22,8 +22,8 @@ PLANTED_IN = (
     "explain/*_faults",
     "explain/test_known",
     "explain/test_planted_*",
-    "judge/test_planted_*",
-    "parts/*/test_planted_*",
+    "judge/*_faults",
+    "parts/*/*_faults",
 )
 """The files whose tests plant faults and require their cause by its kind."""
 

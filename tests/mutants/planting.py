@@ -145,6 +145,17 @@ def plant(model: onnx.ModelProto, value: Value, make: Make) -> None:
     planter("Identity", make(planter, value.name), output=wrong)
 
 
+def feed(graph: Graph, node: onnx.NodeProto, index: int, make: Make) -> None:
+    """Put nodes between a node and one of its inputs."""
+    planter = Planter(graph, graph.nodes.index(node), np.dtype(np.float32))
+    node.input[index] = make(planter, node.input[index])
+
+
+def behind(graph: Graph, name: str, make: Make) -> None:
+    """Put nodes between a value of the outermost graph and all that use it."""
+    plant(graph.model, Value((), name, np.dtype(np.float32), ""), make)
+
+
 def _use_instead(graph: Graph, old: str, new: str) -> None:
     for _, inner in graphs_of(graph.model):
         for node in inner.nodes:

@@ -11,7 +11,7 @@ from onnx_ir.passes import common
 from attn_export.graph.axis_names import axis_of_an_input, known_equal, reshape_target
 from attn_export.graph.ir_helpers import constant, dims, insert, ints, nodes_of, value_before
 
-SHARED = frozenset({
+_SHARED = frozenset({
     "Add", "And", "Cast", "Concat", "Equal", "Expand", "Greater", "Less", "LessOrEqual", "Mul",
     "Or", "Range", "ReduceMax", "Reshape", "Shape", "Squeeze", "Sub", "Unsqueeze", "Where",
 })  # fmt: skip
@@ -82,12 +82,12 @@ def _replace_by_constant(model: ir.Model, node: ir.Node, array: np.ndarray) -> N
 
 
 def _share_sizes(graph: ir.Graph, known: dict[object, ir.Value] | None = None) -> None:
-    """Merge equal nodes of `SHARED` operators, also with `known` ones of the enclosing graphs."""
+    """Merge equal nodes of `_SHARED` operators, also with `known` ones of the enclosing graphs."""
     known = dict(known or {})
     for node in graph:
         for branch in _branches(node):
             _share_sizes(branch, known)
-        if node.op_type not in SHARED or node.domain or len(node.outputs) != 1:
+        if node.op_type not in _SHARED or node.domain or len(node.outputs) != 1:
             continue
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         key = (node.op_type, *map(id, node.inputs), repr(sorted(attributes.items())))

@@ -21,7 +21,7 @@ from attn_export.report.terminal import as_text, print_table, say
 FORMAT = "attn-export-dry-run/1"
 MEANING = "a dry run: CUDA's libraries are stand-ins, no GPU ran and nothing was computed"
 COLOUR = "magenta"
-UNNAMED = "none seen"
+_UNNAMED = "none seen"
 NUMBERS = ("launches", "copies", "waits")
 COLUMNS = ("graph", "step", "on", "attention", *NUMBERS)
 
@@ -111,7 +111,7 @@ def attention_of(observation: Observation, step: Step) -> str:
     kernels = [*step.attention, *([f"on the CPU: {', '.join(on_cpu)}"] if on_cpu else [])]
     if step.stopped:
         kernels.append("stopped, see below")
-    return "; ".join(kernels) or UNNAMED
+    return "; ".join(kernels) or _UNNAMED
 
 
 def _lines(observation: Observation) -> Iterator[str]:

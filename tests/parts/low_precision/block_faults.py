@@ -1,4 +1,4 @@
-"""Faults in how a cache with scales by block is written and read, as changes of a graph."""
+"""Faults in how a cache with scales by block is written and read."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
-from cache_faults import SWAPPED, Fault, Graph, both, packed_from, read_as, rounded_as
-from onnx import helper
+from cache_faults import OF_HALVES, Change, held_as, initializers, other_constant, writers
+from graph_surgery import Graph
+from mutants.planting import Make, Planter, behind, feed
+from planted_faults import Array, Edit, Faults, both, digits
 
 BLOCKS = 2
-STEPS = "kv_scales.steps"
-Table = Callable[[np.ndarray], np.ndarray]
+STEPS, HADAMARD = "kv_scales.steps", "kv_scales.hadamard"
+Nodes = Callable[[Graph], Sequence[onnx.NodeProto]]
 
 
-def writers(graph: Graph, op_type: str) -> list[onnx.NodeProto]:
-    return [node for node in graph.linear(op_type) if node.output[0].startswith("kv_scales/")]
-
-
-def readers(graph: Graph, op_type: str) -> list[onnx.NodeProto]:
+def readers(graph: Graph, operator: str) -> list[onnx.NodeProto]:
     """Return the nodes of a type that read, of keys and of values."""
-    return [node for node in graph.linear(op_type) if not node.output[0].startswith("kv_scales/")]
+    return [node for node in graph.all(operator) if not node.output[0].startswith("kv_scales/")]
 
 
 def of_scales(graph: Graph) -> list[onnx.NodeProto]:
@@ -30,102 +28,75 @@ def of_scales(graph: Graph) -> list[onnx.NodeProto]:
 
 def of_zeros(graph: Graph) -> list[onnx.NodeProto]:
     """Return the nodes that subtract from zero points as they are read."""
-    held = {t.name for t in graph.proto.graph.initializer}
+    held = initializers(graph)
     added = [node for node in readers(graph, "Add") if node.input[1] in held]
-    return [node for node in added if np.array_equal(graph.held(node.input[1]), -128)]
+    return [node for node in added if np.array_equal(graph.initializer(node.input[1]), -128)]
 
 
-def before(graph: Graph, node: onnx.NodeProto, index: int, op_type: str, *more: np.ndarray) -> None:
-    """Put an operator before an input of a node."""
-    x = node.input[index]
-    constants = [graph.constant(np.asarray(array)) for array in more]
-    name = f"{x}_{op_type}_{len(graph.nodes)}"
-    graph.insert(node, helper.make_node(op_type, [x, *constants], [name]))
-    node.input[index] = name
+def joined(graph: Graph) -> list[onnx.NodeProto]:
+    """Return the nodes that join the bytes of a token: integers, scales (1), zero points (2)."""
+    return writers(graph, "Concat")
 
 
-def stored(place: int, by: int) -> Fault:
-    """Return the fault that bytes are too large as they are stored: 1 scales, 2 zero points."""
+def given(nodes: Nodes, place: int, make: Make) -> Edit:
+    """Return the fault that nodes are given something else."""
 
-    def fault(graph: Graph) -> None:
-        for node in writers(graph, "Concat"):
-            before(graph, node, place, "Add", np.array(by, np.int32))
+    def edit(graph: Graph) -> None:
+        for node in nodes(graph):
+            feed(graph, node, place, make)
 
-    return fault
-
-
-def scale_read(by: int) -> Fault:
-    def fault(graph: Graph) -> None:
-        for node in of_scales(graph):
-            before(graph, node, 1, "Add", np.array(by, np.int32))
-            before(graph, node, 1, "Max", np.array(0, np.int32))
-            before(graph, node, 1, "Min", np.array(255, np.int32))
-
-    return fault
+    return edit
 
 
-def scales_rounded_down(graph: Graph) -> None:
-    """Let bytes of scales stand for octaves alone as they are read."""
-    for node in of_scales(graph):
-        before(graph, node, 1, "Div", np.array(8, np.int32))
-        before(graph, node, 1, "Mul", np.array(8, np.int32))
+def plus(by: int) -> Make:
+    return lambda p, x: p("Add", x, np.int32(by))
 
 
-def zero_read(op_type: str, value: float) -> Fault:
-    def fault(graph: Graph) -> None:
+def scale_read(by: int) -> Edit:
+    def make(p: Planter, x: str) -> str:
+        return p("Min", p("Max", plus(by)(p, x), np.int32(0)), np.int32(255))
+
+    return given(of_scales, 1, make)
+
+
+def of_octaves_alone(p: Planter, x: str) -> str:
+    return p("Mul", p("Div", x, np.int32(8)), np.int32(8))
+
+
+def other_one(axis: int) -> Make:
+    """Return what takes the other block or head."""
+    return lambda p, x: p("Gather", x, np.array([1, 0]), axis=axis)
+
+
+def zero_read(operator: str, value: float) -> Edit:
+    def edit(graph: Graph) -> None:
         for node in of_zeros(graph):
-            after(graph, node, op_type, np.array(value, np.float32))
+            behind(graph, node.output[0], lambda p, x: p(operator, x, value))
 
-    return fault
-
-
-def after(graph: Graph, node: onnx.NodeProto, op_type: str, constant: np.ndarray) -> None:
-    """Put an operator behind a node."""
-    name = node.output[0]
-    node.output[0] = f"{name}_before"
-    reader = next(n for n in graph.nodes if name in n.input)
-    graph.insert(
-        reader, helper.make_node(op_type, [node.output[0], graph.constant(constant)], [name])
-    )
+    return edit
 
 
 def zero_in_the_middle(graph: Graph) -> None:
     for node in of_zeros(graph):
-        before(graph, node, 0, "Mul", np.array(0, np.float32))
-        node.input[1] = graph.constant(np.array(-8, np.float32))
+        feed(graph, node, 0, lambda p, x: p("Mul", x, 0.0))
+        other_constant(graph, node, -8)
 
 
-def taken(nodes: Callable[[Graph], Sequence[onnx.NodeProto]], place: int, axis: int) -> Fault:
-    """Return the fault that what a node is given is that of the other block or head."""
-
-    def fault(graph: Graph) -> None:
-        for node in nodes(graph):
-            x = node.input[place]
-            name, order = f"{x}_other", graph.constant(np.array([1, 0]))
-            graph.insert(node, helper.make_node("Gather", [x, order], [name], axis=axis))
-            node.input[place] = name
-
-    return fault
-
-
-def stale(*parts: int) -> Fault:
+def stale(*parts: int) -> Edit:
     """Return the fault that bytes are read from the cache as it came in: 1 scales, 2 zeros."""
 
-    def fault(graph: Graph) -> None:
-        for split, scatter in zip(
-            readers(graph, "Split"), graph.linear("TensorScatter"), strict=True
-        ):
+    def edit(graph: Graph) -> None:
+        for split, scatter in zip(readers(graph, "Split"), graph.all("TensorScatter"), strict=True):
             outputs = [f"{name}_stale" for name in split.output]
-            graph.insert(
-                split,
-                helper.make_node("Split", [scatter.input[0], split.input[1]], outputs, axis=-1),
-            )
-            for node in graph.nodes:
+            inputs = [scatter.input[0], split.input[1]]
+            old = onnx.helper.make_node("Split", inputs, outputs, axis=-1)
+            graph.insert(graph.nodes.index(split), old)
+            for node in graph.all("Cast"):
                 for part in parts:
-                    if node.op_type == "Cast" and node.input[0] == split.output[part]:
+                    if node.input[0] == split.output[part]:
                         node.input[0] = outputs[part]
 
-    return fault
+    return edit
 
 
 def exchanged(graph: Graph) -> None:
@@ -133,153 +104,121 @@ def exchanged(graph: Graph) -> None:
         split.output[1], split.output[2] = split.output[2], split.output[1]
 
 
-def table(change: Table, *, written: bool = True, read: bool = True) -> Fault:
-    """Return the fault that bytes stand for other scales."""
+def table_read(change: Change) -> Edit:
+    """Return the fault that bytes stand for other scales where they are read alone."""
 
-    def fault(graph: Graph) -> None:
-        other = graph.constant(change(graph.held(STEPS)).astype(np.float32))
-        chosen = [*of_scales(graph)] if read else []
-        for node in [*chosen, *(writers(graph, "Gather") if written else [])]:
-            if node.input[0] == STEPS:
-                node.input[0] = other
+    def edit(graph: Graph) -> None:
+        other = graph.constant(change(graph.initializer(STEPS)).astype(np.float32))
+        for node in of_scales(graph):
+            node.input[0] = other
 
-    return fault
+    return edit
 
 
-def edges(change: Table) -> Fault:
-    def fault(graph: Graph) -> None:
-        for name in ("kv_scales.octaves", "kv_scales.eighths"):
-            other = graph.constant(change(graph.held(name)).astype(np.float32))
-            for node in graph.nodes:
-                for index, given in enumerate(node.input):
-                    if given == name:
-                        node.input[index] = other
-
-    return fault
+def edges(by: float) -> Edit:
+    names = ("kv_scales.octaves", "kv_scales.eighths")
+    return both(*(held_as(name, lambda e: e * by) for name in names))
 
 
-def limit(old: int, new: int) -> Fault:
+def limit(old: int, new: int) -> Edit:
     """Return the fault that integers are clipped elsewhere."""
 
-    def fault(graph: Graph) -> None:
-        held = {t.name for t in graph.proto.graph.initializer}
+    def edit(graph: Graph) -> None:
+        held = initializers(graph)
         for node in writers(graph, "Min"):
-            if node.input[1] in held and graph.held(node.input[1]) == old:
-                node.input[1] = graph.constant(np.array(new, np.int32))
+            if node.input[1] in held and graph.initializer(node.input[1]) == old:
+                other_constant(graph, node, new)
 
-    return fault
+    return edit
 
 
-def in_order(order: Callable[[int], np.ndarray], *, written: bool, read: bool) -> Fault:
+def in_order(order: Callable[[int], Array], *, read: bool = True) -> Edit:
     """Return the fault that blocks have other channels, in the order that a function gives."""
 
-    def fault(graph: Graph) -> None:
+    def edit(graph: Graph) -> None:
         of_blocks = [
-            n for n in writers(graph, "Reshape")
-            if graph.held(n.input[1]).size == 5
-        ]  # fmt: skip
-        width = int(np.prod(graph.held(of_blocks[0].input[1])[-2:]))
-        perm = order(width)
-        for node in of_blocks if written else []:
-            x = node.input[0]
-            name = f"{x}_ordered"
-            given = [x, graph.constant(perm)]
-            graph.insert(node, helper.make_node("Gather", given, [name], axis=-1))
-            node.input[0] = name
-        (attention,) = graph.linear("Attention")
+            n for n in writers(graph, "Reshape") if graph.initializer(n.input[1]).size == 5
+        ]
+        perm = order(int(np.prod(graph.initializer(of_blocks[0].input[1])[-2:])))
+        for node in of_blocks:
+            feed(graph, node, 0, lambda p, x: p("Gather", x, perm, axis=-1))
+        back = np.argsort(perm)
         for index in (1, 2) if read else ():
-            x = attention.input[index]
-            given = [x, graph.constant(np.argsort(perm))]
-            graph.insert(attention, helper.make_node("Gather", given, [f"{x}_back"], axis=-1))
-            attention.input[index] = f"{x}_back"
+            feed(graph, graph.one("Attention"), index, lambda p, x: p("Gather", x, back, axis=-1))
 
-    return fault
+    return edit
 
 
-def shifted(by: int) -> Callable[[int], np.ndarray]:
+def shifted(by: int) -> Callable[[int], Array]:
     return lambda width: np.roll(np.arange(width), -by)
 
 
-def strided(width: int) -> np.ndarray:
+def strided(width: int) -> Array:
     return np.arange(width).reshape(-1, BLOCKS).T.ravel()
 
 
-def unmixed(place: int) -> Fault:
-    """Return the fault that queries (0) or keys (1) are not multiplied by the matrix."""
+def mixing(place: int, change: Change) -> Edit:
+    """Return the fault that queries (0) or keys (1) are multiplied by another matrix."""
 
-    def fault(graph: Graph) -> None:
-        node = [n for n in graph.linear("MatMul") if n.input[1] == "kv_scales.hadamard"][place]
-        for other in graph.nodes:
-            for index, given in enumerate(other.input):
-                if given == node.output[0]:
-                    other.input[index] = node.input[0]
+    def edit(graph: Graph) -> None:
+        node = [n for n in graph.all("MatMul") if n.input[1] == HADAMARD][place]
+        node.input[1] = graph.constant(change(graph.initializer(HADAMARD)).astype(np.float32))
 
-    return fault
+    return edit
 
 
-def matrix(change: Table, *places: int) -> Fault:
-    def fault(graph: Graph) -> None:
-        other = graph.constant(change(graph.held("kv_scales.hadamard")).astype(np.float32))
-        nodes = [n for n in graph.linear("MatMul") if n.input[1] == "kv_scales.hadamard"]
-        for place in places:
-            nodes[place].input[1] = other
-
-    return fault
+def unit(matrix: Array) -> Array:
+    return np.eye(len(matrix))
 
 
-def linear(steps: np.ndarray) -> np.ndarray:
+def linear(steps: Array) -> Array:
     octaves, eighths = np.divmod(np.arange(steps.size), 8)
     return (steps.ravel()[0] * 2.0**octaves * (1 + eighths / 8)).reshape(steps.shape)
 
 
-def bfloat16(x: np.ndarray) -> np.ndarray:
-    return np.ldexp(np.rint(np.frexp(x)[0] * 256) / 256, np.frexp(x)[1])
-
-
-OF_BLOCKS: dict[str, Fault] = {
-    "scale byte 1 too large": stored(1, 1),
-    "scale byte 1 too small": stored(1, -1),
-    "scale byte 1 too large where it is read": scale_read(1),
-    "scale byte 1 too small where it is read": scale_read(-1),
-    "scale an octave too large where it is read": scale_read(8),
-    "scale of octaves alone where it is read": scales_rounded_down,
-    "block scale of the other block where it is read": taken(of_scales, 1, -1),
-    "block scale of the other block": taken(lambda g: writers(g, "Concat"), 1, -1),
-    "block scale of the other head where it is read": taken(of_scales, 1, 1),
-    "block zero point of the other block where it is read": taken(of_zeros, 0, -2),
-    "block zero point of the other block": taken(lambda g: writers(g, "Concat"), 2, -1),
-    "stale scales when the cache grows": stale(1),
-    "stale scales and zero points when the cache grows": stale(1, 2),
-    "zero point 1 too large": stored(2, 1),
-    "zero point 1 too small": stored(2, -1),
-    "zero point 1 too large where it is read": zero_read("Add", 1),
-    "zero point 1 too small where it is read": zero_read("Add", -1),
-    "zero point left out": zero_read("Mul", 0),
-    "zero point in the middle": zero_in_the_middle,
-    "zero point of the other sign": zero_read("Mul", -1),
-    "bytes of scales and zero points exchanged": exchanged,
-    "halves swapped": both(SWAPPED, read_as(lambda n: n[:, ::-1])),
-    "halves swapped where they are written": SWAPPED,
-    "halves swapped where they are read": read_as(lambda n: n[:, ::-1]),
-    "bounds 2 channels late": in_order(shifted(2), written=True, read=True),
-    "bounds 16 channels early": in_order(shifted(-16), written=True, read=True),
-    "bounds 1 channel late where they are written": in_order(shifted(1), written=True, read=False),
-    "bounds of every second channel": in_order(strided, written=True, read=True),
-    "scale table halved where it is read": table(lambda s: s / 2, written=False),
-    "scale table squared": table(np.square),
-    "scale table linear within octaves": table(linear),
-    "scale table linear where it is read": table(linear, written=False),
-    "scale table rounded to 8 digits where it is read": table(bfloat16, written=False),
-    "scale table reversed": table(lambda s: s[::-1]),
-    "scale edges 1 step too large": edges(lambda e: e * 2 ** (1 / 8)),
-    "scale edges an octave too small": edges(lambda e: e / 2),
-    "rounded down": rounded_as("Floor"),
-    "rounded up": rounded_as("Ceil"),
-    "clipped at 14": limit(15, 14),
-    "clipped beyond a byte": limit(15, 2**30),
-    "the first channel twice": packed_from((0, 2**31, 2), (0, 2**31, 2)),
-    "mixing of queries left out": unmixed(0),
-    "mixing of keys left out": unmixed(1),
-    "mixing of queries not scaled": matrix(lambda m: m / np.abs(m).max(), 0),
-    "mixing in another order": matrix(lambda m: m[:, ::-1], 1),
-}
+SCALE, ZERO = "block scale", "zero point"
+OF_BLOCKS: Faults = OF_HALVES | {
+    "scale byte 1 too large": ("cache scale", given(joined, 1, plus(1))),
+    "scale byte 1 too small": ("cache scale", given(joined, 1, plus(-1))),
+    "scale byte 1 too large where it is read": ("cache scale", scale_read(1)),
+    "scale byte 1 too small where it is read": ("cache scale", scale_read(-1)),
+    "scale an octave too large where it is read": ("cache scale", scale_read(8)),
+    "scale of octaves alone where it is read": (
+        "cache scale", given(of_scales, 1, of_octaves_alone)),
+    "block scale of the other block where it is read": (
+        SCALE, given(of_scales, 1, other_one(-1))),
+    "block scale of the other block": (SCALE, given(joined, 1, other_one(-1))),
+    "block scale of the other head where it is read": (SCALE, given(of_scales, 1, other_one(1))),
+    "block zero point of the other block where it is read": (
+        SCALE, given(of_zeros, 0, other_one(-2))),
+    "block zero point of the other block": (SCALE, given(joined, 2, other_one(-1))),
+    "stale scales when the cache grows": ("stale scales", stale(1)),
+    "stale scales and zero points when the cache grows": ("stale scales", stale(1, 2)),
+    "zero point 1 too large": (ZERO, given(joined, 2, plus(1))),
+    "zero point 1 too small": (ZERO, given(joined, 2, plus(-1))),
+    "zero point 1 too large where it is read": (ZERO, zero_read("Add", 1.0)),
+    "zero point 1 too small where it is read": (ZERO, zero_read("Add", -1.0)),
+    "zero point left out": (ZERO, zero_read("Mul", 0.0)),
+    "zero point in the middle": (ZERO, zero_in_the_middle),
+    "zero point of the other sign": (ZERO, zero_read("Mul", -1.0)),
+    "bytes of scales and zero points exchanged": ("cache layout", exchanged),
+    "bounds 2 channels late": ("block bounds", in_order(shifted(2))),
+    "bounds 16 channels early": ("block bounds", in_order(shifted(-16))),
+    "bounds 1 channel late where they are written": (
+        "block bounds", in_order(shifted(1), read=False)),
+    "bounds of every second channel": ("block bounds", in_order(strided)),
+    "scale table halved where it is read": ("cache scale", table_read(lambda s: s / 2)),
+    "scale table squared": ("cache scale", held_as(STEPS, np.square)),
+    "scale table linear within octaves": ("cache scale", held_as(STEPS, linear)),
+    "scale table linear where it is read": ("cache scale", table_read(linear)),
+    "scale table rounded to 8 digits where it is read": ("cache scale", table_read(digits(8))),
+    "scale table reversed": ("cache scale", held_as(STEPS, lambda s: s[::-1])),
+    "scale edges 1 step too large": ("cache scale", edges(2 ** (1 / 8))),
+    "scale edges an octave too small": ("cache scale", edges(0.5)),
+    "clipped at 14": ("clipped range", limit(15, 14)),
+    "clipped beyond a byte": ("clipped range", limit(15, 2**30)),
+    "mixing of queries left out": ("key rotation", mixing(0, unit)),
+    "mixing of keys left out": ("key rotation", mixing(1, unit)),
+    "mixing of queries not scaled": ("key rotation", mixing(0, lambda m: m / np.abs(m).max())),
+    "mixing in another order": ("key rotation", mixing(1, lambda m: m[:, ::-1])),
+}  # fmt: skip

@@ -23,7 +23,6 @@ from attn_export.tensorfile import read_tensor
 SPECS = {
     "cached": {"rotary": "half", "num_kv_heads": 4},  # tests/judge plants faults into it
     "in place": {"cache": "in-place", "packed_qkv": True, "attn_mask": "none"},
-    "cache of int8": {"cache": "in-place", "kv_dtype": "int8", "attn_mask": "none"},
     "cache of int4": {
         "cache": "in-place", "kv_dtype": "int4", "kv_scale": "per-channel", "rotary": "half",
     },
