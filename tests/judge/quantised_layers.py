@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
+import pytest
 from conftest import small_spec
 from named_causes import first_cause_of
 from planted_faults import Faults, Run, run_with
@@ -122,6 +123,18 @@ def cause_of(name: str, layer: Layer, place: Place) -> str:
     """Return the kind of the cause that is named first."""
     right = model_of(name, layer)
     return first_cause_of(bundle_of(name, layer), right, layer.faults[place][1](right))
+
+
+def of_layer(name: str, *more: str, slow: Container[str] = ()) -> Any:
+    """Return a case whose bundle one process reads; it is extended if the layer is slow."""
+    marks = [pytest.mark.xdist_group(f"quantised {name}")]
+    marks += [pytest.mark.extended] if name in slow else []
+    return pytest.param(name, *more, marks=marks)
+
+
+def of_fault(fault: tuple[str, str, str], slow: Container[str] = ()) -> Any:
+    """Return a case of a fault as one value."""
+    return pytest.param(fault, marks=of_layer(fault[0], slow=slow).marks, id="-".join(fault))
 
 
 def all_faults(layers: Mapping[str, Layer], *, named: bool = False) -> list[tuple[str, str, str]]:

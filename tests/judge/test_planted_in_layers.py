@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import weight_faults as weights
-from quantised_layers import all_faults, assert_caught, assert_passes, cause_of, edited
+from quantised_layers import (
+    all_faults,
+    assert_caught,
+    assert_passes,
+    cause_of,
+    edited,
+    of_fault,
+    of_layer,
+)
 
 from attn_export.explain.in_weights import WEIGHT_ROWS
 
@@ -23,11 +31,6 @@ LAYERS = {
 }  # fmt: skip
 
 
-def of_layer(name: str, *more: str) -> object:
-    """Return a case whose bundle one process reads."""
-    return pytest.param(name, *more, marks=[pytest.mark.xdist_group(f"quantised {name}")])
-
-
 FAULTS, NAMED = all_faults(LAYERS), all_faults(LAYERS, named=True)
 
 
@@ -43,10 +46,7 @@ def test_a_fault_of_weights_is_caught(layer: str, name: str, place: str):
     assert_caught(layer, LAYERS[layer], (name, place))
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(fault, marks=of_layer(fault[0]).marks, id="-".join(fault)) for fault in NAMED],
-)
+@pytest.mark.parametrize("fault", [of_fault(fault) for fault in NAMED])
 @pytest.mark.every(19)
 def test_its_cause_is_named_first(fault: tuple[str, str, str]):
     layer, *place = fault

@@ -6,19 +6,21 @@ import numpy as np
 import pytest
 from low_precision_layers import LAYERS, MIXED, MORE, TWICE
 from named_causes import first_cause_of
-from quantised_layers import all_faults, assert_caught, assert_passes, bundle_of, cause_of, model_of
+from quantised_layers import (
+    all_faults,
+    assert_caught,
+    assert_passes,
+    bundle_of,
+    cause_of,
+    model_of,
+    of_fault,
+    of_layer,
+)
 
 from attn_export.explain.known import made_in
 from attn_export.float64.evaluate import Evaluation
 from attn_export.graph.load import load_model
 from attn_export.parts.low_precision.in_caches import IN_FLOAT16_CACHES, IN_INTEGER_CACHES
-
-
-def of_layer(name: str, *more: str) -> object:
-    """Return a case whose bundle one process reads."""
-    slow = [pytest.mark.extended] if name in MORE else []
-    return pytest.param(name, *more, marks=[pytest.mark.xdist_group(f"quantised {name}"), *slow])
-
 
 FAULTS, NAMED = (
     all_faults(LAYERS),
@@ -26,13 +28,15 @@ FAULTS, NAMED = (
 )
 
 
-@pytest.mark.parametrize("layer", [of_layer(name) for name in LAYERS])
+@pytest.mark.parametrize("layer", [of_layer(name, slow=MORE) for name in LAYERS])
 @pytest.mark.every(2)
 def test_a_layer_without_a_fault_passes(layer: str):
     assert_passes(layer, LAYERS[layer])
 
 
-@pytest.mark.parametrize(("layer", "name", "place"), [of_layer(*fault) for fault in FAULTS])
+@pytest.mark.parametrize(
+    ("layer", "name", "place"), [of_layer(*fault, slow=MORE) for fault in FAULTS]
+)
 @pytest.mark.every(16)
 def test_a_fault_of_low_precision_is_caught(layer: str, name: str, place: str):
     assert_caught(layer, LAYERS[layer], (name, place))
@@ -49,7 +53,7 @@ OTHER_CAUSES = {
 
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(fault, marks=of_layer(fault[0]).marks, id="-".join(fault)) for fault in NAMED],
+    [of_fault(fault, slow=MORE) for fault in NAMED],
 )
 @pytest.mark.every(19)
 def test_its_cause_is_named_first(fault: tuple[str, str, str]):
