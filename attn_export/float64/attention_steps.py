@@ -51,7 +51,8 @@ def attention(
     `[B, H, L, D]` or `[B, L, H·D]`; keys, `[B, Hkv, S - P, D]` or `[B, S - P, Hkv·D]`; values; a
     mask, bool or float, which broadcasts to `[B, H, L, S]`; keys of the past, `[B, Hkv, P, D]`, and
     values; `nonpad_kv_seqlen`, `[B]`, the number of keys of each batch element.
-    `attributes`: Those of the node that are set.
+    `attributes`: Those of the node that are set; and those of other operators: ``sink``, scores
+    `[H, 1, 1]` of a further key; ``offset``, positions of query 0, `[B, 1, 1, 1]`.
 
     These steps can be changed: ``past``, a pair of past keys and values; ``queries``, ``keys`` and
     ``values`` with heads, and the past included; ``kv_head``, the K/V head of each query head,
@@ -59,7 +60,7 @@ def attention(
     ``capped``, the products after it; ``offset``, the position of query 0; ``causal``, the keys
     that the causal rule allows; ``mask_visible`` and ``mask_bias``, the keys that the mask allows
     and what it adds; ``visible``, the keys that both allow; ``hidden``, the score of a hidden key;
-    ``scores`` before softmax; ``weights`` after it; ``attended``, `[B, H, L, Dv]`.
+    ``scores`` before softmax; ``sink``; ``weights`` after it; ``attended``, `[B, H, L, Dv]`.
 
     Returns:
         Output in the layout of the queries, present key `[B, Hkv, S, D]`, present value
@@ -81,7 +82,8 @@ def attention(
     _visible(steps, attributes, mask, lengths, capped.shape, P)
     biased = capped + steps["mask_bias"]
     scores = steps.set("scores", np.where(steps["visible"], biased, steps["hidden"]))
-    weights = steps.set("weights", softmax(scores, steps["visible"]))
+    sink = steps.set("sink", attributes.get("sink"))
+    weights = steps.set("weights", softmax(scores, steps["visible"], sink))
     attended = steps.set("attended", weights @ values[:, steps["kv_head"]])
     modes = {AFTER_SOFTMAX: weights, AFTER_MASK: scores, AFTER_SOFTCAP: capped}
     fourth_output = modes.get(attributes.get("qk_matmul_output_mode", 0), steps["products"])
@@ -89,18 +91,19 @@ def attention(
     return output, keys, values, fourth_output
 
 
-def softmax(scores: Array, visible: Array) -> Array:
+def softmax(scores: Array, visible: Array, sink: Array | None = None) -> Array:
     """Return the softmax over the last axis; 0 for queries without visible keys.
 
-    `scores`: Float64 `[B, H, L, S]`.
+    `scores`: Float64 `[B, H, L, S]`. `sink`: Scores `[H, 1, 1]` of a further key without a value.
     """
     fully_masked = ~np.broadcast_to(visible, scores.shape).any(axis=-1, keepdims=True)
     if not scores.size:
         return np.zeros_like(scores)
-    largest = scores.max(axis=-1, keepdims=True)
+    sink = np.array(-np.inf) if sink is None else sink
+    largest = np.maximum(scores.max(axis=-1, keepdims=True), sink)
     exponentials = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
     with np.errstate(invalid="ignore"):  # 0 / 0 for a query without a visible key
-        weights = exponentials / exponentials.sum(axis=-1, keepdims=True)
+        weights = exponentials / (exponentials.sum(axis=-1, keepdims=True) + np.exp(sink - largest))
     return np.where(fully_masked, 0.0, weights)
 
 
@@ -127,7 +130,8 @@ def _visible(
     """Set the steps from `offset` to `hidden`: the visible keys, and the bias of a float mask."""
     B, _, L, S = shape
     ends = None if lengths is None else lengths.reshape(B, 1, 1, 1)
-    offset = steps.set("offset", P if ends is None else ends - L)
+    last = P if ends is None else ends - L
+    offset = steps.set("offset", attributes.get("offset", last))
     i, j = np.arange(L)[:, None], np.arange(S)
     causal = j <= i + offset if attributes.get("is_causal") else np.ones((L, S), bool)
     causal = steps.set("causal", causal)

@@ -19,11 +19,7 @@ from onnx.reference.op_run import OpRun
 
 from attn_export.errors import GraphError, one_line
 from attn_export.float64.attention_steps import StepChange, attention
-from attn_export.float64.contrib_operators import (
-    GroupQueryAttention,
-    MatMulNBits,
-    MultiHeadAttention,
-)
+from attn_export.float64.contrib_operators import CONTRIB_OPERATORS
 from attn_export.graph.load import inlined, load_model
 from attn_export.tensorfile import Array, to_float64
 
@@ -86,7 +82,7 @@ class GatherElements(OpRun):
         return (np.take_along_axis(x[tuple(map(slice, ends))], indices, axis),)
 
 
-OPERATORS = [Attention, Cast, GatherElements, GroupQueryAttention, MatMulNBits, MultiHeadAttention]
+OPERATORS: list[type[OpRun]] = [Attention, Cast, GatherElements, *CONTRIB_OPERATORS]
 """Operators that replace, or add to, those of the reference evaluator."""
 
 
@@ -186,7 +182,7 @@ class Evaluation:
         except Exception as error:  # a graph of unknown origin may raise anything
             operands = [values.get(name) for name in node.input]
             raise NotComputedError(node, error, operands) from error
-        return dict(zip(node.output, outputs, strict=False))
+        return {name: x for name, x in zip(node.output, outputs, strict=False) if name}
 
 
 def is_float(value: object) -> bool:

@@ -12,8 +12,8 @@ import onnx
 from attn_export.explain.in_weights import read_weight, stored_weights, weight_of
 from attn_export.explain.mistake import Changes, GraphPlace, InTurn, in_order
 from attn_export.float64.attention_steps import Steps
-from attn_export.float64.contrib_operators import packed_weight, round_by_block
 from attn_export.float64.evaluate import Evaluation, Values
+from attn_export.float64.integer_steps import packed_weight, round_by_block
 from attn_export.quantiser import INTEGER_PRODUCTS, QuantisedWeight
 from attn_export.tensorfile import Array
 

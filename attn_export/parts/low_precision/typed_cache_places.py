@@ -17,8 +17,8 @@ from onnx import TensorProto
 from attn_export.explain.cache_places import cache_places, cache_scatters, scatter_rows
 from attn_export.explain.mistake import Changes, GraphPlace, Locator, array_of, node_place
 from attn_export.float64.attention_steps import Steps
-from attn_export.float64.contrib_operators import from_cache, to_cache
 from attn_export.float64.evaluate import ROUNDED_TO, Evaluation, Values
+from attn_export.float64.integer_steps import from_cache, to_cache
 from attn_export.quantiser import cached_integers, join_nibbles, split_nibbles
 from attn_export.spec.low_precision import LARGEST_NIBBLE, LARGEST_ZERO, LEAST_ZERO
 from attn_export.tensorfile import Array
