@@ -1,0 +1,118 @@
+"""Checkpoints of whole models: loaded as they were saved, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from attn_export.errors import WeightsError
+from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
+
+SMALL = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("llama")
+    AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**SMALL)).save_pretrained(folder)
+    return folder
+
+
+def copy_of(saved: Path, folder: Path, **changes: Any) -> Path:
+    config = json.loads((saved / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
+    return folder
+
+
+def test_a_model_is_loaded_as_it_was_saved_beside_files_that_are_not_read(saved, tmp_path):
+    folder = copy_of(saved, tmp_path, of_somebody=3)
+    (folder / "adapter_config.json").write_text("{")
+    (folder / "generation_config.json").write_text("{")
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.notes == ("config.json: LlamaConfig does not read of_somebody; left out",)
+    ids = torch.arange(12).reshape(2, 6)
+    with torch.inference_mode():
+        found = checkpoint.load()(ids).logits
+        wanted = AutoModelForCausalLM.from_pretrained(saved)(ids).logits
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"auto_map": {"AutoModel": "m.M"}}, "asks for code by auto_map"),
+        ({"_attn_implementation": "kernels-community/x"}, "asks for code by _attn_implementation"),
+        ({"attn_implementation_internal": "x"}, "asks for code by attn_implementation_internal"),
+        ({"text_config": {"_experts_implementation": "x"}}, "by _experts_implementation"),
+        ({"use_kernels": True}, "asks for code by use_kernels"),
+        ({"adapters": ["x"]}, "asks for code by adapters"),
+        ({"model_type": "os"}, "model_type 'os' is none of transformers'"),
+        ({"model_type": ["llama"]}, "is none of transformers'"),
+        ({"architectures": ["Mistral"]}, "architectures must name a model of llama"),
+        ({"architectures": None}, "architectures must name a model of llama"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "has a quantization_config"),
+        ({"dtype": "load"}, "dtype must be float32, float16, bfloat16; got 'load'"),
+        ({"torch_dtype": "hub"}, "torch_dtype must be"),
+        ({"vocab_size": 2**41}, f"vocab_size must be at most {2**40}"),
+        ({"hidden_size": "32"}, "is no config of llama"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, and its files hold 21"),
+        ({"intermediate_size": 10**8}, "numbers, and its files hold"),
+        ({"hidden_size": 31}, "no model of this config|is no config of llama"),
+        ({"num_hidden_layers": 3}, "lacks 9 tensors of LlamaForCausalLM: model.layers.2."),
+        ({"num_hidden_layers": 1}, "and its config does not, 9 tensors"),
+        ({"intermediate_size": 72}, "cannot load|in another shape"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_config_that_asks_for_code_or_lies_is_refused(saved, tmp_path, changes, message):
+    with pytest.raises(WeightsError, match=message):
+        read_checkpoint(copy_of(saved, tmp_path, **changes)).load()
+
+
+def missing_tensor(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    del tensors["model.norm.weight"]
+    safetensors.torch.save_file(tensors, file)
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+def outside(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {"model.norm.weight": "../model.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (missing_tensor, "lacks 1 tensors of LlamaForCausalLM: model.norm.weight"),
+        (pickled, "holds pickles only"),
+        (outside, "which is not a file of that folder"),
+        (lambda folder: (folder / "config.json").unlink(), "cannot read the config"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "holds no JSON object"),
+    ],
+)
+def test_files_that_lack_tensors_or_lie_elsewhere_are_refused(
+    saved: Path, tmp_path: Path, edit: Callable[[Path], object], message: str
+):
+    folder = copy_of(saved, tmp_path)
+    edit(folder)
+    with pytest.raises(WeightsError, match=message):
+        read_checkpoint(folder).load()
