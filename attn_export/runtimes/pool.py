@@ -85,8 +85,11 @@ class Pool:
         inputs: Sequence[str],
         axes: Mapping[str, Sequence[str | int]],
         cases: Iterable[StoredCase],
+        caches: Mapping[str, str] | None = None,
     ) -> int:
         """Pass graphs and cases to the processes, and return at once.
+
+        `caches`: The input that takes what an output gave in the step before, by output.
 
         Returns:
             The number of cases of all processes together.
@@ -105,7 +108,8 @@ class Pool:
                 for case in self._cases[graph]
             ]
             decodes = [case.name for case in self._cases[graph] if case.kind == WHOLE_DECODE]
-            worker.send_job(folder / graph, inputs, files, self._graph_files[graph], axes, decodes)
+            file = self._graph_files[graph]
+            worker.send_job(folder / graph, inputs, files, file, axes, decodes, caches=caches)
         self._chain_launches()
         return sum(self.cases_of(graph) for _, graph in self.workers)
 

@@ -156,14 +156,19 @@ class Worker:
         axes: Mapping[str, Sequence[str | int]] | None = None,
         decodes: Collection[str] = (),
         options: Options | None = None,
+        caches: Mapping[str, str] | None = None,
     ) -> None:
-        """Send the graph and the cases to the process. The files of inputs must exist."""
+        """Send the graph and the cases to the process. The files of inputs must exist.
+
+        `caches`: The input of the next step that takes an output, of caches that grow.
+        """
         file = graph_file or GraphFile(graph.name)
         job = {
             "graph": str(graph),
             "graph_file": {n: getattr(file, n) for n in GraphFile.__struct_fields__},
             "options": dict(options or {}),
             "axes": dict(axes or {}),
+            "caches": dict(caches or {}),
             "inputs": list(inputs),
             "cases": [
                 {

@@ -8,7 +8,7 @@ passed as ONNX TensorProto files.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import numpy as np
 from attn_export.errors import one_line
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.child_main import Jobs, Send, outcome_of
-from attn_export.runtimes.protocol import SEPARATE, SEPARATE_BUFFERS, Engine, Run
+from attn_export.runtimes.decode_steps import GROWING, decode, decode_growing
+from attn_export.runtimes.protocol import SEPARATE, SEPARATE_BUFFERS, Engine
 from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
 
 # -- the layout of a graph ----------------------------------------------------------------------
@@ -47,151 +48,8 @@ def to_case_layout(outputs: Mapping[str, np.ndarray], layouts: Layouts) -> Array
     }
 
 
-# -- whole decodes, step by step ----------------------------------------------------------------
-
-Axes = Mapping[str, Sequence[str | int]]
-"""The axes of every input and output by name, as in a manifest."""
-
-BATCH, QUERY_LEN, CAPACITY = "batch", "query_len", "capacity"
-PAST, PRESENT, PAST_LENGTH = "past_", "present_", "past_length"
-
-BLOCK = 64
-"""The number of keys by which the buffers grow."""
-
-PROMPT, CHUNK, EVERY = 5, 3, 10
-"""The number of tokens of the first step, and of a larger step that comes once in `EVERY` tokens.
-All other steps have one token."""
-
-
 Job = Mapping[str, Any]
 """A job of `Worker.send_job`, or one of its cases."""
-
-
-def decode(run: Run, inputs: ArrayDict, axes: Axes, fixed: Mapping[str, int]) -> ArrayDict:
-    """Decode the sequences of a case step by step.
-
-    A graph with a fixed batch size of 1 gets one batch element after the other.
-
-    Returns:
-        The joined outputs, which must equal those of one run on `inputs`.
-    """
-    single = fixed.get(QUERY_LEN) == 1
-    if fixed.get(BATCH) != 1:
-        return _decode(run, inputs, axes, single=single)
-    batch_axes = {name: axes[name].index(BATCH) for name in axes if BATCH in axes[name]}
-    decoded = []
-    for index in range(inputs["query"].shape[batch_axes["query"]]):
-        element = {
-            name: array.take([index], axis=batch_axes[name]) if name in batch_axes else array
-            for name, array in inputs.items()
-        }
-        decoded.append(_decode(run, element, axes, single=single))
-    return {
-        name: np.concatenate([outputs[name] for outputs in decoded], batch_axes[name])
-        if name in batch_axes
-        else array
-        for name, array in decoded[0].items()
-    }
-
-
-def _decode(run: Run, inputs: ArrayDict, axes: Axes, *, single: bool) -> ArrayDict:
-    """Decode all batch elements together; `single` limits steps to one token."""
-    total = inputs["query"].shape[axes["query"].index(QUERY_LEN)]
-    capacity_axes = {
-        name: axes[name].index(CAPACITY)
-        for name in inputs
-        if name.startswith(PAST) and CAPACITY in axes[name]
-    }
-    caches = {name: _fit(inputs[name], at, 0) for name, at in capacity_axes.items()}
-    cache_length = capacity = 0
-    steps: dict[str, list[np.ndarray]] = {}
-    for count in _counts(total, single=single):
-        if cache_length + count > capacity:
-            capacity += BLOCK
-            caches = {name: _fit(caches[name], at, capacity) for name, at in capacity_axes.items()}
-        outputs = run(_step_inputs(inputs, axes, cache_length, count, capacity) | caches)
-        _check_shapes(outputs, axes, {QUERY_LEN: count, CAPACITY: capacity}, cache_length)
-        for name, array in outputs.items():
-            if QUERY_LEN in axes.get(name, ()):
-                resized = _resize_keys(array, axes[name], capacity, total)
-                steps.setdefault(name, []).append(resized)
-        caches = {name: outputs[PRESENT + name.removeprefix(PAST)] for name in capacity_axes}
-        cache_length += count
-    return {
-        name: np.concatenate(steps[name], axes[name].index(QUERY_LEN))
-        if name in steps
-        else _resize_keys(array, axes.get(name, ()), capacity, total)
-        for name, array in outputs.items()
-    }
-
-
-def _counts(total: int, *, single: bool) -> Iterator[int]:
-    """Yield the number of tokens of each step."""
-    fed = 0
-    while fed < total:
-        most = 1
-        if not single and fed == 0:
-            most = PROMPT
-        elif not single and fed % EVERY == PROMPT - CHUNK:
-            most = CHUNK
-        count = min(most, total - fed)
-        yield count
-        fed += count
-
-
-def _step_inputs(
-    inputs: ArrayDict, axes: Axes, cache_length: int, count: int, capacity: int
-) -> ArrayDict:
-    """Return the inputs of a step without its caches; masks are padded to `capacity` keys."""
-    keys = cache_length + count
-    step = {}
-    for name, array in inputs.items():
-        part = array
-        for at, axis in enumerate(axes[name]):
-            if axis == QUERY_LEN:
-                part = part.take(range(cache_length, keys), axis=at)
-            elif axis == CAPACITY:
-                part = _fit(_fit(part, at, keys), at, capacity)
-        step[name] = part
-    return step | {PAST_LENGTH: np.full_like(inputs[PAST_LENGTH], cache_length)}
-
-
-def _check_shapes(
-    outputs: ArrayDict, axes: Axes, sizes: Mapping[str, int], cache_length: int
-) -> None:
-    """Raise ValueError for an output of a wrong shape, which cutting and joining could hide."""
-    for name, array in outputs.items():
-        named = axes.get(name, array.shape)
-        expected = [
-            sizes.get(str(axis), size) for axis, size in zip(named, array.shape, strict=False)
-        ]
-        if len(named) != array.ndim or list(array.shape) != expected:
-            raise ValueError(
-                f"{name} is {list(array.shape)} where its axes are {list(named)}, after "
-                f"{cache_length} tokens, with {sizes[QUERY_LEN]} new ones and a capacity of "
-                f"{sizes[CAPACITY]}"
-            )
-
-
-def _resize_keys(
-    array: np.ndarray, axes: Sequence[str | int], capacity: int, total: int
-) -> np.ndarray:
-    """Resize the axes of keys from `capacity` to `total` keys; learned keys stay at the end."""
-    for at, axis in enumerate(axes):
-        if isinstance(axis, str) and axis not in (BATCH, QUERY_LEN):
-            keys, learned = np.split(array, [capacity], axis=at)
-            array = np.concatenate([_fit(keys, at, total), learned], axis=at)
-    return array
-
-
-def _fit(array: np.ndarray, axis: int, size: int) -> np.ndarray:
-    """Cut an axis of an array to a size, or pad it with zeros."""
-    shape = list(array.shape)
-    shape[axis] = size
-    fitted = np.zeros(shape, array.dtype)
-    common = tuple(slice(min(sizes)) for sizes in zip(array.shape, shape, strict=True))
-    fitted[common] = array[common]
-    return fitted
 
 
 def serve(send: Send, jobs: Jobs, name: str, threads: str) -> None:
@@ -247,7 +105,11 @@ def _outputs(
         )
         return to_case_layout(outputs, graph_file["layouts"])
 
-    return decode(run, inputs, job["axes"], graph_file["fixed"]) if case["decode"] else run(inputs)
+    if not case["decode"]:
+        return run(inputs)
+    if any(GROWING in job["axes"].get(name, ()) for name in job["caches"].values()):
+        return decode_growing(run, inputs, job["axes"], job["caches"])
+    return decode(run, inputs, job["axes"], graph_file["fixed"])
 
 
 # -- runs in which no output shares the buffer of an input --------------------------------------

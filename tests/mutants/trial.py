@@ -25,8 +25,9 @@ from attn_export.export.subject import Subject
 from attn_export.float64.evaluate import Evaluation
 from attn_export.judge.judge import judge
 from attn_export.results import WHOLE_DECODE, Arrays, Golden
+from attn_export.runtimes.decode_steps import decode
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
-from attn_export.runtimes.worker import decode, to_case_layout, to_graph_layout
+from attn_export.runtimes.worker import to_case_layout, to_graph_layout
 from attn_export.schema import GraphFile
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, read_tensors

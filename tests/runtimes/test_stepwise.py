@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attn_export.runtimes.worker import BLOCK, decode
+from attn_export.runtimes.decode_steps import BLOCK, decode
 
 Arrays = dict[str, np.ndarray]
 

@@ -16,7 +16,7 @@ from attn_export import verify
 from attn_export.bundle.golden import read_golden, stored_cases
 from attn_export.judge.judge import judge
 from attn_export.results import WHOLE_DECODE, Golden, Verdict
-from attn_export.runtimes import worker
+from attn_export.runtimes import decode_steps
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.tensorfile import read_tensors
 
@@ -84,7 +84,7 @@ def judged(fault: Callable[[Run], Run]) -> list[Verdict]:
     engine = OrtCpu().load(bundle_of(NAMES[0]) / "model.onnx", threads=1)
     manifest = json.loads((bundle_of(NAMES[0]) / "manifest.json").read_text())
     axes = {n: e["shape"] for part in ("inputs", "outputs") for n, e in manifest[part].items()}
-    outputs = worker.decode(fault(lambda x: engine.run(x, {})), inputs, axes, {})
+    outputs = decode_steps.decode(fault(lambda x: engine.run(x, {})), inputs, axes, {})
     return list(judge("ort-cpu", "model.onnx", golden, outputs))
 
 
@@ -153,11 +153,11 @@ def test_a_planted_fault_is_caught(fault: Callable[[Run], Run]):
 
 
 def test_a_replay_that_loses_the_buffers_when_they_grow_is_caught(monkeypatch: pytest.MonkeyPatch):
-    fit = worker._fit
+    fit = decode_steps._fit
 
     def losing(array: np.ndarray, axis: int, size: int) -> np.ndarray:
         fitted = fit(array, axis, size)
         return fitted * 0 if array.dtype == np.float32 and size > array.shape[axis] else fitted
 
-    monkeypatch.setattr(worker, "_fit", losing)
+    monkeypatch.setattr(decode_steps, "_fit", losing)
     assert "failed" in {verdict.status for verdict in judged(lambda run: run)}
