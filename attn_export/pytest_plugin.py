@@ -170,6 +170,8 @@ def _report(
     stem = _report_stem(request)
     if stem is not None:
         options["reproduction"] = stem.with_name(f"{stem.name}.explained")
+    if "graphs" in options:  # of a whole model
+        options["graph"] = options.pop("graphs")
     try:
         report = parity_report(of, *arguments, **options)
     except AttnExportError as error:

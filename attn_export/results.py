@@ -6,7 +6,7 @@ import dataclasses
 import html
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from msgspec import Meta, Struct
 
@@ -69,8 +69,9 @@ class Case:
         about: The purpose of the case, in a few words.
         may_overflow: Whether inputs may have to be scaled down because the module overflows.
         contents: The names of the changes of random inputs.
-        ignored_rows: Indices of batch elements with NaN or Inf. They are not compared, except in
-            rows that `Golden.determined` names.
+        ignored_rows: Indices of batch elements with NaN or Inf, or with padding. They are not
+            compared, except in rows that `Golden.determined` names.
+        judged_rows: Those rows, by output, if they are known before the truth is.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Case:
     may_overflow: bool = False
     contents: tuple[str, ...] = ()
     ignored_rows: tuple[int, ...] = ()
+    judged_rows: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,6 +270,25 @@ class Report:
     def passed(self) -> bool:
         """True if the exit code is 0."""
         return self.exit_code == 0
+
+    @classmethod
+    def joined(cls, name: str, reports: Mapping[str, Self]) -> Self:
+        """Return one report of several, whose names stand before their graphs and sentences."""
+        of_all = [(f"{part}/", r) for part, r in reports.items()]
+        return dataclasses.replace(
+            of_all[0][1], name=name,
+            runs=tuple(
+                dataclasses.replace(x, graph=part + x.graph) for part, r in of_all for x in r.runs
+            ),
+            verdicts=tuple(
+                dataclasses.replace(x, graph=part + x.graph)
+                for part, r in of_all for x in r.verdicts
+            ),
+            notes=tuple(dict.fromkeys(part + note for part, r in of_all for note in r.notes)),
+            explanations=tuple(part + cause for part, r in of_all for cause in r.explanations),
+            dimensions={part + end: of for part, r in of_all for end, of in r.dimensions.items()},
+            error=next((r.error for _, r in of_all if r.error is not None), None),
+        )  # fmt: skip
 
     def raise_if_failed(self) -> None:
         """Raise the error of the exit code unless the report has passed.

@@ -118,7 +118,11 @@ class _Tuning(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of `manifest.json`."""
+    """The content of `manifest.json`.
+
+    Attributes:
+        unchanged: The inputs that no case changes alone.
+    """
 
     format: Name
     name: Text
@@ -132,6 +136,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     bounds: dict[EndName, Annotated[list[Count | None], Meta(min_length=2, max_length=2)]] = {}
     roles: dict[EndName, EndName] = {}
     caches: dict[EndName, EndName] = {}
+    unchanged: Annotated[tuple[EndName, ...], Meta(max_length=100)] = ()
     tuning: _Tuning | None = None
 
     def __post_init__(self) -> None:

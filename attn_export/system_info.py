@@ -91,6 +91,7 @@ EXTRAS = {
     "torch": "build",
     "onnxscript": "build",
     "matplotlib": "build",
+    "transformers": "models",
     "model_signing": "sign",
     "OpenSSL": "sign",
     "distributed": "sweep",

@@ -35,7 +35,7 @@ WITH_TORCH = (
     "truth/decisions", "truth/graph_oracle", "truth/notes", "truth/operations", "truth/oracle",
     "truth/quality_oracle", "truth/rounding", "truth/ties", "parts/benchmarks/peers",
     "parts/benchmarks/torch_layers", "parts/low_precision/", "parts/probe/pytorch",
-    "parts/quantised_checkpoints/",
+    "parts/quantised_checkpoints/", "parts/whole_models/",
 )  # fmt: skip
 
 ONLY_IN = {
@@ -170,7 +170,12 @@ MOST_PARAMETERS = 8
 AS_OTHERS = {
     "attention/functional: scaled_dot_product_attention",
     "attention/onnx_attention: attention_node",
+    "commands/assert_parity: assert_parity",
     "commands/verify: verify",
+    "float64/fused_attention: group_query_attention",
+    "float64/fused_attention: multi_head_attention",
+    "float64/fused_attention: packed_attention",
+    "float64/fused_layers: mixture_of_experts",
 }
 """Functions that users call, and those with the operands of PyTorch's function or ONNX's operator.
 The options of a command are parameters of a function `*_command`."""

@@ -229,7 +229,8 @@ def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
 def _missing(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> Iterator[str]:
     inputs = {name: signature.shape for name, signature in manifest.inputs.items()}
     names = {case.name for case in cases}
-    for name in (BASE, *(f"{CHANGED}{input_name}" for input_name in inputs)):
+    alone = inputs if ours else inputs.keys() - set(manifest.unchanged)
+    for name in (BASE, *(f"{CHANGED}{input_name}" for input_name in alone)):
         if name not in names:
             yield f"none is {name!r}"
     for axis in {axis for shape in inputs.values() for axis in shape if isinstance(axis, str)}:

@@ -64,6 +64,13 @@ class _Staging:
         return target
 
 
+def bundles_in(folder: Path) -> dict[str, Path]:
+    """Return the bundles in a folder that is none itself, by name; none if it is one."""
+    if (folder / MANIFEST).exists():
+        return {}
+    return {file.parent.name: file.parent for file in sorted(folder.glob(f"*/{MANIFEST}"))}
+
+
 def failed_folder(output: Path) -> Path:
     """Return the folder of the bundle that a failed build leaves: ``OUTPUT.failed``."""
     return output.with_name(f"{output.name}.failed")

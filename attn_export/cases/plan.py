@@ -48,11 +48,13 @@ class Plan:
     Attributes:
         notes: Notes on their choice for the reader of a report.
         interface: The inputs and outputs that they are for.
+        is_settled: Whether the cases are run as they are, and none is left out.
     """
 
     cases: tuple[Case, ...]
     notes: tuple[str, ...]
     interface: Interface
+    is_settled: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

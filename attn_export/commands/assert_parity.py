@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from attn_export.bundle.manifest import failed_folder
 from attn_export.commands.build import build
 from attn_export.commands.compare import compare
+from attn_export.commands.compare_whole import compare_models, is_whole_model
 from attn_export.commands.explain_failures import explain_failures
 from attn_export.commands.verify import verify
 from attn_export.errors import AttnExportError, UsageError
@@ -32,12 +33,13 @@ def assert_parity(
     axes: Mapping[str, Mapping[int, str]] | None = None,
     *,
     graph: Path | str | None = None,
+    graphs: Path | str | None = None,
     names: Mapping[str, str] | None = None,
     outputs: Sequence[str] = ("output",),
     dialects: Sequence[str] = ("all",),
     **keywords: Unpack[RunKeywords],
 ) -> Report:
-    """Assert that graphs compute the same as a module, another graph or a bundle.
+    """Assert that graphs compute the same as a module, a whole model, another graph or a bundle.
 
     Args:
         of: The reference: a `torch.nn.Module` with its inputs, a `Subject`, an `AttentionSpec`,
@@ -46,6 +48,8 @@ def assert_parity(
         axes: The dynamic axes of each input of a module; see `Subject`.
         graph: An ONNX file of any origin to judge. Default: the graphs that a module is exported
             to, or those of a bundle.
+        graphs: The folder of the graphs of a whole model to judge, which `of` is: a model of
+            transformers, or the folder of its checkpoint.
         names: The names of inputs and outputs in `graph`, by the names in the reference. Others
             are matched by equal names, and the remaining ones by position.
         outputs: The names of the outputs of a module; see `Subject`.
@@ -63,8 +67,8 @@ def assert_parity(
     __tracebackhide__ = True  # pytest shows the line of the test instead of this function
     try:
         report = parity_report(
-            of, inputs, axes, graph=graph, names=names, outputs=outputs, dialects=dialects,
-            **keywords,
+            of, inputs, axes, graph=graphs or graph, names=names, outputs=outputs,
+            dialects=dialects, **keywords,
         )  # fmt: skip
     except AttnExportError as error:  # without a traceback: the message is complete
         raise error.with_traceback(None) from None
@@ -90,6 +94,8 @@ def parity_report(
     __tracebackhide__ = True
     run = RunOptions.of(**keywords)
     explained = functools.partial(explain_failures, run=run, reproduction=reproduction)
+    if graph is not None and is_whole_model(of):
+        return compare_models(of, graph, run, names=names)
     if names is not None and graph is None:
         raise UsageError("names are those of a graph; give graph=FILE too")
     if isinstance(of, str | os.PathLike):

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from attn_export.bundle.manifest import GOLDEN, dimensions, failed_folder, staging
+from attn_export.commands.compare_whole import compare_models
 from attn_export.commands.compared_graph import match_names, read_compared, write_bundle
-from attn_export.commands.explain_failures import explain_failures
+from attn_export.commands.explain_failures import LONG, SECONDS, explain_failures
 from attn_export.commands.fixed_graphs import fixed_graphs
 from attn_export.commands.options import (
     fix_input_option,
@@ -21,6 +22,7 @@ from attn_export.commands.options import (
     module_option,
     option,
     pairs,
+    ranges,
     run_options,
 )
 from attn_export.commands.output import Output, output_options
@@ -55,11 +57,20 @@ OTHER = "reference.onnx"
     help="The ONNX file to compare with --module.",
 )  # fmt: skip
 @option(
+    "--model", type=Path, metavar="FOLDER",
+    help="The checkpoint of a whole model: config.json and safetensors.",
+)  # fmt: skip
+@option(
+    "--graphs", "exported", type=Path, metavar="FOLDER",
+    help="The graphs that another exporter made of --model, or of the model of --module.",
+)  # fmt: skip
+@option("--layout", metavar="NAME", help="The exporter of --graphs.  [default: as recognised]")
+@option(
     "--name", "names", multiple=True, metavar="NAME=OTHER", callback=pairs,
     help="An input or output of the module (or of A) that the graph calls OTHER.",
 )  # fmt: skip
 @option(
-    "--range", "ranges", multiple=True, metavar="NAME=LOW:HIGH",
+    "--range", "ranges", multiple=True, metavar="NAME=LOW:HIGH", callback=ranges,
     help="The least and the largest value of an integer input of A.",
 )  # fmt: skip
 @option(
@@ -77,25 +88,37 @@ def compare_command(
     graphs: tuple[Path, ...],
     module: str | None,
     graph: Path | None,
+    model: Path | None,
+    exported: Path | None,
+    layout: str | None,
     fixed: dict[str, str],
     run: RunOptions,
     output: Path | None,
     destinations: Output,
     **options: Any,
 ) -> int:
-    """Compare any ONNX graph with a module, or with another graph.
+    """Compare any ONNX graph with a module, another graph, or a whole model.
 
-    Either --module and --graph, or two files: the float64 run of the module, or of A.onnx, is the
-    truth. Inputs and outputs are matched by name, else by position.
+    --module and --graph, or two files: the float64 run of the module, or of A.onnx, is the truth;
+    names match, else positions. --model and --graphs: the model as transformers runs it is it.
     """
     from attn_export.export.user_module import load_subject
 
+    if exported is not None:
+        if (model is None) == (module is None) or graph or graphs or fixed:
+            raise UsageError("--graphs FOLDER is for --model FOLDER, or for --module alone")
+        limit_own_memory()
+        given = {"layout": layout, "names": options["names"], "output": output}
+        with destinations.job(exported.absolute().name, run) as run:
+            report = compare_models(model or load_subject(str(module)), exported, run, **given)
+        return destinations.render(report, output)
+    if model is not None or layout is not None:
+        raise UsageError("--model and --layout need --graphs FOLDER, the graphs to judge")
     has_module = module is not None and graph is not None and not graphs
     if not has_module and (module is not None or graph is not None or len(graphs) != 2):
         raise UsageError(
             "compare takes --module PATH.py:FUNCTION --graph FILE.onnx, or two files A.onnx B.onnx"
         )
-    options["ranges"] = dict(map(_range, options["ranges"]))
     limit_own_memory()
     with fixed_graphs([graph] if graph else graphs, fixed) as (*others, judged):
         reference = functools.partial(load_subject, module) if module else others[0]
@@ -105,20 +128,8 @@ def compare_command(
         return destinations.render(report, bundle)
 
 
-def _range(text: str) -> tuple[str, tuple[int, int]]:
-    name, _, span = text.partition("=")
-    low, _, high = span.partition(":")
-    try:
-        limits = int(low), int(high)
-    except ValueError:
-        limits = None
-    if not name or limits is None or limits[0] > limits[1]:
-        raise UsageError(f"--range is NAME=LOW:HIGH, two whole numbers; got {text!r}")
-    return name, limits
-
-
 def compare(
-    reference: Subject | AttentionSpec | Path | str | Callable[[], Subject],
+    reference: Subject | AttentionSpec | Path | str | Callable[[], Subject | Reference],
     graph: Path | str,
     run: RunOptions | None = None,
     *,
@@ -162,7 +173,7 @@ def compare(
             else:
                 report = explain_failures(
                     report, folder, folder / path.name, run=run, reference=right,
-                    reproduction=reproduction,
+                    reproduction=reproduction, seconds=SECONDS if right.cause is None else LONG,
                 )  # fmt: skip
         return dataclasses.replace(report, model=publish(report) or path)
 
@@ -232,6 +243,12 @@ def _axes(reference: Reference, names: TensorNames) -> dict[str, tuple[str | int
     }
 
 
+def _caches(reference: Reference, names: TensorNames) -> dict[str, str]:
+    """Return the input of the graph that takes an output in the next step, by output."""
+    caches = reference.interface.roles.caches
+    return {names.outputs[output]: names.inputs[source] for output, source in caches.items()}
+
+
 def _golden(
     folder: Path,
     pool: Pool,
@@ -247,12 +264,12 @@ def _golden(
 
     model = compared.model
     oracle = reference.oracle(least_eps(model))
-    plan = plan_cases(reference.interface, reference.takes)
+    plan = reference.plan or plan_cases(reference.interface, reference.takes)
     cases, left_out = reference.computable(oracle, plan.cases)
     plan = dataclasses.replace(plan, cases=tuple(cases))
     start = functools.partial(
         pool.start, compared.path.parent.absolute(), list(names.inputs.values()),
-        _axes(reference, names),
+        _axes(reference, names), caches=_caches(reference, names),
     )  # fmt: skip
     goldens, notes = golden_vectors(
         folder / GOLDEN, plan, oracle, start, pool.run.progress,
@@ -285,11 +302,11 @@ def _complete(
         # A graph of the same names shows `explain` the first wrong value.
         file = replace(compared.file, name=OTHER)
         graphs = [Graph(load_proto(reference.path), file, reference.path), compared]
-    write_bundle(folder, graphs, ends, report)
+    write_bundle(folder, graphs, ends, report, _caches(reference, names))
 
     def steps(inputs: Mapping[str, Any]) -> Any:
         # Copies, because torch requires writable arrays.
         named = {name: inputs[other].copy() for name, other in names.inputs.items()}
         return reference.oracle(0.0).steps(named)
 
-    return ValueReference(reference.whose, steps)
+    return ValueReference(reference.whose, steps, reference.cause)

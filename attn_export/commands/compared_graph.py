@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attn_export.bundle.golden import read_index
+from attn_export.bundle.manifest import GOLDEN
 from attn_export.errors import UsageError, printable
 from attn_export.graph import Graph
 from attn_export.report.html import write_report
-from attn_export.results import Report
+from attn_export.results import CHANGED, Report
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits
 from attn_export.schema import GraphFile, TensorSignature
@@ -99,17 +101,22 @@ def write_bundle(
     graphs: Sequence[Graph[onnx.ModelProto]],
     ends: tuple[Mapping[str, TensorSignature], Mapping[str, TensorSignature]],
     report: Report,
+    caches: Mapping[str, str],
 ) -> None:
     """Write the graphs, the report and the manifest into a folder that has the golden vectors."""
     for graph in graphs:
         _copy_graph(graph.path, graph.model, folder / graph.file.name)
     inputs, outputs = ends
+    cases = {case.name for case in read_index(folder / GOLDEN).cases}
+    unchanged = [name for name in inputs if f"{CHANGED}{name}" not in cases]
     write_report(folder, report, {
         "name": report.name,
         "versions": versions(),
         "graphs": {graph.file.name: _entry(graph.model, graph.file) for graph in graphs},
         "inputs": inputs,
         "outputs": outputs,
+        **({"caches": caches} if caches else {}),
+        **({"unchanged": unchanged} if unchanged else {}),
         "weights": "as the graph that was compared holds them",
     })  # fmt: skip
 

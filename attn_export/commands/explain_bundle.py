@@ -22,7 +22,7 @@ from attn_export.explain.experiments import (
     run_scaled_inputs,
     shrink_case,
 )
-from attn_export.explain.explanation import Cause, Explanation
+from attn_export.explain.explanation import Cause, Deviation, Explanation
 from attn_export.explain.graph_evaluation import EvaluatedGraph
 from attn_export.explain.graph_run import (
     GoldenCase,
@@ -143,16 +143,31 @@ class _FailingRun:
             fault, runner.runtime.name, *mistakes, first, pattern, not_computed,
             self.reference.name, lossy=lossy,
         )  # fmt: skip
+        found = causes(seen, results, lines)
         explained = dataclasses.replace(
             base,
             fault=fault,
-            causes=tuple(causes(seen, results, lines)),
+            causes=(*(self._changes(first) if fault != "runtime" else ()), *found),
             first=first,
             experiments=tuple(results),
             pattern=pattern.lines,
             notes=(*base.notes, reason) if reason else base.notes,
         )
         return explained, right or evaluated
+
+    def _changes(self, first: Deviation | None) -> Iterator[Cause]:
+        """Yield the change of the reference that gives the outputs of the smallest failing case."""
+        case = self.trial.failed[0]
+        if self.reference.cause is not None:
+            golden = dataclasses.replace(
+                case.golden, case=dataclasses.replace(case.golden.case, inputs=case.inputs)
+            )
+            outputs = self.trial.ran.outputs[case.name]
+            found = self.reference.cause(golden, outputs, self.deadline.is_over)
+            if found is not None:
+                at = f"; first wrong value: {first.location}" if first is not None else ""
+                sentence = f"the graph is wrong: {found.sentence}{at}"
+                yield dataclasses.replace(found, sentence=sentence)
 
     def _lines(self) -> dict[str, str]:
         """Return the line of the module that each node came from; this graph's entries win."""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 SECONDS = 20.0
 """The time after which no further experiment is started, so that failed tests end soon."""
 
+LONG = 90.0
+"""That time where changes of a reference are searched, which is a whole model."""
+
 RUNTIMES = 2
 """The number of runtimes whose failures are explained: most often, others have the same cause."""
 

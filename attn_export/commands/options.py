@@ -167,3 +167,20 @@ def limit_own_memory() -> None:
     from attn_export.runtimes.protocol import Limits
 
     limit_memory(Limits.default().memory_mib or 0)
+
+
+def ranges(_: Any, __: Any, texts: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+    """Return the least and the largest value by name, of texts ``NAME=LOW:HIGH``."""
+    return dict(map(_range, texts))
+
+
+def _range(text: str) -> tuple[str, tuple[int, int]]:
+    name, _, span = text.partition("=")
+    low, _, high = span.partition(":")
+    try:
+        limits = int(low), int(high)
+    except ValueError:
+        limits = None
+    if not name or limits is None or limits[0] > limits[1]:
+        raise UsageError(f"--range is NAME=LOW:HIGH, two whole numbers; got {text!r}")
+    return name, limits

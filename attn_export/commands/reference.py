@@ -17,6 +17,8 @@ from attn_export.spec.inputs import Roles
 
 if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes
+    from attn_export.cases.plan import Plan
+    from attn_export.export.subject import Subject
     from attn_export.float64.evaluate import Evaluation
 
 Notes = tuple[str, ...]
@@ -34,6 +36,8 @@ class Reference:
         notes_on: A function that returns further notes from the source of the truth and a case.
         has_narrow_dtypes: Whether the reference has types narrower than float32.
         path: The path of a graph; None for a module.
+        plan: The cases; None if they are planned from the interface.
+        cause: See `ValueReference.cause`.
     """
 
     whose: str
@@ -45,6 +49,8 @@ class Reference:
     notes_on: Callable[[Any, Case], Notes]
     has_narrow_dtypes: bool
     path: Path | None = None
+    plan: Plan | None = None
+    cause: Any = None
 
     def computable(self, oracle: Any, cases: Sequence[Case]) -> tuple[Sequence[Case], Notes]:
         """Return the cases whose truth can be computed, and notes on the others.
@@ -68,14 +74,12 @@ def read_reference(
             "ranges and relations are for two graphs; a module has those of its example inputs and "
             "of its Subject"
         )
-    return _of_module(reference() if callable(reference) else reference)
+    module = reference() if callable(reference) else reference
+    return module if isinstance(module, Reference) else _of_module(module)
 
 
 def _of_module(module: Any) -> Reference:
     from attn_export.export.subject import Subject
-    from attn_export.export.subject_checks import output_dtypes
-    from attn_export.truth.notes import truth_notes
-    from attn_export.truth.oracle import Oracle
 
     subject = Subject.from_spec(module) if isinstance(module, AttentionSpec) else module
     if not isinstance(subject, Subject):
@@ -83,8 +87,17 @@ def _of_module(module: Any) -> Reference:
             "compare takes a Subject, an AttentionSpec or an ONNX file; got "
             f"{type(module).__name__}"
         )
+    return of_subject(subject, subject.interface())
+
+
+def of_subject(subject: Subject, interface: Interface) -> Reference:
+    """Return the reference for a subject with the interface from which its cases are planned."""
+    from attn_export.export.subject_checks import output_dtypes
+    from attn_export.truth.notes import truth_notes
+    from attn_export.truth.oracle import Oracle
+
     return Reference(
-        "the module", subject.interface(),
+        "the module", interface,
         output_dtypes(lambda: subject.call(subject.module, subject.inputs)), subject.takes,
         lambda least_eps: Oracle(subject, least_eps), subject.notes, truth_notes,
         bool(subject.narrow_dtypes()),

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -21,6 +22,7 @@ from attn_export.bundle.golden import (
 from attn_export.bundle.manifest import (
     GOLDEN,
     SPEC,
+    bundles_in,
     dimensions,
     read_bundle,
     read_manifest,
@@ -77,7 +79,7 @@ def verify_command(
     limit_own_memory()
     with destinations.job(bundle.name, run) as run:
         report = verify(bundle, run, graph=graph, **options)
-        if not report.passed:
+        if not report.passed and not bundles_in(bundle):
             from attn_export.commands.explain_failures import explain_failures
 
             report = explain_failures(report, bundle, graph, run=run)
@@ -101,7 +103,7 @@ def verify(
     """Run a bundle's graphs, or another graph, and judge the outputs by its golden vectors.
 
     Args:
-        bundle: The bundle's folder.
+        bundle: The bundle's folder, or a folder of several bundles.
         run: The keywords as one value.
         graph: An ONNX file to run instead of the bundle's own graphs. If it has the file name of
             one of these, it is run with the same layouts, dtypes and shared buffers.
@@ -116,17 +118,15 @@ def verify(
         trust: A PEM file with the public key of the required signer, or a sigstore identity. The
             signed files are copied, and the copy is run.
         oidc_issuer: The URL of the issuer of a sigstore identity; None for a key.
-        **keywords: [How graphs are run and judged](api.md#keywords-of-runs). Budgets replace those
-            of the bundle.
+        **keywords: [As for a build](api.md#keywords-of-runs). Budgets replace those of the bundle.
 
     Returns:
-        The report, with a verdict on each output of each case in each runtime. Its `error` is a
-        `BundleError` if stored cases differ from those that are computed anew.
+        The report. Its `error` is a `BundleError` if stored cases differ from those computed anew.
 
     Raises:
         UsageError: If a name is unknown, or `baseline` does not exist.
         GraphError: If `graph` cannot be read, or has other inputs or outputs.
-        BundleError: If a file of the bundle is missing or was changed, or `trust` did not sign it.
+        BundleError: If a file is missing or was changed, or `trust` did not sign it.
     """
     run = RunOptions.of(run, **keywords)
     if recompute and sizes:
@@ -135,21 +135,38 @@ def verify(
         raise UsageError(f"--module {module} needs --recompute or --sizes")
     earlier = read_baseline(Path(baseline)) if baseline and not update else None
     evidence = functools.partial(_evidence, recompute=recompute, sizes=sizes, module=module)
-    replacement = Path(graph) if graph else None
-    with attested(Path(bundle), trust, oidc_issuer) as (folder, check):
-        report = _run(folder, replacement, run, evidence, check)
-    # Not the path in `folder`, which may have been a temporary copy.
-    report = dataclasses.replace(report, model=replacement or Path(bundle) / MODEL)
+    signer = functools.partial(attested, signer=trust, issuer=oidc_issuer)
+    report = _of_all(Path(bundle), Path(graph) if graph else None, run, evidence, signer)
     if baseline and update and report.passed:
         write_baseline(Path(baseline), report)
     return report if earlier is None else apply_baseline(report, earlier)
+
+
+_EvidenceOf = Callable[[Path, Manifest, Pool, Start], GoldenEvidence]
+
+
+def _of_all(
+    bundle: Path,
+    replacement: Path | None,
+    run: RunOptions,
+    evidence_of: _EvidenceOf,
+    signer: Callable[[Path], AbstractContextManager[tuple[Path, BundleCheck]]],
+) -> Report:
+    """Return the report on a bundle, or one on all bundles in a folder."""
+    bundles, reports = bundles_in(bundle) or {"": bundle}, {}
+    for name, path in bundles.items():
+        with signer(path) as (folder, check):
+            report = _run(folder, replacement, run, evidence_of, check)
+        # Not the path in `folder`, which may have been a temporary copy.
+        reports[name] = dataclasses.replace(report, model=replacement or path / MODEL)
+    return reports.get("") or Report.joined(bundle.absolute().name, reports)
 
 
 def _run(
     folder: Path,
     replacement: Path | None,
     run: RunOptions,
-    evidence_of: Callable[[Path, Manifest, Pool, Start], GoldenEvidence],
+    evidence_of: _EvidenceOf,
     check: BundleCheck,
 ) -> Report:
     """Run the cases, judge the outputs, and return the report."""
@@ -160,7 +177,9 @@ def _run(
         files = [_described(replacement, manifest)] if replacement else [*manifest.graphs.values()]
         pool = stack.enter_context(Pool(run, files))
         graphs = (replacement.parent if replacement else folder).absolute()
-        start = functools.partial(pool.start, graphs, list(manifest.inputs), axes)
+        start = functools.partial(
+            pool.start, graphs, list(manifest.inputs), axes, caches=manifest.next_inputs
+        )
         evidence = evidence_of(folder, manifest, pool, start)
         signature = check(manifest)
         facts = environment()

@@ -15,10 +15,11 @@ from typing import TypeGuard
 import numpy as np
 import onnx
 
-from attn_export.explain.explanation import Deviation, Lines
+from attn_export.explain.explanation import Cause, Deviation, Lines, OutOfTime
 from attn_export.float64 import ReferenceStep
 from attn_export.float64.evaluate import Evaluation, Values
 from attn_export.measures import measure_strictly
+from attn_export.results import Arrays, Golden
 from attn_export.tensorfile import Array
 
 _MODULE_AGREES = 1e-6
@@ -33,6 +34,9 @@ _LEAST_MATCHED = 0.25
 """The least share of computed values that must match for a node to be named. If fewer match, the
 reference computes in another way."""
 
+_HUGE = 1e30
+"""The size above which a number hides keys."""
+
 _VARIED = 4
 """An array with more distinct numbers than this does not match by coincidence."""
 
@@ -44,21 +48,31 @@ class ValueReference:
     Attributes:
         name: Its name, as in "the graph differs from …".
         steps: Takes the inputs of a case, and returns the operations of the reference.
+        cause: Searches for the change of the reference under which it gives the outputs of a case.
+            It takes the case with its truth, the outputs, and a function that returns whether the
+            time is over. None if the graph may be of another model than the reference.
     """
 
     name: str = "the bundle's"
     steps: Callable[[Mapping[str, Array]], Sequence[ReferenceStep]] | None = None
+    cause: Callable[[Golden, Arrays, OutOfTime], Cause | None] | None = None
 
 
 def first_unmatched_node(
-    graph: Evaluation, values: Values, reference: str, steps: Sequence[ReferenceStep], lines: Lines
-) -> Deviation | None:
+    graph: Evaluation, values: Values, whose: ValueReference, steps: Sequence[ReferenceStep],
+    lines: Lines,
+) -> Deviation | None:  # fmt: skip
     """Return the first node with a value that matches no step of the reference.
 
     Nodes whose inputs match those of a step, and whose output does not, take precedence. Return
     None if all values match, or if so few do that the reference computes in another way.
     """
-    comparable = {name: value for name, value in values.items() if _is_comparable(value)}
+    comparable = {
+        name: value
+        for name, value in values.items()
+        # Masks of the same model may be made in many ways, also of huge numbers.
+        if _is_comparable(value) and (whose.cause is None or not _is_mask(value))
+    }
     matches: dict[str, list[int]] = {}
     for name, value in comparable.items():
         numbers = [n for n, step in enumerate(steps) if _are_equal(value, step.value)]
@@ -67,7 +81,8 @@ def first_unmatched_node(
     varied = {name for name in matches if _is_varied(comparable[name])}
     right_values = _with_sources(graph, set(matches), varied)
     computed = [name for name in comparable if name in graph.producer]
-    if sum(name in matches for name in computed) < _LEAST_MATCHED * len(computed):
+    is_other = sum(name in matches for name in computed) < _LEAST_MATCHED * len(computed)
+    if is_other and whose.cause is None:
         return None
     matched = {number for numbers in matches.values() for number in numbers}
     wrong_values = comparable.keys() - right_values
@@ -75,13 +90,17 @@ def first_unmatched_node(
     for node in nodes:
         unmatched_step = _unmatched_step(node, matches, matched, steps)
         if unmatched_step is not None:
-            return _deviation(node, values, reference, unmatched_step, lines)
-    return _deviation(nodes[0], values, reference, None, lines) if nodes else None
+            return _deviation(node, values, whose.name, unmatched_step, lines)
+    return _deviation(nodes[0], values, whose.name, None, lines) if nodes else None
 
 
 def _is_comparable(value: object) -> TypeGuard[Array]:
     """Return whether a value is a floating or bool tensor of several elements."""
     return isinstance(value, np.ndarray) and value.dtype.kind in "fb" and value.size > 1
+
+
+def _is_mask(value: Array) -> bool:
+    return value.dtype == np.bool_ or bool((np.abs(value) > _HUGE).any())
 
 
 def _is_varied(value: Array) -> bool:

@@ -214,9 +214,7 @@ def _first_unmatched_over_cases(
         values = suspect.values(case)
         if values is not None:
             steps = reference.steps(case.inputs)
-            deviation = first_unmatched_node(
-                suspect.evaluation, values, reference.name, steps, lines
-            )
+            deviation = first_unmatched_node(suspect.evaluation, values, reference, steps, lines)
             deviations += [deviation] if deviation is not None else []
     return min(deviations, key=lambda deviation: order[deviation.value], default=None)
 

@@ -34,6 +34,8 @@ class Part:
         installs: The module that installs what has a name. It holds `install(name, say)`.
         verifies: The module with what `verify` asks of signatures and statements: `attested`, as
             in `commands/attestation`.
+        compares: The module that judges graphs of whole models. It holds
+            `compare_models(model, graphs, run, layout=, names=, output=)`.
         checkpoints: The module that reads layers of integers. It holds
             `with_integers(source, config)`, which returns a source whose `integers` gives them.
         rounds: The module on layers that round inside, to integers or float16. It holds
@@ -49,6 +51,7 @@ class Part:
     references: Mapping[str, str] = dataclasses.field(default_factory=dict)
     installs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     verifies: str = ""
+    compares: str = ""
     checkpoints: str = ""
     rounds: str = ""
     mistakes: Sequence[str] = ()

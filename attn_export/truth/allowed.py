@@ -85,9 +85,9 @@ def build_golden(
     those in outputs. Default: batch elements that have them are not compared.
     """
     expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
-    determined: Mapping[str, tuple[int, ...]] = {}
+    determined = case.judged_rows
     # In narrower graphs an infinity of the narrower type may come first.
-    if truth_of is not None and case.ignored_rows and not is_narrower:
+    if truth_of is not None and case.ignored_rows and not determined and not is_narrower:
         determined = determined_rows(case, (expected, truth, eager, *runs), truth_of)
     allowed: dict[str, Allowed | None] = {}
     unusable: dict[str, str] = {}

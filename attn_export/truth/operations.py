@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -120,13 +120,18 @@ MOST_STEPS = 5000
 class Recording(OperationMode):
     """Mode that records the results of operations.
 
+    `place`: Returns the place in the model of the operation that runs.
+
     Attributes:
         steps: The recorded values, in the order of the run.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], place: Callable[[], str] | None = None
+    ) -> None:
         super().__init__()
         self.steps: list[ReferenceStep] = []
+        self._place = place
         self._numbers: dict[int, int] = {}
         self._alive: list[Tensor] = []  # an id may be used again once its tensor is freed
         for name, tensor in tensors.items():
@@ -139,7 +144,8 @@ class Recording(OperationMode):
         if len(self.steps) < MOST_STEPS:
             flat = [x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else (arg,))]
             reads = tuple(self._numbers[id(x)] for x in flat if id(x) in self._numbers)
-            line = user_line()
+            place = None if self._place is None else self._place()
+            line = user_line() if place is None else f"{place}, {user_line()}" if place else ""
             if name_of(func) == "addmm":  # a product and a sum in graphs
                 self._add("mm", line, args[1] @ args[2], reads)
                 reads = (*reads, len(self.steps) - 1)

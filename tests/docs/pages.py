@@ -51,6 +51,9 @@ def after_the_first_command() -> Path:
         (folder / "docs" / "results").mkdir()
         shutil.copy(ROOT / "docs" / "results" / "releases.json", folder / "docs" / "results")
         write_tiny_llama(folder / "checkpoint")
+        exports = Path("tests", "parts", "whole_models", "exports")
+        for name in ("llama", "mistral"):
+            shutil.copytree(ROOT / exports / name, folder / exports / name)
         (folder / "first.txt").write_text(run(FIRST, folder))
 
     return shared.once("docs", make)

@@ -34,7 +34,7 @@ SLOW = {
 """Commands that take long, which `--all` runs; other tests run them too, most for less."""
 LONG = {
     "ci", "sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence",
-    "low-precision", "dry-run", "other-cpus",
+    "low-precision", "dry-run", "other-cpus", "whole-models",
 }  # fmt: skip
 """Pages that take long, which `--all` runs."""
 

@@ -1,0 +1,213 @@
+"""A whole model as transformers runs it, called with the inputs of an exported graph."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from attn_export.errors import ExportError
+from attn_export.parts.whole_models.export_layouts import End, Entry, Role
+
+
+class _Recorded(DynamicCache):
+    """A cache that remembers the keys and values of the tokens of a run.
+
+    Attributes:
+        new: Them by the number of the layer, `[B, Hkv, L, D]`.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config=config)
+        self.new: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append keys and values to a layer."""
+        self.new[layer_idx] = key_states, value_states
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+
+class ModelCall(nn.Module):
+    """A model with the inputs and outputs of one graph, by their names in it.
+
+    Its own cache and masks are used. Batches are padded on the left, as `generate` does: the pasts
+    of a cache of fixed size, which start at its first slot, are moved.
+
+    `entry`: The graph, whose inputs and outputs are known.
+    """
+
+    def __init__(self, model: PreTrainedModel, entry: Entry) -> None:
+        super().__init__()
+        self.model, self.entry = model, entry
+        self.config: Any = model.config
+        self._has_encoder = bool(self.config.is_encoder_decoder)
+        has_cache = bool(entry.having("past") or entry.having("present"))
+        self._is_decoder = has_cache or (self._has_encoder and entry.one("states") is not None)
+
+    def forward(self, **given: Tensor) -> list[Tensor]:
+        """Return the outputs of the graph, in its order."""
+        inputs = _Given(self.entry, given)
+        if not self._is_decoder:
+            callee: Any = self.model.get_encoder() if self._has_encoder else self.model
+            return self._outputs(callee(**self._plain(callee, inputs)), inputs, None, None)
+        own, mask = self._cache(inputs)
+        kwargs = {"past_key_values": own, "use_cache": True}
+        ids, cross = inputs.roles["ids"], None
+        if self._has_encoder:
+            cross = DynamicCache(config=self.config)
+            branch = inputs.roles.get("branch")
+            # A merged decoder without a past makes them from the encoder's output.
+            is_first = branch is not None and not branch.any()
+            for layer, (key, value) in inputs.pasts("encoder").items():
+                if key.shape[2] and not is_first:
+                    cross.update(key, value, layer)
+            kwargs |= {
+                "decoder_input_ids": ids, "encoder_outputs": self._states(inputs),
+                "past_key_values": EncoderDecoderCache(own, cross),
+                "attention_mask": inputs.roles.get("states mask"),
+            }  # fmt: skip
+            if "mask" in inputs.roles:
+                kwargs["decoder_attention_mask"] = mask
+            if "positions" in inputs.roles:
+                kwargs["decoder_position_ids"] = inputs.roles["positions"]
+        else:
+            kwargs |= {"input_ids": ids, "attention_mask": mask}
+            # By default the model makes its own positions, as in the graph.
+            if "positions" in inputs.roles:
+                kwargs["position_ids"] = inputs.roles["positions"]
+            if "token types" in inputs.roles:
+                kwargs["token_type_ids"] = inputs.roles["token types"]
+        return self._outputs(self.model(**kwargs), inputs, own, cross)
+
+    def _plain(self, callee: nn.Module, inputs: _Given) -> dict[str, Tensor]:
+        """Return the arguments of a model without a cache."""
+        accepted = inspect.signature(callee.forward).parameters
+        names = {
+            "ids": "input_ids", "mask": "attention_mask", "positions": "position_ids",
+            "token types": "token_type_ids",
+            "features": next((name for name in _FEATURES if name in accepted), ""),
+        }  # fmt: skip
+        return {names[role]: tensor for role, tensor in inputs.roles.items() if role in names}
+
+    def _cache(self, inputs: _Given) -> tuple[_Recorded, Tensor]:
+        """Return the cache, and the mask `[B, P + L]`."""
+        ids, write_at = inputs.roles["ids"], inputs.roles.get("write at")
+        own, past = _Recorded(self.config), 0
+        for layer, pair in inputs.pasts("decoder").items():
+            slots = inputs.write_at(layer)
+            key, value = (x if slots is None else self._moved(x, slots) for x in pair)
+            if key.shape[2]:
+                own.update(key, value, layer)
+            past = max(past, key.shape[2])
+        mask = inputs.roles.get("mask")
+        if write_at is not None:
+            mask = _mask_of(write_at, inputs.roles["lengths"], past, ids.shape[1])
+        if mask is None:
+            mask = torch.ones(ids.shape[0], past + ids.shape[1], dtype=torch.int64)
+        return own, mask
+
+    def _moved(self, cache: Tensor, write_at: Tensor) -> Tensor:
+        """Return a cache of fixed size as `[B, Hkv, P, D]`, whose keys end at the last slot."""
+        if cache.ndim == 3:  # [B, S, Hkv * D]
+            config = self.config.get_text_config(decoder=True)
+            size = getattr(config, "head_dim", None)
+            size = size or config.hidden_size // config.num_attention_heads
+            cache = cache.unflatten(-1, (-1, size)).transpose(1, 2)
+        past = int(write_at.max())
+        slots = torch.arange(past) - (past - write_at)[:, None]  # [B, P]
+        index = slots.clamp(min=0)[:, None, :, None]
+        return cache.gather(2, index.expand(-1, cache.shape[1], -1, cache.shape[3]))
+
+    def _states(self, inputs: _Given) -> BaseModelOutput:
+        """Return the encoder's output; zeros if its keys and values are in the cache."""
+        states = inputs.roles.get("states")
+        if states is None:
+            key, _ = next(iter(inputs.pasts("encoder").values()))
+            states = key.new_zeros(key.shape[0], key.shape[2], self.config.hidden_size)
+        return BaseModelOutput(last_hidden_state=states)
+
+    def _outputs(self, result: Any, inputs: _Given, own: Any, cross: Any) -> list[Tensor]:
+        """Return the outputs of the graph from the model's."""
+        outputs = []
+        for name, end in self.entry.outputs.items():
+            if end.role == "window":
+                outputs.append(inputs.by_name[name.replace("output.", "input.")])
+            elif end.role == "present":
+                outputs.append(self._present(end, inputs, own, cross))
+            else:
+                field, _, number = _FIELDS.get(name, name).partition(".")
+                value = getattr(result, field, None)
+                if value is None:
+                    raise ExportError(f"the model has no output {name!r}")
+                outputs.append(value[int(number)] if number else value)
+        return outputs
+
+    def _present(self, end: End, inputs: _Given, own: _Recorded, cross: Any) -> Tensor:
+        """Return keys or values after a run: those of the past, then those of the new tokens."""
+        index = ("key", "value").index(end.part)
+        if end.of == "encoder":
+            layer = cross.layers[end.layer]
+            encoded: Tensor = (layer.keys, layer.values)[index]
+            branch = inputs.roles.get("branch")
+            # A merged decoder that reads them leaves them out.
+            return encoded if branch is None or not branch.any() else encoded[:0, :, :1]
+        new, pasts = own.new[end.layer][index], inputs.pasts("decoder")
+        if end.layer not in pasts:
+            return new
+        past, write_at = pasts[end.layer][index], inputs.write_at(end.layer)
+        if write_at is None:
+            return torch.cat([past, new], 2)
+        slots = write_at[:, None] + torch.arange(new.shape[2])
+        if past.ndim == 4:
+            return past.scatter(2, slots[:, None, :, None].expand_as(new), new)
+        flat = new.transpose(1, 2).flatten(2)
+        return past.scatter(1, slots[..., None].expand_as(flat), flat)
+
+
+class _Given:
+    """The inputs of a run.
+
+    Attributes:
+        roles: The inputs by role, without caches.
+    """
+
+    def __init__(self, entry: Entry, by_name: Mapping[str, Tensor]) -> None:
+        self.by_name, self._ends = by_name, entry.inputs
+        self.roles: dict[Role, Tensor] = {
+            end.role: by_name[name] for name, end in entry.inputs.items() if end.role != "past"
+        }
+
+    def write_at(self, layer: int) -> Tensor | None:
+        """Return the first free slot `[B]` in the cache of a layer that has one size."""
+        if any(end.rolls and end.layer == layer for end in self._ends.values()):
+            ids, mask = self.roles["ids"], self.roles["mask"]
+            return torch.full((len(ids),), mask.shape[1] - ids.shape[1])
+        return self.roles.get("write at")
+
+    def pasts(self, of: str) -> dict[int, tuple[Tensor, Tensor]]:
+        """Return keys and values by the number of the layer."""
+        found: dict[int, dict[str, Tensor]] = {}
+        for name, end in self._ends.items():
+            if end.role == "past" and end.of == of:
+                found.setdefault(end.layer, {})[end.part] = self.by_name[name]
+        return {layer: (pair["key"], pair["value"]) for layer, pair in sorted(found.items())}
+
+
+_FIELDS = {"encoder_hidden_states": "last_hidden_state"}
+"""Fields of the model's output by names of outputs that differ."""
+
+_FEATURES = ("input_features", "input_values", "pixel_values")
+
+
+def _mask_of(write_at: Tensor, lengths: Tensor, past: int, query_len: int) -> Tensor:
+    """Return the mask `[B, P + L]` of pasts that end at the last slot, and of new tokens."""
+    before = torch.arange(past) >= (past - write_at)[:, None]
+    new = torch.arange(query_len) < (lengths - write_at)[:, None]
+    return torch.cat([before, new], 1).long()

@@ -1,0 +1,295 @@
+"""Cases of whole models: lengths, padding and pasts, by a cover of values rather than a product."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from attn_export.cases.draw import generator
+from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
+from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
+from attn_export.spec import Shape
+
+SIZES: Final = (1, 2, 3, 7, 8, 9, 63, 64, 65, 127, 128, 129, 511, 512, 513)
+"""Lengths of prompts and pasts: around powers of two, where kernels and windows change."""
+
+_DECODED = 64
+"""The number of tokens of a whole decode."""
+
+BATCH, QUERY, PAST, TOTAL, STATES = "batch", "query_len", "past_len", "total_len", "key_len"
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """What a batch holds.
+
+    Attributes:
+        new: The number of new tokens of each batch element.
+        past: The number of keys in the cache of each.
+        kind: The kind of the case.
+        side: Where the new tokens of shorter batch elements are padded; pasts are on the left.
+        tokens: ``"random"``, or a name in `CaseMaker.tokens`.
+    """
+
+    name: str
+    about: str
+    new: tuple[int, ...]
+    past: tuple[int, ...]
+    side: str = "left"
+    tokens: str = "random"
+    kind: str = "shape"
+
+    def valid(self) -> np.ndarray:
+        """Return which slots hold tokens, bool `[B, P + L]`."""
+        query, past = max(self.new), max(self.past)
+        new, old = np.array(self.new)[:, None], np.array(self.past)[:, None]
+        at = np.arange(query)
+        return np.concatenate(
+            [
+                np.arange(past) >= past - old,
+                at < new if self.side == "right" else at >= query - new,
+            ],
+            axis=1,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseLimits:
+    """What the cases of a model may hold.
+
+    Attributes:
+        longest: The largest number of positions.
+        thresholds: Sizes at which the config changes something, such as windows.
+        special: Token ids with a meaning: padding, start, end.
+        window: The number of keys that a query of a layer with a window sees.
+        cases: The largest number of cases of a graph.
+        tokens: The largest number of new tokens of all its cases.
+    """
+
+    vocabulary: int
+    longest: int
+    thresholds: tuple[int, ...] = ()
+    special: tuple[int, ...] = ()
+    window: int = 0
+    cases: int = 62
+    tokens: int = 100_000
+
+
+def situations(
+    entry: Entry, limits: CaseLimits, promises: frozenset[Promise]
+) -> tuple[Situation, ...]:
+    """Return the situations to judge a graph in; the first is the base case."""
+    near = (t + d for t in limits.thresholds for d in (-1, 0, 1))
+    sizes = sorted({size for size in (*SIZES, *near) if 1 <= size < limits.longest})
+    batches = (2, 1, 3) if "batch" in promises else (1,)
+    lengths = [n for n in (4, 9, 33, 65, *limits.thresholds) if 3 < n < limits.longest]
+    kinds = [_even(entry, sizes, limits, promises, batches)]
+    if "batch" in promises:
+        kinds.append(_uneven(bool(entry.having("past")), lengths, promises))
+    # In turns, so that a small number of cases has some of each kind.
+    found, tokens = list[Situation](), 0
+    for each in filter(None, itertools.chain(*itertools.zip_longest(*kinds))):
+        count = len(each.new) * max(each.new)
+        is_short = max(each.past) + max(each.new) <= limits.longest
+        is_short &= max(each.new) == 1 or not entry.takes_one_token
+        if is_short and len(found) < limits.cases and tokens + count <= limits.tokens:
+            found.append(each)
+            tokens += count
+    return tuple(found)
+
+
+def _even(
+    entry: Entry, sizes: list[int], limits: CaseLimits, promises: frozenset[Promise],
+    batches: tuple[int, ...],
+) -> Iterator[Situation]:  # fmt: skip
+    """Yield situations whose batch elements all have the same lengths."""
+    counts, has_past = itertools.cycle(batches), bool(entry.having("past"))
+
+    def even(name: str, about: str, new: int, past: int, **changes: str) -> Situation:
+        batch = batches[0] if changes or name == BASE else next(counts)
+        return Situation(name, about, (new,) * batch, (past,) * batch, **changes)
+
+    # Where several batch elements cannot have several tokens after a past.
+    most = 1 if has_past and "chunks" not in promises and batches[0] > 1 else limits.longest
+    past = min(7, limits.longest // 2) if has_past else 0
+    yield even(BASE, "random tokens", min(5, most, limits.longest - past), past)
+    for tokens in ("largest", "equal", *(("special",) if limits.special else ())):
+        yield even(f"{tokens}_ids", f"token ids: {tokens}", min(4, most), past // 2, tokens=tokens)
+    for size in sizes:
+        if has_past:
+            yield even(f"past_{size}", "one token after a past", 1, size)
+        else:
+            yield even(f"length_{size}", "a prompt", size, 0)
+    if has_past:
+        yield even("no_past", "a prompt", 6, 0)
+    grows = not (entry.one("write at") or entry.one("branch"))
+    if has_past and "chunk" in promises and grows:
+        steps = min(_DECODED, limits.longest)
+        lengths = (steps, steps - 3)[: len(batches)] if "chunks" in promises else (steps,)
+        lengths = lengths if "left" in promises else (steps,) * len(lengths)
+        yield Situation(
+            f"{WHOLE_DECODE}_{steps}", "decoded step by step, from a prompt", lengths,
+            (0,) * len(lengths), kind=WHOLE_DECODE,
+        )  # fmt: skip
+    if has_past and "chunk" in promises:
+        counts = counts if "chunks" in promises else itertools.cycle((1,))
+        for new, past in zip((2, 9, 3, 8, 65, 5), sizes[::2], strict=False):
+            yield even(f"chunk_{new}_{past}", "several tokens after a past", new, past)
+
+
+def _uneven(
+    has_past: bool, lengths: list[int], promises: frozenset[Promise]
+) -> Iterator[Situation]:
+    """Yield situations with padding, or with pasts of unequal length."""
+    for number, size in enumerate(lengths):
+        some = (size - 3, size, 1) if number % 2 else (size - 2, size)
+        ones, none = (1,) * len(some), (0,) * len(some)
+        if "left" in promises and has_past:
+            yield Situation(f"left_past_{size}", "padding on the left of the past", ones, some)
+        elif "left" in promises:
+            yield Situation(f"left_{size}", "padding on the left", some, none)
+        if "right" in promises:
+            yield Situation(f"right_{size}", "padding on the right", some, none, "right")
+        if "ragged" in promises and has_past:
+            yield Situation(
+                f"pasts_{size}", "pasts of unequal length", (1, 1, 1), (size, size - 3, 0)
+            )
+
+
+class CaseMaker:
+    """Makes the inputs of a graph in a situation.
+
+    `entry`: The graph.
+    `axes`: The shape of every input and output, with the names of dynamic axes.
+    `pads_left`: Whether batches may be padded on the left.
+    """
+
+    def __init__(
+        self, entry: Entry, limits: CaseLimits, axes: Mapping[str, Shape], *, pads_left: bool
+    ) -> None:
+        self.entry, self.limits, self.axes, self.pads_left = entry, limits, axes, pads_left
+
+    def cases(self, all_situations: tuple[Situation, ...]) -> tuple[Case, ...]:
+        """Return the cases of situations, and the base case with each input changed."""
+        base = all_situations[0]
+        caches = [end.layer for end in self.entry.having("past")]
+        ends = [e for e in self.entry.inputs.values() if e.layer in {-1, *caches[:1], *caches[-1:]}]
+        changed = [self.changed(base, end.name) for end in ends]
+        return (*map(self.case, all_situations), *filter(None, changed))
+
+    def case(self, situation: Situation) -> Case:
+        """Return the case of a situation."""
+        valid = situation.valid()
+        return self._case(situation, self.inputs(situation, situation.name), valid)
+
+    def changed(self, base: Situation, name: str) -> Case | None:
+        """Return the base case with other values of an input; None if it has no others."""
+        end, valid, inputs = self.entry.inputs[name], base.valid(), self.inputs(base, base.name)
+        case = dataclasses.replace(base, name=f"{CHANGED}{name}", about=f"another {name}")
+        other = self.inputs(case, case.name)
+        if end.role in ("branch", "window", "write at", "lengths"):
+            return None
+        if end.role == "mask" and not self.pads_left:
+            return None
+        if end.role == "mask":
+            valid = valid.copy()
+            valid[-1, : min(2, valid.shape[1] - 1)] = False
+            inputs[name] = valid.astype(end.dtype)
+        elif end.role == "states mask":
+            inputs[name] = inputs[name].copy()
+            inputs[name][-1, -2:] = 0
+        elif end.role == "positions":
+            inputs[name] = inputs[name] + 1
+        elif end.role == "token types":
+            inputs[name] = 1 - inputs[name]
+        else:
+            inputs[name] = other[name]
+        return self._case(case, inputs, valid)
+
+    def _case(self, situation: Situation, inputs: Arrays, valid: np.ndarray) -> Case:
+        # The free slots of a cache that rolls are no evidence.
+        rolls = any(end.rolls for end in self.entry.having("past"))
+        ignored = tuple(np.flatnonzero(~valid.all(1) | rolls).tolist())
+        judged = {
+            name: self._judged(end, situation, valid)
+            for name, end in self.entry.outputs.items()
+            if ignored and end.role != "window"
+        }
+        sizes = self.sizes(situation)
+        named = {axis for shape in self.axes.values() for axis in shape}
+        return Case(
+            situation.name, situation.kind, {n: s for n, s in sizes.items() if n in named}, inputs,
+            situation.about, ignored_rows=ignored, judged_rows=judged,
+        )  # fmt: skip
+
+    def sizes(self, situation: Situation) -> dict[str, int]:
+        """Return the sizes of the axes."""
+        query, past = max(situation.new), max(situation.past)
+        states = (5, 3, 9, 1)[sum(situation.name.encode()) % 4]
+        return {
+            BATCH: len(situation.new), QUERY: query, PAST: past, TOTAL: past + query,
+            STATES: 5 if situation.name.startswith((BASE, CHANGED)) else states,
+        }  # fmt: skip
+
+    def inputs(self, situation: Situation, seed: str) -> dict[str, np.ndarray]:
+        """Return the inputs of the graph, in its order."""
+        valid, past = situation.valid(), max(situation.past)
+        sizes, inputs = self.sizes(situation), {}
+        positions = (valid.cumsum(1) - 1).clip(0)
+        for name, end in self.entry.inputs.items():
+            random = generator("whole", seed, name)
+            shape = [sizes.get(a, 0) if isinstance(a, str) else a for a in self.axes[name]]
+            make: Callable[[list[int], np.random.Generator], np.ndarray] = {
+                "ids": lambda s, r: self._ids(situation.tokens, s, r),
+                "mask": lambda s, _: valid[:, -s[1] :],
+                "positions": lambda *_: positions[:, past:],
+                "states mask": lambda s, _: np.ones(s),
+                "token types": lambda s, r: r.integers(0, 2, s),
+                "branch": lambda s, _: np.full(s, past > 0),
+                "window": lambda *_: np.array(self.limits.window),
+                "write at": lambda *_: np.array(situation.past),
+                "lengths": lambda *_: np.add(situation.past, situation.new),
+            }.get(end.role, lambda s, r: r.standard_normal(s))
+            inputs[name] = make(shape, random).astype(end.dtype)
+        return inputs
+
+    def _ids(self, tokens: str, shape: list[int], random: np.random.Generator) -> np.ndarray:
+        """Return token ids: random, or those of a situation that is about them."""
+        if tokens == "largest":
+            return np.full(shape, self.limits.vocabulary - 1)
+        if tokens == "equal":
+            return np.full(shape, self.limits.vocabulary // 2)
+        if tokens == "special":
+            return random.choice(np.array(self.limits.special), shape)
+        return random.integers(0, self.limits.vocabulary, shape)
+
+    def _judged(self, end: End, situation: Situation, valid: np.ndarray) -> tuple[int, ...]:
+        """Return the rows of an output that hold tokens, counted through all axes but the last."""
+        past, shape = max(situation.past), self.axes[end.name]
+        padded = ~valid.all(1) | any(e.rolls for e in self.entry.having("past"))
+        if end.of == "encoder" or end.name == "pooler_output":
+            valid = np.ones((len(valid), self.sizes(situation)[STATES]), bool)
+        elif end.role != "present" or not self.entry.having("past"):
+            valid = valid[:, past:]
+        elif end.rolls:
+            at = np.arange(int(shape[-2]))
+            valid = np.broadcast_to(at < valid.shape[1], (len(valid), len(at)))
+        elif self.entry.one("write at"):
+            valid = self._written(shape, situation)
+        rows = valid[:, None, :] if len(shape) == 4 else valid
+        if len(shape) == 4:
+            rows = np.broadcast_to(rows, (len(valid), int(shape[1]), valid.shape[1]))
+        if len(shape) == 2:
+            rows = np.ones(len(valid), bool)
+        return tuple(np.flatnonzero(rows & padded.reshape(-1, *(1,) * (rows.ndim - 1))).tolist())
+
+    def _written(self, shape: Shape, situation: Situation) -> np.ndarray:
+        """Return the slots of a cache of fixed size that no padding was written to."""
+        slots = np.arange(int(shape[-2]))
+        ends = np.add(situation.past, situation.new)[:, None]
+        padded = np.array(situation.past)[:, None] + max(situation.new)
+        return (slots < ends) | (slots >= padded)

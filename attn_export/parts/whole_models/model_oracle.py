@@ -1,0 +1,149 @@
+"""The truth of a whole model, and how it explains the wrong outputs of a graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from attn_export.errors import counted
+from attn_export.explain.explanation import Cause, OutOfTime
+from attn_export.export.subject import Subject
+from attn_export.export.trees import to_numpy, to_torch
+from attn_export.float64 import ReferenceStep
+from attn_export.measures import fill_ignored_rows, measure
+from attn_export.parts.whole_models.config_mistakes import find_cause
+from attn_export.results import Arrays, Case, Golden
+from attn_export.tensorfile import is_floating
+from attn_export.truth.float64_mode import widened_arrays
+from attn_export.truth.operations import Recording, math_backend
+from attn_export.truth.oracle import Oracle
+
+_LARGE = 2**26
+"""The number of weights, 256 MiB in float32, above which a model is large."""
+
+_MEASURED = 3
+"""The number of cases of a large model, the first ones, whose rounding is measured by random runs.
+For the others, the largest relative error of those is taken."""
+
+
+def is_large_model(model: nn.Module) -> bool:
+    """Return whether only few cases of a model are tried."""
+    return sum(parameter.numel() for parameter in model.parameters()) > _LARGE
+
+
+class ModelOracle(Oracle):
+    """The source of the truth of a whole model.
+
+    Attributes:
+        tokens: The number of positions whose logits were compared.
+        ties: The number of those whose two largest logits differ by less than the error allowed.
+    """
+
+    def __init__(self, subject: Subject, least_eps: float) -> None:
+        super().__init__(subject, least_eps)
+        self.tokens = self.ties = 0
+        self._is_large, self._errors = is_large_model(subject.module), list[dict[str, float]]()
+
+    def golden(self, case: Case) -> Golden:
+        """Return the case with its truth, and count the tokens that it decides."""
+        golden = super().golden(case)
+        logits, allowed = golden.expected.get("logits"), golden.allowed.get("logits")
+        if logits is not None and allowed is not None and logits.shape[-1] > 1:
+            rows = logits.reshape(-1, logits.shape[-1]).astype(np.float64)
+            kept = np.ones(len(rows), bool)
+            kept.reshape(len(logits), -1)[list(case.ignored_rows)] = False
+            kept[list(golden.determined.get("logits", ()))] = True
+            least = np.partition(rows[kept], -2)[:, -2:]
+            margins = (least[:, 1] - least[:, 0]) / np.linalg.norm(rows[kept], axis=-1)
+            self.tokens += len(margins)
+            # Each of the two logits may be off by the error of the row.
+            self.ties += int((margins <= 2 * allowed.row).sum())
+        return golden
+
+    def noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
+        """Return runs with random rounding; of a large model, for the first cases alone."""
+        if not self._is_large or len(self._errors) < _MEASURED:
+            runs = super().noisy_runs(case, eager, *args, **options)
+            if self._is_large:
+                truth = self.truth(case.inputs)
+                self._errors.append({
+                    name: max(measure(run[name], t).row for run in runs)
+                    for name, t in truth.items()
+                })  # fmt: skip
+            return runs
+        largest = {name: max(errors[name] for errors in self._errors) for name in self._errors[0]}
+        truth = self.truth(case.inputs)
+        return [{name: t * (1 + largest[name]) for name, t in truth.items()}]
+
+    def tokens_note(self) -> tuple[str, ...]:
+        """Return a note on the tokens that greedy decoding takes."""
+        if not self.tokens:
+            return ()
+        return (
+            f"greedy tokens: {self.tokens} positions; where logits pass, tokens are equal, but for "
+            f"{counted(self.ties, 'tie')} within the error allowed",
+        )
+
+    def steps(self, inputs: Arrays) -> list[ReferenceStep]:
+        """Return every operation of the float64 run, with the path of its module."""
+        tensors = to_torch(widened_arrays(inputs))
+        weights = {**dict(self.precise.named_parameters()), **dict(self.precise.named_buffers())}
+        with _places(self.precise) as place:
+            recording = Recording({**tensors, **weights}, place)
+            with math_backend(self.widening, recording):
+                self.subject.call(self.precise, tensors)
+        return recording.steps
+
+    def cause(self, golden: Golden, outputs: Arrays, out_of_time: OutOfTime) -> Cause | None:
+        """Return the change of the model under which it gives the outputs of a case."""
+        case, names = golden.case, list(golden.expected)
+        call: Any = self.precise
+        # Copies: arrays of files are not writable.
+        inputs = {name: array.copy() for name, array in case.inputs.items()}
+        tensors, model = to_torch(widened_arrays(inputs)), call.model
+
+        def judged(arrays: Arrays) -> Arrays:
+            """Return floating outputs; rows that are not judged are those of the truth."""
+            return {
+                name: fill_ignored_rows(
+                    arrays[name], truth, case.ignored_rows, golden.determined.get(name, ())
+                )
+                for name, truth in golden.expected.items()
+                if is_floating(truth.dtype)
+            }
+
+        def run(changed: nn.Module) -> Arrays:
+            call.model = changed
+            try:
+                with math_backend(self.widening):
+                    return judged(to_numpy(dict(zip(names, call(**tensors), strict=True))))
+            finally:
+                call.model = model
+
+        return find_cause(model, run, judged(outputs), out_of_time)
+
+
+@contextlib.contextmanager
+def _places(module: nn.Module) -> Iterator[Callable[[], str]]:
+    """Yield a function that returns the path of the submodule that runs."""
+    running: list[str] = []
+
+    def enter(name: str) -> Callable[..., None]:
+        return lambda *_: running.append(name.removeprefix("model."))
+
+    def leave(*_: object) -> None:
+        running.pop()
+
+    handles = []
+    for name, child in module.named_modules():
+        handles.append(child.register_forward_pre_hook(enter(name)))
+        handles.append(child.register_forward_hook(leave))
+    try:
+        yield lambda: running[-1] if running else ""
+    finally:
+        for handle in handles:
+            handle.remove()

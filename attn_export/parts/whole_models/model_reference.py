@@ -1,0 +1,247 @@
+"""The reference for a graph of a whole model: the model as transformers runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from attn_export.cases.draw import Interface
+from attn_export.cases.plan import Plan
+from attn_export.commands.reference import Reference, of_subject
+from attn_export.errors import ExportError, GraphError, one_line
+from attn_export.export.subject import Subject
+from attn_export.export.trees import named_axes
+from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
+from attn_export.parts.whole_models.model_call import ModelCall
+from attn_export.parts.whole_models.model_cases import (
+    BATCH,
+    PAST,
+    QUERY,
+    STATES,
+    TOTAL,
+    CaseLimits,
+    CaseMaker,
+    situations,
+)
+from attn_export.parts.whole_models.model_oracle import ModelOracle, is_large_model
+from attn_export.spec import Shape
+from attn_export.spec.inputs import Roles
+from attn_export.truth.notes import truth_notes
+
+MOST = 640
+"""The largest number of positions in cases."""
+
+_LARGE_CASES, _LARGE_TOKENS = 16, 900
+"""The number of cases and of tokens that are tried of a large model, beside changes of inputs."""
+
+
+def reference_of(
+    model: Any, entry: Entry, promises: frozenset[Promise], notes: tuple[str, ...] = ()
+) -> Reference:
+    """Return the reference for one graph, with the cases that its layout allows."""
+    call, limits = ModelCall(model, entry).eval(), _limits_of(model)
+    sizes = (end.shape[1] for end in entry.having("past") if len(end.shape) == 3)
+    longest = min([limits.longest, *(size for size in sizes if isinstance(size, int))])
+    if any(end.rolls for end in entry.having("past")):
+        # A cache that rolls: its keys leave it, so it is judged until it is full.
+        longest = min(longest, limits.window)
+    limits = dataclasses.replace(limits, longest=longest)
+    if is_large_model(model):
+        limits = dataclasses.replace(limits, cases=_LARGE_CASES, tokens=_LARGE_TOKENS)
+    axes = {name: _axes(end, entry, model) for name, end in entry.inputs.items()}
+    _refuse_other_layers(entry, model)
+    maker = CaseMaker(entry, limits, axes, pads_left="left" in promises)
+    chosen = situations(entry, limits, _fitting(entry, promises))
+    # Axes of 1 in an example would be taken for fixed ones.
+    least = 1 if entry.takes_one_token else 2
+    shown = dataclasses.replace(chosen[0], new=(max(least, *chosen[0].new),) * len(chosen[0].new))
+    example = {n: torch.from_numpy(a) for n, a in maker.inputs(shown, "example").items()}
+    try:
+        with torch.no_grad():
+            outputs = call(**example)
+    except Exception as error:
+        raise ExportError(f"{entry.path.name}: the model cannot run: {one_line(error)}") from error
+    out_axes = {
+        name: _output_axes(end, tuple(tensor.shape), axes, entry)
+        for (name, end), tensor in zip(entry.outputs.items(), outputs, strict=True)
+    }
+    maker = CaseMaker(entry, limits, {**axes, **out_axes}, pads_left="left" in promises)
+    named = {name: named_axes(shape) for name, shape in axes.items()}
+    sums = {TOTAL: f"{PAST} + {QUERY}"} if TOTAL in {a for s in axes.values() for a in s} else {}
+
+    subject = Subject(
+        call, lambda *_: example, named, list(entry.outputs), relations=sums, notes=notes
+    )
+    subject.roles = Roles(caches=_caches(entry))
+    interface = Interface(subject.input_descriptions(), out_axes, sums=sums, roles=subject.roles)
+    plan = Plan(maker.cases(chosen), (), interface, is_settled=True)
+    oracle = functools.cache(lambda least_eps: ModelOracle(subject, least_eps))
+    return dataclasses.replace(
+        of_subject(subject, interface), whose="transformers' model", oracle=oracle, plan=plan,
+        cause=lambda *seen: oracle(0.0).cause(*seen),
+        notes_on=lambda oracle, base: (*oracle.tokens_note(), *truth_notes(oracle, base)),
+    )  # fmt: skip
+
+
+def _limits_of(model: Any) -> CaseLimits:
+    """Return what the cases of a model may hold, from its config."""
+    config = model.config.get_text_config(decoder=True)
+    names = ("max_position_embeddings", "max_target_positions")
+    longest = min(getattr(config, name, None) or MOST for name in names)
+    thresholds = {
+        getattr(config, name, None)
+        for name in ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
+    }
+    rope = getattr(config, "rope_parameters", None) or {}
+    thresholds.add(rope.get("original_max_position_embeddings"))
+    ids = [getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")]
+    flat = {i for x in ids for i in (x if isinstance(x, list) else [x]) if i is not None}
+    sizes = sorted(size for size in thresholds if isinstance(size, int))
+    return CaseLimits(
+        config.vocab_size, min(longest, MOST), tuple(sizes),
+        tuple(sorted(i for i in flat if 0 <= i < config.vocab_size)),
+        getattr(config, "sliding_window", None) or 0,
+    )  # fmt: skip
+
+
+def _fitting(entry: Entry, promises: frozenset[Promise]) -> frozenset[Promise]:
+    """Return the promises that the inputs of a graph can express."""
+    missing: set[Promise] = set() if entry.one("mask") else {"left", "right"}
+    if any(end.rolls for end in entry.having("past")):
+        missing.add("right")  # ONNX Runtime refuses it there
+    if entry.takes_one_token:
+        missing |= {"chunk", "chunks"}
+    return promises - missing
+
+
+def _caches(entry: Entry) -> dict[str, str]:
+    """Return the input that takes each cache in the next step, by output."""
+    pasts = {(end.layer, end.part, end.of): end.name for end in entry.having("past")}
+    presents = ((end, pasts.get((end.layer, end.part, end.of))) for end in entry.having("present"))
+    return {end.name: past for end, past in presents if past is not None}
+
+
+def _axes(end: End, entry: Entry, model: Any) -> Shape:
+    """Return the axes of an input: sizes, and names by its role."""
+    past = entry.having("past")
+    by_role: dict[str, Shape] = {
+        "ids": (BATCH, QUERY), "positions": (BATCH, QUERY), "token types": (BATCH, QUERY),
+        "mask": (BATCH, TOTAL if past else QUERY), "states": (BATCH, STATES, _width(model)),
+        "states mask": (BATCH, STATES), "write at": (BATCH,), "lengths": (BATCH,),
+        "branch": end.shape, "window": (), "features": _feature_axes(end, model),
+        "past": _cache_axes(end, model),
+    }  # fmt: skip
+    shape = by_role[end.role]
+    if len(shape) != len(end.shape):
+        raise GraphError(
+            f"{entry.path}: {end.name} has the axes {list(end.shape)}, and is taken for "
+            f"{end.role}: {list(shape)}"
+        )
+    # A size that the graph fixes is tried alone.
+    return tuple(
+        d if isinstance(d, int) and a in (BATCH, QUERY) else a
+        for a, d in zip(shape, end.shape, strict=True)
+    )
+
+
+def _feature_axes(end: End, model: Any) -> Shape:
+    if end.role != "features" or all(isinstance(size, int) for size in end.shape[1:]):
+        return BATCH, *end.shape[1:]
+    return BATCH, *_features(model, model.main_input_name).shape[1:]
+
+
+def _width(model: Any) -> int:
+    size: int = model.config.hidden_size
+    return size
+
+
+def _cache_axes(end: End, model: Any) -> Shape:
+    if len(end.shape) == 3:
+        return (BATCH, *end.shape[1:])
+    if end.role != "past":
+        return ()
+    heads, size = _cache_shapes(model)[end.layer, end.of][end.part == "value"]
+    if end.rolls:
+        return BATCH, heads, _limits_of(model).window, size
+    return BATCH, heads, STATES if end.of == "encoder" else PAST, size
+
+
+def _cache_shapes(model: Any) -> dict[tuple[int, str], tuple[tuple[int, int], tuple[int, int]]]:
+    """Return the number of heads and the size of keys and of values, by layer and whose they are.
+
+    Configs do not hold them for every model, so it runs.
+    """
+    if "attn_export_caches" not in vars(model):
+        ids = torch.zeros(1, 2, dtype=torch.int64)
+        kwargs: dict[str, Any] = {"input_ids": ids}
+        if model.config.is_encoder_decoder:
+            kwargs["decoder_input_ids"] = ids
+            name = model.main_input_name
+            if name != "input_ids":
+                kwargs[name] = _features(model, name)
+                del kwargs["input_ids"]
+        if "input_ids" in kwargs:
+            kwargs["attention_mask"] = torch.ones_like(ids)
+        with torch.no_grad():
+            cache = model(**kwargs, use_cache=True).past_key_values
+        parts = {"decoder": cache}
+        if model.config.is_encoder_decoder:
+            parts = {"decoder": cache.self_attention_cache, "encoder": cache.cross_attention_cache}
+        model.attn_export_caches = {
+            (number, of): tuple((x.shape[1], x.shape[3]) for x in (layer.keys, layer.values))
+            for of, each in parts.items()
+            for number, layer in enumerate(each.layers)
+            if layer.is_initialized
+        }
+    found: dict[tuple[int, str], Any] = model.attn_export_caches
+    return found
+
+
+def _features(model: Any, name: str) -> torch.Tensor:
+    config = model.config
+    if name == "input_features":
+        return torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions)
+    raise ExportError(f"models that take {name} and have a decoder are not supported")
+
+
+def _refuse_other_layers(entry: Entry, model: Any) -> None:
+    """Refuse a graph of another number of layers."""
+    layers = {end.layer for end in (*entry.having("past"), *entry.having("present"))}
+    if layers and layers != {layer for layer, _ in _cache_shapes(model)}:
+        expected = len({layer for layer, _ in _cache_shapes(model)})
+        raise GraphError(
+            f"{entry.path} has caches of {len(layers)} layers, and the checkpoint's model of "
+            f"{expected}; give the graphs of this checkpoint"
+        )
+
+
+def _output_axes(
+    end: End, shape: tuple[int, ...], axes: Mapping[str, Shape], entry: Entry
+) -> Shape:
+    """Return the axes of an output, whose shape in the base case is known."""
+    past = entry.having("past")
+    query = 1 if entry.takes_one_token else QUERY
+    if end.role == "window":
+        return ()
+    if end.name.startswith("encoder_last"):
+        return BATCH, STATES, shape[2]
+    if end.role == "present":
+        cache = next(
+            (
+                axes[e.name]
+                for e in past
+                if (e.layer, e.part, e.of) == (end.layer, end.part, end.of)
+            ),
+            None,
+        )
+        if len(shape) == 3 or ((end.of == "encoder" or end.rolls) and cache):
+            return cache or shape
+        length = STATES if end.of == "encoder" else TOTAL if past else query
+        return BATCH, shape[1], length, shape[3]
+    if len(shape) == 3 and entry.one("ids"):
+        return BATCH, query, shape[2]
+    return (BATCH, *shape[1:])

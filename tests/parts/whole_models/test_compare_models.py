@@ -1,0 +1,189 @@
+"""Graphs of whole models that other exporters wrote, judged by transformers' model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from attn_export import assert_parity, verify
+from attn_export.errors import AttnExportError
+from attn_export.parts.whole_models.compare_models import compare_models
+from attn_export.parts.whole_models.export_layouts import read_export
+from attn_export.parts.whole_models.model_cases import CaseLimits, Situation, situations
+from attn_export.runtimes.run_options import RunOptions
+
+EXPORTS = Path(__file__).parent / "exports"
+RUN = RunOptions.of(runtimes=["ort-cpu"])
+
+_OF_0 = "batch row 0 of position_ids is used for every batch row"
+_NO_WINDOW = "sliding_window is none where the config says 8"
+WRONG = {
+    "gemma2/genai": ("model", "the scale of embeddings is 5.66"),
+    "gemma2/mobius": ("model", "the scale of embeddings is 5.66"),
+    "gemma2/optimum": ("model", "attn_logit_softcapping is None where the config says 8.0"),
+    "gemma3_text/mobius": ("model", "the scale of attention is 0.25"),
+    "gpt_oss/mobius": ("model", "first at RotaryEmbedding model/layers.0"),
+    "mistral/genai": ("model", _NO_WINDOW),
+    "mistral/mobius": ("model", _NO_WINDOW),
+    "mistral/mobius-static": ("model", "first at Attention model/layers.0"),
+    "opt/mobius": ("model", "eps is 1e-06 where the model has 1e-05"),
+    **{
+        f"{name}/transformers-fused": ("prefill", _OF_0)
+        for name in ("gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3")
+    },
+}
+"""The graph that is wrong in an export, and the cause in the report's words."""
+
+FEW = ("bert/optimum", "llama/mobius-static", "mistral/mobius")
+"""The exports that are judged by default: of the others, all differ in names or architecture."""
+
+
+def exports() -> list[object]:
+    found = [f"{path.parent.name}/{path.name}" for path in sorted(EXPORTS.glob("*/*/"))]
+    marks = {name: () if name in FEW else pytest.mark.extended for name in found}
+    return [
+        pytest.param(name, marks=marks[name]) for name in found if not name.endswith("checkpoint")
+    ]
+
+
+@pytest.mark.parametrize("name", exports())
+def test_an_export_is_judged_right_or_wrong_with_its_cause(name, tmp_path):
+    folder = EXPORTS / name
+    if name == "t5/mobius":
+        with pytest.raises(AttnExportError, match=r"'present\.0\.cross\.key' has the shape"):
+            compare_models(folder.parent / "checkpoint", folder, RUN)
+        return
+    report = compare_models(folder.parent / "checkpoint", folder, RUN, output=tmp_path / "out")
+    phase, cause = WRONG.get(name, ("", ""))
+    wrong = {v.graph.split("/")[0] for v in report.verdicts if v.status != "passed"}
+    assert wrong == ({phase} if phase else set())
+    assert report.passed == (not phase)
+    if phase:
+        assert cause in report.explanations[0]
+        return
+    assert verify(tmp_path / "out", RUN).passed
+    assert all(v.worst is None or v.worst < 1 for v in report.verdicts)
+
+
+def test_evidence_replays_and_shows_a_graph_that_was_changed(tmp_path):
+    folder = EXPORTS / "gpt2" / "mobius"
+    out = tmp_path / "out"
+    assert compare_models(EXPORTS / "gpt2" / "checkpoint", folder, RUN, output=out).passed
+    model = onnx.load(out / "model" / "model.onnx")
+    weight = max(model.graph.initializer, key=lambda x: numpy_helper.to_array(x).size)
+    array = numpy_helper.to_array(weight).copy()
+    array.ravel()[5] *= 1.01
+    weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+    onnx.save(model, tmp_path / "model.onnx")
+    report = verify(out / "model", RUN, graph=tmp_path / "model.onnx")
+    assert "failed" in {v.status for v in report.verdicts if v.output == "logits"}
+
+
+def _vocabulary(config: dict[str, object]) -> None:
+    config["vocab_size"] = 65
+
+
+def _layers(config: dict[str, object]) -> None:
+    config["num_hidden_layers"] = 1
+
+
+BAD = {
+    "the graphs of a model with other heads": ("gpt2/mobius", None, "has the shape"),
+    "a folder without graphs": ("llama/checkpoint", None, "has no .onnx file"),
+    "no folder": ("llama/none", None, "no such file"),
+    "another vocabulary": ("llama/mobius", _vocabulary, "in another shape 2 tensors"),
+    "another number of layers": ("llama/mobius", _layers, "its config does not, 9 tensors"),
+}
+"""Graphs, a change of the config of llama's checkpoint, and the error."""
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_does_not_fit_is_refused_in_one_line(bad, tmp_path):
+    graphs, change, message = BAD[bad]
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(EXPORTS / "llama" / "checkpoint", checkpoint)
+    if change is not None:
+        config = json.loads((checkpoint / "config.json").read_text())
+        change(config)
+        (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(AttnExportError, match=message) as raised:
+        compare_models(checkpoint, EXPORTS / graphs, RUN)
+    assert "\n" not in str(raised.value)
+
+
+def test_data_that_was_cut_off_is_refused(tmp_path):
+    graphs = tmp_path / "graphs"
+    shutil.copytree(EXPORTS / "llama" / "transformers", graphs)
+    for file in graphs.glob("*.data"):
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(AttnExportError, match="ends beyond the end"):
+        compare_models(EXPORTS / "llama" / "checkpoint", graphs, RUN)
+
+
+def test_names_that_no_layout_has_are_asked_for_and_may_be_given(tmp_path):
+    model = onnx.load(EXPORTS / "gpt2" / "optimum" / "model.onnx")
+    for node in model.graph.node:
+        node.input[:] = ["tokens" if name == "input_ids" else name for name in node.input]
+    next(x for x in model.graph.input if x.name == "input_ids").name = "tokens"
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(AttnExportError, match="no layout has tokens; say what they are with"):
+        read_export(tmp_path / "model.onnx")
+    (entry,) = read_export(tmp_path / "model.onnx", names={"input_ids": "tokens"}).entries
+    assert entry.inputs["tokens"].role == "ids"
+
+
+@pytest.mark.parametrize(
+    ("export", "title"),
+    [
+        ("llama/transformers", "transformers exporter"),
+        ("llama/optimum", "optimum-onnx"),
+        ("llama/genai", "onnxruntime-genai"),
+        ("llama/mobius", "mobius"),
+        ("llama/mobius-static", "mobius, static cache"),
+    ],
+)
+def test_a_layout_is_recognised(export, title):
+    assert read_export(EXPORTS / export).layout.title == title
+
+
+def test_padding_is_no_token():
+    left = Situation("x", "", new=(3, 1), past=(0, 0))
+    right = dataclasses.replace(left, side="right")
+    past = Situation("x", "", new=(1, 1), past=(2, 0))
+    np.testing.assert_array_equal(left.valid(), [[1, 1, 1], [0, 0, 1]])
+    np.testing.assert_array_equal(right.valid(), [[1, 1, 1], [1, 0, 0]])
+    np.testing.assert_array_equal(past.valid(), [[1, 1, 1], [0, 0, 1]])
+
+
+def test_a_small_number_of_cases_has_each_kind():
+    (entry,) = read_export(EXPORTS / "llama" / "optimum").entries
+    limits = CaseLimits(64, 128, thresholds=(8,), cases=12, tokens=200)
+    chosen = situations(entry, limits, frozenset({"batch", "left", "chunk", "chunks"}))
+    assert len(chosen) == 12
+    assert sum(len(s.new) * max(s.new) for s in chosen) <= 200
+    assert {s.name.split("_")[0] for s in chosen} >= {"base", "left", "past", "largest"}
+    assert len({s.name for s in chosen}) == len(chosen)
+
+
+def test_a_model_in_memory_is_compared():
+    from transformers import AutoModelForMaskedLM
+
+    model = AutoModelForMaskedLM.from_pretrained(EXPORTS / "bert" / "checkpoint")
+    assert_parity(model, graphs=EXPORTS / "bert" / "optimum", runtimes=["ort-cpu"])
+
+
+@pytest.mark.extended
+def test_the_wrong_module_of_a_model_in_memory_is_named():
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(EXPORTS / "llama" / "checkpoint")
+    model.model.norm.weight.data[3] *= 1.01
+    with pytest.raises(AssertionError, match=r"model\.norm"):
+        assert_parity(model, graphs=EXPORTS / "llama" / "mobius", runtimes=["ort-cpu"])
