@@ -182,10 +182,15 @@ class Oracle(TruthSource):
         """Return every operation of the float64 run, after the inputs and weights."""
         tensors = to_torch(widened_arrays(inputs))
         weights = {**dict(self.precise.named_parameters()), **dict(self.precise.named_buffers())}
-        recording = Recording({**tensors, **weights})
-        with math_backend(self.widening, recording):
-            self.subject.call(self.precise, tensors)
+        with self.places() as place:
+            recording = Recording({**tensors, **weights}, place)
+            with math_backend(self.widening, recording):
+                self.subject.call(self.precise, tensors)
         return recording.steps
+
+    def places(self) -> AbstractContextManager[Callable[[], str] | None]:
+        """Return a context with a function that returns the path of the module that runs."""
+        return contextlib.nullcontext()
 
     def noisy_runs(
         self, case: Case, eager: Arrays, wider: float = 1.0, least: int = 1,

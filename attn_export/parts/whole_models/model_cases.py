@@ -13,14 +13,13 @@ from attn_export.cases.draw import generator
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
 from attn_export.spec import Shape
+from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, TOTAL
 
 SIZES: Final = (1, 2, 3, 7, 8, 9, 63, 64, 65, 127, 128, 129, 511, 512, 513)
 """Lengths of prompts and pasts: around powers of two, where kernels and windows change."""
 
 _DECODED = 64
 """The number of tokens of a whole decode."""
-
-BATCH, QUERY, PAST, TOTAL, STATES = "batch", "query_len", "past_len", "total_len", "key_len"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Situation:
         past: The number of keys in the cache of each.
         kind: The kind of the case.
         side: Where the new tokens of shorter batch elements are padded; pasts are on the left.
-        tokens: ``"random"``, or a name in `CaseMaker.tokens`.
+        tokens: ``"random"``, ``"largest"``, ``"equal"`` or ``"special"``.
     """
 
     name: str
@@ -231,8 +230,8 @@ class CaseMaker:
         query, past = max(situation.new), max(situation.past)
         states = (5, 3, 9, 1)[sum(situation.name.encode()) % 4]
         return {
-            BATCH: len(situation.new), QUERY: query, PAST: past, TOTAL: past + query,
-            STATES: 5 if situation.name.startswith((BASE, CHANGED)) else states,
+            BATCH: len(situation.new), QUERIES: query, PAST: past, TOTAL: past + query,
+            KEYS: 5 if situation.name.startswith((BASE, CHANGED)) else states,
         }  # fmt: skip
 
     def inputs(self, situation: Situation, seed: str) -> dict[str, np.ndarray]:
@@ -272,7 +271,7 @@ class CaseMaker:
         past, shape = max(situation.past), self.axes[end.name]
         padded = ~valid.all(1) | any(e.rolls for e in self.entry.having("past"))
         if end.of == "encoder" or end.name == "pooler_output":
-            valid = np.ones((len(valid), self.sizes(situation)[STATES]), bool)
+            valid = np.ones((len(valid), self.sizes(situation)[KEYS]), bool)
         elif end.role != "present" or not self.entry.having("past"):
             valid = valid[:, past:]
         elif end.rolls:

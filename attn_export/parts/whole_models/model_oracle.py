@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,12 @@ from attn_export.errors import counted
 from attn_export.explain.explanation import Cause, OutOfTime
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
-from attn_export.float64 import ReferenceStep
 from attn_export.measures import fill_ignored_rows, measure
 from attn_export.parts.whole_models.config_mistakes import find_cause
 from attn_export.results import Arrays, Case, Golden
 from attn_export.tensorfile import is_floating
 from attn_export.truth.float64_mode import widened_arrays
-from attn_export.truth.operations import Recording, math_backend
+from attn_export.truth.operations import math_backend
 from attn_export.truth.oracle import Oracle
 
 _LARGE = 2**26
@@ -88,15 +88,9 @@ class ModelOracle(Oracle):
             f"{counted(self.ties, 'tie')} within the error allowed",
         )
 
-    def steps(self, inputs: Arrays) -> list[ReferenceStep]:
-        """Return every operation of the float64 run, with the path of its module."""
-        tensors = to_torch(widened_arrays(inputs))
-        weights = {**dict(self.precise.named_parameters()), **dict(self.precise.named_buffers())}
-        with _places(self.precise) as place:
-            recording = Recording({**tensors, **weights}, place)
-            with math_backend(self.widening, recording):
-                self.subject.call(self.precise, tensors)
-        return recording.steps
+    def places(self) -> AbstractContextManager[Callable[[], str] | None]:
+        """Return a context with a function that returns the path of the module that runs."""
+        return _places(self.precise)
 
     def cause(self, golden: Golden, outputs: Arrays, out_of_time: OutOfTime) -> Cause | None:
         """Return the change of the model under which it gives the outputs of a case."""

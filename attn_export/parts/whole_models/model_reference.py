@@ -17,19 +17,10 @@ from attn_export.export.subject import Subject
 from attn_export.export.trees import named_axes
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.parts.whole_models.model_call import ModelCall
-from attn_export.parts.whole_models.model_cases import (
-    BATCH,
-    PAST,
-    QUERY,
-    STATES,
-    TOTAL,
-    CaseLimits,
-    CaseMaker,
-    situations,
-)
+from attn_export.parts.whole_models.model_cases import CaseLimits, CaseMaker, situations
 from attn_export.parts.whole_models.model_oracle import ModelOracle, is_large_model
 from attn_export.spec import Shape
-from attn_export.spec.inputs import Roles
+from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, TOTAL, Roles
 from attn_export.truth.notes import truth_notes
 
 MOST = 640
@@ -39,9 +30,7 @@ _LARGE_CASES, _LARGE_TOKENS = 16, 900
 """The number of cases and of tokens that are tried of a large model, beside changes of inputs."""
 
 
-def reference_of(
-    model: Any, entry: Entry, promises: frozenset[Promise], notes: tuple[str, ...] = ()
-) -> Reference:
+def reference_of(model: Any, entry: Entry, promises: frozenset[Promise]) -> Reference:
     """Return the reference for one graph, with the cases that its layout allows."""
     call, limits = ModelCall(model, entry).eval(), _limits_of(model)
     sizes = (end.shape[1] for end in entry.having("past") if len(end.shape) == 3)
@@ -71,11 +60,9 @@ def reference_of(
     }
     maker = CaseMaker(entry, limits, {**axes, **out_axes}, pads_left="left" in promises)
     named = {name: named_axes(shape) for name, shape in axes.items()}
-    sums = {TOTAL: f"{PAST} + {QUERY}"} if TOTAL in {a for s in axes.values() for a in s} else {}
+    sums = {TOTAL: f"{PAST} + {QUERIES}"} if TOTAL in {a for s in axes.values() for a in s} else {}
 
-    subject = Subject(
-        call, lambda *_: example, named, list(entry.outputs), relations=sums, notes=notes
-    )
+    subject = Subject(call, lambda *_: example, named, list(entry.outputs), relations=sums)
     subject.roles = Roles(caches=_caches(entry))
     interface = Interface(subject.input_descriptions(), out_axes, sums=sums, roles=subject.roles)
     plan = Plan(maker.cases(chosen), (), interface, is_settled=True)
@@ -129,9 +116,10 @@ def _axes(end: End, entry: Entry, model: Any) -> Shape:
     """Return the axes of an input: sizes, and names by its role."""
     past = entry.having("past")
     by_role: dict[str, Shape] = {
-        "ids": (BATCH, QUERY), "positions": (BATCH, QUERY), "token types": (BATCH, QUERY),
-        "mask": (BATCH, TOTAL if past else QUERY), "states": (BATCH, STATES, _width(model)),
-        "states mask": (BATCH, STATES), "write at": (BATCH,), "lengths": (BATCH,),
+        "ids": (BATCH, QUERIES), "positions": (BATCH, QUERIES), "token types": (BATCH, QUERIES),
+        "mask": (BATCH, TOTAL if past else QUERIES),
+        "states": (BATCH, KEYS, model.config.hidden_size),
+        "states mask": (BATCH, KEYS), "write at": (BATCH,), "lengths": (BATCH,),
         "branch": end.shape, "window": (), "features": _feature_axes(end, model),
         "past": _cache_axes(end, model),
     }  # fmt: skip
@@ -143,7 +131,7 @@ def _axes(end: End, entry: Entry, model: Any) -> Shape:
         )
     # A size that the graph fixes is tried alone.
     return tuple(
-        d if isinstance(d, int) and a in (BATCH, QUERY) else a
+        d if isinstance(d, int) and a in (BATCH, QUERIES) else a
         for a, d in zip(shape, end.shape, strict=True)
     )
 
@@ -154,11 +142,6 @@ def _feature_axes(end: End, model: Any) -> Shape:
     return BATCH, *_features(model, model.main_input_name).shape[1:]
 
 
-def _width(model: Any) -> int:
-    size: int = model.config.hidden_size
-    return size
-
-
 def _cache_axes(end: End, model: Any) -> Shape:
     if len(end.shape) == 3:
         return (BATCH, *end.shape[1:])
@@ -167,7 +150,7 @@ def _cache_axes(end: End, model: Any) -> Shape:
     heads, size = _cache_shapes(model)[end.layer, end.of][end.part == "value"]
     if end.rolls:
         return BATCH, heads, _limits_of(model).window, size
-    return BATCH, heads, STATES if end.of == "encoder" else PAST, size
+    return BATCH, heads, KEYS if end.of == "encoder" else PAST, size
 
 
 def _cache_shapes(model: Any) -> dict[tuple[int, str], tuple[tuple[int, int], tuple[int, int]]]:
@@ -224,23 +207,16 @@ def _output_axes(
 ) -> Shape:
     """Return the axes of an output, whose shape in the base case is known."""
     past = entry.having("past")
-    query = 1 if entry.takes_one_token else QUERY
+    query = 1 if entry.takes_one_token else QUERIES
     if end.role == "window":
         return ()
     if end.name.startswith("encoder_last"):
-        return BATCH, STATES, shape[2]
+        return BATCH, KEYS, shape[2]
     if end.role == "present":
-        cache = next(
-            (
-                axes[e.name]
-                for e in past
-                if (e.layer, e.part, e.of) == (end.layer, end.part, end.of)
-            ),
-            None,
-        )
+        cache = axes.get(_caches(entry).get(end.name, ""))
         if len(shape) == 3 or ((end.of == "encoder" or end.rolls) and cache):
             return cache or shape
-        length = STATES if end.of == "encoder" else TOTAL if past else query
+        length = KEYS if end.of == "encoder" else TOTAL if past else query
         return BATCH, shape[1], length, shape[3]
     if len(shape) == 3 and entry.one("ids"):
         return BATCH, query, shape[2]
