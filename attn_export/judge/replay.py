@@ -206,7 +206,7 @@ def judge_pool(
         facts = {"version": worker.runtime.version(), **worker.facts}
         cases: Mapping[str, Golden] = by_name
         if not worker.runtime.keeps_non_finite:
-            cases = {n: dataclasses.replace(g, determined={}) for n, g in by_name.items()}
+            cases = {name: _without_non_finite(golden) for name, golden in by_name.items()}
             facts["NaN and Inf"] = "not compared"
         judged, worst, seconds = _judge_worker(worker, graph, count, cases, pool.run)
         verdicts += judged
@@ -216,6 +216,14 @@ def judge_pool(
             RuntimeRun(name, graph, worker.outcome, worker.reason, required, facts, errors, seconds)
         )
     return tuple(runs), tuple(verdicts)
+
+
+def _without_non_finite(golden: Golden) -> Golden:
+    """Return the case without rows of batch elements that have NaN or Inf; padding is neither."""
+    inputs = [array for array in golden.case.inputs.values() if is_floating(array.dtype)]
+    if not golden.determined or all(np.isfinite(array).all() for array in inputs):
+        return golden
+    return dataclasses.replace(golden, determined={})
 
 
 def buffers_note(graphs: Iterable[GraphFile]) -> tuple[str, ...]:
