@@ -148,6 +148,10 @@ def _read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
     path = folder / MANIFEST
     if not folder.is_dir():
         raise BundleError(f"{folder} is not a bundle: there is no such folder")
+    if several := bundles_in(folder):
+        raise BundleError(
+            f"{folder} holds several bundles; name one: {printable(', '.join(several), 150)}"
+        )
     try:
         text = read_text(path)
         content = parse_json(text)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from attn_export.bundle.manifest import read_manifest
+from attn_export.dialect_names import STANDARD
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.parts.sweeps.release import MARK, release_of
 from attn_export.parts.sweeps.store import Row
@@ -124,19 +125,23 @@ class _ReleaseVerdict:
 def bisect(
     bundle: Path,
     releases: Sequence[str],
-    dialect: str,
+    dialect: str | None = None,
     *,
     install: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> list[_ReleaseVerdict]:
     """Find where the verdict on a bundle's graph changed between the oldest and the newest release.
 
+    `dialect`: That of the graph; by default standard, or that of the only graph.
+
     Returns:
         The releases that were run, the oldest first. They include two consecutive releases of
         which only one passes.
     """
     progress = progress or Progress()
-    if dialect not in {file.dialect for file in read_manifest(bundle).graphs.values()}:
+    dialects = {file.dialect for file in read_manifest(bundle).graphs.values()}
+    dialect = dialect or (next(iter(dialects)) if len(dialects) == 1 else STANDARD)
+    if dialect not in dialects:
         raise UsageError(f"{bundle} has no graph in the dialect {dialect!r}")
     ordered = sorted(releases, key=release_of)
     if len(ordered) < 2:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.commands.options import STDOUT, json_option, option, quiet_option, with_options
 from attn_export.commands.output import echo, messages, write_file
-from attn_export.dialect_names import STANDARD
 from attn_export.errors import ParityError, RuntimeFailure, UsageError, printable
 from attn_export.interruption import message_if_ended
 
@@ -233,8 +232,9 @@ def site_command(folder: Path, output: Path, title: str) -> int:
     "--runtime", "name", default="ort-cpu", show_default=True, metavar="NAME", help="The runtime."
 )
 @option(
-    "--dialect", default=STANDARD, show_default=True, metavar="NAME", help="The graph that it runs."
-)
+    "--dialect", metavar="NAME",
+    help="The graph that it runs.  [default: standard, or the only one]",
+)  # fmt: skip
 @option("--good", metavar="VERSION", help="A release that passes.")
 @option("--bad", metavar="VERSION", help="A release that does not.")
 @option(
@@ -245,7 +245,7 @@ def site_command(folder: Path, output: Path, title: str) -> int:
 def bisect_command(
     bundle: Path,
     name: str,
-    dialect: str,
+    dialect: str | None,
     good: str | None,
     bad: str | None,
     install: bool,
