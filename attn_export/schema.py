@@ -202,7 +202,11 @@ class Allowed(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CaseEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The entry of a case of the golden vectors."""
+    """The entry of a case of the golden vectors.
+
+    Attributes:
+        shapes: The shape of each output of which the rows in `determined` alone are stored.
+    """
 
     name: Name
     kind: Name
@@ -214,6 +218,7 @@ class CaseEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     allowed: dict[Name, Allowed | None]
     unusable: dict[Name, _Reason]
     determined: dict[Name, tuple[Count, ...]] = {}
+    shapes: dict[Name, Annotated[list[Count], Meta(min_length=2, max_length=8)]] = {}
 
 
 class GoldenIndex(Struct, frozen=True, forbid_unknown_fields=True):

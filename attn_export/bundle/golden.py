@@ -33,11 +33,16 @@ from attn_export.schema import CaseEntry, GoldenIndex, Manifest
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from attn_export.spec import Shape
 
 # -- golden vectors on disk ---------------------------------------------------------------------
 
 INDEX = "index.json"
+
+_MOST_ELEMENTS = 2**29
+"""The most elements of an output of which some rows are stored."""
 
 
 def write_inputs(folder: Path, number: int, case: Case) -> StoredCase:
@@ -80,7 +85,7 @@ def read_golden(folder: Path) -> list[Golden]:
     index = read_index(folder)
     try:
         return [_read_case(folder, index, entry) for entry in index.cases]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise BundleError(f"the golden vectors in {folder} cannot be read: {error}") from error
 
 
@@ -148,8 +153,9 @@ def _read_case(folder: Path, index: GoldenIndex, entry: CaseEntry) -> Golden:
         entry.name, entry.kind, entry.sizes, {}, entry.about,
         contents=entry.contents, ignored_rows=entry.ignored_rows,
     )  # fmt: skip
-    expected = read_tensors(case_folder, "output", index.outputs)
-    eager = read_tensors(case_folder, "eager", index.outputs)
+    stored = read_tensors(case_folder, "output", index.outputs)
+    expected = {name: _whole(array, name, entry) for name, array in stored.items()}
+    eager = expected if entry.shapes else read_tensors(case_folder, "eager", index.outputs)
     for name, truth in expected.items():
         if (truth.shape, truth.dtype) != (eager[name].shape, eager[name].dtype):
             raise ValueError(f"{case.name} has two shapes or types of {name}")
@@ -161,6 +167,20 @@ def _read_case(folder: Path, index: GoldenIndex, entry: CaseEntry) -> Golden:
         if any(row // per_element not in ignored for row in rows):
             raise ValueError(f"{case.name} compares rows of {name} that it does not ignore")
     return Golden(case, expected, eager, entry.allowed, entry.unusable, determined=entry.determined)
+
+
+def _whole(stored: np.ndarray, name: str, entry: CaseEntry) -> np.ndarray:
+    """Return an output with 0 in the rows that are not stored."""
+    if name not in entry.shapes:
+        return stored
+    import numpy as np
+
+    shape, rows = entry.shapes[name], list(entry.determined.get(name, ()))
+    if (len(rows), shape[-1]) != stored.shape or math.prod(shape) > _MOST_ELEMENTS:
+        raise ValueError(f"{entry.name} has {list(stored.shape)} values of {name} {shape}")
+    whole = np.zeros((math.prod(shape[:-1]), shape[-1]), stored.dtype)
+    whole[rows] = stored  # raises IndexError beyond the last row
+    return whole.reshape(shape)
 
 
 Start = Callable[[Sequence[StoredCase]], int]

@@ -13,7 +13,12 @@ from msgspec.structs import replace
 
 from attn_export.bundle.manifest import GOLDEN, dimensions, failed_folder, staging
 from attn_export.commands.compare_whole import compare_models
-from attn_export.commands.compared_graph import match_names, read_compared, write_bundle
+from attn_export.commands.compared_graph import (
+    match_names,
+    read_compared,
+    reduce_bundle,
+    write_bundle,
+)
 from attn_export.commands.explain_failures import LONG, SECONDS, explain_failures
 from attn_export.commands.fixed_graphs import fixed_graphs
 from attn_export.commands.options import (
@@ -175,6 +180,8 @@ def compare(
                     report, folder, folder / path.name, run=run, reference=right,
                     reproduction=reproduction, seconds=SECONDS if right.cause is None else LONG,
                 )  # fmt: skip
+                if output is not None and right.reduce:
+                    report = reduce_bundle(folder, report, right.reduce)
         return dataclasses.replace(report, model=publish(report) or path)
 
 
@@ -309,4 +316,4 @@ def _complete(
         named = {name: inputs[other].copy() for name, other in names.inputs.items()}
         return reference.oracle(0.0).steps(named)
 
-    return ValueReference(reference.whose, steps, reference.cause)
+    return ValueReference(reference.whose, steps, reference.cause, reference.reduce)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle.golden import read_index
-from attn_export.bundle.manifest import GOLDEN
+from attn_export.bundle.manifest import GOLDEN, manifest_content
 from attn_export.errors import UsageError, printable
 from attn_export.graph import Graph
 from attn_export.report.html import write_report
@@ -119,6 +120,15 @@ def write_bundle(
         **({"unchanged": unchanged} if unchanged else {}),
         "weights": "as the graph that was compared holds them",
     })  # fmt: skip
+
+
+def reduce_bundle(
+    folder: Path, report: Report, reduce: Callable[[Path], tuple[str, ...]]
+) -> Report:
+    """Reduce the golden vectors of a bundle, and return the report with notes on it."""
+    report = dataclasses.replace(report, notes=(*report.notes, *reduce(folder / GOLDEN)))
+    write_report(folder, report, manifest_content(folder))
+    return report
 
 
 def _copy_graph(path: Path, model: onnx.ModelProto, target: Path) -> None:

@@ -38,6 +38,7 @@ class Reference:
         path: The path of a graph; None for a module.
         plan: The cases; None if they are planned from the interface.
         cause: See `ValueReference.cause`.
+        reduce: See `ValueReference.reduce`.
     """
 
     whose: str
@@ -51,6 +52,7 @@ class Reference:
     path: Path | None = None
     plan: Plan | None = None
     cause: Any = None
+    reduce: Callable[[Path], Notes] | None = None
 
     def computable(self, oracle: Any, cases: Sequence[Case]) -> tuple[Sequence[Case], Notes]:
         """Return the cases whose truth can be computed, and notes on the others.

@@ -111,7 +111,10 @@ def write_kit(
     graph = _graph_for(graphs, project.dialects, dialect)
     decode = _decode_graph_for(graphs, graph, Roles(manifest.roles).axis(NEW))
     spec = bundle_spec(bundle, manifest)
-    context = _facts(manifest, read_index(bundle / GOLDEN), spec, graph, decode)
+    index = read_index(bundle / GOLDEN)
+    if any(case.shapes for case in index.cases):
+        raise UsageError(f"{bundle} is evidence of a whole model, which kits cannot test yet")
+    context = _facts(manifest, index, spec, graph, decode)
     progress.phase("writing the kit")
     with replacement_of(output, "kit") as folder:
         copy_sources(project, folder)

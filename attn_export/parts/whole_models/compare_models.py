@@ -6,17 +6,20 @@ import copy
 import dataclasses
 import functools
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from attn_export.bundle.manifest import failed_folder
 from attn_export.commands.compare import compare
 from attn_export.errors import UsageError, counted
 from attn_export.parts.whole_models.export_layouts import Entry, ExportedModel, read_export
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.model_reference import reference_of
+from attn_export.parts.whole_models.stored_evidence import MOST_BYTES, reduce_evidence
 from attn_export.results import CHANGED, Report
 from attn_export.runtimes.run_options import RunOptions
 
@@ -53,10 +56,16 @@ def compare_models(
     loaded, notes = _load(model)
     loaded, notes = _in_type_of(exported, loaded, notes)
     reports = {}
+    reduce = functools.partial(reduce_evidence, most_bytes=MOST_BYTES // len(exported.entries))
     for entry in exported.entries:
-        read = functools.partial(reference_of, loaded, entry, exported.layout.promises)
+        read = functools.partial(
+            reference_of, loaded, entry, exported.layout.promises, reduce=reduce
+        )
         place = Path(output) / entry.phase if output is not None else None
-        reports[entry.phase] = compare(read, entry.path, run, output=place)
+        report = reports[entry.phase] = compare(read, entry.path, run, output=place)
+        if place and report.passed:
+            # `verify` would replay that of an earlier export, too.
+            shutil.rmtree(failed_folder(place), ignore_errors=True)
     joined = Report.joined(Path(graphs).absolute().name, reports)
     phases = map(_phase_note, exported.entries, reports.values())
     return dataclasses.replace(

@@ -11,6 +11,7 @@ import numpy as np
 
 from attn_export.cases.draw import generator
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
+from attn_export.parts.whole_models.stored_evidence import seed_words
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
 from attn_export.spec import Shape
 from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, TOTAL
@@ -240,7 +241,7 @@ class CaseMaker:
         sizes, inputs = self.sizes(situation), {}
         positions = (valid.cumsum(1) - 1).clip(0)
         for name, end in self.entry.inputs.items():
-            random = generator("whole", seed, name)
+            random = generator(*seed_words(seed, name))
             shape = [sizes.get(a, 0) if isinstance(a, str) else a for a in self.axes[name]]
             make: Callable[[list[int], np.random.Generator], np.ndarray] = {
                 "ids": lambda s, r: self._ids(situation.tokens, s, r),

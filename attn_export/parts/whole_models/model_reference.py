@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +31,12 @@ _LARGE_CASES, _LARGE_TOKENS = 16, 900
 """The number of cases and of tokens that are tried of a large model, beside changes of inputs."""
 
 
-def reference_of(model: Any, entry: Entry, promises: frozenset[Promise]) -> Reference:
+def reference_of(
+    model: Any,
+    entry: Entry,
+    promises: frozenset[Promise],
+    reduce: Callable[[Path], tuple[str, ...]] | None = None,
+) -> Reference:
     """Return the reference for one graph, with the cases that its layout allows."""
     call, limits = ModelCall(model, entry).eval(), _limits_of(model)
     sizes = (end.shape[1] for end in entry.having("past") if len(end.shape) == 3)
@@ -69,7 +75,7 @@ def reference_of(model: Any, entry: Entry, promises: frozenset[Promise]) -> Refe
     oracle = functools.cache(lambda least_eps: ModelOracle(subject, least_eps))
     return dataclasses.replace(
         of_subject(subject, interface), whose="transformers' model", oracle=oracle, plan=plan,
-        cause=lambda *seen: oracle(0.0).cause(*seen),
+        reduce=reduce, cause=lambda *seen: oracle(0.0).cause(*seen),
         notes_on=lambda oracle, base: (*oracle.tokens_note(), *truth_notes(oracle, base)),
     )  # fmt: skip
 

@@ -1,0 +1,160 @@
+"""The evidence that is kept of a whole model: seeds of caches, and some positions of outputs.
+
+All positions of all cases would take gigabytes with a real vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from msgspec import structs, to_builtins
+
+from attn_export.bundle.golden import INDEX, read_index
+from attn_export.cases.draw import seed_of
+from attn_export.errors import counted
+from attn_export.results import BASE, CHANGED
+from attn_export.schema import Allowed, CaseEntry, GoldenIndex
+from attn_export.seeded_tensors import write_seed
+from attn_export.tensorfile import SEED, is_floating, read_tensor, read_tensors, write_tensors
+
+MOST_BYTES = 2**25
+"""The largest size of the truths of all graphs of a model, in bytes."""
+
+_POSITIONS = 5
+"""The most positions of a batch element: the last, the first, and between them."""
+
+_SEEDED_FROM = 4096
+"""The size in bytes from which an input is stored as a seed."""
+
+_Rows = dict[str, list[np.ndarray]]
+"""The numbers of rows to store, by output: those of the last position of all batch elements, those
+of their first …."""
+
+
+def seed_words(case: str, name: str) -> tuple[str, str, str]:
+    """Return the words of the seed of an input."""
+    return "whole", case, name
+
+
+def reduce_evidence(folder: Path, most_bytes: int) -> tuple[str, ...]:
+    """Reduce the golden vectors in a folder to what is stored of a whole model; return a note."""
+    index = read_index(folder)
+    outputs, choices = index.outputs, list[tuple[CaseEntry, _Rows, list[int]]]()
+    judged = 0
+    for entry in index.cases:
+        arrays = read_tensors(folder / entry.folder, "output", outputs)
+        rows, sizes = _Rows(), [0] * _POSITIONS
+        for name, array in arrays.items():
+            if array.ndim < 2 or not array.size or not is_floating(array.dtype):
+                continue
+            elements = [list(each) for each in _elements(entry, name, array)]
+            judged += sum(map(len, itertools.chain(*elements)))
+            rows[name] = _by_rank(list(map(_spread, elements)))
+            for rank, each in enumerate(rows[name]):
+                sizes[rank] += len(each) * array.shape[-1] * array.dtype.itemsize
+        choices.append((entry, rows, sizes))
+    count = _count([sizes for _, _, sizes in choices], most_bytes)
+    # Where not even one position of each case fits, the first cases are kept.
+    choices.sort(key=lambda choice: not choice[0].name.startswith((BASE, CHANGED)))
+    entries, stored, left = list[CaseEntry](), 0, most_bytes
+    for entry, rows, sizes in choices:
+        left -= sum(sizes[:count])
+        if left < 0:
+            shutil.rmtree(folder / entry.folder)
+            continue
+        none = np.empty(0, np.int64)
+        kept = {n: np.sort(np.concatenate([none, *each[:count]])) for n, each in rows.items()}
+        stored += sum(map(len, kept.values()))
+        entries.append(_store(folder / entry.folder, index, entry, kept))
+    order = {entry.name: at for at, entry in enumerate(index.cases)}
+    entries.sort(key=lambda entry: order[entry.name])
+    _write(folder, structs.replace(index, cases=entries))
+    return (
+        f"stored evidence: {stored} of {judged} rows that were judged, of "
+        f"{len(entries)} of {counted(len(index.cases), 'case')}",
+    )
+
+
+def _elements(entry: CaseEntry, name: str, array: np.ndarray) -> Iterator[Iterator[np.ndarray]]:
+    """Yield for each batch element of an output the judged rows of each position."""
+    judged = np.ones(array.shape[:-1], bool)
+    judged[list(entry.ignored_rows)] = False
+    judged.ravel()[list(entry.determined.get(name, ()))] = True
+    numbers = np.arange(judged.size).reshape(judged.shape)
+    yield from map(_positions, numbers, judged)
+
+
+def _by_rank(elements: list[list[np.ndarray]]) -> list[np.ndarray]:
+    """Return the rows of the first position of all batch elements, of the second …."""
+    ranks = range(max(map(len, elements), default=0))
+    return [np.concatenate([e[rank] for e in elements if rank < len(e)]) for rank in ranks]
+
+
+def _positions(numbers: np.ndarray, judged: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the judged rows of each position of a batch element, the last position first."""
+    numbers, judged = np.atleast_1d(numbers), np.atleast_1d(judged)
+    for at in reversed(range(numbers.shape[-1])):
+        if judged[..., at].any():
+            yield numbers[..., at][judged[..., at]]
+
+
+def _spread(positions: list[np.ndarray]) -> list[np.ndarray]:
+    """Return some positions of a batch element: the last, the first, and others between them."""
+    last = len(positions) - 1
+    places = dict.fromkeys([0, last, last // 2, last // 4, last - last // 4])
+    return [positions[at] for at in places if positions]
+
+
+def _count(sizes: list[list[int]], most: int) -> int:
+    """Return how many positions of each case fit; at least one."""
+    fitting = (
+        count
+        for count in range(_POSITIONS, 1, -1)
+        if sum(sum(each[:count]) for each in sizes) <= most
+    )
+    return next(fitting, 1)
+
+
+def _store(
+    folder: Path, index: GoldenIndex, entry: CaseEntry, kept: Mapping[str, np.ndarray]
+) -> CaseEntry:
+    """Rewrite the files of a case, and return its entry."""
+    for number, name in enumerate(index.inputs):
+        path = folder / f"input_{number}.pb"
+        if path.stat().st_size <= _SEEDED_FROM:
+            continue
+        _, array = read_tensor(path)
+        seeds = [seed_of(*seed_words(case, name)) for case in (entry.name, BASE)]
+        if any(write_seed(path.with_suffix(SEED), name, array, seed) for seed in seeds):
+            path.unlink()
+    arrays = read_tensors(folder, "output", index.outputs)
+    shapes = {name: list(arrays[name].shape) for name in kept}
+    determined = {
+        name: range(array[..., 0].size if array.ndim else 0) for name, array in arrays.items()
+    } | {name: rows.tolist() for name, rows in kept.items()}
+    write_tensors(folder, "output", {
+        name: a.reshape(-1, a.shape[-1])[kept[name]] if name in kept else a
+        for name, a in arrays.items()
+    })  # fmt: skip
+    for path in folder.glob("eager_*.pb"):
+        path.unlink()
+    return structs.replace(
+        entry, shapes=shapes,
+        ignored_rows=tuple(range(max(len(a) for a in arrays.values() if a.ndim))),
+        determined={name: tuple(rows) for name, rows in determined.items() if len(rows)},
+        # The error of some rows together may be that of the worst one.
+        allowed={
+            name: Allowed(max(each.whole, each.row), each.row) if each else None
+            for name, each in entry.allowed.items()
+        },
+    )  # fmt: skip
+
+
+def _write(folder: Path, index: GoldenIndex) -> None:
+    text = json.dumps(to_builtins(index), indent=1) + "\n"
+    (folder / INDEX).write_text(text, encoding="utf-8")
