@@ -238,8 +238,10 @@ def _ropes(values: Mapping[str, Any]) -> Iterator[Other]:
         numbers = {k: x for k, x in own.items() if type(x) in (int, float) and k not in plain}
         for name, x in numbers.items():
             options += [("rotary scaling", name, type(x)(new)) for new in (x * 2, x / 2)]
+        options += [("rotary scaling", k, not x) for k, x in own.items() if type(x) is bool]
         for kind, name, new in options:
-            sentence = f"{name}{of} is {new:g} where the config says {own[name]:g}"
+            shown, right = (str(x) if type(x) is bool else f"{x:g}" for x in (new, own[name]))
+            sentence = f"{name}{of} is {shown} where the config says {right}"
             yield kind, _at(values, key, {**own, name: new}), sentence
         if own["rope_type"] != "default":
             new = _at(values, key, {**plain, "rope_type": "default"})

@@ -61,7 +61,7 @@ class ModelCall(nn.Module):
         kwargs = {"past_key_values": own, "use_cache": True}
         ids, cross = inputs.roles["ids"], None
         if self._has_encoder:
-            cross = DynamicCache(config=self.config)
+            cross = DynamicCache(config=self.model.config)
             branch = inputs.roles.get("branch")
             # A merged decoder without a past makes them from the encoder's output.
             is_first = branch is not None and not branch.any()
@@ -99,7 +99,8 @@ class ModelCall(nn.Module):
     def _cache(self, inputs: _Given) -> tuple[_Recorded, Tensor]:
         """Return the cache, and the mask `[B, P + L]`."""
         ids, write_at = inputs.roles["ids"], inputs.roles.get("write at")
-        own, past = _Recorded(self.config), 0
+        # A variant's window, not that of the right model: keys that it sees must stay.
+        own, past = _Recorded(self.model.config), 0
         for layer, pair in inputs.pasts("decoder").items():
             slots = inputs.write_at(layer)
             key, value = (x if slots is None else self._moved(x, slots) for x in pair)

@@ -28,7 +28,7 @@ LOCAL = {"rope_type": "default", "rope_theta": 1e4}
 GLOBAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
 YARN = {
     "rope_type": "yarn", "factor": 4.0, "rope_theta": 150000.0, "beta_fast": 32.0, "beta_slow": 1.0,
-    "truncate": False, "original_max_position_embeddings": 16,
+    "truncate": False, "original_max_position_embeddings": 64,
 }  # fmt: skip
 WINDOWED = {**SMALL, "head_dim": 16, "sliding_window": 4}
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -263,8 +263,9 @@ QUICK: list[tuple[str, str, Any]] = [
     ("mixtral", "experts", rebuilt(num_experts_per_tok=1)),
     ("t5", "activation", rebuilt(feed_forward_proj="gated-silu")),
     ("llama", "padding", call("attention_mask", lambda mask, _: torch.ones_like(mask))),
+    ("gpt_oss", "truncate is True", rebuilt(rope_parameters={**YARN, "truncate": True})),
 ]  # fmt: skip
-"""Architecture, kind of the cause, and what makes a model wrong."""
+"""Architecture, kind of the cause or how it begins, and what makes a model wrong."""
 
 MORE: list[tuple[str, str, Any]] = [
     ("mistral", "window", rebuilt(sliding_window=64)),
@@ -309,7 +310,7 @@ def test_the_mistake_that_was_made_is_the_cause(case: tuple[str, str, Any]):
     made = make(right, name)
     cause = cause_of(name, made if isinstance(made, nn.Module) else right)
     assert cause is not None
-    assert cause.kind == kind, cause.sentence
+    assert cause.kind == kind or cause.sentence.startswith(kind), cause
 
 
 @pytest.mark.parametrize(
