@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack
@@ -154,56 +154,81 @@ def _of_all(
 ) -> Report:
     """Return the report on a bundle, or one on all bundles in a folder."""
     bundles, reports = bundles_in(bundle) or {"": bundle}, {}
-    for name, path in bundles.items():
-        with signer(path) as (folder, check):
-            report = _run(folder, replacement, run, evidence_of, check)
-        # Not the path in `folder`, which may have been a temporary copy.
-        reports[name] = dataclasses.replace(report, model=replacement or path / MODEL)
+    with contextlib.ExitStack() as stack:
+
+        def opened(path: Path) -> tuple[contextlib.ExitStack, _Opened]:
+            own = stack.enter_context(contextlib.ExitStack())
+            return own, own.enter_context(_opened(path, replacement, run, signer))
+
+        # The processes of a bundle's runtimes start while those of the one before it run.
+        following = map(opened, bundles.values())
+        next_bundle = next(following)
+        for name, path in bundles.items():
+            (own, this), next_bundle = next_bundle, next(following, next_bundle)
+            with own:
+                report = _run(this, replacement, evidence_of)
+            # Not the path of the copy that may have been checked.
+            reports[name] = dataclasses.replace(report, model=replacement or path / MODEL)
     return reports.get("") or Report.joined(bundle.absolute().name, reports)
 
 
-def _run(
-    folder: Path,
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """A bundle whose runtimes have started: its folder, or that of a copy that was checked."""
+
+    folder: Path
+    check: BundleCheck
+    manifest: Manifest
+    files: Sequence[GraphFile]
+    pool: Pool
+
+
+@contextlib.contextmanager
+def _opened(
+    bundle: Path,
     replacement: Path | None,
     run: RunOptions,
-    evidence_of: _EvidenceOf,
-    check: BundleCheck,
-) -> Report:
-    """Run the cases, judge the outputs, and return the report."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(refuse_exchange(folder))
+    signer: Callable[[Path], AbstractContextManager[tuple[Path, BundleCheck]]],
+) -> Iterator[_Opened]:
+    with signer(bundle) as (folder, check), refuse_exchange(folder):
         manifest = read_manifest(folder)
-        axes = shapes_of(manifest.ends)
         files = [_described(replacement, manifest)] if replacement else [*manifest.graphs.values()]
-        pool = stack.enter_context(Pool(run, files))
-        graphs = (replacement.parent if replacement else folder).absolute()
-        start = functools.partial(
-            pool.start, graphs, list(manifest.inputs), axes, caches=manifest.next_inputs
-        )
-        evidence = evidence_of(folder, manifest, pool, start)
-        signature = check(manifest)
-        facts = environment()
-        from attn_export.judge.judge import undetermined_note
-        from attn_export.judge.replay import buffers_note, judge_pool
+        with Pool(run, files) as pool:
+            yield _Opened(folder, check, manifest, files, pool)
 
-        runs, verdicts = judge_pool(pool, evidence.goldens, axes)
-        notes = (
-            tried_note([golden.case for golden in evidence.goldens]), *buffers_note(files),
-            *undetermined_note(evidence.goldens), *cpu_notes(verdicts, evidence.goldens),
-            *evidence.notes,
-        )  # fmt: skip
-        report = Report(
-            manifest.name, (*evidence.runs, *runs), (*evidence.verdicts, *verdicts), facts, notes,
-            dimensions=dimensions(manifest.ends, spec_text(folder, manifest)),
-            error=evidence.error, quality=evidence.quality, signature=signature,
-        )  # fmt: skip
-        if run.budgets and evidence.quality is None:
-            raise UsageError(
-                f"a budget of {run.budgets[0]}, and nothing to measure it on: {folder} has no "
-                "quantised weights, or --sizes is given; leave it out"
-            )
-        if not report.passed:
-            read_bundle(folder)  # files may have gone after they were checked
+
+def _run(opened: _Opened, replacement: Path | None, evidence_of: _EvidenceOf) -> Report:
+    """Run the cases, judge the outputs, and return the report."""
+    folder, manifest, pool = opened.folder, opened.manifest, opened.pool
+    axes = shapes_of(manifest.ends)
+    graphs = (replacement.parent if replacement else folder).absolute()
+    start = functools.partial(
+        pool.start, graphs, list(manifest.inputs), axes, caches=manifest.next_inputs
+    )
+    evidence = evidence_of(folder, manifest, pool, start)
+    signature = opened.check(manifest)
+    facts = environment()
+    from attn_export.judge.judge import undetermined_note
+    from attn_export.judge.replay import buffers_note, judge_pool
+
+    runs, verdicts = judge_pool(pool, evidence.goldens, axes)
+    notes = (
+        tried_note([golden.case for golden in evidence.goldens]), *buffers_note(opened.files),
+        *undetermined_note(evidence.goldens), *cpu_notes(verdicts, evidence.goldens),
+        *evidence.notes,
+    )  # fmt: skip
+    report = Report(
+        manifest.name, (*evidence.runs, *runs), (*evidence.verdicts, *verdicts), facts, notes,
+        dimensions=dimensions(manifest.ends, spec_text(folder, manifest)),
+        error=evidence.error, quality=evidence.quality, signature=signature,
+    )  # fmt: skip
+    if pool.run.budgets and evidence.quality is None:
+        raise UsageError(
+            f"a budget of {pool.run.budgets[0]}, and nothing to measure it on: {folder} has no "
+            "quantised weights, or --sizes is given; leave it out"
+        )
+    if not report.passed:
+        read_bundle(folder)  # files may have gone after they were checked
     return report
 
 
