@@ -87,7 +87,10 @@ class End:
 
     @property
     def rolls(self) -> bool:
-        """Whether it is a cache of the size of a window: onnxruntime-genai calls it sliding."""
+        """Whether it is a cache of the size of a window: onnxruntime-genai calls it sliding.
+
+        It holds the last keys, in their order, from its first slot on.
+        """
         return "sliding" in str(self.shape)
 
 

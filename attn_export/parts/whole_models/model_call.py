@@ -102,8 +102,7 @@ class ModelCall(nn.Module):
         # A variant's window, not that of the right model: keys that it sees must stay.
         own, past = _Recorded(self.model.config), 0
         for layer, pair in inputs.pasts("decoder").items():
-            slots = inputs.write_at(layer)
-            key, value = (x if slots is None else self._moved(x, slots) for x in pair)
+            key, value = (self._whole(x, layer, inputs) for x in pair)
             if key.shape[2]:
                 own.update(key, value, layer)
             past = max(past, key.shape[2])
@@ -113,6 +112,15 @@ class ModelCall(nn.Module):
         if mask is None:
             mask = torch.ones(ids.shape[0], past + ids.shape[1], dtype=torch.int64)
         return own, mask
+
+    def _whole(self, cache: Tensor, layer: int, inputs: _Given) -> Tensor:
+        """Return a cache as `[B, Hkv, P, D]`, whose keys end at the last slot."""
+        past, write_at = inputs.rolled(layer), inputs.roles.get("write at")
+        if past is not None:
+            kept = cache[:, :, :past]
+            # No query sees the keys that have left it.
+            return nn.functional.pad(kept, (0, 0, past - kept.shape[2], 0))
+        return cache if write_at is None else self._moved(cache, write_at)
 
     def _moved(self, cache: Tensor, write_at: Tensor) -> Tensor:
         """Return a cache of fixed size as `[B, Hkv, P, D]`, whose keys end at the last slot."""
@@ -162,7 +170,11 @@ class ModelCall(nn.Module):
         new, pasts = own.new[end.layer][index], inputs.pasts("decoder")
         if end.layer not in pasts:
             return new
-        past, write_at = pasts[end.layer][index], inputs.write_at(end.layer)
+        past, write_at = pasts[end.layer][index], inputs.roles.get("write at")
+        before = inputs.rolled(end.layer)
+        if before is not None:
+            kept = torch.cat([past[:, :, :before], new], 2)[:, :, -past.shape[2] :]
+            return torch.cat([kept, past[:, :, kept.shape[2] :]], 2)
         if write_at is None:
             return torch.cat([past, new], 2)
         slots = write_at[:, None] + torch.arange(new.shape[2])
@@ -185,12 +197,11 @@ class _Given:
             end.role: by_name[name] for name, end in entry.inputs.items() if end.role != "past"
         }
 
-    def write_at(self, layer: int) -> Tensor | None:
-        """Return the first free slot `[B]` in the cache of a layer that has one size."""
+    def rolled(self, layer: int) -> int | None:
+        """Return the number of keys before the run, if the cache of a layer rolls."""
         if any(end.rolls and end.layer == layer for end in self._ends.values()):
-            ids, mask = self.roles["ids"], self.roles["mask"]
-            return torch.full((len(ids),), mask.shape[1] - ids.shape[1])
-        return self.roles.get("write at")
+            return self.roles["mask"].shape[1] - self.roles["ids"].shape[1]
+        return None
 
     def pasts(self, of: str) -> dict[int, tuple[Tensor, Tensor]]:
         """Return keys and values by the number of the layer."""

@@ -41,9 +41,6 @@ def reference_of(
     call, limits = ModelCall(model, entry).eval(), _limits_of(model)
     sizes = (end.shape[1] for end in entry.having("past") if len(end.shape) == 3)
     longest = min([limits.longest, *(size for size in sizes if isinstance(size, int))])
-    if any(end.rolls for end in entry.having("past")):
-        # A cache that rolls: its keys leave it, so it is judged until it is full.
-        longest = min(longest, limits.window)
     limits = dataclasses.replace(limits, longest=longest)
     if is_large_model(model):
         limits = dataclasses.replace(limits, cases=_LARGE_CASES, tokens=_LARGE_TOKENS)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 
 from attn_export import assert_parity, verify
@@ -17,7 +18,11 @@ from attn_export.bundle.manifest import read_bundle
 from attn_export.errors import AttnExportError
 from attn_export.parts.whole_models.compare_models import compare_models
 from attn_export.parts.whole_models.export_layouts import read_export
+from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseLimits, Situation, situations
+from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
+from attn_export.parts.whole_models.model_reference import reference_of
+from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.run_options import RunOptions
 
 EXPORTS = Path(__file__).parent / "exports"
@@ -88,6 +93,22 @@ def test_evidence_replays_and_shows_a_graph_that_was_changed(tmp_path):
     assert {v.runtime for v in report.verdicts if v.status == "failed"} == {"ort-cpu", "openvino"}
     with pytest.raises(AttnExportError, match="holds several bundles; name one: model"):
         read_bundle(out)
+
+
+def test_a_cache_that_rolls_is_judged_beyond_its_window():
+    folder = EXPORTS / "gpt_oss" / "genai"
+    exported, model = read_export(folder), read_checkpoint(folder.parent / "checkpoint").load()
+    (entry,) = exported.entries
+    plan = reference_of(model, entry, exported.layout.promises).plan
+    assert plan is not None
+    call, engine = ModelCall(model, entry), OrtCpu().load(entry.path, threads=1)
+    beyond = [c for c in plan.cases if c.sizes["past_len"] > 8]
+    assert {"past_9", "past_63", "chunk_8_63"} <= {case.name for case in beyond}
+    for case in beyond:
+        got = engine.run({**case.inputs}, {})
+        right = call(**{name: torch.from_numpy(a) for name, a in case.inputs.items()})
+        for array, tensor in zip(got.values(), right, strict=True):
+            np.testing.assert_allclose(array, tensor.detach(), atol=1e-4)
 
 
 def _vocabulary(config: dict[str, object]) -> None:
