@@ -13,7 +13,7 @@ Axes = Mapping[str, Sequence[str | int]]
 """The axes of every input and output by name, as in a manifest."""
 
 BATCH, QUERY_LEN, CAPACITY = "batch", "query_len", "capacity"
-GROWING, TOTAL_LEN = "past_len", "total_len"
+TOTAL_LEN = "total_len"
 PAST, PRESENT, PAST_LENGTH = "past_", "present_", "past_length"
 
 BLOCK = 64
@@ -82,9 +82,12 @@ def _decode(run: Run, inputs: ArrayDict, axes: Axes, *, single: bool) -> ArrayDi
     }
 
 
-def decode_growing(run: Run, inputs: ArrayDict, axes: Axes, caches: Mapping[str, str]) -> ArrayDict:
-    """Decode the sequences of a case step by step, with caches that a graph returns longer.
+def decode_returned(
+    run: Run, inputs: ArrayDict, axes: Axes, caches: Mapping[str, str]
+) -> ArrayDict:
+    """Decode the sequences of a case step by step, with the caches that a graph returns.
 
+    In each step the batch elements have another order, as a beam search reorders them.
     `caches`: The input that takes an output in the next step.
 
     Returns:
@@ -93,23 +96,42 @@ def decode_growing(run: Run, inputs: ArrayDict, axes: Axes, caches: Mapping[str,
     total = inputs[next(n for n, named in axes.items() if QUERY_LEN in named)].shape[1]
     pasts, done = {name: inputs[name] for name in caches.values()}, 0
     steps: dict[str, list[np.ndarray]] = {}
-    for count in _counts(total, single=False):
+    for number, count in enumerate(_counts(total, single=False)):
         keys = done + count
-        part = {QUERY_LEN: range(done, keys), TOTAL_LEN: range(keys)}
-        step = {}
-        for name, array in inputs.items():
-            for at, axis in enumerate(axes[name]):
-                array = array.take(part[str(axis)], axis=at) if axis in part else array
-            step[name] = array
-        outputs = run(step | pasts)
+        step = _part(inputs, axes, done, keys) | pasts
+        outputs = _reordered(run(_reordered(step, axes, number)), axes, -number)
+        _check_shapes(outputs, axes, {QUERY_LEN: count, TOTAL_LEN: keys}, done)
         for name, array in outputs.items():
-            if name in caches:
+            if name in caches and array.size:  # those of an encoder may come once
                 pasts[caches[name]] = array
             elif QUERY_LEN in axes.get(name, ()):
                 steps.setdefault(name, []).append(array)
         done = keys
     joined = {n: np.concatenate(arrays, axes[n].index(QUERY_LEN)) for n, arrays in steps.items()}
+    joined |= {name: pasts[source] for name, source in caches.items()}
     return {name: joined.get(name, array) for name, array in outputs.items()}
+
+
+def _part(inputs: ArrayDict, axes: Axes, done: int, keys: int) -> ArrayDict:
+    """Return the inputs of the tokens from `done` to `keys`."""
+    part, step = {QUERY_LEN: range(done, keys), TOTAL_LEN: range(keys)}, {}
+    for name, array in inputs.items():
+        if array.dtype == bool and BATCH not in axes[name]:  # whether there is a past
+            array = np.full_like(array, done > 0)
+        elif list(axes[name]) == [BATCH]:  # the number of keys before the tokens, or after them
+            array = np.minimum(array, keys) if array.any() else np.full_like(array, done)
+        for at, axis in enumerate(axes[name]):
+            array = array.take(part[str(axis)], axis=at) if axis in part else array
+        step[name] = array
+    return step
+
+
+def _reordered(arrays: ArrayDict, axes: Axes, by: int) -> ArrayDict:
+    """Return arrays whose batch elements are `by` rows further."""
+    return {
+        name: np.roll(array, by, axes[name].index(BATCH)) if BATCH in axes.get(name, ()) else array
+        for name, array in arrays.items()
+    }
 
 
 def _counts(total: int, *, single: bool) -> Iterator[int]:
@@ -147,6 +169,7 @@ def _check_shapes(
     outputs: ArrayDict, axes: Axes, sizes: Mapping[str, int], cache_length: int
 ) -> None:
     """Raise ValueError for an output of a wrong shape, which cutting and joining could hide."""
+    longer = next(axis for axis in sizes if axis != QUERY_LEN)
     for name, array in outputs.items():
         named = axes.get(name, array.shape)
         expected = [
@@ -155,8 +178,8 @@ def _check_shapes(
         if len(named) != array.ndim or list(array.shape) != expected:
             raise ValueError(
                 f"{name} is {list(array.shape)} where its axes are {list(named)}, after "
-                f"{cache_length} tokens, with {sizes[QUERY_LEN]} new ones and a capacity of "
-                f"{sizes[CAPACITY]}"
+                f"{cache_length} tokens, with {sizes[QUERY_LEN]} new ones and a {longer} of "
+                f"{sizes[longer]}"
             )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from attn_export.errors import one_line
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.child_main import Jobs, Send, outcome_of
-from attn_export.runtimes.decode_steps import GROWING, decode, decode_growing
+from attn_export.runtimes.decode_steps import PAST_LENGTH, decode, decode_returned
 from attn_export.runtimes.protocol import SEPARATE, SEPARATE_BUFFERS, Engine
 from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
 
@@ -107,8 +107,8 @@ def _outputs(
 
     if not case["decode"]:
         return run(inputs)
-    if any(GROWING in job["axes"].get(name, ()) for name in job["caches"].values()):
-        return decode_growing(run, inputs, job["axes"], job["caches"])
+    if PAST_LENGTH not in inputs:  # not a layer of ours
+        return decode_returned(run, inputs, job["axes"], job["caches"])
     return decode(run, inputs, job["axes"], graph_file["fixed"])
 
 

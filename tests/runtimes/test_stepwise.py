@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attn_export.runtimes.decode_steps import BLOCK, decode
+from attn_export.runtimes.decode_steps import BLOCK, decode, decode_returned
 
 Arrays = dict[str, np.ndarray]
 
@@ -142,3 +142,87 @@ def test_an_output_without_a_name_for_its_axes_is_that_of_the_last_step():
         lambda x: steps(x) | {"more": x["past_length"]}, inputs_of(40), AXES, {"query_len": 1}
     )
     assert outputs["more"].tolist() == [39] * 3
+
+
+# -- caches that a graph returns ----------------------------------------------------------------
+
+CACHES = {"present": "past", "present.encoder": "past.encoder"}
+RETURNED = {
+    "ids": ("batch", "query_len"), "past.encoder": ("batch", "key_len"),
+    "present.encoder": ("batch", "key_len"), "logits": ("batch", "query_len"),
+}  # fmt: skip
+GROWING = {"past": ("batch", "past_len"), "present": ("batch", "total_len"), "branch": (1,),
+           "mask": ("batch", "total_len")}  # fmt: skip
+FIXED = {"past": ("batch", 64), "present": ("batch", 64), "write_at": ("batch",),
+         "lengths": ("batch",)}  # fmt: skip
+
+
+def sums(inputs: Arrays) -> Arrays:
+    """Return the sum of all tokens so far at each token, with caches that grow or do not."""
+    ids, past = inputs["ids"], inputs["past"]
+    if "write_at" in inputs:
+        start = inputs["write_at"][0]
+        present = past.copy()
+        present[:, start : start + ids.shape[1]] = ids
+        keys = present[:, : inputs["lengths"][0]]
+    else:
+        assert inputs["branch"].tolist() == [past.shape[1] > 0]
+        keys = present = np.concatenate([past, ids], 1)
+        assert inputs["mask"].shape == keys.shape
+    first = keys.shape[1] == ids.shape[1]
+    encoded = ids[:, :1].repeat(4, 1) if first else inputs["past.encoder"][:0]
+    given = encoded if first else inputs["past.encoder"]
+    logits = keys.cumsum(1)[:, -ids.shape[1] :] + given[:, :1]
+    return {"logits": logits, "present": present, "present.encoder": encoded}
+
+
+def returned(axes: dict[str, tuple[str | int, ...]], tokens: int = 60) -> Arrays:
+    ids = np.random.default_rng(0).integers(1, 99, (3, tokens))
+    sizes = {"batch": 3, "total_len": tokens, "key_len": 4, "past_len": 0}
+    numbers = {
+        n: np.full([sizes.get(str(a), a) for a in shape], tokens if n in ("lengths", "mask") else 0)
+        for n, shape in {**axes, "past.encoder": RETURNED["past.encoder"]}.items()
+        if n != "present"
+    }
+    return {"ids": ids, **numbers} | ({"branch": np.zeros(1, bool)} if "branch" in axes else {})
+
+
+@pytest.mark.parametrize("axes", [GROWING, FIXED], ids=["growing", "fixed"])
+def test_what_a_graph_returns_is_its_next_cache(axes: dict[str, tuple[str | int, ...]]):
+    inputs, seen = returned(axes), list[Arrays]()
+
+    def run(inputs: Arrays) -> Arrays:
+        seen.append(inputs)
+        return sums(inputs)
+
+    outputs = decode_returned(run, inputs, {**RETURNED, **axes}, CACHES)
+    for name, array in sums(inputs).items():
+        np.testing.assert_array_equal(outputs[name], array)
+    assert [x["ids"].shape[1] for x in seen][:9] == [5, 1, 1, 1, 1, 1, 1, 1, 3]
+    assert {x["ids"][0, 0] for x in seen} - set(inputs["ids"][0]), "batch elements are reordered"
+
+
+def test_a_runtime_that_keeps_caches_itself_does_not_see_the_order_of_a_batch():
+    inputs, held = returned(GROWING), dict[str, np.ndarray]()
+
+    def run(inputs: Arrays) -> Arrays:
+        outputs = sums({**inputs, "past": held.get("present", inputs["past"])})
+        held.update(outputs)
+        return outputs
+
+    outputs = decode_returned(run, inputs, {**RETURNED, **GROWING}, CACHES)
+    assert (outputs["logits"] != sums(inputs)["logits"]).any()
+
+
+@pytest.mark.parametrize("name", ["logits", "present"])
+def test_an_output_of_another_length_than_its_step_is_refused(name: str):
+    def run(inputs: Arrays) -> Arrays:
+        outputs = sums(inputs)
+        if inputs["past"].shape[1] == 20:
+            outputs[name] = np.concatenate([outputs[name]] * 2, 1)
+        return outputs
+
+    with pytest.raises(
+        ValueError, match=rf"{name} is \[.*after 20 tokens, with 1 new ones and a t"
+    ):
+        decode_returned(run, returned(GROWING), {**RETURNED, **GROWING}, CACHES)

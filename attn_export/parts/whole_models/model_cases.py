@@ -126,8 +126,7 @@ def _even(
             yield even(f"length_{size}", "a prompt", size, 0)
     if has_past:
         yield even("no_past", "a prompt", 6, 0)
-    grows = not (entry.one("write at") or entry.one("branch"))
-    if has_past and "chunk" in promises and grows:
+    if has_past and "chunk" in promises:
         steps = min(_DECODED, limits.longest)
         lengths = (steps, steps - 3)[: len(batches)] if "chunks" in promises else (steps,)
         lengths = lengths if "left" in promises else (steps,) * len(lengths)

@@ -22,6 +22,7 @@ from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseLimits, Situation, situations
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.model_reference import reference_of
+from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.run_options import RunOptions
 
@@ -195,6 +196,13 @@ def test_a_small_number_of_cases_has_each_kind():
     assert sum(len(s.new) * max(s.new) for s in chosen) <= 200
     assert {s.name.split("_")[0] for s in chosen} >= {"base", "left", "past", "largest"}
     assert len({s.name for s in chosen}) == len(chosen)
+
+
+@pytest.mark.parametrize("name", ["llama/mobius-static", "t5/optimum-merged", "gpt_oss/genai"])
+def test_caches_of_every_kind_are_decoded_step_by_step(name):
+    exported = read_export(EXPORTS / name)
+    chosen = situations(exported.entries[0], CaseLimits(64, 64), exported.layout.promises)
+    assert [s.new[0] for s in chosen if s.kind == WHOLE_DECODE] == [64]
 
 
 def test_a_model_in_memory_is_compared():
