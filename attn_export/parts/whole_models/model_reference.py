@@ -87,7 +87,8 @@ def _limits_of(model: Any) -> CaseLimits:
         for name in ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
     }
     rope = getattr(config, "rope_parameters", None) or {}
-    thresholds.add(rope.get("original_max_position_embeddings"))
+    for each in (rope, *(x for x in rope.values() if isinstance(x, dict))):  # of kinds of layers
+        thresholds.add(each.get("original_max_position_embeddings"))
     ids = [getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")]
     flat = {i for x in ids for i in (x if isinstance(x, list) else [x]) if i is not None}
     sizes = sorted(size for size in thresholds if isinstance(size, int))
