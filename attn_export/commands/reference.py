@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ class Reference:
         plan: The cases; None if they are planned from the interface.
         cause: See `ValueReference.cause`.
         reduce: See `ValueReference.reduce`.
+        undeclared: The outputs whose declared shapes are no promise, by their names in the graph.
     """
 
     whose: str
@@ -53,6 +54,7 @@ class Reference:
     plan: Plan | None = None
     cause: Any = None
     reduce: Callable[[Path], Notes] | None = None
+    undeclared: Collection[str] = ()
 
     def computable(self, oracle: Any, cases: Sequence[Case]) -> tuple[Sequence[Case], Notes]:
         """Return the cases whose truth can be computed, and notes on the others.

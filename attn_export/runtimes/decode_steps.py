@@ -13,7 +13,7 @@ Axes = Mapping[str, Sequence[str | int]]
 """The axes of every input and output by name, as in a manifest."""
 
 BATCH, QUERY_LEN, CAPACITY = "batch", "query_len", "capacity"
-TOTAL_LEN = "total_len"
+_TOTAL_LEN = "total_len"
 PAST, PRESENT, PAST_LENGTH = "past_", "present_", "past_length"
 
 BLOCK = 64
@@ -100,7 +100,7 @@ def decode_returned(
         keys = done + count
         step = _part(inputs, axes, done, keys) | pasts
         outputs = _reordered(run(_reordered(step, axes, number)), axes, -number)
-        _check_shapes(outputs, axes, {QUERY_LEN: count, TOTAL_LEN: keys}, done)
+        _check_shapes(outputs, axes, {QUERY_LEN: count, _TOTAL_LEN: keys}, done)
         for name, array in outputs.items():
             if name in caches and array.size:  # those of an encoder may come once
                 pasts[caches[name]] = array
@@ -114,7 +114,7 @@ def decode_returned(
 
 def _part(inputs: ArrayDict, axes: Axes, done: int, keys: int) -> ArrayDict:
     """Return the inputs of the tokens from `done` to `keys`."""
-    part, step = {QUERY_LEN: range(done, keys), TOTAL_LEN: range(keys)}, {}
+    part, step = {QUERY_LEN: range(done, keys), _TOTAL_LEN: range(keys)}, {}
     for name, array in inputs.items():
         if array.dtype == bool and BATCH not in axes[name]:  # whether there is a past
             array = np.full_like(array, done > 0)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from attn_export.errors import GraphError, UsageError, first_few, printable
+from attn_export.graph.checks import names_read
 from attn_export.graph.load import load_proto
 from attn_export.graph.signature_check import dtype_name, inputs_of
 from attn_export.untrusted_files import parse_json, read_text
@@ -101,6 +102,7 @@ class Entry:
     Attributes:
         phase: Its name in reports: that of the file, without the ending.
         producer: What it says has made it.
+        unread: The inputs that no node reads.
     """
 
     path: Path
@@ -108,6 +110,7 @@ class Entry:
     producer: str
     inputs: Mapping[str, End]
     outputs: Mapping[str, End]
+    unread: frozenset[str] = frozenset()
 
     def having(self, role: Role) -> list[End]:
         """Return the inputs and outputs of a role."""
@@ -243,7 +246,8 @@ def _entry(path: Path, phase: str, names: Mapping[str, str]) -> Entry:
         # Where it is the mask of the encoder, the other has a longer name.
         end = inputs["attention_mask"]
         inputs["attention_mask"] = dataclasses.replace(end, role="states mask")
-    return Entry(path, phase, model.producer_name, inputs, outputs)
+    unread = frozenset(inputs) - names_read(model.graph)
+    return Entry(path, phase, model.producer_name, inputs, outputs, unread)
 
 
 def _end(

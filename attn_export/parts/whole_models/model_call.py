@@ -63,10 +63,12 @@ class ModelCall(nn.Module):
         if self._has_encoder:
             cross = DynamicCache(config=self.model.config)
             branch = inputs.roles.get("branch")
-            # A merged decoder without a past makes them from the encoder's output.
+            # They are made from the encoder's output by a merged decoder without a past, and by one
+            # that does not read them.
             is_first = branch is not None and not branch.any()
+            made = is_first or ("states" in inputs.roles and inputs.ignores("encoder"))
             for layer, (key, value) in inputs.pasts("encoder").items():
-                if key.shape[2] and not is_first:
+                if key.shape[2] and not made:
                     cross.update(key, value, layer)
             kwargs |= {
                 "decoder_input_ids": ids, "encoder_outputs": self._states(inputs),
@@ -192,7 +194,7 @@ class _Given:
     """
 
     def __init__(self, entry: Entry, by_name: Mapping[str, Tensor]) -> None:
-        self.by_name, self._ends = by_name, entry.inputs
+        self.by_name, self._ends, self._unread = by_name, entry.inputs, entry.unread
         self.roles: dict[Role, Tensor] = {
             end.role: by_name[name] for name, end in entry.inputs.items() if end.role != "past"
         }
@@ -202,6 +204,11 @@ class _Given:
         if any(end.rolls and end.layer == layer for end in self._ends.values()):
             return self.roles["mask"].shape[1] - self.roles["ids"].shape[1]
         return None
+
+    def ignores(self, of: str) -> bool:
+        """Return whether the graph reads none of the caches."""
+        ends = {e.name for e in self._ends.values() if e.role == "past" and e.of == of}
+        return ends <= self._unread
 
     def pasts(self, of: str) -> dict[int, tuple[Tensor, Tensor]]:
         """Return keys and values by the number of the layer."""

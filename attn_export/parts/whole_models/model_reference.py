@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from attn_export.cases.draw import Interface
 from attn_export.cases.plan import Plan
 from attn_export.commands.reference import Reference, of_subject
-from attn_export.errors import ExportError, GraphError, one_line
+from attn_export.errors import ExportError, GraphError, first_few, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import named_axes
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
@@ -70,11 +70,23 @@ def reference_of(
     interface = Interface(subject.input_descriptions(), out_axes, sums=sums, roles=subject.roles)
     plan = Plan(maker.cases(chosen), (), interface, is_settled=True)
     oracle = functools.cache(lambda least_eps: ModelOracle(subject, least_eps))
+    of_model = of_subject(subject, interface)
+    loose = {e.name for e in entry.outputs.values() if 0 < len(e.shape) != len(out_axes[e.name])}
     return dataclasses.replace(
-        of_subject(subject, interface), whose="transformers' model", oracle=oracle, plan=plan,
+        of_model, whose="transformers' model", oracle=oracle, plan=plan, undeclared=loose,
+        notes=(*of_model.notes, *_notes(entry, loose)),
         reduce=reduce, cause=lambda *seen: oracle(0.0).cause(*seen),
         notes_on=lambda oracle, base: (*oracle.tokens_note(), *truth_notes(oracle, base)),
     )  # fmt: skip
+
+
+def _notes(entry: Entry, undeclared: set[str]) -> Iterator[str]:
+    """Yield notes on what a graph declares and does not do."""
+    if undeclared:
+        shown = first_few(sorted(undeclared))
+        yield f"declared with another number of axes than they should have: {shown}"
+    if entry.unread:
+        yield f"inputs that the graph does not read: {first_few(sorted(entry.unread))}"
 
 
 def _limits_of(model: Any) -> CaseLimits:
