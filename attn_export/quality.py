@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
 
 from attn_export.errors import UsageError, printable
 from attn_export.schema import Distance, Split
@@ -19,6 +21,9 @@ relative error of a last-axis slice, and the two measures of `LogitDistance`."""
 
 OF_LOGITS = ("kl", "top1")
 """The measures for outputs that are logits."""
+
+_SHOWN = 12
+"""The most outputs that a table has: the most distant ones."""
 
 _SHARES = ("cosine", "top1")
 """The measures whose limit is at most 1."""
@@ -31,7 +36,7 @@ NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 @dataclasses.dataclass(frozen=True)
 class LogitDistance:
-    """Distance of the first output of a quantised model from the float model, as logits.
+    """Distance of an output of a quantised model from the float model, as logits.
 
     Attributes:
         kl: The mean of KL(softmax(f) ‖ softmax(q)) over the slices along the last axis, in nats.
@@ -81,21 +86,47 @@ class Quality:
             before `out_proj`.
         weights: The distances of the first output if only one weight is quantised, or only the
             cache, its keys, its values or the activations.
-        logits: The distance of the first output as logits, if a budget limits it.
+        of_logits: The distance of the first output as logits, if a budget limits it; or that of
+            each output of a runtime that holds logits.
         splits: The errors of the first output if only one tensor is quantised, split by rounding
             and clipping.
+        sentences: Those of `missed`, if these are the distances of several models.
     """
 
     outputs: tuple[Distance, ...]
     heads: tuple[Distance, ...]
     weights: tuple[Distance, ...]
     budgets: tuple[Budget, ...]
-    logits: LogitDistance | None = None
+    of_logits: tuple[LogitDistance, ...] = ()
     splits: tuple[Split, ...] = ()
+    sentences: tuple[str, ...] | None = None
+
+    @classmethod
+    def joined(cls, qualities: Mapping[str, Quality]) -> Quality | None:
+        """Return the distances of several models, whose names stand before their parts."""
+        of_all = list(qualities.items())
+        if not of_all:
+            return None
+        return cls(
+            tuple(replace(x, part=model + x.part) for model, q in of_all for x in q.outputs),
+            (), (), tuple(dict.fromkeys(budget for _, q in of_all for budget in q.budgets)),
+            tuple(
+                dataclasses.replace(x, part=model + x.part) for model, q in of_all
+                for x in q.of_logits
+            ),
+            sentences=tuple(model + sentence for model, q in of_all for sentence in q.missed),
+        )  # fmt: skip
+
+    @property
+    def logits(self) -> LogitDistance | None:
+        """The first distance of logits, if there is one."""
+        return next(iter(self.of_logits), None)
 
     @property
     def missed(self) -> tuple[str, ...]:
         """A sentence for each missed budget of an output, with the tensor that matters most."""
+        if self.sentences is not None:
+            return self.sentences
         return tuple(
             f"{part.part}: {budget.measure} {getattr(part, budget.measure):.4g}, budget {budget}"
             f"{self._worst(part)}"
@@ -104,26 +135,31 @@ class Quality:
             if not budget.is_met(part)
         )
 
+    def measures(self, budget: Budget) -> bool:
+        """Return whether there is a distance that a budget limits."""
+        return budget.measure not in OF_LOGITS or bool(self.of_logits)
+
     def shown(self) -> list[tuple[str, Distance]]:
         """Return the distances for a table: a prefix for the name of the part, and the distance."""
         head = worst(self.heads)
+        least = sorted(self.outputs, key=lambda distance: distance.sqnr)[:_SHOWN]
         return [
-            *(("", distance) for distance in self.outputs),
+            *(("", distance) for distance in self.outputs if distance in least),
             *((("worst head: ", head),) if head else ()),
             *(("only ", distance) for distance in self.weights),
         ]
 
     @property
     def logits_sentence(self) -> str:
-        """The distance of the first output as logits in words, if a budget limits it; else ""."""
-        logits = self.logits
-        if logits is None:
-            return ""
-        return f"{logits.part} as logits: KL {logits.kl:.3g} nats, top1 {logits.top1:.2%}"
+        """The distances of logits in words; "" if there are none."""
+        return "; ".join(
+            f"{each.part} as logits: KL {each.kl:.3g} nats, top1 {each.top1:.2%}"
+            for each in self.of_logits
+        )
 
     def _parts_of(self, budget: Budget) -> Sequence[Distance | LogitDistance]:
         if budget.measure in OF_LOGITS:
-            return [self.logits] if self.logits else []
+            return self.of_logits
         return self.outputs
 
     def _worst(self, part: Distance | LogitDistance) -> str:
@@ -141,6 +177,11 @@ class Quality:
             for words, distance in clauses
             if distance
         )
+
+
+def is_logits(output: str) -> bool:
+    """Return whether an output of a whole model holds logits, by its name."""
+    return output.endswith("logits")
 
 
 def worst(distances: Sequence[Distance]) -> Distance | None:

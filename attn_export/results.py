@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from msgspec import Meta, Struct
 
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted
-from attn_export.quality import Quality
+from attn_export.quality import Budget, Quality
 from attn_export.schema import Allowed, Text
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ class Golden:
             numbers, counted through all axes but the last.
         rows_near_ties: The number of tokens with activations, keys or values that may be rounded
             either way. Not stored.
+        budgets: The limits that alone judge the sizes of errors, over all cases; () for the rule.
     """
 
     case: Case
@@ -120,6 +121,7 @@ class Golden:
     tied: Arrays = dataclasses.field(default_factory=dict)
     determined: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     rows_near_ties: int = 0
+    budgets: tuple[Budget, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,20 +276,18 @@ class Report:
     @classmethod
     def joined(cls, name: str, reports: Mapping[str, Self]) -> Self:
         """Return one report of several, whose names stand before their graphs and sentences."""
-        of_all = [(f"{part}/", r) for part, r in reports.items()]
-        return dataclasses.replace(
+        of_all, replace = [(f"{part}/", r) for part, r in reports.items()], dataclasses.replace
+        return replace(
             of_all[0][1], name=name,
-            runs=tuple(
-                dataclasses.replace(x, graph=part + x.graph) for part, r in of_all for x in r.runs
-            ),
+            runs=tuple(replace(x, graph=part + x.graph) for part, r in of_all for x in r.runs),
             verdicts=tuple(
-                dataclasses.replace(x, graph=part + x.graph)
-                for part, r in of_all for x in r.verdicts
+                replace(x, graph=part + x.graph) for part, r in of_all for x in r.verdicts
             ),
             notes=tuple(dict.fromkeys(part + note for part, r in of_all for note in r.notes)),
             explanations=tuple(part + cause for part, r in of_all for cause in r.explanations),
             dimensions={part + end: of for part, r in of_all for end, of in r.dimensions.items()},
             error=next((r.error for _, r in of_all if r.error is not None), None),
+            quality=Quality.joined({part: r.quality for part, r in of_all if r.quality}),
         )  # fmt: skip
 
     def raise_if_failed(self) -> None:

@@ -221,12 +221,13 @@ class CaseEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     shapes: dict[Name, Annotated[list[Count], Meta(min_length=2, max_length=8)]] = {}
 
 
-class GoldenIndex(Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of `golden/index.json`."""
+class GoldenIndex(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The content of `golden/index.json`. `budgets` are those of `Golden`."""
 
     inputs: list[Name]
     outputs: list[Name]
     cases: Annotated[list[CaseEntry], Meta(min_length=1, max_length=100_000)]
+    budgets: Annotated[list[Name], Meta(max_length=10)] = []
 
     def __post_init__(self) -> None:
         """Check rules that involve several fields."""

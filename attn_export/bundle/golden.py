@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
-from attn_export.errors import AttnExportError, BundleError, counted, one_line
-from attn_export.quality import Quality
+from attn_export.errors import AttnExportError, BundleError, UsageError, counted, one_line
+from attn_export.quality import Budget, Quality
 from attn_export.results import (
     BASE,
     CHANGED,
@@ -76,7 +76,8 @@ def write_index(folder: Path, goldens: Sequence[Golden]) -> None:
     """Write the index of all cases; `write_inputs` and `write_outputs` wrote their files."""
     first = goldens[0]
     entries = [_entry(number, golden) for number, golden in enumerate(goldens)]
-    index = to_builtins(GoldenIndex(list(first.case.inputs), list(first.expected), entries))
+    ends, budgets = (list(first.case.inputs), list(first.expected)), list(map(str, first.budgets))
+    index = to_builtins(GoldenIndex(*ends, entries, budgets))
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
@@ -84,8 +85,9 @@ def read_golden(folder: Path) -> list[Golden]:
     """Read the golden vectors without their inputs, which only the runtimes read."""
     index = read_index(folder)
     try:
-        return [_read_case(folder, index, entry) for entry in index.cases]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        budgets = tuple(map(Budget.parse, index.budgets))
+        return [replace(_read_case(folder, index, e), budgets=budgets) for e in index.cases]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, UsageError) as error:
         raise BundleError(f"the golden vectors in {folder} cannot be read: {error}") from error
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,52 +66,76 @@ def distance(part: str, pairs: Pairs) -> Distance:
 
     `pairs`: Pairs of arrays of one shape, with rows along the last axis.
     """
-    import numpy as np
-
-    signal = noise = other = product = row = 0.0
-    for f, q in _changed_rows(pairs):
-        rows_f, rows_n = np.square(f).sum(axis=-1), np.square(q - f).sum(axis=-1)
-        signal, noise = signal + float(rows_f.sum()), noise + float(rows_n.sum())
-        other, product = other + float(np.square(q).sum()), product + float((f * q).sum())
-        shares = rows_n[rows_f > 0] / rows_f[rows_f > 0]
-        row = max(row, math.sqrt(float(shares.max(initial=0.0))))
-    sqnr = 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf
-    cosine = product / math.sqrt(signal * other) if signal * other > 0 else math.nan
-    return Distance(part, round(sqnr, 4), round(cosine, 9), round(row, 9))
+    sums = Sums()
+    for f, q in pairs:
+        sums.add(f, q)
+    return sums.distance(part)
 
 
-def _changed_rows(pairs: Pairs) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the last-axis rows of each pair that differ, float64 `[rows, N]`."""
-    import numpy as np
+class Sums:
+    """Sums over pairs of arrays, from which their distance follows."""
 
-    for whole_f, whole_q in pairs:
+    def __init__(self) -> None:
+        self._signal = self._noise = self._other = self._product = self._row = 0.0
+        self._rows, self._divergence, self._same = 0, 0.0, 0
+
+    def add(self, whole_f: np.ndarray, whole_q: np.ndarray, *, as_logits: bool = False) -> None:
+        """Add a pair of arrays of one shape, with rows along the last axis."""
+        import numpy as np
+
         f, q = (np.atleast_2d(a.astype(np.float64)) for a in (whole_f, whole_q))
         f, q = (a.reshape(-1, a.shape[-1]) for a in (f, q))
         changed = (f != q).any(axis=-1)
-        yield f[changed], q[changed]
+        f, q = f[changed], q[changed]
+        if as_logits:
+            self._add_logits(f, q)
+        usable = np.isfinite(f) & np.isfinite(q)
+        f, q = np.where(usable, f, 0.0), np.where(usable, q, 0.0)
+        rows_f, rows_n = np.square(f).sum(axis=-1), np.square(q - f).sum(axis=-1)
+        self._signal += float(rows_f.sum())
+        self._noise += float(rows_n.sum())
+        self._other += float(np.square(q).sum())
+        self._product += float((f * q).sum())
+        shares = rows_n[rows_f > 0] / rows_f[rows_f > 0]
+        self._row = max(self._row, math.sqrt(float(shares.max(initial=0.0))))
 
+    def _add_logits(self, f: np.ndarray, q: np.ndarray) -> None:
+        import numpy as np
 
-def logit_distance(
-    pairs: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]], budgets: Sequence[Budget]
-) -> LogitDistance | None:
-    """Return the distance of the first output, read as logits, if a budget limits it."""
-    import numpy as np
-
-    if not any(budget.measure in OF_LOGITS for budget in budgets):
-        return None
-    part, arrays = next(iter(pairs.items()))
-    rows, divergence, same = 0, 0.0, 0
-    for f, q in _changed_rows(arrays):
         log_f, log_q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (f, q))
         share = np.exp(log_f)
         with np.errstate(invalid="ignore"):
             apart = np.where(share > 0, log_f - log_q, 0.0)  # -inf in both is no distance
-        divergence += float((share * apart).sum())
-        same += int((f.argmax(axis=-1) == q.argmax(axis=-1)).sum())
-        rows += len(f)
-    if not rows:
-        return LogitDistance(part, 0.0, 1.0)
-    return LogitDistance(part, round(max(divergence, 0.0) / rows, 12), round(same / rows, 9))
+        self._divergence += float((share * apart).sum())
+        self._same += int((f.argmax(axis=-1) == q.argmax(axis=-1)).sum())
+        self._rows += len(f)
+
+    def distance(self, part: str) -> Distance:
+        """Return the distance of all pairs."""
+        signal, noise, powers = self._signal, self._noise, self._signal * self._other
+        sqnr = 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf
+        cosine = self._product / math.sqrt(powers) if powers > 0 else math.nan
+        return Distance(part, round(sqnr, 4), round(cosine, 9), round(self._row, 9))
+
+    def logits(self, part: str) -> LogitDistance:
+        """Return the distance of the pairs that were added as logits."""
+        if not self._rows:
+            return LogitDistance(part, 0.0, 1.0)
+        kl = max(self._divergence, 0.0) / self._rows
+        return LogitDistance(part, round(kl, 12), round(self._same / self._rows, 9))
+
+
+def logit_distance(
+    pairs: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]], budgets: Sequence[Budget]
+) -> tuple[LogitDistance, ...]:
+    """Return the distance of the first output, read as logits, if a budget limits it."""
+    if not any(budget.measure in OF_LOGITS for budget in budgets):
+        return ()
+    part, arrays = next(iter(pairs.items()))
+    sums = Sums()
+    for f, q in arrays:
+        sums.add(f, q, as_logits=True)
+    return (sums.logits(part),)
 
 
 def head_distances(name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Distance]:

@@ -218,7 +218,7 @@ def _judge(
     pool.add(graph.file for graph in graphs)
     goldens, notes = _golden(folder, subject, pool)
     quality = write_quality_of(folder / GOLDEN, subject, goldens, budgets)
-    runs, verdicts = judge_pool(pool, goldens, subject.expected().outputs)
+    runs, verdicts, _ = judge_pool(pool, goldens, subject.expected().outputs)
     refuted = bundle_graphs.remove_refuted(folder, graphs, verdicts, dialects)
     if refuted:
         left_out = (*left_out, *refuted.values())

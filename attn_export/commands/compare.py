@@ -22,6 +22,7 @@ from attn_export.commands.compared_graph import (
 from attn_export.commands.explain_failures import LONG, SECONDS, explain_failures
 from attn_export.commands.fixed_graphs import fixed_graphs
 from attn_export.commands.options import (
+    BUDGET,
     fix_input_option,
     limit_own_memory,
     module_option,
@@ -83,7 +84,7 @@ OTHER = "reference.onnx"
     help="An axis of A that equals another, or a sum: total_len=past_len+query_len.",
 )  # fmt: skip
 @fix_input_option
-@run_options()
+@run_options(BUDGET)
 @option(
     "--output", type=Path, metavar="DIR",
     help="Write the graph, the cases and the truth as a bundle.",
@@ -157,11 +158,6 @@ def compare(
     from attn_export.commands.reference import read_reference
 
     run, path = RunOptions.of(run), Path(graph)
-    if run.budgets:
-        raise UsageError(
-            f"a budget of {run.budgets[0]}, and nothing to measure it on: a comparison has no "
-            "float model; leave it out"
-        )
     check_installed("torch")
     read = functools.partial(read_reference, reference, ranges or {}, relations or {})
     with _bundle_folder(output) as (folder, publish):
@@ -216,6 +212,10 @@ def judge_graph(
     with Pool(run, [compared.file]) as pool:
         run.progress.phase("importing torch")
         reference = read()
+        if run.budgets and not reference.is_float_model:
+            raise UsageError(
+                f"a budget of {run.budgets[0]}, which is for graphs of whole models; leave it out"
+            )
         names = match_names(compared, reference, given)
         pool.add([compared.file])
         run.progress.phase("choosing the cases")
@@ -224,7 +224,7 @@ def judge_graph(
 
         axes = _axes(reference, names)
         goldens, notes = _golden(folder, pool, reference, compared, names)
-        runs, verdicts = judge_pool(pool, goldens, axes)
+        runs, verdicts, quality = judge_pool(pool, goldens, axes)
     inputs, outputs = (
         {name: TensorSignature(array.dtype.name, axes[name]) for name, array in arrays.items()}
         for arrays in (goldens[0].case.inputs, goldens[0].expected)
@@ -232,7 +232,7 @@ def judge_graph(
     report = Report(
         printable(compared.path.stem), runs, verdicts, environment(),
         (*notes, *undetermined_note(goldens), *cpu_notes(verdicts, goldens)),
-        compared.path, dimensions=dimensions({**inputs, **outputs}),
+        compared.path, dimensions=dimensions({**inputs, **outputs}), quality=quality,
     )  # fmt: skip
     ends = inputs, outputs
     return report, functools.partial(_complete, folder, compared, reference, names, ends, report)
@@ -316,4 +316,5 @@ def _complete(
         named = {name: inputs[other].copy() for name, other in names.inputs.items()}
         return reference.oracle(0.0).steps(named)
 
-    return ValueReference(reference.whose, steps, reference.cause, reference.reduce)
+    how = reference.cause, reference.reduce, reference.is_float_model
+    return ValueReference(reference.whose, steps, *how)

@@ -47,7 +47,7 @@ def explain_failures(
         if v.status == "failed" or (v.status == "error" and (v.runtime, v.graph) in ran)
     )
     sentences = _tie_sentences(report.verdicts)
-    if not failed:
+    if not failed or (reference is not None and reference.is_float_model):
         return dataclasses.replace(report, explanations=(*sentences,)) if sentences else report
     from attn_export.commands.explain_bundle import explain
 

@@ -126,8 +126,8 @@ RUNS = (
 
 BUDGET = option(
     "--budget", "budgets", multiple=True, metavar="MEASURE>=N|MEASURE<=N",
-    help="Fail if the quantised layer misses this bound against float32: sqnr>=30 (dB), "
-    "cosine>=0.99, row<=0.1, kl<=0.01 (nats), top1>=0.99.  [default: by weights-dtype]",
+    help="Fail if what is quantised misses this bound against float32: sqnr>=30 (dB), "
+    "cosine>=0.99, row<=0.1, kl<=0.01 (nats), top1>=0.99.  [default of layers: by weights-dtype]",
 )  # fmt: skip
 
 

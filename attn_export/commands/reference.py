@@ -40,6 +40,8 @@ class Reference:
         cause: See `ValueReference.cause`.
         reduce: See `ValueReference.reduce`.
         undeclared: The outputs whose declared shapes are no promise, by their names in the graph.
+        is_float_model: Whether it is the float model of a quantised graph: budgets limit its
+            distance.
     """
 
     whose: str
@@ -55,6 +57,7 @@ class Reference:
     cause: Any = None
     reduce: Callable[[Path], Notes] | None = None
     undeclared: Collection[str] = ()
+    is_float_model: bool = False
 
     def computable(self, oracle: Any, cases: Sequence[Case]) -> tuple[Sequence[Case], Notes]:
         """Return the cases whose truth can be computed, and notes on the others.

@@ -169,7 +169,14 @@ def _of_all(
                 report = _run(this, replacement, evidence_of)
             # Not the path of the copy that may have been checked.
             reports[name] = dataclasses.replace(report, model=replacement or path / MODEL)
-    return reports.get("") or Report.joined(bundle.absolute().name, reports)
+    report = reports.get("") or Report.joined(bundle.absolute().name, reports)
+    for budget in run.budgets:
+        if report.quality is None or not report.quality.measures(budget):
+            raise UsageError(
+                f"a budget of {budget}, and nothing to measure it on: {bundle} has no quantised "
+                "weights or no logits, or --sizes is given; leave it out"
+            )
+    return report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,22 +218,17 @@ def _run(opened: _Opened, replacement: Path | None, evidence_of: _EvidenceOf) ->
     from attn_export.judge.judge import undetermined_note
     from attn_export.judge.replay import buffers_note, judge_pool
 
-    runs, verdicts = judge_pool(pool, evidence.goldens, axes)
+    runs, verdicts, quality = judge_pool(pool, evidence.goldens, axes)
     notes = (
         tried_note([golden.case for golden in evidence.goldens]), *buffers_note(opened.files),
         *undetermined_note(evidence.goldens), *cpu_notes(verdicts, evidence.goldens),
-        *evidence.notes,
+        *evidence.notes, *(claim_notes(quality, pool.run.budgets, "") if quality else ()),
     )  # fmt: skip
     report = Report(
         manifest.name, (*evidence.runs, *runs), (*evidence.verdicts, *verdicts), facts, notes,
         dimensions=dimensions(manifest.ends, spec_text(folder, manifest)),
-        error=evidence.error, quality=evidence.quality, signature=signature,
+        error=evidence.error, quality=quality or evidence.quality, signature=signature,
     )  # fmt: skip
-    if pool.run.budgets and evidence.quality is None:
-        raise UsageError(
-            f"a budget of {pool.run.budgets[0]}, and nothing to measure it on: {folder} has no "
-            "quantised weights, or --sizes is given; leave it out"
-        )
     if not report.passed:
         read_bundle(folder)  # files may have gone after they were checked
     return report

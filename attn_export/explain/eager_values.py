@@ -54,12 +54,14 @@ class ValueReference:
             time is over. None if the graph may be of another model than the reference.
         reduce: Reduces the golden vectors in a folder to those that are stored, and returns notes.
             None if all are.
+        is_float_model: Whether a quantised graph has none of its values: nothing is explained.
     """
 
     name: str = "the bundle's"
     steps: Callable[[Mapping[str, Array]], Sequence[ReferenceStep]] | None = None
     cause: Callable[[Golden, Arrays, OutOfTime], Cause | None] | None = None
     reduce: Callable[[Path], tuple[str, ...]] | None = None
+    is_float_model: bool = False
 
 
 def first_unmatched_node(

@@ -10,12 +10,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from onnx.reference.op_run import OpRun
 
 from attn_export.dialect_names import MICROSOFT
 from attn_export.float64 import fused_attention, fused_layers
 from attn_export.float64.attention_steps import StepChange, Steps
-from attn_export.float64.integer_steps import packed_weight, round_by_block
+from attn_export.float64.integer_steps import packed_weight, quantised_table, round_by_block
 from attn_export.quantiser import INTEGER_PRODUCTS
 from attn_export.tensorfile import Array
 
@@ -39,6 +40,18 @@ class MatMulNBits(OpRun):
     @staticmethod
     def _round_input(x: Array, block: int) -> Array:
         return round_by_block(x, block, Steps({}))
+
+
+class GatherBlockQuantized(OpRun):
+    """Rows of a table of integers, dequantised."""
+
+    op_domain = MICROSOFT
+
+    def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
+        stored, indices, *others = inputs
+        table = quantised_table((stored, *others), attributes)
+        assert indices is not None
+        return (np.take(table, indices, attributes.get("gather_axis", 0)),)
 
 
 _Function = Callable[..., tuple[Array | None, ...]]
@@ -96,6 +109,7 @@ _FUNCTIONS: Mapping[str, Mapping[str, _Function]] = {
 float32."""
 
 CONTRIB_OPERATORS: list[type[OpRun]] = [
+    GatherBlockQuantized,
     MatMulNBits,
     *(
         _operator(domain, name, function)

@@ -38,6 +38,42 @@ def packed_weight(constants: Sequence[Array | None], attributes: Mapping[str, An
     return transposed
 
 
+def dequantised(
+    stored: Array, scale: Array, zero_point: Array | None = None, *, axis: int = 1,
+    block_size: int = 0,
+) -> Array:  # fmt: skip
+    """Return what integers stand for, float64, as DequantizeLinear of ONNX defines it."""
+
+    def spread(of_blocks: Array) -> Array:
+        if block_size:
+            repeated = np.repeat(of_blocks.astype(np.float64), block_size, axis)
+            return np.take(repeated, range(stored.shape[axis]), axis)
+        along = [-1 if at == axis % stored.ndim else 1 for at in range(stored.ndim)]
+        return of_blocks.astype(np.float64).reshape(along if of_blocks.ndim else ())
+
+    zero = 0.0 if zero_point is None else spread(zero_point)
+    product: Array = (stored.astype(np.float64) - zero) * spread(scale)
+    return product
+
+
+def quantised_table(constants: Sequence[Array | None], attributes: Mapping[str, Any]) -> Array:
+    """Return the dequantised table of a GatherBlockQuantized node, float64.
+
+    Bytes hold unsigned integers, of which the middle stands for 0 by default.
+    """
+    stored, scale, *zeros = constants
+    zero = zeros[0] if zeros else None
+    assert stored is not None
+    assert scale is not None
+    bits = attributes.get("bits", 4)
+    if stored.dtype == np.uint8:
+        stored = _unpack(stored, bits)
+        middle = np.full(scale.shape, 2 ** (bits - 1))
+        zero = middle if zero is None else _unpack(zero, bits)[..., : scale.shape[-1]]
+    axis, block = attributes.get("quantize_axis", 1), attributes.get("block_size", 128)
+    return dequantised(stored, scale, zero, axis=axis, block_size=block)
+
+
 def _unpack(packed: Array, bits: int) -> Array:
     """Return the unsigned integers of 4 or 8 bits that bytes hold along the last axis."""
     return packed if bits == 8 else split_nibbles(packed)

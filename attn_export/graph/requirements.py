@@ -167,9 +167,10 @@ _NOT_FLOATING = frozenset({
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 """The attributes that state the type of a node's output."""
 
-_QUANTISED = frozenset({
-    "DequantizeLinear", "DynamicQuantizeLinear", "GatherBlockQuantized", "MatMulInteger",
-    "MatMulNBits", "QLinearMatMul", "QuantizeLinear",
+QUANTISED = frozenset({
+    "ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul",
+    "GatherBlockQuantized", "MatMulBnb4", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits",
+    "QAttention", "QGemm", "QLinearConv", "QLinearMatMul", "QMoE", "QuantizeLinear",
 })  # fmt: skip
 """Operators of quantised values."""
 
@@ -293,7 +294,7 @@ def precision_notes(model: onnx.ModelProto) -> tuple[str, ...]:
             "the graph computes in fewer bits than its outputs have: the error allowed is that of "
             "the narrower type"
         )
-    quantised = sorted({node.op_type for node in model.graph.node} & _QUANTISED)
+    quantised = sorted({node.op_type for node in model.graph.node} & QUANTISED)
     if quantised:
         notes.append(
             f"the graph quantises ({', '.join(quantised)}); the error allowed is that of rounding "

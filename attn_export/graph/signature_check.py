@@ -188,6 +188,7 @@ class TensorNames:
             renamed(golden.unusable),
             renamed(golden.tied),
             renamed(golden.determined),
+            budgets=golden.budgets,
         )
 
     def note(self) -> str:

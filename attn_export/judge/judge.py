@@ -10,7 +10,14 @@ import numpy as np
 from attn_export.errors import counted
 from attn_export.measures import Measures, fill_ignored_rows
 from attn_export.results import Arrays, Golden, Verdict
-from attn_export.rule import TIES, TIES_ADVICE, describe_wrong, judge_array
+from attn_export.rule import (
+    TIES,
+    TIES_ADVICE,
+    Judgement,
+    describe_wrong,
+    judge_array,
+    largest_allowed,
+)
 from attn_export.runtimes.run_options import Gate
 from attn_export.tensorfile import is_floating
 
@@ -49,7 +56,11 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
         elif wrong.any():
             return dataclasses.replace(verdict, status="unusable", message=_ties(wrong))
     limits = Measures(allowed.whole, allowed.row) if allowed else None
+    if golden.budgets:
+        limits = largest_allowed(truth.dtype) if floating else None
     found = judge_array(got, truth, limits, unusable)
+    if golden.budgets and found.errors is not None:
+        found = Judgement("passed", "", found.errors)
     errors = dataclasses.asdict(found.errors) if found.errors else {}
     verdict = dataclasses.replace(
         verdict, status=found.status, message=found.message, worst=found.worst, **errors

@@ -19,6 +19,7 @@ from attn_export.measures import (
     worst_index,
     wrong_kinds,
 )
+from attn_export.quality import Quality
 from attn_export.results import (
     Arrays,
     ErrorMap,
@@ -35,7 +36,10 @@ from attn_export.runtimes.run_options import Gate, RunOptions
 from attn_export.schema import Allowed, GraphFile
 from attn_export.tensorfile import is_floating
 
-if TYPE_CHECKING:  # `verify` starts sooner without the spec, which it does not need
+if TYPE_CHECKING:
+    from attn_export.judge.runtime_distances import RuntimeDistances
+
+    # `verify` starts sooner without the spec, which it does not need
     from attn_export.spec import Shape
 
 # -- a map of the errors in an output, for the worst verdict ------------------------------------
@@ -188,15 +192,19 @@ def _rounded(value: float) -> float | None:
 
 def judge_pool(
     pool: Pool, goldens: Sequence[Golden], axes: Mapping[str, Shape]
-) -> tuple[tuple[RuntimeRun, ...], tuple[Verdict, ...]]:
+) -> tuple[tuple[RuntimeRun, ...], tuple[Verdict, ...], Quality | None]:
     """Wait for the runtimes, and compare the outputs of each case with its truth.
 
     `axes`: The shape of each output, by name; dynamic axes by name.
 
     Returns:
-        The runs, and the verdicts on all outputs.
+        The runs, the verdicts on all outputs, and the distances that budgets limit, if any.
     """
-    runs = pool.absent()
+    runs, distances = pool.absent(), None
+    if goldens[0].budgets:
+        from attn_export.judge.runtime_distances import RuntimeDistances
+
+        distances = RuntimeDistances(pool.run.budgets or goldens[0].budgets)
     verdicts: list[Verdict] = []
     by_name = {golden.case.name: golden for golden in goldens}
     assert len(by_name) == len(goldens), "two cases of one name"
@@ -208,14 +216,14 @@ def judge_pool(
         if not worker.runtime.keeps_non_finite:
             cases = {name: _without_non_finite(golden) for name, golden in by_name.items()}
             facts["NaN and Inf"] = "not compared"
-        judged, worst, seconds = _judge_worker(worker, graph, count, cases, pool.run)
+        judged, worst, seconds = _judge_worker(worker, graph, count, cases, pool.run, distances)
         verdicts += judged
         required = worker.outcome != "not run"
         errors = worst.error_map(axes) if worker.outcome != "refused" else None
         runs.append(
             RuntimeRun(name, graph, worker.outcome, worker.reason, required, facts, errors, seconds)
         )
-    return tuple(runs), tuple(verdicts)
+    return tuple(runs), tuple(verdicts), distances.quality() if distances else None
 
 
 def _without_non_finite(golden: Golden) -> Golden:
@@ -242,6 +250,7 @@ def _judge_worker(
     expected_count: int,
     goldens: Mapping[str, Golden],
     run: RunOptions,
+    distances: RuntimeDistances | None,
 ) -> tuple[list[Verdict], Worst, dict[str, float]]:
     """Return the verdicts on a worker, the worst of them, and the seconds of each case.
 
@@ -260,6 +269,8 @@ def _judge_worker(
             golden = goldens[served.case]
             judged, outputs = _judge_case(name, graph, golden, served, run.gate)
             worst.update(judged, golden, outputs)
+            if distances:
+                distances.add(judged, golden, outputs)
             verdicts += judged
         run.progress.advance(f"{name}: {served.case}")
     if worker.outcome == "ran" and served_count < expected_count:

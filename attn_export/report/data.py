@@ -50,6 +50,8 @@ def _quality(quality: Quality) -> dict[str, Any]:
     content["missed"] = list(quality.missed)
     if quality.logits:
         content["logits"] = dataclasses.asdict(quality.logits)
+    if len(quality.of_logits) > 1:
+        content["all_logits"] = [dataclasses.asdict(each) for each in quality.of_logits]
     return content
 
 

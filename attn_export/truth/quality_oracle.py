@@ -67,7 +67,7 @@ def measure_quality(
         heads=tuple(each for each in (*attended, *by_head) if is_finite(each)),
         weights=tuple(apart for apart, _ in parts if is_finite(apart)),
         budgets=tuple(budgets),
-        logits=logit_distance(pairs, budgets),
+        of_logits=logit_distance(pairs, budgets),
         splits=tuple(each for _, each in parts if each is not None),
     )
     return quality, stored_outputs

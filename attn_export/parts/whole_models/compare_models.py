@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,24 @@ import torch
 
 from attn_export.bundle.manifest import failed_folder
 from attn_export.commands.compare import compare
+from attn_export.commands.reference import Reference
 from attn_export.errors import UsageError, counted
 from attn_export.parts.whole_models.export_layouts import Entry, ExportedModel, read_export
+from attn_export.parts.whole_models.integer_weights import (
+    integers_note,
+    quantised_operators,
+    read_integers,
+    with_float_products,
+    with_integers,
+)
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.model_reference import reference_of
-from attn_export.parts.whole_models.stored_evidence import MOST_BYTES, reduce_evidence
+from attn_export.parts.whole_models.stored_evidence import (
+    MOST_BYTES,
+    reduce_evidence,
+    reduce_if_large,
+)
+from attn_export.quality import OF_LOGITS, Budget, is_logits
 from attn_export.results import CHANGED, Report
 from attn_export.runtimes.run_options import RunOptions
 
@@ -52,25 +66,100 @@ def compare_models(
     """
     run = RunOptions.of(run)
     exported = read_export(Path(graphs), layout, names)
+    _refuse_unmeasured(exported, run.budgets)
     run.progress.phase("reading the checkpoint")
-    loaded, notes = _load(model)
-    loaded, notes = _in_type_of(exported, loaded, notes)
-    reports = {}
-    reduce = functools.partial(reduce_evidence, most_bytes=MOST_BYTES // len(exported.entries))
+    own, notes = _load(model)
+    loaded, notes = _in_type_of(exported, own, notes)
+    reports, phases = dict[str, Report](), list[str]()
+    bundles = len(exported.entries) * (2 if run.budgets else 1)
+    most_bytes = MOST_BYTES // bundles
     for entry in exported.entries:
-        read = functools.partial(
-            reference_of, loaded, entry, exported.layout.promises, reduce=reduce
-        )
+        reference = functools.partial(
+            reference_of, promises=exported.layout.promises,
+            reduce=functools.partial(reduce_evidence, most_bytes=most_bytes),
+        )  # fmt: skip
         place = Path(output) / entry.phase if output is not None else None
-        report = reports[entry.phase] = compare(read, entry.path, run, output=place)
-        if place and report.passed:
-            # `verify` would replay that of an earlier export, too.
-            shutil.rmtree(failed_folder(place), ignore_errors=True)
+        strict, told = _compare_strictly(loaded, entry, reference, run, place)
+        reports |= {entry.phase: strict} if strict is not None else {}
+        phases += [*([_phase_note(entry, strict)] if strict is not None else []), *told]
+        if run.budgets:
+            # Replayed on all rows, where these are few, so that the figures are the same.
+            read = functools.partial(
+                reference, loaded, entry, of_float=own, budgets=run.budgets,
+                reduce=functools.partial(reduce_if_large, most_bytes=most_bytes),
+            )  # fmt: skip
+            name = f"{entry.phase}-budget"
+            place = Path(output) / name if output is not None else None
+            report = _compare(read, entry.path, run, place)
+            # Where both are there, they have the same notes.
+            notes_on = report.notes if strict is None else ()
+            reports[name] = dataclasses.replace(report, notes=notes_on)
     joined = Report.joined(Path(graphs).absolute().name, reports)
-    phases = map(_phase_note, exported.entries, reports.values())
     return dataclasses.replace(
         joined, notes=(*_layout_notes(exported), *phases, *notes, *joined.notes)
     )
+
+
+def _refuse_unmeasured(exported: ExportedModel, budgets: Sequence[Budget]) -> None:
+    names = [name for entry in exported.entries for name in entry.outputs]
+    for budget in budgets:
+        if budget.measure in OF_LOGITS and not any(map(is_logits, names)):
+            raise UsageError(
+                f"a budget of {budget}, and nothing to measure it on: no output is called logits; "
+                "leave it out"
+            )
+
+
+def _compare(
+    read: Callable[[], Reference], graph: Path, run: RunOptions, output: Path | None
+) -> Report:
+    report = compare(read, graph, run, output=output)
+    if output and report.passed:
+        # `verify` would replay that of an earlier export, too.
+        shutil.rmtree(failed_folder(output), ignore_errors=True)
+    return report
+
+
+def _compare_strictly(
+    model: Any, entry: Entry, reference: Callable[..., Reference], run: RunOptions,
+    output: Path | None,
+) -> tuple[Report | None, Sequence[str]]:  # fmt: skip
+    """Judge a graph by the usual rule; one that is quantised by the model of its own integers.
+
+    Returns:
+        The report; None if a budget must do, as notes say.
+    """
+    operators = quantised_operators(entry.path)
+    plain = dataclasses.replace(run, budgets=())
+    if not operators:
+        read = functools.partial(reference, model, entry)
+        return _compare(read, entry.path, plain, output), ()
+    if not run.budgets:
+        read = functools.partial(reference, model, entry, is_float_model=True)
+        report = _compare(read, entry.path, plain, output)
+        advice = (
+            f"the graph is quantised ({', '.join(operators)}), which the float model is not; "
+            "--budget sqnr>=20 judges its distance, and the rest by the graph's own integers"
+        )
+        why = () if report.passed else (advice,)
+        return dataclasses.replace(report, explanations=why), ()
+    run.progress.phase("reading the integers of the graph")
+    stored = read_integers(entry.path)
+    changed, problem = (None, stored.problem) if stored.problem else with_integers(model, stored)
+    if changed is None:
+        return None, [f"{entry.phase}: judged by the budget alone: {problem}"]
+    note = f"{entry.phase}: judged by the model with the integers of {integers_note(stored)}"
+    with contextlib.ExitStack() as stack:
+        path = entry.path
+        if stored.rounds_inputs:
+            path = stack.enter_context(with_float_products(path))
+            note += (
+                ", in a copy of the graph with accuracy_level 1: its kernels may round inputs of "
+                "products, which the budget judges"
+            )
+        read = functools.partial(reference, changed, entry)
+        report = _compare(read, path, plain, output)
+        return dataclasses.replace(report, model=entry.path), [note]
 
 
 def _load(model: Any) -> tuple[Any, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,8 +17,11 @@ from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import fill_ignored_rows, measure
 from attn_export.parts.whole_models.config_mistakes import find_cause
+from attn_export.quality import Budget
 from attn_export.results import Arrays, Case, Golden
+from attn_export.schema import Allowed
 from attn_export.tensorfile import is_floating
+from attn_export.truth.allowed import narrow
 from attn_export.truth.float64_mode import widened_arrays
 from attn_export.truth.operations import math_backend
 from attn_export.truth.oracle import Oracle
@@ -129,6 +133,31 @@ class ModelOracle(Oracle):
                 call.model = model
 
         return find_cause(model, run, judged(outputs), out_of_time)
+
+
+class FloatModelOracle(ModelOracle):
+    """The source of the truth of a float model, from which budgets limit the distance.
+
+    `model`: The float model, called as that of `subject`, which has the types of the graph.
+    """
+
+    def __init__(
+        self, subject: Subject, least_eps: float, model: nn.Module, budgets: tuple[Budget, ...]
+    ) -> None:
+        Oracle.__init__(self, subject, least_eps, model)
+        self.tokens = self.ties = 0
+        self._is_large, self._budgets = False, budgets
+
+    def golden(self, case: Case) -> Golden:
+        """Return the case with its truth, which allows any error."""
+        with self._threads_for(case):
+            eager, truth = self.eager(case.inputs), self.truth(case.inputs)
+        expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
+        any_error = Allowed(math.inf, math.inf)
+        allowed = {n: any_error if is_floating(t.dtype) else None for n, t in expected.items()}
+        return Golden(
+            case, expected, eager, allowed, {}, determined=case.judged_rows, budgets=self._budgets
+        )
 
 
 @contextlib.contextmanager

@@ -19,7 +19,12 @@ from attn_export.export.trees import named_axes
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseLimits, CaseMaker, situations
-from attn_export.parts.whole_models.model_oracle import ModelOracle, is_large_model
+from attn_export.parts.whole_models.model_oracle import (
+    FloatModelOracle,
+    ModelOracle,
+    is_large_model,
+)
+from attn_export.quality import Budget
 from attn_export.spec import Shape
 from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, TOTAL, Roles
 from attn_export.truth.notes import truth_notes
@@ -36,8 +41,16 @@ def reference_of(
     entry: Entry,
     promises: frozenset[Promise],
     reduce: Callable[[Path], tuple[str, ...]] | None = None,
+    *,
+    of_float: Any = None,
+    budgets: tuple[Budget, ...] = (),
+    is_float_model: bool = False,
 ) -> Reference:
-    """Return the reference for one graph, with the cases that its layout allows."""
+    """Return the reference for one graph, with the cases that its layout allows.
+
+    `of_float`: The float model from which `budgets` limit the distance, if there are any.
+    `is_float_model`: Whether the graph is quantised, and the model is not.
+    """
     call, limits = ModelCall(model, entry).eval(), _limits_of(model)
     sizes = (end.shape[1] for end in entry.having("past") if len(end.shape) == 3)
     longest = min([limits.longest, *(size for size in sizes if isinstance(size, int))])
@@ -69,13 +82,18 @@ def reference_of(
     subject.roles = Roles(caches=_caches(entry))
     interface = Interface(subject.input_descriptions(), out_axes, sums=sums, roles=subject.roles)
     plan = Plan(maker.cases(chosen), (), interface, is_settled=True)
-    oracle = functools.cache(lambda least_eps: ModelOracle(subject, least_eps))
     of_model = of_subject(subject, interface)
     loose = {e.name for e in entry.outputs.values() if 0 < len(e.shape) != len(out_axes[e.name])}
+    make: Any = functools.partial(ModelOracle, subject)
+    if budgets:
+        exact = ModelCall(of_float, entry).eval()
+        make = functools.partial(FloatModelOracle, subject, model=exact, budgets=budgets)
+    oracle = functools.cache(make)
     return dataclasses.replace(
         of_model, whose="transformers' model", oracle=oracle, plan=plan, undeclared=loose,
         notes=(*of_model.notes, *_notes(entry, loose)),
         reduce=reduce, cause=lambda *seen: oracle(0.0).cause(*seen),
+        is_float_model=is_float_model or bool(budgets),
         notes_on=lambda oracle, base: (*oracle.tokens_note(), *truth_notes(oracle, base)),
     )  # fmt: skip
 

@@ -41,6 +41,12 @@ def seed_words(case: str, name: str) -> tuple[str, str, str]:
     return "whole", case, name
 
 
+def reduce_if_large(folder: Path, most_bytes: int) -> tuple[str, ...]:
+    """Reduce golden vectors that are larger; return a note, if it did."""
+    size = sum(file.stat().st_size for file in folder.glob("*/*.pb"))
+    return reduce_evidence(folder, most_bytes) if size > most_bytes else ()
+
+
 def reduce_evidence(folder: Path, most_bytes: int) -> tuple[str, ...]:
     """Reduce the golden vectors in a folder to what is stored of a whole model; return a note."""
     index = read_index(folder)
