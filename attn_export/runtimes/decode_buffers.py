@@ -1,7 +1,8 @@
-"""Inputs of a `DecodeSession`, its preallocated KV caches, and a session bound to buffers."""
+"""The graphs of a `DecodeSession`, its preallocated KV caches, and a session bound to buffers."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from attn_export.cases.draw import concrete_shape
-from attn_export.errors import RuntimeFailure, UsageError, one_line
+from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
+from attn_export.errors import BundleError, RuntimeFailure, UsageError, one_line
+from attn_export.runtimes.decode_inputs import CAPACITY, QUERY_LEN
 from attn_export.runtimes.engines.ort_cpu import (
     CPU_PROVIDER,
     array_of,
@@ -17,115 +20,42 @@ from attn_export.runtimes.engines.ort_cpu import (
     session_options,
     value_on,
 )
-from attn_export.runtimes.engines.ort_cuda import CudaEngine, OrtCuda, cuda_session
-from attn_export.schema import GraphFile, Manifest, TensorSignature
+from attn_export.runtimes.engines.ort_cuda import CudaEngine, OrtCuda, cuda_session, no_cuda_device
+from attn_export.schema import GraphFile, Manifest
 from attn_export.spec import Shape
 from attn_export.system_info import missing_package
-from attn_export.tensorfile import ArrayDict, numpy_dtype
+from attn_export.tensorfile import numpy_dtype
 
-CAPACITY = "capacity"
-"""Name of the axis along which a cache is preallocated."""
+# -- the graphs of a bundle ---------------------------------------------------------------------
 
-# -- inputs: checks, and what padding holds -----------------------------------------------------
-
-
-def clear_padding(buffer: np.ndarray, axes: Shape, ends: Mapping[str, np.ndarray]) -> None:
-    """Set elements of an input to 0 that belong to padding.
-
-    No token attends to them, but a NaN or a large number in the cache would still be multiplied by
-    the weight 0.
-
-    `ends`: The size of each batch element along axes that are padded, int64 `[B]` by axis.
-    """
-    for axis in {*ends}.intersection(axes) if "batch" in axes else ():
-        rows = np.moveaxis(buffer, (axes.index("batch"), axes.index(axis)), (0, 1))
-        for row in np.flatnonzero(ends[axis] < rows.shape[1]):
-            rows[row, ends[axis][row] :] = 0
+PREFERRED = {"cpu": (ORT, STANDARD, PORTABLE), "cuda": (CUDA, STANDARD, ORT, PORTABLE)}
+"""The dialects to choose from on each device, the fastest first."""
 
 
-SHOWN = 60
-"""The number of characters of a wrong value that a message quotes."""
+def check_device(device: str) -> None:
+    """Raise an error if graphs cannot run on a device."""
+    if not isinstance(device, str) or device not in PREFERRED:
+        raise UsageError(f"unknown device {device!r}; choose from {', '.join(PREFERRED)}")
+    reason = no_cuda_device() if device == "cuda" else ""
+    if reason:
+        raise RuntimeFailure(f"no decoding on CUDA here: {reason}")
 
 
-def arrays_of(inputs: Mapping[str, object]) -> ArrayDict:
-    """Return the inputs as arrays."""
-    try:
-        arrays = {name: np.asarray(array) for name, array in inputs.items()}
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"an input is not an array: {one_line(error)}") from error
-    query = arrays["query"]
-    if query.ndim != 3:
-        raise UsageError(f"query is {list(query.shape)}; give [batch, query_len, embed_dim]")
-    if not query.shape[0] or not query.shape[1]:
-        raise UsageError(f"query is {list(query.shape)}, which is empty; give one token or more")
-    return arrays
-
-
-def check_inputs(
-    arrays: ArrayDict,
-    described: Mapping[str, TensorSignature],
-    sizes: Mapping[str, int],
-    keys: int,
-) -> None:
-    """Check that the inputs have the names, shapes and dtypes of the manifest."""
-    for name in sorted(set(described) ^ set(arrays)):
-        problem = "is missing" if name in described else "is not wanted"
-        raise UsageError(f"{name} {problem}; give {', '.join(described)}")
-    known = {**sizes, CAPACITY: keys}
-    for name, array in arrays.items():
-        axes = described[name].shape
-        shape = [axis if isinstance(axis, int) else known.get(axis, axis) for axis in axes]
-        if list(array.shape) != shape:
-            raise UsageError(f"{name} is {list(array.shape)}, but should be {shape}")
-        dtype = numpy_dtype(described[name].dtype)
-        if array.dtype != dtype:
-            raise UsageError(f"{name} is {array.dtype}; give {dtype}")
-
-
-def whole_number(name: str, value: object, most: int) -> int:
-    """Return an argument that must be a whole number from 1."""
-    number = _whole_numbers(value)
-    if number is None or number.ndim or not 1 <= number <= most:
-        raise UsageError(f"{name} is {_shown(value)}; give a whole number from 1 to {most}")
-    return int(number)
-
-
-def lengths_of(lengths: Sequence[int] | None, rows: int, tokens: int) -> np.ndarray:
-    """Return the number of tokens of each prompt without its padding, int64 `[B]`."""
-    if lengths is None:
-        return np.full(rows, tokens, np.int64)
-    counts = _whole_numbers(lengths)
-    if counts is None or counts.shape != (rows,) or counts.min() < 1 or counts.max() > tokens:
-        raise UsageError(
-            f"lengths are {_shown(lengths)}; give {rows} whole numbers from 1 to {tokens}, one for "
-            "each row"
-        )
-    return counts
-
-
-def rows_of(rows: Sequence[int], batch: int) -> np.ndarray:
-    """Return the indices of batch elements as an int64 array `[N]` with N ≥ 1."""
-    chosen = _whole_numbers(rows)
-    if chosen is None or chosen.ndim != 1 or not chosen.size:
-        raise UsageError(f"rows are {_shown(rows)}; give the number of a row for each new one")
-    if (chosen < 0).any() or (chosen >= batch).any():
-        raise UsageError(f"rows are {_shown(rows)}; the cache has rows 0 to {batch - 1}")
+def select_graphs(
+    files: Sequence[GraphFile], dialect: str | None, folder: Path, preferred: Sequence[str]
+) -> list[GraphFile]:
+    """Return the graphs of one dialect. The first takes all sizes, later ones are faster."""
+    there = sorted({file.dialect for file in files})
+    if dialect is not None and not (isinstance(dialect, str) and dialect in there):
+        raise UsageError(f"{folder} has no {dialect} graphs; it has {', '.join(there)}")
+    selected_dialect = dialect or next((name for name in preferred if name in there), "")
+    chosen = sorted(
+        (file for file in files if file.dialect == selected_dialect),
+        key=lambda file: (len(file.fixed), QUERY_LEN in file.fixed),
+    )
+    if not chosen or chosen[0].fixed:
+        raise BundleError(f"{folder} has no graph for any number of queries; build it again")
     return chosen
-
-
-def _whole_numbers(values: object) -> np.ndarray | None:
-    """Return the values as an int64 array; None if they are not integers."""
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError):
-        return None
-    return array.astype(np.int64) if np.issubdtype(array.dtype, np.integer) else None
-
-
-def _shown(values: object) -> str:
-    """Shorten values for a message of one line."""
-    text = " ".join(str(values).split())
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
 
 
 # -- preallocated KV caches ---------------------------------------------------------------------
@@ -158,16 +88,16 @@ class Caches:
             arrays[name][tuple(slice(size) for size in array.shape)] = array
         self._put(arrays)
 
-    def reorder(self, rows: np.ndarray) -> None:
-        """Replace the caches of batch element i by those of ``rows[i]``: int64 `[new batch]`."""
-        self.batch = len(rows)
+    def rows(self, rows: np.ndarray) -> Caches:
+        """Return new caches, whose batch element i is element ``rows[i]``: int64 `[new batch]`."""
+        new = copy.copy(self)
+        new.batch = len(rows)
         batch_axes = {name: axes.index("batch") for name, axes in self._axes.items()}
-        self._put(
-            {
-                name: np.ascontiguousarray(np.take(array, rows, axis=batch_axes[name]))
-                for name, array in self._current_arrays().items()
-            }
-        )
+        new._put({
+            name: np.ascontiguousarray(np.take(array, rows, axis=batch_axes[name]))
+            for name, array in self._current_arrays().items()
+        })  # fmt: skip
+        return new
 
     def write(self, name: str, array: np.ndarray) -> None:
         """Replace the contents of a buffer.

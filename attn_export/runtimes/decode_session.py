@@ -1,4 +1,4 @@
-"""`DecodeSession`: drives a bundle whose KV cache is written in place.
+"""`DecodeSession`: drives a bundle whose KV caches are written in place.
 
 The session allocates the buffers of the cache and binds each both as an input and as an output of
 the graph. A step writes its keys and values there. Where the graph can write into its input, the
@@ -8,61 +8,59 @@ cache is copied only when it grows or is reordered.
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from attn_export.bundle.manifest import bundle_spec, read_bundle
-from attn_export.cases.draw import add_sums
-from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
-from attn_export.errors import BundleError, RuntimeFailure, UsageError
+from attn_export.errors import UsageError
 from attn_export.runtimes.decode_buffers import (
-    CAPACITY,
-    BoundGraph,
-    Caches,
-    arrays_of,
-    check_inputs,
-    clear_padding,
-    lengths_of,
+    PREFERRED,
+    check_device,
     load_session,
+    select_graphs,
+)
+from attn_export.runtimes.decode_inputs import (
+    IDS,
+    MOST_KEYS,
+    PAST_LENGTH,
+    arrays_of,
+    lengths_of,
+    moved_right,
     rows_of,
     whole_number,
+    whole_numbers,
 )
-from attn_export.runtimes.engines.ort_cuda import no_cuda_device
-from attn_export.schema import GraphFile, Manifest
-from attn_export.spec import AttentionSpec, Shape
-from attn_export.tensorfile import ArrayDict, numpy_dtype
+from attn_export.runtimes.decode_state import DecodeState
+from attn_export.schema import Manifest
+from attn_export.spec import AttentionSpec
+from attn_export.tensorfile import ArrayDict
 
-QUERY_LEN, PAST_LENGTH = "query_len", "past_length"
-_PREFERRED = {"cpu": (ORT, STANDARD, PORTABLE), "cuda": (CUDA, STANDARD, ORT, PORTABLE)}
-"""The dialects to choose from on each device, the fastest first."""
+_MASK = "attention_mask"
 
 BLOCK = 512
 
-MOST_THREADS, MOST_KEYS = 1024, 2**24
-"""The largest number of threads, and the largest block."""
+_MOST_THREADS = 1024
+"""The largest number of threads."""
 
 
 class DecodeSession:
-    """Decoding with one attention layer, in ONNX Runtime.
+    """Decoding with an attention layer or a whole model, in ONNX Runtime.
 
     Some graphs cannot write a cache into the buffer of their input: those with sinks, learned keys
     or bfloat16. For them the session copies the cache at every step. Threads take turns with a
     session: a call while another runs raises an error.
 
     Args:
-        bundle: The folder of a bundle with ``cache = "in-place"``.
-        dialect: The dialect of the graphs. Default: the first of
-            `_PREFERRED[device]` that the bundle has.
+        bundle: The folder of a bundle with ``cache = "in-place"``, or of a whole model.
+        dialect: The dialect of the graphs. Default: the fastest one that the bundle has.
         block: The number of keys by which a full cache grows.
         threads: The number of threads for computing. Default: the choice of ONNX Runtime, all
             cores.
         device: ``"cpu"``, or ``"cuda"``, which keeps the cache in the memory of the GPU.
-
-    Attributes:
-        lengths: The number of cached keys of each batch element, int64 `[B]`.
 
     Raises:
         UsageError: If the bundle has no such cache or no graph of the dialect, the device is
@@ -81,32 +79,29 @@ class DecodeSession:
         threads: int | None = None,
         device: str = "cpu",
     ) -> None:
-        _check_device(device)
-        self._block = whole_number("block", block, MOST_KEYS)
-        threads = None if threads is None else whole_number("threads", threads, MOST_THREADS)
+        check_device(device)
+        block = whole_number("block", block, MOST_KEYS)
+        threads = None if threads is None else whole_number("threads", threads, _MOST_THREADS)
         if not isinstance(bundle, str | Path):
             raise UsageError(f"bundle is a {type(bundle).__name__}; give the path of its folder")
         folder = Path(bundle)
-        self._manifest = read_bundle(folder)
-        self._pairs = self._manifest.next_inputs
-        self._spec = _spec_in_place(folder, self._manifest)
-        files = _select_graphs(
-            [*self._manifest.graphs.values()], dialect, folder, _PREFERRED[device]
-        )
-        self._bound = dict(files[0].bound)
-        self._layouts = files[0].layouts
-        self._device, self._lock = device, threading.Lock()
-        self._sessions = [
-            (file, load_session(folder / file.name, threads, device)) for file in files
-        ]
-        self._caches: Caches | None = None
-        self._bound_graph: BoundGraph | None = None
-        self.lengths = np.zeros(0, np.int64)
+        manifest = read_bundle(folder)
+        self._spec = _spec_in_place(folder, manifest)
+        files = select_graphs([*manifest.graphs.values()], dialect, folder, PREFERRED[device])
+        sessions = [(file, load_session(folder / file.name, threads, device)) for file in files]
+        sums = self._spec.relations if self._spec else {}
+        self._state = DecodeState(manifest, sums, sessions, block, device)
+        self._lock = threading.Lock()
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of cached keys of each batch element, int64 `[B]`."""
+        return self._state.lengths
 
     @property
     def capacity(self) -> int:
         """The number of keys of a batch element for which there is memory; 0 before `prefill`."""
-        return 0 if self._caches is None else self._caches.capacity
+        return self._state.caches.capacity if self._state.caches else 0
 
     def prefill(
         self, query: np.ndarray, *, lengths: Sequence[int] | None = None, **inputs: np.ndarray
@@ -114,49 +109,59 @@ class DecodeSession:
         """Discard the cache, and run the prompts of a new batch.
 
         Args:
-            query: `[B, L, E]`.
+            query: `[B, L, E]`; of a whole model, token ids `[B, L]`.
             lengths: The number of tokens of each prompt, `[B]`, where prompts of different
                 lengths are padded on the right to L tokens. Requires causal attention, in which
                 no token attends to the padding after it. Whatever inputs hold there is replaced
                 by 0, and outputs are meaningless. Default: L for each.
             inputs: The other inputs of the bundle without the caches, such as `position_ids`.
-                The axis of keys of `attn_mask` has the size L.
+                The axis of keys of `attn_mask` has the size L. Of a whole model, `logit_index`,
+                the positions whose logits are wanted, int64 `[B, K]`, by default the last token of
+                each prompt; and in place of lengths, `attention_mask [B, L]`, 0 where prompts are
+                padded, left or right.
 
         Returns:
             The outputs by name, without the caches: `output [B, L, E]`, and `attn_weights` if
-            the bundle has them, with as many keys as the mask.
+            the bundle has them, with as many keys as the mask; of a whole model,
+            `logits [B, K, V]`.
 
         Raises:
-            UsageError: If an input is missing, unknown, or of another shape or type, or another
-                thread uses the session. The cache is unchanged then.
+            UsageError: If an input is missing, unknown, or of another shape or type, an id is not
+                in the vocabulary, or another thread uses the session. The cache is unchanged then.
         """
+        name = self._state.tokens
+        mask = inputs.pop(_MASK, None) if name == IDS else None
+        if mask is not None and lengths is not None:
+            raise UsageError(f"{_MASK} and lengths say the same; give one of them")
         with self._alone():
-            return self._prefill(arrays_of({"query": query, **inputs}), lengths)
+            arrays = arrays_of({name: query, **inputs})
+            counts = lengths_of(lengths, *arrays[name].shape[:2])
+            if mask is not None:
+                arrays[name], counts = moved_right(arrays[name], mask)
+            return self._prefill(arrays, counts)
 
-    def _prefill(self, arrays: ArrayDict, lengths: Sequence[int] | None) -> ArrayDict:
-        B, L, _ = arrays["query"].shape
-        self._check(arrays, np.zeros(B, np.int64))
-        counts = lengths_of(lengths, B, L)
-        if not self._spec.causal and (counts < L).any():
+    def _prefill(self, arrays: ArrayDict, counts: np.ndarray) -> ArrayDict:
+        state = self._state.empty(len(counts))
+        state.check(arrays, counts)
+        length = arrays[state.tokens].shape[1]
+        if self._spec is not None and not self._spec.causal and (counts < length).any():
             raise UsageError(
                 "without causal attention tokens see the padding after them; leave lengths out "
                 "and give prompts of one length"
             )
-        self._caches = self._bound_graph = None
-        self.lengths = np.zeros(B, np.int64)
-        try:
-            return self._run(arrays, counts)
-        except BaseException:
-            self._caches = self._bound_graph = None  # a step must not continue from nothing
-            raise
+        # The memory of the old caches, from which a step must not continue after an error.
+        self._state = self._state.empty(0)
+        outputs = state.run(arrays, counts)
+        self._state = state
+        return outputs
 
     def step(self, query: np.ndarray, **inputs: np.ndarray) -> ArrayDict:
         """Run L new tokens, usually one, for every batch element.
 
         Args:
-            query: `[B, L, E]`, with the batch size of the cache.
+            query: `[B, L, E]`, or token ids `[B, L]`, with the batch size of the cache.
             inputs: As for `prefill`. The axis of keys of `attn_mask` has the size
-                ``lengths.max() + L``.
+                ``lengths.max() + L``. `logit_index` is by default the last new token.
 
         Returns:
             The same outputs as `prefill`.
@@ -166,18 +171,19 @@ class DecodeSession:
                 shape or type, or another thread uses the session.
         """
         with self._alone():
-            return self._step(arrays_of({"query": query, **inputs}))
-
-    def _step(self, arrays: ArrayDict) -> ArrayDict:
-        if self._caches is None:
-            raise UsageError("a step without a prompt; call prefill first")
-        B, L, _ = arrays["query"].shape
-        if len(self.lengths) != B:
-            raise UsageError(
-                f"query has {B} rows, the cache {len(self.lengths)}; give as many, or call prefill"
-            )
-        self._check(arrays, self.lengths)
-        return self._run(arrays, np.full(B, L, np.int64))
+            state = self._state
+            arrays = arrays_of({state.tokens: query, **inputs})
+            if state.caches is None:
+                raise UsageError("a step without a prompt; call prefill first")
+            rows, length = arrays[state.tokens].shape[:2]
+            if len(state.lengths) != rows:
+                raise UsageError(
+                    f"{state.tokens} has {rows} rows, the cache {len(state.lengths)}; give as "
+                    "many, or call prefill"
+                )
+            counts = np.full(rows, length, np.int64)
+            state.check(arrays, counts)
+            return state.run(arrays, counts)
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Let batch element i continue from the cache of element ``rows[i]``, as in beam search.
@@ -190,14 +196,43 @@ class DecodeSession:
                 uses the session.
         """
         with self._alone():
-            if self._caches is None:
-                raise UsageError("nothing to reorder; call prefill first")
-            chosen = rows_of(rows, len(self.lengths))
-            self._caches.reorder(chosen)
-            self.lengths = self.lengths[chosen]
-            self._bound_graph = None
+            self._state = self._chosen(rows)
 
-    # -- one run -------------------------------------------------------------------------
+    def fork(self, rows: Sequence[int]) -> DecodeSession:
+        """Return a session that continues from copies of some caches, with the same graphs.
+
+        Args:
+            rows: As for `reorder`.
+
+        Raises:
+            UsageError: As for `reorder`.
+        """
+        with self._alone():
+            other = copy.copy(self)
+            other._state, other._lock = self._chosen(rows), threading.Lock()
+            return other
+
+    def rewind(self, count: int | Sequence[int]) -> None:
+        """Forget the last tokens of every batch element, such as drafts that were rejected.
+
+        Args:
+            count: The number of tokens, for all batch elements or for each.
+
+        Raises:
+            UsageError: If a batch element has fewer tokens, or another thread uses the session.
+        """
+        with self._alone():
+            counts, held = whole_numbers(count), self.lengths
+            fits = counts is not None and counts.shape in ((), held.shape) and held.size > 0
+            if counts is None or not fits or (counts < 0).any() or (counts > held).any():
+                raise UsageError(f"{count} tokens cannot be forgotten; there are {held.tolist()}")
+            self._state.lengths = held - counts
+
+    def _chosen(self, rows: Sequence[int]) -> DecodeState:
+        """Return a state with copies of the caches of some batch elements."""
+        if self._state.caches is None:
+            raise UsageError("there is no cache; call prefill first")
+        return self._state.rows(rows_of(rows, len(self.lengths)))
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -208,102 +243,13 @@ class DecodeSession:
         finally:
             self._lock.release()
 
-    def _check(self, arrays: ArrayDict, cached: np.ndarray) -> None:
-        described = {
-            name: signature
-            for name, signature in self._manifest.inputs.items()
-            if name not in (*self._pairs.values(), PAST_LENGTH)
-        }
-        B, L, _ = arrays["query"].shape
-        check_inputs(arrays, described, {"batch": B, "query_len": L}, int(cached.max()) + L)
 
-    def _run(self, arrays: ArrayDict, counts: np.ndarray) -> ArrayDict:
-        """Run the graph; `counts [B]` are the new tokens of each element that are no padding."""
-        B, L, _ = arrays["query"].shape
-        keys, ends = int(self.lengths.max()) + L, self.lengths + counts
-        caches = self._caches_for(B, keys)
-        graph = self._graph({"batch": B, "query_len": L, CAPACITY: caches.capacity}, caches)
-        for name, array in arrays.items():
-            graph.inputs[name][tuple(slice(size) for size in array.shape)] = array
-            axes = self._manifest.inputs[name].shape
-            clear_padding(graph.inputs[name], axes, {QUERY_LEN: counts, CAPACITY: ends})
-        graph.inputs[PAST_LENGTH][...] = self.lengths
-        graph.run()
-        for present, past in self._pairs.items():
-            if present not in self._bound:
-                caches.write(past, graph.outputs[present])
-        self.lengths = ends
-        return {
-            name: self._without_spare_keys(name, array, keys)
-            for name, array in graph.outputs.items()
-            if name not in self._pairs
-        }
-
-    def _without_spare_keys(self, name: str, array: np.ndarray, keys: int) -> np.ndarray:
-        """Return a copy of an output whose axis of keys is cut from the capacity to `keys`."""
-        last = self._manifest.outputs[name].shape[-1]
-        if not isinstance(last, str):
-            return array.copy()
-        # Learned keys, if the layer has them, come after the capacity.
-        return np.concatenate([array[..., :keys], array[..., self.capacity :]], axis=-1)
-
-    def _caches_for(self, batch: int, keys: int) -> Caches:
-        capacity = -(-keys // self._block) * self._block
-        if self._caches is None:
-            self._caches = self._new_caches(batch, capacity)
-        elif keys > self._caches.capacity:
-            self._caches.grow(capacity)
-        return self._caches
-
-    def _new_caches(self, batch: int, capacity: int) -> Caches:
-        axes: dict[str, Shape] = {}
-        for name in self._pairs.values():
-            shape = self._manifest.inputs[name].shape
-            axes[name] = tuple(shape[at] for at in self._layouts.get(name, range(len(shape))))
-        dtype = numpy_dtype(self._manifest.inputs[next(iter(axes))].dtype)
-        return Caches(axes, dtype, batch, capacity, self._device)
-
-    def _graph(self, sizes: Mapping[str, int], caches: Caches) -> BoundGraph:
-        """Return a graph for these sizes, bound to buffers; reuse the last one if it has the sizes.
-
-        `capacity` is one of the sizes, so that a grown cache gets a new graph with new buffers.
-        """
-        sizes = add_sums(sizes, self._spec.relations)
-        if self._bound_graph is None or self._bound_graph.sizes != sizes:
-            file, session = next(pair for pair in reversed(self._sessions) if pair[0].takes(sizes))
-            self._bound_graph = BoundGraph(session, self._manifest, sizes, caches.values, file)
-        return self._bound_graph
-
-
-def _spec_in_place(folder: Path, manifest: Manifest) -> AttentionSpec:
+def _spec_in_place(folder: Path, manifest: Manifest) -> AttentionSpec | None:
+    """Return the spec of a layer with a cache in place; None for such a whole model."""
     spec = bundle_spec(folder, manifest)
-    if spec is None or not spec.in_place:
+    is_model = next(iter(manifest.inputs)) == IDS and PAST_LENGTH in manifest.inputs
+    if not (spec.in_place if spec else is_model):
         raise UsageError(
             f'{folder} has no cache that is written in place; build it with cache = "in-place"'
         )
     return spec
-
-
-def _check_device(device: str) -> None:
-    if not isinstance(device, str) or device not in _PREFERRED:
-        raise UsageError(f"unknown device {device!r}; choose from {', '.join(_PREFERRED)}")
-    reason = no_cuda_device() if device == "cuda" else ""
-    if reason:
-        raise RuntimeFailure(f"no decoding on CUDA here: {reason}")
-
-
-def _select_graphs(
-    files: Sequence[GraphFile], dialect: str | None, folder: Path, preferred: Sequence[str]
-) -> list[GraphFile]:
-    """Return the graphs of one dialect. The first takes all sizes, later ones are faster."""
-    there = sorted({file.dialect for file in files})
-    if dialect is not None and not (isinstance(dialect, str) and dialect in there):
-        raise UsageError(f"{folder} has no {dialect} graphs; it has {', '.join(there)}")
-    selected_dialect = dialect or next((name for name in preferred if name in there), "")
-    chosen = sorted(
-        (file for file in files if file.dialect == selected_dialect),
-        key=lambda file: (len(file.fixed), QUERY_LEN in file.fixed),
-    )
-    if not chosen or chosen[0].fixed:
-        raise BundleError(f"{folder} has no graph for any number of queries; build it again")
-    return chosen

@@ -27,8 +27,8 @@ IN_PLACE = [
 
 
 def buffers(session: DecodeSession) -> Arrays:
-    assert session._caches is not None
-    return session._caches._arrays
+    assert session._state.caches is not None
+    return session._state.caches._arrays
 
 
 def addresses(session: DecodeSession) -> list[int]:
@@ -52,7 +52,7 @@ def test_no_step_copies_the_cache_and_each_writes_into_it(name: str, dialect: st
         else:
             assert addresses(session) != at
             at, moves = addresses(session), moves + 1
-        assert not session._bound_graph.outputs.keys() & {"present_key", "present_value"}
+        assert not session._state._graph.outputs.keys() & {"present_key", "present_value"}
         for past, held in before.items():
             written = usual(session, past, buffers(session)[past])
             close(name, written[:, :, start], wanted[past.replace("past", "present")][:, :, start])
@@ -65,7 +65,7 @@ def test_no_step_copies_the_cache_and_each_writes_into_it(name: str, dialect: st
 
 def usual(session: DecodeSession, name: str, array: np.ndarray) -> np.ndarray:
     """Return a buffer with its axes as `[B, Hkv, S, D]`."""
-    return array.transpose(np.argsort(session._layouts.get(name, range(4))))
+    return array.transpose(np.argsort(session._state._sessions[0][0].layouts.get(name, range(4))))
 
 
 def test_a_graph_that_gives_new_buffers_has_them_copied():
@@ -87,7 +87,7 @@ def test_returned_arrays_and_inputs_of_a_step_are_not_changed(name: str):
     kept = {n: array.copy() for n, array in given.items()}
     first = session.step(**given)
     copies = {n: array.copy() for n, array in first.items()}
-    own = [*session._bound_graph.inputs.values(), *session._bound_graph.outputs.values()]
+    own = [*session._state._graph.inputs.values(), *session._state._graph.outputs.values()]
     for array in (*first.values(), *given.values()):
         assert not any(np.shares_memory(array, buffer) for buffer in own)
     for n, array in given.items():
@@ -188,3 +188,32 @@ def test_caches_of_other_names_are_found_by_the_pairs_of_the_manifest(tmp_path: 
         output = session.step(**sequence.piece(start, start + 1))["output"]
         close(GQA, output, sequence.truth()["output"][:, start : start + 1])
     assert set(buffers(session)) == {"k.0", "v.0"}
+
+
+# -- rewound and forked -----------------------------------------------------------------------
+
+
+def test_tokens_that_are_rewound_leave_no_trace():
+    sequence, drafts = (Sequence.random(GQA, 2, 12, seed=seed) for seed in (0, 1))
+    truth, session = sequence.truth()["output"], open_session(GQA)
+    session.prefill(**sequence.piece(0, 8), lengths=[8, 7])
+    session.step(**drafts.piece(8, 12))
+    session.rewind([4, 3])
+    assert session.lengths.tolist() == [8, 8]
+    session.rewind(1)
+    assert session.lengths.tolist() == [7, 7]
+    # The draft that the second element kept gives way to the token that belongs there.
+    close(GQA, session.step(**sequence.piece(7, 8))["output"], truth[:, 7:8])
+
+
+def test_a_fork_and_its_source_do_not_share_their_tokens():
+    sequence, others = (Sequence.random(GQA, 2, 12, seed=seed) for seed in (0, 1))
+    truth, session = sequence.truth()["output"], open_session(GQA)
+    session.prefill(**sequence.piece(0, 8))
+    fork = session.fork([1, 0])
+    fork.step(**others.piece(8, 12))
+    close(GQA, session.step(**sequence.piece(8, 9))["output"], truth[:, 8:9])
+    fork.rewind(4)
+    swapped = {name: array[::-1] for name, array in sequence.piece(8, 9).items()}
+    close(GQA, fork.step(**swapped)["output"], truth[::-1, 8:9])
+    assert (session.lengths.tolist(), fork.lengths.tolist()) == ([9, 9], [9, 9])

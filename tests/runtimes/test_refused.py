@@ -117,6 +117,15 @@ def test_a_step_or_an_order_before_the_prompt_is_refused():
     assert (session.capacity, session.lengths.tolist()) == (0, [])
     refused(UsageError, "call prefill first", session.step, **SEQUENCE.piece(5, 6))
     refused(UsageError, "call prefill first", session.reorder, [0])
+    refused(UsageError, "call prefill first", session.fork, [0])
+    refused(UsageError, "cannot be forgotten", session.rewind, 1)
+
+
+@pytest.mark.parametrize("count", [6, -1, [1, 2, 3], 0.5, "1", [6, 0]])
+def test_only_tokens_that_are_there_are_rewound(count):
+    session = session_with(5)
+    refused(UsageError, "cannot be forgotten", session.rewind, count)
+    assert session.lengths.tolist() == [5, 5]
 
 
 def changed(**changes: object) -> dict[str, object]:
@@ -218,9 +227,9 @@ def test_an_error_of_onnx_runtime_is_one_line(monkeypatch: pytest.MonkeyPatch):
 
     session.step(**TOKEN)
     monkeypatch.setattr(
-        session._bound_graph, "_session", type("S", (), {"run_with_iobinding": fail})()
+        session._state._graph, "_session", type("S", (), {"run_with_iobinding": fail})()
     )
-    session._bound_graph._session.run_with_iobinding = fail
+    session._state._graph._session.run_with_iobinding = fail
     refused(RuntimeFailure, "RuntimeError: it failed", session.step, **SEQUENCE.piece(6, 7))
     monkeypatch.setattr(BoundGraph, "run", fail)
     with pytest.raises(RuntimeError):

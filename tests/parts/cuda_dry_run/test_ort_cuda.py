@@ -116,12 +116,12 @@ def attempt(inputs, bound):
 
 
 DECODE = """
-from attn_export.runtimes import decode_session
-guard = decode_session.no_cuda_device()
-decode_session.no_cuda_device = lambda: ""
+from attn_export.runtimes import decode_buffers, decode_session
+guard = decode_buffers.no_cuda_device()
+decode_buffers.no_cuda_device = lambda: ""
 session = decode_session.DecodeSession(path, device="cuda", block=8)
-E = session._manifest.inputs["query"].shape[-1]
-dtype = session._manifest.inputs["query"].dtype
+E = session._state._manifest.inputs["query"].shape[-1]
+dtype = session._state._manifest.inputs["query"].dtype
 POSITIONS = lambda L: {"position_ids": np.tile(np.arange(L), (2, 1))}
 session.prefill(np.ones((2, 7, E), dtype), **POSITIONS(7))
 before = record.stat().st_size
@@ -129,8 +129,8 @@ session.step(np.ones((2, 1, E), dtype), **POSITIONS(1))
 step = [line.split("\\t")[1:] for line in record.read_text()[before:].splitlines()]
 session.step(np.ones((2, 1, E), dtype), **POSITIONS(1))
 session.reorder([1, 0, 0])
-values = {name: value.device_name() for name, value in session._caches.values.items()}
-cache = next(iter(session._caches.values.values()))
+values = {name: value.device_name() for name, value in session._state.caches.values.items()}
+cache = next(iter(session._state.caches.values.values()))
 say([guard, values, session.lengths.tolist(), session.capacity, step,
      cache.tensor_size_in_bytes()])
 """
@@ -155,7 +155,7 @@ axes = {"past_key": ("batch", "capacity", 3)}
 caches = Caches(axes, numpy_dtype(DTYPE), 2, 1, "cuda")
 caches.write("past_key", np.array([[[1, 2, 3]], [[4, 5, 6]]], numpy_dtype(DTYPE)))
 caches.grow(2)
-caches.reorder(np.array([1, 0, 0]))
+caches = caches.rows(np.array([1, 0, 0]))
 value = caches.values["past_key"]
 say([value.device_name(), value.data_type(), array_of(value).astype(float).tolist()])
 """
