@@ -35,7 +35,7 @@ from attn_export.commands.attestation import BundleCheck, attested
 from attn_export.commands.options import BUDGET, limit_own_memory, option, run_options
 from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL
-from attn_export.errors import UsageError
+from attn_export.errors import BundleError, UsageError
 from attn_export.judge.gate import apply_baseline, cpu_notes, read_baseline, write_baseline
 from attn_export.results import Report
 from attn_export.runtimes.pool import Pool
@@ -266,6 +266,11 @@ def _evidence(
     spec, ours = spec_text(folder, manifest), SPEC in manifest.files
     stored = with_inputs(read_golden(folder / GOLDEN), cases, inputs)
     quality = read_quality(folder / GOLDEN, stored, run.budgets, spec)
+    if ours and stored[0].budgets:
+        raise BundleError(
+            f"the golden vectors are no evidence: {folder / GOLDEN} has a budget in place of the "
+            "errors allowed, which a layer always has; build the bundle again"
+        )
     check_evidence(manifest, [g.case for g in stored], ours=ours)
     check_labels(manifest.inputs, stored, ours=ours, batch=batch)
     evidence = GoldenEvidence(stored, quality, claim_notes(quality, run.budgets, spec))

@@ -98,6 +98,15 @@ def test_fewer_cases_than_the_rule_asks_for_are_no_evidence(name: str, copy: Pat
     assert message in str(caught.value)
 
 
+def test_a_budget_in_place_of_allowed_errors_is_no_evidence_of_a_layer(copy: Path):
+    change_index(copy, lambda index: index.update(budgets=["sqnr>=0"]))
+    with pytest.raises(BundleError, match="has a budget in place of the errors allowed"):
+        verify(copy, runtimes=["ort-cpu"])
+    change_index(copy, lambda index: index.update(budgets=["sqnr>=low"]))
+    with pytest.raises(BundleError, match="cannot be read: a budget is"):
+        verify(copy, runtimes=["ort-cpu"])
+
+
 def ignore_all_rows(index: Index) -> None:
     for case in index["cases"]:
         case["ignored_rows"] = list(range(case["sizes"]["batch"]))

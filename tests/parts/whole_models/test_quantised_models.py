@@ -27,7 +27,7 @@ from attn_export.parts.whole_models.integer_weights import (
     with_integers,
 )
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
-from attn_export.quality import Budget
+from attn_export.quality import Budget, Quality
 from attn_export.results import Case, Golden
 from attn_export.runtimes.run_options import RunOptions
 from attn_export.schema import Allowed
@@ -91,6 +91,21 @@ def test_integers_replace_the_parameters_that_they_were_rounded_from(form, tmp_p
             assert np.isin(after, numbers).all(), name
     assert replaced == sum(array.size for array in arrays)
     assert all((x == before[n]).all() for n, x in model.named_parameters())
+
+
+def test_the_integers_of_onnxruntime_genai_are_read():
+    """The graph is what `onnxruntime_genai.models.builder -p int4 -e cpu` of 0.18.0 makes."""
+    stored = read_integers(Path(__file__).parent / "quantised" / "llama-int4" / "model.onnx")
+    assert (len(stored.weights), stored.problem, stored.rounds_inputs) == (11, "", True)
+    model, problem = with_integers(read_checkpoint(EXPORTS / "llama" / "checkpoint").load(), stored)
+    assert problem == ""
+    packed = np.concatenate([
+        model.get_parameter(f"model.layers.1.self_attn.{name}_proj.weight").detach()
+        for name in "qkv"
+    ])  # fmt: skip
+    np.testing.assert_array_equal(
+        packed, np.float32(stored.weights["model.layers.1.attn.qkv_proj.MatMul.weight_Q4"][0])
+    )
 
 
 def test_weights_of_another_model_are_named(tmp_path):
@@ -240,3 +255,18 @@ def test_padding_does_not_count():
     distances = RuntimeDistances(golden.budgets)
     distances.add(judge("r", "g", golden, got), golden, got)
     assert distances.quality().outputs[0].sqnr == pytest.approx(20, abs=1e-3)
+
+
+def test_each_runtime_has_its_own_distance():
+    truth = {"logits": np.ones((2, 3), np.float32)}
+    case = Case("base", "shape", {}, {}, "")
+    golden = Golden(case, truth, truth, {"logits": None}, {}, budgets=(Budget("row", 0.15),))
+    distances = RuntimeDistances(golden.budgets)
+    for runtime, error in (("one", 0.1), ("other", 0.2)):
+        got = {"logits": truth["logits"] + np.float32(error)}
+        distances.add(judge(runtime, "g", golden, got), golden, got)
+    quality = Quality.joined({"a/": distances.quality(), "b/": distances.quality()})
+    assert [d.part for d in quality.outputs[:2]] == ["a/logits in one", "a/logits in other"]
+    assert [d.part for d in quality.of_logits[2:]] == ["b/logits in one", "b/logits in other"]
+    said = "logits in other: row 0.2, budget row<=0.15"
+    assert quality.missed == (f"a/{said}", f"b/{said}")
