@@ -176,9 +176,10 @@ AS_OTHERS = {
     "float64/fused_attention: multi_head_attention",
     "float64/fused_attention: packed_attention",
     "float64/fused_layers: mixture_of_experts",
+    "parts/whole_models/model_capture: _attend",
 }
-"""Functions that users call, and those with the operands of PyTorch's function or ONNX's operator.
-The options of a command are parameters of a function `*_command`."""
+"""Functions that users call, and those with the operands of a function of PyTorch or transformers,
+or of ONNX's operator. The options of a command are parameters of a function `*_command`."""
 
 
 def test_functions_have_few_parameters():

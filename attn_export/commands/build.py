@@ -45,7 +45,8 @@ WIDE = "in float32"
 
 GROUPS = {
     "Input": (
-        "variant", "module", "weights", "layer", "pool_kv_heads", "kv_scales", "calibrate", "seed",
+        "variant", "module", "model", "all_logits", "weights", "layer", "pool_kv_heads",
+        "kv_scales", "calibrate", "seed",
     ),
     "Fields of the spec": SPEC_FIELDS,
     "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
@@ -58,6 +59,7 @@ _EXAMPLES = (
     "attn-export build layer.toml --cache append --dialect ort",
     "attn-export build --weights Llama-3.2-1B --layer 3 --runtime ort-cpu --runtime openvino",
     "attn-export build --module mine.py:subject --output models/mine --junit junit.xml",
+    "attn-export build --model tiny-llama --runtime ort-cpu",
 )
 
 
@@ -98,7 +100,7 @@ def build_command(
     """Build a bundle: export, check, run everywhere, judge.
 
     The layer comes from SPEC.toml, --variant or dimensions alone, from a checkpoint (--weights), or
-    from your file (--module). Options change single fields of the spec.
+    from your file (--module), or is a whole decoder (--model). Options change fields of the spec.
     """
     output = output or Path("models") / name
     with destinations.job(name, run) as run:
@@ -244,7 +246,7 @@ def _golden(folder: Path, subject: Subject, pool: Pool) -> tuple[list[Golden], t
     from attn_export.truth.notes import truth_notes
     from attn_export.truth.oracle import Oracle
 
-    plan, oracle = subject.plan(), Oracle(subject)
+    plan, oracle = subject.plan(), subject.oracle() if subject.oracle else Oracle(subject)
     spec = subject.spec  # only our own layers have whole decodes, which need the axes
     axes = {**spec.input_shapes(), **spec.output_shapes()} if spec else {}
     start = functools.partial(pool.start, folder, list(subject.inputs), axes)

@@ -40,6 +40,14 @@ INPUT = (
     ),
     module_option,
     option(
+        "--model", type=Path, metavar="FOLDER",
+        help="The checkpoint of a whole decoder: config.json and safetensors.",
+    ),
+    option(
+        "--all-logits", is_flag=True,
+        help="With --model: return the logits of all new tokens; there is no logit_index.",
+    ),
+    option(
         "--weights", type=Path, metavar="FILE",
         help="A safetensors checkpoint, its index, or its folder; config.json beside it is read. A "
         "config.json alone gives random weights.",
@@ -94,6 +102,8 @@ def _name(given: Mapping[str, Any]) -> str:
         return str(given["module"]).rpartition(":")[2]
     if given["spec_file"]:
         return str(given["spec_file"].stem)
+    if given["model"]:
+        return str(given["model"].absolute().name)
     if given["weights"]:
         path = given["weights"].absolute()
         # Most checkpoints are called model.safetensors in a folder with the model's name.
@@ -104,13 +114,17 @@ def _name(given: Mapping[str, Any]) -> str:
 
 def _check(given: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     """Raise UsageError if the options contradict each other, or there is nothing to build."""
-    sources = [str(given[name]) for name in ("spec_file", "variant", "module") if given[name]]
+    kinds = ("spec_file", "variant", "module", "model")
+    sources = [str(given[name]) for name in kinds if given[name]]
     if len(sources) > 1:
         raise UsageError(f"{' and '.join(sources)} both define the layer; choose one")
     files = [name for name in ("weights", "kv_scales", "calibrate") if given[name]]
-    if given["module"] and (changes or files):
+    whole = next((name for name in ("module", "model") if given[name]), None)
+    if whole and (changes or files):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in [*changes, *files])
-        raise UsageError(f"{flags} with --module {given['module']}, which defines it; leave it out")
+        raise UsageError(f"{flags} with --{whole} {given[whole]}, which defines it; leave it out")
+    if given["all_logits"] and not given["model"]:
+        raise UsageError("--all-logits without --model; name the checkpoint")
     for name in files:
         if not given[name].exists():
             raise WeightsError(f"{given[name]} does not exist; check the path")
@@ -121,7 +135,7 @@ def _check(given: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     if not (sources or changes or given["weights"]):
         raise UsageError(
             f"nothing to build; give SPEC.toml, --variant {'|'.join(VARIANTS)}, "
-            "--weights FILE or --module PATH.py:FUNCTION"
+            "--weights FILE, --module PATH.py:FUNCTION or --model FOLDER"
         )
 
 
@@ -132,6 +146,14 @@ def _read(given: Mapping[str, Any], changes: Mapping[str, Any]) -> Buildable:
 
         check_reference(given["module"])
         return functools.partial(load_subject, given["module"])
+    if given["model"]:
+
+        def of_model() -> Subject:
+            from attn_export.export.subject import Subject
+
+            return Subject.from_model(given["model"], all_logits=given["all_logits"])
+
+        return of_model
     spec = _spec(given, changes)
     scales = {name: given[name] for name in ("kv_scales", "calibrate")}
     if given["weights"] is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,6 +32,7 @@ from attn_export.export.trees import (
     to_torch,
 )
 from attn_export.graph.check_structure import Expected
+from attn_export.parts import models_module
 from attn_export.spec import AttentionSpec, Input, Shape
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Subject:
         with_least: The axes whose least size is stated.
         example_sizes: The sizes of the example, including those of `sums` and of their terms.
         roles: What the axes do, found by runs of the module.
+        oracle: A function that returns the source of the truth, if that is not the module.
 
     Raises:
         UsageError: If names or axes do not match each other or the module.
@@ -73,6 +75,7 @@ class Subject:
     """
 
     roles = functools.cached_property(subject_checks.roles_of)
+    oracle: Callable[[], Any] | None = None
 
     def __init__(
         self,
@@ -177,6 +180,21 @@ class Subject:
         notes = quantise_by_spec(module, loaded.integers, kv_scales, calibrate)
         return cls._from_module(module, (*loaded.notes, *notes))
 
+    @staticmethod
+    def from_model(model: Path | str | nn.Module, *, all_logits: bool = False) -> Subject:
+        """Return a decoder of transformers with caches in place, judged as transformers runs it.
+
+        Args:
+            model: The folder of a checkpoint, or a model of transformers.
+            all_logits: Whether it returns the logits of all new tokens, not those of `logit_index`.
+
+        Raises:
+            WeightsError: If the checkpoint is broken, or asks for code.
+            ExportError: If it is no decoder, or has attention of its own.
+        """
+        subject: Subject = models_module("builds").subject_of_model(model, all_logits=all_logits)
+        return subject
+
     @classmethod
     def from_graph(cls, spec: AttentionSpec, path: Path) -> Self:
         """Return the `Attention` of a spec, with the weights of a graph that was exported from it.
@@ -218,15 +236,7 @@ class Subject:
         return add_sums({**self.example_sizes, **changed}, self.sums)
 
     def draw(self, sizes: Sizes, *seed_words: str | int) -> dict[str, Tensor]:
-        """Return random inputs of these sizes; the same seed words give the same inputs.
-
-        Args:
-            sizes: The size of every dynamic axis.
-            seed_words: The seed.
-
-        Raises:
-            KeyError: If `sizes` lacks an axis.
-        """
+        """Return random inputs of these sizes; the same seed words give the same inputs."""
         return to_torch(draw_inputs(self.input_descriptions(), sizes, seed_words=seed_words))
 
     def output_shapes(self) -> dict[str, Shape]:
@@ -278,12 +288,7 @@ class Subject:
         return self.spec is not None or (is_quick and self.runs_with(sizes, "sizes"))
 
     def runs_with(self, changed: Sizes, seed_word: str) -> bool:
-        """Return whether the module runs on random inputs of sizes that need little memory.
-
-        Args:
-            changed: The sizes that differ from those of the example.
-            seed_word: The seed of the inputs.
-        """
+        """Return whether the module runs on random inputs of sizes that need little memory."""
         sizes = self.sizes_with(changed)
         with contextlib.suppress(ExportError), torch.inference_mode():
             is_small = may_try(0, sizes, self.sums)
@@ -298,10 +303,6 @@ class Subject:
 
     def call(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs of the subject's module, or of a copy of it, by name.
-
-        Args:
-            module: The module.
-            inputs: The inputs, by name.
 
         Raises:
             UsageError: If it does not return the tensors that `outputs` names.

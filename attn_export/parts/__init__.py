@@ -15,6 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from attn_export.errors import UsageError
+from attn_export.system_info import check_installed
+
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -36,6 +39,8 @@ class Part:
             in `commands/attestation`.
         compares: The module that judges graphs of whole models. It holds
             `compare_models(model, graphs, run, layout=, names=, output=)`.
+        builds: The module that makes subjects of whole models. It holds
+            `subject_of_model(model, all_logits=)`.
         checkpoints: The module that reads layers of integers. It holds
             `with_integers(source, config)`, which returns a source whose `integers` gives them.
         rounds: The module on layers that round inside, to integers or float16. It holds
@@ -52,6 +57,7 @@ class Part:
     installs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     verifies: str = ""
     compares: str = ""
+    builds: str = ""
     checkpoints: str = ""
     rounds: str = ""
     mistakes: Sequence[str] = ()
@@ -69,6 +75,16 @@ def parts() -> tuple[Part, ...]:
     """Return the parts whose folders are there, in the order of their names."""
     names = sorted(file.parent.name for file in Path(__file__).parent.glob("*/__init__.py"))
     return tuple(import_module(f"{__name__}.{name}").PART for name in names)
+
+
+def models_module(field: str) -> Any:
+    """Return the module that a part names in a field on whole models, which needs transformers."""
+    name = next((getattr(part, field) for part in parts() if getattr(part, field)), None)
+    if name is None:
+        raise UsageError("whole models need the part whole_models; install attn-export whole")
+    check_installed("torch")
+    check_installed("transformers")
+    return import_module(name)
 
 
 def module_of(name: str, modules: Mapping[str, str]) -> Any:

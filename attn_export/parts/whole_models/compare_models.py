@@ -68,8 +68,10 @@ def compare_models(
     exported = read_export(Path(graphs), layout, names)
     _refuse_unmeasured(exported, run.budgets)
     run.progress.phase("reading the checkpoint")
-    own, notes = _load(model)
-    loaded, notes = _in_type_of(exported, own, notes)
+    own, notes = load_model(model)
+    ends = (end for entry in exported.entries for end in entry.outputs.values())
+    dtype = next((end.dtype for end in ends if "float" in end.dtype), "float32")
+    loaded, notes = in_dtype(own, dtype, notes, f"judged as {dtype}, the type of the graphs")
     reports, phases = dict[str, Report](), list[str]()
     bundles = len(exported.entries) * (2 if run.budgets else 1)
     most_bytes = MOST_BYTES // bundles
@@ -162,7 +164,7 @@ def _compare_strictly(
         return dataclasses.replace(report, model=entry.path), [note]
 
 
-def _load(model: Any) -> tuple[Any, tuple[str, ...]]:
+def load_model(model: Any) -> tuple[Any, tuple[str, ...]]:
     """Return the model of a checkpoint or of the user, and notes on it."""
     from transformers import PreTrainedModel
 
@@ -180,12 +182,13 @@ def _load(model: Any) -> tuple[Any, tuple[str, ...]]:
     return model, ()
 
 
-def _in_type_of(
-    exported: ExportedModel, model: Any, notes: tuple[str, ...]
+def in_dtype(
+    model: Any, dtype: str, notes: tuple[str, ...], how: str
 ) -> tuple[Any, tuple[str, ...]]:
-    """Return the model in the floating type of the graphs, and notes."""
-    ends = (end for entry in exported.entries for end in entry.outputs.values())
-    dtype = next((end.dtype for end in ends if "float" in end.dtype), "float32")
+    """Return the model in a floating type, and notes.
+
+    `how`: What is done with it, for the note.
+    """
     own = str(model.dtype).removeprefix("torch.")
     if dtype == own:
         return model, notes
@@ -193,7 +196,7 @@ def _in_type_of(
     # Not buffers: transformers keeps the frequencies of rotary angles in float32.
     for parameter in changed.parameters():
         parameter.data = parameter.data.to(getattr(torch, dtype))
-    return changed, (*notes, f"the model is {own}, and judged as {dtype}, the type of the graphs")
+    return changed, (*notes, f"the model is {own}, and {how}")
 
 
 def _layout_notes(exported: ExportedModel) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from attn_export.cases.draw import generator
+from attn_export.cases.draw import MAX_SIZE, generator
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.parts.whole_models.stored_evidence import seed_words
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
@@ -62,12 +62,13 @@ class CaseLimits:
     """What the cases of a model may hold.
 
     Attributes:
-        longest: The largest number of positions.
+        longest: The largest number of positions in cases.
         thresholds: Sizes at which the config changes something, such as windows.
         special: Token ids with a meaning: padding, start, end.
         window: The number of keys that a query of a layer with a window sees.
         cases: The largest number of cases of a graph.
         tokens: The largest number of new tokens of all its cases.
+        positions: The number of positions that the model has.
     """
 
     vocabulary: int
@@ -77,6 +78,7 @@ class CaseLimits:
     window: int = 0
     cases: int = 62
     tokens: int = 100_000
+    positions: int = MAX_SIZE
 
 
 def situations(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from attn_export.cases.draw import Interface
+from attn_export.cases.draw import MAX_SIZE, Interface
 from attn_export.cases.plan import Plan
 from attn_export.commands.reference import Reference, of_subject
 from attn_export.errors import ExportError, GraphError, first_few, one_line
@@ -51,12 +51,10 @@ def reference_of(
     `of_float`: The float model from which `budgets` limit the distance, if there are any.
     `is_float_model`: Whether the graph is quantised, and the model is not.
     """
-    call, limits = ModelCall(model, entry).eval(), _limits_of(model)
+    call, limits = ModelCall(model, entry).eval(), limits_of(model)
     sizes = (end.shape[1] for end in entry.having("past") if len(end.shape) == 3)
     longest = min([limits.longest, *(size for size in sizes if isinstance(size, int))])
     limits = dataclasses.replace(limits, longest=longest)
-    if is_large_model(model):
-        limits = dataclasses.replace(limits, cases=_LARGE_CASES, tokens=_LARGE_TOKENS)
     axes = {name: _axes(end, entry, model) for name, end in entry.inputs.items()}
     _refuse_other_layers(entry, model)
     maker = CaseMaker(entry, limits, axes, pads_left="left" in promises)
@@ -107,11 +105,11 @@ def _notes(entry: Entry, undeclared: set[str]) -> Iterator[str]:
         yield f"inputs that the graph does not read: {first_few(sorted(entry.unread))}"
 
 
-def _limits_of(model: Any) -> CaseLimits:
+def limits_of(model: Any) -> CaseLimits:
     """Return what the cases of a model may hold, from its config."""
     config = model.config.get_text_config(decoder=True)
     names = ("max_position_embeddings", "max_target_positions")
-    longest = min(getattr(config, name, None) or MOST for name in names)
+    longest = min(getattr(config, name, None) or MAX_SIZE for name in names)
     thresholds = {
         getattr(config, name, None)
         for name in ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
@@ -122,11 +120,14 @@ def _limits_of(model: Any) -> CaseLimits:
     ids = [getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")]
     flat = {i for x in ids for i in (x if isinstance(x, list) else [x]) if i is not None}
     sizes = sorted(size for size in thresholds if isinstance(size, int))
-    return CaseLimits(
+    limits = CaseLimits(
         config.vocab_size, min(longest, MOST), tuple(sizes),
         tuple(sorted(i for i in flat if 0 <= i < config.vocab_size)),
-        getattr(config, "sliding_window", None) or 0,
+        getattr(config, "sliding_window", None) or 0, positions=longest,
     )  # fmt: skip
+    if is_large_model(model):
+        limits = dataclasses.replace(limits, cases=_LARGE_CASES, tokens=_LARGE_TOKENS)
+    return limits
 
 
 def _fitting(entry: Entry, promises: frozenset[Promise]) -> frozenset[Promise]:
@@ -181,13 +182,13 @@ def _cache_axes(end: End, model: Any) -> Shape:
         return (BATCH, *end.shape[1:])
     if end.role != "past":
         return ()
-    heads, size = _cache_shapes(model)[end.layer, end.of][end.part == "value"]
+    heads, size = cache_shapes(model)[end.layer, end.of][end.part == "value"]
     if end.rolls:
-        return BATCH, heads, _limits_of(model).window, size
+        return BATCH, heads, limits_of(model).window, size
     return BATCH, heads, KEYS if end.of == "encoder" else PAST, size
 
 
-def _cache_shapes(model: Any) -> dict[tuple[int, str], tuple[tuple[int, int], tuple[int, int]]]:
+def cache_shapes(model: Any) -> dict[tuple[int, str], tuple[tuple[int, int], tuple[int, int]]]:
     """Return the number of heads and the size of keys and of values, by layer and whose they are.
 
     Configs do not hold them for every model, so it runs.
@@ -228,8 +229,8 @@ def _features(model: Any, name: str) -> torch.Tensor:
 def _refuse_other_layers(entry: Entry, model: Any) -> None:
     """Refuse a graph of another number of layers."""
     layers = {end.layer for end in (*entry.having("past"), *entry.having("present"))}
-    if layers and layers != {layer for layer, _ in _cache_shapes(model)}:
-        expected = len({layer for layer, _ in _cache_shapes(model)})
+    if layers and layers != {layer for layer, _ in cache_shapes(model)}:
+        expected = len({layer for layer, _ in cache_shapes(model)})
         raise GraphError(
             f"{entry.path} has caches of {len(layers)} layers, and the checkpoint's model of "
             f"{expected}; give the graphs of this checkpoint"

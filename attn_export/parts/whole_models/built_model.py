@@ -1,0 +1,252 @@
+"""The subject of `attn-export build --model`: a decoder with caches in place.
+
+It is exported as `CapturedDecoder`, and judged by the model as transformers runs it: with its own
+caches and masks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attn_export.cases.draw import TRACED_SIZES, FunctionInputs, Sizes, draw_inputs, generator
+from attn_export.cases.plan import Plan
+from attn_export.dialect_names import MODEL
+from attn_export.errors import ExportError, one_line
+from attn_export.export.subject import Subject
+from attn_export.export.trees import Axis, named_axes, to_torch
+from attn_export.parts.whole_models.compare_models import in_dtype, load_model
+from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
+from attn_export.parts.whole_models.model_call import ModelCall
+from attn_export.parts.whole_models.model_capture import CapturedDecoder
+from attn_export.parts.whole_models.model_cases import (
+    CaseLimits,
+    CaseMaker,
+    Situation,
+    situations,
+)
+from attn_export.parts.whole_models.model_oracle import ModelOracle
+from attn_export.parts.whole_models.model_reference import cache_shapes, limits_of
+from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
+from attn_export.spec import Input, Shape
+from attn_export.spec.inputs import BATCH, PAST, QUERIES, Roles
+
+_CAPACITY, _LOGITS = "capacity", "logit_count"
+_IDS, _LENGTH, _INDEX = "input_ids", "past_length", "logit_index"
+_SUMS: Final = {_CAPACITY: f"{PAST} + {QUERIES}"}
+"""In cases that are drawn, caches are filled by the longest past and the new tokens."""
+
+_PROMISES: Final[frozenset[Promise]] = frozenset({"batch", "chunk", "chunks", "ragged"})
+_MOST_CASES = 32
+_SPARE = (0, 1, 5, 64)
+"""The number of slots of caches that stay free, in turns."""
+
+
+def subject_of_model(model: Any, *, all_logits: bool = False) -> Subject:
+    """Return a subject for a decoder of transformers.
+
+    `model`: The folder of a checkpoint, or a model of transformers.
+    `all_logits`: Whether all logits are wanted, so that there is no input `logit_index`.
+    """
+    loaded, notes = load_model(Path(model) if isinstance(model, str) else model)
+    loaded, notes = in_dtype(loaded, "float32", notes, "built in float32")
+    return _BuiltModel(loaded, notes, all_logits=all_logits)
+
+
+class _BuiltModel(Subject):
+    """A decoder with caches in place.
+
+    `capacity` is at least the longest past and the new tokens: it is their sum in inputs that are
+    drawn, and larger in some cases.
+    """
+
+    def __init__(self, model: Any, notes: tuple[str, ...], *, all_logits: bool = False) -> None:
+        caches = _caches_of(model)
+        self.limits = limits_of(model)
+        self._entry = _entry_of(caches, str(model.dtype).removeprefix("torch."))
+        last = self.limits.vocabulary - 1
+        self._described = {
+            _IDS: Input((BATCH, QUERIES), "int64", 0, last),
+            _LENGTH: Input((BATCH,), "int64", 0, PAST),
+            **({} if all_logits else {_INDEX: Input((BATCH, _LOGITS), "int64", 0, QUERIES)}),
+            **{f"past_{name}": Input(shape) for name, shape in caches.items()},
+        }
+        logits = (BATCH, QUERIES if all_logits else _LOGITS, self.limits.vocabulary)
+        self._outputs = {"logits": logits, **{f"present_{n}": s for n, s in caches.items()}}
+        sizes = {**TRACED_SIZES, _LOGITS: 3, _CAPACITY: TRACED_SIZES["total_len"]}
+        example = to_torch(self._drawn(sizes, generator("example")))
+        example[_LENGTH] = torch.tensor([3, TRACED_SIZES[PAST]])
+        most = {axis: Axis(axis, max=self.limits.positions) for axis in (QUERIES, _CAPACITY)}
+        axes = {
+            name: {at: most.get(axis, axis) for at, axis in named_axes(given.shape).items()}
+            for name, given in self._described.items()
+        }
+        decoder = CapturedDecoder(model).eval()
+        super().__init__(decoder, example, axes, list(self._outputs), notes=notes)
+        decoder.prove(example)
+        self.sums = _SUMS
+        self.example_sizes = {axis: sizes[axis] for axis in (*self.example_sizes, PAST)}
+        self.oracle = self._own_oracle
+        self.roles = Roles(caches={f"present_{name}": f"past_{name}" for name in caches})
+
+    def input_descriptions(self) -> dict[str, Input]:
+        """Return the description of every input, by name."""
+        return FunctionInputs(self._described, self._drawn)
+
+    def output_shapes(self) -> dict[str, Shape]:
+        """Return the shape of every output; dynamic axes by name."""
+        return self._outputs
+
+    def _drawn(self, sizes: Sizes, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """Return random inputs, whose pasts fit into the caches."""
+        inputs = draw_inputs(self._described, sizes, seed_words=(int(random.integers(2**31)),))
+        return _with_index(inputs, sizes, random)
+
+    def plan(self) -> Plan:
+        """Return the cases: a cover of lengths and pasts, and those across windows and chunks."""
+        limits = dataclasses.replace(self.limits, cases=min(_MOST_CASES, self.limits.cases))
+        axes = {name: given.shape for name, given in self._described.items()} | self._outputs
+        maker = _BuiltCases(self._entry, limits, axes, pads_left=False)
+        cover = (s for s in situations(self._entry, limits, _PROMISES) if s.kind != WHOLE_DECODE)
+        chosen = (*cover, *_prompts(limits), *_across(limits))
+        return Plan(maker.cases(chosen), (), self.interface(), is_settled=True)
+
+    def _own_oracle(self) -> ModelOracle:
+        """Return the source of the truth: the model as transformers runs it."""
+        axes = {name: named_axes(given.shape) for name, given in self._described.items()}
+        call = _OwnCall(self.module.model, self._entry).eval()
+        subject = Subject(call, lambda *_: dict(self.inputs), axes, list(self.outputs))
+        subject.roles = self.roles
+        return ModelOracle(subject, 0.0)
+
+
+def _caches_of(model: Any) -> dict[str, Shape]:
+    """Return the axes of the caches: ``key_0``, ``value_0``, and so on."""
+    kind = model.config.model_type
+    if model.config.is_encoder_decoder or not model.can_generate():
+        raise ExportError(f"{kind} is no decoder; only decoders are built")
+    try:
+        shapes = cache_shapes(model)
+    except Exception as error:  # as various as the models
+        raise ExportError(f"{kind} has no keys and values: {one_line(error)}") from error
+    layers = sorted(layer for layer, _ in shapes)
+    if layers != list(range(model.config.get_text_config().num_hidden_layers)):
+        raise ExportError(f"{kind} has layers without keys and values of their own")
+    return {
+        f"{part}_{layer}": (BATCH, heads, _CAPACITY, size)
+        for layer in layers
+        for part, (heads, size) in zip(("key", "value"), shapes[layer, "decoder"], strict=True)
+    }
+
+
+def _entry_of(caches: Mapping[str, Shape], dtype: str) -> Entry:
+    """Return what the inputs and outputs of the graph are."""
+
+    def ends(start: str, role: Any) -> Iterator[End]:
+        for name, shape in caches.items():
+            part, _, layer = name.partition("_")
+            yield End(f"{start}_{name}", role, dtype, shape, int(layer), part)
+
+    inputs = (
+        End(_IDS, "ids", "int64", (BATCH, QUERIES)), End(_LENGTH, "write at", "int64", (BATCH,)),
+        *ends("past", "past"),
+    )  # fmt: skip
+    outputs = End("logits", "value", dtype, ()), *ends("present", "present")
+    by_name, named = ({end.name: end for end in each} for each in (inputs, outputs))
+    return Entry(Path(MODEL), "model", "attn-export", by_name, named)
+
+
+def _prompts(limits: CaseLimits) -> Iterator[Situation]:
+    """Yield first prompts, which have a form of their own in some graphs."""
+    for size, batch in ((2, 3), (9, 1), (33, 3), (65, 2), (129, 1), (513, 1)):
+        if size <= limits.longest and size * batch * 4 <= limits.tokens:
+            yield Situation(f"prompt_{size}", "a first prompt", (size,) * batch, (0,) * batch)
+
+
+def _across(limits: CaseLimits) -> Iterator[Situation]:
+    """Yield situations with more keys than each window and chunk of the config."""
+    for size in limits.thresholds:
+        if 2 < size <= limits.positions - 6:
+            pasts = (size - 2, size + 1, 0)
+            yield Situation(f"across_{size}", "tokens across a window or chunk", (5,) * 3, pasts)
+        elif size < limits.positions:
+            yield Situation(f"across_{size}", "more keys than a window or chunk", (1,), (size,))
+
+
+def _with_index(
+    inputs: dict[str, np.ndarray], sizes: Sizes, random: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Return inputs with random positions of logits, if they have any, and the last one."""
+    if _INDEX in inputs:
+        shape = sizes[BATCH], sizes[_LOGITS]
+        inputs[_INDEX] = random.integers(0, sizes[QUERIES], shape)
+        inputs[_INDEX][:, -1] = sizes[QUERIES] - 1
+    return inputs
+
+
+class _BuiltCases(CaseMaker):
+    """Makes inputs of a graph with caches in place; all that it returns is judged."""
+
+    def cases(self, all_situations: tuple[Situation, ...]) -> tuple[Case, ...]:
+        """Return the cases of situations, and the base case with each input changed."""
+        index = self.changed(all_situations[0], _INDEX)
+        return (*super().cases(all_situations), *([index] if index else []))
+
+    def changed(self, base: Situation, name: str) -> Case | None:
+        """Return the base case with other values of an input; None if it has no others."""
+        if name not in (_LENGTH, _INDEX):
+            return super().changed(base, name)
+        inputs = self.inputs(base, base.name)
+        if name not in inputs:
+            return None
+        inputs[name] = np.maximum(inputs[name] - 1, 0)
+        inputs[name][:1] = 0
+        case = dataclasses.replace(base, name=f"{CHANGED}{name}", about=f"another {name}")
+        return self._case(case, inputs, base.valid())
+
+    def _case(self, situation: Situation, inputs: Arrays, _: np.ndarray) -> Case:
+        return Case(situation.name, situation.kind, self.sizes(situation), inputs, situation.about)
+
+    def sizes(self, situation: Situation) -> dict[str, int]:
+        """Return the sizes of the axes."""
+        # Changes of the base case have its sizes.
+        number = 1 if situation.name.startswith((BASE, CHANGED)) else sum(situation.name.encode())
+        query, past = max(situation.new), max(situation.past)
+        sizes = {
+            BATCH: len(situation.new), QUERIES: query, PAST: past,
+            _CAPACITY: past + query + _SPARE[number % len(_SPARE)],
+        }  # fmt: skip
+        return sizes | ({_LOGITS: min(query, 1 + number % 3)} if _INDEX in self.axes else {})
+
+    def inputs(self, situation: Situation, seed: str) -> dict[str, np.ndarray]:
+        """Return the inputs of the graph, in its order."""
+        inputs = super().inputs(situation, seed)
+        if _INDEX in self.axes:
+            inputs[_INDEX] = np.zeros(0)
+            _with_index(inputs, self.sizes(situation), generator("whole", seed, _INDEX))
+        return {name: inputs[name] for name in self.axes if name in inputs}
+
+
+class _OwnCall(ModelCall):
+    """A model as transformers runs it, with the inputs of a graph with caches in place."""
+
+    def __init__(self, model: Any, entry: Entry) -> None:
+        own = End("lengths", "lengths", "int64", ()), End("positions", "positions", "int64", ())
+        inputs = {**entry.inputs, **{end.name: end for end in own}}
+        super().__init__(model, dataclasses.replace(entry, inputs=inputs))
+
+    def forward(self, **given: Tensor) -> list[Tensor]:
+        """Return the outputs of the graph, in its order."""
+        index = given.pop(_INDEX, None)
+        length, count = given[_LENGTH], given[_IDS].shape[1]
+        positions = length[:, None] + torch.arange(count)
+        logits, *caches = super().forward(**given, lengths=length + count, positions=positions)
+        if index is not None:
+            logits = logits.gather(1, index[..., None].expand(-1, -1, logits.shape[-1]))
+        return [logits, *caches]

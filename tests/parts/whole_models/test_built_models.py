@@ -1,0 +1,149 @@
+"""Whole decoders built with caches in place, judged by the model as transformers runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from tiny_decoders import BUILT, REFUSED, tiny_decoder
+from transformers import AttentionMaskInterface, BertConfig, BertForMaskedLM
+from transformers.masking_utils import causal_mask_function
+
+from attn_export import Subject, verify
+from attn_export.commands.main import run
+from attn_export.errors import ExportError, UsageError, WeightsError
+from attn_export.export.trees import to_numpy, to_torch
+
+FEW = ("biogpt", "gemma2", "gpt2", "gpt_oss", "llama4_text", "mixtral")
+"""The types that are compared by default: learned positions, windows, chunks, sinks, softcap."""
+
+
+def kinds(*few: str) -> list[Any]:
+    return [pytest.param(kind, marks=() if kind in few else pytest.mark.extended) for kind in BUILT]
+
+
+def worst_error(subject: Subject) -> tuple[float, str]:
+    """Return the largest relative error of the captured module, and its case."""
+    oracle, worst = subject.oracle(), (0.0, "")
+    for case in subject.plan().cases:
+        truth = oracle.truth(case.inputs)
+        with torch.inference_mode():
+            outputs = to_numpy(subject.call(subject.module, to_torch(case.inputs)))
+        for name, array in outputs.items():
+            error = np.abs(array - truth[name]).max() / np.abs(truth[name]).max()
+            worst = max(worst, (float(error), case.name))
+    return worst
+
+
+@pytest.mark.parametrize("kind", kinds(*FEW))
+def test_a_captured_decoder_is_the_model_as_transformers_runs_it(kind):
+    error, case = worst_error(Subject.from_model(tiny_decoder(kind)))
+    assert error < 5e-6, case
+
+
+def test_cases_reach_across_windows_and_chunks_and_have_pasts_of_unequal_length():
+    cases = Subject.from_model(tiny_decoder("mistral")).plan().cases
+    for case in cases:
+        lengths = case.inputs["past_length"]
+        assert case.inputs["past_key_0"].shape[2] >= lengths.max() + case.sizes["query_len"]
+    across = next(case for case in cases if case.name == "across_8")
+    assert across.inputs["past_length"].tolist() == [6, 9, 0]
+    # A window beyond the usual lengths is crossed by one token.
+    far = tiny_decoder("mistral", sliding_window=900, max_position_embeddings=1000)
+    assert any(
+        case.inputs["past_length"].max() >= 900 for case in Subject.from_model(far).plan().cases
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("mistral", {}),
+        ("llama4_text", {}),
+        ("gemma3_text", {"use_bidirectional_attention": True}),
+    ],
+)
+def test_a_mask_that_is_dropped_is_found(kind, fields, monkeypatch):
+    subject = Subject.from_model(tiny_decoder(kind, **fields))
+    assert worst_error(subject)[0] < 5e-6
+    masks: dict[str, Callable[..., Any]] = AttentionMaskInterface._global_mapping
+    ours = masks["attn_export"]
+
+    def causal(**given: Any) -> Any:
+        return ours(**{**given, "mask_function": causal_mask_function})
+
+    monkeypatch.setitem(masks, "attn_export", causal)
+    assert worst_error(subject)[0] > 1e-3
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_decoder_with_attention_of_its_own_is_refused(kind):
+    with pytest.raises(
+        ExportError, match=f"{kind} (has attention of its own|takes no position_ids)"
+    ):
+        Subject.from_model(tiny_decoder(kind))
+
+
+def test_what_is_no_decoder_is_refused(tmp_path):
+    config = BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    with pytest.raises(ExportError, match="bert is no decoder"):
+        Subject.from_model(BertForMaskedLM(config))
+    with pytest.raises(WeightsError):
+        Subject.from_model(tmp_path)
+    with pytest.raises(UsageError, match="got int"):
+        Subject.from_model(3)
+
+
+@pytest.mark.parametrize("kind", kinds("mistral"))
+def test_a_decoder_that_is_built_of_a_folder_gives_the_tokens_of_generate(kind, tmp_path):
+    model = tiny_decoder(kind).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / kind)
+    bundle = tmp_path / "bundle"
+    options = ("--output", str(bundle), "--runtime", "ort-cpu", "--quiet")
+    assert run(["build", "--model", str(tmp_path / kind), *options]) == 0
+    report = verify(bundle, runtimes=["ort-cpu"])
+    assert report.passed
+    graphs = {"model.onnx", "model.portable.onnx", "model.ort.onnx"}
+    assert graphs <= {v.graph for v in report.verdicts}
+    nodes = [node.op_type for node in onnx.load(bundle / "model.onnx").graph.node]
+    assert nodes.count("Attention") * 2 == nodes.count("TensorScatter") > 0
+    prompt = torch.tensor([[5, 9, 33, 7, 21]])
+    with torch.inference_mode():
+        expected = model.float().generate(
+            prompt, max_new_tokens=30, do_sample=False, eos_token_id=None
+        )
+    assert decoded(bundle, prompt.numpy(), 30) == expected[0, 5:].tolist()
+
+
+def decoded(folder: Path, ids: np.ndarray, count: int) -> list[int]:
+    """Return the greedy tokens of the graphs after a prompt."""
+    first = step = onnxruntime.InferenceSession(folder / "model.ort.onnx")
+    if (folder / "model.ort.decode.onnx").exists():
+        step = onnxruntime.InferenceSession(folder / "model.ort.decode.onnx")
+    ends = [x for x in first.get_inputs() if x.name.startswith(("past_key", "past_value"))]
+    shapes = [[size if isinstance(size, int) else 40 for size in x.shape[1:]] for x in ends]
+    caches = [np.zeros([1, *shape], np.float32) for shape in shapes]
+    past, tokens = 0, list[int]()
+    while len(tokens) < count:
+        given = {
+            "input_ids": ids, "past_length": np.array([past]),
+            "logit_index": np.array([[ids.shape[1] - 1]]),
+            **{end.name: cache for end, cache in zip(ends, caches, strict=True)},
+        }  # fmt: skip
+        logits, *caches = (step if past else first).run(None, given)
+        past += ids.shape[1]
+        tokens.append(int(logits[0, -1].argmax()))
+        ids = np.array([tokens[-1:]])
+    return tokens

@@ -1,0 +1,57 @@
+"""Tiny decoders of transformers with random weights, by the type of the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+_SMALL = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 40,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_GPT = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 40}
+_HEAD, _WINDOW = {"head_dim": 8}, {"sliding_window": 8}
+_MIXED = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+_EXPERTS = {"num_local_experts": 4}
+
+BUILT: dict[str, dict[str, Any]] = {
+    "apertus": {}, "arcee": {}, "biogpt": {}, "cohere": {}, "cohere2": {**_HEAD, **_MIXED},
+    "ernie4_5": _HEAD, "exaone4": {**_MIXED, "sliding_window_pattern": 2}, "gemma": _HEAD,
+    "gemma2": {**_HEAD, **_WINDOW, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
+    "gemma3_text": {**_HEAD, **_MIXED, "query_pre_attn_scalar": 8},
+    "glm": _HEAD, "glm4": _HEAD, "gpt2": _GPT, "gpt_neox": {},
+    "gpt_oss": {**_HEAD, **_MIXED, **_EXPERTS}, "granite": {}, "helium": _HEAD,
+    "hunyuan_v1_dense": _HEAD, "llama": {},
+    "llama4_text": {
+        **_HEAD, "attention_chunk_size": 8, "intermediate_size_mlp": 64, "num_local_experts": 2,
+        "no_rope_layer_interval": 2, "floor_scale": 16,
+    },
+    "mistral": _WINDOW, "mixtral": {**_WINDOW, **_EXPERTS}, "nemotron": _HEAD, "olmo": {},
+    "olmo2": {}, "olmo3": _MIXED, "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "persimmon": {}, "phi": {}, "phi3": _WINDOW, "phimoe": {**_WINDOW, **_EXPERTS},
+    "qwen2": {**_WINDOW, "use_sliding_window": True, "max_window_layers": 1}, "qwen3": _HEAD,
+    "qwen3_moe": {
+        **_HEAD, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "decoder_sparse_step": 1,
+    },
+    "seed_oss": _HEAD, "smollm3": {"no_rope_layer_interval": 2}, "stablelm": {},
+    "starcoder2": _WINDOW,
+}  # fmt: skip
+"""The types that are built, with their fields beside `_SMALL`."""
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "bloom": {"n_layer": 2, "n_head": 4}, "codegen": {**_GPT, "rotary_dim": 4}, "falcon": {},
+    "gptj": {**_GPT, "rotary_dim": 4},
+    "xglm": {"d_model": 32, "attention_heads": 4, "num_layers": 2, "ffn_dim": 64},
+}  # fmt: skip
+
+
+def tiny_decoder(kind: str, **fields: Any) -> Any:
+    """Return a model of a type, with other fields of its config."""
+    torch.manual_seed(0)
+    of_kind = {**BUILT, **REFUSED}[kind]
+    config = CONFIG_MAPPING[kind](**{**_SMALL, **of_kind, **fields})
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
