@@ -34,7 +34,7 @@ from attn_export.explain.graph_run import (
 from attn_export.explain.pattern import Pattern, pattern_of
 from attn_export.explain.reproduce import check_folder, write_folder
 from attn_export.graph.load import load_proto
-from attn_export.results import WHOLE_DECODE
+from attn_export.results import BASE, WHOLE_DECODE
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Options, Runtime, known_limit
 from attn_export.runtimes.run_options import Progress, RunOptions
@@ -156,9 +156,14 @@ class _FailingRun:
         return explained, right or evaluated
 
     def _changes(self, first: Deviation | None) -> Iterator[Cause]:
-        """Yield the change of the reference that gives the outputs of the smallest failing case."""
-        case = self.trial.failed[0]
-        if self.reference.cause is not None:
+        """Yield the change of the reference that gives the outputs of a failing case.
+
+        It is the smallest, in which some queries may see nothing; then the base case.
+        """
+        smallest, *others = self.trial.failed
+        for case in (smallest, *(case for case in others if case.name == BASE)):
+            if self.reference.cause is None:
+                return
             golden = dataclasses.replace(
                 case.golden, case=dataclasses.replace(case.golden.case, inputs=case.inputs)
             )
@@ -168,6 +173,7 @@ class _FailingRun:
                 at = f"; first wrong value: {first.location}" if first is not None else ""
                 sentence = f"the graph is wrong: {found.sentence}{at}"
                 yield dataclasses.replace(found, sentence=sentence)
+                return
 
     def _lines(self) -> dict[str, str]:
         """Return the line of the module that each node came from; this graph's entries win."""

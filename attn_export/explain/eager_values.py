@@ -76,7 +76,7 @@ def first_unmatched_node(
     comparable = {
         name: value
         for name, value in values.items()
-        # Masks of the same model may be made in many ways, also of huge numbers.
+        # Masks of the same model may be made in many ways, also of huge numbers, or of 0 and 1.
         if _is_comparable(value) and (whose.cause is None or not _is_mask(value))
     }
     matches: dict[str, list[int]] = {}
@@ -106,7 +106,9 @@ def _is_comparable(value: object) -> TypeGuard[Array]:
 
 
 def _is_mask(value: Array) -> bool:
-    return value.dtype == np.bool_ or bool((np.abs(value) > _HUGE).any())
+    if value.dtype == np.bool_:
+        return True
+    return bool((np.abs(value) > _HUGE).any() or np.isin(value, (0, 1)).all())
 
 
 def _is_varied(value: Array) -> bool:

@@ -159,13 +159,24 @@ def load_graph(path: Path) -> ir.Model:
 
 
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model with the nodes of its functions in place of their calls."""
+    """Return a model with the nodes of its functions in place of their calls.
+
+    Their names begin with those of the calls.
+    """
     if not proto.functions:
         return proto
     import onnx_ir as ir
     from onnx_ir.passes.common import InlinePass
 
-    return ir.to_proto(InlinePass()(ir.from_proto(proto)).model)
+    model = ir.from_proto(proto)
+    own = set(model.graph)
+    calls = {v.name: node.name for node in own for v in node.outputs if node.name}
+    model, call = InlinePass()(model).model, None
+    for node in reversed(model.graph):
+        if node not in own:
+            call = next((calls[v.name] for v in node.outputs if v.name in calls), call)
+            node.name = f"{call}/{node.name}" if call else node.name
+    return ir.to_proto(model)
 
 
 def refuse_bad_data(proto: onnx.ModelProto, path: Path) -> None:

@@ -158,6 +158,7 @@ Other = tuple[str, Any, str]
 
 _BASES = (10000.0, 500000.0, 1000000.0)
 _NO_WINDOW = 2**30
+_WINDOWS = (4, 8, 16, 32, 64, 128, 256, 512)
 
 _UNRELATED = re.compile(
     r".*(drop|init|prob|token|cache|loss|coef|jitter|vocab|layers|heads|size|dim|width|version|"
@@ -199,8 +200,8 @@ def _others(name: str, value: Any, default: Any) -> Iterator[Other]:
     elif re.fullmatch("sliding_window|.*attention_window|window_size|attention_chunk_size", name):
         if value:
             yield other("window", _NO_WINDOW, "none")
-            sizes = (value - 1, value + 1, value // 2, value * 2)
-            yield from (other("window", new) for new in sizes if new > 0)
+        sizes = (value - 1, value + 1, value // 2, value * 2) if value else _WINDOWS
+        yield from (other("window", new) for new in sizes if new > 0)
     elif "softcap" in name:
         close = (1.05 * value,) if value else ()
         yield from (other("softcap", new) for new in (None, 50.0, 30.0, *close))
@@ -214,7 +215,7 @@ def _others(name: str, value: Any, default: Any) -> Iterator[Other]:
 
 
 def _layer_types(value: list[str]) -> Iterator[Other]:
-    kinds = sorted({*value, "full_attention"})
+    kinds = sorted({*value, "full_attention", "sliding_attention"})
     for kind in kinds:
         yield "layer types", [kind] * len(value), f"layer_types is {kind} in all layers"
     for by in (1, -1):
@@ -274,14 +275,17 @@ def _with_field(
         if isinstance(layers, nn.ModuleList) and not layer_of(at)
         for number, _ in layers.named_children()
     )
-    if type(new) is not float or type(old) is not float:
+    # The error of a softcap is linear in this power of it, which is 0 if there is none.
+    power = -2.0 if kind == "softcap" else 1.0
+    if type(new) is not float or (type(old) is not float and (old is not None or power > 0)):
         return Variant(kind, sentence, edits, built)
 
     def other(number: float) -> Variant:
-        about = f"{name} is {number:.6g} where the config says {old:.6g}"
-        return _with_field(model, field, kind, number, about)
+        about = f"{name} is {number ** (1 / power):.6g} where the config says {old}"
+        return _with_field(model, field, kind, number ** (1 / power), about)
 
-    return Variant(kind, sentence, edits, built, (old, new), other)
+    numbers = (0.0 if old is None else old**power, new**power)
+    return Variant(kind, sentence, edits, built, numbers, other)
 
 
 def _rebuilt(model: Any, config: Any) -> Any:

@@ -23,10 +23,12 @@ from attn_export.parts.whole_models.module_mistakes import (
     other_masks,
 )
 from attn_export.parts.whole_models.parameter_mistakes import (
+    SCALED,
     exchanged_parameters,
     other_frequencies,
     other_numbers,
     other_parameters,
+    scaled_parameters,
 )
 from attn_export.truth.float64_mode import is_large
 
@@ -34,7 +36,7 @@ _Run = Callable[[nn.Module], Mapping[str, np.ndarray]]
 
 _ROWS = (
     other_activations, other_inputs, other_masks, other_numbers, other_forwards, other_configs,
-    other_frequencies, other_parameters, other_ends, exchanged_parameters,
+    other_frequencies, other_parameters, other_ends, exchanged_parameters, scaled_parameters,
 )  # fmt: skip
 """Sources of wrong variants of a model, the most likely first."""
 
@@ -60,6 +62,9 @@ _BESIDE = 3
 _FITS = 0.5
 """The least cosine between the error and that of a wrong number, of either sign, for which a better
 one is sought."""
+
+_ALIKE = 0.9
+"""The same for the scale of a weight in one layer: there are many."""
 
 _STEPS = 6
 """The number of numbers that are tried then."""
@@ -147,7 +152,8 @@ class _Search:
         parts = [each for each in parts if each[0] <= most]
         found = list(tried)
         for one in self._each(part for *_, part in sorted(parts, key=lambda each: each[:3])):
-            found += [one, *(self._fitted(one) if abs(one.cosine) > _FITS else ())]
+            least = _ALIKE if one.variant.kind == SCALED else _FITS
+            found += [one, *(self._fitted(one) if abs(one.cosine) > least else ())]
             if found[-1].unexplained < _EQUAL:
                 break
         return sorted(found, key=_order)
@@ -184,7 +190,7 @@ class _Search:
             if other is None or numbers is None or tried.unexplained < _EQUAL:
                 return
             right, wrong = numbers
-            number = right + (wrong - right) * tried.ratio
+            number = max(right + (wrong - right) * tried.ratio, wrong / 4)
             after = list(self._each([other(number)])) if number > 0 else []
             if not after:
                 return
@@ -237,7 +243,7 @@ def find_cause(
         best = search.in_parts(tried)[0]
         if best.unexplained < left / 2:
             chain, left = [best.variant], best.unexplained
-    if left > _LIKELY:
+    if left > (_EQUAL if chain[0].kind == SCALED else _LIKELY):
         return None
     said = ", and ".join(variant.sentence for variant in chain)
     share = math.floor((1 - left) * 1e4) / 1e4

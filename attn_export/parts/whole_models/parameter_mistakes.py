@@ -90,6 +90,33 @@ def other_parameters(model: nn.Module) -> Iterator[Variant]:
         yield from by_place(kind, sentence, edits)
 
 
+SCALED = "weight scale"
+"""The kind of variants that fit many errors somewhat."""
+
+
+def scaled_parameters(model: nn.Module) -> Iterator[Variant]:
+    """Yield models with the parameters of one name multiplied by a number."""
+    named: dict[str, list[tuple[str, Any, str, Tensor]]] = {}
+    for path, old in model.named_parameters():
+        place, _, name = path.rpartition(".")
+        if not is_large(old):
+            found = (path, model.get_submodule(place), name, old.detach())
+            named.setdefault(starred(path), []).append(found)
+    yield from (_scaled(path, places, _NEAR) for path, places in named.items())
+
+
+def _scaled(path: str, places: Sequence[tuple[str, Any, str, Tensor]], number: float) -> Variant:
+    edits = tuple(
+        Edit(at, module, name, nn.Parameter(old * number, requires_grad=False))
+        for at, module, name, old in places
+    )
+    sentence, again = (
+        f"{path} is multiplied by {number:.6g}",
+        functools.partial(_scaled, path, places),
+    )
+    return Variant(SCALED, sentence, edits, None, (1.0, number), again)
+
+
 def exchanged_parameters(model: nn.Module) -> Iterator[Variant]:
     """Yield models in which neighbouring modules, or layers, have each other's parameters."""
     modules = dict(model.named_modules())

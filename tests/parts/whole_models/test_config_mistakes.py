@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -263,6 +264,7 @@ QUICK: list[tuple[str, str, Any]] = [
     ("mixtral", "experts", rebuilt(num_experts_per_tok=1)),
     ("t5", "activation", rebuilt(feed_forward_proj="gated-silu")),
     ("llama", "padding", call("attention_mask", lambda mask, _: torch.ones_like(mask))),
+    ("llama", "weight scale", parameters("layers.1.mlp.down", lambda x: x * 1.5)),
     ("gpt_oss", "truncate is True", rebuilt(rope_parameters={**YARN, "truncate": True})),
 ]  # fmt: skip
 """Architecture, kind of the cause or how it begins, and what makes a model wrong."""
@@ -311,6 +313,18 @@ def test_the_mistake_that_was_made_is_the_cause(case: tuple[str, str, Any]):
     cause = cause_of(name, made if isinstance(made, nn.Module) else right)
     assert cause is not None
     assert cause.kind == kind or cause.sentence.startswith(kind), cause
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "wrong"),
+    [("mistral", "sliding_window", 8), ("gemma2", "final_logit_softcapping", 3.0)],
+)
+def test_what_the_config_leaves_out_is_named(name: str, field: str, wrong: float):
+    right = model_of(name, **{field: None})
+    got = outputs(rebuilt(**{field: wrong})(right, name))
+    cause = find_cause(widened_copy(right), run, got, lambda: False)
+    assert cause is not None
+    assert re.match(rf"{field} is {wrong:.0f}\S* where the config says None \(", cause.sentence)
 
 
 @pytest.mark.parametrize(
