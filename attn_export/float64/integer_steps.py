@@ -46,7 +46,8 @@ def dequantised(
 
     def spread(of_blocks: Array) -> Array:
         if block_size:
-            repeated = np.repeat(of_blocks.astype(np.float64), block_size, axis)
+            block = min(block_size, stored.shape[axis])
+            repeated = np.repeat(of_blocks.astype(np.float64), block, axis)
             return np.take(repeated, range(stored.shape[axis]), axis)
         along = [-1 if at == axis % stored.ndim else 1 for at in range(stored.ndim)]
         return of_blocks.astype(np.float64).reshape(along if of_blocks.ndim else ())

@@ -18,7 +18,7 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
-from attn_export.errors import counted, first_few
+from attn_export.errors import counted, first_few, one_line, printable
 from attn_export.float64.integer_steps import dequantised, packed_weight, quantised_table
 from attn_export.graph.load import load_model, load_proto, subgraphs
 from attn_export.graph.requirements import QUANTISED
@@ -77,7 +77,13 @@ def read_integers(path: Path) -> _StoredIntegers:
     model = load_model(path)
     nodes = list(_nodes(model))
     tensors = {t.name: t for graph in _graphs(model.graph) for t in graph.initializer}
-    tensors |= {n.output[0]: n.attribute[0].t for n in nodes if n.op_type == "Constant"}
+    tensors |= {
+        name: a.t
+        for n in nodes
+        if n.op_type == "Constant"
+        for a in n.attribute
+        for name in n.output
+    }
     weights, problem, unread = dict[str, tuple[Array, bool]](), "", set[str]()
     operators = {node.op_type for node in nodes} & QUANTISED
     for node in (node for node in nodes if node.op_type in operators):
@@ -88,21 +94,22 @@ def read_integers(path: Path) -> _StoredIntegers:
         if read is None or not tensors.keys() >= set(filter(None, names)):
             unread.add(node.op_type)
             continue
-        of = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         try:
+            of = {a.name: helper.get_attribute_value(a) for a in node.attribute}
             arrays = [numpy_helper.to_array(tensors[name]) if name else None for name in names]
             weight = read(arrays, of)
-        except (NotImplementedError, ValueError, TypeError, KeyError, IndexError) as error:
-            problem = problem or f"{node.op_type} {node.name} cannot be read: {error}"
+        except Exception as error:  # as various as what may be wrong with a graph
+            what = printable(f"{node.op_type} {node.name}", 100)
+            problem = problem or f"{what} cannot be read: {one_line(error)}"
             continue
-        readers = {n.op_type for n in nodes if node.output[0] in n.input}
+        readers = {n.op_type for n in nodes if not set(node.output).isdisjoint(n.input)}
         if node.op_type != "DequantizeLinear":
             readers = {node.op_type}
         for is_table in {reader.startswith("Gather") for reader in readers}:
             if weight.ndim > 1:
                 weights[f"{names[0]}{' as a table' * is_table}"] = weight, is_table
             else:
-                problem = problem or f"{names[0]} is no matrix"
+                problem = problem or f"{printable(names[0], 100)} is no matrix"
     if unread:
         problem = f"{', '.join(sorted(unread))}: integers that are made while it runs are not read"
     rounds = any(_level(node) is not None for node in nodes)
@@ -199,7 +206,7 @@ def with_integers(model: nn.Module, stored: _StoredIntegers) -> tuple[nn.Module 
         else:
             missing.append(name)
     if missing:
-        return None, f"no parameter of the model is near {first_few(missing)}"
+        return None, f"no parameter of the model is near {printable(first_few(missing), 200)}"
     return changed, ""
 
 
@@ -233,14 +240,15 @@ def _piece(parameter: _Parameter, side: int, rows: Tensor, left: Tensor, at: int
     squares = norms - 2 * (others @ rows[at]) + rows[at].square().sum()
     ratios = torch.where(norms > 0, squares / norms, torch.inf)
     nearest = int(ratios.argmin())
-    if ratios[nearest] > _NEAR**2:
+    if not ratios[nearest] <= _NEAR**2:  # so that NaN is far
         return None
     by = nearest - at
     first, last = max(0, -by), min(len(rows), len(others) - by)
     apart = (rows[first:last] - others[first + by : last + by]).square().sum(1)
     # Rows that are almost 0 may have been rounded to 0.
     limit = norms[first + by : last + by] + 1e-4 * norms.mean()
-    far = torch.nonzero((apart > _NEAR**2 * limit) | ~left[first:last]).flatten() + first
+    near = (apart <= _NEAR**2 * limit) & left[first:last]
+    far = torch.nonzero(~near).flatten() + first
     start = int(far[far < at].max()) + 1 if (far < at).any() else first
     stop = int(far[far > at].min()) if (far > at).any() else last
     return parameter, side, start + by, slice(start, stop)

@@ -270,3 +270,30 @@ def test_each_runtime_has_its_own_distance():
     assert [d.part for d in quality.of_logits[2:]] == ["b/logits in one", "b/logits in other"]
     said = "logits in other: row 0.2, budget row<=0.15"
     assert quality.missed == (f"a/{said}", f"b/{said}")
+
+
+BAD = {"block_size": 0, "K": -1, "N": 2**62, "bits": 3}
+"""Attributes of a MatMulNBits, with values that it cannot have."""
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_integers_that_make_no_sense_are_a_problem_in_one_line(name, tmp_path):
+    path = quantised("llama/genai", tmp_path)
+    model = onnx.load(path)
+    node = next(node for node in model.graph.node if node.op_type == "MatMulNBits")
+    next(a for a in node.attribute if a.name == name).i = BAD[name]
+    onnx.save(model, path)
+    assert re.fullmatch(
+        r"MatMulNBits /model/layers\.0.* cannot be read: .+", read_integers(path).problem
+    )
+
+
+def test_weights_without_numbers_are_near_no_parameter(tmp_path):
+    path = quantised("llama/genai", tmp_path)
+    model = onnx.load(path)
+    scales = next(t for t in model.graph.initializer if "MatMul" in t.name and t.data_type == 1)
+    nan = np.full_like(numpy_helper.to_array(scales), np.nan)
+    scales.CopyFrom(numpy_helper.from_array(nan, scales.name))
+    onnx.save(model, path)
+    own = read_checkpoint(EXPORTS / "llama" / "checkpoint").load()
+    assert with_integers(own, read_integers(path))[0] is None
