@@ -31,6 +31,7 @@ from attn_export.parts.whole_models.model_cases import (
     Situation,
     situations,
 )
+from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.model_reference import cache_shapes, limits_of
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
@@ -54,8 +55,16 @@ def subject_of_model(model: Any, *, all_logits: bool = False) -> Subject:
     `model`: The folder of a checkpoint, or a model of transformers.
     `all_logits`: Whether all logits are wanted, so that there is no input `logit_index`.
     """
-    loaded, notes = load_model(Path(model) if isinstance(model, str) else model)
-    loaded, notes = in_dtype(loaded, "float32", notes, "built in float32")
+    how = "built in float32"
+    if isinstance(model, str | Path):
+        # In float32 from the start, since some types round numbers of their own to their type.
+        checkpoint = read_checkpoint(Path(model))
+        own, checkpoint.config.dtype = checkpoint.config.dtype, torch.float32
+        narrow = own not in (None, torch.float32)
+        told = (f"the model is {str(own).removeprefix('torch.')}, and {how}",) if narrow else ()
+        loaded, notes = checkpoint.load(), (*checkpoint.notes, *told)
+    else:
+        loaded, notes = in_dtype(*load_model(model), dtype="float32", how=how)
     return _BuiltModel(loaded, notes, all_logits=all_logits)
 
 

@@ -71,7 +71,7 @@ def compare_models(
     own, notes = load_model(model)
     ends = (end for entry in exported.entries for end in entry.outputs.values())
     dtype = next((end.dtype for end in ends if "float" in end.dtype), "float32")
-    loaded, notes = in_dtype(own, dtype, notes, f"judged as {dtype}, the type of the graphs")
+    loaded, notes = in_dtype(own, notes, dtype, f"judged as {dtype}, the type of the graphs")
     reports, phases = dict[str, Report](), list[str]()
     bundles = len(exported.entries) * (2 if run.budgets else 1)
     most_bytes = MOST_BYTES // bundles
@@ -174,7 +174,7 @@ def load_model(model: Any) -> tuple[Any, tuple[str, ...]]:
     model = getattr(model, "module", model)  # of a Subject
     if not isinstance(model, PreTrainedModel):
         raise UsageError(
-            f"graphs of a whole model are compared with a model of transformers; got "
+            "a whole model is the folder of a checkpoint or a model of transformers; got "
             f"{type(model).__name__}"
         )
     model.set_experts_implementation("eager")  # the others have no float64
@@ -183,7 +183,7 @@ def load_model(model: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def in_dtype(
-    model: Any, dtype: str, notes: tuple[str, ...], how: str
+    model: Any, notes: tuple[str, ...], dtype: str, how: str
 ) -> tuple[Any, tuple[str, ...]]:
     """Return the model in a floating type, and notes.
 
@@ -193,9 +193,10 @@ def in_dtype(
     if dtype == own:
         return model, notes
     changed = copy.deepcopy(model)  # the user's model must stay as it is
-    # Not buffers: transformers keeps the frequencies of rotary angles in float32.
-    for parameter in changed.parameters():
-        parameter.data = parameter.data.to(getattr(torch, dtype))
+    for tensor in (*changed.parameters(), *changed.buffers()):
+        # transformers keeps some buffers, as the frequencies of rotary angles, in float32.
+        if tensor.dtype == model.dtype:
+            tensor.data = tensor.data.to(getattr(torch, dtype))
     return changed, (*notes, f"the model is {own}, and {how}")
 
 

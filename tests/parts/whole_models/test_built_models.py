@@ -8,14 +8,18 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from tiny_decoders import BUILT, REFUSED, tiny_decoder
-from transformers import AttentionMaskInterface, BertConfig, BertForMaskedLM
+from transformers import (
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+)
 from transformers.masking_utils import causal_mask_function
 
-from attn_export import Subject, verify
+from attn_export import DecodeSession, Subject, verify
 from attn_export.commands.main import run
 from attn_export.errors import ExportError, UsageError, WeightsError
 from attn_export.export.trees import to_numpy, to_torch
@@ -108,8 +112,8 @@ def test_what_is_no_decoder_is_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", kinds("mistral"))
 def test_a_decoder_that_is_built_of_a_folder_gives_the_tokens_of_generate(kind, tmp_path):
-    model = tiny_decoder(kind).to(torch.bfloat16)
-    model.save_pretrained(tmp_path / kind)
+    tiny_decoder(kind).to(torch.bfloat16).save_pretrained(tmp_path / kind)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / kind, dtype=torch.float32)
     bundle = tmp_path / "bundle"
     options = ("--output", str(bundle), "--runtime", "ort-cpu", "--quiet")
     assert run(["build", "--model", str(tmp_path / kind), *options]) == 0
@@ -119,31 +123,29 @@ def test_a_decoder_that_is_built_of_a_folder_gives_the_tokens_of_generate(kind, 
     assert graphs <= {v.graph for v in report.verdicts}
     nodes = [node.op_type for node in onnx.load(bundle / "model.onnx").graph.node]
     assert nodes.count("Attention") * 2 == nodes.count("TensorScatter") > 0
-    prompt = torch.tensor([[5, 9, 33, 7, 21]])
+    assert decoded(bundle, 30) == generated(model, 30)
+
+
+PROMPTS = np.array([[5, 9, 33, 7, 21, 8], [0, 0, 6, 40, 3, 11], [0, 0, 0, 0, 0, 50]])
+PADDED = np.array([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1]])
+
+
+def generated(model: Any, count: int) -> list[list[int]]:
+    """Return the greedy tokens of transformers after prompts that are padded on the left."""
     with torch.inference_mode():
-        expected = model.float().generate(
-            prompt, max_new_tokens=30, do_sample=False, eos_token_id=None
-        )
-    assert decoded(bundle, prompt.numpy(), 30) == expected[0, 5:].tolist()
+        tokens = model.generate(
+            torch.from_numpy(PROMPTS), attention_mask=torch.from_numpy(PADDED), do_sample=False,
+            max_new_tokens=count, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+    return [row[PROMPTS.shape[1] :] for row in tokens.tolist()]
 
 
-def decoded(folder: Path, ids: np.ndarray, count: int) -> list[int]:
-    """Return the greedy tokens of the graphs after a prompt."""
-    first = step = onnxruntime.InferenceSession(folder / "model.ort.onnx")
-    if (folder / "model.ort.decode.onnx").exists():
-        step = onnxruntime.InferenceSession(folder / "model.ort.decode.onnx")
-    ends = [x for x in first.get_inputs() if x.name.startswith(("past_key", "past_value"))]
-    shapes = [[size if isinstance(size, int) else 40 for size in x.shape[1:]] for x in ends]
-    caches = [np.zeros([1, *shape], np.float32) for shape in shapes]
-    past, tokens = 0, list[int]()
-    while len(tokens) < count:
-        given = {
-            "input_ids": ids, "past_length": np.array([past]),
-            "logit_index": np.array([[ids.shape[1] - 1]]),
-            **{end.name: cache for end, cache in zip(ends, caches, strict=True)},
-        }  # fmt: skip
-        logits, *caches = (step if past else first).run(None, given)
-        past += ids.shape[1]
-        tokens.append(int(logits[0, -1].argmax()))
-        ids = np.array([tokens[-1:]])
-    return tokens
+def decoded(folder: Path, count: int) -> list[list[int]]:
+    """Return the greedy tokens of a bundle after the same prompts."""
+    session, tokens = DecodeSession(folder), list[np.ndarray]()
+    logits = session.prefill(PROMPTS, attention_mask=PADDED)["logits"]
+    while True:
+        tokens.append(logits[:, -1].argmax(-1))
+        if len(tokens) == count:
+            return np.stack(tokens, 1).tolist()
+        logits = session.step(tokens[-1][:, None])["logits"]
