@@ -47,12 +47,12 @@ class Subject:
     Args:
         module: The module, in eval mode. It is called with the inputs by name.
         inputs: Example inputs by the names of `module.forward`'s parameters: tensors, tuples,
-            lists and dicts of them, and constants. Dynamic axes must have example sizes of at
-            least 2. In test cases, integers lie between the least and the largest of the example,
-            or are a mask of 0 and 1 if it is all ones. Rows of a bool input start as in the
-            example, so that no mask hides everything. A float input has -inf if the example has.
-            Or a function ``inputs(sizes, rng)`` that draws them: `sizes` by the names of axes,
-            `rng` a `numpy.random.Generator`. Its integers and masks are not changed.
+            lists and dicts of them, and constants. Dynamic axes have example sizes of at least 2.
+            Integers of cases lie between the least and the largest of the example, or are a mask of
+            0 and 1 if it is all ones. Rows of a bool input start as in the example, so that no mask
+            hides everything. A float input has -inf if the example has. Or a function
+            ``inputs(sizes, rng)`` that draws them: `sizes` by the names of axes, `rng` a
+            `numpy.random.Generator`. Its integers and masks are not changed.
         axes: The dynamic axes of each input: ``{"query": {0: "batch", 1: "query_len"}}``.
             Axes of one name have one size; ``Axis("query_len", min=2, max=64)`` and
             `torch.export.Dim` give it bounds. ``cache.0.1`` is ``cache[0][1]``.
@@ -63,11 +63,10 @@ class Subject:
 
     Attributes:
         sums: The relations, and further sums that drawing inputs requires (`spec.sums`).
-        bounds: The least and the largest size of axes that have bounds.
-        with_least: The axes whose least size is stated.
+        bounds: The least and the largest size of axes; `with_least` are those with a stated least.
         example_sizes: The sizes of the example, including those of `sums` and of their terms.
         roles: What the axes do, found by runs of the module.
-        oracle: A function that returns the source of the truth, if that is not the module.
+        oracle: Returns the source of the truth if the module is not. `files` go into the bundle.
 
     Raises:
         UsageError: If names or axes do not match each other or the module.
@@ -76,6 +75,7 @@ class Subject:
 
     roles = functools.cached_property(subject_checks.roles_of)
     oracle: Callable[[], Any] | None = None
+    files: Mapping[str, bytes] = {}
 
     def __init__(
         self,
@@ -287,12 +287,12 @@ class Subject:
         is_quick = may_try(weights, self.sizes_with(sizes), self.sums)
         return self.spec is not None or (is_quick and self.runs_with(sizes, "sizes"))
 
-    def runs_with(self, changed: Sizes, seed_word: str) -> bool:
+    def runs_with(self, changed: Sizes, seed: str) -> bool:
         """Return whether the module runs on random inputs of sizes that need little memory."""
         sizes = self.sizes_with(changed)
         with contextlib.suppress(ExportError), torch.inference_mode():
             is_small = may_try(0, sizes, self.sums)
-            return is_small and bool(self.call(self.module, self.draw(sizes, seed_word)))
+            return is_small and bool(self.call(self.module, self.draw(sizes, seed)))
         return False
 
     def expected(self) -> Expected:

@@ -41,6 +41,8 @@ class Part:
             `compare_models(model, graphs, run, layout=, names=, output=)`.
         builds: The module that makes subjects of whole models. It holds
             `subject_of_model(model, all_logits=)`.
+        generates: The module that continues prompts with a whole model. It holds
+            `generate(session, ids, count, …)`, as `DecodeSession.generate` calls it.
         checkpoints: The module that reads layers of integers. It holds
             `with_integers(source, config)`, which returns a source whose `integers` gives them.
         rounds: The module on layers that round inside, to integers or float16. It holds
@@ -58,6 +60,7 @@ class Part:
     verifies: str = ""
     compares: str = ""
     builds: str = ""
+    generates: str = ""
     checkpoints: str = ""
     rounds: str = ""
     mistakes: Sequence[str] = ()
@@ -77,13 +80,16 @@ def parts() -> tuple[Part, ...]:
     return tuple(import_module(f"{__name__}.{name}").PART for name in names)
 
 
-def models_module(field: str) -> Any:
-    """Return the module that a part names in a field on whole models, which needs transformers."""
+def models_module(field: str, needs: Sequence[str] = ("torch", "transformers")) -> Any:
+    """Return the module that a part names in a field on whole models.
+
+    `needs`: The packages that must be installed for it.
+    """
     name = next((getattr(part, field) for part in parts() if getattr(part, field)), None)
     if name is None:
         raise UsageError("whole models need the part whole_models; install attn-export whole")
-    check_installed("torch")
-    check_installed("transformers")
+    for package in needs:
+        check_installed(package)
     return import_module(name)
 
 

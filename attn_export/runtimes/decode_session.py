@@ -12,11 +12,13 @@ import copy
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from attn_export.bundle.manifest import bundle_spec, read_bundle
 from attn_export.errors import UsageError
+from attn_export.parts import models_module
 from attn_export.runtimes.decode_buffers import (
     PREFERRED,
     check_device,
@@ -227,6 +229,28 @@ class DecodeSession:
             if counts is None or not fits or (counts < 0).any() or (counts > held).any():
                 raise UsageError(f"{count} tokens cannot be forgotten; there are {held.tolist()}")
             self._state.lengths = held - counts
+
+    def generate(self, ids: np.ndarray, count: int, **options: Any) -> Iterator[np.ndarray]:
+        """Discard the cache, and continue the prompts of a new batch with a whole model.
+
+        Args:
+            ids: Token ids, `[B, L]`.
+            count: The most tokens to generate.
+            options: ``temperature`` (0, the default, takes the largest logit), ``top_k``,
+                ``top_p`` and ``seed`` of draws; ``stop``, the ids that end a batch element; and
+                `lengths` or `attention_mask` of `prefill`.
+
+        Returns:
+            An iterator over the next token of each batch element, int64 `[B]`, which is -1 after
+            its end. It ends when all have ended.
+
+        Raises:
+            UsageError: As for `prefill`; or if an option is out of range.
+        """
+        tokens: Iterator[np.ndarray] = models_module("generates", ()).generate(
+            self, ids, count, **options
+        )
+        return tokens
 
     def _chosen(self, rows: Sequence[int]) -> DecodeState:
         """Return a state with copies of the caches of some batch elements."""

@@ -51,9 +51,9 @@ def after_the_first_command() -> Path:
         (folder / "docs" / "results").mkdir()
         shutil.copy(ROOT / "docs" / "results" / "releases.json", folder / "docs" / "results")
         write_tiny_llama(folder / "checkpoint")
-        exports = Path("tests", "parts", "whole_models", "exports")
-        for name in ("llama", "mistral"):
-            shutil.copytree(ROOT / exports / name, folder / exports / name)
+        models = Path("tests", "parts", "whole_models")
+        for name in ("exports/llama", "exports/mistral", "quantised/llama-int4"):
+            shutil.copytree(ROOT / models / name, folder / models / name)
         (folder / "first.txt").write_text(run(FIRST, folder))
 
     return shared.once("docs", make)

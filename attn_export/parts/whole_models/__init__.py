@@ -2,4 +2,9 @@
 
 from attn_export.parts import Part
 
-PART = Part(compares=f"{__name__}.compare_models", builds=f"{__name__}.built_model")
+PART = Part(
+    commands={"generate": f"{__name__}.generate_command"},
+    compares=f"{__name__}.compare_models",
+    builds=f"{__name__}.built_model",
+    generates=f"{__name__}.generation",
+)

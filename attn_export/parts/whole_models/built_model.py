@@ -21,6 +21,7 @@ from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
+from attn_export.parts.whole_models.bundle_text import files_of
 from attn_export.parts.whole_models.compare_models import in_dtype, load_model
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.parts.whole_models.model_call import ModelCall
@@ -65,7 +66,9 @@ def subject_of_model(model: Any, *, all_logits: bool = False) -> Subject:
         loaded, notes = checkpoint.load(), (*checkpoint.notes, *told)
     else:
         loaded, notes = in_dtype(*load_model(model), dtype="float32", how=how)
-    return _BuiltModel(loaded, notes, all_logits=all_logits)
+    subject = _BuiltModel(loaded, notes, all_logits=all_logits)
+    subject.files = files_of(loaded, Path(model) if isinstance(model, str | Path) else None)
+    return subject
 
 
 class _BuiltModel(Subject):

@@ -1,0 +1,82 @@
+"""`attn-export generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attn_export.commands.options import option
+from attn_export.commands.output import echo
+from attn_export.errors import UsageError, printable
+
+_COUNT = 64
+
+
+@option("bundle", type=Path)
+@option("--prompt", metavar="TEXT", help="The text to continue; needs the bundle's tokenizer.")
+@option("--ids", metavar="1,2,3", help="The token ids to continue; ids are printed.")
+@option(
+    "--count", type=int, least=1, default=_COUNT, show_default=True, metavar="N",
+    help="The most tokens to generate.",
+)  # fmt: skip
+@option(
+    "--temperature", type=float, least=0, default=0.0, show_default=True, metavar="T",
+    help="Divides the logits before a token is drawn; 0 takes the largest.",
+)  # fmt: skip
+@option("--top-k", type=int, least=1, metavar="K", help="Draw from the K likeliest tokens.")
+@option(
+    "--top-p", type=float, default=1.0, metavar="P",
+    help="Draw from the likeliest tokens that have P together.",
+)  # fmt: skip
+@option("--seed", type=int, least=0, default=0, show_default=True, metavar="N", help="Of draws.")
+@option("--threads", type=int, least=1, metavar="N", help="Threads.  [default: all cores]")
+@option("--dialect", metavar="NAME", help="The graphs to run.  [default: the fastest]")
+def generate_command(
+    bundle: Path,
+    prompt: str | None,
+    ids: str | None,
+    count: int,
+    threads: int | None,
+    dialect: str | None,
+    top_k: int | None,
+    **options: Any,
+) -> int:
+    """Continue a prompt with a whole model that `build --model` wrote, without torch.
+
+    Tokens are printed as they come, until the model ends the text. No chat template is applied.
+    """
+    from attn_export.parts.whole_models.bundle_text import BundleText
+    from attn_export.runtimes.decode_session import DecodeSession
+
+    if (prompt is None) == (ids is None):
+        raise UsageError("generate takes --prompt TEXT or --ids 1,2,3")
+    session = DecodeSession(bundle, threads=threads, dialect=dialect)
+    text = BundleText(bundle)
+    start = _ids(ids) if ids is not None else text.encode(str(prompt))
+    tokens = session.generate(np.array([start]), count, stop=text.stop, top_k=top_k or 0, **options)
+    single = (int(token[0]) for token in tokens)
+    pieces = map(str, single) if ids is not None else text.decode(start, single)
+    _print(pieces, " " if ids is not None else "")
+    if ids is None:
+        echo("no chat template applied", err=True)
+    return 0
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(
+            f"--ids are token ids with commas, as in 1,2,3; got {printable(text, 60)!r}"
+        ) from error
+
+
+def _print(pieces: Iterator[str], between: str) -> None:
+    """Print texts as they come; control characters are escaped."""
+    for number, piece in enumerate(pieces):
+        safe = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in piece)
+        echo((between if number else "") + "".join(safe), nl=False)
+    echo("")

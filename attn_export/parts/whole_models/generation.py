@@ -1,0 +1,108 @@
+"""Tokens of a whole model one after the other: the largest logit, or a draw."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from attn_export.errors import UsageError, printable
+from attn_export.runtimes.decode_inputs import whole_number, whole_numbers
+from attn_export.runtimes.decode_session import DecodeSession
+
+_MOST = 2**24
+"""The largest number of tokens, and the largest `top_k`."""
+
+_ENDED = -1
+"""What stands for the token of a batch element that has ended."""
+
+
+def generate(
+    session: DecodeSession,
+    ids: np.ndarray,
+    count: int,
+    *,
+    stop: Sequence[int] = (),
+    lengths: Sequence[int] | None = None,
+    attention_mask: np.ndarray | None = None,
+    **draws: Any,
+) -> Iterator[np.ndarray]:
+    """Return an iterator over the next token ids; see `DecodeSession.generate`."""
+    count, draw = whole_number("count", count, _MOST), _Draws.of(**draws)
+    ends = whole_numbers(list(stop)) if len(stop) else np.zeros(0, np.int64)
+    if ends is None or ends.ndim != 1:
+        raise UsageError(f"stop is {printable(str(stop), 60)}; give token ids")
+    masks = {} if attention_mask is None else {"attention_mask": attention_mask}
+    logits = session.prefill(ids, lengths=lengths, **masks)["logits"]
+    return _tokens(session, logits, count, ends, draw)
+
+
+def _tokens(
+    session: DecodeSession, logits: np.ndarray, count: int, ends: np.ndarray, draw: _Draws
+) -> Iterator[np.ndarray]:
+    random, has_ended = np.random.default_rng(draw.seed), np.zeros(len(logits), bool)
+    for number in range(count):
+        token = draw.next(logits[:, -1].astype(np.float64), random)
+        yield np.where(has_ended, _ENDED, token)
+        has_ended |= np.isin(token, ends)
+        if has_ended.all() or number == count - 1:
+            return
+        logits = session.step(token[:, None])["logits"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Draws:
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: Divides the logits; 0 takes the largest.
+        top_k: The number of the likeliest tokens to draw from; 0 for all.
+        top_p: The share that the tokens to draw from have together, the likeliest first.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    @classmethod
+    def of(cls, **options: Any) -> _Draws:
+        """Return checked options."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in options.keys() - set(names):
+            raise UsageError(
+                f"unknown option {printable(name, 40)}; choose from {', '.join(names)}"
+            )
+        draws = cls(**options)
+        for name, least, most, says in (
+            ("temperature", 0, math.inf, "a number from 0"),
+            ("top_p", math.ulp(0), 1.0, "a number above 0, at most 1"),
+            ("top_k", 0, _MOST, f"a whole number from 0 to {_MOST}"),
+            ("seed", 0, 2**63, "a whole number from 0"),
+        ):
+            value = getattr(draws, name)
+            kinds = int if says.startswith("a whole") else (int, float)
+            is_number = isinstance(value, kinds) and not isinstance(value, bool)
+            if not is_number or not least <= value <= most or value == math.inf:
+                raise UsageError(f"{name} is {printable(str(value), 40)}; give {says}")
+        return draws
+
+    def next(self, logits: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """Return a token for each row of logits, float64 `[B, V]`: int64 `[B]`."""
+        if not self.temperature:
+            greedy: np.ndarray = logits.argmax(-1)
+            return greedy
+        order = np.argsort(-logits, axis=-1, kind="stable")
+        scores = np.take_along_axis(logits, order, axis=-1)
+        shares = np.exp((scores - scores[:, :1]) / self.temperature)
+        shares[:, self.top_k or len(shares[0]) :] = 0
+        shares /= shares.sum(-1, keepdims=True)
+        # The first tokens that have `top_p` together: those before which there is less.
+        shares[shares.cumsum(-1) - shares >= self.top_p] = 0
+        bounds = shares.cumsum(-1)
+        at = (random.random((len(logits), 1)) * bounds[:, -1:] >= bounds).sum(-1)
+        drawn: np.ndarray = np.take_along_axis(order, at[:, None], axis=-1)[:, 0]
+        return drawn

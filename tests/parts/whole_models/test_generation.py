@@ -1,0 +1,189 @@
+"""Tokens and text of a whole model that was built: as transformers generates them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from shared import once
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from attn_export import DecodeSession, Subject, build
+from attn_export.errors import AttnExportError, UsageError
+from attn_export.parts.whole_models.bundle_text import ENDS, TOKENIZER, BundleText
+from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
+
+CHECKPOINT = Path(__file__).parent / "exports" / "llama" / "checkpoint"
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Path:
+    """Return a bundle of a tiny llama with a tokenizer, built once."""
+
+    def make(folder: Path) -> None:
+        checkpoint = Path(f"{folder}.checkpoint")
+        shutil.copytree(CHECKPOINT, checkpoint)
+        by_bytes("".join(map(chr, range(32, 96)))).save(str(checkpoint / TOKENIZER))
+        assert build(Subject.from_model(checkpoint), folder, runtimes=["ort-cpu"]).passed
+
+    return once("whole_models/llama", make)
+
+
+@pytest.fixture
+def session(bundle: Path) -> DecodeSession:
+    return DecodeSession(bundle, block=8, threads=1)
+
+
+IDS = np.random.default_rng(5).integers(3, 64, (2, 9))
+MASK = np.ones((2, 9), np.int64)
+MASK[1, :4] = 0
+
+
+def test_greedy_tokens_of_padded_prompts_are_those_of_transformers(session):
+    model = read_checkpoint(CHECKPOINT).load()
+    with torch.no_grad():
+        wanted = model.generate(
+            torch.tensor(IDS), attention_mask=torch.tensor(MASK), max_new_tokens=40,
+            do_sample=False, eos_token_id=None, pad_token_id=0,
+        )[:, 9:]  # fmt: skip
+    tokens = np.stack(list(session.generate(IDS, 40, attention_mask=MASK)), axis=1)
+    assert tokens.tolist() == wanted.tolist()
+    assert session.lengths.tolist() == [48, 44]
+    right = np.where(MASK[:, ::-1] == 1, np.stack([IDS[0], np.roll(IDS[1], 5)]), 63)
+    again = np.stack(list(session.generate(right, 40, lengths=[9, 5])), axis=1)
+    assert again.tolist() == wanted.tolist()
+
+
+def test_drafts_are_checked_in_one_step_and_rewound(session):
+    tokens = np.stack(list(session.generate(IDS, 10)), axis=1)
+    session.prefill(IDS)
+    drafts = np.concatenate([tokens[:, :3], (tokens[:, 3:5] + 1) % 64], axis=1)
+    logits = session.step(drafts, logit_index=np.tile(np.arange(5), (2, 1)))["logits"]
+    assert logits[:, :3].argmax(-1).tolist() == tokens[:, 1:4].tolist()
+    session.rewind(2)
+    assert session.step(tokens[:, 3:4])["logits"].argmax(-1)[:, 0].tolist() == tokens[:, 4].tolist()
+
+
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-6}])
+def test_draws_from_the_likeliest_token_alone_are_greedy(options, session):
+    greedy = np.stack(list(session.generate(IDS, 6)))
+    drawn = np.stack(list(session.generate(IDS, 6, **{"temperature": 1.0, **options})))
+    assert drawn.tolist() == greedy.tolist()
+
+
+def test_draws_have_the_shares_of_the_softmax(session):
+    logits = session.prefill(IDS[:1])["logits"][0, 0].astype(np.float64)
+    rows = np.tile(IDS[:1], (4000, 1))
+    (token,) = session.generate(rows, 1, temperature=0.5, top_k=5, seed=3)
+    likely = np.argsort(-logits)[:5]
+    shares = np.exp(logits[likely] / 0.5 - logits[likely[0]] / 0.5)
+    found = (token[:, None] == likely).mean(0)
+    assert found.sum() == 1
+    np.testing.assert_allclose(found, shares / shares.sum(), atol=0.03)
+    (again,) = session.generate(rows, 1, temperature=0.5, top_k=5, seed=3)
+    (other,) = session.generate(rows, 1, temperature=0.5, top_k=5, seed=4)
+    assert (again == token).all()
+    assert (other != token).any()
+    (nucleus,) = session.generate(rows, 1, temperature=0.5, top_p=0.5, seed=3)
+    everything = np.exp(logits / 0.5 - logits.max() / 0.5)
+    order = np.argsort(-logits)
+    least = int((np.cumsum(everything[order]) / everything.sum() < 0.5).sum()) + 1
+    assert set(nucleus.tolist()) == set(order[:least].tolist())
+
+
+def test_a_row_that_has_ended_gives_no_more_tokens(session):
+    tokens = np.stack(list(session.generate(IDS, 12)), axis=1)
+    ends = int(tokens[0, 3])
+    found = np.stack(list(session.generate(IDS, 12, stop=[ends])), axis=1)
+    at = tokens[0].tolist().index(ends)
+    assert found[0, : at + 1].tolist() == tokens[0, : at + 1].tolist()
+    assert set(found[0, at + 1 :].tolist()) <= {-1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"count": 0}, "count is 0"), ({"temperature": -1}, "temperature is -1"),
+        ({"temperature": float("nan")}, "temperature is nan"), ({"top_p": 0}, "top_p is 0"),
+        ({"top_p": 1.5}, "top_p is 1.5"), ({"top_k": -2}, "top_k is -2"),
+        ({"stop": ["x"]}, "stop is"), ({"seed": -1}, "seed is"),
+        ({"top": 1}, "unknown option top"), ({"ids": [[64]]}, "has 64"),
+        ({"ids": np.zeros((1, 0), np.int64)}, "empty"),
+        ({"lengths": [3, 3], "attention_mask": MASK}, "say the same"),
+        ({"ids": np.zeros((1, 129), np.int64)}, "there would be 129 tokens"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_are_refused_and_the_session_goes_on(options, message, session):
+    session.prefill(IDS)
+    given = {"ids": IDS, "count": 4, **options}
+    with pytest.raises(UsageError, match=message):
+        session.generate(given.pop("ids"), given.pop("count"), **given)
+    assert session.step(IDS[:, :1])["logits"].shape == (2, 1, 64)
+
+
+# -- text -------------------------------------------------------------------------------------
+
+
+def by_bytes(alphabet: str = "") -> Tokenizer:
+    """Return a tokenizer whose tokens are bytes."""
+    names = alphabet.replace(" ", "Ġ") or sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({name: at for at, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def test_bytes_wait_until_they_are_a_character(tmp_path):
+    by_bytes().save(str(tmp_path / TOKENIZER))
+    text = BundleText(tmp_path)
+    before, ids = text.encode("Zürich, "), text.encode("naïve 漢字 🙂!")
+    pieces = list(text.decode(before, ids))
+    assert "".join(pieces) == "naïve 漢字 🙂!"
+    assert {"ï", "漢", "🙂"} <= set(pieces)
+    assert "".join(text.decode(before, ids[:-3])) == "naïve 漢字 \ufffd"  # cut within a character
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"{}", "is no tokenizer"), (b"\xff" * 9, "is no tokenizer"), (None, "has no tokenizer.json")],
+)
+def test_a_tokenizer_that_cannot_be_read_is_one_line(content, message, tmp_path):
+    if content is not None:
+        (tmp_path / TOKENIZER).write_bytes(content)
+    with pytest.raises(AttnExportError, match=message) as caught:
+        BundleText(tmp_path).encode("x")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ends", [{"eos_token_id": [-1]}, {"eos_token_id": "2"}, []])
+def test_ends_that_are_no_ids_are_refused(ends, tmp_path):
+    (tmp_path / ENDS).write_text(json.dumps(ends))
+    with pytest.raises(AttnExportError, match="cannot be read"):
+        BundleText(tmp_path)
+
+
+def test_the_command_prints_the_ids_of_a_prompt(bundle, cli, session):
+    wanted = [int(token[0]) for token in session.generate(IDS[:1], 7)]
+    said = cli("generate", bundle, "--ids", ",".join(map(str, IDS[0])), "--count", "7")
+    assert (said.returncode, said.stdout) == (0, " ".join(map(str, wanted)) + "\n")
+    said = cli("generate", bundle, "--ids", "1,x")
+    assert (said.returncode, said.stdout) == (2, "")
+    assert "--ids are token ids with commas" in said.stderr
+
+
+def test_the_command_prints_text_until_the_model_ends_it(bundle, cli, session):
+    """The checkpoint's config names 2 as the token that ends a text."""
+    text = BundleText(bundle)
+    assert text.stop == (2,)
+    ids = text.encode("TO BE, OR NOT")
+    tokens = [int(token[0]) for token in session.generate(np.array([ids]), 30, stop=[2])]
+    said = cli("generate", bundle, "--prompt", "TO BE, OR NOT", "--count", "30")
+    assert (said.returncode, said.stdout) == (0, "".join(chr(32 + t) for t in tokens) + "\n")
+    assert said.stderr == "no chat template applied\n"
+    said = cli("generate", bundle.with_name("none"), "--prompt", "TO BE, OR NOT")
+    assert said.returncode != 0
+    assert said.stderr.count("\n") == 1
