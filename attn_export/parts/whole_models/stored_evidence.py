@@ -47,6 +47,27 @@ def reduce_if_large(folder: Path, most_bytes: int) -> tuple[str, ...]:
     return reduce_evidence(folder, most_bytes) if size > most_bytes else ()
 
 
+def keep_smallest(folder: Path, most_bytes: int = MOST_BYTES) -> tuple[str, ...]:
+    """Remove the largest cases, so that the others take at most so much; return a note, if any."""
+    index = read_index(folder)
+    sizes = {
+        entry.name: sum(file.stat().st_size for file in (folder / entry.folder).iterdir())
+        for entry in index.cases
+    }
+    kept, left = set[str](), most_bytes
+    for name in sorted(sizes, key=lambda name: (not name.startswith((BASE, CHANGED)), sizes[name])):
+        left -= sizes[name]
+        if left >= 0 or name.startswith((BASE, CHANGED)):
+            kept.add(name)
+    if len(kept) == len(sizes):
+        return ()
+    for entry in index.cases:
+        if entry.name not in kept:
+            shutil.rmtree(folder / entry.folder)
+    _write(folder, structs.replace(index, cases=[e for e in index.cases if e.name in kept]))
+    return (f"stored evidence: the smallest {len(kept)} of {counted(len(sizes), 'case')}",)
+
+
 def reduce_evidence(folder: Path, most_bytes: int) -> tuple[str, ...]:
     """Reduce the golden vectors in a folder to what is stored of a whole model; return a note."""
     index = read_index(folder)

@@ -21,7 +21,11 @@ from attn_export.bundle.golden import (
 from attn_export.cases.draw import generator
 from attn_export.errors import BundleError
 from attn_export.judge.judge import judge
-from attn_export.parts.whole_models.stored_evidence import reduce_evidence, seed_words
+from attn_export.parts.whole_models.stored_evidence import (
+    keep_smallest,
+    reduce_evidence,
+    seed_words,
+)
 from attn_export.results import BASE, Case, Golden
 from attn_export.schema import Allowed
 
@@ -115,6 +119,18 @@ def test_the_base_case_is_kept_before_others(folder):
     assert "of 1 of 3 cases" in reduce_evidence(folder, 400)[0]
     (entry,) = read_index(folder).cases
     assert (entry.name, entry.folder) == (BASE, data_set(1))
+    assert sorted(path.name for path in folder.iterdir()) == ["index.json", data_set(1)]
+
+
+def test_the_largest_cases_go_first_and_the_base_case_stays(folder):
+    assert keep_smallest(folder, 10**9) == ()
+    sizes = [sum(f.stat().st_size for f in (folder / data_set(n)).iterdir()) for n in range(3)]
+    assert keep_smallest(folder, sizes[1] + sizes[2]) == (
+        "stored evidence: the smallest 2 of 3 cases",
+    )
+    assert [one.case.name for one in read_golden(folder)] == [BASE, "short"]
+    keep_smallest(folder, 1)
+    assert [one.case.name for one in read_golden(folder)] == [BASE]
     assert sorted(path.name for path in folder.iterdir()) == ["index.json", data_set(1)]
 
 
