@@ -25,7 +25,7 @@ from attn_export.errors import UsageError, printable
 from attn_export.judge.gate import cpu_notes
 from attn_export.quality import Budget
 from attn_export.report.html import write_report
-from attn_export.results import BASE, Report
+from attn_export.results import BASE, CHANGED, Report
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import Gate, RunKeywords, RunOptions
 from attn_export.schema import GraphFile
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from attn_export.export.subject import Subject
     from attn_export.results import Golden
+    from attn_export.truth.oracle import Oracle
 
 WIDE = "in float32"
 """The name in the report of the graph of a float16 or bfloat16 subject in float32."""
@@ -211,6 +212,7 @@ def _judge(
     from attn_export.export.export import export
     from attn_export.judge.judge import undetermined_note
     from attn_export.judge.replay import buffers_note, judge_pool
+    from attn_export.truth.oracle import Oracle
 
     exported = export(subject)
 
@@ -218,7 +220,8 @@ def _judge(
     graphs, left_out = bundle_graphs.lower_all(exported, dialects)
     bundle_graphs.save_checked(graphs, subject.expected(), folder)
     pool.add(graph.file for graph in graphs)
-    goldens, notes = _golden(folder, subject, pool)
+    oracle = subject.oracle() if subject.oracle else Oracle(subject)
+    goldens, notes = _golden(folder, subject, oracle, pool)
     quality = write_quality_of(folder / GOLDEN, subject, goldens, budgets)
     runs, verdicts, _ = judge_pool(pool, goldens, subject.expected().outputs)
     refuted = bundle_graphs.remove_refuted(folder, graphs, verdicts, dialects)
@@ -233,20 +236,26 @@ def _judge(
     bound = buffers_note(graph.file for graph in graphs)
     notes = (*notes, *bound, *undetermined_note(goldens), *cpu_notes(verdicts, goldens), *left_out)
     content = bundle_graphs.manifest_of(name, subject, graphs, dtypes)
+    if subject.oracle:  # the caches of the first and the last layer are changed, of others none
+        changed = {golden.case.name.removeprefix(CHANGED) for golden in goldens}
+        content["unchanged"] = [name for name in content["inputs"] if name not in changed]
     spec = subject.spec.to_toml() if subject.spec else ""
     sizes = dimensions({**content["inputs"], **content["outputs"]}, spec)
     report = Report(name, runs, verdicts, environment(), notes, dimensions=sizes, quality=quality)
+    if report.passed:
+        report = dataclasses.replace(report, notes=(*notes, *oracle.reduce(folder / GOLDEN)))
     return report, content
 
 
-def _golden(folder: Path, subject: Subject, pool: Pool) -> tuple[list[Golden], tuple[str, ...]]:
+def _golden(
+    folder: Path, subject: Subject, oracle: Oracle, pool: Pool
+) -> tuple[list[Golden], tuple[str, ...]]:
     """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
     from attn_export.bundle.golden import fixed_note, tried_note
     from attn_export.commands.golden_vectors import golden_vectors
     from attn_export.truth.notes import truth_notes
-    from attn_export.truth.oracle import Oracle
 
-    plan, oracle = subject.plan(), subject.oracle() if subject.oracle else Oracle(subject)
+    plan = subject.plan()
     spec = subject.spec  # only our own layers have whole decodes, which need the axes
     axes = {**spec.input_shapes(), **spec.output_shapes()} if spec else {}
     start = functools.partial(pool.start, folder, list(subject.inputs), axes)

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import fill_ignored_rows, measure
 from attn_export.parts.whole_models.config_mistakes import find_cause
+from attn_export.parts.whole_models.stored_evidence import MOST_BYTES, reduce_if_large
 from attn_export.quality import Budget
 from attn_export.results import Arrays, Case, Golden
 from attn_export.schema import Allowed
@@ -92,6 +94,10 @@ class ModelOracle(Oracle):
         largest = {name: max(errors[name] for errors in self._errors) for name in self._errors[0]}
         truth = self.truth(case.inputs)
         return [{name: t * (1 + largest[name]) for name, t in truth.items()}]
+
+    def reduce(self, folder: Path) -> tuple[str, ...]:
+        """Reduce golden vectors of many bytes to some positions, and return notes on the tokens."""
+        return (*self.tokens_note(), *reduce_if_large(folder, MOST_BYTES))
 
     def tokens_note(self) -> tuple[str, ...]:
         """Return a note on the tokens that greedy decoding takes."""
