@@ -24,7 +24,7 @@ from attn_export.commands.main import run
 from attn_export.errors import ExportError, UsageError, WeightsError
 from attn_export.export.trees import to_numpy, to_torch
 
-FEW = ("biogpt", "gemma2", "gpt2", "gpt_oss", "llama4_text", "mixtral")
+FEW = ("biogpt", "deepseek_v3", "gemma2", "gpt2", "gpt_oss", "llama4_text", "mixtral")
 """The types that are compared by default: learned positions, windows, chunks, sinks, softcap."""
 
 

@@ -16,22 +16,33 @@ _GPT = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 40}
 _HEAD, _WINDOW = {"head_dim": 8}, {"sliding_window": 8}
 _MIXED = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 _EXPERTS = {"num_local_experts": 4}
+_ROUTED = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1, "moe_intermediate_size": 32, "n_shared_experts": 1,
+}  # fmt: skip
+_LATENT = {
+    **_ROUTED, "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 16,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+}  # fmt: skip
 
 BUILT: dict[str, dict[str, Any]] = {
     "apertus": {}, "arcee": {}, "biogpt": {}, "cohere": {}, "cohere2": {**_HEAD, **_MIXED},
-    "ernie4_5": _HEAD, "exaone4": {**_MIXED, "sliding_window_pattern": 2}, "gemma": _HEAD,
+    "deepseek_v2": _LATENT, "deepseek_v3": _LATENT, "ernie4_5": _HEAD,
+    "exaone4": {**_MIXED, "sliding_window_pattern": 2}, "gemma": _HEAD,
     "gemma2": {**_HEAD, **_WINDOW, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
     "gemma3_text": {**_HEAD, **_MIXED, "query_pre_attn_scalar": 8},
-    "glm": _HEAD, "glm4": _HEAD, "gpt2": _GPT, "gpt_neox": {},
-    "gpt_oss": {**_HEAD, **_MIXED, **_EXPERTS}, "granite": {}, "helium": _HEAD,
+    "glm": _HEAD, "glm4": _HEAD, "glm4_moe": {**_HEAD, **_ROUTED}, "gpt2": _GPT,
+    "gpt_bigcode": _GPT, "gpt_neox": {}, "gpt_oss": {**_HEAD, **_MIXED, **_EXPERTS}, "granite": {},
+    "granitemoe": {**_EXPERTS, "num_experts_per_tok": 2}, "helium": _HEAD,
     "hunyuan_v1_dense": _HEAD, "llama": {},
     "llama4_text": {
         **_HEAD, "attention_chunk_size": 8, "intermediate_size_mlp": 64, "num_local_experts": 2,
         "no_rope_layer_interval": 2, "floor_scale": 16,
     },
     "mistral": {**_WINDOW, "num_hidden_layers": 3}, "mixtral": {**_WINDOW, **_EXPERTS},
-    "nemotron": _HEAD, "olmo": {},
-    "olmo2": {}, "olmo3": _MIXED, "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "modernbert-decoder": {}, "nemotron": _HEAD, "olmo": {}, "olmo2": {}, "olmo3": _MIXED,
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
     "persimmon": {}, "phi": {}, "phi3": _WINDOW, "phimoe": {**_WINDOW, **_EXPERTS},
     "qwen2": {**_WINDOW, "use_sliding_window": True, "max_window_layers": 1}, "qwen3": _HEAD,
     "qwen3_moe": {
