@@ -281,7 +281,6 @@ def _write(folder: Path, subject: Subject, report: Report, content: dict[str, An
             from attn_export.export.user_scales import write_module_scales
 
             write_module_scales(folder, subject.module)
-    if subject.complete is not None:
-        notes = subject.complete(folder)
-        report = dataclasses.replace(report, notes=(*report.notes, *notes))
+    for name, data in subject.files.items():
+        (folder / name).write_bytes(data)
     write_report(folder, report, content)

@@ -66,7 +66,7 @@ class Subject:
         bounds: The least and the largest size of axes; `with_least` are those with a stated least.
         example_sizes: The sizes of the example, including those of `sums` and of their terms.
         roles: What the axes do, found by runs of the module.
-        oracle: Returns the source of the truth if the module is not. `complete` completes bundles.
+        oracle: Returns the source of the truth if the module is not. `files` go into the bundle.
 
     Raises:
         UsageError: If names or axes do not match each other or the module.
@@ -75,7 +75,7 @@ class Subject:
 
     roles = functools.cached_property(subject_checks.roles_of)
     oracle: Callable[[], Any] | None = None
-    complete: Callable[[Path], tuple[str, ...]] | None = None
+    files: Mapping[str, bytes] = {}
 
     def __init__(
         self,

@@ -7,7 +7,6 @@ caches and masks.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attn_export.bundle.manifest import GOLDEN
 from attn_export.cases.draw import TRACED_SIZES, FunctionInputs, Sizes, draw_inputs, generator
 from attn_export.cases.plan import Plan
 from attn_export.dialect_names import MODEL
@@ -37,7 +35,6 @@ from attn_export.parts.whole_models.model_cases import (
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.model_reference import cache_shapes, limits_of
-from attn_export.parts.whole_models.stored_evidence import keep_smallest
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
 from attn_export.spec import Input, Shape
 from attn_export.spec.inputs import BATCH, PAST, QUERIES, Roles
@@ -70,16 +67,8 @@ def subject_of_model(model: Any, *, all_logits: bool = False) -> Subject:
     else:
         loaded, notes = in_dtype(*load_model(model), dtype="float32", how=how)
     subject = _BuiltModel(loaded, notes, all_logits=all_logits)
-    files = files_of(loaded, Path(model) if isinstance(model, str | Path) else None)
-    subject.complete = functools.partial(_complete, files)
+    subject.files = files_of(loaded, Path(model) if isinstance(model, str | Path) else None)
     return subject
-
-
-def _complete(files: Mapping[str, bytes], bundle: Path) -> tuple[str, ...]:
-    """Write further files of a bundle, and keep as much evidence as is shipped; return notes."""
-    for name, data in files.items():
-        (bundle / name).write_bytes(data)
-    return keep_smallest(bundle / GOLDEN)
 
 
 class _BuiltModel(Subject):

@@ -22,8 +22,8 @@ from attn_export.cases.draw import generator
 from attn_export.errors import BundleError
 from attn_export.judge.judge import judge
 from attn_export.parts.whole_models.stored_evidence import (
-    keep_smallest,
     reduce_evidence,
+    reduce_if_large,
     seed_words,
 )
 from attn_export.results import BASE, Case, Golden
@@ -122,16 +122,18 @@ def test_the_base_case_is_kept_before_others(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["index.json", data_set(1)]
 
 
-def test_the_largest_cases_go_first_and_the_base_case_stays(folder):
-    assert keep_smallest(folder, 10**9) == ()
-    sizes = [sum(f.stat().st_size for f in (folder / data_set(n)).iterdir()) for n in range(3)]
-    assert keep_smallest(folder, sizes[1] + sizes[2]) == (
-        "stored evidence: the smallest 2 of 3 cases",
-    )
-    assert [one.case.name for one in read_golden(folder)] == [BASE, "short"]
-    keep_smallest(folder, 1)
-    assert [one.case.name for one in read_golden(folder)] == [BASE]
-    assert sorted(path.name for path in folder.iterdir()) == ["index.json", data_set(1)]
+def test_small_cases_stay_whole_for_tools_that_read_them(folder):
+    assert reduce_if_large(folder, 10**9) == ()
+    size = sum(file.stat().st_size for file in folder.glob("*/*"))
+    (note,) = reduce_if_large(folder, size - 1)
+    assert note.endswith("of 3 of 3 cases, 1 of them whole")
+    long, base, short = read_index(folder).cases
+    assert (set(long.shapes), base.shapes) == ({"logits", "present"}, {})
+    assert short.shapes
+    one, back = GOLDENS[1], read_golden(folder)[1]
+    assert (back.case.ignored_rows, back.determined) == ((1,), one.determined)
+    assert all((back.expected[n] == array).all() for n, array in one.expected.items())
+    assert (folder / data_set(1) / "eager_0.pb").is_file()
 
 
 @pytest.mark.parametrize(
