@@ -136,7 +136,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     bounds: dict[EndName, Annotated[list[Count | None], Meta(min_length=2, max_length=2)]] = {}
     roles: dict[EndName, EndName] = {}
     caches: dict[EndName, EndName] = {}
-    unchanged: Annotated[tuple[EndName, ...], Meta(max_length=100)] = ()
+    unchanged: Annotated[tuple[EndName, ...], Meta(max_length=10_000)] = ()
     tuning: _Tuning | None = None
 
     def __post_init__(self) -> None:

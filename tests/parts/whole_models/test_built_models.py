@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from tiny_decoders import BUILT, REFUSED, tiny_decoder
+from tiny_decoders import BUILT, REFUSED, built, checkpoint_of, tiny_decoder
 from transformers import (
     AttentionMaskInterface,
     AutoModelForCausalLM,
@@ -20,7 +20,6 @@ from transformers import (
 from transformers.masking_utils import causal_mask_function
 
 from attn_export import DecodeSession, Subject, verify
-from attn_export.commands.main import run
 from attn_export.errors import ExportError, UsageError, WeightsError
 from attn_export.export.trees import to_numpy, to_torch
 
@@ -111,12 +110,9 @@ def test_what_is_no_decoder_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("kind", kinds("mistral"))
-def test_a_decoder_that_is_built_of_a_folder_gives_the_tokens_of_generate(kind, tmp_path):
-    tiny_decoder(kind).to(torch.bfloat16).save_pretrained(tmp_path / kind)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / kind, dtype=torch.float32)
-    bundle = tmp_path / "bundle"
-    options = ("--output", str(bundle), "--runtime", "ort-cpu", "--quiet")
-    assert run(["build", "--model", str(tmp_path / kind), *options]) == 0
+def test_a_decoder_that_is_built_of_a_folder_gives_the_tokens_of_generate(kind):
+    bundle = built(kind)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint_of(bundle), dtype=torch.float32)
     report = verify(bundle, runtimes=["ort-cpu"])
     assert report.passed
     graphs = {"model.onnx", "model.portable.onnx", "model.ort.onnx"}
@@ -142,10 +138,5 @@ def generated(model: Any, count: int) -> list[list[int]]:
 
 def decoded(folder: Path, count: int) -> list[list[int]]:
     """Return the greedy tokens of a bundle after the same prompts."""
-    session, tokens = DecodeSession(folder), list[np.ndarray]()
-    logits = session.prefill(PROMPTS, attention_mask=PADDED)["logits"]
-    while True:
-        tokens.append(logits[:, -1].argmax(-1))
-        if len(tokens) == count:
-            return np.stack(tokens, 1).tolist()
-        logits = session.step(tokens[-1][:, None])["logits"]
+    tokens = DecodeSession(folder).generate(PROMPTS, count, attention_mask=PADDED)
+    return np.stack(list(tokens), 1).tolist()

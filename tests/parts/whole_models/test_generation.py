@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from shared import once
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tiny_decoders import built, by_bytes, checkpoint_of
+from transformers import AutoModelForCausalLM
 
-from attn_export import DecodeSession, Subject, build
+from attn_export import DecodeSession
 from attn_export.errors import AttnExportError, UsageError
 from attn_export.parts.whole_models.bundle_text import ENDS, TOKENIZER, BundleText
-from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
-
-CHECKPOINT = Path(__file__).parent / "exports" / "llama" / "checkpoint"
 
 
 @pytest.fixture(scope="module")
 def bundle() -> Path:
-    """Return a bundle of a tiny llama with a tokenizer, built once."""
-
-    def make(folder: Path) -> None:
-        checkpoint = Path(f"{folder}.checkpoint")
-        shutil.copytree(CHECKPOINT, checkpoint)
-        by_bytes("".join(map(chr, range(32, 96)))).save(str(checkpoint / TOKENIZER))
-        assert build(Subject.from_model(checkpoint), folder, runtimes=["ort-cpu"]).passed
-
-    return once("whole_models/llama", make)
+    return built("mistral")
 
 
 @pytest.fixture
@@ -43,18 +31,18 @@ MASK = np.ones((2, 9), np.int64)
 MASK[1, :4] = 0
 
 
-def test_greedy_tokens_of_padded_prompts_are_those_of_transformers(session):
-    model = read_checkpoint(CHECKPOINT).load()
+def test_greedy_tokens_of_padded_prompts_are_those_of_transformers(bundle, session):
+    model = AutoModelForCausalLM.from_pretrained(checkpoint_of(bundle), dtype=torch.float32)
     with torch.no_grad():
         wanted = model.generate(
-            torch.tensor(IDS), attention_mask=torch.tensor(MASK), max_new_tokens=40,
+            torch.tensor(IDS), attention_mask=torch.tensor(MASK), max_new_tokens=30,
             do_sample=False, eos_token_id=None, pad_token_id=0,
         )[:, 9:]  # fmt: skip
-    tokens = np.stack(list(session.generate(IDS, 40, attention_mask=MASK)), axis=1)
+    tokens = np.stack(list(session.generate(IDS, 30, attention_mask=MASK)), axis=1)
     assert tokens.tolist() == wanted.tolist()
-    assert session.lengths.tolist() == [48, 44]
+    assert session.lengths.tolist() == [38, 34]
     right = np.where(MASK[:, ::-1] == 1, np.stack([IDS[0], np.roll(IDS[1], 5)]), 63)
-    again = np.stack(list(session.generate(right, 40, lengths=[9, 5])), axis=1)
+    again = np.stack(list(session.generate(right, 30, lengths=[9, 5])), axis=1)
     assert again.tolist() == wanted.tolist()
 
 
@@ -82,7 +70,7 @@ def test_draws_have_the_shares_of_the_softmax(session):
     likely = np.argsort(-logits)[:5]
     shares = np.exp(logits[likely] / 0.5 - logits[likely[0]] / 0.5)
     found = (token[:, None] == likely).mean(0)
-    assert found.sum() == 1
+    assert set(token.tolist()) == set(likely.tolist())
     np.testing.assert_allclose(found, shares / shares.sum(), atol=0.03)
     (again,) = session.generate(rows, 1, temperature=0.5, top_k=5, seed=3)
     (other,) = session.generate(rows, 1, temperature=0.5, top_k=5, seed=4)
@@ -114,7 +102,7 @@ def test_a_row_that_has_ended_gives_no_more_tokens(session):
         ({"top": 1}, "unknown option top"), ({"ids": [[64]]}, "has 64"),
         ({"ids": np.zeros((1, 0), np.int64)}, "empty"),
         ({"lengths": [3, 3], "attention_mask": MASK}, "say the same"),
-        ({"ids": np.zeros((1, 129), np.int64)}, "there would be 129 tokens"),
+        ({"ids": np.zeros((1, 41), np.int64)}, "there would be 41 tokens"),
     ],
 )  # fmt: skip
 def test_options_that_cannot_be_are_refused_and_the_session_goes_on(options, message, session):
@@ -126,15 +114,6 @@ def test_options_that_cannot_be_are_refused_and_the_session_goes_on(options, mes
 
 
 # -- text -------------------------------------------------------------------------------------
-
-
-def by_bytes(alphabet: str = "") -> Tokenizer:
-    """Return a tokenizer whose tokens are bytes."""
-    names = alphabet.replace(" ", "Ġ") or sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({name: at for at, name in enumerate(names)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
 
 
 def test_bytes_wait_until_they_are_a_character(tmp_path):
@@ -180,8 +159,8 @@ def test_the_command_prints_text_until_the_model_ends_it(bundle, cli, session):
     text = BundleText(bundle)
     assert text.stop == (2,)
     ids = text.encode("TO BE, OR NOT")
-    tokens = [int(token[0]) for token in session.generate(np.array([ids]), 30, stop=[2])]
-    said = cli("generate", bundle, "--prompt", "TO BE, OR NOT", "--count", "30")
+    tokens = [int(token[0]) for token in session.generate(np.array([ids]), 20, stop=[2])]
+    said = cli("generate", bundle, "--prompt", "TO BE, OR NOT", "--count", "20")
     assert (said.returncode, said.stdout) == (0, "".join(chr(32 + t) for t in tokens) + "\n")
     assert said.stderr == "no chat template applied\n"
     said = cli("generate", bundle.with_name("none"), "--prompt", "TO BE, OR NOT")

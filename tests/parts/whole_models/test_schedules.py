@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from shared import once
-from tiny_decoders import tiny_decoder
+from tiny_decoders import built, checkpoint_of
+from transformers import AutoModelForCausalLM
 
-from attn_export import DecodeSession, Subject, build
+from attn_export import DecodeSession
 
 MOST = 40
 """The most tokens of the tiny models."""
@@ -95,18 +94,13 @@ class Schedule:
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [("mistral", 25), *(pytest.param(kind, 400, marks=pytest.mark.extended) for kind in KINDS)],
+    [("mistral", 12), *(pytest.param(kind, 400, marks=pytest.mark.extended) for kind in KINDS)],
 )
 def test_random_schedules_give_what_one_pass_gives(kind, count):
-    model = tiny_decoder(kind, **KINDS[kind])
+    bundle = built(kind, **KINDS[kind])
+    model = AutoModelForCausalLM.from_pretrained(checkpoint_of(bundle), dtype=torch.float32)
     model.set_experts_implementation("eager")  # the others have no float64
-
-    def make(folder: Path) -> None:
-        assert build(
-            Subject.from_model(tiny_decoder(kind, **KINDS[kind])), folder, runtimes=["ort-cpu"]
-        ).passed
-
-    session = DecodeSession(once(f"schedules/{kind}", make), block=8, threads=1)
+    session = DecodeSession(bundle, block=8, threads=1)
     precise = model.double()
     for seed in range(count):
         schedule = Schedule(session, precise, np.random.default_rng(seed))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from shared import once
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from attn_export.commands.main import run
 
 _SMALL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -67,3 +72,29 @@ def tiny_decoder(kind: str, **fields: Any) -> Any:
     of_kind = {**BUILT, **REFUSED}[kind]
     config = CONFIG_MAPPING[kind](**{**_SMALL, **of_kind, **fields})
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+def built(kind: str, **fields: Any) -> Path:
+    """Return a bundle of a tiny decoder, built once from the folder `checkpoint_of(bundle)`."""
+
+    def make(folder: Path) -> None:
+        checkpoint = checkpoint_of(folder)
+        tiny_decoder(kind, **fields).to(torch.bfloat16).save_pretrained(checkpoint)
+        by_bytes("".join(map(chr, range(32, 96)))).save(str(checkpoint / "tokenizer.json"))
+        options = ("--output", str(folder), "--runtime", "ort-cpu", "--quiet")
+        assert run(["build", "--model", str(checkpoint), *options]) == 0
+
+    return once(f"models/{kind}", make)
+
+
+def checkpoint_of(bundle: Path) -> Path:
+    return Path(f"{bundle}.checkpoint")
+
+
+def by_bytes(alphabet: str = "") -> Tokenizer:
+    """Return a tokenizer whose tokens are bytes."""
+    names = alphabet.replace(" ", "Ġ") or sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({name: at for at, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
