@@ -13,6 +13,7 @@ from typing import Any
 
 from attn_export.bundle.golden import read_index
 from attn_export.bundle.manifest import GOLDEN, MANIFEST, bundle_spec, read_bundle
+from attn_export.bundle.text_ends import read_ends
 from attn_export.code_templates import render
 from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGHTS
 from attn_export.errors import UsageError
@@ -21,6 +22,7 @@ from attn_export.parts.kits.kit_escapes import KIT_ESCAPES
 from attn_export.parts.kits.source_folders import KITS
 from attn_export.results import BASE, WHOLE_DECODE
 from attn_export.rule import beyond_limit
+from attn_export.runtimes.decode_inputs import IDS, LOGIT_INDEX, MOST_KEYS, PAST_LENGTH
 from attn_export.runtimes.run_options import Progress
 from attn_export.schema import Allowed, CaseEntry, GoldenIndex, GraphFile, Manifest, TensorSignature
 from attn_export.spec import AttentionSpec
@@ -115,6 +117,7 @@ def write_kit(
     if any(case.shapes for case in index.cases):
         raise UsageError(f"{bundle} is evidence of a whole model, which kits cannot test yet")
     context = _facts(manifest, index, spec, graph, decode)
+    context["ids"] = _ids(manifest, read_ends(bundle))
     progress.phase("writing the kit")
     with replacement_of(output, "kit") as folder:
         copy_sources(project, folder)
@@ -264,6 +267,17 @@ def _cache(manifest: Manifest) -> str:
     """Return the kind of the cache of a bundle, as in `AttentionSpec`."""
     kind = "in-place" if "past_length" in manifest.inputs else "append"
     return kind if manifest.next_inputs else "none"
+
+
+def _ids(manifest: Manifest, ends: Sequence[int]) -> dict[str, Any] | None:
+    """Return what tokens of a whole model need: sizes, and ids that end a text; None of others."""
+    own = {IDS, PAST_LENGTH, LOGIT_INDEX} | set(manifest.next_inputs.values())
+    logits = manifest.outputs.get("logits")
+    vocabulary = logits.shape[-1] if logits and logits.shape else None
+    if not isinstance(vocabulary, int) or not {IDS, PAST_LENGTH} <= set(manifest.inputs) <= own:
+        return None
+    most = manifest.bounds.get("capacity", (0, None))[1] or MOST_KEYS
+    return {"vocabulary": vocabulary, "most": most, "ends": [*ends]}
 
 
 def _replay(spec: AttentionSpec | None, cases: Sequence[CaseEntry]) -> str | None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct
-
+from attn_export.bundle.text_ends import ENDS, read_ends
 from attn_export.errors import BundleError, ExportError, UsageError, one_line
 from attn_export.runtimes.child import limited
-from attn_export.schema import Count
 from attn_export.system_info import check_installed
-from attn_export.untrusted_files import checked, parse_json, read_bytes, read_text
+from attn_export.untrusted_files import read_bytes
 
-TOKENIZER, ENDS = "tokenizer.json", "generation_config.json"
-"""The files of a bundle: a tokenizer of the package `tokenizers`, and ids that end a text."""
+TOKENIZER = "tokenizer.json"
+"""The file of a bundle with a tokenizer of the package `tokenizers`."""
 
 _MOST_BYTES = 2**26
 """The largest size of a tokenizer."""
@@ -26,12 +24,6 @@ _BROKEN = "\ufffd"
 
 _CONTEXT = 6
 """The number of tokens before the first new one that it is decoded with, as spaces depend on it."""
-
-
-class _Ends(Struct, frozen=True):
-    """The part of a generation config that is read."""
-
-    eos_token_id: Count | Annotated[tuple[Count, ...], Meta(max_length=1000)] | None = ()
 
 
 class BundleText:
@@ -44,7 +36,7 @@ class BundleText:
     def __init__(self, bundle: Path) -> None:
         self._path = bundle / TOKENIZER
         self._tokenizer: Any = None
-        self.stop = _ends(bundle / ENDS)
+        self.stop = read_ends(bundle)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""
@@ -81,7 +73,7 @@ class BundleText:
 
 def files_of(model: Any, checkpoint: Path | None) -> dict[str, bytes]:
     """Return what generation needs besides the graphs: files of a bundle, by name."""
-    ends = _ends(checkpoint / ENDS) if checkpoint is not None else ()
+    ends = read_ends(checkpoint) if checkpoint is not None else ()
     own = getattr(model.generation_config, "eos_token_id", None)
     if own is None:
         own = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
@@ -90,17 +82,6 @@ def files_of(model: Any, checkpoint: Path | None) -> dict[str, bytes]:
     if checkpoint is not None and (checkpoint / TOKENIZER).is_file():
         files[TOKENIZER] = _checked_tokenizer(checkpoint / TOKENIZER)
     return files
-
-
-def _ends(path: Path) -> tuple[int, ...]:
-    """Return the ids that end a text by a generation config, if it is there and has any."""
-    if not path.is_file():
-        return ()
-    try:
-        ends = checked(parse_json(read_text(path)), _Ends).eos_token_id
-    except (OSError, ValueError) as error:
-        raise BundleError(f"{path} cannot be read: {one_line(error)}") from error
-    return ends if isinstance(ends, tuple) else () if ends is None else (ends,)
 
 
 def _checked_tokenizer(path: Path) -> bytes:

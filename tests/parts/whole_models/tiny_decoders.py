@@ -84,7 +84,7 @@ def built(kind: str, **fields: Any) -> Path:
         options = ("--output", str(folder), "--runtime", "ort-cpu", "--quiet")
         assert run(["build", "--model", str(checkpoint), *options]) == 0
 
-    return once(f"models/{kind}", make)
+    return once("-".join((f"models/{kind}", *map(str, fields.values()))), make)
 
 
 def checkpoint_of(bundle: Path) -> Path:

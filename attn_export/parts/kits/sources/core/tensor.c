@@ -154,6 +154,19 @@ double tensor_get(const Tensor *tensor, size_t at) {
     }
 }
 
+int64_t tensor_largest(const Tensor *tensor, int64_t count) {
+    int64_t found = 0, from = (int64_t)tensor_count(tensor) - count;
+    if (count < 1 || from < 0) return -1;
+    double most = tensor_get(tensor, (size_t)from);
+    for (int64_t at = 1; at < count; at++) {
+        double value = tensor_get(tensor, (size_t)(from + at));
+        if (value <= most || value != value) continue;
+        most = value;
+        found = at;
+    }
+    return found;
+}
+
 void tensor_set(Tensor *tensor, size_t at, double value) {
     void *data = tensor->data;
     switch (tensor->dtype) {

@@ -49,6 +49,10 @@ double tensor_get(const Tensor *tensor, size_t at);
 /* Sets an element. For float16 and bfloat16 the value is rounded towards 0. */
 void tensor_set(Tensor *tensor, size_t at, double value);
 
+/* Returns the index of the largest of the last `count` elements, the first one of equal ones; -1 if
+ * there are fewer. */
+int64_t tensor_largest(const Tensor *tensor, int64_t count);
+
 /*
  * Copies a block of `sizes` from index `from_at` to index `to_at`. Returns false if types or ranks
  * differ, or if the block does not fit into both tensors.

@@ -34,6 +34,13 @@ struct Case {
     Rows<std::int64_t> ignored_rows;
 };
 
+// Of a whole model: the number of its token ids and of tokens that a cache may hold, and the ids
+// that end a text. Of a layer, which takes no ids, 0.
+struct Ids {
+    std::int64_t vocabulary, most;
+    Rows<std::int64_t> ends;
+};
+
 enum class Cache { none, append, in_place };
 
 struct Bundle {
@@ -45,6 +52,7 @@ struct Bundle {
     Rows<Case> cases;
     std::optional<std::size_t> replay;  // the case that is also run token by token
     Bindings bound;
+    Ids ids;
 };
 
 const Bundle& bundle();

@@ -101,6 +101,13 @@ const Tensor* find(const std::vector<Tensor>& tensors, std::string_view name) {
     return nullptr;
 }
 
+std::int64_t largest(const Tensor& tensor, std::int64_t count) {
+    const ::Tensor held = in_c(tensor);
+    const std::int64_t found = ::tensor_largest(&held, count);
+    if (found < 0) throw std::out_of_range(tensor.name() + " has the shape " + to_text(tensor.dims()));
+    return found;
+}
+
 // -- blocks -------------------------------------------------------------------------------
 
 void copy_block(Tensor& to, const Dims& to_at, const Tensor& from, const Dims& from_at,

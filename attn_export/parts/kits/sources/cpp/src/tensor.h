@@ -70,6 +70,10 @@ private:
 // Returns the tensor of this name, or nullptr.
 const Tensor* find(const std::vector<Tensor>& tensors, std::string_view name);
 
+// Returns the index of the largest of the last `count` elements: the first one of equal ones. Throws
+// std::out_of_range if there are fewer.
+std::int64_t largest(const Tensor& tensor, std::int64_t count);
+
 // Copies a block of `sizes` from index to index. Throws std::out_of_range if types or ranks differ,
 // or if the block does not fit into both tensors.
 void copy_block(Tensor& to, const Dims& to_at, const Tensor& from, const Dims& from_at,
