@@ -7,7 +7,8 @@ caches and masks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,15 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attn_export.bundle.manifest import MANIFEST, read_manifest
 from attn_export.cases.draw import TRACED_SIZES, FunctionInputs, Sizes, draw_inputs, generator
 from attn_export.cases.plan import Plan
+from attn_export.commands.reference import Reference, of_subject
 from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
 from attn_export.parts.whole_models.bundle_text import files_of
-from attn_export.parts.whole_models.compare_models import in_dtype, load_model
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
+from attn_export.parts.whole_models.loaded_model import in_dtype, load_model
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_capture import CapturedDecoder
 from attn_export.parts.whole_models.model_cases import (
@@ -38,6 +41,7 @@ from attn_export.parts.whole_models.model_reference import cache_shapes, limits_
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
 from attn_export.spec import Input, Shape
 from attn_export.spec.inputs import BATCH, PAST, QUERIES, Roles
+from attn_export.truth.notes import truth_notes
 
 _CAPACITY, _LOGITS = "capacity", "logit_count"
 _IDS, _LENGTH, _INDEX = "input_ids", "past_length", "logit_index"
@@ -50,7 +54,7 @@ _SPARE = (0, 1, 5, 64)
 """The number of slots of caches that stay free, in turns."""
 
 
-def subject_of_model(model: Any, *, all_logits: bool = False) -> Subject:
+def subject_of_model(model: Any, *, all_logits: bool = False) -> _BuiltModel:
     """Return a subject for a decoder of transformers.
 
     `model`: The folder of a checkpoint, or a model of transformers.
@@ -69,6 +73,34 @@ def subject_of_model(model: Any, *, all_logits: bool = False) -> Subject:
     subject = _BuiltModel(loaded, notes, all_logits=all_logits)
     subject.files = files_of(loaded, Path(model) if isinstance(model, str | Path) else None)
     return subject
+
+
+def built_graphs(folder: Path) -> tuple[list[str], bool]:
+    """Return the graphs of a bundle of a whole model that take its inputs as they are, if any.
+
+    Returns:
+        Their names, and whether they give all logits.
+    """
+    if not (folder / MANIFEST).is_file():
+        return [], False
+    manifest = read_manifest(folder)
+    is_ours = {_IDS, _LENGTH} <= manifest.inputs.keys()
+    graphs = [
+        name
+        for name, file in manifest.graphs.items()
+        if is_ours and not (file.fixed or file.layouts or file.dtypes)
+    ]
+    return graphs, _INDEX not in manifest.inputs
+
+
+def built_reference(subject: _BuiltModel, reduce: Callable[[Path], tuple[str, ...]]) -> Reference:
+    """Return the reference for a graph that was built of a model."""
+    oracle = functools.cache(lambda _: subject.own_oracle())
+    return dataclasses.replace(
+        of_subject(subject, subject.interface()), whose="transformers' model", oracle=oracle,
+        plan=subject.plan(), reduce=reduce, cause=lambda *seen: oracle(0.0).cause(*seen),
+        notes_on=lambda oracle, base: (*oracle.tokens_note(), *truth_notes(oracle, base)),
+    )  # fmt: skip
 
 
 class _BuiltModel(Subject):
@@ -104,7 +136,7 @@ class _BuiltModel(Subject):
         decoder.prove(example)
         self.sums = _SUMS
         self.example_sizes = {axis: sizes[axis] for axis in (*self.example_sizes, PAST)}
-        self.oracle = self._own_oracle
+        self.oracle = self.own_oracle
         self.roles = Roles(caches={f"present_{name}": f"past_{name}" for name in caches})
 
     def input_descriptions(self) -> dict[str, Input]:
@@ -129,7 +161,7 @@ class _BuiltModel(Subject):
         chosen = (*cover, *_prompts(limits), *_across(limits))
         return Plan(maker.cases(chosen), (), self.interface(), is_settled=True)
 
-    def _own_oracle(self) -> ModelOracle:
+    def own_oracle(self) -> ModelOracle:
         """Return the source of the truth: the model as transformers runs it."""
         axes = {name: named_axes(given.shape) for name, given in self._described.items()}
         call = _OwnCall(self.module.model, self._entry).eval()

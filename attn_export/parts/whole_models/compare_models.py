@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import re
@@ -12,12 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from attn_export.bundle.manifest import failed_folder
 from attn_export.commands.compare import compare
 from attn_export.commands.reference import Reference
 from attn_export.errors import UsageError, counted
+from attn_export.parts.whole_models.built_model import (
+    built_graphs,
+    built_reference,
+    subject_of_model,
+)
 from attn_export.parts.whole_models.export_layouts import Entry, ExportedModel, read_export
 from attn_export.parts.whole_models.integer_weights import (
     integers_note,
@@ -26,7 +28,7 @@ from attn_export.parts.whole_models.integer_weights import (
     with_float_products,
     with_integers,
 )
-from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
+from attn_export.parts.whole_models.loaded_model import in_dtype, load_model
 from attn_export.parts.whole_models.model_reference import reference_of
 from attn_export.parts.whole_models.stored_evidence import (
     MOST_BYTES,
@@ -65,6 +67,10 @@ def compare_models(
         One report on all graphs. With `output`, each has a bundle in a folder of its name there.
     """
     run = RunOptions.of(run)
+    built, all_logits = built_graphs(Path(graphs))
+    if built:
+        subject = functools.cache(lambda: subject_of_model(model, all_logits=all_logits))
+        return _compare_built(subject, Path(graphs), built, run, output)
     exported = read_export(Path(graphs), layout, names)
     _refuse_unmeasured(exported, run.budgets)
     run.progress.phase("reading the checkpoint")
@@ -100,6 +106,26 @@ def compare_models(
     return dataclasses.replace(
         joined, notes=(*_layout_notes(exported), *phases, *notes, *joined.notes)
     )
+
+
+def _compare_built(
+    subject: Callable[[], Any], folder: Path, graphs: Sequence[str], run: RunOptions,
+    output: Path | str | None,
+) -> Report:  # fmt: skip
+    """Judge graphs of our own, which take tokens by the lengths of pasts and have no masks."""
+    if run.budgets:
+        raise UsageError(f"a budget of {run.budgets[0]}: {folder} is not quantised; leave it out")
+    reduce = functools.partial(reduce_if_large, most_bytes=MOST_BYTES // len(graphs))
+    reports = {
+        Path(name).stem: _compare(
+            lambda: built_reference(subject(), reduce), folder / name, run,
+            Path(output) / Path(name).stem if output else None,
+        )
+        for name in graphs
+    }  # fmt: skip
+    joined = Report.joined(folder.absolute().name, reports)
+    notes = f"layout: attn-export ({', '.join(graphs)})", *joined.notes
+    return dataclasses.replace(joined, notes=notes)
 
 
 def _refuse_unmeasured(exported: ExportedModel, budgets: Sequence[Budget]) -> None:
@@ -162,42 +188,6 @@ def _compare_strictly(
         read = functools.partial(reference, changed, entry)
         report = _compare(read, path, plain, output)
         return dataclasses.replace(report, model=entry.path), [note]
-
-
-def load_model(model: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return the model of a checkpoint or of the user, and notes on it."""
-    from transformers import PreTrainedModel
-
-    if isinstance(model, str | Path):
-        checkpoint = read_checkpoint(Path(model))
-        return checkpoint.load(), checkpoint.notes
-    model = getattr(model, "module", model)  # of a Subject
-    if not isinstance(model, PreTrainedModel):
-        raise UsageError(
-            "a whole model is the folder of a checkpoint or a model of transformers; got "
-            f"{type(model).__name__}"
-        )
-    model.set_experts_implementation("eager")  # the others have no float64
-    model.train(mode=False)
-    return model, ()
-
-
-def in_dtype(
-    model: Any, notes: tuple[str, ...], dtype: str, how: str
-) -> tuple[Any, tuple[str, ...]]:
-    """Return the model in a floating type, and notes.
-
-    `how`: What is done with it, for the note.
-    """
-    own = str(model.dtype).removeprefix("torch.")
-    if dtype == own:
-        return model, notes
-    changed = copy.deepcopy(model)  # the user's model must stay as it is
-    for tensor in (*changed.parameters(), *changed.buffers()):
-        # transformers keeps some buffers, as the frequencies of rotary angles, in float32.
-        if tensor.dtype == model.dtype:
-            tensor.data = tensor.data.to(getattr(torch, dtype))
-    return changed, (*notes, f"the model is {own}, and {how}")
 
 
 def _layout_notes(exported: ExportedModel) -> tuple[str, ...]:

@@ -88,7 +88,8 @@ def situations(
     near = (t + d for t in limits.thresholds for d in (-1, 0, 1))
     sizes = sorted({size for size in (*SIZES, *near) if 1 <= size < limits.longest})
     batches = (2, 1, 3) if "batch" in promises else (1,)
-    lengths = [n for n in (4, 9, 33, 65, *limits.thresholds) if 3 < n < limits.longest]
+    some = dict.fromkeys((4, 9, 33, 65, *limits.thresholds))  # a window may be one of them
+    lengths = [n for n in some if 3 < n < limits.longest]
     kinds = [_even(entry, sizes, limits, promises, batches)]
     if "batch" in promises:
         kinds.append(_uneven(bool(entry.having("past")), lengths, promises))

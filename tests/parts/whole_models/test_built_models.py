@@ -22,6 +22,7 @@ from transformers.masking_utils import causal_mask_function
 from attn_export import DecodeSession, Subject, verify
 from attn_export.errors import ExportError, UsageError, WeightsError
 from attn_export.export.trees import to_numpy, to_torch
+from attn_export.parts.whole_models.compare_models import compare_models
 
 FEW = ("biogpt", "deepseek_v3", "gemma2", "gpt2", "gpt_oss", "llama4_text", "mixtral")
 """The types that are compared by default: learned positions, windows, chunks, sinks, softcap."""
@@ -120,6 +121,23 @@ def test_a_decoder_that_is_built_of_a_folder_gives_the_tokens_of_generate(kind):
     nodes = [node.op_type for node in onnx.load(bundle / "model.onnx").graph.node]
     assert nodes.count("Attention") * 2 == nodes.count("TensorScatter") > 0
     assert decoded(bundle, 30) == generated(model, 30)
+
+
+@pytest.mark.extended
+def test_a_bundle_is_judged_by_the_model_of_a_checkpoint(tmp_path):
+    bundle = built("mistral")
+    report = compare_models(checkpoint_of(bundle), bundle, output=tmp_path / "out")
+    assert report.passed
+    assert {v.graph for v in report.verdicts} == {
+        "model/model.onnx", "model.portable/model.portable.onnx",
+    }  # fmt: skip
+    assert verify(tmp_path / "out", runtimes=["ort-cpu"]).passed
+    config = AutoModelForCausalLM.from_pretrained(checkpoint_of(bundle)).config
+    config.sliding_window = 9
+    other = AutoModelForCausalLM.from_pretrained(checkpoint_of(bundle), config=config)
+    report = compare_models(other, bundle)
+    assert not report.passed
+    assert "sliding_window is 8 where the config says 9" in report.explanations[0]
 
 
 PROMPTS = np.array([[5, 9, 33, 7, 21, 8], [0, 0, 6, 40, 3, 11], [0, 0, 0, 0, 0, 50]])

@@ -222,6 +222,15 @@ def test_a_small_number_of_cases_has_each_kind():
     assert len({s.name for s in chosen}) == len(chosen)
 
 
+@pytest.mark.parametrize("name", ["llama/mobius-static", "t5/optimum-merged", "bert/optimum"])
+def test_a_threshold_that_is_a_usual_length_names_no_case_twice(name):
+    exported = read_export(EXPORTS / name)
+    limits = CaseLimits(64, 128, thresholds=(4, 9, 33, 65), special=(1,))
+    for entry in exported.entries:
+        names = [s.name for s in situations(entry, limits, exported.layout.promises)]
+        assert len(set(names)) == len(names)
+
+
 @pytest.mark.parametrize("name", ["llama/mobius-static", "t5/optimum-merged", "gpt_oss/genai"])
 def test_caches_of_every_kind_are_decoded_step_by_step(name):
     exported = read_export(EXPORTS / name)
