@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,20 @@ from shared import once
 from tiny_decoders import built
 
 from attn_export import DecodeSession
+from attn_export.parts.installing import home
 from attn_export.parts.kits.kit import write_kit
 
-SELF_TEST = {"cpp": ["build/self_test"]}
-GENERATE = {"cpp": ["build/generate"]}
+PYTHON = [sys.executable, "-W", "error", "-m"]
+SELF_TEST = {
+    "cpp": ["build/self_test"],
+    "node": ["node", "src/self_test.mjs"],
+    "python": [*PYTHON, "attn_kit.self_test"],
+}
+GENERATE = {
+    "cpp": ["build/generate"],
+    "node": ["node", "src/generate.mjs"],
+    "python": [*PYTHON, "attn_kit.generation"],
+}
 KINDS = ["llama", "gemma2", "gpt_neox", "llama4_text", "mixtral", "qwen3"]
 MOST = 40
 """The number of positions of a model by default."""
@@ -28,7 +39,10 @@ def kit_of_model(language: str, kind: str, most: int = MOST) -> Path:
 
     def make(kit: Path) -> None:
         write_kit(language, bundle, kit)
-        compile_kit(language, kit, "Debug")
+        if language == "node":
+            (kit / "node_modules").symlink_to(home() / "node" / "node_modules")
+        elif language != "python":
+            compile_kit(language, kit, "Debug")
 
     return once(f"kits/{language}-model-{kind}-{most}", make)
 
@@ -47,7 +61,8 @@ def programs() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("language", "kind", "most"), [*programs()])
 def test_a_kit_passes_and_generates_the_tokens_of_a_session(language, kind, most, need):
-    need(language)
+    if language != "python":
+        need(language)
     kit = kit_of_model(language, kind, most)
     tested = run(kit, *SELF_TEST[language])
     assert tested.returncode == 0, tested.stdout + tested.stderr
@@ -58,6 +73,7 @@ def test_a_kit_passes_and_generates_the_tokens_of_a_session(language, kind, most
     assert (done.stdout.split(), done.stderr) == (list(map(str, tokens)), "")
 
 
+@pytest.mark.parametrize("language", GENERATE)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -68,7 +84,18 @@ def test_a_kit_passes_and_generates_the_tokens_of_a_session(language, kind, most
         (["1,2", "0"], "2 tokens and 0 more: the bundle takes 40"),
     ],
 )
-def test_what_a_model_does_not_take_is_one_line(words, says, need):
-    need("cpp")
-    done = run(kit_of_model("cpp", "mistral"), *GENERATE["cpp"], *words)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"generate: {says}\n")
+def test_what_a_model_does_not_take_is_one_line(language, words, says, need):
+    if language != "python":
+        need(language)
+    done = run(kit_of_model(language, "mistral"), *GENERATE[language], *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_python_kit_continues_a_text():
+    kit = kit_of_model("python", "mistral")
+    done = run(kit, *GENERATE["python"], "AB", "5", "--text")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("AB")
+    assert len(done.stdout) > len("AB\n")

@@ -33,6 +33,8 @@
  * @property {string[]} pasts  The inputs that hold the cache.
  * @property {Record<string, string>} presents  The output that each of them is in the next step.
  * @property {string | null} replay  The case that is replayed token by token.
+ * @property {{vocabulary: number, most: number, ends: number[]} | null} ids  Of a whole model, by the
+ *   kit's settings: the number of ids, of tokens that a cache may hold, and the ids that end a text.
  * @property {Read} read
  */
 
@@ -50,7 +52,7 @@ export class BundleError extends Error {}
  * Read the manifest of a bundle and the index of its golden vectors.
  * @param {Read} read
  * @param {string[]} dialects  Dialects to choose a graph from, the best first, if none is chosen.
- * @param {{graph?: string, replay?: string | null}} [chosen]  The choices of the kit.
+ * @param {{graph?: string, replay?: string | null, ids?: Bundle["ids"]}} [chosen]  The choices of the kit.
  * @returns {Promise<Bundle>}
  * @throws {BundleError} If a file is missing or is not what it should be.
  */
@@ -79,7 +81,8 @@ export async function openBundle(read, dialects, chosen = {}) {
     // A case of this kind can be decoded. For others, only the kit's settings say so.
     const decode = cases.find(({ kind }) => kind === 'decode')?.name ?? null;
     const replay = chosen.replay === undefined ? decode : chosen.replay;
-    return { name, graph, inputs, outputs, cases, cache, pasts, presents, replay, read };
+    const ids = chosen.ids ?? null;
+    return { name, graph, inputs, outputs, cases, cache, pasts, presents, replay, ids, read };
   } catch (error) {
     throw new BundleError(`the bundle is damaged: ${error.message}`);
   }

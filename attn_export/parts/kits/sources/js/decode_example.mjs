@@ -33,7 +33,7 @@ export async function decodeTokens(model, bundle, tokens) {
 
 /** The inputs of new tokens, which follow those in the cache. */
 function newTokens(bundle, { batch, capacity, held, count }) {
-  const sizes = { batch, capacity, query_len: count, total_len: held + count };
+  const sizes = { batch, capacity, query_len: count, total_len: held + count, logit_count: 1 };
   const feeds = {};
   for (const [name, { dtype, shape }] of Object.entries(bundle.inputs)) {
     if (bundle.pasts.includes(name) || name === 'past_length') continue; // the decoder adds these

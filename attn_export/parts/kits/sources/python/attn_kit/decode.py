@@ -64,7 +64,7 @@ def shape(name: str, past_len: int, new: int, capacity: int) -> list[int]:
         capacity: The capacity of the cache.
     """
     sizes = {"batch": BATCH, "query_len": new, "past_len": past_len, "capacity": capacity}
-    sizes |= {"total_len": past_len + new, "key_len": past_len + new}
+    sizes |= {"total_len": past_len + new, "key_len": past_len + new, "logit_count": 1}
     # Other axes are those of your own module: choose their sizes here.
     return [sizes.get(axis, OTHERS) if isinstance(axis, str) else axis for axis in graph_axes(name)]
 
@@ -84,6 +84,8 @@ def draw(
     size, dtype = shape(name, past_len, new, capacity), np.dtype(INPUTS[name])
     if name == "past_length":
         return np.full(size, past_len, dtype)
+    if name in ("input_ids", "logit_index"):
+        return np.zeros(size, dtype)
     if dtype.kind == "b":
         return np.ones(size, dtype)
     if dtype.kind in "iu" and AXES[name][-1:] != ["query_len"]:
