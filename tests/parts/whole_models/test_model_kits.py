@@ -20,11 +20,13 @@ from attn_export.parts.kits.kit import write_kit
 
 PYTHON = [sys.executable, "-W", "error", "-m"]
 SELF_TEST = {
+    "c": ["build/self_test"],
     "cpp": ["build/self_test"],
     "node": ["node", "src/self_test.mjs"],
     "python": [*PYTHON, "attn_kit.self_test"],
 }
 GENERATE = {
+    "c": ["build/generate"],
     "cpp": ["build/generate"],
     "node": ["node", "src/generate.mjs"],
     "python": [*PYTHON, "attn_kit.generation"],

@@ -28,6 +28,16 @@ typedef struct {
     IgnoredRows ignored;
 } Case;
 
+/*
+ * Of a whole model: the number of its token ids and of tokens that a cache may hold, and the ids that
+ * end a text. Of a layer, which takes no ids, 0.
+ */
+typedef struct {
+    int64_t vocabulary, most;
+    const int64_t *ends;
+    size_t end_count;
+} Ids;
+
 typedef enum { NO_CACHE, APPENDED_CACHE, CACHE_IN_PLACE } Cache;
 
 typedef struct {
@@ -43,6 +53,7 @@ typedef struct {
     size_t bound_count;
     const Case *cases;
     size_t case_count;
+    Ids ids;
     const Case *replay; /* the case that is also run token by token, or NULL */
 } Bundle;
 
