@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,11 @@ from shared import once
 from tiny_decoders import built
 
 from attn_export import DecodeSession
+from attn_export.bundle.golden import read_index
+from attn_export.bundle.manifest import manifest_content, write_manifest
 from attn_export.parts.installing import home
 from attn_export.parts.kits.kit import write_kit
+from attn_export.parts.whole_models.stored_evidence import reduce_if_large
 
 PYTHON = [sys.executable, "-W", "error", "-m"]
 SELF_TEST = {
@@ -73,6 +77,24 @@ def test_a_kit_passes_and_generates_the_tokens_of_a_session(language, kind, most
     tokens = [int(row[0]) for row in session.generate(np.array([[1, 2, 3]]), count, stop=[2])]
     done = run(kit, *GENERATE[language], "1,2,3", str(count))
     assert (done.stdout.split(), done.stderr) == (list(map(str, tokens)), "")
+
+
+@pytest.mark.parametrize("language", ["node", "python"])
+def test_a_kit_of_a_large_model_tests_the_cases_that_are_stored_whole(language, need, tmp_path):
+    if language != "python":
+        need(language)
+    bundle = tmp_path / "bundle"
+    shutil.copytree(built("mistral"), bundle)
+    size = sum(file.stat().st_size for file in (bundle / "golden").rglob("*"))
+    assert "of them whole" in reduce_if_large(bundle / "golden", size // 2)[0]
+    write_manifest(bundle, manifest_content(bundle))
+    kit = write_kit(language, bundle, tmp_path / "kit")
+    if language == "node":
+        (kit / "node_modules").symlink_to(home() / "node" / "node_modules")
+    tested = run(kit, *SELF_TEST[language])
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    whole = sum(not case.shapes for case in read_index(bundle / "golden").cases)
+    assert f"{whole}/{whole} passed" in tested.stdout
 
 
 @pytest.mark.parametrize("language", GENERATE)

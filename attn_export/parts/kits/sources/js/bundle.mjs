@@ -75,8 +75,9 @@ export async function openBundle(read, dialects, chosen = {}) {
     const presents = Object.fromEntries(caches.map(([present, past]) => [past, present]));
     const pasts = Object.keys(inputs).filter((past) => Object.hasOwn(presents, past));
     const cache = pasts.length === 0 ? 'none' : 'past_length' in inputs ? 'in-place' : 'append';
-    const { cases } = index;
-    if (!Array.isArray(cases) || cases.length === 0) throw new Error('there are no cases');
+    // Of a large model, some cases are stored in part: those with shapes.
+    const cases = Array.isArray(index.cases) ? index.cases.filter((entry) => !entry?.shapes) : [];
+    if (cases.length === 0) throw new Error('there are no cases');
     for (const entry of cases) checkEntry(entry, Object.keys(outputs));
     // A case of this kind can be decoded. For others, only the kit's settings say so.
     const decode = cases.find(({ kind }) => kind === 'decode')?.name ?? null;
