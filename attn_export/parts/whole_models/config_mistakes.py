@@ -132,7 +132,7 @@ class _Search:
                 break
         numbers = (one for one in tried if one.variant.other and abs(one.cosine) > _FITS)
         if min((one.unexplained for one in tried), default=1.0) >= _SURE:
-            for one in sorted(numbers, key=lambda one: -abs(one.cosine))[:_BESIDE]:
+            for one in sorted(numbers, key=_rank)[:_BESIDE]:
                 tried += self._fitted(one)
         return sorted(tried, key=_order)
 
@@ -250,6 +250,11 @@ def find_cause(
     places = {edit.at for edit in chain[0].edits}
     node = places.pop() if len(places) == len(chain) == 1 else ""
     return Cause(chain[0].kind, f"{said} (explains {share:.2%} of the error)", node, "", left)
+
+
+def _rank(tried: _Tried) -> tuple[float, bool]:
+    """Return what to sort numbers by; one of the config says more than the scale of a weight."""
+    return -round(abs(tried.cosine), 2), tried.variant.kind == SCALED
 
 
 def _order(tried: _Tried) -> float:

@@ -94,7 +94,7 @@ def test_a_kit_of_a_large_model_tests_the_cases_that_are_stored_whole(language, 
     tested = run(kit, *SELF_TEST[language])
     assert tested.returncode == 0, tested.stdout + tested.stderr
     whole = sum(not case.shapes for case in read_index(bundle / "golden").cases)
-    assert f"{whole}/{whole} passed" in tested.stdout
+    assert [line.startswith("ok ") for line in tested.stdout.splitlines()].count(True) == whole
 
 
 @pytest.mark.parametrize("language", GENERATE)
