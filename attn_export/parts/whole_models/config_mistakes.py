@@ -258,4 +258,5 @@ def _rank(tried: _Tried) -> tuple[float, bool]:
 
 
 def _order(tried: _Tried) -> float:
-    return round(tried.unexplained, 4)  # noise must not decide between mistakes that fit alike
+    left = round(tried.unexplained, 4)  # noise must not decide between mistakes that fit alike
+    return max(left, _EQUAL) if tried.variant.kind == SCALED else left
