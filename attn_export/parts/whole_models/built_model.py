@@ -7,7 +7,6 @@ caches and masks.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +18,7 @@ from torch import Tensor
 from attn_export.bundle.manifest import MANIFEST, read_manifest
 from attn_export.cases.draw import TRACED_SIZES, FunctionInputs, Sizes, draw_inputs, generator
 from attn_export.cases.plan import Plan
-from attn_export.commands.reference import Reference, of_subject
+from attn_export.commands.reference import Reference
 from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
@@ -37,11 +36,14 @@ from attn_export.parts.whole_models.model_cases import (
 )
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.model_oracle import ModelOracle
-from attn_export.parts.whole_models.model_reference import cache_shapes, limits_of
+from attn_export.parts.whole_models.model_reference import (
+    cache_shapes,
+    judged_by_model,
+    limits_of,
+)
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
 from attn_export.spec import Input, Shape
 from attn_export.spec.inputs import BATCH, PAST, QUERIES, Roles
-from attn_export.truth.notes import truth_notes
 
 _CAPACITY, _LOGITS = "capacity", "logit_count"
 _IDS, _LENGTH, _INDEX = "input_ids", "past_length", "logit_index"
@@ -95,12 +97,8 @@ def built_graphs(folder: Path) -> tuple[list[str], bool]:
 
 def built_reference(subject: _BuiltModel, reduce: Callable[[Path], tuple[str, ...]]) -> Reference:
     """Return the reference for a graph that was built of a model."""
-    oracle = functools.cache(lambda _: subject.own_oracle())
-    return dataclasses.replace(
-        of_subject(subject, subject.interface()), whose="transformers' model", oracle=oracle,
-        plan=subject.plan(), reduce=reduce, cause=lambda *seen: oracle(0.0).cause(*seen),
-        notes_on=lambda oracle, base: (*oracle.tokens_note(), *truth_notes(oracle, base)),
-    )  # fmt: skip
+    interface, plan = subject.interface(), subject.plan()
+    return judged_by_model(subject, interface, plan, lambda _: subject.own_oracle(), reduce=reduce)
 
 
 class _BuiltModel(Subject):

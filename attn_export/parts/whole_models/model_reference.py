@@ -80,19 +80,32 @@ def reference_of(
     subject.roles = Roles(caches=_caches(entry))
     interface = Interface(subject.input_descriptions(), out_axes, sums=sums, roles=subject.roles)
     plan = Plan(maker.cases(chosen), (), interface, is_settled=True)
-    of_model = of_subject(subject, interface)
     loose = {e.name for e in entry.outputs.values() if 0 < len(e.shape) != len(out_axes[e.name])}
     make: Any = functools.partial(ModelOracle, subject)
     if budgets:
         exact = ModelCall(of_float, entry).eval()
         make = functools.partial(FloatModelOracle, subject, model=exact, budgets=budgets)
+    return judged_by_model(
+        subject, interface, plan, make, undeclared=loose, reduce=reduce,
+        notes=(*subject.notes, *_notes(entry, loose)),
+        is_float_model=is_float_model or bool(budgets),
+    )  # fmt: skip
+
+
+def judged_by_model(
+    subject: Subject, interface: Interface, plan: Plan, make: Callable[[float], ModelOracle],
+    **fields: Any,
+) -> Reference:  # fmt: skip
+    """Return the reference for a graph whose truth is that of transformers' model.
+
+    `make`: Makes its oracle of the least eps.
+    """
     oracle = functools.cache(make)
     return dataclasses.replace(
-        of_model, whose="transformers' model", oracle=oracle, plan=plan, undeclared=loose,
-        notes=(*of_model.notes, *_notes(entry, loose)),
-        reduce=reduce, cause=lambda *seen: oracle(0.0).cause(*seen),
-        is_float_model=is_float_model or bool(budgets),
+        of_subject(subject, interface), whose="transformers' model", oracle=oracle, plan=plan,
+        cause=lambda *seen: oracle(0.0).cause(*seen),
         notes_on=lambda oracle, base: (*oracle.tokens_note(), *truth_notes(oracle, base)),
+        **fields,
     )  # fmt: skip
 
 
