@@ -14,6 +14,9 @@ from attn_export.untrusted_files import checked, parse_json, read_text
 ENDS = "generation_config.json"
 """The file of a bundle or a checkpoint with the ids that end a text."""
 
+TOKENIZER = "tokenizer.json"
+"""The file of a bundle or a checkpoint with a tokenizer of the package `tokenizers`."""
+
 
 class _Ends(Struct, frozen=True):
     """The part of a generation config that is read."""

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from attn_export.bundle.golden import read_index
 from attn_export.bundle.manifest import GOLDEN, MANIFEST, bundle_spec, read_bundle
-from attn_export.bundle.text_ends import read_ends
+from attn_export.bundle.text_ends import TOKENIZER, read_ends
 from attn_export.code_templates import render
 from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGHTS
 from attn_export.errors import UsageError
@@ -281,7 +281,8 @@ def _ids(manifest: Manifest, ends: Sequence[int]) -> dict[str, Any] | None:
     if not isinstance(vocabulary, int) or not {IDS, PAST_LENGTH} <= set(manifest.inputs) <= own:
         return None
     most = manifest.bounds.get("capacity", (0, None))[1] or MOST_KEYS
-    return {"vocabulary": vocabulary, "most": most, "ends": [*ends]}
+    text = TOKENIZER in manifest.files
+    return {"vocabulary": vocabulary, "most": most, "ends": [*ends], "text": text}
 
 
 def _replay(spec: AttentionSpec | None, cases: Sequence[CaseEntry]) -> str | None:

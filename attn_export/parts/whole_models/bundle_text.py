@@ -7,14 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.bundle.text_ends import ENDS, read_ends
+from attn_export.bundle.text_ends import ENDS, TOKENIZER, read_ends
 from attn_export.errors import BundleError, ExportError, UsageError, one_line
 from attn_export.runtimes.child import limited
 from attn_export.system_info import check_installed
 from attn_export.untrusted_files import read_bytes
-
-TOKENIZER = "tokenizer.json"
-"""The file of a bundle with a tokenizer of the package `tokenizers`."""
 
 _MOST_BYTES = 2**26
 """The largest size of a tokenizer."""

@@ -12,9 +12,9 @@ from tiny_decoders import built, by_bytes, checkpoint_of
 from transformers import AutoModelForCausalLM
 
 from attn_export import DecodeSession
-from attn_export.bundle.text_ends import ENDS
+from attn_export.bundle.text_ends import ENDS, TOKENIZER
 from attn_export.errors import AttnExportError, UsageError
-from attn_export.parts.whole_models.bundle_text import TOKENIZER, BundleText
+from attn_export.parts.whole_models.bundle_text import BundleText
 
 
 @pytest.fixture(scope="module")

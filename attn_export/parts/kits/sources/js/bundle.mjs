@@ -33,8 +33,9 @@
  * @property {string[]} pasts  The inputs that hold the cache.
  * @property {Record<string, string>} presents  The output that each of them is in the next step.
  * @property {string | null} replay  The case that is replayed token by token.
- * @property {{vocabulary: number, most: number, ends: number[]} | null} ids  Of a whole model, by the
- *   kit's settings: the number of ids, of tokens that a cache may hold, and the ids that end a text.
+ * @property {{vocabulary: number, most: number, ends: number[], text: boolean} | null} ids  Of a whole
+ *   model, by the kit's settings: the number of ids, of tokens that a cache may hold, the ids that
+ *   end a text, and whether there is a tokenizer.
  * @property {Read} read
  */
 
@@ -200,7 +201,14 @@ function named(path, name, bytes) {
   }
 }
 
-async function readJson(read, path) {
+/**
+ * Read a file of JSON.
+ * @param {Read} read
+ * @param {string} path
+ * @returns {Promise<unknown>}
+ * @throws {BundleError} If it is missing or is none.
+ */
+export async function readJson(read, path) {
   const bytes = await readFile(read, path);
   try {
     return JSON.parse(new TextDecoder().decode(bytes));

@@ -14,8 +14,8 @@ import { widen } from './dtypes.mjs';
  * @throws {BundleError} If the bundle takes no ids or not so many, or one is not in the vocabulary.
  */
 export async function* generate(model, bundle, prompt, count) {
+  checkPrompt(bundle, prompt, count);
   const { ids } = bundle;
-  check(ids, prompt, count);
   // The last token is not run.
   const capacity = prompt.length + count - 1;
   const decoder = new Decoder(model, bundle, emptyPasts(bundle, { batch: 1, capacity }));
@@ -32,9 +32,28 @@ export async function* generate(model, bundle, prompt, count) {
   }
 }
 
+/** The ids that are written with commas; what is no id is -1. */
+export const idsOf = (/** @type {string} */ text) =>
+  text === '' ? [] : text.split(',').map((id) => (/^[0-9]+$/.test(id.trim()) ? Number(id) : -1));
+
+/** The ids of tokens as text, with spaces between them. */
+export async function* spaced(/** @type {AsyncIterable<number>} */ tokens) {
+  let between = '';
+  for await (const token of tokens) {
+    yield `${between}${token}`;
+    between = ' ';
+  }
+}
+
 const int64 = (dims, values) => ({ type: 'int64', dims, data: BigInt64Array.from(values, BigInt) });
 
-function check(ids, prompt, count) {
+/**
+ * Check what `generate` is given; see there.
+ * @param {import('./bundle.mjs').Bundle} bundle
+ * @param {number[]} prompt
+ * @param {number} count
+ */
+export function checkPrompt({ ids }, prompt, count) {
   if (!ids) throw new BundleError('this bundle is no model that takes ids');
   if (prompt.length === 0) throw new BundleError('the prompt has no token');
   const isId = (id) => Number.isInteger(id) && id >= 0 && id < ids.vocabulary;

@@ -8,3 +8,7 @@ export const printable = (/** @type {unknown} */ text) =>
 
 /** The message of an error as one line. */
 export const oneLine = (/** @type {unknown} */ error) => printable(error?.message ?? error);
+
+/** A text of several lines without other control characters. */
+export const printableLines = (/** @type {string} */ text) =>
+  text.replace(/(?![\n\t])[\p{C}\p{Zl}\p{Zp}]/gu, '?');

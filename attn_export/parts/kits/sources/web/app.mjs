@@ -5,6 +5,7 @@ import { check, countOf } from './lib/check.mjs';
 import { decodeTokens } from './lib/decode_example.mjs';
 import { oneLine } from './lib/text.mjs';
 import { load, unavailable } from './engine.mjs';
+import { offer, withdraw } from './generator.mjs';
 import { addWeights, clearWeights } from './heat_map.mjs';
 import { chosenFiles, droppedFiles, filesSource, served } from './sources.mjs';
 import { clear, showFacts, showProgress, showResult, showState } from './view.mjs';
@@ -24,6 +25,7 @@ async function run() {
   const kind = new FormData(controls).get('engine');
   clear();
   clearWeights();
+  withdraw();
   showState('running', `Loading the bundle into ${NAMES[kind]} …`);
   let model;
   try {
@@ -37,6 +39,7 @@ async function run() {
     showFacts(facts);
     await runCases(model, bundle, () => mine === turn);
     if (mine === turn) showFacts({ ...facts, Decoding: await decoding(model, bundle) });
+    if (mine === turn && bundle.ids) await offer(model, bundle, () => mine === turn);
   } catch (error) {
     if (mine === turn) showState('error', `Cannot be run: ${oneLine(error)}`);
   } finally {

@@ -1,10 +1,11 @@
-/** ONNX Runtime in the browser: WebAssembly or WebGPU. */
+/** ONNX Runtime in the browser: WebAssembly or WebGPU; WebAssembly in Node.js, too. */
 
 import { externalFiles } from './lib/external_data.mjs';
 import { Model } from './lib/model.mjs';
 
 const DIST = new URL('./node_modules/onnxruntime-web/dist/', import.meta.url).href;
-const MODULES = { wasm: 'ort.wasm.min.mjs', webgpu: 'ort.webgpu.min.mjs' };
+const IN_PAGE = typeof window !== 'undefined';
+const MODULES = { wasm: IN_PAGE ? 'ort.wasm.min.mjs' : 'ort.node.min.mjs', webgpu: 'ort.webgpu.min.mjs' };
 const ERRORS_ONLY = 3;
 
 /** @typedef {"wasm" | "webgpu"} Kind */
@@ -28,7 +29,7 @@ export async function unavailable(/** @type {Kind} */ kind) {
  */
 export async function load(kind, read, file, { threads = cores() } = {}) {
   const ort = await import(DIST + MODULES[kind]);
-  const used = crossOriginIsolated ? threads : 1;
+  const used = IN_PAGE && !crossOriginIsolated ? 1 : threads;
   ort.env.wasm.wasmPaths = DIST;
   ort.env.wasm.numThreads = used;
   ort.env.logLevel = 'error';
@@ -50,7 +51,7 @@ export async function load(kind, read, file, { threads = cores() } = {}) {
   return { model: new Model(ort, session, false), facts };
 }
 
-const cores = () => Math.min(navigator.hardwareConcurrency ?? 1, 4);
+const cores = () => Math.min(globalThis.navigator?.hardwareConcurrency ?? 1, 4);
 
 /** The name of the GPU, such as "nvidia ampere" or "google swiftshader, in software". */
 async function adapterName() {

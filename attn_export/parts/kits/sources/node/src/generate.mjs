@@ -1,21 +1,7 @@
 #!/usr/bin/env node
-/** Continues a prompt with a whole model: `node src/generate.mjs ID,ID,… [TOKENS]`. */
+/** Continues a prompt with a whole model: `node src/generate.mjs ID,ID,… [TOKENS]`, or `--text TEXT`. */
 
-import { BundleError, generate, loadGraphs, open } from './attention.mjs';
-import { oneLine } from './text.mjs';
+import { loadGraphs } from './engine.mjs';
+import { generateCommand } from './generate_command.mjs';
 
-const [prompt, count = '64'] = process.argv.slice(2);
-try {
-  if (prompt === undefined) throw new BundleError('usage: node src/generate.mjs ID,ID,... [TOKENS]');
-  const opened = await open();
-  const ids = prompt === '' ? [] : prompt.split(',').map((id) => (/^[0-9]+$/.test(id) ? Number(id) : -1));
-  let between = '';
-  for await (const token of generate(await loadGraphs(opened), opened.bundle, ids, Number(count))) {
-    process.stdout.write(`${between}${token}`);
-    between = ' ';
-  }
-  process.stdout.write('\n');
-} catch (error) {
-  console.error(oneLine(error));
-  process.exitCode = 2;
-}
+await generateCommand(loadGraphs);

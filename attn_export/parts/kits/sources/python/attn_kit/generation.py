@@ -14,6 +14,10 @@ from attn_kit.files import one_line, printable
 from attn_kit.model import Model, bundle_folder
 from attn_kit.settings import IDS, INPUTS, NAME, PRESENTS
 
+TOKENIZER = "tokenizer.json"
+# Spaces depend on the tokens before: new ones are decoded with so many.
+CONTEXT = 6
+
 
 def generate(model: Model, prompt: list[int], count: int) -> Iterator[int]:
     """Continue a prompt by the tokens with the largest logits, until one ends the text.
@@ -64,12 +68,11 @@ def main() -> int:
     options = parser.parse_args()
     try:
         if options.text:
-            from tokenizers import Tokenizer
-
-            tokenizer = Tokenizer.from_file(str(bundle_folder() / "tokenizer.json"))
-            prompt = tokenizer.encode(options.prompt).ids
-            text = tokenizer.decode([*prompt, *generate(Model(), prompt, options.count)])
-            print("".join(c if c.isprintable() or c == "\n" else "?" for c in text))
+            for piece in _continued(options.prompt, options.count):
+                safe = (c if c.isprintable() or c in "\n\t" else "?" for c in piece)
+                print("".join(safe), end="", flush=True)
+            print()
+            print("no chat template applied", file=sys.stderr)
             return 0
         prompt = [_id(word) for word in options.prompt.split(",") if options.prompt]
         for at, token in enumerate(generate(Model(), prompt, options.count)):
@@ -79,6 +82,25 @@ def main() -> int:
         print(f"{printable(NAME)}: {one_line(error)}", file=sys.stderr)
         return 2
     return 0
+
+
+def _continued(prompt: str, count: int) -> Iterator[str]:
+    """Yield the text after a prompt as it grows; bytes wait until they are a character."""
+    if not (IDS or {}).get("text"):
+        raise ValueError(f"the bundle has no {TOKENIZER}; give token ids")
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(bundle_folder() / TOKENIZER))
+    start = tokenizer.encode(prompt).ids
+    ids = start[-CONTEXT:]
+    first, shown = 0, len(ids)
+    for token in generate(Model(), start, count):
+        ids.append(token)
+        old, new = tokenizer.decode(ids[first:shown]), tokenizer.decode(ids[first:])
+        if len(new) > len(old) and not new.endswith("\ufffd"):
+            yield new[len(old) :]
+            first, shown = shown, len(ids)
+    yield tokenizer.decode(ids[first:])[len(tokenizer.decode(ids[first:shown])) :]
 
 
 def _id(word: str) -> int:

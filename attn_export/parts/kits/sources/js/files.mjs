@@ -1,4 +1,4 @@
-/** Opening of bundles on disk: the one of this kit, or any other. */
+/** Opening of bundles on disk, in Node.js: the one of this kit, or any other. */
 
 import { readFile, stat } from 'node:fs/promises';
 import { fileURLToPath } from 'node:url';
@@ -14,16 +14,17 @@ const KIT = fileURLToPath(new URL('..', import.meta.url));
 /**
  * Open a bundle.
  * @param {string} [folder]  By default the one that this kit was made for.
- * @returns {Promise<{bundle: import('./bundle.mjs').Bundle, graph: string, decode: string | null}>}
- *   `graph`, `decode`: the paths of the graph and of that for single tokens.
+ * @returns {Promise<{bundle: import('./bundle.mjs').Bundle, graph: string, decode: string | null,
+ *   readAll: import('./bundle.mjs').Read}>}  `graph`, `decode`: the paths of the graph and of that for
+ *   single tokens; `readAll`: gives a file of any size.
  * @throws {BundleError} If it is incomplete or damaged.
  */
 export async function open(folder) {
   const chosen = folder ? {} : await settings();
   const root = folder ? resolve(folder) : join(KIT, 'bundle');
-  const read = async (path) => {
+  const read = async (path, most = MOST_BYTES) => {
     const { size } = await regularFile(join(root, path));
-    if (size > MOST_BYTES) throw new Error(`it has ${size} bytes; ${MOST_BYTES} are the most`);
+    if (size > most) throw new Error(`it has ${size} bytes; ${most} are the most`);
     return readFile(join(root, path));
   };
   const bundle = await openBundle(read, DIALECTS, chosen);
@@ -31,7 +32,8 @@ export async function open(folder) {
   for (const opened of [file, WEIGHTS, ...(decode ? [decode] : [])]) {
     await checkEngineFile(root, opened);
   }
-  return { bundle, graph: join(root, file), decode: decode && join(root, decode) };
+  const paths = { graph: join(root, file), decode: decode && join(root, decode) };
+  return { bundle, ...paths, readAll: (path) => read(path, Infinity) };
 }
 
 /** Check the files that ONNX Runtime opens: the graph and the files with its weights. */

@@ -1,0 +1,69 @@
+"""The page of a whole model's kit, in a browser: it generates from ids and from text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from chromium_page import Page
+from javascript_kits import kit_of, served
+from tiny_decoders import built
+
+from attn_export import DecodeSession
+from attn_export.parts.whole_models.bundle_text import BundleText
+
+DONE = "document.body.dataset.state !== 'running'"
+FORM = "!document.getElementById('generator').hidden"
+SAYS = "document.getElementById('generation-says').textContent"
+GENERATED = "document.getElementById('generated').textContent"
+COUNT = 30
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    kit = kit_of("web", built("mistral"), tmp_path_factory.mktemp("web"), "web")
+    with served(kit) as address, Page() as opened:
+        opened.open(address)
+        opened.wait(f"{DONE} && {FORM}")
+        yield opened
+
+
+def submit(page: Page, kind: str, prompt: str, count: int) -> str:
+    """Fill in the form and submit it; return what it says at the end."""
+    page.evaluate(
+        f"(([kind, prompt, count]) => {{ const form = document.getElementById('prompt-form');"
+        " form.elements['prompt-is'].value = kind; form.elements.prompt.value = prompt;"
+        " form.elements['most-tokens'].value = count; form.requestSubmit(); })"
+        f"({[kind, prompt, str(count)]!r})"
+    )
+    page.wait("document.querySelector('#prompt-form button').textContent === 'Generate'")
+    says: str = page.evaluate(SAYS)
+    return says
+
+
+@pytest.mark.xdist_group("test_web")
+def test_the_page_generates_from_ids_and_from_text(need, tmp_path, request):
+    need("wasm")
+    page = request.getfixturevalue("page")
+    assert page.evaluate("document.body.dataset.state") == "passed"
+    session, text = DecodeSession(built("mistral"), threads=1), BundleText(built("mistral"))
+    ids = text.encode("TO BE")
+    tokens = [int(row[0]) for row in session.generate(np.array([ids]), COUNT, stop=text.stop)]
+    speed = rf"{len(tokens)} tokens: the first after \d+ ms, then \d+\.\d tokens/s"
+    assert re.fullmatch(speed, submit(page, "ids", ",".join(map(str, ids)), COUNT))
+    assert page.evaluate(GENERATED) == " ".join(map(str, tokens))
+    assert re.fullmatch(speed, submit(page, "text", "TO BE", COUNT))
+    assert page.evaluate(GENERATED) == "".join(text.decode(ids, tokens))
+    for kind, prompt, count, says in (
+        ("ids", "1,64", 3, "there is no token 64; ids are 0 to 63"),
+        ("ids", "", 3, "the prompt has no token"),
+        ("text", "é", 3, "the prompt has no token"),
+        ("ids", "1,2", 40, "2 tokens and 40 more: the bundle takes 40"),
+    ):
+        assert submit(page, kind, prompt, count) == f"Cannot generate: {says}"
+    assert page.errors == []
+    page.look(360)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.screenshot(tmp_path / "page.png")
