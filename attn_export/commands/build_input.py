@@ -41,7 +41,7 @@ INPUT = (
     module_option,
     option(
         "--model", type=Path, metavar="FOLDER",
-        help="The checkpoint of a whole decoder: config.json and safetensors.",
+        help="The checkpoint of a whole model: config.json and safetensors.",
     ),
     option(
         "--all-logits", is_flag=True,

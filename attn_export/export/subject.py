@@ -182,7 +182,7 @@ class Subject:
 
     @staticmethod
     def from_model(model: Path | str | nn.Module, *, all_logits: bool = False) -> Subject:
-        """Return a decoder of transformers with caches in place, judged as transformers runs it.
+        """Return a model of transformers, judged as it runs there; a decoder has caches in place.
 
         Args:
             model: The folder of a checkpoint, or a model of transformers.
@@ -190,7 +190,7 @@ class Subject:
 
         Raises:
             WeightsError: If the checkpoint is broken, or asks for code.
-            ExportError: If it is no decoder, or has attention of its own.
+            ExportError: If it has attention of its own, or inputs of unknown sizes.
         """
         subject: Subject = models_module("builds").subject_of_model(model, all_logits=all_logits)
         return subject

@@ -152,7 +152,7 @@ def infer_output_shapes(
         for index, name in enumerate(free):
             low, high = limits.get(name, (1, MAX_SIZE))
             size = base * 2 + 1 + 5 * index * base
-            sizes[name] = low + (size - low) % (high - low + 1)
+            sizes[name] = low + (size - low if size >= low else size) % (high - low + 1)
         return add_sums(sizes, relations)
 
     first_sizes, second_sizes = sizes_of_run(2), sizes_of_run(3)

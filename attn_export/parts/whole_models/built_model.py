@@ -23,6 +23,7 @@ from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
+from attn_export.parts.whole_models.built_encoder import BuiltEncoder
 from attn_export.parts.whole_models.bundle_text import files_of
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.parts.whole_models.loaded_model import in_dtype, load_model
@@ -56,7 +57,7 @@ _SPARE = (0, 1, 5, 64)
 """The number of slots of caches that stay free, in turns."""
 
 
-def subject_of_model(model: Any, *, all_logits: bool = False) -> _BuiltModel:
+def subject_of_model(model: Any, *, all_logits: bool = False) -> Subject:
     """Return a subject for a decoder of transformers.
 
     `model`: The folder of a checkpoint, or a model of transformers.
@@ -72,7 +73,10 @@ def subject_of_model(model: Any, *, all_logits: bool = False) -> _BuiltModel:
         loaded, notes = checkpoint.load(), (*checkpoint.notes, *told)
     else:
         loaded, notes = in_dtype(*load_model(model), dtype="float32", how=how)
-    subject = _BuiltModel(loaded, notes, all_logits=all_logits)
+    if loaded.can_generate() or loaded.config.is_encoder_decoder:
+        subject: Subject = _BuiltModel(loaded, notes, all_logits=all_logits)
+    else:
+        subject = BuiltEncoder(loaded, notes)
     subject.files = files_of(loaded, Path(model) if isinstance(model, str | Path) else None)
     return subject
 
@@ -171,8 +175,8 @@ class _BuiltModel(Subject):
 def _caches_of(model: Any) -> dict[str, Shape]:
     """Return the axes of the caches: ``key_0``, ``value_0``, and so on."""
     kind = model.config.model_type
-    if model.config.is_encoder_decoder or not model.can_generate():
-        raise ExportError(f"{kind} is no decoder; only decoders are built")
+    if model.config.is_encoder_decoder:
+        raise ExportError(f"{kind} has an encoder and a decoder, which are not built yet")
     try:
         shapes = cache_shapes(model)
     except Exception as error:  # as various as the models

@@ -70,12 +70,14 @@ class BundleText:
 
 def files_of(model: Any, checkpoint: Path | None) -> dict[str, bytes]:
     """Return what generation needs besides the graphs: files of a bundle, by name."""
-    ends = read_ends(checkpoint) if checkpoint is not None else ()
-    own = getattr(model.generation_config, "eos_token_id", None)
-    if own is None:
-        own = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
-    ends = ends or tuple(own if isinstance(own, list) else [] if own is None else [own])
-    files = {ENDS: json.dumps({"eos_token_id": ends}).encode()}
+    files = {}
+    if model.can_generate():
+        ends = read_ends(checkpoint) if checkpoint is not None else ()
+        own = getattr(model.generation_config, "eos_token_id", None)
+        if own is None:
+            own = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+        ends = ends or tuple(own if isinstance(own, list) else [] if own is None else [own])
+        files[ENDS] = json.dumps({"eos_token_id": ends}).encode()
     if checkpoint is not None and (checkpoint / TOKENIZER).is_file():
         files[TOKENIZER] = _checked_tokenizer(checkpoint / TOKENIZER)
     return files

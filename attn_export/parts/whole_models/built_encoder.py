@@ -1,0 +1,215 @@
+"""The subject of `attn-export build --model` for a model without caches, such as an encoder.
+
+It is exported as `CapturedEncoder`, and judged by the model as transformers runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from attn_export.cases.draw import MAX_SIZE, TRACED_SIZES, FunctionInputs, Sizes, generator
+from attn_export.cases.plan import Plan
+from attn_export.dialect_names import MODEL
+from attn_export.errors import ExportError, one_line
+from attn_export.export.subject import Subject
+from attn_export.export.trees import Axis, named_axes, to_torch
+from attn_export.parts.whole_models.encoder_capture import CapturedEncoder
+from attn_export.parts.whole_models.export_layouts import End, Entry, Promise, Role
+from attn_export.parts.whole_models.model_call import ModelCall
+from attn_export.parts.whole_models.model_cases import (
+    CaseLimits,
+    CaseMaker,
+    Situation,
+    situations,
+)
+from attn_export.parts.whole_models.model_oracle import ModelOracle
+from attn_export.parts.whole_models.model_reference import limits_of
+from attn_export.results import BASE, Arrays, Case
+from attn_export.spec import Input, Shape
+from attn_export.spec.inputs import BATCH, QUERIES
+
+_ROLES: Final[dict[str, Role]] = {
+    "input_ids": "ids", "pixel_values": "features", "input_values": "features",
+    "input_features": "features", "attention_mask": "mask", "token_type_ids": "token types",
+}  # fmt: skip
+"""The inputs that a graph has if the model takes them."""
+
+_OUTPUTS = re.compile(r"(\w+_)?logits|last_hidden_state|pooler_output|\w+_embeds?")
+"""The fields of a model's output that are outputs of the graph."""
+
+_PROMISES: Final[frozenset[Promise]] = frozenset({"batch", "left", "right"})
+_MOST_CASES = 24
+
+
+class BuiltEncoder(Subject):
+    """A model without caches, with its own inputs: tokens, an image, or sound."""
+
+    def __init__(self, model: Any, notes: tuple[str, ...]) -> None:
+        inputs = _inputs_of(model)
+        self._limits, self._least = _limits(model, inputs), _least_length(model)
+        ends = {
+            name: End(name, _ROLES[name], each.dtype, each.shape) for name, each in inputs.items()
+        }
+        entry = Entry(Path(MODEL), "model", "attn-export", ends, {})
+        axes = {name: each.shape for name, each in inputs.items()}
+        self._maker = _EncoderCases(entry, self._limits, axes, pads_left="input_ids" in inputs)
+        self._described = FunctionInputs(inputs, self._drawn)
+        # Of several frames: an axis of one would be taken for a fixed one.
+        sizes = {**TRACED_SIZES, QUERIES: self._least * 4 + 1}
+        example = to_torch(self._drawn(sizes, generator("example")))
+        with torch.inference_mode():
+            fields = _run(model, example)
+        encoder = CapturedEncoder(model, fields).eval()
+        length = Axis(QUERIES, min=self._least, max=self._limits.positions)
+        named = {
+            name: {at: length if axis == QUERIES else axis for at, axis in named_axes(of).items()}
+            for name, of in axes.items()
+        }
+        super().__init__(encoder, example, named, fields, notes=notes)
+        self._maker.hides = encoder.prove(example, _layers(model))
+        self._outputs = super().output_shapes()
+        outputs = {n: End(n, "value", "float32", of) for n, of in self._outputs.items()}
+        entry = dataclasses.replace(entry, outputs=outputs)
+        self._maker.entry, self._maker.axes = entry, {**axes, **self._outputs}
+        self.oracle = self.own_oracle
+
+    def input_descriptions(self) -> dict[str, Input]:
+        """Return the description of every input, by name."""
+        return self._described
+
+    def output_shapes(self) -> dict[str, Shape]:
+        """Return the shape of every output; dynamic axes by name."""
+        return self._outputs
+
+    def plan(self) -> Plan:
+        """Return the cases: lengths and padding, or batches of images."""
+        return Plan(
+            self._maker.cases(tuple(self._situations())), (), self.interface(), is_settled=True
+        )
+
+    def own_oracle(self) -> ModelOracle:
+        """Return the source of the truth: the model as transformers runs it."""
+        module: Any = self.module
+        call = ModelCall(module.model, self._maker.entry).eval()
+        subject = Subject(call, lambda *_: dict(self.inputs), self.axes, list(self.outputs))
+        return ModelOracle(subject, 0.0)
+
+    def _situations(self) -> Iterator[Situation]:
+        entry, limits = self._maker.entry, self._limits
+        if "input_ids" in entry.inputs:
+            yield from situations(entry, limits, _PROMISES)
+            return
+        at = self._least
+        yield Situation(BASE, "random numbers", (at + 4,) * 2, (0,) * 2)
+        if not entry.one("mask"):
+            yield from (Situation(f"batch_{n}", "numbers", (1,) * n, (0,) * n) for n in (1, 3))
+            return
+        for batch, size in ((1, at), (3, at + 1), (1, at + 2), (2, 2 * at), (1, 9 * at)):
+            yield Situation(f"length_{size}", "a sound", (size,) * batch, (0,) * batch)
+        for new in ((at + 9, at), (2 * at, at + 1, 3 * at)):
+            yield Situation(f"right_{max(new)}", "padding", new, (0,) * len(new), "right")
+
+    def _drawn(self, sizes: Sizes, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """Return random inputs; batch elements but the first are padded on the right."""
+        length, count = sizes.get(QUERIES, 1), sizes[BATCH]
+        least = min(self._least, length)
+        new = (length, *random.integers(least, length + 1, count - 1).tolist())
+        seed = f"drawn_{random.integers(2**31)}"
+        return self._maker.inputs(Situation(seed, "", new, (0,) * count, "right"), seed)
+
+
+class _EncoderCases(CaseMaker):
+    """Makes inputs of a graph without caches; rows of padded tokens alone are not judged."""
+
+    hides = False
+    """Whether a token that is padding may see nothing; what models make of that differs."""
+
+    def _case(self, situation: Situation, inputs: Arrays, valid: np.ndarray) -> Case:
+        if not self.entry.one("ids"):
+            valid = np.ones_like(valid)
+        return super()._case(situation, inputs, valid)
+
+    def _judged(self, end: End, situation: Situation, valid: np.ndarray) -> tuple[int, ...]:
+        if self.hides and len(self.axes[end.name]) == 2 and not valid[:, 0].all():
+            return ()  # it may be that of a token that sees nothing
+        return super()._judged(end, situation, valid)
+
+
+def _inputs_of(model: Any) -> dict[str, Input]:
+    """Return the description of every input that the graph of a model has."""
+    config, name = model.config, model.main_input_name
+    accepted = inspect.signature(model.forward).parameters
+    found = {name: _main_input(config, name)}
+    shape = found[name].shape
+    if len(shape) == 2 and "attention_mask" in accepted:
+        found["attention_mask"] = Input(shape, "int64", 0, 1)
+    types = getattr(config, "type_vocab_size", None) or 0
+    if name == "input_ids" and "token_type_ids" in accepted and types > 1:
+        found["token_type_ids"] = Input(shape, "int64", 0, types - 1, first=None)
+    return found
+
+
+def _main_input(config: Any, name: str) -> Input:
+    if name == "input_ids":
+        return Input((BATCH, QUERIES), "int64", 0, config.get_text_config().vocab_size - 1)
+    if name == "pixel_values" and hasattr(config, "image_size"):
+        size = config.image_size
+        sizes = size if isinstance(size, list | tuple) else (size, size)
+        return Input((BATCH, config.num_channels, *sizes))
+    if name == "input_values" and hasattr(config, "conv_kernel"):
+        return Input((BATCH, QUERIES))
+    if name == "input_values" and hasattr(config, "num_mel_bins"):
+        return Input((BATCH, config.max_length, config.num_mel_bins))
+    if name == "input_features" and hasattr(config, "max_source_positions"):
+        return Input((BATCH, config.num_mel_bins, 2 * config.max_source_positions))
+    raise ExportError(f"{config.model_type} takes {name}, whose sizes are not known")
+
+
+def _limits(model: Any, inputs: Mapping[str, Input]) -> CaseLimits:
+    """Return what cases may hold; some models have fewer positions than their config says."""
+    if "input_ids" not in inputs:
+        return CaseLimits(1, MAX_SIZE)
+    limits = limits_of(model)
+    for name, part in model.named_modules():
+        if "position" in name and isinstance(part, nn.Embedding) and part.padding_idx is not None:
+            most = min(limits.positions, part.num_embeddings - part.padding_idx - 1)
+            limits = dataclasses.replace(limits, positions=most, longest=min(limits.longest, most))
+    return dataclasses.replace(limits, cases=min(_MOST_CASES, limits.cases))
+
+
+def _least_length(model: Any) -> int:
+    """Return the least number of samples of which convolutions make two frames, or else 1."""
+    sizes = (getattr(model.config, f"conv_{name}", ()) for name in ("kernel", "stride"))
+    steps = [*zip(*sizes, strict=False)]
+    least = 2 if steps else 1
+    for kernel, stride in reversed(steps):
+        least = (least - 1) * stride + kernel
+    return least
+
+
+def _layers(model: Any) -> int:
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    if layers is None:
+        raise ExportError(f"{model.config.model_type} does not say how many layers it has")
+    return int(layers)
+
+
+def _run(model: Any, example: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the fields of a model's output that are outputs of its graph."""
+    try:
+        result = model(**example)
+    except Exception as error:  # as various as the models
+        raise ExportError(f"{model.config.model_type} does not run: {one_line(error)}") from error
+    fields = [n for n, x in result.items() if _OUTPUTS.fullmatch(n) and isinstance(x, torch.Tensor)]
+    if not fields:
+        raise ExportError(f"{model.config.model_type} has no output of a known name")
+    return fields
