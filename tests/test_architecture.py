@@ -62,6 +62,7 @@ ONLY_IN = {
         "parts/benchmarks/ort_forms",
         "parts/benchmarks/query_blocks",
         "parts/cuda_dialect/",
+        "parts/whole_models/model_rewrites",
         "parts/written_out/",
     ),
     "safetensors": ("weights/",),

@@ -120,6 +120,8 @@ def _export(subject: Subject) -> IrGraph:
         _name_shared_weights(model, subject)
         order = subject.outputs if subject.spec else subject.returned_order()
         origins = canonicalize(model, order, subject.relations)
+        if subject.rewrite is not None:
+            subject.rewrite(model)
         if isinstance(subject.module, Attention) and subject.module.integers:
             from attn_export.graph.quantised_weights import store_integers
 

@@ -76,6 +76,7 @@ class Subject:
     roles = functools.cached_property(subject_checks.roles_of)
     oracle: Callable[[], Any] | None = None
     files: Mapping[str, bytes] = {}
+    rewrite: Callable[[Any], None] | None = None  # the exported graph, into one that does the same
 
     def __init__(
         self,
@@ -96,9 +97,8 @@ class Subject:
 
             self.function = inputs
             inputs = draw_example(inputs, axes, self.relations)
-        # Copies: inputs that share memory would be traced as one.
         copies = tree_map_only(Tensor, lambda t: t.detach().clone(), dict(inputs))
-        self.tree = InputTree.flatten(copies)
+        self.tree = InputTree.flatten(copies)  # inputs that share memory would be traced as one
         self.inputs = dict(self.tree.tensors)
         named, self.bounds, self.with_least = read_axes(axes)
         sizes = subject_checks.check_arguments(
@@ -291,8 +291,8 @@ class Subject:
         """Return whether the module runs on random inputs of sizes that need little memory."""
         sizes = self.sizes_with(changed)
         with contextlib.suppress(ExportError), torch.inference_mode():
-            is_small = may_try(0, sizes, self.sums)
-            return is_small and bool(self.call(self.module, self.draw(sizes, seed)))
+            small = may_try(0, sizes, self.sums)
+            return small and bool(self.call(self.module, self.draw(sizes, seed)))
         return False
 
     def expected(self) -> Expected:

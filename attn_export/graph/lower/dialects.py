@@ -64,6 +64,9 @@ class Observed:
 _ATTENTION_OPSET = 23
 """The opset that introduced `Attention`."""
 
+_FUSED = ("RMSNormalization", "LayerNormalization", "Sigmoid")
+"""The operators that ONNX Runtime computes together with others."""
+
 NOTHING_TO_LOWER = (
     "the graph has no Attention node; there is nothing to lower to the {dialect} dialect"
 )
@@ -163,6 +166,10 @@ def _to_ort(model: ir.Model, form: Form) -> dict[str, IrGraph]:
             lower_node(decode.model, node, form, one_query=True)
     for lowered in graphs.values():
         tidy(lowered.model)
+        if any(nodes_of(lowered.model, name) for name in _FUSED):
+            from attn_export.graph.lower.ort_fusions import fuse_for_ort
+
+            fuse_for_ort(lowered.model)
         write_sigmoids(lowered.model)
         if nodes_of(lowered.model, "DequantizeLinear"):
             from attn_export.graph.lower.integer_products import multiply_integers

@@ -42,6 +42,7 @@ from attn_export.parts.whole_models.model_reference import (
     judged_by_model,
     limits_of,
 )
+from attn_export.parts.whole_models.model_rewrites import rewrite_weights
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
 from attn_export.spec import Input, Shape
 from attn_export.spec.inputs import BATCH, PAST, QUERIES, Roles
@@ -138,7 +139,7 @@ class _BuiltModel(Subject):
         decoder.prove(example)
         self.sums = _SUMS
         self.example_sizes = {axis: sizes[axis] for axis in (*self.example_sizes, PAST)}
-        self.oracle = self.own_oracle
+        self.oracle, self.rewrite = self.own_oracle, rewrite_weights
         self.roles = Roles(caches={f"present_{name}": f"past_{name}" for name in caches})
 
     def input_descriptions(self) -> dict[str, Input]:

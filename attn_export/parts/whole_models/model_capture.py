@@ -25,6 +25,7 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 from attn_export.attention import functional, onnx_attention
 from attn_export.errors import ExportError, one_line
+from attn_export.parts.whole_models.single_nodes import SingleNodes
 
 _NAME = "attn_export"
 """The name of our attention and masks in transformers."""
@@ -206,6 +207,7 @@ class CapturedDecoder(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model, self.reads_length = model, False
+        self._nodes = SingleNodes(model)
 
     def forward(
         self, input_ids: Tensor, past_length: Tensor, logit_index: Tensor | None = None,
@@ -228,7 +230,8 @@ class CapturedDecoder(nn.Module):
             _InPlaceLayer(caches[f"past_key_{layer}"], caches[f"past_value_{layer}"])
             for layer in range(_layers(caches))
         ]
-        with attending(self.model, call), self._cut(index, call):
+        nodes = self._nodes.inside(self.model)
+        with attending(self.model, call), nodes, self._cut(index, call):
             logits = self._logits(call, ids, Cache(layers=layers), caches)
         return [logits, *(x for layer in layers for x in (layer.keys, layer.values))]
 
@@ -271,6 +274,7 @@ class CapturedDecoder(nn.Module):
         kind = self.model.config.model_type
         if "position_ids" not in inspect.signature(self.model.forward).parameters:
             raise ExportError(f"{kind} takes no position_ids, which caches in place need")
+        self._nodes.prove(lambda: self._tried(example, 0)[1])
         call, logits = self._tried(example, 0)
         layers, calls = _layers(example), len(call.attended)
         if calls != layers or len(set(map(id, call.attended))) != layers:
