@@ -78,15 +78,16 @@ class Caches:
     ) -> None:
         self._axes, self._dtype, self._device = dict(axes), dtype, device
         self.batch, self.capacity = batch, capacity
-        self._put({name: self._zeros(name) for name in axes})
+        self._put({name: self._zeros(name, capacity) for name in axes})
 
     def grow(self, capacity: int) -> None:
         """Grow to at least this capacity and keep the cached keys and values."""
-        old_arrays, self.capacity = self._current_arrays(), max(capacity, self.capacity)
-        arrays = {name: self._zeros(name) for name in old_arrays}
+        old_arrays, capacity = self._current_arrays(), max(capacity, self.capacity)
+        arrays = {name: self._zeros(name, capacity) for name in old_arrays}
         for name, array in old_arrays.items():
             arrays[name][tuple(slice(size) for size in array.shape)] = array
         self._put(arrays)
+        self.capacity = capacity  # only now: there may be no memory for the arrays
 
     def rows(self, rows: np.ndarray) -> Caches:
         """Return new caches, whose batch element i is element ``rows[i]``: int64 `[new batch]`."""
@@ -119,8 +120,8 @@ class Caches:
             return self._arrays
         return {name: array_of(value) for name, value in self.values.items()}
 
-    def _zeros(self, name: str) -> np.ndarray:
-        sizes = {"batch": self.batch, CAPACITY: self.capacity}
+    def _zeros(self, name: str, capacity: int) -> np.ndarray:
+        sizes = {"batch": self.batch, CAPACITY: capacity}
         # Not np.empty: unwritten values get the weight 0, and 0 * NaN is NaN.
         return np.zeros(concrete_shape(self._axes[name], sizes), self._dtype)
 

@@ -69,11 +69,16 @@ def moved_right(ids: np.ndarray, mask: object) -> tuple[np.ndarray, np.ndarray]:
 
     `mask`: 0 where a token is padding, else 1, `[B, L]`.
     """
-    shown = np.asarray(mask)
+    try:
+        shown = np.asarray(mask)
+    except (TypeError, ValueError, RuntimeError):
+        shown = np.zeros(0)
     if shown.shape != ids.shape or not np.isin(shown, (0, 1)).all():
         raise UsageError(
             f"attention_mask is {list(shown.shape)}; give 0 and 1 of shape {list(ids.shape)}"
         )
+    if not shown.any(axis=1).all():
+        raise UsageError("attention_mask leaves a prompt without a token")
     order = np.argsort(shown == 0, axis=1, kind="stable")
     return np.take_along_axis(ids, order, axis=1), (shown != 0).sum(axis=1)
 

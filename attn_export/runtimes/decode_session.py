@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.bundle.manifest import bundle_spec, read_bundle
-from attn_export.errors import UsageError
+from attn_export.errors import RuntimeFailure, UsageError, one_line, printable
 from attn_export.parts import models_module
 from attn_export.runtimes.decode_buffers import (
     PREFERRED,
@@ -106,7 +106,12 @@ class DecodeSession:
         return self._state.caches.capacity if self._state.caches else 0
 
     def prefill(
-        self, query: np.ndarray, *, lengths: Sequence[int] | None = None, **inputs: np.ndarray
+        self,
+        query: np.ndarray,
+        *,
+        lengths: Sequence[int] | None = None,
+        more: int = 0,
+        **inputs: np.ndarray,
     ) -> ArrayDict:
         """Discard the cache, and run the prompts of a new batch.
 
@@ -116,6 +121,7 @@ class DecodeSession:
                 lengths are padded on the right to L tokens. Requires causal attention, in which
                 no token attends to the padding after it. Whatever inputs hold there is replaced
                 by 0, and outputs are meaningless. Default: L for each.
+            more: The number of tokens that will follow. More than the bundle takes are refused now.
             inputs: The other inputs of the bundle without the caches, such as `position_ids`.
                 The axis of keys of `attn_mask` has the size L. Of a whole model, `logit_index`,
                 the positions whose logits are wanted, int64 `[B, K]`, by default the last token of
@@ -131,6 +137,8 @@ class DecodeSession:
             UsageError: If an input is missing, unknown, or of another shape or type, an id is not
                 in the vocabulary, or another thread uses the session. The cache is unchanged then.
         """
+        if not isinstance(more, int) or more < 0:
+            raise UsageError(f"more is {printable(str(more), 60)}; give a whole number from 0")
         name = self._state.tokens
         mask = inputs.pop(_MASK, None) if name == IDS else None
         if mask is not None and lengths is not None:
@@ -140,11 +148,11 @@ class DecodeSession:
             counts = lengths_of(lengths, *arrays[name].shape[:2])
             if mask is not None:
                 arrays[name], counts = moved_right(arrays[name], mask)
-            return self._prefill(arrays, counts)
+            return self._prefill(arrays, counts, more)
 
-    def _prefill(self, arrays: ArrayDict, counts: np.ndarray) -> ArrayDict:
+    def _prefill(self, arrays: ArrayDict, counts: np.ndarray, more: int) -> ArrayDict:
         state = self._state.empty(len(counts))
-        state.check(arrays, counts)
+        state.check(arrays, counts, more)
         length = arrays[state.tokens].shape[1]
         if self._spec is not None and not self._spec.causal and (counts < length).any():
             raise UsageError(
@@ -264,6 +272,8 @@ class DecodeSession:
             raise UsageError("another thread uses this session; give each thread one of its own")
         try:
             yield
+        except MemoryError as error:
+            raise RuntimeFailure(f"there is not enough memory: {one_line(error)}") from error
         finally:
             self._lock.release()
 

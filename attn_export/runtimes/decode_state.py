@@ -72,10 +72,11 @@ class DecodeState:
         state.caches, state.lengths, state._graph = caches, lengths, None
         return state
 
-    def check(self, arrays: ArrayDict, counts: np.ndarray) -> None:
+    def check(self, arrays: ArrayDict, counts: np.ndarray, more: int = 0) -> None:
         """Check the inputs of a run, and add the positions of the logits that are wanted.
 
-        `counts`: The new tokens of each batch element that are no padding, int64 `[B]`.
+        `counts`: The new tokens of each batch element that are no padding, int64 `[B]`. `more`: The
+        tokens that will follow one by one.
         """
         described = {
             name: signature
@@ -91,8 +92,9 @@ class DecodeState:
             check_ids(IDS, arrays[IDS], int(self._manifest.outputs["logits"].shape[-1]))
         if LOGIT_INDEX in arrays:
             check_ids(LOGIT_INDEX, arrays[LOGIT_INDEX], sizes[QUERY_LEN])
-        if keys > self._most:
-            raise UsageError(f"there would be {keys} tokens, and the bundle takes {self._most}")
+        total = max(keys, int((self.lengths + counts).max()) + more)
+        if total > self._most:
+            raise UsageError(f"there would be {total} tokens, and the bundle takes {self._most}")
 
     def run(self, arrays: ArrayDict, counts: np.ndarray) -> ArrayDict:
         """Run a graph on inputs that were checked."""

@@ -14,6 +14,7 @@ from hostile.bundles import copied, replaced, write_sealed
 from shared import extended
 
 from attn_export import DecodeSession
+from attn_export.errors import RuntimeFailure
 
 GQA = "gqa, rotary, mask"
 IN_PLACE = [
@@ -217,3 +218,14 @@ def test_a_fork_and_its_source_do_not_share_their_tokens():
     swapped = {name: array[::-1] for name, array in sequence.piece(8, 9).items()}
     close(GQA, fork.step(**swapped)["output"], truth[::-1, 8:9])
     assert (session.lengths.tolist(), fork.lengths.tolist()) == ([9, 9], [9, 9])
+
+
+def test_a_session_goes_on_after_there_was_no_memory_for_its_caches():
+    sequence = Sequence.random(GQA, 2, 40)
+    session = open_session(GQA, "ort", 32)
+    session.prefill(**sequence.piece(0, 32))
+    with pytest.raises(RuntimeFailure, match="not enough memory"), session._alone():
+        session._state.caches.grow(2**55)
+    assert session.capacity == 32
+    output = session.step(**sequence.piece(32, 33))["output"]
+    close(GQA, output, sequence.truth()["output"][:, 32:33])

@@ -195,6 +195,14 @@ def test_wrong_lengths_of_prompts_are_refused_and_what_was_held_stays(lengths: o
     close(GQA, session.step(**TOKEN)["output"], SEQUENCE.truth()["output"][:, 5:6])
 
 
+@pytest.mark.parametrize("more", [-1, "x", 1.5, [1], None, 2**24, 2**80])
+def test_tokens_that_cannot_follow_are_refused_before_the_prompt_is_run(more: object):
+    session = session_with(5)
+    said = "more is .*; give a whole number from 0|there would be .* tokens"
+    refused(UsageError, said, session.prefill, **SEQUENCE.piece(0, 5), more=more)
+    close(GQA, session.step(**TOKEN)["output"], SEQUENCE.truth()["output"][:, 5:6])
+
+
 @pytest.mark.parametrize("lengths", [[2, 3], [2, 2]])
 def test_padded_prompts_need_causal_attention(lengths: list[int]):
     session, piece = open_session(PLAIN), Sequence.random(PLAIN, 2, 3).piece(0, 3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from attn_export.parts.benchmarks.bundle_candidates import RUNTIME, BundleCandid
 from attn_export.parts.benchmarks.candidate_process import measure, progress_steps
 from attn_export.parts.benchmarks.measurements import BenchReport, Candidate, WorkloadResult
 from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.decode_inputs import CAPACITY, IDS, LOGIT_COUNT, MOST_KEYS
 from attn_export.runtimes.protocol import Limits
 from attn_export.runtimes.run_options import Progress
 from attn_export.schema import Manifest
@@ -24,6 +27,12 @@ from attn_export.temp_folders import scratch
 
 BATCHES, PREFILL_LENGTHS, DECODE_LENGTHS = (1,), (512,), (2048,)
 """The default batch sizes, numbers of new tokens without a past, and numbers of keys of a step."""
+
+_OF_MODELS = (1, 8), (512,), (129, 513, 2049)
+"""The same for whole models, which may have fewer positions."""
+
+_BUDGET = 300.0
+"""The number of seconds after which no further default workload of a whole model is begun."""
 
 HUNG_AFTER = 300.0
 """The time limit of a candidate in seconds. torch.compile may take a minute or two."""
@@ -52,20 +61,24 @@ class Measuring:
     threads: int | None = None
     turn_seconds: float = 0.2
 
-    def measure(self, name: str, planned: _Planned, progress: Progress) -> BenchReport:
-        """Measure workloads one after the other."""
+    def measure(
+        self, name: str, planned: _Planned, progress: Progress, budget: float = math.inf
+    ) -> BenchReport:
+        """Measure workloads one after the other; none is begun after `budget` seconds."""
         limits = Limits.default()
         threads = self.threads or limits.threads
         limits = dataclasses.replace(limits, seconds=HUNG_AFTER, threads=threads)
         progress.expect(sum(progress_steps(some, self.rounds) for _, _, some in planned))
-        workloads = [
-            WorkloadResult(title, sizes, measure(
+        workloads, end = [], time.monotonic() + budget
+        for title, sizes, candidates in planned:
+            if time.monotonic() > end:
+                break
+            workloads.append(WorkloadResult(title, sizes, measure(
                 candidates, rounds=self.rounds, turn_seconds=self.turn_seconds, limits=limits,
                 advance=progress.advance,
-            ))
-            for title, sizes, candidates in planned
-        ]  # fmt: skip
-        return BenchReport(name, tuple(workloads), threads, self.rounds, machine())
+            )))  # fmt: skip
+        left_out = tuple(title for title, _, _ in planned[len(workloads) :])
+        return BenchReport(name, tuple(workloads), threads, self.rounds, machine(), left_out)
 
     def workloads(
         self,
@@ -78,13 +91,22 @@ class Measuring:
         can_decode = any(axis in axes for axis in KEYS)
         if self.decode and not can_decode:
             raise UsageError("--decode: the graphs have no cache; leave it out")
-        prefill, decode = self.prefill, self.decode
+        batches, prefill, decode = self.batch, self.prefill, self.decode
+        decodes: Sequence[int] = DECODE_LENGTHS
+        more = {}
+        if IDS in manifest.inputs:
+            most, more = manifest.bounds.get(CAPACITY, (0, None))[1] or MOST_KEYS, {LOGIT_COUNT: 1}
+            for length in (*prefill, *decode):
+                if length > most:
+                    raise UsageError(f"{length} tokens are too many; the bundle takes {most}")
+            batches = batches or _OF_MODELS[0]
+            default, decodes = (_at_most(lengths, most) for lengths in _OF_MODELS[1:])
         if not prefill and not decode:
-            prefill, decode = default, DECODE_LENGTHS if can_decode else ()
+            prefill, decode = default, decodes if can_decode else ()
         found = []
-        for B in self.batch or BATCHES:
-            found += [(f"prefill, B {B}, L {L}", _sizes(spec, B, L, L)) for L in prefill]
-            found += [(f"decode, B {B}, S {S}", _sizes(spec, B, 1, S)) for S in decode]
+        for B in batches or BATCHES:
+            found += [(f"prefill, B {B}, L {L}", _sizes(spec, B, L, L) | more) for L in prefill]
+            found += [(f"decode, B {B}, S {S}", _sizes(spec, B, 1, S) | more) for S in decode]
         return found
 
 
@@ -105,7 +127,9 @@ def bench(bundle: Path | str, *, progress: Progress | None = None, **how: Any) -
             (name, sizes, candidates.candidates(sizes, decode=sizes["query_len"] == 1))
             for name, sizes in measuring.workloads(manifest, spec)
         ]
-        return measuring.measure(manifest.name, planned, progress or Progress())
+        chosen = measuring.batch or measuring.prefill or measuring.decode
+        budget = math.inf if chosen or IDS not in manifest.inputs else _BUDGET
+        return measuring.measure(manifest.name, planned, progress or Progress(), budget)
 
 
 def machine() -> dict[str, Any]:
@@ -116,6 +140,11 @@ def machine() -> dict[str, Any]:
     with contextlib.suppress(PackageNotFoundError):
         facts["versions"]["openvino"] = version("openvino")
     return facts
+
+
+def _at_most(lengths: Sequence[int], most: int) -> tuple[int, ...]:
+    """Return lengths without those that are too large, of which one becomes the largest."""
+    return tuple(dict.fromkeys(min(length, most) for length in lengths))
 
 
 def _sizes(spec: AttentionSpec | None, B: int, L: int, S: int) -> dict[str, int]:

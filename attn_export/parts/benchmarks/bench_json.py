@@ -30,6 +30,7 @@ def bench_to_dict(report: BenchReport) -> dict[str, Any]:
         "rounds": report.rounds,
         "environment": report.environment,
         "workloads": [workload_to_dict(workload) for workload in report.workloads],
+        "left_out": [*report.left_out],
     }
 
 
@@ -57,6 +58,7 @@ def _candidate(workload: WorkloadResult, measured: Measured) -> dict[str, Any]:
         "min_ms": finite(min(measured.seconds, default=math.nan) * 1e3),
         "tokens_per_second": finite(measured.tokens_per_second) if has_tokens else None,
         "peak_memory_growth_bytes": measured.growth,
+        "peak_memory_bytes": measured.peak,
         "gflops": finite(measured.flops_per_second / 1e9),
         "gbs": finite(measured.bytes_per_second / 1e9),
         "ratio_to_best_peer": None if measured.role == "roof" else finite(workload.ratio(measured)),

@@ -43,6 +43,9 @@ COLUMNS = (Column(""), *(Column(name, right=True) for name in FIGURES))
 """Columns of a benchmark. ``MiB`` is the growth of memory in the first run, ``to peer`` the median
 divided by that of the best peer, ``of roof`` the result of `WorkloadResult.fraction`."""
 
+_ALONE = (*COLUMNS[:-2], Column("peak MiB", right=True))
+"""Columns without peers and rooflines, with the most memory of the process."""
+
 _STYLES: Mapping[str, Style] = {"ours": "bold", "peer": "", "roof": "dim"}
 
 
@@ -50,34 +53,42 @@ def print_bench(report: BenchReport, console: Console) -> None:
     """Print a table of each workload, and the candidates that did not run."""
     for workload in report.workloads:
         say(f"[bold]{as_text(workload.name)}[/]", console)
+        alone = all(measured.role == "ours" for measured in workload.measured)
         ran = tuple(
-            _bench_row(workload, measured) for measured in workload.measured if measured.ran
+            _bench_row(workload, measured, alone=alone)
+            for measured in workload.measured
+            if measured.ran
         )
-        print_table(Table(COLUMNS, ran), console)
+        print_table(Table(_ALONE if alone else COLUMNS, ran), console)
         for measured in workload.measured:
             if not measured.ran:
                 colour = "red" if measured.role == "ours" else "yellow"
                 outcome = f"[{colour}]{measured.outcome}[/]"
                 say(f"{as_text(measured.name)} {outcome}: {as_text(measured.reason)}", console)
         say("", console)
+    if report.left_out:
+        say(f"no time was left for: {as_text('; '.join(report.left_out))}", console)
     name = as_text(report.name)
     say(f"{name}: {report.threads} threads, {report.rounds} rounds in turn", console)
 
 
-def _bench_row(workload: WorkloadResult, measured: Measured) -> tuple[Styled, ...]:
+def _bench_row(workload: WorkloadResult, measured: Measured, *, alone: bool) -> tuple[Styled, ...]:
     is_roof = measured.role == "roof"
     rate = measured.flops_per_second or measured.bytes_per_second
     unit = "GFLOP/s" if measured.flops_per_second else "GB/s"
     style = _STYLES[measured.role]
-    cells = (
+    cells = [
         measured.name,
         in_ms(measured),
         three_digits(measured.p95 * 1e3),
         f"{rate / 1e9:.0f} {unit}" if is_roof else three_digits(measured.tokens_per_second),
         in_mib(measured.growth),
-        "" if is_roof else three_digits(workload.ratio(measured)),
-        three_digits(workload.fraction(measured)),
-    )
+    ]
+    if alone:
+        cells.append(in_mib(measured.peak))
+    else:
+        cells.append("" if is_roof else three_digits(workload.ratio(measured)))
+        cells.append(three_digits(workload.fraction(measured)))
     return tuple(Styled(cell, style) for cell in cells)
 
 

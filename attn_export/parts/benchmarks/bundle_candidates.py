@@ -15,11 +15,12 @@ import onnx.parser
 
 from attn_export.bundle.manifest import shapes_of
 from attn_export.cases.draw import Sizes
-from attn_export.dialect_names import phase_of
+from attn_export.dialect_names import WEIGHTS, phase_of
 from attn_export.parts.benchmarks.feeds import Feed, feeds_of, output_feeds
 from attn_export.parts.benchmarks.measurements import Candidate, Work
 from attn_export.parts.benchmarks.own_graphs import as_candidate, graph_options
 from attn_export.parts.benchmarks.peers import not_installed, peers_of
+from attn_export.runtimes.decode_inputs import IDS
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import known_limit
 from attn_export.schema import GraphFile, Manifest
@@ -31,8 +32,8 @@ RUNTIME = "ort-cpu"
 _LAYERS = "attn_export.parts.benchmarks.torch_layers"
 _NO_SPEC = "the bundle has no spec.toml, so its PyTorch module is not known"
 FRESH_PROCESS_FROM = 1 << 30
-"""Size of the attention scores, in bytes, from which a candidate's process is started anew for
-each of its turns, because a graph that stores its scores would fill the memory."""
+"""Size of the attention scores or of the weights, in bytes, from which a candidate's process is
+started anew for each of its turns, because several of them would fill the memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,11 @@ class BundleCandidates:
             name: Input(signature.shape, signature.dtype)
             for name, signature in self.manifest.inputs.items()
         }
-        feeds = feeds_of(inputs, sizes), output_feeds(shapes_of(self.manifest.outputs), sizes)
+        given = feeds_of(inputs, sizes)
+        logits = self.manifest.outputs.get("logits")
+        if IDS in given and logits and isinstance(logits.shape[-1], int):
+            given[IDS] = dataclasses.replace(given[IDS], fill=None, below=logits.shape[-1])
+        feeds = given, output_feeds(shapes_of(self.manifest.outputs), sizes)
         candidate = as_candidate(name, folder, graph, *feeds, self._work(sizes))
         return dataclasses.replace(candidate, alone=self._is_large(sizes))
 
@@ -83,6 +88,8 @@ class BundleCandidates:
         return work_of(self.spec, sizes)
 
     def _peers(self, sizes: Sizes, work: Work, *, decode: bool) -> list[Candidate]:
+        if IDS in self.manifest.inputs:
+            return []
         if self.spec is None:
             return peers_of({}, work, decodes=False, large=False, reason=_NO_SPEC)
         spec = _peer_spec(self.spec)
@@ -98,6 +105,9 @@ class BundleCandidates:
         return peers_of(options, work, decodes=decodes, large=self._is_large(sizes))
 
     def _is_large(self, sizes: Sizes) -> bool:
+        weights = self.folder / WEIGHTS
+        if weights.is_file() and weights.stat().st_size >= FRESH_PROCESS_FROM:
+            return True
         heads = self.spec.num_heads if self.spec else 1
         keys = max(sizes["total_len"], sizes["key_len"])
         return 4 * sizes["batch"] * heads * sizes["query_len"] * keys >= FRESH_PROCESS_FROM

@@ -56,7 +56,7 @@ class CandidateProcess:
         if event is not None:
             self._latency = event["latency"]
             growth = event["growth"] if self._result.growth is None else self._result.growth
-            self._update(outcome="ran", growth=growth, facts=event["facts"])
+            self._update(outcome="ran", growth=growth, peak=event["peak"], facts=event["facts"])
 
     def turn(self, seconds: float) -> None:
         """Run for about this number of seconds, at least once."""

@@ -36,9 +36,11 @@ def serve(send: Send, jobs: Jobs, kind: str, threads: str) -> None:
             prepared = make(job["options"], int(threads))
             gc.collect()
             gc.disable()
+            loading = _status("VmHWM")
             growth = _first_run(prepared)
             (latency,) = _times(prepared, 1)
-            send("prepared", growth=growth, latency=latency, facts=prepared.facts)
+            peak = max(filter(None, (loading, _status("VmHWM"))), default=None)
+            send("prepared", growth=growth, peak=peak, latency=latency, facts=prepared.facts)
         else:
             assert prepared is not None
             if job["warm"]:
@@ -61,7 +63,11 @@ def _first_run(prepared: Prepared) -> int | None:
 
 def _status(field: str) -> int | None:
     """Return the memory in bytes that a field of `_STATUS` states, or None."""
-    match = re.search(rf"^{field}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+    try:
+        text = _STATUS.read_text()
+    except OSError:  # not Linux
+        return None
+    match = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
     return int(match[1]) << 10 if match else None
 
 

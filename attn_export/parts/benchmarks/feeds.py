@@ -11,6 +11,7 @@ import numpy as np
 
 from attn_export.cases.draw import Sizes
 from attn_export.errors import UsageError
+from attn_export.runtimes.decode_inputs import LOGIT_INDEX
 from attn_export.runtimes.protocol import Facts
 from attn_export.spec import Input, Shape
 from attn_export.tensorfile import numpy_dtype
@@ -25,11 +26,13 @@ class Feed:
 
     Attributes:
         fill: The value of every element; None for normally distributed random values.
+        below: Where it is not 0, elements are random whole numbers from 0 that are smaller.
     """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     fill: float | None = None
+    below: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -47,7 +50,7 @@ class Feed:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Feed:
         """Return the feed that `to_json` wrote."""
-        return cls(tuple(values["shape"]), values["dtype"], values["fill"])
+        return cls(**{**values, "shape": tuple(values["shape"])})
 
 
 def empty(feed: Feed) -> np.ndarray:
@@ -61,7 +64,9 @@ def empty(feed: Feed) -> np.ndarray:
 def filled(feed: Feed, seed: int) -> np.ndarray:
     """Return an aligned array of a feed's shape and dtype, with the values that it describes."""
     array = empty(feed)
-    if feed.fill is not None:
+    if feed.below:
+        array[...] = np.random.default_rng(seed).integers(0, feed.below, feed.shape)
+    elif feed.fill is not None:
         array.fill(feed.fill)
     elif array.dtype == np.float32:
         np.random.default_rng(seed).standard_normal(out=array, dtype=np.float32)
@@ -78,7 +83,8 @@ def feeds_of(inputs: Mapping[str, Input], sizes: Sizes) -> dict[str, Feed]:
     """Return the feed of each input.
 
     Masks let every query attend to every key. `past_length` and all positions equal the length
-    of the past. Floating-point inputs are random; other integers are 0.
+    of the past, and `logit_index` is the last token. Floating-point inputs are random; other
+    integers are 0.
     """
     return {
         name: Feed(_shape_at(declared.shape, sizes), declared.dtype, _fill(name, declared, sizes))
@@ -113,6 +119,8 @@ def _fill(name: str, declared: Input, sizes: Sizes) -> float | None:
         return 1
     if name in ("past_length", "position_ids"):
         return sizes.get("past_len", 0)
+    if name == LOGIT_INDEX:
+        return sizes["query_len"] - 1
     if name == "attn_mask" or not declared.dtype.startswith(("float", "bfloat")):
         return 0
     return None

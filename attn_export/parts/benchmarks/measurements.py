@@ -53,11 +53,13 @@ class Measured:
 
     Attributes:
         growth: The largest growth of its memory in the first run, in bytes; None if not known.
+        peak: The most memory of its process, from its start to its first runs, in bytes.
     """
 
     candidate: Candidate
     seconds: tuple[float, ...] = ()
     growth: int | None = None
+    peak: int | None = None
     outcome: Outcome = "not run"
     reason: str = ""
     facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
@@ -159,13 +161,18 @@ class WorkloadResult:
 
 @dataclasses.dataclass(frozen=True)
 class BenchReport:
-    """All workloads of one benchmark."""
+    """All workloads of one benchmark.
+
+    Attributes:
+        left_out: The names of those for which no time was left.
+    """
 
     name: str
     workloads: tuple[WorkloadResult, ...]
     threads: int
     rounds: int
     environment: Mapping[str, object]
+    left_out: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:

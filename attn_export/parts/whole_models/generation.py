@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,11 +32,13 @@ def generate(
 ) -> Iterator[np.ndarray]:
     """Return an iterator over the next token ids; see `DecodeSession.generate`."""
     count, draw = whole_number("count", count, _MOST), _Draws.of(**draws)
-    ends = whole_numbers(list(stop)) if len(stop) else np.zeros(0, np.int64)
+    given = list(stop) if isinstance(stop, Collection) else stop
+    ends = np.zeros(0, np.int64) if given == [] else whole_numbers(given)
     if ends is None or ends.ndim != 1:
         raise UsageError(f"stop is {printable(str(stop), 60)}; give token ids")
     masks = {} if attention_mask is None else {"attention_mask": attention_mask}
-    logits = session.prefill(ids, lengths=lengths, **masks)["logits"]
+    # The last token is not run.
+    logits = session.prefill(ids, lengths=lengths, more=count - 1, **masks)["logits"]
     return _tokens(session, logits, count, ends, draw)
 
 
@@ -44,13 +46,17 @@ def _tokens(
     session: DecodeSession, logits: np.ndarray, count: int, ends: np.ndarray, draw: _Draws
 ) -> Iterator[np.ndarray]:
     random, has_ended = np.random.default_rng(draw.seed), np.zeros(len(logits), bool)
+    held = session.lengths
     for number in range(count):
         token = draw.next(logits[:, -1].astype(np.float64), random)
         yield np.where(has_ended, _ENDED, token)
         has_ended |= np.isin(token, ends)
         if has_ended.all() or number == count - 1:
             return
+        if session.lengths is not held:  # each change of the caches brings a new array
+            raise UsageError("the session was used for something else; generate again")
         logits = session.step(token[:, None])["logits"]
+        held = session.lengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +103,8 @@ class _Draws:
             return greedy
         order = np.argsort(-logits, axis=-1, kind="stable")
         scores = np.take_along_axis(logits, order, axis=-1)
-        shares = np.exp((scores - scores[:, :1]) / self.temperature)
+        with np.errstate(over="ignore"):
+            shares = np.exp((scores - scores[:, :1]) / self.temperature)
         shares[:, self.top_k or len(shares[0]) :] = 0
         shares /= shares.sum(-1, keepdims=True)
         # The first tokens that have `top_p` together: those before which there is less.

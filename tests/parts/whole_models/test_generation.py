@@ -99,19 +99,67 @@ def test_a_row_that_has_ended_gives_no_more_tokens(session):
         ({"count": 0}, "count is 0"), ({"temperature": -1}, "temperature is -1"),
         ({"temperature": float("nan")}, "temperature is nan"), ({"top_p": 0}, "top_p is 0"),
         ({"top_p": 1.5}, "top_p is 1.5"), ({"top_k": -2}, "top_k is -2"),
-        ({"stop": ["x"]}, "stop is"), ({"seed": -1}, "seed is"),
-        ({"top": 1}, "unknown option top"), ({"ids": [[64]]}, "has 64"),
+        ({"stop": ["x"]}, "stop is"), ({"stop": 2}, "stop is 2"), ({"stop": None}, "stop is None"),
+        ({"seed": -1}, "seed is"), ({"top": 1}, "unknown option top"), ({"ids": [[64]]}, "has 64"),
+        ({"ids": [[-1]]}, "has -1"), ({"ids": [[0.5]]}, "give int64"), ({"ids": [["a"]]}, "int64"),
+        ({"ids": [[2**70]]}, "give int64"), ({"ids": [1, 2]}, "give .batch, query_len"),
+        ({"ids": None}, "give .batch, query_len"), ({"ids": [[1, 2], [3]]}, "is not an array"),
         ({"ids": np.zeros((1, 0), np.int64)}, "empty"),
+        ({"ids": np.zeros((0, 3), np.int64)}, "empty"), ({"lengths": [0, 9]}, "lengths are"),
         ({"lengths": [3, 3], "attention_mask": MASK}, "say the same"),
-        ({"ids": np.zeros((1, 41), np.int64)}, "there would be 41 tokens"),
+        ({"attention_mask": 0 * MASK}, "leaves a prompt without a token"),
+        ({"attention_mask": [[1], [1, 1]]}, "give 0 and 1 of shape"),
+        ({"attention_mask": 2 * MASK}, "give 0 and 1 of shape"),
+        ({"ids": np.zeros((1, 41), np.int64)}, "there would be 44 tokens, and the bundle takes 40"),
+        ({"count": 33}, "there would be 41 tokens"), ({"count": 2**24}, "the bundle takes 40"),
     ],
 )  # fmt: skip
 def test_options_that_cannot_be_are_refused_and_the_session_goes_on(options, message, session):
     session.prefill(IDS)
+    wanted = session.step(IDS[:, :1])["logits"]
+    session.rewind(1)
     given = {"ids": IDS, "count": 4, **options}
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as caught:
         session.generate(given.pop("ids"), given.pop("count"), **given)
-    assert session.step(IDS[:, :1])["logits"].shape == (2, 1, 64)
+    assert "\n" not in str(caught.value)
+    assert (session.step(IDS[:, :1])["logits"] == wanted).all()
+
+
+@pytest.mark.parametrize(
+    ("ids", "index", "message"),
+    [
+        ([[64], [0]], None, "input_ids has 64"), ([[-1], [0]], None, "input_ids has -1"),
+        (np.zeros((2, 0), np.int64), None, "empty"), ([[1]], None, "has 1 rows, the cache 2"),
+        (np.zeros((2, 32), np.int64), None, "there would be 41 tokens, and the bundle takes 40"),
+        (IDS[:, :3], [[3], [0]], "logit_index has 3"), (IDS[:, :3], [[-1], [0]], "has -1"),
+        (IDS[:, :3], [[0.0], [0.0]], "give int64"), (IDS[:, :3], [0, 0], "should be"),
+    ],
+)  # fmt: skip
+def test_steps_that_cannot_be_are_refused_and_the_session_goes_on(ids, index, message, session):
+    session.prefill(IDS)
+    wanted = session.step(IDS[:, :1])["logits"]
+    session.rewind(1)
+    with pytest.raises(UsageError, match=message):
+        session.step(ids, **({} if index is None else {"logit_index": index}))
+    assert (session.step(IDS[:, :1])["logits"] == wanted).all()
+
+
+def test_all_positions_are_used_and_then_a_step_is_refused(session):
+    assert len(list(session.generate(IDS[:1], 32))) == 32
+    assert session.lengths.tolist() == [40]
+    with pytest.raises(UsageError, match="there would be 41 tokens"):
+        session.step(IDS[:1, :1])
+
+
+@pytest.mark.parametrize("other", ["generate", "prefill", "step", "rewind", "reorder"])
+def test_tokens_end_in_an_error_once_the_session_does_something_else(other, session):
+    tokens = session.generate(IDS, 5)
+    next(tokens)
+    given = {"generate": (IDS + 0, 5), "prefill": (IDS,), "step": (IDS[:, :1],), "rewind": (1,),
+             "reorder": ([0, 1],)}[other]  # fmt: skip
+    getattr(session, other)(*given)
+    with pytest.raises(UsageError, match="used for something else"):
+        next(tokens)
 
 
 # -- text -------------------------------------------------------------------------------------
@@ -150,9 +198,24 @@ def test_the_command_prints_the_ids_of_a_prompt(bundle, cli, session):
     wanted = [int(token[0]) for token in session.generate(IDS[:1], 7)]
     said = cli("generate", bundle, "--ids", ",".join(map(str, IDS[0])), "--count", "7")
     assert (said.returncode, said.stdout) == (0, " ".join(map(str, wanted)) + "\n")
-    said = cli("generate", bundle, "--ids", "1,x")
-    assert (said.returncode, said.stdout) == (2, "")
-    assert "--ids are token ids with commas" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--ids", "1,x"), "--ids are token ids with commas"), (("--ids", ""), "got ''"),
+        (("--ids", "64"), "input_ids has 64; give 0 to 63"), (("--ids", "-1"), "input_ids has -1"),
+        (("--ids", "9" * 30), "give int64"), (("--prompt", ""), "the prompt has no token"),
+        (("--prompt", "é"), "the prompt has no token"), ((), "takes --prompt TEXT or --ids"),
+        (("--ids", "1", "--prompt", "A"), "takes --prompt TEXT or --ids"),
+        (("--ids", "1,2"), "there would be 65 tokens, and the bundle takes 40"),
+        (("--ids", ",".join(["1"] * 41), "--count", "1"), "there would be 41 tokens"),
+    ],
+)  # fmt: skip
+def test_what_the_command_cannot_continue_is_one_line(words, message, bundle, cli):
+    said = cli("generate", bundle, *words)
+    assert (said.returncode, said.stdout, said.stderr.count("\n")) == (2, "", 1)
+    assert message in said.stderr
 
 
 def test_the_command_prints_text_until_the_model_ends_it(bundle, cli, session):

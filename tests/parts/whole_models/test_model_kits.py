@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from native_kits import compile_kit
 from shared import once
-from tiny_decoders import built, by_bytes
+from tiny_decoders import MOST, built, by_bytes
 from tokenizers import (
     Regex,
     Tokenizer,
@@ -54,8 +54,6 @@ NEEDS = {"web": "wasm", "python": "ort-cpu"}
 """The runtimes of kits that have another name."""
 KINDS = ["llama", "gemma2", "gpt2", "gpt_neox", "llama4_text", "mixtral", "phi3", "qwen3"]
 TEXTS = ["To be, or not", " x", "the  question\n\n 12345", "don't <s> it's", "Zürich 漢字 🙂!", ""]
-MOST = 40
-"""The number of positions of a model by default."""
 
 
 def kit_of_model(language: str, kind: str, most: int = MOST) -> Path:
@@ -128,6 +126,9 @@ def test_a_kit_of_a_large_model_tests_the_cases_that_are_stored_whole(language, 
         (["", "3"], "the prompt has no token"),
         (["1,2", "40"], "2 tokens and 40 more: the bundle takes 40"),
         (["1,2", "0"], "2 tokens and 0 more: the bundle takes 40"),
+        (["1,2", "x"], "2 tokens and "),
+        ([",".join(["1"] * 41), "1"], "41 tokens and 1 more: the bundle takes 40"),
+        (["9" * 400], "there is no token "),
     ],
 )
 def test_what_a_model_does_not_take_is_one_line(language, words, says, need):

@@ -12,12 +12,15 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from attn_export.commands.main import run
 
+MOST = 40
+"""The number of positions of a model."""
+
 _SMALL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 40,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": MOST,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-_GPT = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 40}
+_GPT = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": MOST}
 _HEAD, _WINDOW = {"head_dim": 8}, {"sliding_window": 8}
 _MIXED = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 _EXPERTS = {"num_local_experts": 4}

@@ -63,7 +63,7 @@ def main() -> int:
     """Continue a prompt, and print what comes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompt", help="token ids with commas, or with --text a text")
-    parser.add_argument("count", type=int, nargs="?", default=64, help="the most tokens")
+    parser.add_argument("count", type=_id, nargs="?", default=64, help="the most tokens")
     parser.add_argument("--text", action="store_true", help="needs the package tokenizers")
     options = parser.parse_args()
     try:
