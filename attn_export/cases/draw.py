@@ -6,6 +6,7 @@ import dataclasses
 import math
 import zlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +60,17 @@ def may_try(weights: int, sizes: Sizes, sums: Mapping[str, str]) -> bool:
     product = math.prod(size for axis, size in sizes.items() if axis not in sums)
     scores = product * max(sizes.values(), default=1)
     return weights * product <= _MOST_WORK and scores <= MOST_SCORES
+
+
+_MOST_ROWS = 2**36
+"""The largest number of weights times rows of an input in runs beside those that are judged."""
+
+
+def is_quick(subject: Any, sizes: Sizes) -> bool:
+    """Return whether a subject runs at these sizes within seconds."""
+    rows = (math.prod(sizes[axis] for axis in named.values()) for named in subject.axes.values())
+    weights: int = sum(parameter.numel() for parameter in subject.module.parameters())
+    return weights * max(rows, default=1) <= _MOST_ROWS
 
 
 def clamp_sizes(sizes: Sizes, bounds: Bounds) -> dict[str, int]:

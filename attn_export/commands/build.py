@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -20,7 +21,7 @@ from attn_export.commands.build_input import SPEC_FIELDS, Buildable, input_optio
 from attn_export.commands.bundle_graphs import ALL
 from attn_export.commands.options import BUDGET, option, run_options, with_help, with_options
 from attn_export.commands.output import Output, output_options
-from attn_export.dialect_names import MODEL, STANDARD, check_dialects
+from attn_export.dialect_names import MODEL, STANDARD, WEIGHTS, check_dialects
 from attn_export.errors import UsageError, printable
 from attn_export.judge.gate import cpu_notes
 from attn_export.quality import Budget
@@ -219,6 +220,12 @@ def _judge(
     pool.run.progress.phase("checking the graphs")
     graphs, left_out = bundle_graphs.lower_all(exported, dialects)
     bundle_graphs.save_checked(graphs, subject.expected(), folder)
+    if subject.maps_weights:
+        from attn_export.export.mapped_weights import map_weights
+
+        map_weights(subject.module, [graph.model for graph in graphs], folder / WEIGHTS)
+        del exported
+        gc.collect()
     pool.add(graph.file for graph in graphs)
     oracle = subject.oracle() if subject.oracle else Oracle(subject)
     goldens, notes = _golden(folder, subject, oracle, pool)

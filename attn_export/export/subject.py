@@ -77,6 +77,7 @@ class Subject:
     oracle: Callable[[], Any] | None = None
     files: Mapping[str, bytes] = {}
     rewrite: Callable[[Any], None] | None = None  # the exported graph, into one that does the same
+    maps_weights = False  # whether the module may read them from the bundle's file
 
     def __init__(
         self,
@@ -105,8 +106,7 @@ class Subject:
             module, inputs, self.inputs, named, outputs, self.relations, self.bounds
         )
         self.axes = {name: dict(named.get(name, {})) for name in self.inputs}
-        self.outputs = tuple(outputs)
-        self.sums = self.relations if spec is None else spec.sums
+        self.outputs, self.sums = tuple(outputs), self.relations if spec is None else spec.sums
         if spec is not None:  # sizes that only bound integers are no axes of the example
             sizes |= {name: TRACED_SIZES[name] for name in bounds(spec.inputs())}
         self.example_sizes = add_sums(sizes, self.sums)

@@ -7,6 +7,7 @@ caches and masks.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +37,7 @@ from attn_export.parts.whole_models.model_cases import (
     situations,
 )
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
-from attn_export.parts.whole_models.model_oracle import ModelOracle
+from attn_export.parts.whole_models.model_oracle import ModelOracle, is_large_model
 from attn_export.parts.whole_models.model_reference import (
     cache_shapes,
     judged_by_model,
@@ -78,7 +79,10 @@ def subject_of_model(model: Any, *, all_logits: bool = False) -> Subject:
         subject: Subject = _BuiltModel(loaded, notes, all_logits=all_logits)
     else:
         subject = BuiltEncoder(loaded, notes)
-    subject.files = files_of(loaded, Path(model) if isinstance(model, str | Path) else None)
+    is_ours = isinstance(model, str | Path)
+    subject.files = files_of(loaded, Path(model) if is_ours else None)
+    # Windows renames no folder with a file that is mapped.
+    subject.maps_weights = is_ours and is_large_model(loaded) and os.name == "posix"
     return subject
 
 

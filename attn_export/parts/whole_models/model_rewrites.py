@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from attn_export.export.mapped_weights import PARTS
 from attn_export.graph.ir_helpers import constant_array, dims, nodes_of, producer_of
 from attn_export.graph.lower.node_builder import Builder, take_over
 
@@ -91,7 +92,9 @@ def _packed(model: ir.Model, values: Sequence[ir.Value | None]) -> ir.Value:
     start = [parts[0] for parts in same]
     own = "_".join(".".join(path[len(start) : -1]) for path in paths)
     name = ".".join([*start, own, paths[0][-1]])
-    return _weight(model, name, weights, functools.partial(np.concatenate, arrays, axis=-1))
+    value = _weight(model, name, weights, functools.partial(np.concatenate, arrays, axis=-1))
+    value.meta[PARTS] = arrays
+    return value
 
 
 def _weight(

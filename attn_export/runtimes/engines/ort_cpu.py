@@ -31,9 +31,10 @@ _DISTRIBUTIONS = frozenset(
 """The distributions that install the module `onnxruntime`, as in the names of `.dist-info`
 folders."""
 
-PREPACK_UP_TO = 2**30
-"""The size in bytes of a graph's folder above which sessions do not prepack weights. Prepacking
-copies weights into the layout that kernels read fastest, and so takes as much memory again."""
+PREPACK_UP_TO = 2**28
+"""The size in bytes of a graph's folder above which sessions share the mapped file of weights. They
+neither copy weights into the layout that kernels read fastest, nor transpose them in advance, which
+takes as much memory again for each session."""
 
 NO_TELEMETRY = ("ORT_DISABLE_TELEMETRY", "1")
 BFLOAT16, ONNX_BFLOAT16 = "tensor(bfloat16)", 16
@@ -92,12 +93,12 @@ class OrtCpu(Runtime):
         sdk()
 
     def _load(self, graph: Path, threads: int, options: Options) -> Engine:
-        settings = session_options(threads, graph)
+        settings, left_out = session_options(threads, graph), list[str]()
         sizes = (path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
         if sum(sizes) > PREPACK_UP_TO:
-            # Each session has its own prepacked copy; without, sessions share the mapped file.
             settings.add_session_config_entry("session.disable_prepacking", "1")
-        return OrtEngine(graph, with_options(settings, options), [CPU_PROVIDER])
+            left_out = ["ConstantFolding"]
+        return OrtEngine(graph, with_options(settings, options), [CPU_PROVIDER], left_out)
 
 
 RUNTIME = OrtCpu
@@ -118,12 +119,19 @@ def _conflict(site: Path) -> str:
 
 
 class OrtEngine(Engine):
-    """An ONNX Runtime session."""
+    """An ONNX Runtime session.
+
+    `left_out`: The optimisations that are not made.
+    """
 
     device = "cpu"
 
-    def __init__(self, graph: Path, options: Any, providers: list[Any]) -> None:
-        self.session = sdk().InferenceSession(graph, options, providers=providers)
+    def __init__(
+        self, graph: Path, options: Any, providers: list[Any], left_out: Sequence[str] = ()
+    ) -> None:
+        self.session = sdk().InferenceSession(
+            graph, options, providers=providers, disabled_optimizers=left_out or None
+        )
         self._names = [output.name for output in self.session.get_outputs()]
         ends = (*self.session.get_inputs(), *self.session.get_outputs())
         self._types = [end.type for end in ends]

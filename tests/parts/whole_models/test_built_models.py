@@ -15,8 +15,12 @@ from transformers import AttentionMaskInterface, AutoModelForCausalLM
 from transformers.masking_utils import causal_mask_function
 
 from attn_export import DecodeSession, Subject, verify
+from attn_export.commands.bundle_graphs import lower_all
 from attn_export.errors import ExportError, UsageError, WeightsError
+from attn_export.export.export import export
+from attn_export.export.mapped_weights import map_weights
 from attn_export.export.trees import to_numpy, to_torch
+from attn_export.graph.save import WEIGHTS, save_graphs, tensor_places
 from attn_export.measures import fill_ignored_rows
 from attn_export.parts.whole_models.compare_models import compare_models
 
@@ -147,3 +151,23 @@ def decoded(folder: Path, count: int) -> list[list[int]]:
     """Return the greedy tokens of a bundle after the same prompts."""
     tokens = DecodeSession(folder).generate(PROMPTS, count, attention_mask=PADDED)
     return np.stack(list(tokens), 1).tolist()
+
+
+def test_weights_are_read_from_the_file_of_the_bundle_once_it_is_written(tmp_path):
+    subject = Subject.from_model(tiny_decoder("qwen2", tie_word_embeddings=True))
+    before = {name: tensor.clone() for name, tensor in subject.module.state_dict().items()}
+    graphs, _ = lower_all(export(subject), ("standard",))
+    save_graphs({"a": graphs[0].model, "b": graphs[0].model}, tmp_path)
+    places = tensor_places(tmp_path / WEIGHTS)
+    map_weights(subject.module, [graphs[0].model], tmp_path / WEIGHTS)
+    after = subject.module.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(before[name], tensor) for name, tensor in after.items())
+    with (tmp_path / WEIGHTS).open("r+b") as file:  # what is mapped changes with the file
+        for start, size in places.values():
+            file.seek(start)
+            file.write(bytes(size))
+    read = {name for name, tensor in after.items() if not tensor.any()}
+    layer = "model.model.layers.0."
+    assert read >= {"model.model.embed_tokens.weight", f"{layer}self_attn.k_proj.weight"}
+    assert read >= {f"{layer}mlp.{name}_proj.weight" for name in ("up", "gate", "down")}
