@@ -98,7 +98,10 @@ def _replaceable(output: Path) -> Path:
 
 
 def _digests(folder: Path) -> Digests | None:
-    """Return the digests of a bundle's files; None if the folder is no bundle."""
+    """Return the digests of the files of a bundle, or of several; None if the folder is neither."""
+    parts = {name: _digests(path) for name, path in bundles_in(folder).items()}
+    if parts and all(parts.values()):
+        return {f"{name}/{file}": x for name, of in parts.items() for file, x in (of or {}).items()}
     try:
         digests = {**read_manifest(folder).files, MANIFEST: sha256(folder / MANIFEST)}
         # The signature may be removed with the bundle.

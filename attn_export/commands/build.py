@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from attn_export.bundle.manifest import (
     GOLDEN,
     SPEC,
+    bundles_in,
     dimensions,
     failed_folder,
     staging,
@@ -108,7 +109,7 @@ def build_command(
     with destinations.job(name, run) as run:
         report = build(subject, output, run, name=name, dialects=dialects or (ALL,), seed=seed)
         bundle = output if report.passed else failed_folder(output)
-        if not report.passed:
+        if not report.passed and not bundles_in(bundle):
             from attn_export.commands.explain_failures import explain_failures
 
             report = explain_failures(report, bundle, run=run)
@@ -153,7 +154,8 @@ def build(
     with staging(Path(output or Path("models") / name)) as stage:
         report = _build_in(stage.folder, subject, name, dialects, seed, run)
         folder = stage.publish(failed=not report.passed)
-    return dataclasses.replace(report, model=folder / MODEL)
+    last = [*bundles_in(folder).values(), folder][0]  # the decoder, if there are two
+    return dataclasses.replace(report, model=last / MODEL)
 
 
 def _build_in(
@@ -163,21 +165,36 @@ def _build_in(
     # The runtimes' processes import their SDKs while this one imports torch.
     with Pool(run, bundle_graphs.first_graphs(dialects)) as pool:
         run.progress.phase("importing torch")
-        from attn_export.commands.golden_vectors import budgets_of
         from attn_export.export.subject import Subject
 
         if isinstance(source, AttentionSpec):
             subject = Subject.from_spec(source, seed=seed)
         else:
             subject = source() if callable(source) else source
-        budgets = budgets_of(subject, run.budgets)
-        wide = _judge_in_float32(subject, run)
-        report, content = _judge(folder, subject, name, dialects, budgets, pool)
-        report = dataclasses.replace(
-            report, runs=(*(wide.runs if wide else ()), *report.runs),
-            verdicts=(*(wide.verdicts if wide else ()), *report.verdicts),
-        )  # fmt: skip
-        _write(folder, subject, report, content)
+        if subject.encoder is None:
+            return _build_subject(folder, subject, name, dialects, pool)
+    reports = dict[str, Report]()
+    for part, each in (("encoder", subject.encoder), ("decoder", subject)):
+        (folder / part).mkdir()
+        with Pool(run, bundle_graphs.first_graphs(dialects)) as pool:
+            reports[part] = _build_subject(folder / part, each, f"{name} {part}", dialects, pool)
+    return Report.joined(name, reports)
+
+
+def _build_subject(
+    folder: Path, subject: Subject, name: str, dialects: Sequence[str], pool: Pool
+) -> Report:
+    """Write the bundle of one subject to a folder, and return the report."""
+    from attn_export.commands.golden_vectors import budgets_of
+
+    budgets = budgets_of(subject, pool.run.budgets)
+    wide = _judge_in_float32(subject, pool.run)
+    report, content = _judge(folder, subject, name, dialects, budgets, pool)
+    report = dataclasses.replace(
+        report, runs=(*(wide.runs if wide else ()), *report.runs),
+        verdicts=(*(wide.verdicts if wide else ()), *report.verdicts),
+    )  # fmt: skip
+    _write(folder, subject, report, content)
     return report
 
 

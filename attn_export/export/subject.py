@@ -66,6 +66,7 @@ class Subject:
         bounds: The least and the largest size of axes; `with_least` are those with a stated least.
         example_sizes: The sizes of the example, including those of `sums` and of their terms.
         roles: What the axes do, found by runs of the module.
+        encoder: The subject of the encoder, if this is the decoder of an encoder-decoder.
         oracle: Returns the source of the truth if the module is not. `files` go into the bundle.
 
     Raises:
@@ -78,6 +79,7 @@ class Subject:
     files: Mapping[str, bytes] = {}
     rewrite: Callable[[Any], None] | None = None  # the exported graph, into one that does the same
     maps_weights = False  # whether the module may read them from the bundle's file
+    encoder: Subject | None = None
 
     def __init__(
         self,
@@ -183,6 +185,8 @@ class Subject:
     @staticmethod
     def from_model(model: Path | str | nn.Module, *, all_logits: bool = False) -> Subject:
         """Return a model of transformers, judged as it runs there; a decoder has caches in place.
+
+        That of an encoder-decoder has the subject of its encoder as `encoder`, and both are built.
 
         Args:
             model: The folder of a checkpoint, or a model of transformers.

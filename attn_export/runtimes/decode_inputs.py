@@ -11,8 +11,9 @@ from attn_export.schema import TensorSignature
 from attn_export.spec import Shape
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
-QUERY_LEN, CAPACITY, LOGIT_COUNT = "query_len", "capacity", "logit_count"
-"""The names of axes: new tokens, the size of a preallocated cache, positions with logits."""
+QUERY_LEN, CAPACITY, LOGIT_COUNT, ENCODED = "query_len", "capacity", "logit_count", "encoded_len"
+"""The names of axes: new tokens, the size of a preallocated cache, positions with logits, and the
+tokens of an encoder."""
 
 _QUERY, IDS, LOGIT_INDEX, PAST_LENGTH = "query", "input_ids", "logit_index", "past_length"
 """The names of inputs: the new tokens of a layer and of a whole model, positions with logits, the

@@ -126,7 +126,8 @@ class DecodeSession:
                 The axis of keys of `attn_mask` has the size L. Of a whole model, `logit_index`,
                 the positions whose logits are wanted, int64 `[B, K]`, by default the last token of
                 each prompt; and in place of lengths, `attention_mask [B, L]`, 0 where prompts are
-                padded, left or right.
+                padded, left or right. Of a decoder, what its encoder gives, and
+                `encoder_attention_mask`; steps take them, too, without being given them.
 
         Returns:
             The outputs by name, without the caches: `output [B, L, E]`, and `attn_weights` if
@@ -245,8 +246,9 @@ class DecodeSession:
             ids: Token ids, `[B, L]`.
             count: The most tokens to generate.
             options: ``temperature`` (0, the default, takes the largest logit), ``top_k``,
-                ``top_p`` and ``seed`` of draws; ``stop``, the ids that end a batch element; and
-                `lengths` or `attention_mask` of `prefill`.
+                ``top_p`` and ``seed`` of draws; ``stop``, the ids that end a batch element;
+                `lengths` or `attention_mask` of `prefill`; and ``encoded``, its inputs of a
+                decoder.
 
         Returns:
             An iterator over the next token of each batch element, int64 `[B]`, which is -1 after

@@ -13,6 +13,7 @@ from attn_export.errors import UsageError
 from attn_export.runtimes.decode_buffers import BoundGraph, Caches
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
+    ENCODED,
     IDS,
     LOGIT_COUNT,
     LOGIT_INDEX,
@@ -40,6 +41,7 @@ class DecodeState:
         tokens: The input that takes the new tokens.
         caches: None before the first run.
         lengths: The number of cached tokens of each batch element, int64 `[B]`.
+        kept: Inputs of the first run that later ones take, too: what an encoder gives.
     """
 
     def __init__(
@@ -58,18 +60,20 @@ class DecodeState:
         self.caches: Caches | None = None
         self._graph: BoundGraph | None = None
         self.lengths = np.zeros(0, np.int64)
+        self.kept: ArrayDict = {}
 
     def empty(self, batch: int) -> Self:
         """Return a state without cached tokens."""
-        return self._with(None, np.zeros(batch, np.int64))
+        return self._with(None, np.zeros(batch, np.int64), {})
 
     def rows(self, rows: np.ndarray) -> Self:
         """Return a state with copies of some batch elements: int64 `[new batch]`."""
-        return self._with(self.caches and self.caches.rows(rows), self.lengths[rows])
+        kept = {name: array[rows] for name, array in self.kept.items()}
+        return self._with(self.caches and self.caches.rows(rows), self.lengths[rows], kept)
 
-    def _with(self, caches: Caches | None, lengths: np.ndarray) -> Self:
+    def _with(self, caches: Caches | None, lengths: np.ndarray, kept: ArrayDict) -> Self:
         state = copy.copy(self)
-        state.caches, state.lengths, state._graph = caches, lengths, None
+        state.caches, state.lengths, state.kept, state._graph = caches, lengths, kept, None
         return state
 
     def check(self, arrays: ArrayDict, counts: np.ndarray, more: int = 0) -> None:
@@ -83,6 +87,8 @@ class DecodeState:
             for name, signature in self._manifest.inputs.items()
             if name not in (*self._pairs.values(), PAST_LENGTH)
         }
+        for name, array in self.kept.items():
+            arrays.setdefault(name, array)
         if LOGIT_INDEX in described:
             arrays.setdefault(LOGIT_INDEX, counts[:, None] - 1)
         sizes = self._sizes(arrays)
@@ -101,8 +107,10 @@ class DecodeState:
         sizes = self._sizes(arrays)
         keys, ends = int(self.lengths.max()) + sizes[QUERY_LEN], self.lengths + counts
         caches = self._caches_for(sizes["batch"], keys)
-        graph = self._graph_for({**sizes, CAPACITY: caches.capacity}, caches)
+        last, graph = self._graph, self._graph_for({**sizes, CAPACITY: caches.capacity}, caches)
         for name, array in arrays.items():
+            if graph is last and array is self.kept.get(name):  # it is there
+                continue
             graph.inputs[name][tuple(slice(size) for size in array.shape)] = array
             axes = self._manifest.inputs[name].shape
             clear_padding(graph.inputs[name], axes, {QUERY_LEN: counts, CAPACITY: ends})
@@ -112,6 +120,7 @@ class DecodeState:
             if present not in self._sessions[0][0].bound:
                 caches.write(past, graph.outputs[present])
         self.lengths = ends
+        self.kept = {n: a for n, a in arrays.items() if ENCODED in self._manifest.inputs[n].shape}
         return {
             name: self._without_spare_keys(name, array, keys, caches.capacity)
             for name, array in graph.outputs.items()
@@ -121,7 +130,16 @@ class DecodeState:
     def _sizes(self, arrays: ArrayDict) -> dict[str, int]:
         batch, count = arrays[self.tokens].shape[:2]
         index = arrays.get(LOGIT_INDEX, np.zeros(0))
-        return {"batch": batch, QUERY_LEN: count, LOGIT_COUNT: index.shape[-1] if index.ndim else 0}
+        sizes = {
+            "batch": batch,
+            QUERY_LEN: count,
+            LOGIT_COUNT: index.shape[-1] if index.ndim else 0,
+        }
+        for name, array in arrays.items():
+            axes = self._manifest.inputs[name].shape if name in self._manifest.inputs else ()
+            if ENCODED in axes and array.ndim == len(axes):
+                sizes.setdefault(ENCODED, array.shape[axes.index(ENCODED)])
+        return sizes
 
     def _without_spare_keys(
         self, name: str, array: np.ndarray, keys: int, capacity: int

@@ -22,7 +22,8 @@ from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
-from attn_export.parts.whole_models.encoder_capture import CapturedEncoder
+from attn_export.parts.whole_models.cross_capture import ENCODER_MASK
+from attn_export.parts.whole_models.encoder_capture import CapturedEncoder, CrossStates
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise, Role
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import (
@@ -32,8 +33,10 @@ from attn_export.parts.whole_models.model_cases import (
     situations,
 )
 from attn_export.parts.whole_models.model_oracle import ModelOracle
-from attn_export.parts.whole_models.model_reference import limits_of
+from attn_export.parts.whole_models.model_reference import cache_shapes, limits_of
+from attn_export.parts.whole_models.model_rewrites import rewrite_weights
 from attn_export.results import BASE, Arrays, Case
+from attn_export.runtimes.decode_inputs import ENCODED
 from attn_export.spec import Input, Shape
 from attn_export.spec.inputs import BATCH, QUERIES
 
@@ -66,21 +69,29 @@ class BuiltEncoder(Subject):
         # Of several frames: an axis of one would be taken for a fixed one.
         sizes = {**TRACED_SIZES, QUERIES: self._least * 4 + 1}
         example = to_torch(self._drawn(sizes, generator("example")))
-        with torch.inference_mode():
-            fields = _run(model, example)
-        encoder = CapturedEncoder(model, fields).eval()
+        names, own, layers = self._parts(model, entry, example)
+        encoder = CapturedEncoder(own).eval()
         length = Axis(QUERIES, min=self._least, max=self._limits.positions)
         named = {
             name: {at: length if axis == QUERIES else axis for at, axis in named_axes(of).items()}
             for name, of in axes.items()
         }
-        super().__init__(encoder, example, named, fields, notes=notes)
-        self._maker.hides = encoder.prove(example, _layers(model))
+        super().__init__(encoder, example, named, names, notes=notes)
+        self._maker.hides = encoder.prove(example, layers)
         self._outputs = super().output_shapes()
         outputs = {n: End(n, "value", "float32", of) for n, of in self._outputs.items()}
-        entry = dataclasses.replace(entry, outputs=outputs)
-        self._maker.entry, self._maker.axes = entry, {**axes, **self._outputs}
-        self.oracle = self.own_oracle
+        self._maker.entry = dataclasses.replace(entry, outputs=outputs)
+        self._maker.axes = {**axes, **self._outputs}
+        self.oracle, self.rewrite = self.own_oracle, rewrite_weights
+
+    def _parts(
+        self, model: Any, entry: Entry, example: Mapping[str, torch.Tensor]
+    ) -> tuple[list[str], nn.Module, int]:
+        """Return the names of the outputs, a module that gives them, and the number of layers."""
+        names = _fields(model, example)
+        outputs = {name: End(name, "value", "float32", ()) for name in names}
+        own = ModelCall(model, dataclasses.replace(entry, outputs=outputs))
+        return names, own, _layers(model)
 
     def input_descriptions(self) -> dict[str, Input]:
         """Return the description of every input, by name."""
@@ -99,8 +110,7 @@ class BuiltEncoder(Subject):
     def own_oracle(self) -> ModelOracle:
         """Return the source of the truth: the model as transformers runs it."""
         module: Any = self.module
-        call = ModelCall(module.model, self._maker.entry).eval()
-        subject = Subject(call, lambda *_: dict(self.inputs), self.axes, list(self.outputs))
+        subject = Subject(module.own, lambda *_: dict(self.inputs), self.axes, list(self.outputs))
         return ModelOracle(subject, 0.0)
 
     def _situations(self) -> Iterator[Situation]:
@@ -125,6 +135,39 @@ class BuiltEncoder(Subject):
         new = (length, *random.integers(least, length + 1, count - 1).tolist())
         seed = f"drawn_{random.integers(2**31)}"
         return self._maker.inputs(Situation(seed, "", new, (0,) * count, "right"), seed)
+
+
+class BuiltCrossEncoder(BuiltEncoder):
+    """The encoder of a model that has a decoder, whose layers' keys and values it gives."""
+
+    def _parts(
+        self, model: Any, _: Entry, __: Mapping[str, torch.Tensor]
+    ) -> tuple[list[str], nn.Module, int]:
+        names = [name for name in crossed_of(model) if name != ENCODER_MASK]
+        return names, CrossStates(model), _layers(model) + len(names)
+
+
+def crossed_of(model: Any) -> dict[str, Input]:
+    """Return the inputs of the encoder's tokens: ``cross_key_0``, …, and which are padding."""
+    if not model.config.is_encoder_decoder:
+        return {}
+    found = {
+        f"cross_{part}_{layer}": Input((BATCH, heads, ENCODED, size))
+        for (layer, of), pair in cache_shapes(model).items()
+        if of == "encoder"
+        for part, (heads, size) in zip(("key", "value"), pair, strict=True)
+    }
+    if model.main_input_name == "input_ids":  # others are of one length
+        found[ENCODER_MASK] = Input((BATCH, ENCODED), "int64", 0, 1)
+    return found
+
+
+def crossed_end(name: str, described: Input, dtype: str) -> End:
+    """Return what an input of the encoder's tokens is."""
+    if name == ENCODER_MASK:
+        return End(name, "states mask", described.dtype, described.shape)
+    _, part, layer = name.split("_")
+    return End(name, "past", dtype, described.shape, int(layer), part, "encoder")
 
 
 class _EncoderCases(CaseMaker):
@@ -203,10 +246,11 @@ def _layers(model: Any) -> int:
     return int(layers)
 
 
-def _run(model: Any, example: Mapping[str, torch.Tensor]) -> list[str]:
+def _fields(model: Any, example: Mapping[str, torch.Tensor]) -> list[str]:
     """Return the fields of a model's output that are outputs of its graph."""
     try:
-        result = model(**example)
+        with torch.inference_mode():
+            result = model(**example)
     except Exception as error:  # as various as the models
         raise ExportError(f"{model.config.model_type} does not run: {one_line(error)}") from error
     fields = [n for n, x in result.items() if _OUTPUTS.fullmatch(n) and isinstance(x, torch.Tensor)]

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from attn_export.bundle.manifest import MANIFEST, read_manifest
 from attn_export.cases.draw import TRACED_SIZES, FunctionInputs, Sizes, draw_inputs, generator
@@ -24,11 +23,16 @@ from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
-from attn_export.parts.whole_models.built_encoder import BuiltEncoder
+from attn_export.parts.whole_models.built_encoder import (
+    BuiltCrossEncoder,
+    BuiltEncoder,
+    crossed_end,
+    crossed_of,
+)
 from attn_export.parts.whole_models.bundle_text import files_of
+from attn_export.parts.whole_models.cross_capture import ENCODER_MASK, CapturedCrossDecoder
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.parts.whole_models.loaded_model import in_dtype, load_model
-from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_capture import CapturedDecoder
 from attn_export.parts.whole_models.model_cases import (
     CaseLimits,
@@ -44,9 +48,11 @@ from attn_export.parts.whole_models.model_reference import (
     limits_of,
 )
 from attn_export.parts.whole_models.model_rewrites import rewrite_weights
+from attn_export.parts.whole_models.own_call import OwnCall
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
+from attn_export.runtimes.decode_inputs import ENCODED
 from attn_export.spec import Input, Shape
-from attn_export.spec.inputs import BATCH, PAST, QUERIES, Roles
+from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, Roles
 
 _CAPACITY, _LOGITS = "capacity", "logit_count"
 _IDS, _LENGTH, _INDEX = "input_ids", "past_length", "logit_index"
@@ -75,7 +81,7 @@ def subject_of_model(model: Any, *, all_logits: bool = False) -> Subject:
         loaded, notes = checkpoint.load(), (*checkpoint.notes, *told)
     else:
         loaded, notes = in_dtype(*load_model(model), dtype="float32", how=how)
-    if loaded.can_generate() or loaded.config.is_encoder_decoder:
+    if loaded.can_generate():
         subject: Subject = _BuiltModel(loaded, notes, all_logits=all_logits)
     else:
         subject = BuiltEncoder(loaded, notes)
@@ -83,6 +89,8 @@ def subject_of_model(model: Any, *, all_logits: bool = False) -> Subject:
     subject.files = files_of(loaded, Path(model) if is_ours else None)
     # Windows renames no folder with a file that is mapped.
     subject.maps_weights = is_ours and is_large_model(loaded) and os.name == "posix"
+    if loaded.config.is_encoder_decoder:
+        subject.encoder = BuiltCrossEncoder(loaded, notes)
     return subject
 
 
@@ -118,19 +126,20 @@ class _BuiltModel(Subject):
     """
 
     def __init__(self, model: Any, notes: tuple[str, ...], *, all_logits: bool = False) -> None:
-        caches = _caches_of(model)
+        caches, crossed = _caches_of(model), crossed_of(model)
         self.limits = limits_of(model)
-        self._entry = _entry_of(caches, str(model.dtype).removeprefix("torch."))
+        self._entry = _entry_of(caches, crossed, str(model.dtype).removeprefix("torch."))
         last = self.limits.vocabulary - 1
         self._described = {
             _IDS: Input((BATCH, QUERIES), "int64", 0, last),
             _LENGTH: Input((BATCH,), "int64", 0, PAST),
             **({} if all_logits else {_INDEX: Input((BATCH, _LOGITS), "int64", 0, QUERIES)}),
             **{f"past_{name}": Input(shape) for name, shape in caches.items()},
+            **crossed,
         }
         logits = (BATCH, QUERIES if all_logits else _LOGITS, self.limits.vocabulary)
         self._outputs = {"logits": logits, **{f"present_{n}": s for n, s in caches.items()}}
-        sizes = {**TRACED_SIZES, _LOGITS: 3, _CAPACITY: TRACED_SIZES["total_len"]}
+        sizes = {**TRACED_SIZES, _LOGITS: 3, ENCODED: 9, _CAPACITY: TRACED_SIZES["total_len"]}
         example = to_torch(self._drawn(sizes, generator("example")))
         example[_LENGTH] = torch.tensor([3, TRACED_SIZES[PAST]])
         most = {axis: Axis(axis, max=self.limits.positions) for axis in (QUERIES, _CAPACITY)}
@@ -138,7 +147,7 @@ class _BuiltModel(Subject):
             name: {at: most.get(axis, axis) for at, axis in named_axes(given.shape).items()}
             for name, given in self._described.items()
         }
-        decoder = CapturedDecoder(model).eval()
+        decoder = (CapturedCrossDecoder if crossed else CapturedDecoder)(model).eval()
         super().__init__(decoder, example, axes, list(self._outputs), notes=notes)
         decoder.prove(example)
         self.sums = _SUMS
@@ -171,7 +180,7 @@ class _BuiltModel(Subject):
     def own_oracle(self) -> ModelOracle:
         """Return the source of the truth: the model as transformers runs it."""
         axes = {name: named_axes(given.shape) for name, given in self._described.items()}
-        call = _OwnCall(self.module.model, self._entry).eval()
+        call = OwnCall(self.module.model, self._entry).eval()
         subject = Subject(call, lambda *_: dict(self.inputs), axes, list(self.outputs))
         subject.roles = self.roles
         return ModelOracle(subject, 0.0)
@@ -180,14 +189,14 @@ class _BuiltModel(Subject):
 def _caches_of(model: Any) -> dict[str, Shape]:
     """Return the axes of the caches: ``key_0``, ``value_0``, and so on."""
     kind = model.config.model_type
-    if model.config.is_encoder_decoder:
-        raise ExportError(f"{kind} has an encoder and a decoder, which are not built yet")
     try:
         shapes = cache_shapes(model)
     except Exception as error:  # as various as the models
         raise ExportError(f"{kind} has no keys and values: {one_line(error)}") from error
-    layers = sorted(layer for layer, _ in shapes)
-    if layers != list(range(model.config.get_text_config().num_hidden_layers)):
+    layers = sorted(layer for layer, of in shapes if of == "decoder")
+    crossed = sorted(layer for layer, of in shapes if of == "encoder")
+    count = model.config.get_text_config().num_hidden_layers if not crossed else len(crossed)
+    if layers != list(range(count)):
         raise ExportError(f"{kind} has layers without keys and values of their own")
     return {
         f"{part}_{layer}": (BATCH, heads, _CAPACITY, size)
@@ -196,7 +205,7 @@ def _caches_of(model: Any) -> dict[str, Shape]:
     }
 
 
-def _entry_of(caches: Mapping[str, Shape], dtype: str) -> Entry:
+def _entry_of(caches: Mapping[str, Shape], crossed: Mapping[str, Input], dtype: str) -> Entry:
     """Return what the inputs and outputs of the graph are."""
 
     def ends(start: str, role: Any) -> Iterator[End]:
@@ -206,7 +215,7 @@ def _entry_of(caches: Mapping[str, Shape], dtype: str) -> Entry:
 
     inputs = (
         End(_IDS, "ids", "int64", (BATCH, QUERIES)), End(_LENGTH, "write at", "int64", (BATCH,)),
-        *ends("past", "past"),
+        *ends("past", "past"), *(crossed_end(*each, dtype) for each in crossed.items()),
     )  # fmt: skip
     outputs = End("logits", "value", dtype, ()), *ends("present", "present")
     by_name, named = ({end.name: end for end in each} for each in (inputs, outputs))
@@ -273,6 +282,8 @@ class _BuiltCases(CaseMaker):
             BATCH: len(situation.new), QUERIES: query, PAST: past,
             _CAPACITY: past + query + _SPARE[number % len(_SPARE)],
         }  # fmt: skip
+        if any(end.of == "encoder" for end in self.entry.inputs.values()):
+            sizes[ENCODED] = super().sizes(situation)[KEYS]
         return sizes | ({_LOGITS: min(query, 1 + number % 3)} if _INDEX in self.axes else {})
 
     def inputs(self, situation: Situation, seed: str) -> dict[str, np.ndarray]:
@@ -281,23 +292,8 @@ class _BuiltCases(CaseMaker):
         if _INDEX in self.axes:
             inputs[_INDEX] = np.zeros(0)
             _with_index(inputs, self.sizes(situation), generator("whole", seed, _INDEX))
+        if ENCODER_MASK in inputs:  # batch elements but the first have less
+            batch, keys = inputs[ENCODER_MASK].shape
+            last = np.maximum(keys - 1 - np.arange(batch), 0)
+            inputs[ENCODER_MASK][:] = np.arange(keys) <= last[:, None]
         return {name: inputs[name] for name in self.axes if name in inputs}
-
-
-class _OwnCall(ModelCall):
-    """A model as transformers runs it, with the inputs of a graph with caches in place."""
-
-    def __init__(self, model: Any, entry: Entry) -> None:
-        own = End("lengths", "lengths", "int64", ()), End("positions", "positions", "int64", ())
-        inputs = {**entry.inputs, **{end.name: end for end in own}}
-        super().__init__(model, dataclasses.replace(entry, inputs=inputs))
-
-    def forward(self, **given: Tensor) -> list[Tensor]:
-        """Return the outputs of the graph, in its order."""
-        index = given.pop(_INDEX, None)
-        length, count = given[_LENGTH], given[_IDS].shape[1]
-        positions = length[:, None] + torch.arange(count)
-        logits, *caches = super().forward(**given, lengths=length + count, positions=positions)
-        if index is not None:
-            logits = logits.gather(1, index[..., None].expand(-1, -1, logits.shape[-1]))
-        return [logits, *caches]

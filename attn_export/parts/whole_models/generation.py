@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ def generate(
     stop: Sequence[int] = (),
     lengths: Sequence[int] | None = None,
     attention_mask: np.ndarray | None = None,
+    encoded: Mapping[str, np.ndarray] | None = None,
     **draws: Any,
 ) -> Iterator[np.ndarray]:
     """Return an iterator over the next token ids; see `DecodeSession.generate`."""
@@ -38,7 +39,8 @@ def generate(
         raise UsageError(f"stop is {printable(str(stop), 60)}; give token ids")
     masks = {} if attention_mask is None else {"attention_mask": attention_mask}
     # The last token is not run.
-    logits = session.prefill(ids, lengths=lengths, more=count - 1, **masks)["logits"]
+    given = {**masks, **(encoded or {})}
+    logits = session.prefill(ids, lengths=lengths, more=count - 1, **given)["logits"]
     return _tokens(session, logits, count, ends, draw)
 
 

@@ -88,7 +88,7 @@ class ModelCall(nn.Module):
                 kwargs["token_type_ids"] = inputs.roles["token types"]
         return self._outputs(self.model(**kwargs), inputs, own, cross)
 
-    def _plain(self, callee: nn.Module, inputs: _Given) -> dict[str, Tensor]:
+    def _plain(self, callee: nn.Module, inputs: _Given) -> dict[str, Any]:
         """Return the arguments of a model without a cache."""
         accepted = inspect.signature(callee.forward).parameters
         names = {
@@ -96,7 +96,8 @@ class ModelCall(nn.Module):
             "token types": "token_type_ids",
             "features": next((name for name in _FEATURES if name in accepted), ""),
         }  # fmt: skip
-        return {names[role]: tensor for role, tensor in inputs.roles.items() if role in names}
+        given = {names[role]: tensor for role, tensor in inputs.roles.items() if role in names}
+        return given | ({"use_cache": False} if "use_cache" in accepted else {})
 
     def _cache(self, inputs: _Given) -> tuple[_Recorded, Tensor]:
         """Return the cache, and the mask `[B, P + L]`."""

@@ -1,0 +1,42 @@
+"""A decoder as transformers runs it, called with the inputs of a graph with caches in place."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_export.parts.whole_models.export_layouts import End, Entry, Role
+from attn_export.parts.whole_models.model_call import ModelCall
+from attn_export.runtimes.decode_inputs import IDS, LOGIT_INDEX, PAST_LENGTH
+
+
+class OwnCall(ModelCall):
+    """A model as transformers runs it, with the inputs of a graph with caches in place."""
+
+    def __init__(self, model: Any, entry: Entry) -> None:
+        self._crosses = any(end.of == "encoder" for end in entry.inputs.values())
+        added: tuple[Role, ...] = ("lengths", *(() if self._crosses else ("positions",)))
+        own = [End(role, role, "int64", ()) for role in added]
+        inputs = {**entry.inputs, **{end.name: end for end in own}}
+        super().__init__(model, dataclasses.replace(entry, inputs=inputs))
+
+    def forward(self, **given: Tensor) -> list[Tensor]:
+        """Return the outputs of the graph, in its order."""
+        batch = len(given[PAST_LENGTH])
+        if self._crosses and batch > 1:  # some take no positions: one by one they need none
+            ones = [
+                self(**{name: x[at : at + 1] for name, x in given.items()}) for at in range(batch)
+            ]
+            return [torch.cat(each) for each in zip(*ones, strict=True)]
+        index = given.pop(LOGIT_INDEX, None)
+        length, count = given[PAST_LENGTH], given[IDS].shape[1]
+        given["lengths"] = length + count
+        if not self._crosses:
+            given["positions"] = length[:, None] + torch.arange(count)
+        logits, *caches = super().forward(**given)
+        if index is not None:
+            logits = logits.gather(1, index[..., None].expand(-1, -1, logits.shape[-1]))
+        return [logits, *caches]
