@@ -177,7 +177,7 @@ AS_OTHERS = {
     "float64/fused_attention: multi_head_attention",
     "float64/fused_attention: packed_attention",
     "float64/fused_layers: mixture_of_experts",
-    "parts/whole_models/model_capture: _attend",
+    "parts/whole_models/own_attention: _attend",
 }
 """Functions that users call, and those with the operands of a function of PyTorch or transformers,
 or of ONNX's operator. The options of a command are parameters of a function `*_command`."""

@@ -186,8 +186,6 @@ class Subject:
     def from_model(model: Path | str | nn.Module, *, all_logits: bool = False) -> Subject:
         """Return a model of transformers, judged as it runs there; a decoder has caches in place.
 
-        That of an encoder-decoder has the subject of its encoder as `encoder`, and both are built.
-
         Args:
             model: The folder of a checkpoint, or a model of transformers.
             all_logits: Whether it returns the logits of all new tokens, not those of `logit_index`.
@@ -244,11 +242,7 @@ class Subject:
         return to_torch(draw_inputs(self.input_descriptions(), sizes, seed_words=seed_words))
 
     def output_shapes(self) -> dict[str, Shape]:
-        """Return the shape of every output; dynamic axes by name.
-
-        A user's module runs twice, at different sizes: an axis of an output has the name of the
-        dynamic axis whose size it has both times.
-        """
+        """Return the shape of every output; dynamic axes by name, which a user's module shows."""
         if self.spec is not None:
             return self.spec.output_shapes()
 

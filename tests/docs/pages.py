@@ -52,7 +52,7 @@ def after_the_first_command() -> Path:
         shutil.copy(ROOT / "docs" / "results" / "releases.json", folder / "docs" / "results")
         write_tiny_llama(folder / "checkpoint")
         models = Path("tests", "parts", "whole_models")
-        for name in ("exports/llama", "exports/mistral", "quantised/llama-int4"):
+        for name in ("exports/llama", "exports/mistral", "exports/whisper", "quantised/llama-int4"):
             shutil.copytree(ROOT / models / name, folder / models / name)
         (folder / "first.txt").write_text(run(FIRST, folder))
 

@@ -142,6 +142,8 @@ def _rotation(
         if more or options.get("unsqueeze_dim", 1) != 1:
             turned: tuple[Tensor, Tensor] = original(q, k, cos, sin, *more, **options)
             return turned
+        if cos.shape[0] == 1:  # the same positions in all batch elements
+            cos, sin = (angles.expand(q.shape[0], -1, -1) for angles in (cos, sin))
         R = cos.shape[-1]
         once = slice(0, None, 2) if step == 2 else slice(0, R // 2)
 
