@@ -38,9 +38,11 @@ def generate(
     if ends is None or ends.ndim != 1:
         raise UsageError(f"stop is {printable(str(stop), 60)}; give token ids")
     masks = {} if attention_mask is None else {"attention_mask": attention_mask}
+    if not isinstance(encoded or {}, Mapping):
+        raise UsageError(f"encoded is a {type(encoded).__name__}; give arrays by name")
     # The last token is not run.
-    given = {**masks, **(encoded or {})}
-    logits = session.prefill(ids, lengths=lengths, more=count - 1, **given)["logits"]
+    inputs = {**masks, **(encoded or {})}
+    logits = session.prefill(ids, lengths=lengths, more=count - 1, **inputs)["logits"]
     return _tokens(session, logits, count, ends, draw)
 
 
