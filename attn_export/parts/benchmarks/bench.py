@@ -17,7 +17,7 @@ from attn_export.parts.benchmarks.bundle_candidates import RUNTIME, BundleCandid
 from attn_export.parts.benchmarks.candidate_process import measure, progress_steps
 from attn_export.parts.benchmarks.measurements import BenchReport, Candidate, WorkloadResult
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.decode_inputs import CAPACITY, IDS, LOGIT_COUNT, MOST_KEYS
+from attn_export.runtimes.decode_inputs import CAPACITY, IDS, LOGIT_COUNT, MOST_KEYS, QUERY_LEN
 from attn_export.runtimes.protocol import Limits
 from attn_export.runtimes.run_options import Progress
 from attn_export.schema import Manifest
@@ -91,20 +91,19 @@ class Measuring:
         can_decode = any(axis in axes for axis in KEYS)
         if self.decode and not can_decode:
             raise UsageError("--decode: the graphs have no cache; leave it out")
-        batches, prefill, decode = self.batch, self.prefill, self.decode
-        decodes: Sequence[int] = DECODE_LENGTHS
-        more = {}
-        if IDS in manifest.inputs:
-            most, more = manifest.bounds.get(CAPACITY, (0, None))[1] or MOST_KEYS, {LOGIT_COUNT: 1}
-            for length in (*prefill, *decode):
-                if length > most:
-                    raise UsageError(f"{length} tokens are too many; the bundle takes {most}")
-            batches = batches or _OF_MODELS[0]
-            default, decodes = (_at_most(lengths, most) for lengths in _OF_MODELS[1:])
+        prefill, decode = self.prefill, self.decode
+        most = min(manifest.bounds.get(a, (0, None))[1] or MOST_KEYS for a in (CAPACITY, QUERY_LEN))
+        for length in (*prefill, *decode):
+            if length > most:
+                raise UsageError(f"{length} tokens are too many; the bundle takes {most}")
+        of_model = IDS in manifest.inputs
+        more = {LOGIT_COUNT: 1} if of_model else {}
+        batches, *lengths = _OF_MODELS if of_model else (BATCHES, default, DECODE_LENGTHS)
         if not prefill and not decode:
-            prefill, decode = default, decodes if can_decode else ()
+            prefill, decode = (_at_most(some, most) for some in lengths)
+            decode = decode if can_decode else ()
         found = []
-        for B in batches or BATCHES:
+        for B in self.batch or batches:
             found += [(f"prefill, B {B}, L {L}", _sizes(spec, B, L, L) | more) for L in prefill]
             found += [(f"decode, B {B}, S {S}", _sizes(spec, B, 1, S) | more) for S in decode]
         return found

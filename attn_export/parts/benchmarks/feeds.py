@@ -115,7 +115,7 @@ def _shape_at(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
 
 
 def _fill(name: str, declared: Input, sizes: Sizes) -> float | None:
-    if declared.dtype == "bool":
+    if declared.dtype == "bool" or name == "attention_mask":
         return 1
     if name in ("past_length", "position_ids"):
         return sizes.get("past_len", 0)

@@ -185,11 +185,13 @@ def test_feeds_hide_nothing_and_fill_the_past():
         "attn_mask": Input(("batch", 1, 1, "total_len"), "bool"),
         "past_length": Input(("batch",), "int64"),
         "ids": Input(("batch",), "int64"),
+        "attention_mask": Input(("batch", "total_len"), "int64"),
     }
     sizes = {"batch": 2, "query_len": 1, "past_len": 6, "total_len": 7}
     found = feeds_of(inputs, sizes)
     assert found["query"] == Feed((2, 1, 8))
     assert (found["attn_mask"].shape, found["attn_mask"].fill) == ((2, 1, 1, 7), 1)
+    assert found["attention_mask"] == Feed((2, 7), "int64", 1)
     assert (found["past_length"].fill, found["ids"].fill) == (6, 0)
     assert list(output_feeds({"a": ("batch", 3), "b": ("other",)}, sizes)) == ["a"]
     with pytest.raises(UsageError, match="'height'"):

@@ -59,6 +59,14 @@ def test_lengths_are_as_long_as_the_positions_of_a_model(most, lengths):
     assert all(sizes["capacity"] <= most for sizes in planned.values())
 
 
+def test_an_encoder_has_prompts_alone():
+    manifest = read_manifest(built("mistral"))
+    inputs = {"input_ids": manifest.inputs["input_ids"]}
+    encoder = replace(manifest, inputs=inputs, graphs={}, caches={}, bounds={"query_len": (1, 77)})
+    planned = Measuring().workloads(encoder, None)
+    assert [name for name, _ in planned] == ["prefill, B 1, L 77", "prefill, B 8, L 77"]
+
+
 def test_ids_are_random_and_the_last_logits_are_wanted(tmp_path):
     bundle = built("mistral")
     manifest = read_manifest(bundle)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from chromium_page import Page
 from javascript_kits import kit_of, served
+from shared import extended
 from tiny_decoders import built
 
 from attn_export import DecodeSession
@@ -19,15 +19,6 @@ FORM = "!document.getElementById('generator').hidden"
 SAYS = "document.getElementById('generation-says').textContent"
 GENERATED = "document.getElementById('generated').textContent"
 COUNT = 30
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    kit = kit_of("web", built("mistral"), tmp_path_factory.mktemp("web"), "web")
-    with served(kit) as address, Page() as opened:
-        opened.open(address)
-        opened.wait(f"{DONE} && {FORM}")
-        yield opened
 
 
 def submit(page: Page, kind: str, prompt: str, count: int) -> str:
@@ -44,10 +35,19 @@ def submit(page: Page, kind: str, prompt: str, count: int) -> str:
 
 
 @pytest.mark.xdist_group("test_web")
-def test_the_page_generates_from_ids_and_from_text(need, tmp_path, request):
-    need("wasm")
-    page = request.getfixturevalue("page")
-    assert page.evaluate("document.body.dataset.state") == "passed"
+@pytest.mark.parametrize("engine", extended(["wasm", "webgpu"], lambda name: name == "wasm"))
+def test_the_page_generates_from_ids_and_from_text(engine, need, tmp_path):
+    need(engine)
+    kit = kit_of("web", built("mistral"), tmp_path, "web")
+    with served(kit) as address, Page() as page:
+        page.open(f"{address}?engine={engine}")
+        page.wait(f"{DONE} && {FORM}", 120)
+        if engine == "wasm":  # sines on WebGPU are wrong by 1e-5
+            assert page.evaluate("document.body.dataset.state") == "passed"
+        check(page)
+
+
+def check(page: Page) -> None:
     session, text = DecodeSession(built("mistral"), threads=1), BundleText(built("mistral"))
     ids = text.encode("TO BE")
     tokens = [int(row[0]) for row in session.generate(np.array([ids]), COUNT, stop=text.stop)]
@@ -66,4 +66,3 @@ def test_the_page_generates_from_ids_and_from_text(need, tmp_path, request):
     assert page.errors == []
     page.look(360)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    page.screenshot(tmp_path / "page.png")
