@@ -63,6 +63,7 @@ ONLY_IN = {
         "parts/benchmarks/query_blocks",
         "parts/cuda_dialect/",
         "parts/whole_models/model_rewrites",
+        "parts/whole_models/quantised_decoder",
         "parts/written_out/",
     ),
     "safetensors": ("weights/",),

@@ -244,9 +244,12 @@ def _judge(
         del exported
         gc.collect()
     pool.add(graph.file for graph in graphs)
-    oracle = subject.oracle() if subject.oracle else Oracle(subject)
+    oracle: Any = subject.oracle() if subject.oracle else Oracle(subject)
     goldens, notes = _golden(folder, subject, oracle, pool)
-    quality = write_quality_of(folder / GOLDEN, subject, goldens, budgets)
+    if subject.oracle:
+        quality = oracle.quality(folder / GOLDEN, goldens, budgets)
+    else:
+        quality = write_quality_of(folder / GOLDEN, subject, goldens, budgets)
     runs, verdicts, _ = judge_pool(pool, goldens, subject.expected().outputs)
     refuted = bundle_graphs.remove_refuted(folder, graphs, verdicts, dialects)
     if refuted:

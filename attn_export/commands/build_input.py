@@ -74,6 +74,9 @@ INPUT = (
     ),
 )  # fmt: skip
 
+_OF_MODELS = frozenset({"weights_dtype"})
+"""The fields of a spec that --model takes as well."""
+
 Buildable: TypeAlias = "Subject | AttentionSpec | Callable[[], Subject]"
 
 
@@ -120,8 +123,9 @@ def _check(given: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
         raise UsageError(f"{' and '.join(sources)} both define the layer; choose one")
     files = [name for name in ("weights", "kv_scales", "calibrate") if given[name]]
     whole = next((name for name in ("module", "model") if given[name]), None)
-    if whole and (changes or files):
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in [*changes, *files])
+    others = [*changes.keys() - (_OF_MODELS if given["model"] else ()), *files]
+    if whole and others:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise UsageError(f"{flags} with --{whole} {given[whole]}, which defines it; leave it out")
     if given["all_logits"] and not given["model"]:
         raise UsageError("--all-logits without --model; name the checkpoint")
@@ -151,7 +155,9 @@ def _read(given: Mapping[str, Any], changes: Mapping[str, Any]) -> Buildable:
         def of_model() -> Subject:
             from attn_export.export.subject import Subject
 
-            return Subject.from_model(given["model"], all_logits=given["all_logits"])
+            return Subject.from_model(
+                given["model"], all_logits=given["all_logits"], **dict(changes)
+            )
 
         return of_model
     spec = _spec(given, changes)

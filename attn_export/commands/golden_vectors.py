@@ -207,7 +207,9 @@ _LEAST_SQNR_OF_CACHE = {
 def budgets_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]:
     """Return the budgets of a build: those of the user, or the default for a quantised subject."""
     spec = subject.spec
-    if budgets and not (spec and (spec.quantised_weights or spec.kv_dtype != "none")):
+    if budgets and not (
+        spec.quantised_weights or spec.kv_dtype != "none" if spec else _has_float_model(subject)
+    ):
         raise UsageError(
             f"a budget of {budgets[0]} without quantised weights or cache, which it is about; "
             "leave it out, or set weights_dtype or kv_dtype"
@@ -217,9 +219,8 @@ def budgets_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...
             f"a budget of {budgets[0]}, and the checkpoint holds integers only: there are no "
             "weights in float to compare with; leave it out"
         )
-    if budgets or not _has_float_model(subject):
+    if budgets or spec is None or not _has_float_model(subject):
         return tuple(budgets)
-    assert spec is not None
     return default_budgets(spec)
 
 

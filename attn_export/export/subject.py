@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from attn_export.export.trees import (
     to_torch,
 )
 from attn_export.graph.check_structure import Expected
-from attn_export.parts import models_module
+from attn_export.parts import ModelKeywords, models_module
 from attn_export.spec import AttentionSpec, Input, Shape
 
 if TYPE_CHECKING:
@@ -183,18 +183,18 @@ class Subject:
         return cls._from_module(module, (*loaded.notes, *notes))
 
     @staticmethod
-    def from_model(model: Path | str | nn.Module, *, all_logits: bool = False) -> Subject:
+    def from_model(model: Path | str | nn.Module, **options: Unpack[ModelKeywords]) -> Subject:
         """Return a model of transformers, judged as it runs there; a decoder has caches in place.
 
         Args:
             model: The folder of a checkpoint, or a model of transformers.
-            all_logits: Whether it returns the logits of all new tokens, not those of `logit_index`.
+            **options: Those of `build --model`: `all_logits=True`, `weights_dtype="int4"`.
 
         Raises:
             WeightsError: If the checkpoint is broken, or asks for code.
             ExportError: If it has attention of its own, or inputs of unknown sizes.
         """
-        subject: Subject = models_module("builds").subject_of_model(model, all_logits=all_logits)
+        subject: Subject = models_module("builds").subject_of_model(model, **options)
         return subject
 
     @classmethod

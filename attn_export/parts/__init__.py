@@ -13,10 +13,17 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from attn_export.errors import UsageError
 from attn_export.system_info import check_installed
+
+
+class ModelKeywords(TypedDict, total=False):
+    """How a whole model is built, beside what every build takes."""
+
+    all_logits: bool
+    weights_dtype: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Part:
         compares: The module that judges graphs of whole models. It holds
             `compare_models(model, graphs, run, layout=, names=, output=)`.
         builds: The module that makes subjects of whole models. It holds
-            `subject_of_model(model, all_logits=)`.
+            `subject_of_model(model, **options)` with `ModelKeywords`.
         generates: The module that continues prompts with a whole model. It holds
             `generate(session, ids, count, …)`, as `DecodeSession.generate` calls it.
         checkpoints: The module that reads layers of integers. It holds

@@ -6,6 +6,7 @@ caches and masks.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from attn_export.cases.draw import TRACED_SIZES, FunctionInputs, Sizes, draw_inp
 from attn_export.cases.plan import Plan
 from attn_export.commands.reference import Reference
 from attn_export.dialect_names import MODEL
-from attn_export.errors import ExportError, one_line
+from attn_export.errors import ExportError, UsageError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
 from attn_export.parts.whole_models.built_encoder import (
@@ -35,9 +36,10 @@ from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.parts.whole_models.loaded_model import in_dtype, load_model
 from attn_export.parts.whole_models.model_capture import CapturedDecoder
 from attn_export.parts.whole_models.model_cases import (
-    CaseLimits,
     CaseMaker,
     Situation,
+    across,
+    prompts,
     situations,
 )
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
@@ -49,6 +51,10 @@ from attn_export.parts.whole_models.model_reference import (
 )
 from attn_export.parts.whole_models.model_rewrites import rewrite_weights
 from attn_export.parts.whole_models.own_call import OwnCall
+from attn_export.parts.whole_models.quantised_decoder import (
+    QuantisedModelOracle,
+    QuantisedWeights,
+)
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
 from attn_export.runtimes.decode_inputs import ENCODED
 from attn_export.spec import Input, Shape
@@ -65,14 +71,17 @@ _SPARE = (0, 1, 5, 64)
 """The number of slots of caches that stay free, in turns."""
 
 
-def subject_of_model(model: Any, *, all_logits: bool = False) -> Subject:
+def subject_of_model(
+    model: Any, *, all_logits: bool = False, weights_dtype: str = "none"
+) -> Subject:
     """Return a subject for a decoder of transformers.
 
     `model`: The folder of a checkpoint, or a model of transformers.
     `all_logits`: Whether all logits are wanted, so that there is no input `logit_index`.
+    `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
     """
-    how = "built in float32"
-    if isinstance(model, str | Path):
+    how, is_ours = "built in float32", isinstance(model, str | Path)
+    if is_ours:
         # In float32 from the start, since some types round numbers of their own to their type.
         checkpoint = read_checkpoint(Path(model))
         own, checkpoint.config.dtype = checkpoint.config.dtype, torch.float32
@@ -81,14 +90,21 @@ def subject_of_model(model: Any, *, all_logits: bool = False) -> Subject:
         loaded, notes = checkpoint.load(), (*checkpoint.notes, *told)
     else:
         loaded, notes = in_dtype(*load_model(model), dtype="float32", how=how)
+    weights = None
+    if weights_dtype != "none":
+        if not loaded.can_generate() or loaded.config.is_encoder_decoder:
+            raise UsageError(f"weights_dtype {weights_dtype} is for decoders; leave it out")
+        loaded = loaded if is_ours else copy.deepcopy(loaded)
+        weights = QuantisedWeights(loaded, weights_dtype)
+        notes = *notes, *weights.notes
     if loaded.can_generate():
-        subject: Subject = _BuiltModel(loaded, notes, all_logits=all_logits)
+        subject: Subject = _BuiltModel(loaded, notes, all_logits=all_logits, weights=weights)
     else:
         subject = BuiltEncoder(loaded, notes)
-    is_ours = isinstance(model, str | Path)
     subject.files = files_of(loaded, Path(model) if is_ours else None)
     # Windows renames no folder with a file that is mapped.
-    subject.maps_weights = is_ours and is_large_model(loaded) and os.name == "posix"
+    may_map = is_ours and weights is None and os.name == "posix"
+    subject.maps_weights = may_map and is_large_model(loaded)
     if loaded.config.is_encoder_decoder:
         subject.encoder = BuiltCrossEncoder(loaded, notes)
     return subject
@@ -125,7 +141,10 @@ class _BuiltModel(Subject):
     drawn, and larger in some cases.
     """
 
-    def __init__(self, model: Any, notes: tuple[str, ...], *, all_logits: bool = False) -> None:
+    def __init__(
+        self, model: Any, notes: tuple[str, ...], *, all_logits: bool = False,
+        weights: QuantisedWeights | None = None,
+    ) -> None:  # fmt: skip
         caches, crossed = _caches_of(model), crossed_of(model)
         self.limits = limits_of(model)
         self._entry = _entry_of(caches, crossed, str(model.dtype).removeprefix("torch."))
@@ -153,6 +172,9 @@ class _BuiltModel(Subject):
         self.sums = _SUMS
         self.example_sizes = {axis: sizes[axis] for axis in (*self.example_sizes, PAST)}
         self.oracle, self.rewrite = self.own_oracle, rewrite_weights
+        if weights:
+            self.rewrite, decoder.float_weights = weights.rewrite, weights.floats
+        self._weights = weights
         self.roles = Roles(caches={f"present_{name}": f"past_{name}" for name in caches})
 
     def input_descriptions(self) -> dict[str, Input]:
@@ -174,7 +196,7 @@ class _BuiltModel(Subject):
         axes = {name: given.shape for name, given in self._described.items()} | self._outputs
         maker = _BuiltCases(self._entry, limits, axes, pads_left=False)
         cover = (s for s in situations(self._entry, limits, _PROMISES) if s.kind != WHOLE_DECODE)
-        chosen = (*cover, *_prompts(limits), *_across(limits))
+        chosen = (*cover, *prompts(limits), *across(limits))
         return Plan(maker.cases(chosen), (), self.interface(), is_settled=True)
 
     def own_oracle(self) -> ModelOracle:
@@ -183,6 +205,8 @@ class _BuiltModel(Subject):
         call = OwnCall(self.module.model, self._entry).eval()
         subject = Subject(call, lambda *_: dict(self.inputs), axes, list(self.outputs))
         subject.roles = self.roles
+        if self._weights:
+            return QuantisedModelOracle(subject, self._weights)
         return ModelOracle(subject, 0.0)
 
 
@@ -220,23 +244,6 @@ def _entry_of(caches: Mapping[str, Shape], crossed: Mapping[str, Input], dtype: 
     outputs = End("logits", "value", dtype, ()), *ends("present", "present")
     by_name, named = ({end.name: end for end in each} for each in (inputs, outputs))
     return Entry(Path(MODEL), "model", "attn-export", by_name, named)
-
-
-def _prompts(limits: CaseLimits) -> Iterator[Situation]:
-    """Yield first prompts, which have a form of their own in some graphs."""
-    for size, batch in ((2, 3), (9, 1), (33, 3), (65, 2), (129, 1), (513, 1)):
-        if size <= limits.longest and size * batch * 4 <= limits.tokens:
-            yield Situation(f"prompt_{size}", "a first prompt", (size,) * batch, (0,) * batch)
-
-
-def _across(limits: CaseLimits) -> Iterator[Situation]:
-    """Yield situations with more keys than each window and chunk of the config."""
-    for size in limits.thresholds:
-        if 2 < size <= limits.positions - 6:
-            pasts = (size - 2, size + 1, 0)
-            yield Situation(f"across_{size}", "tokens across a window or chunk", (5,) * 3, pasts)
-        elif size < limits.positions:
-            yield Situation(f"across_{size}", "more keys than a window or chunk", (1,), (size,))
 
 
 def _with_index(

@@ -162,6 +162,23 @@ def _uneven(
             )
 
 
+def prompts(limits: CaseLimits) -> Iterator[Situation]:
+    """Yield first prompts, which have a form of their own in some graphs."""
+    for size, batch in ((2, 3), (9, 1), (33, 3), (65, 2), (129, 1), (513, 1)):
+        if size <= limits.longest and size * batch * 4 <= limits.tokens:
+            yield Situation(f"prompt_{size}", "a first prompt", (size,) * batch, (0,) * batch)
+
+
+def across(limits: CaseLimits) -> Iterator[Situation]:
+    """Yield situations with more keys than each window and chunk of the config."""
+    for size in limits.thresholds:
+        if 2 < size <= limits.positions - 6:
+            pasts = (size - 2, size + 1, 0)
+            yield Situation(f"across_{size}", "tokens across a window or chunk", (5,) * 3, pasts)
+        elif size < limits.positions:
+            yield Situation(f"across_{size}", "more keys than a window or chunk", (1,), (size,))
+
+
 class CaseMaker:
     """Makes the inputs of a graph in a situation.
 

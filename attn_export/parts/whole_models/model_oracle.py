@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import fill_ignored_rows, measure
 from attn_export.parts.whole_models.config_mistakes import find_cause
 from attn_export.parts.whole_models.stored_evidence import MOST_BYTES, reduce_if_large
-from attn_export.quality import Budget
+from attn_export.quality import Budget, Quality
 from attn_export.results import Arrays, Case, Golden
 from attn_export.schema import Allowed
 from attn_export.tensorfile import is_floating
@@ -94,6 +94,10 @@ class ModelOracle(Oracle):
         largest = {name: max(errors[name] for errors in self._errors) for name in self._errors[0]}
         truth = self.truth(case.inputs)
         return [{name: t * (1 + largest[name]) for name, t in truth.items()}]
+
+    def quality(self, _: Path, __: Sequence[Golden], ___: Sequence[Budget]) -> Quality | None:
+        """Return the distance from the model before its weights were rounded; None if none were."""
+        return None
 
     def reduce(self, folder: Path) -> tuple[str, ...]:
         """Reduce golden vectors of many bytes to some positions, and return notes on the tokens."""
