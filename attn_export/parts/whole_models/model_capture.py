@@ -48,7 +48,6 @@ class InPlaceLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         call = CALL.get()
         self.keys = onnx_attention.append(self.keys, key_states, call.past_length)
         self.values = onnx_attention.append(self.values, value_states, call.past_length)
-        call.written.append(self.keys)
         return self.keys, self.values
 
     def get_seq_length(self) -> Any:

@@ -39,7 +39,6 @@ class Call:
         encoded: The tokens of the encoder that are no padding, bool or int64 `[B, T]`, in a decoder
             that sees them.
         crossed: The keys of these tokens in the layers that see them.
-        written: The keys in the caches, with those of the new tokens.
         causal: The masks that are causal and hide no more.
         attended: The modules that called our attention, in their order.
         hides: Whether a layer hides tokens that are no padding.
@@ -51,7 +50,6 @@ class Call:
     past_length: Tensor | None
     encoded: Tensor | None = None
     crossed: list[Tensor] = dataclasses.field(default_factory=list)
-    written: list[Tensor] = dataclasses.field(default_factory=list)
     causal: list[Tensor] = dataclasses.field(default_factory=list)
     attended: list[nn.Module] = dataclasses.field(default_factory=list)
     hides: bool = False
@@ -123,10 +121,11 @@ def _attend(
     """
     call = CALL.get()
     call.attended.append(module)
-    length = call.past_length if any(key is written for written in call.written) else None
+    is_crossed = any(key is crossed for crossed in call.crossed)
+    length = None if is_crossed else call.past_length
     causal = any(attention_mask is mask for mask in call.causal) and position_bias is None
     mask = functional.clamp_mask(attention_mask)
-    if any(key is crossed for crossed in call.crossed) and not _has_bias(module):
+    if is_crossed and not _has_bias(module):
         position_bias = None  # zeros
     if position_bias is not None:
         mask = functional.add_bias(mask, position_bias)
