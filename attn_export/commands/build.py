@@ -48,7 +48,7 @@ WIDE = "in float32"
 
 GROUPS = {
     "Input": (
-        "variant", "module", "model", "all_logits", "weights", "layer", "pool_kv_heads",
+        "variant", "module", "model", "all_logits", "max_len", "weights", "layer", "pool_kv_heads",
         "kv_scales", "calibrate", "seed",
     ),
     "Fields of the spec": SPEC_FIELDS,

@@ -48,6 +48,10 @@ INPUT = (
         help="With --model: return the logits of all new tokens; there is no logit_index.",
     ),
     option(
+        "--max-len", type=int, least=16, metavar="N",
+        help="With --model: the most tokens of a decoder's cache.  [default: its positions]",
+    ),
+    option(
         "--weights", type=Path, metavar="FILE",
         help="A safetensors checkpoint, its index, or its folder; config.json beside it is read. A "
         "config.json alone gives random weights.",
@@ -127,8 +131,10 @@ def _check(given: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     if whole and others:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise UsageError(f"{flags} with --{whole} {given[whole]}, which defines it; leave it out")
-    if given["all_logits"] and not given["model"]:
-        raise UsageError("--all-logits without --model; name the checkpoint")
+    for name in ("all_logits", "max_len"):
+        if given[name] and not given["model"]:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} without --model; name the checkpoint")
     for name in files:
         if not given[name].exists():
             raise WeightsError(f"{given[name]} does not exist; check the path")
@@ -155,9 +161,8 @@ def _read(given: Mapping[str, Any], changes: Mapping[str, Any]) -> Buildable:
         def of_model() -> Subject:
             from attn_export.export.subject import Subject
 
-            return Subject.from_model(
-                given["model"], all_logits=given["all_logits"], **dict(changes)
-            )
+            options = {name: given[name] for name in ("all_logits", "max_len") if given[name]}
+            return Subject.from_model(given["model"], **options, **dict(changes))
 
         return of_model
     spec = _spec(given, changes)

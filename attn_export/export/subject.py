@@ -188,7 +188,7 @@ class Subject:
 
         Args:
             model: The folder of a checkpoint, or a model of transformers.
-            **options: Those of `build --model`: `all_logits=True`, `weights_dtype="int4"`.
+            **options: Those of `build --model`: `all_logits=True`, `max_len=512` and so on.
 
         Raises:
             WeightsError: If the checkpoint is broken, or asks for code.

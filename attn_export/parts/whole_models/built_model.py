@@ -72,12 +72,13 @@ _SPARE = (0, 1, 5, 64)
 
 
 def subject_of_model(
-    model: Any, *, all_logits: bool = False, weights_dtype: str = "none"
+    model: Any, *, all_logits: bool = False, max_len: int = 0, weights_dtype: str = "none"
 ) -> Subject:
     """Return a subject for a decoder of transformers.
 
     `model`: The folder of a checkpoint, or a model of transformers.
     `all_logits`: Whether all logits are wanted, so that there is no input `logit_index`.
+    `max_len`: The most tokens of a decoder's cache; 0 for all positions of the model.
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
     """
     how, is_ours = "built in float32", isinstance(model, str | Path)
@@ -98,7 +99,11 @@ def subject_of_model(
         weights = QuantisedWeights(loaded, weights_dtype)
         notes = *notes, *weights.notes
     if loaded.can_generate():
-        subject: Subject = _BuiltModel(loaded, notes, all_logits=all_logits, weights=weights)
+        subject: Subject = _BuiltModel(
+            loaded, notes, max_len=max_len, all_logits=all_logits, weights=weights
+        )
+    elif max_len:
+        raise UsageError(f"max_len {max_len} is for decoders; leave it out")
     else:
         subject = BuiltEncoder(loaded, notes)
     subject.files = files_of(loaded, Path(model) if is_ours else None)
@@ -142,11 +147,11 @@ class _BuiltModel(Subject):
     """
 
     def __init__(
-        self, model: Any, notes: tuple[str, ...], *, all_logits: bool = False,
+        self, model: Any, notes: tuple[str, ...], *, max_len: int = 0, all_logits: bool = False,
         weights: QuantisedWeights | None = None,
     ) -> None:  # fmt: skip
         caches, crossed = _caches_of(model), crossed_of(model)
-        self.limits = limits_of(model)
+        self.limits = limits_of(model, max_len)
         self._entry = _entry_of(caches, crossed, str(model.dtype).removeprefix("torch."))
         last = self.limits.vocabulary - 1
         self._described = {

@@ -13,7 +13,7 @@ import torch
 from attn_export.cases.draw import MAX_SIZE, Interface
 from attn_export.cases.plan import Plan
 from attn_export.commands.reference import Reference, of_subject
-from attn_export.errors import ExportError, GraphError, first_few, one_line
+from attn_export.errors import ExportError, GraphError, UsageError, first_few, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import named_axes
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
@@ -118,11 +118,21 @@ def _notes(entry: Entry, undeclared: set[str]) -> Iterator[str]:
         yield f"inputs that the graph does not read: {first_few(sorted(entry.unread))}"
 
 
-def limits_of(model: Any) -> CaseLimits:
-    """Return what the cases of a model may hold, from its config."""
+_LEAST = 16
+"""The least number of positions that cases need."""
+
+
+def limits_of(model: Any, most: int = 0) -> CaseLimits:
+    """Return what the cases of a model may hold, from its config.
+
+    `most`: The largest number of positions; 0 for all that the model has.
+    """
     config = model.config.get_text_config(decoder=True)
     names = ("max_position_embeddings", "max_target_positions")
     longest = min(getattr(config, name, None) or MAX_SIZE for name in names)
+    if most and not _LEAST <= most <= longest:
+        raise UsageError(f"max_len {most}: give {_LEAST} to {longest}, as many as the model has")
+    longest = most or longest
     thresholds = {
         getattr(config, name, None)
         for name in ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
@@ -132,7 +142,7 @@ def limits_of(model: Any) -> CaseLimits:
         thresholds.add(each.get("original_max_position_embeddings"))
     ids = [getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")]
     flat = {i for x in ids for i in (x if isinstance(x, list) else [x]) if i is not None}
-    sizes = sorted(size for size in thresholds if isinstance(size, int))
+    sizes = sorted(x for x in thresholds if isinstance(x, int) and (x < most or not most))
     limits = CaseLimits(
         config.vocab_size, min(longest, MOST), tuple(sizes),
         tuple(sorted(i for i in flat if 0 <= i < config.vocab_size)),

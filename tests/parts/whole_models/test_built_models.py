@@ -88,6 +88,23 @@ def test_a_mask_that_is_dropped_is_found(kind, fields, monkeypatch):
     assert worst_error(subject)[0] > 1e-3
 
 
+def test_cases_keep_to_the_most_tokens_of_a_cache():
+    model = tiny_decoder("mistral")
+    subject, longer = (Subject.from_model(model, max_len=most) for most in (20, 40))
+    assert subject.bounds["capacity"][1] == 20
+    tokens, more = (
+        max(case.sizes["query_len"] + case.sizes["past_len"] for case in each.plan().cases)
+        for each in (subject, longer)
+    )
+    assert 8 < tokens <= 20 < more <= 40
+
+
+@pytest.mark.parametrize("most", [-1, 15, 41])
+def test_more_tokens_than_positions_are_refused(most):
+    with pytest.raises(UsageError, match=f"max_len {most}: give 16 to 40, as many as the model"):
+        Subject.from_model(tiny_decoder("llama"), max_len=most)
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_decoder_with_attention_of_its_own_is_refused(kind):
     with pytest.raises(
