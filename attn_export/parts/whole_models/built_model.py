@@ -56,13 +56,18 @@ from attn_export.parts.whole_models.quantised_decoder import (
     QuantisedWeights,
 )
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
-from attn_export.runtimes.decode_inputs import ENCODED
+from attn_export.runtimes.decode_inputs import (
+    CAPACITY,
+    ENCODED,
+    IDS,
+    LOGIT_COUNT,
+    LOGIT_INDEX,
+    PAST_LENGTH,
+)
 from attn_export.spec import Input, Shape
 from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, Roles
 
-_CAPACITY, _LOGITS = "capacity", "logit_count"
-_IDS, _LENGTH, _INDEX = "input_ids", "past_length", "logit_index"
-_SUMS: Final = {_CAPACITY: f"{PAST} + {QUERIES}"}
+_SUMS: Final = {CAPACITY: f"{PAST} + {QUERIES}"}
 """In cases that are drawn, caches are filled by the longest past and the new tokens."""
 
 _PROMISES: Final[frozenset[Promise]] = frozenset({"batch", "chunk", "chunks", "ragged"})
@@ -108,8 +113,7 @@ def subject_of_model(
         subject = BuiltEncoder(loaded, notes)
     subject.files = files_of(loaded, Path(model) if is_ours else None)
     # Windows renames no folder with a file that is mapped.
-    may_map = is_ours and weights is None and os.name == "posix"
-    subject.maps_weights = may_map and is_large_model(loaded)
+    subject.maps_weights = is_ours and not weights and os.name == "posix" and is_large_model(loaded)
     if loaded.config.is_encoder_decoder:
         subject.encoder = BuiltCrossEncoder(loaded, notes)
     return subject
@@ -124,13 +128,13 @@ def built_graphs(folder: Path) -> tuple[list[str], bool]:
     if not (folder / MANIFEST).is_file():
         return [], False
     manifest = read_manifest(folder)
-    is_ours = {_IDS, _LENGTH} <= manifest.inputs.keys()
+    is_ours = {IDS, PAST_LENGTH} <= manifest.inputs.keys()
     graphs = [
         name
         for name, file in manifest.graphs.items()
         if is_ours and not (file.fixed or file.layouts or file.dtypes)
     ]
-    return graphs, _INDEX not in manifest.inputs
+    return graphs, LOGIT_INDEX not in manifest.inputs
 
 
 def built_reference(subject: _BuiltModel, reduce: Callable[[Path], tuple[str, ...]]) -> Reference:
@@ -155,18 +159,22 @@ class _BuiltModel(Subject):
         self._entry = _entry_of(caches, crossed, str(model.dtype).removeprefix("torch."))
         last = self.limits.vocabulary - 1
         self._described = {
-            _IDS: Input((BATCH, QUERIES), "int64", 0, last),
-            _LENGTH: Input((BATCH,), "int64", 0, PAST),
-            **({} if all_logits else {_INDEX: Input((BATCH, _LOGITS), "int64", 0, QUERIES)}),
+            IDS: Input((BATCH, QUERIES), "int64", 0, last),
+            PAST_LENGTH: Input((BATCH,), "int64", 0, PAST),
+            **(
+                {}
+                if all_logits
+                else {LOGIT_INDEX: Input((BATCH, LOGIT_COUNT), "int64", 0, QUERIES)}
+            ),
             **{f"past_{name}": Input(shape) for name, shape in caches.items()},
             **crossed,
         }
-        logits = (BATCH, QUERIES if all_logits else _LOGITS, self.limits.vocabulary)
+        logits = (BATCH, QUERIES if all_logits else LOGIT_COUNT, self.limits.vocabulary)
         self._outputs = {"logits": logits, **{f"present_{n}": s for n, s in caches.items()}}
-        sizes = {**TRACED_SIZES, _LOGITS: 3, ENCODED: 9, _CAPACITY: TRACED_SIZES["total_len"]}
+        sizes = {**TRACED_SIZES, LOGIT_COUNT: 3, ENCODED: 9, CAPACITY: TRACED_SIZES["total_len"]}
         example = to_torch(self._drawn(sizes, generator("example")))
-        example[_LENGTH] = torch.tensor([3, TRACED_SIZES[PAST]])
-        most = {axis: Axis(axis, max=self.limits.positions) for axis in (QUERIES, _CAPACITY)}
+        example[PAST_LENGTH] = torch.tensor([3, TRACED_SIZES[PAST]])
+        most = {axis: Axis(axis, max=self.limits.positions) for axis in (QUERIES, CAPACITY)}
         axes = {
             name: {at: most.get(axis, axis) for at, axis in named_axes(given.shape).items()}
             for name, given in self._described.items()
@@ -176,10 +184,9 @@ class _BuiltModel(Subject):
         decoder.prove(example)
         self.sums = _SUMS
         self.example_sizes = {axis: sizes[axis] for axis in (*self.example_sizes, PAST)}
-        self.oracle, self.rewrite = self.own_oracle, rewrite_weights
+        self.oracle, self.rewrite, self._weights = self.own_oracle, rewrite_weights, weights
         if weights:
             self.rewrite, decoder.float_weights = weights.rewrite, weights.floats
-        self._weights = weights
         self.roles = Roles(caches={f"present_{name}": f"past_{name}" for name in caches})
 
     def input_descriptions(self) -> dict[str, Input]:
@@ -228,7 +235,7 @@ def _caches_of(model: Any) -> dict[str, Shape]:
     if layers != list(range(count)):
         raise ExportError(f"{kind} has layers without keys and values of their own")
     return {
-        f"{part}_{layer}": (BATCH, heads, _CAPACITY, size)
+        f"{part}_{layer}": (BATCH, heads, CAPACITY, size)
         for layer in layers
         for part, (heads, size) in zip(("key", "value"), shapes[layer, "decoder"], strict=True)
     }
@@ -243,7 +250,7 @@ def _entry_of(caches: Mapping[str, Shape], crossed: Mapping[str, Input], dtype: 
             yield End(f"{start}_{name}", role, dtype, shape, int(layer), part)
 
     inputs = (
-        End(_IDS, "ids", "int64", (BATCH, QUERIES)), End(_LENGTH, "write at", "int64", (BATCH,)),
+        End(IDS, "ids", "int64", (BATCH, QUERIES)), End(PAST_LENGTH, "write at", "int64", (BATCH,)),
         *ends("past", "past"), *(crossed_end(*each, dtype) for each in crossed.items()),
     )  # fmt: skip
     outputs = End("logits", "value", dtype, ()), *ends("present", "present")
@@ -255,10 +262,10 @@ def _with_index(
     inputs: dict[str, np.ndarray], sizes: Sizes, random: np.random.Generator
 ) -> dict[str, np.ndarray]:
     """Return inputs with random positions of logits, if they have any, and the last one."""
-    if _INDEX in inputs:
-        shape = sizes[BATCH], sizes[_LOGITS]
-        inputs[_INDEX] = random.integers(0, sizes[QUERIES], shape)
-        inputs[_INDEX][:, -1] = sizes[QUERIES] - 1
+    if LOGIT_INDEX in inputs:
+        shape = sizes[BATCH], sizes[LOGIT_COUNT]
+        inputs[LOGIT_INDEX] = random.integers(0, sizes[QUERIES], shape)
+        inputs[LOGIT_INDEX][:, -1] = sizes[QUERIES] - 1
     return inputs
 
 
@@ -267,12 +274,12 @@ class _BuiltCases(CaseMaker):
 
     def cases(self, all_situations: tuple[Situation, ...]) -> tuple[Case, ...]:
         """Return the cases of situations, and the base case with each input changed."""
-        index = self.changed(all_situations[0], _INDEX)
+        index = self.changed(all_situations[0], LOGIT_INDEX)
         return (*super().cases(all_situations), *([index] if index else []))
 
     def changed(self, base: Situation, name: str) -> Case | None:
         """Return the base case with other values of an input; None if it has no others."""
-        if name not in (_LENGTH, _INDEX):
+        if name not in (PAST_LENGTH, LOGIT_INDEX):
             return super().changed(base, name)
         inputs = self.inputs(base, base.name)
         if name not in inputs:
@@ -292,18 +299,20 @@ class _BuiltCases(CaseMaker):
         query, past = max(situation.new), max(situation.past)
         sizes = {
             BATCH: len(situation.new), QUERIES: query, PAST: past,
-            _CAPACITY: past + query + _SPARE[number % len(_SPARE)],
+            CAPACITY: past + query + _SPARE[number % len(_SPARE)],
         }  # fmt: skip
         if any(end.of == "encoder" for end in self.entry.inputs.values()):
             sizes[ENCODED] = super().sizes(situation)[KEYS]
-        return sizes | ({_LOGITS: min(query, 1 + number % 3)} if _INDEX in self.axes else {})
+        return sizes | (
+            {LOGIT_COUNT: min(query, 1 + number % 3)} if LOGIT_INDEX in self.axes else {}
+        )
 
     def inputs(self, situation: Situation, seed: str) -> dict[str, np.ndarray]:
         """Return the inputs of the graph, in its order."""
         inputs = super().inputs(situation, seed)
-        if _INDEX in self.axes:
-            inputs[_INDEX] = np.zeros(0)
-            _with_index(inputs, self.sizes(situation), generator("whole", seed, _INDEX))
+        if LOGIT_INDEX in self.axes:
+            inputs[LOGIT_INDEX] = np.zeros(0)
+            _with_index(inputs, self.sizes(situation), generator("whole", seed, LOGIT_INDEX))
         if ENCODER_MASK in inputs:  # batch elements but the first have less
             batch, keys = inputs[ENCODER_MASK].shape
             last = np.maximum(keys - 1 - np.arange(batch), 0)

@@ -46,7 +46,8 @@ class CapturedCrossDecoder(CapturedDecoder):
         layers: Any = [_CrossLayer(*pair) for pair in zip(keys, values, strict=True)]
         model: Any = self.model
         states = keys[0].new_zeros(ids.shape[0], keys[0].shape[2], model.config.hidden_size)
-        with self._at_positions(functional.positions(_length(call), ids.shape[1])):
+        length: Any = call.past_length
+        with self._at_positions(functional.positions(length, ids.shape[1])):
             logits: Tensor = model(
                 decoder_input_ids=ids, attention_mask=call.encoded, use_cache=True,
                 encoder_outputs=BaseModelOutput(last_hidden_state=states),
@@ -80,10 +81,6 @@ class CapturedCrossDecoder(CapturedDecoder):
                     part.compute_bias = _biased(part.compute_bias, positions)
                     stack.callback(delattr, part, "compute_bias")
             yield
-
-
-def _length(call: Call) -> Any:
-    return call.past_length
 
 
 def _embedded(embed: Callable[..., Tensor], positions: Tensor) -> Callable[..., Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attn_export.errors import ExportError, one_line
-from attn_export.parts.whole_models.own_attention import Call, attending
+from attn_export.parts.whole_models.own_attention import Call, OwnAttentionError, attending
 from attn_export.parts.whole_models.single_nodes import SingleNodes
 
 
@@ -51,10 +51,7 @@ class CapturedEncoder(nn.Module):
         except Exception as error:  # as various as the models
             raise ExportError(f"{kind} does not run: {one_line(error)}") from error
         if len(call.attended) != layers:
-            raise ExportError(
-                f"{kind} has attention of its own: of {layers} layers, {len(call.attended)} call "
-                "transformers' AttentionInterface"
-            )
+            raise OwnAttentionError(kind, layers, len(call.attended))
         return call.hides
 
 

@@ -20,7 +20,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from attn_export.attention import functional, onnx_attention
 from attn_export.errors import ExportError, one_line
-from attn_export.parts.whole_models.own_attention import CALL, Call, attending
+from attn_export.parts.whole_models.own_attention import CALL, Call, OwnAttentionError, attending
 from attn_export.parts.whole_models.single_nodes import SingleNodes
 
 _MANY = 2**17
@@ -45,9 +45,9 @@ class InPlaceLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write keys and values of the new tokens, and return the buffers."""
-        call = CALL.get()
-        self.keys = onnx_attention.append(self.keys, key_states, call.past_length)
-        self.values = onnx_attention.append(self.values, value_states, call.past_length)
+        length = CALL.get().past_length
+        self.keys = onnx_attention.append(self.keys, key_states, length)
+        self.values = onnx_attention.append(self.values, value_states, length)
         return self.keys, self.values
 
     def get_seq_length(self) -> Any:
@@ -150,10 +150,7 @@ class CapturedDecoder(nn.Module):
         call, logits = self._tried(example, 0)
         layers, calls = _layers(example, "past_key_", "cross_key_"), len(call.attended)
         if calls != layers or len(set(map(id, call.attended))) != layers:
-            raise ExportError(
-                f"{kind} has attention of its own: of {layers} layers, {calls} call transformers' "
-                "AttentionInterface"
-            )
+            raise OwnAttentionError(kind, layers, calls)
         if not all(mask.all() for mask in call.padding):
             raise ExportError(f"{kind} masks padding by itself, which the graph does not know")
         if "logit_index" in example and call.cut != 1:

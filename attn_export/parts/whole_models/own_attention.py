@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
 from attn_export.attention import functional, onnx_attention
+from attn_export.errors import ExportError
 
 _NAME = "attn_export"
 """The name of our attention and masks in transformers."""
@@ -56,6 +57,16 @@ class Call:
     padding: list[Tensor] = dataclasses.field(default_factory=list)
     cut: int = 0
     seen: int | Tensor = 0
+
+
+class OwnAttentionError(ExportError):
+    """Error for a type of model of whose layers some attend without calling our function."""
+
+    def __init__(self, kind: str, layers: int, calls: int) -> None:
+        super().__init__(
+            f"{kind} has attention of its own: of {layers} layers, {calls} call transformers' "
+            "AttentionInterface"
+        )
 
 
 CALL: ContextVar[Call] = ContextVar("attn_export_whole_model")

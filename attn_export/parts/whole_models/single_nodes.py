@@ -30,7 +30,6 @@ class SingleNodes:
     """The norms and rotations of a model that are single nodes in its exports.
 
     They are held by name, since a model may be copied.
-
     """
 
     _are_used = True
@@ -63,20 +62,20 @@ class SingleNodes:
         `run`: Returns outputs of the model, of any shape.
         """
         changed, self._are_used = run(), False
-        plain = run()
-        allowed = 1e3 * torch.finfo(plain.dtype).eps * plain.abs().max()
-        self._are_used = bool((plain - changed).abs().max() <= allowed)
+        self._are_used = _same([changed], [run()], roundings=1000)
 
 
-def _same(values: Any, wanted: Any) -> bool:
-    """Return whether tensors are the same but for some roundings."""
+def _same(values: Any, wanted: Any, roundings: int = 16) -> bool:
+    """Return whether tensors are the same but for some roundings of their largest element."""
     return all(
         one.shape == other.shape
-        and bool(
-            ((one - other).abs() <= 16 * torch.finfo(other.dtype).eps * other.abs().max()).all()
-        )
+        and bool((one - other).abs().max() <= roundings * _unit(other) * other.abs().max())
         for one, other in zip(values, wanted, strict=True)
     )
+
+
+def _unit(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps
 
 
 # -- RMS norms ------------------------------------------------------------------------------------
