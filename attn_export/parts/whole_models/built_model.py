@@ -24,6 +24,7 @@ from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError, UsageError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
+from attn_export.parts.whole_models.built_cases import BuiltCases, with_index
 from attn_export.parts.whole_models.built_encoder import (
     BuiltCrossEncoder,
     BuiltEncoder,
@@ -31,13 +32,11 @@ from attn_export.parts.whole_models.built_encoder import (
     crossed_of,
 )
 from attn_export.parts.whole_models.bundle_text import files_of
-from attn_export.parts.whole_models.cross_capture import ENCODER_MASK, CapturedCrossDecoder
+from attn_export.parts.whole_models.cross_capture import CapturedCrossDecoder
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.parts.whole_models.loaded_model import in_dtype, load_model
 from attn_export.parts.whole_models.model_capture import CapturedDecoder
 from attn_export.parts.whole_models.model_cases import (
-    CaseMaker,
-    Situation,
     across,
     prompts,
     situations,
@@ -55,7 +54,7 @@ from attn_export.parts.whole_models.quantised_decoder import (
     QuantisedModelOracle,
     QuantisedWeights,
 )
-from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
+from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
     ENCODED,
@@ -65,15 +64,13 @@ from attn_export.runtimes.decode_inputs import (
     PAST_LENGTH,
 )
 from attn_export.spec import Input, Shape
-from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, Roles
+from attn_export.spec.inputs import BATCH, PAST, QUERIES, Roles
 
 _SUMS: Final = {CAPACITY: f"{PAST} + {QUERIES}"}
 """In cases that are drawn, caches are filled by the longest past and the new tokens."""
 
 _PROMISES: Final[frozenset[Promise]] = frozenset({"batch", "chunk", "chunks", "ragged"})
 _MOST_CASES = 32
-_SPARE = (0, 1, 5, 64)
-"""The number of slots of caches that stay free, in turns."""
 
 
 def subject_of_model(
@@ -200,13 +197,13 @@ class _BuiltModel(Subject):
     def _drawn(self, sizes: Sizes, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Return random inputs, whose pasts fit into the caches."""
         inputs = draw_inputs(self._described, sizes, seed_words=(int(random.integers(2**31)),))
-        return _with_index(inputs, sizes, random)
+        return with_index(inputs, sizes, random)
 
     def plan(self) -> Plan:
         """Return the cases: a cover of lengths and pasts, and those across windows and chunks."""
         limits = dataclasses.replace(self.limits, cases=min(_MOST_CASES, self.limits.cases))
         axes = {name: given.shape for name, given in self._described.items()} | self._outputs
-        maker = _BuiltCases(self._entry, limits, axes, pads_left=False)
+        maker = BuiltCases(self._entry, limits, axes, pads_left=False)
         cover = (s for s in situations(self._entry, limits, _PROMISES) if s.kind != WHOLE_DECODE)
         chosen = (*cover, *prompts(limits), *across(limits))
         return Plan(maker.cases(chosen), (), self.interface(), is_settled=True)
@@ -256,65 +253,3 @@ def _entry_of(caches: Mapping[str, Shape], crossed: Mapping[str, Input], dtype: 
     outputs = End("logits", "value", dtype, ()), *ends("present", "present")
     by_name, named = ({end.name: end for end in each} for each in (inputs, outputs))
     return Entry(Path(MODEL), "model", "attn-export", by_name, named)
-
-
-def _with_index(
-    inputs: dict[str, np.ndarray], sizes: Sizes, random: np.random.Generator
-) -> dict[str, np.ndarray]:
-    """Return inputs with random positions of logits, if they have any, and the last one."""
-    if LOGIT_INDEX in inputs:
-        shape = sizes[BATCH], sizes[LOGIT_COUNT]
-        inputs[LOGIT_INDEX] = random.integers(0, sizes[QUERIES], shape)
-        inputs[LOGIT_INDEX][:, -1] = sizes[QUERIES] - 1
-    return inputs
-
-
-class _BuiltCases(CaseMaker):
-    """Makes inputs of a graph with caches in place; all that it returns is judged."""
-
-    def cases(self, all_situations: tuple[Situation, ...]) -> tuple[Case, ...]:
-        """Return the cases of situations, and the base case with each input changed."""
-        index = self.changed(all_situations[0], LOGIT_INDEX)
-        return (*super().cases(all_situations), *([index] if index else []))
-
-    def changed(self, base: Situation, name: str) -> Case | None:
-        """Return the base case with other values of an input; None if it has no others."""
-        if name not in (PAST_LENGTH, LOGIT_INDEX):
-            return super().changed(base, name)
-        inputs = self.inputs(base, base.name)
-        if name not in inputs:
-            return None
-        inputs[name] = np.maximum(inputs[name] - 1, 0)
-        inputs[name][:1] = 0
-        case = dataclasses.replace(base, name=f"{CHANGED}{name}", about=f"another {name}")
-        return self._case(case, inputs, base.valid())
-
-    def _case(self, situation: Situation, inputs: Arrays, _: np.ndarray) -> Case:
-        return Case(situation.name, situation.kind, self.sizes(situation), inputs, situation.about)
-
-    def sizes(self, situation: Situation) -> dict[str, int]:
-        """Return the sizes of the axes."""
-        # Changes of the base case have its sizes.
-        number = 1 if situation.name.startswith((BASE, CHANGED)) else sum(situation.name.encode())
-        query, past = max(situation.new), max(situation.past)
-        sizes = {
-            BATCH: len(situation.new), QUERIES: query, PAST: past,
-            CAPACITY: past + query + _SPARE[number % len(_SPARE)],
-        }  # fmt: skip
-        if any(end.of == "encoder" for end in self.entry.inputs.values()):
-            sizes[ENCODED] = super().sizes(situation)[KEYS]
-        return sizes | (
-            {LOGIT_COUNT: min(query, 1 + number % 3)} if LOGIT_INDEX in self.axes else {}
-        )
-
-    def inputs(self, situation: Situation, seed: str) -> dict[str, np.ndarray]:
-        """Return the inputs of the graph, in its order."""
-        inputs = super().inputs(situation, seed)
-        if LOGIT_INDEX in self.axes:
-            inputs[LOGIT_INDEX] = np.zeros(0)
-            _with_index(inputs, self.sizes(situation), generator("whole", seed, LOGIT_INDEX))
-        if ENCODER_MASK in inputs:  # batch elements but the first have less
-            batch, keys = inputs[ENCODER_MASK].shape
-            last = np.maximum(keys - 1 - np.arange(batch), 0)
-            inputs[ENCODER_MASK][:] = np.arange(keys) <= last[:, None]
-        return {name: inputs[name] for name in self.axes if name in inputs}
