@@ -78,7 +78,7 @@ INPUT = (
     ),
 )  # fmt: skip
 
-_OF_MODELS = frozenset({"weights_dtype"})
+_OF_MODELS = frozenset({"kv_dtype", "weights_dtype"})
 """The fields of a spec that --model takes as well."""
 
 Buildable: TypeAlias = "Subject | AttentionSpec | Callable[[], Subject]"

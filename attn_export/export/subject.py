@@ -78,6 +78,7 @@ class Subject:
     oracle: Callable[[], Any] | None = None
     files: Mapping[str, bytes] = {}
     rewrite: Callable[[Any], None] | None = None  # the exported graph, into one that does the same
+    has_narrow_caches = False  # beside a model in float32
     maps_weights = False  # whether the module may read them from the bundle's file
     encoder: Subject | None = None
 
@@ -255,7 +256,8 @@ class Subject:
 
     def narrow_dtypes(self) -> dict[str, str]:
         """Return weights, inputs and outputs in float16 or bfloat16 by name, with their types."""
-        if self.spec is not None and self.spec.dtype == "float32":
+        is_float32 = self.has_narrow_caches if self.spec is None else self.spec.dtype == "float32"
+        if is_float32:
             return {}  # a float16 cache of a float32 layer does not count
         state = state_of(self.module)
         if not any(t.dtype in NARROW for t in (*state.values(), *self.inputs.values())):

@@ -23,6 +23,7 @@ class ModelKeywords(TypedDict, total=False):
     """How a whole model is built, beside what every build takes."""
 
     all_logits: bool
+    kv_dtype: str
     max_len: int
     weights_dtype: str
 

@@ -8,7 +8,7 @@ allowed error is what rounding explains: see `docs/parity.md`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
@@ -64,10 +64,13 @@ class Oracle(TruthSource):
 
     Attributes:
         precise: The float64 copy.
+        exactly: Outputs in a narrow type that must be equal, as for `build_golden`.
         widening: The mode that makes the copy compute in float64 where the module asks for a
             narrower type or a large weight has one. None for a small layer of ours, which never
             uses a narrower type than its inputs.
     """
+
+    exactly: Collection[str] = ()
 
     def __init__(
         self, subject: Subject, least_eps: float = 0.0, module: nn.Module | None = None
@@ -143,7 +146,7 @@ class Oracle(TruthSource):
         golden = build_golden(
             case, eager, truth, rounded,
             in_float32=self._computes_in_float32 and case.kind != WHOLE_DECODE,
-            is_narrower=self.is_narrower,
+            is_narrower=self.is_narrower, exactly=self.exactly,
             truth_of=self.truth if self._determines_nan() else None,
         )  # fmt: skip
         return golden if self.subject.spec else self._with_ties(golden, truth)

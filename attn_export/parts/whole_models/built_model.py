@@ -24,6 +24,7 @@ from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError, UsageError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
+from attn_export.parts import ModelKeywords
 from attn_export.parts.whole_models.built_cases import BuiltCases, with_index
 from attn_export.parts.whole_models.built_encoder import (
     BuiltCrossEncoder,
@@ -54,6 +55,7 @@ from attn_export.parts.whole_models.quantised_decoder import (
     QuantisedModelOracle,
     QuantisedWeights,
 )
+from attn_export.parts.whole_models.rounded_cache import RoundedCache, rounded_cache
 from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
@@ -65,6 +67,7 @@ from attn_export.runtimes.decode_inputs import (
 )
 from attn_export.spec import Input, Shape
 from attn_export.spec.inputs import BATCH, PAST, QUERIES, Roles
+from attn_export.spec.low_precision import FLOAT16
 
 _SUMS: Final = {CAPACITY: f"{PAST} + {QUERIES}"}
 """In cases that are drawn, caches are filled by the longest past and the new tokens."""
@@ -74,12 +77,14 @@ _MOST_CASES = 32
 
 
 def subject_of_model(
-    model: Any, *, all_logits: bool = False, max_len: int = 0, weights_dtype: str = "none"
-) -> Subject:
+    model: Any, *, all_logits: bool = False, kv_dtype: str = "none", max_len: int = 0,
+    weights_dtype: str = "none",
+) -> Subject:  # fmt: skip
     """Return a subject for a decoder of transformers.
 
     `model`: The folder of a checkpoint, or a model of transformers.
     `all_logits`: Whether all logits are wanted, so that there is no input `logit_index`.
+    `kv_dtype`: ``"float16"`` for the caches of a decoder, or none for the type of the model.
     `max_len`: The most tokens of a decoder's cache; 0 for all positions of the model.
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
     """
@@ -93,16 +98,17 @@ def subject_of_model(
         loaded, notes = checkpoint.load(), (*checkpoint.notes, *told)
     else:
         loaded, notes = in_dtype(*load_model(model), dtype="float32", how=how)
-    weights = None
+    weights, rounds = None, rounded_cache(kv_dtype)
+    for name, value in (("weights_dtype", weights_dtype), ("kv_dtype", kv_dtype)):
+        if value != "none" and (not loaded.can_generate() or loaded.config.is_encoder_decoder):
+            raise UsageError(f"{name} {value} is for decoders; leave it out")
     if weights_dtype != "none":
-        if not loaded.can_generate() or loaded.config.is_encoder_decoder:
-            raise UsageError(f"weights_dtype {weights_dtype} is for decoders; leave it out")
         loaded = loaded if is_ours else copy.deepcopy(loaded)
         weights = QuantisedWeights(loaded, weights_dtype)
         notes = *notes, *weights.notes
     if loaded.can_generate():
         subject: Subject = _BuiltModel(
-            loaded, notes, max_len=max_len, all_logits=all_logits, weights=weights
+            loaded, notes, max_len=max_len, all_logits=all_logits, weights=weights, rounds=rounds
         )
     elif max_len:
         raise UsageError(f"max_len {max_len} is for decoders; leave it out")
@@ -116,14 +122,14 @@ def subject_of_model(
     return subject
 
 
-def built_graphs(folder: Path) -> tuple[list[str], bool]:
+def built_graphs(folder: Path) -> tuple[list[str], ModelKeywords]:
     """Return the graphs of a bundle of a whole model that take its inputs as they are, if any.
 
     Returns:
-        Their names, and whether they give all logits.
+        Their names, and the options that they were built with, as far as inputs show them.
     """
     if not (folder / MANIFEST).is_file():
-        return [], False
+        return [], {}
     manifest = read_manifest(folder)
     is_ours = {IDS, PAST_LENGTH} <= manifest.inputs.keys()
     graphs = [
@@ -131,7 +137,9 @@ def built_graphs(folder: Path) -> tuple[list[str], bool]:
         for name, file in manifest.graphs.items()
         if is_ours and not (file.fixed or file.layouts or file.dtypes)
     ]
-    return graphs, LOGIT_INDEX not in manifest.inputs
+    types = {each.dtype for each in manifest.ends.values()}
+    kv_dtype = FLOAT16 if {FLOAT16, "float32"} <= types else "none"
+    return graphs, {"all_logits": LOGIT_INDEX not in manifest.inputs, "kv_dtype": kv_dtype}
 
 
 def built_reference(subject: _BuiltModel, reduce: Callable[[Path], tuple[str, ...]]) -> Reference:
@@ -149,11 +157,14 @@ class _BuiltModel(Subject):
 
     def __init__(
         self, model: Any, notes: tuple[str, ...], *, max_len: int = 0, all_logits: bool = False,
-        weights: QuantisedWeights | None = None,
+        weights: QuantisedWeights | None = None, rounds: RoundedCache | None = None,
     ) -> None:  # fmt: skip
         caches, crossed = _caches_of(model), crossed_of(model)
         self.limits = limits_of(model, max_len)
-        self._entry = _entry_of(caches, crossed, str(model.dtype).removeprefix("torch."))
+        dtype = str(model.dtype).removeprefix("torch.")
+        stored = FLOAT16 if rounds else dtype
+        self._entry = _entry_of(caches, crossed, dtype, stored)
+        self.has_narrow_caches = bool(rounds)
         last = self.limits.vocabulary - 1
         self._described = {
             IDS: Input((BATCH, QUERIES), "int64", 0, last),
@@ -163,7 +174,7 @@ class _BuiltModel(Subject):
                 if all_logits
                 else {LOGIT_INDEX: Input((BATCH, LOGIT_COUNT), "int64", 0, QUERIES)}
             ),
-            **{f"past_{name}": Input(shape) for name, shape in caches.items()},
+            **{f"past_{name}": Input(shape, stored) for name, shape in caches.items()},
             **crossed,
         }
         logits = (BATCH, QUERIES if all_logits else LOGIT_COUNT, self.limits.vocabulary)
@@ -179,6 +190,7 @@ class _BuiltModel(Subject):
         decoder = (CapturedCrossDecoder if crossed else CapturedDecoder)(model).eval()
         super().__init__(decoder, example, axes, list(self._outputs), notes=notes)
         decoder.prove(example)
+        decoder.kv_scales = rounds
         self.sums = _SUMS
         self.example_sizes = {axis: sizes[axis] for axis in (*self.example_sizes, PAST)}
         self.oracle, self.rewrite, self._weights = self.own_oracle, rewrite_weights, weights
@@ -211,10 +223,11 @@ class _BuiltModel(Subject):
     def own_oracle(self) -> ModelOracle:
         """Return the source of the truth: the model as transformers runs it."""
         axes = {name: named_axes(given.shape) for name, given in self._described.items()}
-        call = OwnCall(self.module.model, self._entry).eval()
+        module: Any = self.module
+        call = OwnCall(module.model, self._entry, module.kv_scales).eval()
         subject = Subject(call, lambda *_: dict(self.inputs), axes, list(self.outputs))
-        subject.roles = self.roles
-        if self._weights:
+        subject.roles, subject.has_narrow_caches = self.roles, self.has_narrow_caches
+        if self._weights or call.rounds:
             return QuantisedModelOracle(subject, self._weights)
         return ModelOracle(subject, 0.0)
 
@@ -238,13 +251,18 @@ def _caches_of(model: Any) -> dict[str, Shape]:
     }
 
 
-def _entry_of(caches: Mapping[str, Shape], crossed: Mapping[str, Input], dtype: str) -> Entry:
-    """Return what the inputs and outputs of the graph are."""
+def _entry_of(
+    caches: Mapping[str, Shape], crossed: Mapping[str, Input], dtype: str, stored: str
+) -> Entry:
+    """Return what the inputs and outputs of the graph are.
+
+    `stored`: The type of the caches.
+    """
 
     def ends(start: str, role: Any) -> Iterator[End]:
         for name, shape in caches.items():
             part, _, layer = name.partition("_")
-            yield End(f"{start}_{name}", role, dtype, shape, int(layer), part)
+            yield End(f"{start}_{name}", role, stored, shape, int(layer), part)
 
     inputs = (
         End(IDS, "ids", "int64", (BATCH, QUERIES)), End(PAST_LENGTH, "write at", "int64", (BATCH,)),

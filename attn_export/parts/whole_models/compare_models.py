@@ -67,9 +67,9 @@ def compare_models(
         One report on all graphs. With `output`, each has a bundle in a folder of its name there.
     """
     run = RunOptions.of(run)
-    built, all_logits = built_graphs(Path(graphs))
+    built, options = built_graphs(Path(graphs))
     if built:
-        subject = functools.cache(lambda: subject_of_model(model, all_logits=all_logits))
+        subject = functools.cache(lambda: subject_of_model(model, **options))
         return _compare_built(subject, Path(graphs), built, run, output)
     exported = read_export(Path(graphs), layout, names)
     _refuse_unmeasured(exported, run.budgets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,24 +14,38 @@ from transformers.modeling_outputs import BaseModelOutput
 from attn_export.errors import ExportError
 from attn_export.parts.whole_models.export_layouts import End, Entry, Role
 
+Rounding = Callable[..., tuple[Tensor, ...]]
+"""Returns keys and values as a cache stores them; called with the number of the layer and them."""
+
 
 class _Recorded(DynamicCache):
     """A cache that remembers the keys and values of the tokens of a run.
 
     Attributes:
         new: Them by the number of the layer, `[B, Hkv, L, D]`.
+        rounds: What rounds them, if they are stored in a narrower type than the model's.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, rounds: Rounding | None) -> None:
         super().__init__(config=config)
-        self.new: dict[int, tuple[Tensor, Tensor]] = {}
+        self.new: dict[int, tuple[Tensor, ...]] = {}
+        self.rounds = rounds
+
+    def hold(self, key: Tensor, value: Tensor, layer: int) -> None:
+        """Append those of the past, which are stored."""
+        if self.rounds is not None:
+            key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (key, value))
+        super().update(key, value, layer)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Append keys and values to a layer."""
-        self.new[layer_idx] = key_states, value_states
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        new = self.new[layer_idx] = key_states, value_states
+        if self.rounds is not None:
+            stored = self.new[layer_idx] = self.rounds(layer_idx, *new)
+            new = stored[0].to(key_states.dtype), stored[1].to(value_states.dtype)
+        return super().update(*new, layer_idx, *args, **kwargs)
 
 
 class ModelCall(nn.Module):
@@ -41,7 +55,12 @@ class ModelCall(nn.Module):
     of a cache of fixed size, which start at its first slot, are moved.
 
     `entry`: The graph, whose inputs and outputs are known.
+
+    Attributes:
+        rounds: What rounds keys and values for the cache, if it has another type than the model.
     """
+
+    rounds: Rounding | None = None
 
     def __init__(self, model: PreTrainedModel, entry: Entry) -> None:
         super().__init__()
@@ -103,11 +122,11 @@ class ModelCall(nn.Module):
         """Return the cache, and the mask `[B, P + L]`."""
         ids, write_at = inputs.roles["ids"], inputs.roles.get("write at")
         # A variant's window, not that of the right model: keys that it sees must stay.
-        own, past = _Recorded(self.model.config), 0
+        own, past = _Recorded(self.model.config, self.rounds), 0
         for layer, pair in inputs.pasts("decoder").items():
             key, value = (self._whole(x, layer, inputs) for x in pair)
             if key.shape[2]:
-                own.update(key, value, layer)
+                own.hold(key, value, layer)
             past = max(past, key.shape[2])
         mask = inputs.roles.get("mask")
         if write_at is not None:
@@ -174,6 +193,7 @@ class ModelCall(nn.Module):
         if end.layer not in pasts:
             return new
         past, write_at = pasts[end.layer][index], inputs.roles.get("write at")
+        new = new.to(past.dtype)
         before = inputs.rolled(end.layer)
         if before is not None:
             kept = torch.cat([past[:, :, :before], new], 2)[:, :, -past.shape[2] :]

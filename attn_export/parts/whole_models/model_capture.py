@@ -44,11 +44,11 @@ class InPlaceLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values of the new tokens, and return the buffers."""
-        length = CALL.get().past_length
-        self.keys = onnx_attention.append(self.keys, key_states, length)
-        self.values = onnx_attention.append(self.values, value_states, length)
-        return self.keys, self.values
+        """Write keys and values of the new tokens, and return the buffers in the model's type."""
+        length, stored = CALL.get().past_length, self.keys.dtype
+        self.keys = onnx_attention.append(self.keys, key_states.to(stored), length)
+        self.values = onnx_attention.append(self.values, value_states.to(stored), length)
+        return self.keys.to(key_states.dtype), self.values.to(value_states.dtype)
 
     def get_seq_length(self) -> Any:
         """Return how many keys there are. The mask, which adds them itself, does not read it."""
@@ -72,7 +72,10 @@ class CapturedDecoder(nn.Module):
         reads_length: Whether the model reads how many keys the cache holds, for more than masks and
             positions. As transformers pads on the left, that is the longest past of the batch.
         float_weights: The weights before they were rounded, by name, if they were.
+        kv_scales: What rounds keys and values for the caches, if these have a narrower type.
     """
+
+    kv_scales: Any = None
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()

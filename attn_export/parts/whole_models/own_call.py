@@ -9,19 +9,23 @@ import torch
 from torch import Tensor
 
 from attn_export.parts.whole_models.export_layouts import End, Entry, Role
-from attn_export.parts.whole_models.model_call import ModelCall
+from attn_export.parts.whole_models.model_call import ModelCall, Rounding
 from attn_export.runtimes.decode_inputs import IDS, LOGIT_INDEX, PAST_LENGTH
 
 
 class OwnCall(ModelCall):
-    """A model as transformers runs it, with the inputs of a graph with caches in place."""
+    """A model as transformers runs it, with the inputs of a graph with caches in place.
 
-    def __init__(self, model: Any, entry: Entry) -> None:
+    `rounds`: What rounds keys and values for the cache, if it has another type than the model.
+    """
+
+    def __init__(self, model: Any, entry: Entry, rounds: Rounding | None = None) -> None:
         self._crosses = any(end.of == "encoder" for end in entry.inputs.values())
         added: tuple[Role, ...] = ("lengths", *(() if self._crosses else ("positions",)))
         own = [End(role, role, "int64", ()) for role in added]
         inputs = {**entry.inputs, **{end.name: end for end in own}}
         super().__init__(model, dataclasses.replace(entry, inputs=inputs))
+        self.rounds = rounds
 
     def forward(self, **given: Tensor) -> list[Tensor]:
         """Return the outputs of the graph, in its order."""

@@ -1,4 +1,7 @@
-"""Decoders whose weights are integers: rounded as the model is loaded, and stored in the graph."""
+"""Decoders whose weights are integers: rounded as the model is loaded, and stored in the graph.
+
+The truth of these, and of decoders with rounded caches, knows the model before, too.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,14 @@ from attn_export.parts.whole_models.model_rewrites import rewrite_weights
 from attn_export.parts.whole_models.stored_evidence import MOST_BYTES
 from attn_export.quality import Budget, Quality
 from attn_export.quantiser import QuantisedWeight, quantise
-from attn_export.results import Arrays, Golden
+from attn_export.results import Arrays, Case, Golden
+from attn_export.spec.low_precision import FLOAT16
 from attn_export.tensorfile import is_floating
 
 _BLOCKS = {"int4": (32, 16), "int8": (0,)}
 """The numbers of inputs that may share a scale, by the dtype of weights; 0 for all of an output."""
 
-_LEAST_SQNR = {"int4": 6.0, "int8": 20.0}
+_LEAST_SQNR = {"int4": 6.0, "int8": 20.0, FLOAT16: 50.0}
 """The default budget in dB. Logits sum up what all layers round, and random weights show most."""
 
 _MOST_ROWS, _CASES = 64, 4
@@ -123,17 +127,29 @@ def _beside(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
 
 
 class QuantisedModelOracle(ModelOracle):
-    """The source of the truth of a model with rounded weights, which knows those before."""
+    """The source of the truth of a model with rounded weights or caches, which knows those before.
 
-    def __init__(self, subject: Subject, weights: QuantisedWeights) -> None:
+    `weights`: The rounded weights, if there are any.
+    """
+
+    def __init__(self, subject: Subject, weights: QuantisedWeights | None) -> None:
         super().__init__(subject, 0.0)
-        self._weights = weights
+        self.exactly = [name for name in subject.outputs if name.startswith("present_")]
+        self._floats = weights.floats if weights else {}
+        self._budget = weights.budget if weights else Budget("sqnr", _LEAST_SQNR[FLOAT16])
+
+    def noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
+        """Return runs with random rounding, in which values near a tie are rounded either way."""
+        call: Any = self.precise
+        if call.rounds:
+            options["settled"] = call.rounds.drawing
+        return super().noisy_runs(case, eager, *args, **options)
 
     def quality(
         self, folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget]
     ) -> Quality:
         """Return the distance from the model before, and store its outputs with small evidence."""
-        budgets = tuple(budgets) or (self._weights.budget,)
+        budgets = tuple(budgets) or (self._budget,)
         tokens = {i: golden.case.inputs["input_ids"].size for i, golden in enumerate(goldens)}
         few = [number for number, count in tokens.items() if count <= _MOST_ROWS]
         numbers = sorted(sorted(few, key=lambda number: -tokens[number])[:_CASES])
@@ -155,16 +171,19 @@ class QuantisedModelOracle(ModelOracle):
 
     @contextlib.contextmanager
     def _as_before(self) -> Iterator[None]:
-        """Let the model have its weights before rounding in this block."""
+        """Let the model have its weights before rounding, and no rounded cache, in this block."""
         call: Any = self.subject.module
-        floats = self._weights.floats
-        parameters = {name: call.model.get_parameter(name) for name in floats}
+        parameters = {name: call.model.get_parameter(name) for name in self._floats}
         rounded = {name: parameter.data for name, parameter in parameters.items()}
         try:
+            if call.rounds:
+                call.rounds.is_used = False
             for name, parameter in parameters.items():
-                parameter.data = floats[name]
+                parameter.data = self._floats[name]
             yield
         finally:
+            if call.rounds:
+                call.rounds.is_used = True
             for name, parameter in parameters.items():
                 parameter.data = rounded[name]
 
