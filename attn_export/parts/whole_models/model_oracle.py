@@ -95,6 +95,13 @@ class ModelOracle(Oracle):
         truth = self.truth(case.inputs)
         return [{name: t * (1 + largest[name]) for name, t in truth.items()}]
 
+    def _can_stack_runs(self, inputs: Arrays) -> bool:
+        """Return whether several runs may be stacked along the batch axis."""
+        # An encoder-decoder may run each batch element by itself, with decisions of its own.
+        config: Any = getattr(self.subject.module, "config", None)
+        crosses = config is not None and config.is_encoder_decoder
+        return not self._is_large and not crosses and all(map(self.has_batch, inputs))
+
     def quality(self, _: Path, __: Sequence[Golden], ___: Sequence[Budget]) -> Quality | None:
         """Return the distance from the model before its weights were rounded; None if none were."""
         return None

@@ -50,8 +50,8 @@ WRONG = {
 }
 """The graph that is wrong in an export, and the cause in the report's words."""
 
-FEW = ("bert/optimum", "mistral/mobius-static")
-"""The exports that are judged by default: of the others, all differ in names or architecture."""
+FEW = ("mistral/mobius-static",)
+"""The exports that are judged by default; other tests judge right ones of gpt2 and bert."""
 
 
 def exports() -> list[object]:
@@ -114,7 +114,7 @@ def reference_and_errors(
 
 def test_a_cache_that_rolls_is_judged_beyond_its_window():
     _, errors = reference_and_errors("gpt_oss/genai", lambda case: case.sizes["past_len"] > 8)
-    assert {"past_9", "past_63", "chunk_8_63"} <= errors.keys()
+    assert {"past_9", "past_33"} <= errors.keys()
     assert max(errors.values()) < 1e-4
 
 

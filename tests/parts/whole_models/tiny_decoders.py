@@ -47,7 +47,7 @@ BUILT: dict[str, dict[str, Any]] = {
         **_HEAD, "attention_chunk_size": 8, "intermediate_size_mlp": 64, "num_local_experts": 2,
         "no_rope_layer_interval": 2, "floor_scale": 16,
     },
-    "mistral": {**_WINDOW, "num_hidden_layers": 3}, "mixtral": {**_WINDOW, **_EXPERTS},
+    "mistral": _WINDOW, "mixtral": {**_WINDOW, **_EXPERTS},
     "modernbert-decoder": {}, "nemotron": _HEAD, "olmo": {}, "olmo2": {}, "olmo3": _MIXED,
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
