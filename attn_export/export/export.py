@@ -41,7 +41,7 @@ from attn_export.export.translations import (
     without_parsing,
 )
 from attn_export.graph import Graph, IrGraph
-from attn_export.graph.axis_names import name_axes
+from attn_export.graph.axis_names import BOUNDS, name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import store_in_narrow_types
 
@@ -120,6 +120,7 @@ def _export(subject: Subject) -> IrGraph:
         _name_shared_weights(model, subject)
         order = subject.outputs if subject.spec else subject.returned_order()
         origins = canonicalize(model, order, subject.relations)
+        model.graph.meta[BOUNDS] = subject.bounds
         if subject.rewrite is not None:
             subject.rewrite(model)
         if isinstance(subject.module, Attention) and subject.module.integers:

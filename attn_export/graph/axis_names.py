@@ -15,6 +15,9 @@ import onnx_ir as ir
 
 Size = int | ir.SymbolicDim
 
+BOUNDS = "attn_export.bounds"
+"""The key in `Graph.meta` of the least and the largest size of axes, by name."""
+
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
 _CANCELLED = re.compile(r"\(*(\d+)\*([A-Za-z_]\w*)\)//\2\)*")
 """An axis of constant size that the exporter writes with symbols: ``((8*batch)//batch)``."""

@@ -32,6 +32,8 @@ def clear_padding(buffer: np.ndarray, axes: Shape, ends: Mapping[str, np.ndarray
     `ends`: The size of each batch element along axes that are padded, int64 `[B]` by axis.
     """
     for axis in {*ends}.intersection(axes) if "batch" in axes else ():
+        if ends[axis].min() >= buffer.shape[axes.index(axis)]:
+            continue
         rows = np.moveaxis(buffer, (axes.index("batch"), axes.index(axis)), (0, 1))
         for row in np.flatnonzero(ends[axis] < rows.shape[1]):
             rows[row, ends[axis][row] :] = 0

@@ -43,7 +43,7 @@ from attn_export.tensorfile import ArrayDict
 
 _MASK = "attention_mask"
 
-BLOCK = 512
+BLOCK = 128
 
 _MOST_THREADS = 1024
 """The largest number of threads."""
@@ -166,11 +166,12 @@ class DecodeSession:
         self._state = state
         return outputs
 
-    def step(self, query: np.ndarray, **inputs: np.ndarray) -> ArrayDict:
+    def step(self, query: np.ndarray, *, copy: bool = True, **inputs: np.ndarray) -> ArrayDict:
         """Run L new tokens, usually one, for every batch element.
 
         Args:
             query: `[B, L, E]`, or token ids `[B, L]`, with the batch size of the cache.
+            copy: Whether outputs are copies. The next run may overwrite others.
             inputs: As for `prefill`. The axis of keys of `attn_mask` has the size
                 ``lengths.max() + L``. `logit_index` is by default the last new token.
 
@@ -183,6 +184,8 @@ class DecodeSession:
         """
         with self._alone():
             state = self._state
+            if not inputs and state.takes_next(query):
+                return state.next(query, copy=copy)
             arrays = arrays_of({state.tokens: query, **inputs})
             if state.caches is None:
                 raise UsageError("a step without a prompt; call prefill first")

@@ -114,18 +114,42 @@ class DecodeState:
             graph.inputs[name][tuple(slice(size) for size in array.shape)] = array
             axes = self._manifest.inputs[name].shape
             clear_padding(graph.inputs[name], axes, {QUERY_LEN: counts, CAPACITY: ends})
-        graph.inputs[PAST_LENGTH][...] = self.lengths
-        graph.run()
-        for present, past in self._pairs.items():
-            if present not in self._sessions[0][0].bound:
-                caches.write(past, graph.outputs[present])
-        self.lengths = ends
+        self._compute(graph, caches, ends)
         self.kept = {n: a for n, a in arrays.items() if ENCODED in self._manifest.inputs[n].shape}
         return {
             name: self._without_spare_keys(name, array, keys, caches.capacity)
             for name, array in graph.outputs.items()
             if name not in self._pairs
         }
+
+    def takes_next(self, ids: object) -> bool:
+        """Return whether these are one id each for the graph that ran last, and `next` runs it."""
+        graph, caches = self._graph, self.caches
+        if graph is None or caches is None or not isinstance(ids, np.ndarray):
+            return False
+        fits = self.tokens == IDS and ids.shape == (caches.batch, 1) and ids.dtype == np.int64
+        same = graph.sizes[QUERY_LEN] == 1 and graph.sizes.get(LOGIT_COUNT, 0) < 2
+        return fits and same and int(self.lengths.max()) < min(caches.capacity, self._most)
+
+    def next(self, ids: np.ndarray, *, copy: bool) -> ArrayDict:
+        """Run one token of each batch element, int64 `[B, 1]`, for which all buffers are there."""
+        graph, caches = self._graph, self.caches
+        assert graph is not None  # `takes_next` has checked it
+        assert caches is not None
+        check_ids(IDS, ids, int(self._manifest.outputs["logits"].shape[-1]))
+        graph.inputs[IDS][...] = ids
+        self._compute(graph, caches, self.lengths + 1)
+        outputs = ((n, array) for n, array in graph.outputs.items() if n not in self._pairs)
+        return {name: array.copy() if copy else array for name, array in outputs}
+
+    def _compute(self, graph: BoundGraph, caches: Caches, ends: np.ndarray) -> None:
+        """Run a graph, whose other inputs are there, and keep what it adds to the caches."""
+        graph.inputs[PAST_LENGTH][...] = self.lengths
+        graph.run()
+        for present, past in self._pairs.items():
+            if present not in self._sessions[0][0].bound:
+                caches.write(past, graph.outputs[present])
+        self.lengths = ends
 
     def _sizes(self, arrays: ArrayDict) -> dict[str, int]:
         batch, count = arrays[self.tokens].shape[:2]

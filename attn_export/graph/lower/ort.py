@@ -122,12 +122,13 @@ def _attend_one_query(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir.
         if holds_values_transposed(a, cache):
             value = transpose_value_cache(op, a, cache)
             return [fold(op, a, a.key, value, transposed=True)]
-        if not form.products and a.q_per_kv == 1 and _can_write(a, cache, a.key, a.value):
+        by_kernel = a.q_per_kv == 1 or ort_kernels.rotation_inside(a, cache) is not None
+        if not form.products and by_kernel and _can_write(a, cache):
             return [ort_kernels.in_place_attention(op, a, cache)]
         return [fold(op, a, a.key, a.value)]
     if integer_cache is not None:
         written = (integer_cache.key, integer_cache.value)
-        if not form.products and _can_write(a, integer_cache.cache, *written):
+        if not form.products and _can_write(a, integer_cache.cache, written):
             whole_rows = form.whole_rows
             return [ort_kernels.integer_attention(op, a, integer_cache, whole_rows=whole_rows)]
         return [ort_kernels.fold_integers(op, a, integer_cache)]
@@ -164,7 +165,12 @@ def appends_to_cache(a: AttentionNode, integer_cache: QuantisedCache | None = No
 
 
 def holds_values_transposed(a: AttentionNode, cache: InPlaceCache) -> bool:
-    """Return whether V is cached as `[B, Hkv, Dv, capacity]`, which is faster for shared heads."""
+    """Return whether V is cached as `[B, Hkv, Dv, capacity]`, which is faster for shared heads.
+
+    In a whole model the kernel that also rotates is faster.
+    """
+    if ort_kernels.rotation_inside(a, cache) is not None and _can_write(a, cache):
+        return False
     whole = a.value.is_graph_output() and len(a.value.uses()) == 1
     return a.q_per_kv > 1 and a.is_plain and whole and is_bound(cache.past_value, a.value)
 
@@ -195,10 +201,12 @@ def _mask_spans_all_keys(a: AttentionNode) -> bool:
     return keys != 1 and not mask_may_be_shorter(a, keys)
 
 
-def _can_write(a: AttentionNode, cache: InPlaceCache, key: ir.Value, value: ir.Value) -> bool:
+def _can_write(
+    a: AttentionNode, cache: InPlaceCache, written: tuple[ir.Value, ir.Value] | None = None
+) -> bool:
     """Return whether contrib GroupQueryAttention can write the cache of one query itself."""
-    written = can_be_written_by_operator(cache, key, value)
-    return a.mask is None and ort_kernels.takes_widths(a) and written and a.dtype == FLOAT
+    fits = can_be_written_by_operator(cache, *(written or (a.key, a.value)))
+    return a.mask is None and ort_kernels.takes_widths(a) and fits and a.dtype == FLOAT
 
 
 def _attend_transposed_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
 from attn_export.dialect_names import MICROSOFT
+from attn_export.graph.axis_names import BOUNDS
 from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower.caches import InPlaceCache, QuantisedCache
 from attn_export.graph.lower.node_builder import Builder, take_over
@@ -23,12 +26,18 @@ from attn_export.graph.lower.read import (
     split_to_output,
 )
 
+if TYPE_CHECKING:
+    from attn_export.graph.lower.inside_projections import Rotation
+
 # -- contrib operators, which do not hold all `H·L·S` scores in memory --------------------------
 
 # https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. On the CPU,
 # `MultiHeadAttention` is used for full attention, and `GroupQueryAttention` for causal attention.
 
 INT32 = ir.DataType.INT32
+
+_MOST_IN_TABLES = 2**17
+"""The most positions of tables, which are held in memory."""
 
 _NO_SINK = -1e30
 """The score of an attention sink without effect: its exponential is 0."""
@@ -119,16 +128,40 @@ def _attend_and_write(
     present. Its outputs replace `written`; `optional` are its inputs from the eighth on.
     """
     new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value)
-    query, key, value = merge_qkv(op, new)
+    operands: Sequence[ir.Value | None] = merge_qkv(op, new)
+    rotation = rotation_inside(a, cache)
+    if rotation is not None:
+        operands = rotation.operands(op, new)
+        optional = (*rotation.tables(op, _most_keys(cache)), *optional[2:])
+        attributes["do_rotary"] = 1
     last = op("Cast", cache.lengths, to=INT32)
     total = op("Add", op("ReduceMax", last, keepdims=0), op.scalar(1, INT32))
-    inputs = [query, key, value, cache.past_key, cache.past_value, last, total, *optional]
+    inputs = [*operands, cache.past_key, cache.past_value, last, total, *optional]
     attended, *present = op.add_node(
         "GroupQueryAttention", inputs, 3, MICROSOFT, **attributes_of(a), **attributes
     )
     for old, new_value in zip(written, present, strict=True):
         take_over(old, new_value)
     return merged_to_output(op, a, attended)
+
+
+def rotation_inside(a: AttentionNode, cache: InPlaceCache) -> Rotation | None:
+    """Return the rotary embedding that the operator can do itself; None if there is none.
+
+    It reads cosines and sines from tables, which need a limit of the number of keys.
+    """
+    if not 0 < _most_keys(cache) <= _MOST_IN_TABLES or a.head_dim % 16:
+        return None
+    from attn_export.graph.lower.inside_projections import find_rotation  # few graphs have limits
+
+    return find_rotation(a.query, cache.new_key, cache.lengths)
+
+
+def _most_keys(cache: InPlaceCache) -> int:
+    """Return the largest capacity of a cache; 0 if it has no limit."""
+    graph, axis = cache.past_key.graph, str(dims(cache.past_key)[2])
+    _, most = graph.meta.get(BOUNDS, {}).get(axis, (0, None)) if graph is not None else (0, 0)
+    return most or 0
 
 
 def attributes_of(a: AttentionNode) -> dict[str, float]:

@@ -32,6 +32,7 @@ from attn_export.graph.lower.dialects import (
     prepare_masks,
     query_axis,
 )
+from attn_export.graph.lower.inside_projections import find_norm, find_rotation, pack_projections
 from attn_export.graph.lower.mask_trials import MaskTrials
 from attn_export.graph.lower.mask_values import MaskGraph
 from attn_export.graph.lower.node_builder import Builder, take_over
@@ -45,12 +46,6 @@ from attn_export.graph.lower.read import (
     replace_node,
 )
 from attn_export.graph.lower.tidy import tidy
-from attn_export.parts.cuda_dialect.inside_projections import (
-    Rotation,
-    find_norm,
-    find_rotation,
-    pack_projections,
-)
 
 _POSITIONS = 2**15
 """The length of the rotary tables. ONNX Runtime refuses caches that are longer."""
@@ -149,7 +144,7 @@ def _grouped_query_attention(
     inputs = [
         *(merged if packed is None else (packed, None, None)), cache.past_key, cache.past_value,
         _last_positions(op, a, cache), total,
-        *(_tables(op, rotation) if rotation is not None else (None, None)),
+        *(rotation.tables(op, _POSITIONS) if rotation is not None else (None, None)),
         *([None] * 5), *((norm.query_weight, norm.key_weight) if norm is not None else ()),
     ]  # fmt: skip
     while inputs[-1] is None:
@@ -198,21 +193,6 @@ def _casts_to_int32(node: ir.Node) -> bool:
         node.op_type == "Cast" and source is not None and source.dtype == ir.DataType.INT64
         and node.attributes.get_int("to", 0) == INT32 and not cast.is_graph_output()
     )  # fmt: skip
-
-
-def _tables(op: Builder, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
-    """Return cosines and sines of all positions, `[POSITIONS, D/2]`.
-
-    They are computed by copies of the graph's nodes, which ONNX Runtime folds when it loads the
-    graph, so that the file holds no table.
-    """
-    first, last, step = (op.scalar(number) for number in (0, _POSITIONS, 1))
-    positions = op("Unsqueeze", op("Range", first, last, step), op.ints(0))
-    cos, sin = (
-        op("Reshape", rotation.repeat(op, value, positions), op.ints(_POSITIONS, -1))
-        for value in (rotation.cos, rotation.sin)
-    )
-    return cos, sin
 
 
 def window_of(model: ir.Model, a: AttentionNode) -> int | None:

@@ -52,14 +52,15 @@ def _tokens(
     random, has_ended = np.random.default_rng(draw.seed), np.zeros(len(logits), bool)
     held = session.lengths
     for number in range(count):
-        token = draw.next(logits[:, -1].astype(np.float64), random)
+        token = draw.next(logits[:, -1], random)
         yield np.where(has_ended, _ENDED, token)
-        has_ended |= np.isin(token, ends)
+        if ends.size:
+            has_ended |= np.isin(token, ends)
         if has_ended.all() or number == count - 1:
             return
         if session.lengths is not held:  # each change of the caches brings a new array
             raise UsageError("the session was used for something else; generate again")
-        logits = session.step(token[:, None])["logits"]
+        logits = session.step(token[:, None], copy=False)["logits"]
         held = session.lengths
 
 
@@ -101,10 +102,11 @@ class _Draws:
         return draws
 
     def next(self, logits: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Return a token for each row of logits, float64 `[B, V]`: int64 `[B]`."""
+        """Return a token for each row of logits, `[B, V]`: int64 `[B]`."""
         if not self.temperature:
             greedy: np.ndarray = logits.argmax(-1)
             return greedy
+        logits = logits.astype(np.float64)
         order = np.argsort(-logits, axis=-1, kind="stable")
         scores = np.take_along_axis(logits, order, axis=-1)
         with np.errstate(over="ignore"):

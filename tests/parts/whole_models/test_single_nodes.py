@@ -16,6 +16,7 @@ from transformers.models.llama import modeling_llama
 from attn_export import Subject
 from attn_export.export.export import export
 from attn_export.graph.ir_helpers import nodes_of
+from attn_export.graph.lower import DECODE, lower
 from attn_export.parts.whole_models.single_nodes import SingleNodes
 
 
@@ -102,3 +103,21 @@ def test_sums_and_norms_are_one_node_for_onnx_runtime():
     counts = Counter(node.op_type for node in graph.node)
     assert (counts["SkipSimplifiedLayerNormalization"], counts["RMSNormalization"]) == (4, 1)
     assert (counts["QuickGelu"], counts["Sigmoid"], counts["Exp"]) == (2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside", "packed"),
+    [
+        ("llama", 2, 2),
+        ("qwen3", 2, 0),  # norms of heads lie between product and rotation
+        ("mistral", 0, 0),  # all layers have windows
+        ("glm", 0, 0),  # half of each head is rotated
+    ],
+)
+def test_a_step_rotates_within_attention(kind, inside, packed):
+    """Caches of such layers hold values as keys, others with their last axes swapped."""
+    lowered = lower(export(Subject.from_model(tiny_decoder(kind))).model, "ort")[DECODE]
+    nodes = [node for node in lowered.model.graph if node.op_type == "GroupQueryAttention"]
+    assert [node.attributes.get_int("do_rotary", 0) for node in nodes] == [1] * inside
+    assert sum(node.inputs[1] is None for node in nodes) == packed
+    assert bool(lowered.file.layouts) == (not inside)

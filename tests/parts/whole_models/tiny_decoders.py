@@ -16,12 +16,12 @@ MOST = 40
 """The number of positions of a model."""
 
 _SMALL = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": MOST,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _GPT = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": MOST}
-_HEAD, _WINDOW = {"head_dim": 8}, {"sliding_window": 8}
+_HEAD, _WINDOW = {"head_dim": 16}, {"sliding_window": 8}
 _MIXED = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 _EXPERTS = {"num_local_experts": 4}
 _ROUTED = {
@@ -37,8 +37,8 @@ BUILT: dict[str, dict[str, Any]] = {
     "apertus": {}, "arcee": {}, "biogpt": {}, "cohere": {}, "cohere2": {**_HEAD, **_MIXED},
     "deepseek_v2": _LATENT, "deepseek_v3": _LATENT, "ernie4_5": _HEAD,
     "exaone4": {**_MIXED, "sliding_window_pattern": 2}, "gemma": _HEAD,
-    "gemma2": {**_HEAD, **_WINDOW, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
-    "gemma3_text": {**_HEAD, **_MIXED, "query_pre_attn_scalar": 8},
+    "gemma2": {**_HEAD, **_WINDOW, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0},
+    "gemma3_text": {**_HEAD, **_MIXED, "query_pre_attn_scalar": 16},
     "glm": _HEAD, "glm4": _HEAD, "glm4_moe": {**_HEAD, **_ROUTED}, "gpt2": _GPT,
     "gpt_bigcode": _GPT, "gpt_neox": {}, "gpt_oss": {**_HEAD, **_MIXED, **_EXPERTS}, "granite": {},
     "granitemoe": {**_EXPERTS, "num_experts_per_tok": 2}, "helium": _HEAD,
@@ -50,7 +50,7 @@ BUILT: dict[str, dict[str, Any]] = {
     "mistral": _WINDOW, "mixtral": {**_WINDOW, **_EXPERTS},
     "modernbert-decoder": {}, "nemotron": _HEAD, "olmo": {}, "olmo2": {}, "olmo3": _MIXED,
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
-    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 64},
     "persimmon": {}, "phi": {}, "phi3": _WINDOW, "phimoe": {**_WINDOW, **_EXPERTS},
     "qwen2": {**_WINDOW, "use_sliding_window": True, "max_window_layers": 1}, "qwen3": _HEAD,
     "qwen3_moe": {

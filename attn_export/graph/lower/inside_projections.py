@@ -7,14 +7,19 @@ queries and keys, or projections of one input, which become one product.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from attn_export.graph.ir_helpers import constant_array, dims, producer_of
 from attn_export.graph.lower.caches import source_of_number
 from attn_export.graph.lower.node_builder import Builder
+from attn_export.graph.lower.read import AttentionNode, merge_qkv
 
 _HALVES = ("Sub", "Add")
+
+_TABLES = "attn_export.tables"
+"""The key in `Graph.meta` of the tables of positions that a graph has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +27,8 @@ class Rotation:
     """A rotary embedding of queries and keys, by halves, at the positions past + i.
 
     Attributes:
-        cos: Cosines of the positions, `[B, 1, L, D/2]`.
-        sin: Sines of the positions, `[B, 1, L, D/2]`.
+        cos: Cosines of the positions, `[B, 1, L, D/2]` or `[B, L, D/2]`.
+        sin: Sines of the positions, of the same shape.
         positions: The positions, int64 `[B, L]`.
     """
 
@@ -33,11 +38,34 @@ class Rotation:
     sin: ir.Value
     positions: ir.Value
 
-    def repeat(self, op: Builder, value: ir.Value, positions: ir.Value) -> ir.Value:
-        """Return cosines or sines of other positions, by copies of the nodes of `value`.
+    def operands(self, op: Builder, a: AttentionNode) -> Sequence[ir.Value | None]:
+        """Return queries, keys and values before the rotation, as one packed value if there is one.
 
-        `positions`: The other positions, int64 `[1, N]`.
+        `a`: The node with its new keys and values.
         """
+        merged = merge_qkv(op, dataclasses.replace(a, query=self.query, key=self.key))
+        packed = pack_projections(op, *merged)
+        return merged if packed is None else (packed, None, None)
+
+    def tables(self, op: Builder, count: int) -> tuple[ir.Value, ir.Value]:
+        """Return cosines and sines of the positions below `count`, `[count, D/2]`.
+
+        They are computed by copies of the graph's nodes, which ONNX Runtime folds when it loads the
+        graph, so that the file holds no table.
+        """
+        known = op.model.graph.meta.setdefault(_TABLES, {})
+        if (self.cos, self.sin) not in known:
+            first, last, step = (op.scalar(number) for number in (0, count, 1))
+            positions = op("Unsqueeze", op("Range", first, last, step), op.ints(0))
+            known[self.cos, self.sin] = tuple(
+                op("Reshape", self._repeat(op, value, positions), op.ints(count, -1))
+                for value in (self.cos, self.sin)
+            )
+        cos, sin = known[self.cos, self.sin]
+        return cos, sin
+
+    def _repeat(self, op: Builder, value: ir.Value, positions: ir.Value) -> ir.Value:
+        """Return cosines or sines of other positions, int64 `[1, N]`, by copies of nodes."""
         chain = _chain_to(value, self.positions)
         assert chain is not None  # `find_rotation` has checked this
         replacements = {self.positions: positions}
@@ -54,7 +82,7 @@ def find_rotation(query: ir.Value, key: ir.Value, lengths: ir.Value) -> Rotation
     `lengths`: The number of past keys of each batch element, int64 `[B]`: the position of the first
     query.
     """
-    query_parts, key_parts = _read_rotation(query), _read_rotation(key)
+    query_parts, key_parts = (_read_node(x) or _read_rotation(x) for x in (query, key))
     if query_parts is None or key_parts is None or query_parts[1:] != key_parts[1:]:
         return None
     (before, cos, sin), (key_before, *_) = query_parts, key_parts
@@ -64,8 +92,24 @@ def find_rotation(query: ir.Value, key: ir.Value, lengths: ir.Value) -> Rotation
     return Rotation(before, key_before, cos, sin, positions)
 
 
+def _read_node(x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
+    """Return x, cos and sin of a `RotaryEmbedding` of whole heads by halves."""
+    node = producer_of(x, "RotaryEmbedding")
+    if node is None or len(node.inputs) > 3 or len(dims(x)) != 4:
+        return None
+    source, cos, sin = node.inputs
+    width, interleaved = (
+        node.attributes.get_int(name, 0) for name in ("rotary_embedding_dim", "interleaved")
+    )
+    fits = width in (0, dims(x)[-1]) and not interleaved
+    return None if not fits or not source or not cos or not sin else (source, cos, sin)
+
+
 def _read_rotation(x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
-    """Return x, cos and sin of ``[x1·cos - x2·sin, x2·cos + x1·sin]``, x1 and x2 halves of x."""
+    """Return the same of a rotation by halves that is written out.
+
+    It is ``[x1·cos - x2·sin, x2·cos + x1·sin]``, x1 and x2 halves of x.
+    """
     node = producer_of(x, "Concat")
     if node is None or len(node.inputs) != 2:
         return None
@@ -139,12 +183,17 @@ def _positions(cos: ir.Value, lengths: ir.Value) -> ir.Value | None:
     """Return the positions, ``lengths + [0 … L - 1]``, from which `cos` is computed."""
     value: ir.Value | None = cos
     while value is not None and (node := value.producer()) is not None:
-        moving = [x for x in node.inputs if x is not None and x.const_value is None]
+        moving = _moving(node)
         if node.op_type == "Add" and len(moving) == 2:
             rows, steps = sorted(moving, key=lambda x: source_of_number(x) is not lengths)
             return value if source_of_number(rows) is lengths and _counts_up(steps) else None
         value = moving[0] if len(moving) == 1 else None
     return None
+
+
+def _moving(node: ir.Node) -> list[ir.Value]:
+    """Return the inputs that are no constants, each once."""
+    return list(dict.fromkeys(x for x in node.inputs if x is not None and x.const_value is None))
 
 
 def _counts_up(value: ir.Value) -> bool:
@@ -163,7 +212,7 @@ def _chain_to(value: ir.Value, source: ir.Value) -> list[ir.Node] | None:
         node = value.producer()
         if node is None or len(node.outputs) != 1:
             return None
-        moving = [x for x in node.inputs if x is not None and x.const_value is None]
+        moving = _moving(node)
         if len(moving) != 1:
             return None
         nodes.append(node)
