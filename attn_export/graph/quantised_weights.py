@@ -186,8 +186,10 @@ def read_block_rounding(value: ir.Value) -> tuple[ir.Value, int] | None:
     _, *way = itertools.islice(chain(value), MOST_NODES)
     ranks = [len(dims(x)) for x in way]
     split = ranks.index(3) if 3 in ranks else 0
-    block, width = (dims(x)[-1] for x in way[split - 1 : split + 1]) if split else (0, 0)
-    if set(ranks[:split]) != {4} or not isinstance(block, int) or not isinstance(width, int):
+    if set(ranks[:split]) != {4}:
+        return None
+    block, width = (dims(x)[-1] for x in way[split - 1 : split + 1])
+    if not isinstance(block, int) or not isinstance(width, int):
         return None
     if not 0 < block <= width <= _MOST_WIDTH or width % block:
         return None

@@ -42,7 +42,9 @@ _MOST_ROWS, _CASES = 64, 4
 
 
 class QuantisedWeights:
-    """The weights of a model's linear layers but its output layer, rounded in place.
+    """The weights of a model's linear layers, rounded in place.
+
+    An output layer that shares the weight of the embeddings gets one of its own.
 
     Attributes:
         floats: The weights before, by the name of the parameter.
@@ -61,9 +63,8 @@ class QuantisedWeights:
         head = model.get_output_embeddings()
         places = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
         for path, layer in model.named_modules():
-            if not isinstance(layer, nn.Linear | Conv1D) or layer is head:
-                continue
-            if places[id(layer.weight)] == 1:
+            is_linear = isinstance(layer, nn.Linear | Conv1D)
+            if is_linear and (layer is head or places[id(layer.weight)] == 1):
                 self._round(f"{path}.weight", layer, dtype)
         if not self.floats:
             raise ExportError(
@@ -77,7 +78,7 @@ class QuantisedWeights:
         )
         self.notes = (
             f"{counted(len(self.floats), 'weight')}, {rounded / total:.0%} of all numbers, are "
-            f"{dtype} {block}; embeddings, the output layer, norms and biases stay floating",
+            f"{dtype} {block}; embeddings, norms and biases stay floating",
         )
 
     def _round(self, name: str, layer: nn.Linear | Conv1D, dtype: str) -> None:
