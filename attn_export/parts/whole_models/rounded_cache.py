@@ -38,7 +38,7 @@ class RoundedCache:
     def __init__(self) -> None:
         self._exact: dict[int, tuple[Tensor, ...]] = {}
         self._random: np.random.Generator | None = None
-        self._crosses_all, self.is_used = False, True
+        self._runs, self.is_used = range(1), True
 
     def __call__(self, layer: int, *pair: Tensor) -> tuple[Tensor, ...]:
         """Return keys and values `[B, Hkv, L, D]`: float16, or such numbers in float64."""
@@ -58,11 +58,11 @@ class RoundedCache:
 
     @contextlib.contextmanager
     def drawing(self, runs: range) -> Iterator[None]:
-        """Let the values near a tie become either neighbour in a run that has a number.
+        """Let the values near a tie become either neighbour, in runs stacked along the batch axis.
 
         In run 0 all of them become the farther one.
         """
-        self._random, self._crosses_all = np.random.default_rng(seed_of("cache", *runs)), 0 in runs
+        self._random, self._runs = np.random.default_rng(seed_of("cache", *runs)), runs
         try:
             yield
         finally:
@@ -71,12 +71,15 @@ class RoundedCache:
     def _drawn(self, values: np.ndarray, exact: np.ndarray) -> np.ndarray:
         """Return float16 numbers of a run; those of the run without random rounding are known."""
         assert self._random is not None
+        exact = np.concatenate([exact] * len(self._runs))
         nearest = values.astype(np.float16)
         errors = np.abs(values - exact).max(axis=(1, 3), keepdims=True)
         margin = np.minimum(
             _SAFETY * errors + EPS_FLOAT32 * np.abs(values), np.spacing(np.abs(nearest)) / 2.0
         )
         below, above = ((values + x).astype(np.float16) for x in (-margin, margin))
-        crosses = self._crosses_all | (self._random.random(values.shape) < 0.5)
+        crosses = self._random.random(values.shape) < 0.5
+        if 0 in self._runs:
+            crosses[: len(crosses) // len(self._runs)] = True
         found: np.ndarray = np.where(crosses, np.where(below != nearest, below, above), nearest)
         return found
