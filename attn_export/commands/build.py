@@ -48,8 +48,8 @@ WIDE = "in float32"
 
 GROUPS = {
     "Input": (
-        "variant", "module", "model", "all_logits", "max_len", "weights", "layer", "pool_kv_heads",
-        "kv_scales", "calibrate", "seed",
+        "variant", "module", "model", "all_logits", "layers", "max_len", "weights", "layer",
+        "pool_kv_heads", "kv_scales", "calibrate", "seed",
     ),
     "Fields of the spec": SPEC_FIELDS,
     "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),

@@ -48,6 +48,10 @@ INPUT = (
         help="With --model: return the logits of all new tokens; there is no logit_index.",
     ),
     option(
+        "--layers", metavar="A-B",
+        help="With --model: a part of a decoder, its layers from A to B, counted from 0.",
+    ),
+    option(
         "--max-len", type=int, least=16, metavar="N",
         help="With --model: the most tokens of a decoder's cache.  [default: its positions]",
     ),
@@ -80,6 +84,9 @@ INPUT = (
 
 _OF_MODELS = frozenset({"kv_dtype", "weights_dtype"})
 """The fields of a spec that --model takes as well."""
+
+_ONLY_OF_MODELS = ("all_logits", "layers", "max_len")
+"""The options that only --model takes."""
 
 Buildable: TypeAlias = "Subject | AttentionSpec | Callable[[], Subject]"
 
@@ -131,7 +138,7 @@ def _check(given: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     if whole and others:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise UsageError(f"{flags} with --{whole} {given[whole]}, which defines it; leave it out")
-    for name in ("all_logits", "max_len"):
+    for name in _ONLY_OF_MODELS:
         if given[name] and not given["model"]:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} without --model; name the checkpoint")
@@ -161,7 +168,7 @@ def _read(given: Mapping[str, Any], changes: Mapping[str, Any]) -> Buildable:
         def of_model() -> Subject:
             from attn_export.export.subject import Subject
 
-            options = {name: given[name] for name in ("all_logits", "max_len") if given[name]}
+            options = {name: given[name] for name in _ONLY_OF_MODELS if given[name]}
             return Subject.from_model(given["model"], **options, **dict(changes))
 
         return of_model

@@ -24,6 +24,7 @@ class ModelKeywords(TypedDict, total=False):
 
     all_logits: bool
     kv_dtype: str
+    layers: str
     max_len: int
     weights_dtype: str
 

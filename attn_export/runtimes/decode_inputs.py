@@ -19,6 +19,10 @@ _QUERY, IDS, LOGIT_INDEX, PAST_LENGTH = "query", "input_ids", "logit_index", "pa
 """The names of inputs: the new tokens of a layer and of a whole model, positions with logits, the
 number of cached tokens."""
 
+HIDDEN, NEXT_HIDDEN = "hidden_states", "next_hidden_states"
+"""The input of some layers of a model without the first, and the output of some without the last,
+`[B, L, E]`."""
+
 MOST_KEYS = 2**24
 """The largest capacity of a cache."""
 

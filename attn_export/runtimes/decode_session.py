@@ -26,8 +26,10 @@ from attn_export.runtimes.decode_buffers import (
     select_graphs,
 )
 from attn_export.runtimes.decode_inputs import (
+    HIDDEN,
     IDS,
     MOST_KEYS,
+    NEXT_HIDDEN,
     PAST_LENGTH,
     arrays_of,
     lengths_of,
@@ -287,6 +289,8 @@ def _spec_in_place(folder: Path, manifest: Manifest) -> AttentionSpec | None:
     """Return the spec of a layer with a cache in place; None for such a whole model."""
     spec = bundle_spec(folder, manifest)
     is_model = next(iter(manifest.inputs)) == IDS and PAST_LENGTH in manifest.inputs
+    if spec is None and not {HIDDEN, NEXT_HIDDEN}.isdisjoint(manifest.ends):
+        raise UsageError(f"{folder} has some layers of a model; a session takes whole ones")
     if not (spec.in_place if spec else is_model):
         raise UsageError(
             f'{folder} has no cache that is written in place; build it with cache = "in-place"'

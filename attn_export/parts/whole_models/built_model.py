@@ -36,7 +36,7 @@ from attn_export.parts.whole_models.bundle_text import files_of
 from attn_export.parts.whole_models.cross_capture import CapturedCrossDecoder
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.parts.whole_models.loaded_model import in_dtype, load_model
-from attn_export.parts.whole_models.model_capture import CapturedDecoder
+from attn_export.parts.whole_models.model_capture import CapturedDecoder, CapturedLayers
 from attn_export.parts.whole_models.model_cases import (
     across,
     prompts,
@@ -44,6 +44,7 @@ from attn_export.parts.whole_models.model_cases import (
 )
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.model_oracle import ModelOracle, is_large_model
+from attn_export.parts.whole_models.model_part import ModelPart, cut_model
 from attn_export.parts.whole_models.model_reference import (
     cache_shapes,
     judged_by_model,
@@ -60,9 +61,11 @@ from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
     ENCODED,
+    HIDDEN,
     IDS,
     LOGIT_COUNT,
     LOGIT_INDEX,
+    NEXT_HIDDEN,
     PAST_LENGTH,
 )
 from attn_export.spec import Input, Shape
@@ -77,14 +80,15 @@ _MOST_CASES = 32
 
 
 def subject_of_model(
-    model: Any, *, all_logits: bool = False, kv_dtype: str = "none", max_len: int = 0,
-    weights_dtype: str = "none",
+    model: Any, *, all_logits: bool = False, kv_dtype: str = "none", layers: str = "",
+    max_len: int = 0, weights_dtype: str = "none",
 ) -> Subject:  # fmt: skip
     """Return a subject for a decoder of transformers.
 
     `model`: The folder of a checkpoint, or a model of transformers.
     `all_logits`: Whether all logits are wanted, so that there is no input `logit_index`.
     `kv_dtype`: ``"float16"`` for the caches of a decoder, or none for the type of the model.
+    `layers`: The first and the last layer of a part of a decoder, such as ``"0-3"``; "" for all.
     `max_len`: The most tokens of a decoder's cache; 0 for all positions of the model.
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
     """
@@ -98,17 +102,27 @@ def subject_of_model(
         loaded, notes = checkpoint.load(), (*checkpoint.notes, *told)
     else:
         loaded, notes = in_dtype(*load_model(model), dtype="float32", how=how)
-    weights, rounds = None, rounded_cache(kv_dtype)
-    for name, value in (("weights_dtype", weights_dtype), ("kv_dtype", kv_dtype)):
+    weights, rounds, part = None, rounded_cache(kv_dtype), None
+    changes = {"weights_dtype": weights_dtype, "kv_dtype": kv_dtype, "layers": layers or "none"}
+    for name, value in changes.items():
         if value != "none" and (not loaded.can_generate() or loaded.config.is_encoder_decoder):
             raise UsageError(f"{name} {value} is for decoders; leave it out")
+    if not is_ours and (weights_dtype != "none" or layers):
+        loaded = copy.deepcopy(loaded)
+    if layers:
+        part = cut_model(loaded, layers, len(_caches_of(loaded)) // 2)
     if weights_dtype != "none":
-        loaded = loaded if is_ours else copy.deepcopy(loaded)
         weights = QuantisedWeights(loaded, weights_dtype)
         notes = *notes, *weights.notes
     if loaded.can_generate():
         subject: Subject = _BuiltModel(
-            loaded, notes, max_len=max_len, all_logits=all_logits, weights=weights, rounds=rounds
+            loaded,
+            notes,
+            max_len=max_len,
+            all_logits=all_logits,
+            weights=weights,
+            rounds=rounds,
+            part=part,
         )
     elif max_len:
         raise UsageError(f"max_len {max_len} is for decoders; leave it out")
@@ -131,15 +145,21 @@ def built_graphs(folder: Path) -> tuple[list[str], ModelKeywords]:
     if not (folder / MANIFEST).is_file():
         return [], {}
     manifest = read_manifest(folder)
-    is_ours = {IDS, PAST_LENGTH} <= manifest.inputs.keys()
+    is_ours = PAST_LENGTH in manifest.inputs and not {IDS, HIDDEN}.isdisjoint(manifest.inputs)
     graphs = [
         name
         for name, file in manifest.graphs.items()
         if is_ours and not (file.fixed or file.layouts or file.dtypes)
     ]
     types = {each.dtype for each in manifest.ends.values()}
-    kv_dtype = FLOAT16 if {FLOAT16, "float32"} <= types else "none"
-    return graphs, {"all_logits": LOGIT_INDEX not in manifest.inputs, "kv_dtype": kv_dtype}
+    options: ModelKeywords = {
+        "all_logits": LOGIT_INDEX not in manifest.inputs,
+        "kv_dtype": FLOAT16 if {FLOAT16, "float32"} <= types else "none",
+    }
+    if not {HIDDEN, NEXT_HIDDEN}.isdisjoint(manifest.ends):
+        numbers = [int(name.split("_")[2]) for name in manifest.ends if name.startswith("past_key")]
+        options["layers"] = f"{min(numbers)}-{max(numbers)}"
+    return graphs, options
 
 
 def built_reference(subject: _BuiltModel, reduce: Callable[[Path], tuple[str, ...]]) -> Reference:
@@ -158,16 +178,23 @@ class _BuiltModel(Subject):
     def __init__(
         self, model: Any, notes: tuple[str, ...], *, max_len: int = 0, all_logits: bool = False,
         weights: QuantisedWeights | None = None, rounds: RoundedCache | None = None,
+        part: ModelPart | None = None,
     ) -> None:  # fmt: skip
-        caches, crossed = _caches_of(model), crossed_of(model)
+        caches, crossed = _caches_of(model, part), crossed_of(model)
         self.limits = limits_of(model, max_len)
         dtype = str(model.dtype).removeprefix("torch.")
         stored = FLOAT16 if rounds else dtype
-        self._entry = _entry_of(caches, crossed, dtype, stored)
+        self._entry = _entry_of(caches, crossed, dtype, stored, part)
         self.has_narrow_caches = bool(rounds)
-        last = self.limits.vocabulary - 1
+        tokens = Input((BATCH, QUERIES), "int64", 0, self.limits.vocabulary - 1)
+        logits = (BATCH, QUERIES if all_logits else LOGIT_COUNT, self.limits.vocabulary)
+        name, out, captured = IDS, "logits", CapturedCrossDecoder if crossed else CapturedDecoder
+        if part and not part.begins:
+            name, tokens, captured = HIDDEN, Input((BATCH, QUERIES, part.width)), CapturedLayers
+        if part and not part.ends:
+            out, logits, all_logits = NEXT_HIDDEN, (BATCH, QUERIES, part.width), True
         self._described = {
-            IDS: Input((BATCH, QUERIES), "int64", 0, last),
+            name: tokens,
             PAST_LENGTH: Input((BATCH,), "int64", 0, PAST),
             **(
                 {}
@@ -177,8 +204,7 @@ class _BuiltModel(Subject):
             **{f"past_{name}": Input(shape, stored) for name, shape in caches.items()},
             **crossed,
         }
-        logits = (BATCH, QUERIES if all_logits else LOGIT_COUNT, self.limits.vocabulary)
-        self._outputs = {"logits": logits, **{f"present_{n}": s for n, s in caches.items()}}
+        self._outputs = {out: logits, **{f"present_{n}": s for n, s in caches.items()}}
         sizes = {**TRACED_SIZES, LOGIT_COUNT: 3, ENCODED: 9, CAPACITY: TRACED_SIZES["total_len"]}
         example = to_torch(self._drawn(sizes, generator("example")))
         example[PAST_LENGTH] = torch.tensor([3, TRACED_SIZES[PAST]])
@@ -187,7 +213,7 @@ class _BuiltModel(Subject):
             name: {at: most.get(axis, axis) for at, axis in named_axes(given.shape).items()}
             for name, given in self._described.items()
         }
-        decoder = (CapturedCrossDecoder if crossed else CapturedDecoder)(model).eval()
+        decoder = captured(model).eval()
         super().__init__(decoder, example, axes, list(self._outputs), notes=notes)
         decoder.prove(example)
         decoder.kv_scales = rounds
@@ -216,9 +242,13 @@ class _BuiltModel(Subject):
         limits = dataclasses.replace(self.limits, cases=min(_MOST_CASES, self.limits.cases))
         axes = {name: given.shape for name, given in self._described.items()} | self._outputs
         maker = BuiltCases(self._entry, limits, axes, pads_left=False)
-        cover = (s for s in situations(self._entry, limits, _PROMISES) if s.kind != WHOLE_DECODE)
-        chosen = (*cover, *prompts(limits), *across(limits))
-        return Plan(maker.cases(chosen), (), self.interface(), is_settled=True)
+        cover = situations(self._entry, limits, _PROMISES)
+        chosen = [
+            each
+            for each in (*cover, *prompts(limits), *across(limits))
+            if each.kind != WHOLE_DECODE and (each.tokens == "random" or self._entry.one("ids"))
+        ]
+        return Plan(maker.cases(tuple(chosen)), (), self.interface(), is_settled=True)
 
     def own_oracle(self) -> ModelOracle:
         """Return the source of the truth: the model as transformers runs it."""
@@ -232,7 +262,7 @@ class _BuiltModel(Subject):
         return ModelOracle(subject, 0.0)
 
 
-def _caches_of(model: Any) -> dict[str, Shape]:
+def _caches_of(model: Any, part: ModelPart | None = None) -> dict[str, Shape]:
     """Return the axes of the caches: ``key_0``, ``value_0``, and so on."""
     kind = model.config.model_type
     try:
@@ -245,15 +275,16 @@ def _caches_of(model: Any) -> dict[str, Shape]:
     if layers != list(range(count)):
         raise ExportError(f"{kind} has layers without keys and values of their own")
     return {
-        f"{part}_{layer}": (BATCH, heads, CAPACITY, size)
-        for layer in layers
-        for part, (heads, size) in zip(("key", "value"), shapes[layer, "decoder"], strict=True)
+        f"{name}_{layer}": (BATCH, heads, CAPACITY, size)
+        for layer in (layers[part.first : part.last + 1] if part else layers)
+        for name, (heads, size) in zip(("key", "value"), shapes[layer, "decoder"], strict=True)
     }
 
 
 def _entry_of(
-    caches: Mapping[str, Shape], crossed: Mapping[str, Input], dtype: str, stored: str
-) -> Entry:
+    caches: Mapping[str, Shape], crossed: Mapping[str, Input], dtype: str, stored: str,
+    part: ModelPart | None,
+) -> Entry:  # fmt: skip
     """Return what the inputs and outputs of the graph are.
 
     `stored`: The type of the caches.
@@ -264,10 +295,14 @@ def _entry_of(
             part, _, layer = name.partition("_")
             yield End(f"{start}_{name}", role, stored, shape, int(layer), part)
 
+    tokens = End(IDS, "ids", "int64", (BATCH, QUERIES))
+    if part and not part.begins:
+        tokens = End(HIDDEN, "features", dtype, (BATCH, QUERIES, part.width))
     inputs = (
-        End(IDS, "ids", "int64", (BATCH, QUERIES)), End(PAST_LENGTH, "write at", "int64", (BATCH,)),
+        tokens, End(PAST_LENGTH, "write at", "int64", (BATCH,)),
         *ends("past", "past"), *(crossed_end(*each, dtype) for each in crossed.items()),
     )  # fmt: skip
-    outputs = End("logits", "value", dtype, ()), *ends("present", "present")
+    out = NEXT_HIDDEN if part and not part.ends else "logits"
+    outputs = End(out, "value", dtype, ()), *ends("present", "present")
     by_name, named = ({end.name: end for end in each} for each in (inputs, outputs))
     return Entry(Path(MODEL), "model", "attn-export", by_name, named)

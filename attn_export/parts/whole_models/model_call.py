@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from attn_export.errors import ExportError
 from attn_export.parts.whole_models.export_layouts import End, Entry, Role
+from attn_export.runtimes.decode_inputs import NEXT_HIDDEN
 
 Rounding = Callable[..., tuple[Tensor, ...]]
 """Returns keys and values as a cache stores them; called with the number of the layer and them."""
@@ -58,9 +59,11 @@ class ModelCall(nn.Module):
 
     Attributes:
         rounds: What rounds keys and values for the cache, if it has another type than the model.
+        others: The layers that are left out. Masks ask them, too, how many keys there are.
     """
 
     rounds: Rounding | None = None
+    others: Collection[int] = ()
 
     def __init__(self, model: PreTrainedModel, entry: Entry) -> None:
         super().__init__()
@@ -123,11 +126,15 @@ class ModelCall(nn.Module):
         ids, write_at = inputs.roles["ids"], inputs.roles.get("write at")
         # A variant's window, not that of the right model: keys that it sees must stay.
         own, past = _Recorded(self.model.config, self.rounds), 0
-        for layer, pair in inputs.pasts("decoder").items():
+        pasts = inputs.pasts("decoder")
+        for layer, pair in pasts.items():
             key, value = (self._whole(x, layer, inputs) for x in pair)
             if key.shape[2]:
                 own.hold(key, value, layer)
             past = max(past, key.shape[2])
+        for layer in self.others:
+            none = key.new_zeros(len(ids), 1, past, 1)
+            own.hold(none, none, layer)
         mask = inputs.roles.get("mask")
         if write_at is not None:
             mask = _mask_of(write_at, inputs.roles["lengths"], past, ids.shape[1])
@@ -240,7 +247,7 @@ class _Given:
         return {layer: (pair["key"], pair["value"]) for layer, pair in sorted(found.items())}
 
 
-_FIELDS = {"encoder_hidden_states": "last_hidden_state"}
+_FIELDS = {"encoder_hidden_states": "last_hidden_state", NEXT_HIDDEN: "logits"}
 """Fields of the model's output by names of outputs that differ."""
 
 _FEATURES = ("input_features", "input_values", "pixel_values")

@@ -20,6 +20,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from attn_export.attention import functional, onnx_attention
 from attn_export.errors import ExportError, one_line
+from attn_export.parts.whole_models.model_part import ids_beside, passing
 from attn_export.parts.whole_models.own_attention import CALL, Call, OwnAttentionError, attending
 from attn_export.parts.whole_models.single_nodes import SingleNodes
 
@@ -76,6 +77,7 @@ class CapturedDecoder(nn.Module):
     """
 
     kv_scales: Any = None
+    _token = 0
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -87,7 +89,7 @@ class CapturedDecoder(nn.Module):
         self, input_ids: Tensor, past_length: Tensor, logit_index: Tensor | None = None,
         **caches: Tensor,
     ) -> list[Tensor]:  # fmt: skip
-        """Return logits `[B, K, V]`, then the written keys and values of each layer.
+        """Return logits `[B, K, V]`, or hidden states, then the written keys and values by layer.
 
         `input_ids`: int64 `[B, L]`.
         `past_length`: int64 `[B]`.
@@ -98,16 +100,25 @@ class CapturedDecoder(nn.Module):
         return self._run(Call(past_length, seen=seen), input_ids, logit_index, caches)
 
     def _run(
-        self, call: Call, ids: Tensor, index: Tensor | None, caches: Mapping[str, Tensor]
+        self, call: Call, tokens: Tensor, index: Tensor | None, caches: Mapping[str, Tensor]
     ) -> list[Tensor]:
-        layers: Any = [
-            InPlaceLayer(caches[f"past_key_{layer}"], caches[f"past_value_{layer}"])
-            for layer in range(_layers(caches, "past_key_"))
-        ]
+        """Return the outputs of ids `[B, L]`, or of hidden states `[B, L, E]`."""
+        numbers = [int(name.split("_")[2]) for name in caches if name.startswith("past_key_")]
+        layers: Any = {
+            layer: InPlaceLayer(caches[f"past_key_{layer}"], caches[f"past_value_{layer}"])
+            for layer in numbers
+        }
+        # Masks ask layers that are not in the part for their sizes, which are the same.
+        config: Any = self.model.config
+        count = max(config.get_text_config().num_hidden_layers, len(layers))
+        every: Any = [layers.get(layer, layers[numbers[0]]) for layer in range(count)]
         nodes = self._nodes.inside(self.model)
-        with attending(self.model, call), nodes, self._cut(index, call):
-            logits = self._logits(call, ids, Cache(layers=layers), caches)
-        return [logits, *(x for layer in layers for x in (layer.keys, layer.values))]
+        given = tokens if tokens.is_floating_point() else None
+        ids = tokens if given is None else ids_beside(given, self._token)
+        with attending(self.model, call), nodes, self._cut(index, call), passing(given) as passed:
+            out = self._logits(call, ids, Cache(layers=every), caches)
+        out = out if passed.found is None else passed.found
+        return [out, *(x for layer in layers.values() for x in (layer.keys, layer.values))]
 
     def _logits(self, call: Call, ids: Tensor, own: Cache, _: Mapping[str, Tensor]) -> Tensor:
         """Return what the model gives for the new tokens; `own` are the caches of their layers."""
@@ -164,6 +175,10 @@ class CapturedDecoder(nn.Module):
         # Some layers scale by the number of keys that transformers counts for the whole batch.
         _, others = self._tried(example, _MANY)
         self.reads_length = not torch.equal(logits, others)
+        self._token = 1
+        if not torch.equal(logits, self._tried(example, 0)[1]):
+            raise ExportError(f"{kind} gives layers more than hidden states; leave out --layers")
+        self._token = 0
 
     def _tried(self, example: Mapping[str, Tensor], seen: int) -> tuple[Call, Tensor]:
         """Return a run and its logits; `seen` is what the cache says that it holds."""
@@ -172,7 +187,7 @@ class CapturedDecoder(nn.Module):
         try:
             with torch.inference_mode():
                 logits, *_ = self._run(
-                    call, given.pop("input_ids"), given.pop("logit_index", None), given
+                    call, given.pop(next(iter(given))), given.pop("logit_index", None), given
                 )
         except Exception as error:  # as various as the models
             raise ExportError(
@@ -180,6 +195,17 @@ class CapturedDecoder(nn.Module):
                 f"{one_line(error)}"
             ) from error
         return call, logits
+
+
+class CapturedLayers(CapturedDecoder):
+    """Layers of a decoder that do not begin with the first one."""
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, past_length: Tensor, logit_index: Tensor | None = None,
+        **caches: Tensor,
+    ) -> list[Tensor]:  # fmt: skip
+        """Return what a decoder returns; `hidden_states [B, L, E]` is what the first one takes."""
+        return super().forward(hidden_states, past_length, logit_index, **caches)
 
 
 def _layers(caches: Mapping[str, Tensor], *names: str) -> int:

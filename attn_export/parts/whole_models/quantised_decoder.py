@@ -28,6 +28,7 @@ from attn_export.parts.whole_models.stored_evidence import MOST_BYTES
 from attn_export.quality import Budget, Quality
 from attn_export.quantiser import QuantisedWeight, quantise
 from attn_export.results import Arrays, Case, Golden
+from attn_export.spec.inputs import BATCH, QUERIES
 from attn_export.spec.low_precision import FLOAT16
 from attn_export.tensorfile import is_floating
 
@@ -151,7 +152,8 @@ class QuantisedModelOracle(ModelOracle):
     ) -> Quality:
         """Return the distance from the model before, and store its outputs with small evidence."""
         budgets = tuple(budgets) or (self._budget,)
-        tokens = {i: golden.case.inputs["input_ids"].size for i, golden in enumerate(goldens)}
+        all_sizes = [golden.case.sizes for golden in goldens]
+        tokens = {i: sizes[BATCH] * sizes[QUERIES] for i, sizes in enumerate(all_sizes)}
         few = [number for number, count in tokens.items() if count <= _MOST_ROWS]
         numbers = sorted(sorted(few, key=lambda number: -tokens[number])[:_CASES])
         chosen = [goldens[number] for number in numbers]
