@@ -50,6 +50,8 @@ from attn_export.graph.ir_helpers import store_in_narrow_types
 
 def in_float32(subject: Subject) -> Subject:
     """Return a subject with its weights and inputs widened to float32."""
+    if subject.in_float32 is not None:
+        return subject.in_float32()
     spec = dataclasses.replace(subject.spec, dtype="float32") if subject.spec else None
     wide = {n: t.float() if t.dtype in NARROW else t for n, t in subject.inputs.items()}
     float32_subject = Subject(
@@ -75,13 +77,18 @@ def export(subject: Subject) -> IrGraph:
     Weights, inputs and outputs in bfloat16 keep their type, but the graph computes in float32.
     """
     narrow_dtypes = subject.narrow_dtypes()
-    if narrow_dtypes and subject.spec is None:
+    if narrow_dtypes and subject.spec is None and subject.in_float32 is None:
         _check_same_operations(subject)
     if "bfloat16" not in narrow_dtypes.values():
         return _export(subject)
     # Few runtimes compute in bfloat16; ONNX Runtime's CPU provider does not.
     exported = _export(in_float32(subject))
-    store_in_narrow_types(exported.model, narrow_dtypes)
+    from attn_export.export.mapped_weights import PARTS  # few builds need it
+
+    packed = {
+        n: "bfloat16" for n, v in exported.model.graph.initializers.items() if PARTS in v.meta
+    }
+    store_in_narrow_types(exported.model, {**packed, **narrow_dtypes})
     return dataclasses.replace(exported, in_bfloat16=lambda: _export(subject).model)
 
 

@@ -81,6 +81,7 @@ class Subject:
     has_narrow_caches = False  # beside a model in float32
     maps_weights = False  # whether the module may read them from the bundle's file
     encoder: Subject | None = None
+    in_float32: Callable[[], Subject] | None = None  # the same, with its weights widened
 
     def __init__(
         self,
@@ -256,8 +257,7 @@ class Subject:
 
     def narrow_dtypes(self) -> dict[str, str]:
         """Return weights, inputs and outputs in float16 or bfloat16 by name, with their types."""
-        is_float32 = self.has_narrow_caches if self.spec is None else self.spec.dtype == "float32"
-        if is_float32:
+        if self.has_narrow_caches if self.spec is None else self.spec.dtype == "float32":
             return {}  # a float16 cache of a float32 layer does not count
         state = state_of(self.module)
         if not any(t.dtype in NARROW for t in (*state.values(), *self.inputs.values())):

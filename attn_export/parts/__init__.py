@@ -27,6 +27,7 @@ class ModelKeywords(TypedDict, total=False):
     layers: str
     max_len: int
     weights_dtype: str
+    dtype: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import onnx_ir as ir
 
 from attn_export.dialect_names import MICROSOFT
@@ -15,20 +18,23 @@ _SKIPS = {
 }
 """The norm of a sum, which is an output, too, by the operator of the norm."""
 
+_Dtypes: TypeAlias = Sequence[ir.DataType]
+FLOAT = (ir.DataType.FLOAT,)
+
 
 def fuse_for_ort(model: ir.Model) -> None:
     """Run all passes of this file."""
-    _fuse_sums_into_norms(model)
-    _fuse_silu(model)
+    fuse_sums_into_norms(model)
+    fuse_silu(model)
 
 
-def _fuse_sums_into_norms(model: ir.Model) -> None:
+def fuse_sums_into_norms(model: ir.Model, dtypes: _Dtypes = FLOAT) -> None:
     """Replace the norm of a sum of equal shapes by a node that returns both."""
     for op_type, fused in _SKIPS.items():
         for node in nodes_of(model, op_type):
             total = node.inputs[0]
             add = producer_of(total, "Add")
-            if add is None or total is None or not _fits(add, node):
+            if add is None or total is None or not _fits(add, node, dtypes):
                 continue
             epsilon = node.attributes.get_float("epsilon", 1e-5)
             outputs = Builder(model, add).add_node(
@@ -40,11 +46,11 @@ def _fuse_sums_into_norms(model: ir.Model) -> None:
             model.graph.remove([node, add], safe=True)
 
 
-def _fits(add: ir.Node, norm: ir.Node) -> bool:
+def _fits(add: ir.Node, norm: ir.Node, dtypes: _Dtypes) -> bool:
     """Return whether one node may add two values `[…, E]` and normalise the sum."""
     total, weights = norm.inputs[0], [x for x in norm.inputs[1:] if x is not None]
     shapes = [dims(x) for x in add.inputs if x is not None]
-    if total is None or total.dtype != ir.DataType.FLOAT or len(dims(total)) not in (2, 3):
+    if total is None or total.dtype not in dtypes or len(dims(total)) not in (2, 3):
         return False
     same = all(
         len(shape) == len(dims(total)) and all(map(known_equal, shape, dims(total)))
@@ -55,7 +61,7 @@ def _fits(add: ir.Node, norm: ir.Node) -> bool:
     return same and of_last_axis and vectors and len(norm.outputs) == 1
 
 
-def _fuse_silu(model: ir.Model) -> None:
+def fuse_silu(model: ir.Model, dtypes: _Dtypes = FLOAT) -> None:
     """Replace x * Sigmoid(x) by QuickGelu with an alpha of 1, where a product reads it.
 
     Far below 0 its error is 5e-8. Among the products of a gated MLP it is below a rounding; what is
@@ -64,7 +70,7 @@ def _fuse_silu(model: ir.Model) -> None:
     for node in nodes_of(model, "Mul"):
         x = value_before(node.inputs[1], "Sigmoid")
         readers = {use.node.op_type for use in node.outputs[0].uses()}
-        is_silu = x is not None and x is node.inputs[0] and x.dtype == ir.DataType.FLOAT
+        is_silu = x is not None and x is node.inputs[0] and x.dtype in dtypes
         if is_silu and readers and readers <= {"Mul", "MatMul"}:
             silu = Builder(model, node)("QuickGelu", x, domain=MICROSOFT, alpha=1.0)
             take_over(node.outputs[0], silu)

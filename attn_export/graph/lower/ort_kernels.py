@@ -132,7 +132,7 @@ def _attend_and_write(
     rotation = rotation_inside(a, cache)
     if rotation is not None:
         operands = rotation.operands(op, new)
-        optional = (*rotation.tables(op, _most_keys(cache)), *optional[2:])
+        optional = (*rotation.tables(op, most_keys(cache)), *optional[2:])
         attributes["do_rotary"] = 1
     last = op("Cast", cache.lengths, to=INT32)
     total = op("Add", op("ReduceMax", last, keepdims=0), op.scalar(1, INT32))
@@ -150,18 +150,18 @@ def rotation_inside(a: AttentionNode, cache: InPlaceCache) -> Rotation | None:
 
     It reads cosines and sines from tables, which need a limit of the number of keys.
     """
-    if not 0 < _most_keys(cache) <= _MOST_IN_TABLES or a.head_dim % 16:
+    if not most_keys(cache) or a.head_dim % 16:
         return None
     from attn_export.graph.lower.inside_projections import find_rotation  # few graphs have limits
 
     return find_rotation(a.query, cache.new_key, cache.lengths)
 
 
-def _most_keys(cache: InPlaceCache) -> int:
-    """Return the largest capacity of a cache; 0 if it has no limit."""
+def most_keys(cache: InPlaceCache) -> int:
+    """Return the largest capacity of a cache, for tables of positions; 0 if it has no limit."""
     graph, axis = cache.past_key.graph, str(dims(cache.past_key)[2])
     _, most = graph.meta.get(BOUNDS, {}).get(axis, (0, None)) if graph is not None else (0, 0)
-    return most or 0
+    return most if most and most <= _MOST_IN_TABLES else 0
 
 
 def attributes_of(a: AttentionNode) -> dict[str, float]:

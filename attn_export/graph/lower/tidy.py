@@ -12,8 +12,9 @@ from attn_export.graph.axis_names import axis_of_an_input, known_equal, reshape_
 from attn_export.graph.ir_helpers import constant, dims, insert, ints, nodes_of, value_before
 
 _SHARED = frozenset({
-    "Add", "And", "Cast", "Concat", "Equal", "Expand", "Greater", "Less", "LessOrEqual", "Mul",
-    "Or", "Range", "ReduceMax", "Reshape", "Shape", "Squeeze", "Sub", "Unsqueeze", "Where",
+    "Add", "And", "Cast", "Concat", "Cos", "Equal", "Expand", "Greater", "Less", "LessOrEqual",
+    "Mul", "Or", "Range", "ReduceMax", "Reshape", "Shape", "Sin", "Slice", "Squeeze", "Sub",
+    "Unsqueeze", "Where",
 })  # fmt: skip
 """Operators whose nodes are merged if inputs and attributes are the same."""
 

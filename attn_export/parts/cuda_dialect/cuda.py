@@ -36,7 +36,7 @@ from attn_export.graph.lower.inside_projections import find_norm, find_rotation,
 from attn_export.graph.lower.mask_trials import MaskTrials
 from attn_export.graph.lower.mask_values import MaskGraph
 from attn_export.graph.lower.node_builder import Builder, take_over
-from attn_export.graph.lower.ort_kernels import INT32, attributes_of, takes_widths
+from attn_export.graph.lower.ort_kernels import INT32, attributes_of, most_keys, takes_widths
 from attn_export.graph.lower.read import (
     AttentionNode,
     attentions_of,
@@ -46,9 +46,13 @@ from attn_export.graph.lower.read import (
     replace_node,
 )
 from attn_export.graph.lower.tidy import tidy
+from attn_export.parts.cuda_dialect.fewer_kernels import (
+    launch_fewer_kernels,
+    move_norms_after_transposes,
+)
 
 _POSITIONS = 2**15
-"""The length of the rotary tables. ONNX Runtime refuses caches that are longer."""
+"""The least length of the rotary tables. ONNX Runtime refuses caches that are longer than those."""
 
 _NOTHING_HIDDEN = sys.maxsize
 """The distance of the nearest hidden key if no key is hidden."""
@@ -78,6 +82,7 @@ def rewrite(model: ir.Model) -> dict[str, IrGraph]:
     if batch:
         graphs[PREFILL] = _lowered(model, PREFILL, {batch: 1})
     tidy(model)
+    launch_fewer_kernels(model)
     return {"": describe(model, CUDA, bound=bound_caches(model)), **graphs}
 
 
@@ -86,10 +91,12 @@ def _lowered(model: ir.Model, phase: str, fixed: dict[str, int]) -> IrGraph:
     graph, bound = model.clone(), bound_caches(model)
     for axis, size in fixed.items():
         fix_axis(graph, axis, size)
+    move_norms_after_transposes(graph)
     lowered = [_lower_for_cuda(graph, node) for node in nodes_of(graph, "Attention")]
     if not any(lowered):
         raise GraphError(_NOT_FOR_CUDA)
     tidy(graph)
+    launch_fewer_kernels(graph)
     described = describe(graph, CUDA, phase, fixed=fixed, bound=bound)
     file = replace(described.file, dtypes=_narrow_inputs(graph))
     return dataclasses.replace(described, file=file)
@@ -141,10 +148,11 @@ def _grouped_query_attention(
     # The capacity stands for the longest length: the host knows it from a shape, whereas lengths
     # would be copied from the device at each step. The operator reads lengths on the device.
     total = op("Cast", op("Squeeze", op.size(cache.past_key, 2)), to=INT32)
+    positions = max(most_keys(cache), _POSITIONS)
     inputs = [
         *(merged if packed is None else (packed, None, None)), cache.past_key, cache.past_value,
         _last_positions(op, a, cache), total,
-        *(rotation.tables(op, _POSITIONS) if rotation is not None else (None, None)),
+        *((None, None) if rotation is None else rotation.tables(op, positions)),
         *([None] * 5), *((norm.query_weight, norm.key_weight) if norm is not None else ()),
     ]  # fmt: skip
     while inputs[-1] is None:

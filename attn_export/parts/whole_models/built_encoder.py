@@ -25,6 +25,7 @@ from attn_export.export.trees import Axis, named_axes, to_torch
 from attn_export.parts.whole_models.cross_capture import ENCODER_MASK
 from attn_export.parts.whole_models.encoder_capture import CapturedEncoder, CrossStates
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise, Role
+from attn_export.parts.whole_models.loaded_model import in_dtype, type_of
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import (
     CaseLimits,
@@ -79,17 +80,18 @@ class BuiltEncoder(Subject):
         super().__init__(encoder, example, named, names, notes=notes)
         self._maker.hides = encoder.prove(example, layers)
         self._outputs = super().output_shapes()
-        outputs = {n: End(n, "value", "float32", of) for n, of in self._outputs.items()}
+        outputs = {n: End(n, "value", type_of(model), of) for n, of in self._outputs.items()}
         self._maker.entry = dataclasses.replace(entry, outputs=outputs)
         self._maker.axes = {**axes, **self._outputs}
         self.oracle, self.rewrite = self.own_oracle, rewrite_weights
+        self.in_float32 = lambda: type(self)(*in_dtype(model, (), "float32"))
 
     def _parts(
         self, model: Any, entry: Entry, example: Mapping[str, torch.Tensor]
     ) -> tuple[list[str], nn.Module, int]:
         """Return the names of the outputs, a module that gives them, and the number of layers."""
         names = _fields(model, example)
-        outputs = {name: End(name, "value", "float32", ()) for name in names}
+        outputs = {name: End(name, "value", type_of(model), ()) for name in names}
         own = ModelCall(model, dataclasses.replace(entry, outputs=outputs))
         return names, own, _layers(model)
 
@@ -152,7 +154,7 @@ def crossed_of(model: Any) -> dict[str, Input]:
     if not model.config.is_encoder_decoder:
         return {}
     found = {
-        f"cross_{part}_{layer}": Input((BATCH, heads, ENCODED, size))
+        f"cross_{part}_{layer}": Input((BATCH, heads, ENCODED, size), type_of(model))
         for (layer, of), pair in cache_shapes(model).items()
         if of == "encoder"
         for part, (heads, size) in zip(("key", "value"), pair, strict=True)
@@ -191,7 +193,7 @@ def _inputs_of(model: Any) -> dict[str, Input]:
     """Return the description of every input that the graph of a model has."""
     config, name = model.config, model.main_input_name
     accepted = inspect.signature(model.forward).parameters
-    found = {name: _main_input(config, name)}
+    found = {name: _main_input(config, name, type_of(model))}
     shape = found[name].shape
     if len(shape) == 2 and "attention_mask" in accepted:
         found["attention_mask"] = Input(shape, "int64", 0, 1)
@@ -201,19 +203,19 @@ def _inputs_of(model: Any) -> dict[str, Input]:
     return found
 
 
-def _main_input(config: Any, name: str) -> Input:
+def _main_input(config: Any, name: str, dtype: str) -> Input:
     if name == "input_ids":
         return Input((BATCH, QUERIES), "int64", 0, config.get_text_config().vocab_size - 1)
     if name == "pixel_values" and hasattr(config, "image_size"):
         size = config.image_size
         sizes = size if isinstance(size, list | tuple) else (size, size)
-        return Input((BATCH, config.num_channels, *sizes))
+        return Input((BATCH, config.num_channels, *sizes), dtype)
     if name == "input_values" and hasattr(config, "conv_kernel"):
-        return Input((BATCH, QUERIES))
+        return Input((BATCH, QUERIES), dtype)
     if name == "input_values" and hasattr(config, "num_mel_bins"):
-        return Input((BATCH, config.max_length, config.num_mel_bins))
+        return Input((BATCH, config.max_length, config.num_mel_bins), dtype)
     if name == "input_features" and hasattr(config, "max_source_positions"):
-        return Input((BATCH, config.num_mel_bins, 2 * config.max_source_positions))
+        return Input((BATCH, config.num_mel_bins, 2 * config.max_source_positions), dtype)
     raise ExportError(f"{config.model_type} takes {name}, whose sizes are not known")
 
 

@@ -35,14 +35,13 @@ from attn_export.parts.whole_models.built_encoder import (
 from attn_export.parts.whole_models.bundle_text import files_of
 from attn_export.parts.whole_models.cross_capture import CapturedCrossDecoder
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
-from attn_export.parts.whole_models.loaded_model import in_dtype, load_model
+from attn_export.parts.whole_models.loaded_model import in_dtype, load_to_build, type_of
 from attn_export.parts.whole_models.model_capture import CapturedDecoder, CapturedLayers
 from attn_export.parts.whole_models.model_cases import (
     across,
     prompts,
     situations,
 )
-from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.model_oracle import ModelOracle, is_large_model
 from attn_export.parts.whole_models.model_part import ModelPart, cut_model
 from attn_export.parts.whole_models.model_reference import (
@@ -80,33 +79,28 @@ _MOST_CASES = 32
 
 
 def subject_of_model(
-    model: Any, *, all_logits: bool = False, kv_dtype: str = "none", layers: str = "",
+    model: Any, *, all_logits: bool = False, dtype: str = "float32", kv_dtype: str = "none",
+    layers: str = "",
     max_len: int = 0, weights_dtype: str = "none",
 ) -> Subject:  # fmt: skip
     """Return a subject for a decoder of transformers.
 
     `model`: The folder of a checkpoint, or a model of transformers.
     `all_logits`: Whether all logits are wanted, so that there is no input `logit_index`.
+    `dtype`: The type of weights, caches and logits.
     `kv_dtype`: ``"float16"`` for the caches of a decoder, or none for the type of the model.
     `layers`: The first and the last layer of a part of a decoder, such as ``"0-3"``; "" for all.
     `max_len`: The most tokens of a decoder's cache; 0 for all positions of the model.
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
     """
-    how, is_ours = "built in float32", isinstance(model, str | Path)
-    if is_ours:
-        # In float32 from the start, since some types round numbers of their own to their type.
-        checkpoint = read_checkpoint(Path(model))
-        own, checkpoint.config.dtype = checkpoint.config.dtype, torch.float32
-        narrow = own not in (None, torch.float32)
-        told = (f"the model is {str(own).removeprefix('torch.')}, and {how}",) if narrow else ()
-        loaded, notes = checkpoint.load(), (*checkpoint.notes, *told)
-    else:
-        loaded, notes = in_dtype(*load_model(model), dtype="float32", how=how)
+    is_ours, (loaded, notes) = isinstance(model, str | Path), load_to_build(model, dtype)
     weights, rounds, part = None, rounded_cache(kv_dtype), None
     changes = {"weights_dtype": weights_dtype, "kv_dtype": kv_dtype, "layers": layers or "none"}
     for name, value in changes.items():
         if value != "none" and (not loaded.can_generate() or loaded.config.is_encoder_decoder):
             raise UsageError(f"{name} {value} is for decoders; leave it out")
+        if value not in ("none", layers) and dtype != "float32":
+            raise UsageError(f"{name} {value} is for float32, not for dtype {dtype}; leave one out")
     if not is_ours and (weights_dtype != "none" or layers):
         loaded = copy.deepcopy(loaded)
     if layers:
@@ -116,14 +110,9 @@ def subject_of_model(
         notes = *notes, *weights.notes
     if loaded.can_generate():
         subject: Subject = _BuiltModel(
-            loaded,
-            notes,
-            max_len=max_len,
-            all_logits=all_logits,
-            weights=weights,
-            rounds=rounds,
+            loaded, notes, max_len=max_len, all_logits=all_logits, weights=weights, rounds=rounds,
             part=part,
-        )
+        )  # fmt: skip
     elif max_len:
         raise UsageError(f"max_len {max_len} is for decoders; leave it out")
     else:
@@ -156,6 +145,8 @@ def built_graphs(folder: Path) -> tuple[list[str], ModelKeywords]:
         "all_logits": LOGIT_INDEX not in manifest.inputs,
         "kv_dtype": FLOAT16 if {FLOAT16, "float32"} <= types else "none",
     }
+    if is_ours:
+        options["dtype"] = next(iter(manifest.outputs.values())).dtype
     if not {HIDDEN, NEXT_HIDDEN}.isdisjoint(manifest.ends):
         numbers = [int(name.split("_")[2]) for name in manifest.ends if name.startswith("past_key")]
         options["layers"] = f"{min(numbers)}-{max(numbers)}"
@@ -182,15 +173,15 @@ class _BuiltModel(Subject):
     ) -> None:  # fmt: skip
         caches, crossed = _caches_of(model, part), crossed_of(model)
         self.limits = limits_of(model, max_len)
-        dtype = str(model.dtype).removeprefix("torch.")
-        stored = FLOAT16 if rounds else dtype
-        self._entry = _entry_of(caches, crossed, dtype, stored, part)
+        stored = FLOAT16 if rounds else type_of(model)
+        self._entry = _entry_of(caches, crossed, type_of(model), stored, part)
         self.has_narrow_caches = bool(rounds)
         tokens = Input((BATCH, QUERIES), "int64", 0, self.limits.vocabulary - 1)
         logits = (BATCH, QUERIES if all_logits else LOGIT_COUNT, self.limits.vocabulary)
         name, out, captured = IDS, "logits", CapturedCrossDecoder if crossed else CapturedDecoder
         if part and not part.begins:
-            name, tokens, captured = HIDDEN, Input((BATCH, QUERIES, part.width)), CapturedLayers
+            name, captured = HIDDEN, CapturedLayers
+            tokens = Input((BATCH, QUERIES, part.width), type_of(model))
         if part and not part.ends:
             out, logits, all_logits = NEXT_HIDDEN, (BATCH, QUERIES, part.width), True
         self._described = {
@@ -220,6 +211,9 @@ class _BuiltModel(Subject):
         self.sums = _SUMS
         self.example_sizes = {axis: sizes[axis] for axis in (*self.example_sizes, PAST)}
         self.oracle, self.rewrite, self._weights = self.own_oracle, rewrite_weights, weights
+        self.in_float32 = lambda: _BuiltModel(
+            in_dtype(model, (), "float32")[0], (), max_len=max_len, all_logits=all_logits, part=part
+        )
         if weights:
             self.rewrite, decoder.float_weights = weights.rewrite, weights.floats
         self.roles = Roles(caches={f"present_{name}": f"past_{name}" for name in caches})

@@ -20,6 +20,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from attn_export.attention import functional, onnx_attention
 from attn_export.errors import ExportError, one_line
+from attn_export.parts.whole_models.loaded_model import type_of
 from attn_export.parts.whole_models.model_part import ids_beside, passing
 from attn_export.parts.whole_models.own_attention import CALL, Call, OwnAttentionError, attending
 from attn_export.parts.whole_models.single_nodes import SingleNodes
@@ -172,6 +173,8 @@ class CapturedDecoder(nn.Module):
                 f"{kind} has an output layer of its own, so logits of single positions cannot be "
                 "cut; give --all-logits"
             )
+        if not logits.isfinite().all():
+            raise ExportError(f"{kind} overflows in {type_of(self.model)}; give another dtype")
         # Some layers scale by the number of keys that transformers counts for the whole batch.
         _, others = self._tried(example, _MANY)
         self.reads_length = not torch.equal(logits, others)

@@ -15,6 +15,7 @@ from attn_export.parts.whole_models.stored_evidence import seed_words
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
 from attn_export.spec import Shape
 from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, TOTAL
+from attn_export.tensorfile import numpy_dtype
 
 SIZES: Final = (1, 2, 3, 7, 8, 9, 63, 64, 65, 127, 128, 129, 511, 512, 513)
 """Lengths of prompts and pasts: around powers of two, where kernels and windows change."""
@@ -217,7 +218,7 @@ class CaseMaker:
         if end.role == "mask":
             valid = valid.copy()
             valid[-1, : min(2, valid.shape[1] - 1)] = False
-            inputs[name] = valid.astype(end.dtype)
+            inputs[name] = valid.astype(numpy_dtype(end.dtype))
         elif end.role == "states mask":
             inputs[name] = inputs[name].copy()
             inputs[name][-1, -2:] = 0
@@ -273,7 +274,7 @@ class CaseMaker:
                 "write at": lambda *_: np.array(situation.past),
                 "lengths": lambda *_: np.add(situation.past, situation.new),
             }.get(end.role, lambda s, r: r.standard_normal(s))
-            inputs[name] = make(shape, random).astype(end.dtype)
+            inputs[name] = make(shape, random).astype(numpy_dtype(end.dtype))
         return inputs
 
     def _ids(self, tokens: str, shape: list[int], random: np.random.Generator) -> np.ndarray:

@@ -245,7 +245,9 @@ def cache_shapes(model: Any) -> dict[tuple[int, str], tuple[tuple[int, int], tup
 def _features(model: Any, name: str) -> torch.Tensor:
     config = model.config
     if name == "input_features":
-        return torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions)
+        return torch.zeros(
+            1, config.num_mel_bins, 2 * config.max_source_positions, dtype=model.dtype
+        )
     raise ExportError(f"models that take {name} and have a decoder are not supported")
 
 

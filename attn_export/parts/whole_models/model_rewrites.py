@@ -80,7 +80,7 @@ def _rank(weight: ir.Value) -> int:
     return len(dims(weight)) if is_weight else 0
 
 
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def _packed(model: ir.Model, values: Sequence[ir.Value | None]) -> ir.Value:
