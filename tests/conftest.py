@@ -99,6 +99,15 @@ def _shared(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
         fork_from_now_on()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_sizes(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> None:
+    """Leave out most lengths of whole models: the truth takes half of the time of these tests."""
+    if request.path.parent.name == "whole_models" and not pytestconfig.getoption("--all"):
+        from attn_export.parts.whole_models import model_cases, model_reference
+
+        model_cases.SIZES, model_reference.MOST = (1, 9, 33), 48
+
+
 @pytest.fixture(autouse=True)
 def _memory_as_before() -> Iterator[None]:
     """Undo the limit of a command that ran in this process: sanitizers reserve terabytes."""
