@@ -130,8 +130,6 @@ def _round_input(
     x = product.inputs[0]
     assert x is not None
     if x not in rounded:
-        if not dims(x):  # as the product's, but for the last axis
-            x.shape = ir.Shape([*dims(product.outputs[0])[:-1], *dims(product.inputs[1] or x)[:1]])
         rounded[x] = _round_in_blocks(Builder(model, product), x, block)
     product.replace_input_with(0, rounded[x])
 

@@ -22,7 +22,6 @@ from attn_export.system_info import check_installed
 class ModelKeywords(TypedDict, total=False):
     """How a whole model is built, beside what every build takes."""
 
-    activations: str
     all_logits: bool
     kv_dtype: str
     layers: str

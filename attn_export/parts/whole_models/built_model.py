@@ -79,14 +79,13 @@ _MOST_CASES = 32
 
 
 def subject_of_model(
-    model: Any, *, activations: str = "none", all_logits: bool = False, dtype: str = "float32",
-    kv_dtype: str = "none", layers: str = "", max_len: int = 0, weights_dtype: str = "none",
+    model: Any, *, all_logits: bool = False, dtype: str = "float32", kv_dtype: str = "none",
+    layers: str = "",
+    max_len: int = 0, weights_dtype: str = "none",
 ) -> Subject:  # fmt: skip
     """Return a subject for a decoder of transformers.
 
     `model`: The folder of a checkpoint, or a model of transformers.
-    `activations`: How the inputs of rounded weights are rounded, ``"dynamic-int8-per-block"``, or
-        none.
     `all_logits`: Whether all logits are wanted, so that there is no input `logit_index`.
     `dtype`: The type of weights, caches and logits.
     `kv_dtype`: ``"float16"`` for the caches of a decoder, or none for the type of the model.
@@ -96,10 +95,7 @@ def subject_of_model(
     """
     is_ours, (loaded, notes) = isinstance(model, str | Path), load_to_build(model, dtype)
     weights, rounds, part = None, rounded_cache(kv_dtype), None
-    changes = {
-        "weights_dtype": weights_dtype, "activations": activations, "kv_dtype": kv_dtype,
-        "layers": layers or "none",
-    }  # fmt: skip
+    changes = {"weights_dtype": weights_dtype, "kv_dtype": kv_dtype, "layers": layers or "none"}
     for name, value in changes.items():
         if value != "none" and (not loaded.can_generate() or loaded.config.is_encoder_decoder):
             raise UsageError(f"{name} {value} is for decoders; leave it out")
@@ -109,8 +105,8 @@ def subject_of_model(
         loaded = copy.deepcopy(loaded)
     if layers:
         part = cut_model(loaded, layers, len(_caches_of(loaded)) // 2)
-    if {weights_dtype, activations} != {"none"}:
-        weights = QuantisedWeights(loaded, weights_dtype, activations)
+    if weights_dtype != "none":
+        weights = QuantisedWeights(loaded, weights_dtype)
         notes = *notes, *weights.notes
     if loaded.can_generate():
         subject: Subject = _BuiltModel(

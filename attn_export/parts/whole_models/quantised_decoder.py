@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from attn_export.attention.quantised_activations import DynamicInt8PerBlock
 from attn_export.bundle.quality_vectors import logit_distance, output_distances, write_quality
 from attn_export.errors import ExportError, UsageError, WeightsError, counted
 from attn_export.export.mapped_weights import PARTS
@@ -30,7 +29,7 @@ from attn_export.quality import Budget, Quality
 from attn_export.quantiser import QuantisedWeight, quantise
 from attn_export.results import Arrays, Case, Golden
 from attn_export.spec.inputs import BATCH, QUERIES
-from attn_export.spec.low_precision import FLOAT16, PER_BLOCK
+from attn_export.spec.low_precision import FLOAT16
 from attn_export.tensorfile import is_floating
 
 _BLOCKS = {"int4": (32, 16), "int8": (0,)}
@@ -52,23 +51,14 @@ class QuantisedWeights:
         floats: The weights before, by the name of the parameter.
         budget: The limit of the distance from them, if the user gives none.
         notes: What was rounded, for the report.
-        activations: How the inputs of these layers are rounded, as in a spec.
-        rounds_inputs: Whether they are.
     """
 
-    rounds_inputs = True
-
-    def __init__(self, model: Any, dtype: str, activations: str = "none") -> None:
-        if activations not in ("none", PER_BLOCK) or (activations != "none" and dtype != "int4"):
-            raise UsageError(
-                f"activations of a whole model are {PER_BLOCK} with weights_dtype int4, or "
-                f"none; got {activations!r} with {dtype!r}"
-            )
+    def __init__(self, model: Any, dtype: str) -> None:
         if dtype not in _BLOCKS:
             raise UsageError(
                 f"weights_dtype of a whole model is {', '.join(_BLOCKS)} or none; got {dtype!r}"
             )
-        self.budget, self.activations = Budget("sqnr", _LEAST_SQNR[dtype]), activations
+        self.budget = Budget("sqnr", _LEAST_SQNR[dtype])
         self.floats: dict[str, Tensor] = {}
         self._integers: dict[int, QuantisedWeight] = {}
         head = model.get_output_embeddings()
@@ -112,11 +102,6 @@ class QuantisedWeights:
             requires_grad=False,
         )
         self._integers[layer.weight.data_ptr()] = integers
-        if self.activations == PER_BLOCK:
-            rounding = DynamicInt8PerBlock(block)
-            layer.register_forward_pre_hook(
-                lambda _, given: (rounding(given[0]) if self.rounds_inputs else given[0],)
-            )
 
     def rewrite(self, model: ir.Model) -> None:
         """Pack products, and store the weights of a graph that are rounded as integers."""
@@ -130,7 +115,7 @@ class QuantisedWeights:
             parts = [each for each in of if each is not None]
             if len(parts) == len(of) and all(a.ndim == 2 for a in arrays):
                 stored[name] = _beside(parts)
-        store_integers(model, stored, activations=self.activations)
+        store_integers(model, stored)
 
 
 def _beside(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
@@ -152,7 +137,7 @@ class QuantisedModelOracle(ModelOracle):
     def __init__(self, subject: Subject, weights: QuantisedWeights | None) -> None:
         super().__init__(subject, 0.0)
         self.exactly = [name for name in subject.outputs if name.startswith("present_")]
-        self._weights, self._floats = weights, weights.floats if weights else {}
+        self._floats = weights.floats if weights else {}
         self._budget = weights.budget if weights else Budget("sqnr", _LEAST_SQNR[FLOAT16])
 
     def noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
@@ -194,22 +179,16 @@ class QuantisedModelOracle(ModelOracle):
         parameters = {name: call.model.get_parameter(name) for name in self._floats}
         rounded = {name: parameter.data for name, parameter in parameters.items()}
         try:
-            self._round(is_used=False)
+            if call.rounds:
+                call.rounds.is_used = False
             for name, parameter in parameters.items():
                 parameter.data = self._floats[name]
             yield
         finally:
-            self._round(is_used=True)
+            if call.rounds:
+                call.rounds.is_used = True
             for name, parameter in parameters.items():
                 parameter.data = rounded[name]
-
-    def _round(self, *, is_used: bool) -> None:
-        """Set whether caches and the inputs of products are rounded."""
-        call: Any = self.subject.module
-        if call.rounds:
-            call.rounds.is_used = is_used
-        if self._weights:
-            self._weights.rounds_inputs = is_used
 
 
 def _narrowed(outputs: Arrays, expected: Arrays) -> dict[str, np.ndarray]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import onnx
-import onnx_ir as ir
 import pytest
 import torch
 from tiny_decoders import tiny_decoder
@@ -14,37 +13,23 @@ from attn_export.commands.bundle_graphs import lower_all
 from attn_export.errors import ExportError, UsageError, WeightsError
 from attn_export.export.export import export
 
-_BY_BLOCK = "dynamic-int8-per-block"
-
 
 def test_weights_are_stored_as_integers_and_judged_twice(tmp_path):
     model = tiny_decoder("llama", num_hidden_layers=1)
     before = [parameter.clone() for parameter in model.parameters()]
-    subject = Subject.from_model(model, weights_dtype="int4", activations=_BY_BLOCK, max_len=16)
+    subject = Subject.from_model(model, weights_dtype="int4", max_len=16)
     report = build(subject, tmp_path / "out", dialects=("ort",), runtimes=["ort-cpu"])
     assert report.passed
     assert all(map(torch.equal, model.parameters(), before))  # the user's model
     graph = onnx.load(tmp_path / "out/model.ort.onnx", load_external_data=False).graph
-    assert _levels(graph) == [4] * 5  # q, k and v, the output, gate and up, down, logits
+    products = [node.op_type for node in graph.node if "MatMul" in node.op_type]
+    assert products == ["MatMulNBits"] * 5  # q, k and v, the output, gate and up, down, logits
     logits = report.quality.outputs[0]
     assert logits.part == "logits"
     assert 6 < logits.sqnr < 40
     assert [str(budget) for budget in report.quality.budgets] == ["sqnr>=6"]
     assert verify(tmp_path / "out", runtimes=["ort-cpu"]).quality.outputs[0] == logits
     assert not verify(tmp_path / "out", runtimes=["ort-cpu"], budgets=["sqnr>=40"]).passed
-
-
-def _levels(graph):
-    """Return the accuracy levels of products, all of which have integers."""
-    products = [node for node in graph.node if "MatMul" in node.op_type]
-    assert {node.op_type for node in products} == {"MatMulNBits"}
-    return [a.i for node in products for a in node.attribute if a.name == "accuracy_level"]
-
-
-def test_inputs_of_products_are_rounded_only_if_wanted():
-    subject = Subject.from_model(tiny_decoder("llama", num_hidden_layers=1), weights_dtype="int4")
-    graphs, _ = lower_all(export(subject), ("ort",))
-    assert _levels(ir.to_proto(graphs[0].model.graph)) == [1] * 5
 
 
 def test_weights_that_are_stored_by_input_are_rounded_too():
@@ -56,18 +41,16 @@ def test_weights_that_are_stored_by_input_are_rounded_too():
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype", "inputs", "error", "message"),
+    ("model", "dtype", "error", "message"),
     [
-        (tiny_decoder("llama"), "int3", "none", UsageError, "is int4, int8 or none; got 'int3'"),
-        (tiny_decoder("llama"), "int8", _BY_BLOCK, UsageError, "none; got '.*' with 'int8'"),
-        (tiny_decoder("llama"), "none", _BY_BLOCK, UsageError, "none; got '.*' with 'none'"),
-        (tiny_decoder("llama", intermediate_size=40), "int4", "none", ExportError, "has 40 inputs"),
-        (tiny_encoder("bert"), "int4", "none", UsageError, "is for decoders; leave it out"),
+        (tiny_decoder("llama"), "int3", UsageError, "is int4, int8 or none; got 'int3'"),
+        (tiny_decoder("llama", intermediate_size=40), "int4", ExportError, "has 40 inputs"),
+        (tiny_encoder("bert"), "int4", UsageError, "is for decoders; leave it out"),
     ],
 )
-def test_what_cannot_be_rounded_is_refused(model, dtype, inputs, error, message):
+def test_what_cannot_be_rounded_is_refused(model, dtype, error, message):
     with pytest.raises(error, match=message):
-        Subject.from_model(model, weights_dtype=dtype, activations=inputs)
+        Subject.from_model(model, weights_dtype=dtype)
 
 
 def test_weights_that_are_not_finite_and_budgets_without_integers_are_refused(tmp_path):
