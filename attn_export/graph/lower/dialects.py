@@ -166,6 +166,10 @@ def _to_ort(model: ir.Model, form: Form) -> dict[str, IrGraph]:
             lower_node(decode.model, node, form, one_query=True)
     for lowered in graphs.values():
         tidy(lowered.model)
+        if nodes_of(lowered.model, "ReduceSum"):
+            from attn_export.graph.lower.ort_experts import fuse_experts
+
+            fuse_experts(lowered.model)
         if any(nodes_of(lowered.model, name) for name in _FUSED):
             from attn_export.graph.lower.ort_fusions import fuse_for_ort
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from attn_export.export.mapped_weights import PARTS
+from attn_export.graph.axis_names import Size
 from attn_export.graph.ir_helpers import constant_array, dims, nodes_of, producer_of
 from attn_export.graph.lower.node_builder import Builder, take_over
 
@@ -25,6 +26,7 @@ def rewrite_weights(model: ir.Model) -> None:
     New weights are computed when they are written, and are not in memory before.
     """
     _add_offsets(model)
+    _move_experts(model)
     products: dict[ir.Value, list[ir.Node]] = {}
     for node in nodes_of(model, "MatMul"):
         x, weight = node.inputs
@@ -43,8 +45,32 @@ def _add_offsets(model: ir.Model) -> None:
         number = constant_array(offset)
         if weight is not None and _rank(weight) == 1 and number is not None and not number.ndim:
             array, name = constant_array(weight), f"{weight.name}.plus_{number.item():g}"
-            added = _weight(model, name, [weight], functools.partial(np.add, array, number))
+            compute = functools.partial(np.add, array, number)
+            added = _weight(model, name, weight.dtype, dims(weight), compute)
             node.outputs[0].replace_all_uses_with(added)
+
+
+def _move_experts(model: ir.Model) -> None:
+    """Replace weights of experts that nodes reshape and transpose by weights that are so."""
+    for node in list(model.graph):
+        weight = node.inputs[0] if node.op_type in ("Reshape", "Transpose") else None
+        tensor = None if weight is None or weight.is_graph_input() else weight.const_value
+        if weight is None or tensor is None or tensor.dtype not in _FLOATS or len(dims(weight)) < 3:
+            continue
+        out, name = node.outputs[0], str(weight.name)
+        if len(weight.uses()) == 1:
+            del model.graph.initializers[name]
+        shape = [int(str(size)) for size in dims(out)]
+        compute = functools.partial(_move, tensor, shape, node.attributes.get_ints("perm", ()))
+        value = _weight(model, name, weight.dtype, shape, compute)
+        value.meta[PARTS] = weight.meta.get(PARTS) or [tensor.numpy()]
+        out.replace_all_uses_with(value)
+        model.graph.remove(node, safe=True)
+
+
+def _move(tensor: ir.TensorProtocol, shape: Sequence[int], perm: Sequence[int]) -> np.ndarray:
+    array = tensor.numpy()
+    return np.ascontiguousarray(array.transpose(perm) if perm else array.reshape(shape))
 
 
 def _pack(model: ir.Model, nodes: Sequence[ir.Node]) -> None:
@@ -92,20 +118,24 @@ def _packed(model: ir.Model, values: Sequence[ir.Value | None]) -> ir.Value:
     start = [parts[0] for parts in same]
     own = "_".join(".".join(path[len(start) : -1]) for path in paths)
     name = ".".join([*start, own, paths[0][-1]])
-    value = _weight(model, name, weights, functools.partial(np.concatenate, arrays, axis=-1))
+    shape = *dims(weights[0])[:-1], sum(int(str(dims(weight)[-1])) for weight in weights)
+    compute = functools.partial(np.concatenate, arrays, axis=-1)
+    value = _weight(model, name, weights[0].dtype, shape, compute)
     value.meta[PARTS] = arrays
     return value
 
 
 def _weight(
-    model: ir.Model, name: str, of: Sequence[ir.Value], compute: Callable[[], np.ndarray]
-) -> ir.Value:
-    """Return a weight that is computed of others when it is read."""
+    model: ir.Model, name: str, dtype: ir.DataType | None, shape: Sequence[Size],
+    compute: Callable[[], np.ndarray],
+) -> ir.Value:  # fmt: skip
+    """Return a weight that is computed when it is read."""
     while name in model.graph.initializers:
         name += "_"
-    shape = ir.Shape([*dims(of[0])[:-1], sum(int(str(dims(weight)[-1])) for weight in of)])
-    assert of[0].dtype is not None  # weights have one
-    tensor = ir.LazyTensor(lambda: ir.tensor(compute(), name=name), of[0].dtype, shape, name=name)
+    assert dtype is not None  # weights have one
+    tensor = ir.LazyTensor(
+        lambda: ir.tensor(compute(), name=name), dtype, ir.Shape(shape), name=name
+    )
     value = ir.val(name, const_value=tensor)
     model.graph.register_initializer(value)
     return value

@@ -22,12 +22,10 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 from attn_export.attention import functional, onnx_attention
 from attn_export.errors import ExportError
+from attn_export.parts.whole_models.own_experts import EXPERTS
 
 _NAME = "attn_export"
 """The name of our attention and masks in transformers."""
-
-_EXPERTS = "batched_mm"
-"""The form of a mixture of experts without branches on values, which cannot be exported."""
 
 
 @dataclasses.dataclass
@@ -75,7 +73,7 @@ CALL: ContextVar[Call] = ContextVar("attn_export_whole_model")
 @contextlib.contextmanager
 def attending(model: PreTrainedModel, call: Call) -> Iterator[None]:
     """Let a model call our attention inside this block, and experts that can be exported."""
-    fields = {"_attn_implementation": _NAME, "_experts_implementation": _EXPERTS}
+    fields = {"_attn_implementation": _NAME, "_experts_implementation": EXPERTS}
     parts = (vars(part).get("config") for part in model.modules())
     configs = {id(config): config for config in parts if hasattr(config, next(iter(fields)))}
     with contextlib.ExitStack() as stack:
