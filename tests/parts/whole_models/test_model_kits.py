@@ -148,12 +148,20 @@ def test_a_kit_continues_a_text(language, need, tmp_path):
     halves = "".join(map(chr, (*range(0xAE, 0xC0), *range(0xC3, 0xD6))))
     by_bytes(f" {ascii_uppercase}{halves}").save(str(kit / "bundle" / TOKENIZER))
     text = BundleText(kit / "bundle")
-    ids = text.encode("NOT")
     session = DecodeSession(built("mistral"), threads=1)
-    tokens = session.generate(np.array([ids]), 30, stop=text.stop)
-    wanted = "".join(text.decode(ids, (int(row[0]) for row in tokens)))
-    assert any(c > "\x80" and c != "\ufffd" for c in wanted)
-    done = run(kit, *GENERATE[language], "--text", "NOT", "30")
+
+    def continued(prompt: str) -> str:
+        ids = text.encode(prompt)
+        tokens = session.generate(np.array([ids]), 30, stop=text.stop)
+        return "".join(text.decode(ids, (int(row[0]) for row in tokens)))
+
+    found = {
+        prompt: continued(prompt) for prompt in ("NOT", "A", "OR NOT", "THE", "WE ARE", "TO BE")
+    }
+    prompt, wanted = next(
+        pair for pair in found.items() if any(c > "\x80" and c != "\ufffd" for c in pair[1])
+    )
+    done = run(kit, *GENERATE[language], "--text", prompt, "30")
     assert (done.stdout, done.stderr) == (f"{wanted}\n", "no chat template applied\n")
 
 
