@@ -82,7 +82,7 @@ INPUT = (
     ),
 )  # fmt: skip
 
-_OF_MODELS = frozenset({"dtype", "kv_dtype", "weights_dtype"})
+_OF_MODELS = frozenset({"cache", "dtype", "kv_dtype", "weights_dtype"})
 """The fields of a spec that --model takes as well."""
 
 _ONLY_OF_MODELS = ("all_logits", "layers", "max_len")

@@ -23,6 +23,7 @@ class ModelKeywords(TypedDict, total=False):
     """How a whole model is built, beside what every build takes."""
 
     all_logits: bool
+    cache: str
     kv_dtype: str
     layers: str
     max_len: int

@@ -17,7 +17,7 @@ from attn_export.runtimes.decode_inputs import (
     LOGIT_INDEX,
     PAST_LENGTH,
 )
-from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES
+from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, TOTAL
 
 _SPARE = (0, 1, 5, 64)
 """The number of slots of caches that stay free, in turns."""
@@ -62,10 +62,11 @@ class BuiltCases(CaseMaker):
         # Changes of the base case have its sizes.
         number = 1 if situation.name.startswith((BASE, CHANGED)) else sum(situation.name.encode())
         query, past = max(situation.new), max(situation.past)
-        sizes = {
-            BATCH: len(situation.new), QUERIES: query, PAST: past,
-            CAPACITY: past + query + _SPARE[number % len(_SPARE)],
-        }  # fmt: skip
+        sizes = {BATCH: len(situation.new), QUERIES: query, PAST: past}
+        if self.entry.one("write at"):
+            sizes[CAPACITY] = past + query + _SPARE[number % len(_SPARE)]
+        else:
+            sizes[TOTAL] = past + query
         if any(end.of == "encoder" for end in self.entry.inputs.values()):
             sizes[ENCODED] = super().sizes(situation)[KEYS]
         return sizes | (

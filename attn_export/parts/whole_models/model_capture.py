@@ -46,8 +46,9 @@ class InPlaceLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values of the new tokens, and return the buffers in the model's type."""
-        length, stored = CALL.get().past_length, self.keys.dtype
+        """Write keys and values of the new tokens, and return all in the model's type."""
+        call, stored = CALL.get(), self.keys.dtype
+        length = None if call.appends else call.past_length
         self.keys = onnx_attention.append(self.keys, key_states.to(stored), length)
         self.values = onnx_attention.append(self.values, value_states.to(stored), length)
         return self.keys.to(key_states.dtype), self.values.to(value_states.dtype)
@@ -56,9 +57,9 @@ class InPlaceLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Return how many keys there are. The mask, which adds them itself, does not read it."""
         return CALL.get().seen
 
-    def get_mask_sizes(self, _: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of keys and the first one."""
-        return self.keys.shape[2], 0
+        return self.keys.shape[2] + (query_length if CALL.get().appends else 0), 0
 
     def get_max_length(self) -> int:
         """Return that there is no maximum."""
@@ -87,18 +88,23 @@ class CapturedDecoder(nn.Module):
         self.float_weights: Mapping[str, Tensor] = {}
 
     def forward(
-        self, input_ids: Tensor, past_length: Tensor, logit_index: Tensor | None = None,
-        **caches: Tensor,
+        self, input_ids: Tensor | None = None, hidden_states: Tensor | None = None,
+        past_length: Tensor | None = None, logit_index: Tensor | None = None, **caches: Tensor,
     ) -> list[Tensor]:  # fmt: skip
         """Return logits `[B, K, V]`, or hidden states, then the written keys and values by layer.
 
         `input_ids`: int64 `[B, L]`.
-        `past_length`: int64 `[B]`.
+        `hidden_states`: `[B, L, E]` in their place, if the first layer is not there.
+        `past_length`: int64 `[B]`; None if caches are not written in place, but grow.
         `logit_index`: The positions among the new tokens, int64 `[B, K]`; all if None.
         `caches`: ``past_key_0 [B, Hkv, S, D]``, ``past_value_0 [B, Hkv, S, Dv]``, and so on.
         """
-        seen = past_length.max() if self.reads_length else 0
-        return self._run(Call(past_length, seen=seen), input_ids, logit_index, caches)
+        tokens = hidden_states if input_ids is None else input_ids
+        assert tokens is not None  # there is one of them
+        call = _call(past_length, caches)
+        if self.reads_length and call.past_length is not None:
+            call.seen = call.past_length.max()
+        return self._run(call, tokens, logit_index, caches)
 
     def _run(
         self, call: Call, tokens: Tensor, index: Tensor | None, caches: Mapping[str, Tensor]
@@ -186,7 +192,8 @@ class CapturedDecoder(nn.Module):
     def _tried(self, example: Mapping[str, Tensor], seen: int) -> tuple[Call, Tensor]:
         """Return a run and its logits; `seen` is what the cache says that it holds."""
         given = dict(example)
-        call = Call(given.pop("past_length"), seen=seen)
+        call = _call(given.pop("past_length", None), given)
+        call.seen = seen
         try:
             with torch.inference_mode():
                 logits, *_ = self._run(
@@ -200,15 +207,12 @@ class CapturedDecoder(nn.Module):
         return call, logits
 
 
-class CapturedLayers(CapturedDecoder):
-    """Layers of a decoder that do not begin with the first one."""
-
-    def forward(  # type: ignore[override]
-        self, hidden_states: Tensor, past_length: Tensor, logit_index: Tensor | None = None,
-        **caches: Tensor,
-    ) -> list[Tensor]:  # fmt: skip
-        """Return what a decoder returns; `hidden_states [B, L, E]` is what the first one takes."""
-        return super().forward(hidden_states, past_length, logit_index, **caches)
+def _call(past_length: Tensor | None, caches: Mapping[str, Tensor]) -> Call:
+    """Return a run; without lengths, all keys of the caches are valid, and new ones follow them."""
+    if past_length is not None:
+        return Call(past_length)
+    past = next(x for name, x in caches.items() if name.startswith("past_key_"))
+    return Call(torch.full((past.shape[0],), past.shape[2]), appends=True)
 
 
 def _layers(caches: Mapping[str, Tensor], *names: str) -> int:

@@ -44,6 +44,10 @@ class Situation:
     tokens: str = "random"
     kind: str = "shape"
 
+    def with_equal_pasts(self) -> Situation:
+        """Return the same with the longest past in all batch elements."""
+        return dataclasses.replace(self, past=(max(self.past),) * len(self.past))
+
     def valid(self) -> np.ndarray:
         """Return which slots hold tokens, bool `[B, P + L]`."""
         query, past = max(self.new), max(self.past)

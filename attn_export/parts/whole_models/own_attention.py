@@ -44,6 +44,7 @@ class Call:
         padding: The masks of padding that the model made.
         cut: How often the hidden states were reduced to the positions whose logits are wanted.
         seen: What the cache says that it holds, if models ask beyond masks and positions.
+        appends: Whether caches grow by the new tokens, and are not written in place.
     """
 
     past_length: Tensor | None
@@ -55,6 +56,7 @@ class Call:
     padding: list[Tensor] = dataclasses.field(default_factory=list)
     cut: int = 0
     seen: int | Tensor = 0
+    appends: bool = False
 
 
 class OwnAttentionError(ExportError):
@@ -131,8 +133,9 @@ def _attend(
     call = CALL.get()
     call.attended.append(module)
     is_crossed = any(key is crossed for crossed in call.crossed)
-    length = None if is_crossed else call.past_length
+    length = None if is_crossed or call.appends else call.past_length
     causal = any(attention_mask is mask for mask in call.causal) and position_bias is None
+    causal &= not call.appends  # the node would count from the first key
     mask = functional.clamp_mask(attention_mask)
     if is_crossed and not _has_bias(module):
         position_bias = None  # zeros

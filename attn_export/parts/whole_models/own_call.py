@@ -34,7 +34,7 @@ class OwnCall(ModelCall):
 
     def forward(self, **given: Tensor) -> list[Tensor]:
         """Return the outputs of the graph, in its order."""
-        batch = len(given[PAST_LENGTH])
+        batch = len(next(iter(given.values())))
         if self._crosses and batch > 1:  # some take no positions: one by one they need none
             ones = [
                 self(**{name: x[at : at + 1] for name, x in given.items()}) for at in range(batch)
@@ -44,7 +44,9 @@ class OwnCall(ModelCall):
         hidden = given.get(HIDDEN)
         if hidden is not None:
             given[IDS] = ids_beside(hidden)
-        length, count = given[PAST_LENGTH], given[IDS].shape[1]
+        past = next(x for name, x in given.items() if name.startswith("past_key_"))
+        length = given.get(PAST_LENGTH, torch.full((len(past),), past.shape[2]))
+        count = given[IDS].shape[1]
         given["lengths"] = length + count
         if not self._crosses:
             given["positions"] = length[:, None] + torch.arange(count)
