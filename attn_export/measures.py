@@ -176,7 +176,7 @@ def fill_ignored_rows(
     `got`: A runtime's output, `[B, ...]`.
     `truth`: The truth, of the same shape.
     """
-    if not rows or not got.ndim:
+    if not rows or not got.size or not got.ndim:
         return got
     filled = got.copy()
     filled[list(rows)] = truth[list(rows)]

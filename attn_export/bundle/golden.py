@@ -161,7 +161,8 @@ def _read_case(folder: Path, index: GoldenIndex, entry: CaseEntry) -> Golden:
     for name, truth in expected.items():
         if (truth.shape, truth.dtype) != (eager[name].shape, eager[name].dtype):
             raise ValueError(f"{case.name} has two shapes or types of {name}")
-        if truth.ndim and any(row >= len(truth) for row in case.ignored_rows):
+        is_read = truth.ndim and truth.size  # nothing of an empty output is compared
+        if is_read and any(row >= len(truth) for row in case.ignored_rows):
             raise ValueError(f"{case.name} ignores rows that {name} does not have")
     for name, rows in entry.determined.items():
         ignored = case.ignored_rows if expected[name].size else ()

@@ -117,6 +117,18 @@ def test_a_determined_row_must_be_nan_and_another_may_be_anything():
     assert undetermined_note([golden])[0].endswith("in these batch elements: y[1] in base")
 
 
+def test_an_output_without_elements_ignores_no_rows(tmp_path):
+    """A merged decoder gives no keys of the encoder after the first run."""
+    golden = made_golden({"y": np.ones((2, 3), np.float32), "z": np.ones((0, 3), np.float32)})
+    golden = dataclasses.replace(golden, case=dataclasses.replace(golden.case, ignored_rows=(1,)))
+    write_inputs(tmp_path, 0, golden.case)
+    write_outputs(tmp_path, 0, golden)
+    write_index(tmp_path, [golden])
+    (read,) = read_golden(tmp_path)
+    assert {v.status for v in judge("r", "g", read, read.expected)} == {"passed"}
+    assert undetermined_note([read]) == ()
+
+
 def test_determined_rows_are_stored_and_must_be_ignored_ones(tmp_path):
     golden = golden_of(by_hand)
     write_inputs(tmp_path, 0, golden.case)

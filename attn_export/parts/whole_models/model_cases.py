@@ -133,7 +133,7 @@ def _even(
         else:
             yield even(f"length_{size}", "a prompt", size, 0)
     if has_past:
-        yield even("no_past", "a prompt", 6, 0)
+        yield even("no_past", "a prompt", 1 if entry.takes_one_token else 6, 0)
     if has_past and "chunk" in promises:
         steps = min(_DECODED, limits.longest)
         lengths = (steps, steps - 3)[: len(batches)] if "chunks" in promises else (steps,)
