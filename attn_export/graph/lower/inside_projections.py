@@ -18,9 +18,6 @@ from attn_export.graph.lower.read import AttentionNode, merge_qkv
 
 _HALVES = ("Sub", "Add")
 
-_TABLES = "attn_export.tables"
-"""The key in `Graph.meta` of the tables of positions that a graph has."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Rotation:
@@ -53,15 +50,12 @@ class Rotation:
         They are computed by copies of the graph's nodes, which ONNX Runtime folds when it loads the
         graph, so that the file holds no table.
         """
-        known = op.model.graph.meta.setdefault(_TABLES, {})
-        if (self.cos, self.sin) not in known:
-            first, last, step = (op.scalar(number) for number in (0, count, 1))
-            positions = op("Unsqueeze", op("Range", first, last, step), op.ints(0))
-            known[self.cos, self.sin] = tuple(
-                op("Reshape", self._repeat(op, value, positions), op.ints(count, -1))
-                for value in (self.cos, self.sin)
-            )
-        cos, sin = known[self.cos, self.sin]
+        first, last, step = (op.scalar(number) for number in (0, count, 1))
+        positions = op("Unsqueeze", op("Range", first, last, step), op.ints(0))
+        cos, sin = (
+            op("Reshape", self._repeat(op, value, positions), op.ints(count, -1))
+            for value in (self.cos, self.sin)
+        )
         return cos, sin
 
     def _repeat(self, op: Builder, value: ir.Value, positions: ir.Value) -> ir.Value:

@@ -121,3 +121,4 @@ def test_a_step_rotates_within_attention(kind, inside, packed):
     assert [node.attributes.get_int("do_rotary", 0) for node in nodes] == [1] * inside
     assert sum(node.inputs[1] is None for node in nodes) == packed
     assert bool(lowered.file.layouts) == (not inside)
+    assert len(nodes_of(lowered.model, "Cos")) == 1  # all layers share the tables
