@@ -10,7 +10,6 @@ import torch
 from shared import once
 from test_built_models import kinds, worst_error
 from tiny_decoders import tiny_decoder
-from tiny_encoders import tiny_encoder
 
 from attn_export import DecodeSession, Subject, build
 from attn_export.errors import UsageError
@@ -71,15 +70,3 @@ def test_a_session_refuses_caches_that_grow():
 @pytest.mark.extended
 def test_a_bundle_that_appends_is_judged_by_its_model():
     assert compare_models(tiny_decoder("mistral"), bundle()).passed
-
-
-@pytest.mark.parametrize(
-    ("model", "cache", "message"),
-    [
-        (tiny_decoder("llama"), "none", "of a whole model is in-place or append; got 'none'"),
-        (tiny_encoder("bert"), "append", "cache append is for decoders; leave it out"),
-    ],
-)
-def test_other_caches_are_refused(model, cache, message):
-    with pytest.raises(UsageError, match=message):
-        Subject.from_model(model, cache=cache)

@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 from tiny_decoders import BUILT, REFUSED, built, checkpoint_of, tiny_decoder
+from tiny_encoders import tiny_encoder
 from transformers import AttentionMaskInterface, AutoModelForCausalLM
 from transformers.masking_utils import causal_mask_function
 
@@ -192,3 +193,26 @@ def test_weights_are_read_from_the_file_of_the_bundle_once_it_is_written(tmp_pat
     layer = "model.model.layers.0."
     assert read >= {"model.model.embed_tokens.weight", f"{layer}self_attn.k_proj.weight"}
     assert read >= {f"{layer}mlp.{name}_proj.weight" for name in ("up", "gate", "down")}
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (
+            tiny_decoder("llama"), {"kv_dtype": "int8"},
+            "kv_dtype of a whole model is float16 or none; got 'int8'",
+        ),
+        (tiny_encoder("bert"), {"kv_dtype": "float16"}, "is for decoders; leave it out"),
+        (
+            tiny_decoder("llama"), {"cache": "none"},
+            "of a whole model is in-place or append; got 'none'",
+        ),
+        (
+            tiny_encoder("bert"), {"cache": "append"},
+            "cache append is for decoders; leave it out",
+        ),
+    ],
+)  # fmt: skip
+def test_caches_that_a_model_does_not_take_are_refused(model, options, message):
+    with pytest.raises(UsageError, match=message):
+        Subject.from_model(model, **options)

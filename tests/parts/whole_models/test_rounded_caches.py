@@ -8,10 +8,8 @@ import pytest
 import torch
 from shared import once
 from tiny_decoders import tiny_decoder
-from tiny_encoders import tiny_encoder
 
 from attn_export import DecodeSession, Subject, build, verify
-from attn_export.errors import UsageError
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import measure
 from attn_export.parts.whole_models.compare_models import compare_models
@@ -94,15 +92,3 @@ def test_values_near_a_tie_become_either_neighbour():
         key, _ = rounds(0, torch.cat([noisy] * 8), torch.cat([noisy] * 8))
     assert torch.equal(key[:, :, 1:], torch.cat([exact] * 8)[:, :, 1:])
     assert {*key[:, 0, 0].flatten().tolist()} == {1, 1 + 2**-10}
-
-
-@pytest.mark.parametrize(
-    ("model", "dtype", "message"),
-    [
-        (tiny_decoder("llama"), "int8", "kv_dtype of a whole model is float16 or none; got 'int8'"),
-        (tiny_encoder("bert"), "float16", "is for decoders; leave it out"),
-    ],
-)
-def test_caches_of_other_types_are_refused(model, dtype, message):
-    with pytest.raises(UsageError, match=message):
-        Subject.from_model(model, kv_dtype=dtype)
