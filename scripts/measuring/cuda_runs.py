@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ def captured_by_torch(run: Run) -> Run:
 
 
 def kernels_by_profiler(run: Run) -> list[str]:
-    """Return the kernels that a run launches on a GPU, without those of cuBLAS, in order.
+    """Return the kernels and copies of a run on a GPU, in order.
 
     PyTorch's profiler sees the kernels of the whole process.
     """
@@ -137,12 +137,16 @@ def kernels_by_profiler(run: Run) -> list[str]:
         torch.cuda.synchronize()
     events = [event for event in profiler.events() or () if str(event.device_type).endswith("CUDA")]
     events.sort(key=lambda event: event.time_range.start)
-    names = [readable(event.name) for event in events]
+    return [readable(event.name) for event in events]
+
+
+def own(names: Iterable[str]) -> list[str]:
+    """Return the kernels of ONNX Runtime: without copies, and without those of cuBLAS."""
     return [name for name in names if not OF_LIBRARIES.search(name)]
 
 
 def kernels_by_record(record: Path) -> Callable[[Run], list[str]]:
-    """Return a function that returns the kernels of a run over the stand-in libraries.
+    """Return a function that returns launches and calls of libraries over stand-in libraries.
 
     Args:
         record: The file to which the libraries write calls.
@@ -152,7 +156,8 @@ def kernels_by_record(record: Path) -> Callable[[Run], list[str]]:
         run()
         start = record.stat().st_size
         run()
-        return [readable(e.name) for e in read_record(record, start) if e.kind == "launch"]
+        events = read_record(record, start)
+        return [readable(e.name) for e in events if e.kind in ("launch", "library")]
 
     return kernels
 

@@ -22,6 +22,9 @@ LENGTHS = {5: -1, 6: 0}
 """The indices of `seqlens_k` and `total_sequence_length` among the inputs of GroupQueryAttention,
 with the value to add to the total length for each."""
 
+_INDICES = ("input_ids", "logit_index")
+"""Inputs of whole models that are no lengths, and for which 0 is always valid."""
+
 _PASTS = (("present", "past"), ("present", "past_key_values"))
 """Prefixes of the names of a cache after a step and before it."""
 
@@ -118,7 +121,7 @@ def _dtype(end: Any) -> np.dtype[Any]:
 def _content(name: str, dtype: Any, sizes: StepSizes, lengths: Mapping[str, int]) -> Any:
     if dtype.kind == "b":
         return True
-    if dtype.kind not in "iu" or dtype.itemsize < 4:
+    if dtype.kind not in "iu" or dtype.itemsize < 4 or name in _INDICES:
         return 0  # integers of fewer bits are elements of a cache, not lengths
     total = sizes.past_len + sizes.query_len
     return total + lengths[name] if name in lengths else sizes.past_len
