@@ -12,18 +12,18 @@ import onnx
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, StaticCache
 
-from attn_export.bundle.manifest import read_manifest
 from attn_export.commands.build import build
 from attn_export.commands.verify import verify
-from attn_export.dialect_names import CUDA, ORT, STANDARD
+from attn_export.dialect_names import CUDA, ORT, STANDARD, WEIGHTS
 from attn_export.export.subject import Subject
 from attn_export.parts.cuda_dry_run.dry_run import observe
+from attn_export.parts.cuda_dry_run.dry_run_inputs import caches_in_place
 from attn_export.parts.cuda_dry_run.dry_run_results import architectures_named
 from attn_export.report.data import finite
 from attn_export.report.tables import largest
 from attn_export.runtimes.protocol import Limits
 from attn_export.schema import GraphFile
-from measuring.cuda_layers import PREFILL, STEP
+from measuring.cuda_layers import PREFILL, STEP, graphs_of
 from measuring.cuda_runs import Run
 
 _SMALL = {
@@ -40,23 +40,29 @@ _QWEN3_0_6B = {
     "num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 2048,
     "head_dim": 128, "rope_theta": 1e6, "tie_word_embeddings": True,
 }  # fmt: skip
+_LLAMA_3_2_1B = {
+    "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 2048,
+    "rope_theta": 5e5, "tie_word_embeddings": True,
+}  # fmt: skip
 KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("llama", _SMALL),
     "qwen3": ("qwen3", {**_SMALL, "head_dim": 128}),
     "gemma3": ("gemma3_text", {**_SMALL, **_WINDOW, "head_dim": 128}),
     "qwen3-0.6b": ("qwen3", _QWEN3_0_6B),
+    "llama-3.2-1b": ("llama", _LLAMA_3_2_1B),
 }
 """The type of the model and the fields of its config."""
 
 WHOLE = (
     "llama float16", "qwen3 float16", "qwen3 bfloat16", "llama bfloat16", "gemma3 float16",
-    "llama float32", "qwen3-0.6b float16",
+    "llama float32", "qwen3-0.6b float16", "llama-3.2-1b float16",
 )  # fmt: skip
-"""Kinds with dtypes. All weights are random; those of the last are made where it is measured."""
+"""Kinds with dtypes. Weights are random; the last two have none until they are measured."""
 
 STEPS = {"decode": STEP, "decode, B 8": (8, 1, 1023), "prefill": PREFILL}
-_MOST_CARRIED = 64 << 20
-"""The most bytes of a bundle's weights that travel to a GPU."""
+_MOST_JUDGED = 4
+"""The most layers of a model that is judged. Others have graphs only."""
 
 
 def prepare(place: Path, type_of_model: str, dtype: str, fields: Mapping[str, Any]) -> None:
@@ -77,14 +83,17 @@ def prepare(place: Path, type_of_model: str, dtype: str, fields: Mapping[str, An
                 weight += 0.2 * torch.randn_like(weight)
     config.save_pretrained(place)
     subject, bundle = Subject.from_model(model, dtype=dtype), place / "bundle"
-    dialects = (STANDARD, ORT) if dtype == "float32" else (STANDARD, ORT, CUDA)
-    report = build(subject, bundle, runtimes=["ort-cpu"], dialects=dialects)
-    if not report.passed:
-        raise SystemExit(f"{place}: {report.verdicts}")
+    if config.num_hidden_layers > _MOST_JUDGED:
+        bundle.mkdir()
+        graphs_of(subject, bundle)
+    else:
+        dialects = (STANDARD, ORT) if dtype == "float32" else (STANDARD, ORT, CUDA)
+        report = build(subject, bundle, runtimes=["ort-cpu"], dialects=dialects)
+        if not report.passed:
+            raise SystemExit(f"{place}: {report.verdicts}")
     (place / "kernels.json").write_text(json.dumps(_kernels_of_dry_runs(bundle), indent=1))
-    weights = bundle / "weights.safetensors"
-    if weights.stat().st_size > _MOST_CARRIED:
-        weights.unlink()
+    if config.num_hidden_layers > _MOST_JUDGED:
+        (bundle / WEIGHTS).unlink()
 
 
 def _kernels_of_dry_runs(bundle: Path) -> dict[str, dict[str, list[str]]]:
@@ -105,14 +114,19 @@ def _model_of(config: Any, **options: Any) -> Any:
 
 
 def cuda_graph(bundle: Path, step: str) -> GraphFile | None:
-    """Return the `cuda` graph of a bundle that serves a step, if it has one."""
-    name = f"model.cuda.{step.partition(',')[0]}.onnx"
-    return read_manifest(bundle).graphs.get(name)
+    """Return the `cuda` graph that serves a step, if there is one."""
+    phase = step.partition(",")[0]
+    file = bundle / f"model.cuda.{phase}.onnx"
+    if not file.exists():
+        return None
+    model = onnx.load(file, load_external_data=False)
+    fixed = {"query_len": 1} if phase == "decode" else {}
+    return GraphFile(file.name, bound=caches_in_place(model), fixed=fixed)
 
 
 def fill_weights(bundle: Path) -> bool:
     """Write random weights if a bundle has none; return whether its own are there."""
-    file = bundle / "weights.safetensors"
+    file = bundle / WEIGHTS
     if file.exists():
         return True
     model = onnx.load(bundle / "model.cuda.decode.onnx", load_external_data=False)
