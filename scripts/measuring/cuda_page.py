@@ -133,7 +133,7 @@ def _whole_kernels(rows: list[dict[str, Any]]) -> Iterator[str]:
             if "error" in row else
             (
                 row["model"], row["step"], row["launches"], row["dry_run_launches"],
-                len(row["kernels"]), "yes" if row["same"] else "**no**", row["copies"],
+                len(row["kernels"]), "yes" if row["same"] else "**no**", len(row["copies"]),
             )
             for row in rows
         ),
