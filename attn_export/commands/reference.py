@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes
     from attn_export.cases.plan import Plan
     from attn_export.export.subject import Subject
-    from attn_export.float64.evaluate import Evaluation
 
 Notes = tuple[str, ...]
 
@@ -129,7 +128,7 @@ def _of_graph(
     model = inlined(load_model(path))
     inputs, known_sums, notes = described_inputs(model, ranges)
     _check_ranges(path, inputs, ranges)
-    graph = _GraphRuns(Evaluation(model, str(path)), inputs, declared_outputs(model))
+    graph = GraphRuns(Evaluation(model, str(path)), inputs, declared_outputs(model))
     axes, weights = axis_names(inputs, known_sums), weight_count(model)
     _check_relations(path, axes, relations)
     known_sums |= relations
@@ -168,27 +167,28 @@ def _of_graph(
 
 
 @dataclasses.dataclass
-class _GraphRuns:
+class GraphRuns:
     """Runs of a graph in float64. `problem` is the reason that the first failed, or ""."""
 
-    evaluation: Evaluation
+    evaluation: Any
     inputs: Mapping[str, Input]
     declared: Mapping[str, Shape]
     problem: str = ""
 
-    def with_names(self, names: Mapping[str, str]) -> _GraphRuns:
+    def with_names(self, names: Mapping[str, str]) -> GraphRuns:
         """Return the runs of the same graph, with other names of some axes."""
         inputs = {
             name: dataclasses.replace(input_, shape=Roles(names).shape(input_.shape))
             for name, input_ in self.inputs.items()
         }
         declared = {name: Roles(names).shape(shape) for name, shape in self.declared.items()}
-        return _GraphRuns(self.evaluation, inputs, declared)
+        return GraphRuns(self.evaluation, inputs, declared)
 
     def outputs(self, sizes: Sizes) -> Mapping[str, Any]:
         """Return the outputs at some sizes, by name."""
         drawn = draw_inputs(self.inputs, sizes, seed_words=("sizes",))
-        return self.evaluation.outputs_of(self.evaluation.values(drawn))
+        found: Mapping[str, Any] = self.evaluation.outputs_of(self.evaluation.values(drawn))
+        return found
 
     def roles(self, shapes: Mapping[str, Shape], sums: Mapping[str, str], example: Sizes) -> Roles:
         """Return the roles of the axes.

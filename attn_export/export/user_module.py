@@ -1,4 +1,4 @@
-"""Loading of a subject from a user's own file, for `--module PATH.py:FUNCTION`."""
+"""Calls of functions in a user's own file, for options that are PATH.py:FUNCTION."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
 from attn_export.source_location import line_of
@@ -18,21 +18,10 @@ if TYPE_CHECKING:
 
 def load_subject(reference: str) -> Subject:
     """Call a function in a user's file, which must return a subject."""
-    path, name = check_reference(reference)
+    check_reference(reference)
     from attn_export.export.subject import Subject  # imports torch
 
-    try:
-        function = getattr(_run(path), name, None)
-        if not callable(function):
-            raise UsageError(f"{path} has no function {name!r}")
-        subject = function()
-    except (AttnExportError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # also sys.exit in the user's file
-        where = line_of(error) or path.name
-        if isinstance(error, SyntaxError) and error.filename:
-            where = f"{Path(error.filename).name}:{error.lineno}"
-        raise ExportError(f"{reference} raised at {where}: {one_line(error)}") from error
+    subject = call_function(reference)
     if not isinstance(subject, Subject):
         raise UsageError(
             f"{reference} returned {type(subject).__name__}, not an attn_export.Subject"
@@ -40,14 +29,31 @@ def load_subject(reference: str) -> Subject:
     return subject
 
 
-def check_reference(reference: str) -> tuple[Path, str]:
+def call_function(reference: str, option: str = "--module") -> Any:
+    """Call a function in a user's file, and return what it returns."""
+    path, name = check_reference(reference, option)
+    try:
+        function = getattr(_run(path), name, None)
+        if not callable(function):
+            raise UsageError(f"{path} has no function {name!r}")
+        return function()
+    except (AttnExportError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # also sys.exit in the user's file
+        where = line_of(error) or path.name
+        if isinstance(error, SyntaxError) and error.filename:
+            where = f"{Path(error.filename).name}:{error.lineno}"
+        raise ExportError(f"{reference} raised at {where}: {one_line(error)}") from error
+
+
+def check_reference(reference: str, option: str = "--module") -> tuple[Path, str]:
     """Return the file and the function of ``PATH.py:FUNCTION``; raise UsageError without a file."""
     path_text, colon, name = reference.rpartition(":")
     path = Path(path_text)
     if not colon or path.suffix != ".py" or not name.isidentifier():
-        raise UsageError(f"--module is PATH.py:FUNCTION; got {reference!r}")
+        raise UsageError(f"{option} is PATH.py:FUNCTION; got {reference!r}")
     if not path.is_file():
-        raise UsageError(f"--module {reference}: there is no file {path}")
+        raise UsageError(f"{option} {reference}: there is no file {path}")
     return path, name
 
 

@@ -86,10 +86,10 @@ OPERATORS: list[type[OpRun]] = [Attention, Cast, GatherElements, *CONTRIB_OPERAT
 """Operators that replace, or add to, those of the reference evaluator."""
 
 
-def _names_read(node: onnx.NodeProto) -> set[str]:
+def names_read(node: onnx.NodeProto) -> set[str]:
     """Return the names of the values that a node and its subgraphs read."""
     bodies = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
-    return {*node.input}.union(*(_names_read(inner) for body in bodies for inner in body.node))
+    return {*node.input}.union(*(names_read(inner) for body in bodies for inner in body.node))
 
 
 class Evaluation:
@@ -101,16 +101,18 @@ class Evaluation:
         producer: The node that computes each value, by the name of the value.
     """
 
-    def __init__(self, model: onnx.ModelProto, name: str = "the graph") -> None:
+    def __init__(
+        self, model: onnx.ModelProto, name: str = "the graph", others: Sequence[type[OpRun]] = ()
+    ) -> None:
         try:
             self.proto = widen_model(model)
-            self._evaluator = ReferenceEvaluator(self.proto, new_ops=OPERATORS)
+            self._evaluator = ReferenceEvaluator(self.proto, new_ops=[*OPERATORS, *others])
         except Exception as error:
             raise GraphError(f"{name} cannot be evaluated in float64: {one_line(error)}") from error
         self.nodes = list(self.proto.graph.node)
         ids = [id(node) for node in self.nodes]
         self._operators = dict(zip(ids, self._evaluator.rt_nodes_, strict=True))
-        self._names_read = dict(zip(ids, map(_names_read, self.nodes), strict=True))
+        self._names_read = dict(zip(ids, map(names_read, self.nodes), strict=True))
         self.outputs: list[str] = [output.name for output in self.proto.graph.output]
         self.initializers: dict[str, Array] = self._evaluator.rt_inits_
         self.producer = {name: node for node in self.nodes for name in node.output if name}
@@ -203,12 +205,12 @@ def widen_model(original: onnx.ModelProto) -> onnx.ModelProto:
     # A graph with bfloat16 inputs casts them to float32, and computes in float32.
     cast_targets = {a.i for n in model.graph.node for a in n.attribute if n.op_type == "Cast"}
     wide_enough = onnx.TensorProto.FLOAT in dtypes | cast_targets
-    _lift_constants(model.graph)
+    lift_constants(model.graph)
     _widen(model.graph, NARROW if wide_enough else frozenset())
     return model
 
 
-def _lift_constants(graph: onnx.GraphProto) -> None:
+def lift_constants(graph: onnx.GraphProto) -> None:
     """Replace `Constant` nodes by initialisers, which all readers of an evaluation expect."""
     nodes = list(graph.node)
     del graph.node[:]

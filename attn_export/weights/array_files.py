@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import math
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,20 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attn_export.errors import WeightsError, counted, one_line
+from attn_export.errors import WeightsError, one_line
 from attn_export.spec.field_rows import HUGE
-from attn_export.untrusted_files import read_bytes
-from attn_export.weights.source import bracketed, listed, open_source
+from attn_export.weights.npz_files import check_names, read_npz
+from attn_export.weights.source import bracketed, open_source
 
 # -- named arrays in .npz and .safetensors files ------------------------------------------------
 
 NPZ, SAFETENSORS = ".npz", ".safetensors"
-
-_NPY = ".npy"
-"""The suffix of an array inside a .npz file."""
-
-_MAX_HEADER = 1024
-"""The largest size in bytes of the header of an array in a .npz file; usual headers have 128."""
 
 
 def read_arrays(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, Tensor]:
@@ -51,55 +42,18 @@ def read_arrays(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, T
 
 
 def _npz(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, Tensor]:
-    with zipfile.ZipFile(io.BytesIO(read_bytes(path, max_bytes))) as archive:
-        members = {info.filename.removesuffix(_NPY): info for info in archive.infolist()}
-        _check_names(path, members, names)
-        arrays = {}
-        for name, info in members.items():
-            if info.file_size > max_bytes:
-                raise WeightsError(
-                    f"{path}: {name} takes {info.file_size} bytes, and {max_bytes} is the most"
-                )
-            with archive.open(info) as stream:
-                arrays[name] = torch.from_numpy(_npy(stream.read(max_bytes)))
-        return arrays
-
-
-def _npy(data: bytes) -> np.ndarray[Any, Any]:
-    """Read an .npy file; the header is checked before an array is allocated."""
-    stream = io.BytesIO(data)
-    version = np.lib.format.read_magic(stream)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"an array has the version {version} of the format")
-    read = (
-        np.lib.format.read_array_header_1_0 if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )  # fmt: skip
-    shape, is_fortran, dtype = read(stream, max_header_size=_MAX_HEADER)
-    content = data[stream.tell() :]
-    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content):
-        raise ValueError(f"{len(content)} bytes are no {list(shape)} of {dtype}")
-    array = np.frombuffer(content, dtype).astype(dtype.newbyteorder("="))
-    return array.reshape(shape, order="F" if is_fortran else "C").copy()
+    arrays = read_npz(path, names, max_bytes)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _safetensors(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, Tensor]:
     source = open_source(path)
-    _check_names(path, source.files, names)
+    check_names(path, source.files, names)
     # The format has no compression: no array takes more memory than its file.
     size = sum(file.stat().st_size for file in set(source.files.values()))
     if size > max_bytes:
         raise WeightsError(f"{path} has {size} bytes, and {max_bytes} is the most")
     return {name: tensor.clone() for name, tensor in source.read(source.files).items()}
-
-
-def _check_names(path: Path, arrays: Any, names: Sequence[str]) -> None:
-    other = [name for name in arrays if name not in names]
-    if other:
-        raise WeightsError(
-            f"{path} holds {counted(len(other), 'array')} of another name: {listed(other)}; it "
-            f"may hold {', '.join(names)}"
-        )
 
 
 # -- scales of a cache of integers --------------------------------------------------------------

@@ -1,0 +1,5 @@
+"""Value ranges: which values of a graph leave float16, what that does, and what mends it."""
+
+from attn_export.parts import Part
+
+PART = Part(commands={"range": f"{__name__}.range_command"})

@@ -1,0 +1,82 @@
+"""Narrow floating formats as rounding of float64 arrays, with and without their limits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+
+from attn_export.tensorfile import Array, numpy_dtype
+
+_DIGITS = 53
+"""The binary digits of float64."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatFormat:
+    """A narrow floating format.
+
+    Attributes:
+        name: The name of the dtype.
+        eps: The distance from 1 to the next number.
+        largest: The largest number.
+        smallest: The smallest positive number that has all digits.
+    """
+
+    name: str
+    eps: float
+    largest: float
+    smallest: float
+
+    @classmethod
+    def of(cls, name: str) -> FloatFormat:
+        """Return the format of a dtype."""
+        limits = ml_dtypes.finfo(numpy_dtype(name))
+        return cls(name, float(limits.eps), float(limits.max), float(limits.smallest_normal))
+
+    def rounded(self, x: Array) -> Array:
+        """Return float64 numbers as this format holds them."""
+        return np.asarray(x.astype(numpy_dtype(self.name)).astype(np.float64))
+
+    def without_limits(self, x: Array, rounded: Array) -> Array:
+        """Return float64 numbers as this format would hold them if it had all exponents.
+
+        `rounded`: What `rounded` returns for x. It is returned itself if the limits concern none.
+        """
+        beyond = self.overflows(x) | self.subnormal(x)
+        if not beyond.any():
+            return rounded
+        free = rounded.copy()
+        free[beyond] = self._of_all_exponents(x[beyond])
+        return free
+
+    def only_limited(self, x: Array) -> Array:
+        """Return x with rounding only where the limits of this format concern it."""
+        beyond = self.overflows(x) | self.subnormal(x)
+        return np.where(beyond, self.rounded(x), x) if beyond.any() else x
+
+    def overflows(self, x: Array) -> Array:
+        """Return a mask of the finite elements that become infinite."""
+        # What is below half a step above the largest number rounds to it.
+        limit = self.largest * (2 - self.eps / 2) / (2 - self.eps)
+        return np.asarray((np.abs(x) >= limit) & np.isfinite(x))
+
+    def subnormal(self, x: Array) -> Array:
+        """Return a mask of the elements other than 0 that have fewer digits or become 0."""
+        return np.asarray((np.abs(x) < self.smallest) & (x != 0))
+
+    def flushed(self, x: Array) -> Array:
+        """Return a mask of the elements other than 0 that become 0."""
+        return np.asarray((np.abs(x) <= self.smallest * self.eps / 2) & (x != 0))
+
+    def _of_all_exponents(self, x: Array) -> Array:
+        """Return x rounded to the digits of this format, ties to even."""
+        dropped = _DIGITS - 1 + round(np.log2(self.eps))
+        bits = np.array(x, np.float64).view(np.int64)
+        bits += ((bits >> dropped) & 1) + ((1 << (dropped - 1)) - 1)
+        bits &= -(1 << dropped)
+        return bits.view(np.float64)
+
+
+FORMATS = {name: FloatFormat.of(name) for name in ("float16", "bfloat16")}

@@ -1,0 +1,169 @@
+"""The fewest nodes to keep in float32 so that a graph in a narrow format passes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+from attn_export.measures import Measures
+from attn_export.parts.value_ranges.lockstep import Lockstep, Run, Seen, full
+from attn_export.parts.value_ranges.range_analysis import Analysis
+from attn_export.parts.value_ranges.range_rule import Outputs, largest
+from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
+from attn_export.runtimes.run_options import Progress
+from attn_export.tensorfile import Array
+
+_MOST_ROUNDS = 16
+"""The most times that nodes are added."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What a narrow graph keeps wide.
+
+    Attributes:
+        nodes: The indices of the nodes that compute in float32.
+        clipped: The weights whose elements are limited to the largest number of the format.
+        error: The error of the outputs.
+        passes: Whether all sets of inputs pass.
+    """
+
+    nodes: Set[int]
+    clipped: Set[str]
+    error: Measures
+    passes: bool
+
+
+def search(
+    graph: StreamedGraph, sets: Sequence[Mapping[str, Array]], analysis: Analysis,
+    progress: Progress,
+) -> Kept:  # fmt: skip
+    """Return the nodes to keep: none of them can be left out."""
+    return _Search(graph, sets, analysis, progress).kept()
+
+
+class _Search:
+    def __init__(
+        self, graph: StreamedGraph, sets: Sequence[Mapping[str, Array]], analysis: Analysis,
+        progress: Progress,
+    ) -> None:  # fmt: skip
+        self._graph, self._sets, self._analysis = graph, sets, analysis
+        self._progress = progress
+        self._lockstep = Lockstep(graph, analysis.format)
+        self._readers = graph.readers()
+        self._clipped: Set[str] = frozenset()
+
+    def kept(self) -> Kept:
+        findings = self._analysis.findings
+        large = {
+            f.facts.name for f in findings if f.facts.operator == "weight" and f.facts.overflow
+        }
+        nodes = self._around(f.facts.name for f in findings if f.facts.name not in large)
+        self._clipped = frozenset(large)
+        found = self._grown(nodes) if large or nodes else None
+        if found is None:
+            self._clipped = frozenset()
+            found = self._grown(nodes | self._around(large))
+        passes = found is not None
+        kept = self._reduced(found) if found is not None else nodes
+        errors, passed = [], []
+        for number in range(len(self._sets)):
+            (outputs,) = self._outputs(number, [self._run(kept)])
+            errors.append(self._analysis.expected[number].error(outputs))
+            passed.append(self._analysis.expected[number].passes(outputs))
+        return Kept(kept, self._clipped, largest(errors), passes and all(passed))
+
+    def _around(self, names: Iterable[str]) -> frozenset[int]:
+        """Return the nodes that make or read values."""
+        found = set[int]()
+        for name in names:
+            found |= set(self._readers.get(name, ()))
+            found |= {self._graph.producer[name]} if name in self._graph.producer else set()
+        return frozenset(found)
+
+    def _run(self, nodes: Set[int], base: Run | None = None) -> Run:
+        return Run(full, kept=nodes, clipped=self._clipped, base=base)
+
+    def _outputs(self, number: int, runs: Sequence[Run]) -> Sequence[Outputs]:
+        return self._lockstep.run(self._sets[number], runs)
+
+    def _grown(self, nodes: frozenset[int]) -> frozenset[int] | None:
+        """Return nodes with further ones until all pass; None if none helps."""
+        for _ in range(_MOST_ROUNDS):
+            self._progress.phase(f"keeping {len(nodes)} nodes in float32")
+            further = next(
+                filter(None, (self._missing(n, nodes) for n in self._analysis.bad)), None
+            )
+            if further is None:
+                return nodes
+            if further <= nodes:
+                return None
+            nodes |= further
+        return None
+
+    def _missing(self, number: int, nodes: frozenset[int]) -> frozenset[int] | None:
+        """Return the nodes around values that still lose; None if a set of inputs passes.
+
+        Values that become infinite come before those that lose digits.
+        """
+        format_ = self._analysis.format
+        overflowing, lossy = [], dict[str, float]()
+
+        def observe(_: Run, seen: Seen) -> None:
+            if self._is_wide(seen, nodes):
+                return
+            if format_.overflows(seen.made).any():
+                overflowing.append(seen.name)
+            elif self._analysis.values[seen.name].loss > format_.eps:
+                lossy[seen.name] = self._analysis.values[seen.name].loss
+
+        run = self._run(nodes)
+        (outputs,) = self._lockstep.run(self._sets[number], [run], observe)
+        if self._analysis.expected[number].passes(outputs):
+            return None
+        worst = sorted(lossy, key=lambda name: -lossy[name])[: len(lossy) // 2 + 1]
+        further = self._around(overflowing) - nodes or self._around(worst) - nodes
+        return further or nodes
+
+    def _is_wide(self, seen: Seen, nodes: Set[int]) -> bool:
+        """Return whether no node reads a value in the narrow format."""
+        made = seen.node < 0 or seen.node in nodes
+        return made and nodes >= set(self._readers.get(seen.name, ()))
+
+    # -- nodes that can be left out --------------------------------------------------------------
+
+    def _reduced(self, nodes: frozenset[int]) -> frozenset[int]:
+        """Return the nodes without those that can be left out."""
+        while True:
+            self._progress.phase(f"leaving out each of {len(nodes)} nodes")
+            spare = self._spare(nodes)
+            left = self._without(nodes, sorted(spare))
+            if left == nodes:
+                return nodes
+            nodes = left
+
+    def _spare(self, nodes: frozenset[int]) -> set[int]:
+        """Return the nodes without which all others pass."""
+        spare = set(nodes)
+        for number in self._analysis.bad:
+            base, order = self._run(nodes), sorted(spare)
+            runs = [self._run(nodes - {n}, base) for n in order]
+            _, *outputs = self._outputs(number, [base, *runs])
+            passes = self._analysis.expected[number].passes
+            spare &= {n for n, found in zip(order, outputs, strict=True) if passes(found)}
+        return spare
+
+    def _without(self, nodes: frozenset[int], spare: Sequence[int]) -> frozenset[int]:
+        """Return the nodes without as many of the spare ones as can be left out together."""
+        if not spare:
+            return nodes
+        left = nodes - set(spare)
+        if all(
+            self._analysis.expected[number].passes(self._outputs(number, [self._run(left)])[0])
+            for number in self._analysis.bad
+        ):
+            return left
+        if len(spare) == 1:
+            return nodes
+        half = len(spare) // 2
+        return self._without(self._without(nodes, spare[:half]), spare[half:])

@@ -1,0 +1,224 @@
+"""Runs of a graph that differ in how values are rounded, node by node beside each other.
+
+A run computes only what differs from the run that it is based on, and a value is dropped after its
+last reader.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from attn_export.float64.evaluate import is_float
+from attn_export.parts.value_ranges.float_formats import FloatFormat
+from attn_export.parts.value_ranges.streamed_graph import NARROW, StreamedGraph
+from attn_export.tensorfile import Array, to_float64
+
+Rounding = Callable[[Array, Array], Array]
+"""A function that returns a float64 array as it is rounded, from it and its `FloatFormat.rounded`.
+"""
+
+
+def full(_: Array, rounded: Array) -> Array:
+    """Return an array as the format holds it."""
+    return rounded
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """How a run rounds.
+
+    Attributes:
+        rounding: What it does with a value that has the narrow format; None leaves all as they are.
+        kept: The indices of the nodes that compute in float32.
+        only: The values that are rounded, if not all are.
+        clipped: Weights whose elements are limited to the largest number before they are rounded.
+        base: The run that gives what does not differ.
+    """
+
+    rounding: Rounding | None = None
+    kept: Set[int] = frozenset()
+    only: Set[str] | None = None
+    clipped: Set[str] = frozenset()
+    base: Run | None = None
+
+
+class _Made:
+    """A value as its node makes it, and as it is read in the narrow format."""
+
+    def __init__(self, wide: Any, narrow: Any) -> None:
+        self.wide, self.narrow = wide, narrow
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """A value that was made in a run.
+
+    Attributes:
+        name: Its name.
+        node: The index of the node that makes it; -1 for inputs and weights.
+        made: The floating array, as the node makes it.
+        read: The array as nodes in the narrow format read it.
+    """
+
+    name: str
+    node: int
+    made: Array
+    read: Array
+
+
+Observer = Callable[[Run, Seen], None]
+
+
+class Lockstep:
+    """Runs of a graph with a narrow format.
+
+    `is_mixed`: The graph has the format itself: other types stay as they are.
+    """
+
+    def __init__(self, graph: StreamedGraph, format_: FloatFormat) -> None:
+        self.graph, self.format = graph, format_
+        self.narrow_dtypes = graph.narrow_dtypes() or {"float32", "float64"}
+        self.seconds = np.zeros(len(graph.nodes))
+        """The time that the first run took in each node."""
+
+    @property
+    def is_mixed(self) -> bool:
+        """Return whether the graph itself says which values are narrow."""
+        return not self.narrow_dtypes.isdisjoint(NARROW)
+
+    def run(
+        self, inputs: Mapping[str, Array], runs: Sequence[Run], observe: Observer | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the graph outputs of each run.
+
+        `runs`: A base comes before the runs that are based on it.
+        """
+        return _Pass(self, inputs, runs, observe).outputs()
+
+
+class _Pass:
+    def __init__(
+        self, lockstep: Lockstep, inputs: Mapping[str, Array], runs: Sequence[Run],
+        observe: Observer | None,
+    ) -> None:  # fmt: skip
+        self._of, self._graph, self._runs = lockstep, lockstep.graph, runs
+        self._observe = observe
+        self._values: dict[Run, dict[str, _Made]] = {run: {} for run in runs}
+        self._rounded: dict[int, tuple[Array, Array]] = {}
+        self._uses = Counter(self._graph.uses)
+        self._is_first = not lockstep.seconds.any()
+        for name in self._graph.inputs:
+            self._put(name, -1, dict.fromkeys(runs, to_float64(inputs[name])))
+
+    def outputs(self) -> list[dict[str, Any]]:
+        """Compute all nodes, and return the graph outputs of each run."""
+        for n in range(len(self._graph.nodes)):
+            self._compute(n)
+            for name in self._graph.reads[n]:
+                self._uses[name] -= 1
+                if not self._uses[name] and name not in self._graph.outputs:
+                    for values in self._values.values():
+                        values.pop(name, None)
+            self._rounded.clear()
+        return [{name: self._wide(run, name) for name in self._graph.outputs} for run in self._runs]
+
+    def _compute(self, n: int) -> None:
+        """Compute a node in each run in which it reads other values than in the base."""
+        names = self._graph.reads[n]
+        weights = {name: self._graph.weight(name) for name in names if self._is_weight(name)}
+        inputs: dict[Run, list[Any]] = {}
+        computed: dict[Run, Mapping[str, Any]] = {}
+        for run in self._runs:
+            inputs[run] = [self._read(run, name, n, weights) for name in names]
+            like = run.base
+            if like and all(map(_is_same, inputs[run], inputs[like])):
+                computed[run] = computed[like]
+                continue
+            started = time.perf_counter()
+            outputs = self._graph.compute(
+                n, {"": None, **dict(zip(names, inputs[run], strict=True))}
+            )
+            if self._is_first and run is self._runs[0]:
+                self._of.seconds[n] = time.perf_counter() - started
+            if like:
+                outputs = {
+                    name: old if _is_equal(old := computed[like].get(name), array) else array
+                    for name, array in outputs.items()
+                }
+            computed[run] = outputs
+        for name in self._graph.nodes[n].output:
+            if name:
+                self._put(name, n, {run: computed[run].get(name) for run in self._runs})
+
+    def _put(self, name: str, n: int, arrays: Mapping[Run, Any]) -> None:
+        """Store a value of each run, as made and as read by nodes in the narrow format."""
+        for run, array in arrays.items():
+            made = _Made(array, array)
+            if is_float(array) and self._is_narrow(name):
+                made.narrow = self._round(run, name, array)
+                if n not in run.kept and n >= 0 and run.rounding:
+                    made.wide = made.narrow
+                if self._observe:
+                    self._observe(run, Seen(name, n, array, made.narrow))
+            base = run.base and self._made(run.base, name)
+            if base and base.wide is made.wide and base.narrow is made.narrow:
+                self._values[run].pop(name, None)
+            else:
+                self._values[run][name] = made
+
+    def _round(self, run: Run, name: str, array: Array) -> Array:
+        if run.rounding is None or (run.only is not None and name not in run.only):
+            return array
+        if name in run.clipped:
+            array = np.clip(array, -self._of.format.largest, self._of.format.largest)
+            return run.rounding(array, self._of.format.rounded(array))
+        if id(array) not in self._rounded:
+            with np.errstate(all="ignore"):
+                self._rounded[id(array)] = array, self._of.format.rounded(array)
+        return run.rounding(array, self._rounded[id(array)][1])
+
+    def _read(self, run: Run, name: str, n: int, weights: Mapping[str, Array]) -> Any:
+        """Return a value as a node reads it."""
+        if name in weights:
+            array = weights[name]
+            narrow = is_float(array) and self._is_narrow(name) and n not in run.kept
+            return self._round(run, name, array) if narrow else array
+        made = self._made(run, name)
+        assert made
+        return made.wide if n in run.kept else made.narrow
+
+    def _made(self, run: Run | None, name: str) -> _Made | None:
+        while run is not None:
+            if name in self._values[run]:
+                return self._values[run][name]
+            run = run.base
+        return None
+
+    def _wide(self, run: Run, name: str) -> Any:
+        if self._is_weight(name):
+            return self._graph.weight(name)
+        made = self._made(run, name)
+        return made and made.wide
+
+    def _is_weight(self, name: str) -> bool:
+        return name not in self._graph.producer and name not in self._graph.inputs
+
+    def _is_narrow(self, name: str) -> bool:
+        return self._graph.dtypes.get(name) in self._of.narrow_dtypes
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one is other
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return whether two values are equal, NaN included."""
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return one is other
+    return one.shape == other.shape and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")

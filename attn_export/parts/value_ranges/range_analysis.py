@@ -1,0 +1,272 @@
+"""Which values leave a narrow format, and what this does to the outputs.
+
+A graph fits if rounding all values to the format makes no larger error than rounding them to its
+digits alone, with any exponent. If it does not fit, values are rounded one at a time, so that a
+value is named for what it does to the outputs and not for its size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from attn_export.measures import Measures, measure
+from attn_export.parts.value_ranges.float_formats import FloatFormat
+from attn_export.parts.value_ranges.lockstep import Lockstep, Run, Seen, full
+from attn_export.parts.value_ranges.range_facts import RangeFacts, facts_of
+from attn_export.parts.value_ranges.range_rule import (
+    FACTOR,
+    MOST_OF_ONE,
+    Expected,
+    Outputs,
+    is_within,
+    largest,
+)
+from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
+from attn_export.quality import Budget
+from attn_export.runtimes.run_options import Progress
+from attn_export.tensorfile import Array
+
+MOST_ALONE = 20
+"""The largest number of values that are rounded alone."""
+
+_MOST_TIME = 1.0
+"""The time for these runs, as a multiple of that of one run of the whole graph."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What rounding one value alone does to the outputs.
+
+    Attributes:
+        facts: Its facts.
+        kind: ``"overflow"``, ``"underflow"`` or ``"rounding"``.
+        effect: The error of the outputs if nothing else is rounded; infinite if they are not finite
+            where they should be.
+        matters: Whether the outputs change by more than rounding all values changes them.
+        made: Whether the values that its node reads are within the limits.
+        nan_from: The name of the first node that gives NaN; "" if none does.
+    """
+
+    facts: RangeFacts
+    kind: str
+    effect: Measures
+    matters: bool
+    made: bool
+    nan_from: str = ""
+
+    @property
+    def absorbed(self) -> bool:
+        """Whether something becomes infinite and the outputs are finite."""
+        return self.kind == "overflow" and math.isfinite(self.effect.whole)
+
+
+@dataclasses.dataclass(frozen=True)
+class Analysis:
+    """What a narrow format does to a graph.
+
+    Attributes:
+        format: The format.
+        values: Facts on every floating value, in the order of the graph.
+        tried: The values that were rounded alone, in the order of the graph.
+        expected: What is expected of the outputs for each set of inputs.
+        errors: The error of the outputs with all values rounded, for each set.
+        bad: The indices of the sets that do not pass.
+        seconds: The time of each node.
+    """
+
+    format: FloatFormat
+    values: Mapping[str, RangeFacts]
+    tried: Sequence[Finding]
+    expected: Sequence[Expected]
+    errors: Sequence[Measures]
+    bad: Sequence[int]
+    seconds: Array
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The values that change the outputs."""
+        return [finding for finding in self.tried if finding.matters]
+
+    @property
+    def fits(self) -> bool:
+        """Whether all sets of inputs pass."""
+        return not self.bad
+
+    @property
+    def error(self) -> Measures:
+        """The largest error of the outputs with all values rounded."""
+        return largest(self.errors)
+
+    @property
+    def best(self) -> Measures:
+        """The largest error with all values rounded to the digits of the format alone."""
+        return largest([expected.best for expected in self.expected])
+
+
+def analyse(
+    graph: StreamedGraph, sets: Sequence[Mapping[str, Array]], format_: FloatFormat,
+    progress: Progress, budgets: Sequence[Budget] = (),
+) -> Analysis:  # fmt: skip
+    """Return what a narrow format does to a graph.
+
+    `sets`: Sets of inputs, by name.
+    """
+    return _Analyser(graph, sets, format_, progress, budgets).analysis()
+
+
+class _Analyser:
+    def __init__(
+        self, graph: StreamedGraph, sets: Sequence[Mapping[str, Array]], format_: FloatFormat,
+        progress: Progress, budgets: Sequence[Budget],
+    ) -> None:  # fmt: skip
+        self._graph, self._sets, self._format = graph, sets, format_
+        self._lockstep, self._progress = Lockstep(graph, format_), progress
+        self._facts: dict[str, RangeFacts] = {}
+        self._budgets, self._expected = budgets, list[Expected]()
+
+    def analysis(self) -> Analysis:
+        self._progress.expect(len(self._sets))
+        self._add_weights()
+        errors, bad = [], []
+        for number, inputs in enumerate(self._sets):
+            outputs = self._run_together(number, inputs)
+            errors.append(self._expected[number].error(outputs))
+            if not self._expected[number].passes(outputs):
+                bad.append(number)
+            self._progress.advance("rounding all values")
+        findings: list[Finding] = []
+        tried: set[str] = set()
+        for number in bad:
+            chosen = [facts for facts in self._candidates(number) if facts.name not in tried]
+            chosen = chosen[: MOST_ALONE - len(tried)]
+            tried |= {facts.name for facts in chosen}
+            findings += self._alone(number, chosen)
+        findings.sort(key=lambda finding: finding.facts.index)
+        return Analysis(
+            self._format, self._facts, findings, self._expected, errors, bad,
+            self._lockstep.seconds,
+        )  # fmt: skip
+
+    # -- all values together ---------------------------------------------------------------------
+
+    def _add_weights(self) -> None:
+        for name in sorted(self._graph.weights() & set(self._graph.uses)):
+            if self._graph.dtypes.get(name) in self._lockstep.narrow_dtypes:
+                stored = self._graph.stored(name) if self._graph.is_large(name) else None
+                array = self._graph.weight(name) if stored is None else stored
+                facts = RangeFacts(name, "", "weight", -1)
+                self._facts[name] = facts_of(facts, array, self._format)
+
+    def _run_together(self, number: int, inputs: Mapping[str, Array]) -> Outputs:
+        wide, free = Run(), Run(self._format.without_limits)
+        narrow = Run(full, base=free)
+
+        def observe(run: Run, seen: Seen) -> None:
+            if run is wide:
+                node = self._graph.nodes[seen.node] if seen.node >= 0 else None
+                empty = RangeFacts(
+                    seen.name, node.name or node.output[0] if node else "",
+                    node.op_type if node else "input", seen.node, worst=number,
+                )  # fmt: skip
+                facts = facts_of(empty, seen.made, self._format)
+                known = self._facts.get(seen.name)
+                self._facts[seen.name] = known.joined(facts) if known else facts
+
+        truth, free_outputs, outputs = self._lockstep.run(inputs, (wide, free, narrow), observe)
+        self._expected.append(Expected(truth, free_outputs, self._format, self._budgets))
+        return outputs
+
+    # -- values alone ----------------------------------------------------------------------------
+
+    def _candidates(self, number: int) -> list[RangeFacts]:
+        """Return the values that lose most, the ones that make infinities first."""
+        lossy = [f for f in self._facts.values() if f.loss > self._format.eps and f.worst == number]
+        lossy.sort(key=lambda facts: (not facts.overflow, self._is_passed_on(facts), -facts.loss))
+        if self._expected[number].is_rough:
+            lossy += self._amplified(number)
+        chosen = list[RangeFacts]()
+        left = _MOST_TIME * float(self._lockstep.seconds.sum())
+        for facts in lossy:
+            left -= self._cost(facts.name)
+            if left < 0 and len(chosen) >= 3:
+                break
+            chosen.append(facts)
+        return chosen
+
+    def _is_passed_on(self, facts: RangeFacts) -> bool:
+        """Return whether a node reads a value that leaves the limits itself."""
+        if facts.index < 0:
+            return False
+        read = (self._facts.get(name) for name in self._graph.reads[facts.index])
+        return any(known is not None and known.overflow > 0 for known in read)
+
+    def _cost(self, name: str) -> float:
+        """Return the time of all nodes that depend on a value."""
+        changed, cost = {name}, 0.0
+        for n, reads in enumerate(self._graph.reads):
+            if not changed.isdisjoint(reads):
+                changed.update(self._graph.nodes[n].output)
+                cost += float(self._lockstep.seconds[n])
+        return cost
+
+    def _amplified(self, number: int) -> list[RangeFacts]:
+        """Return the values whose rounding a node makes many times larger, the worst first."""
+        wide, free = Run(), Run(self._format.without_limits)
+        made: dict[str, Array] = {}
+        errors: dict[str, float] = {}
+
+        def observe(run: Run, seen: Seen) -> None:
+            if run is wide:
+                made[seen.name] = seen.made
+            else:
+                errors[seen.name] = measure(seen.read, made.pop(seen.name)).whole
+
+        self._lockstep.run(self._sets[number], (wide, free), observe)
+        jumps: dict[str, float] = {}
+        for n, node in enumerate(self._graph.nodes):
+            after = max((errors.get(name, 0.0) for name in node.output), default=0.0)
+            if after <= MOST_OF_ONE * self._format.eps:
+                continue
+            for name in self._graph.reads[n]:
+                before = max(errors.get(name, 0.0), self._format.eps / 4)
+                if name in self._facts:
+                    jumps[name] = max(jumps.get(name, 0.0), after / before)
+        names = sorted(jumps, key=lambda name: -jumps[name])
+        return [self._facts[name] for name in names if jumps[name] > MOST_OF_ONE]
+
+    def _alone(self, number: int, chosen: Sequence[RangeFacts]) -> Iterator[Finding]:
+        """Yield what rounding each of the chosen values does."""
+        wide, format_ = Run(), self._format
+        runs = [
+            Run(self._limits_of if facts.loss > format_.eps else full, only={facts.name}, base=wide)
+            for facts in chosen
+        ]
+        nan_from: dict[Run, str] = {}
+
+        def observe(run: Run, seen: Seen) -> None:
+            is_other = run is not wide and seen.node >= 0 and run not in nan_from
+            if is_other and np.isnan(seen.made).any():
+                nan_from[run] = self._graph.name_of(seen.node)
+
+        _, *outputs = self._lockstep.run(self._sets[number], (wide, *runs), observe)
+        expected = self._expected[number]
+        best = Measures(0.0, 0.0) if expected.is_rough else expected.best
+        for facts, run, found in zip(chosen, runs, outputs, strict=True):
+            effect = expected.error(found)
+            kind, least = (
+                "overflow" if facts.overflow else "underflow",
+                max(format_.eps, best.whole),
+            )
+            if facts.loss <= format_.eps:
+                kind, least = "rounding", MOST_OF_ONE * format_.eps
+            within = is_within(effect, Measures(least, max(least, FACTOR * best.row)))
+            made = not self._is_passed_on(facts)
+            yield Finding(facts, kind, effect, not within, made, nan_from.get(run, ""))
+
+    def _limits_of(self, x: Array, _: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return self._format.only_limited(x)

@@ -1,0 +1,106 @@
+"""What the values of a graph are beside the limits of a narrow format."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from attn_export.measures import measure
+from attn_export.parts.value_ranges.float_formats import FloatFormat
+from attn_export.tensorfile import Array
+
+_BLOCK = 2**22
+"""The number of elements that are looked at together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeFacts:
+    """The magnitudes of a value over all inputs.
+
+    Attributes:
+        name: The name of the value.
+        node: The name of the node that makes it; "" for inputs and weights.
+        operator: Its operator, or ``"input"`` or ``"weight"``.
+        index: The index of the node; -1 for inputs and weights.
+        largest: The largest finite magnitude.
+        smallest: The smallest magnitude other than 0; infinite if there is none.
+        overflow: The largest share of elements that become infinite.
+        subnormal: The largest share that has fewer digits or becomes 0.
+        flushed: The largest share that becomes 0.
+        loss: The largest relative L2 error of a row that the limits alone make; inf with overflow.
+        worst: The index of the set of inputs where the loss is largest.
+    """
+
+    name: str
+    node: str
+    operator: str
+    index: int
+    largest: float = 0.0
+    smallest: float = math.inf
+    overflow: float = 0.0
+    subnormal: float = 0.0
+    flushed: float = 0.0
+    loss: float = 0.0
+    worst: int = 0
+
+    def margin(self, format_: FloatFormat) -> float:
+        """Return the bits between the largest magnitude and the limit; negative beyond it."""
+        return math.log2(format_.largest / self.largest) if self.largest else math.inf
+
+    def joined(self, other: RangeFacts) -> RangeFacts:
+        """Return the facts over the inputs of both."""
+        worse = other if other.loss > self.loss else self
+        return dataclasses.replace(
+            worse,
+            smallest=min(self.smallest, other.smallest),
+            **{
+                name: max(getattr(self, name), getattr(other, name))
+                for name in ("largest", "overflow", "subnormal", "flushed")
+            },
+        )
+
+
+def facts_of(facts: RangeFacts, x: Array, format_: FloatFormat) -> RangeFacts:
+    """Return facts with what the elements of an array add.
+
+    `x`: A floating array of any type and shape.
+    """
+    if x.size > _BLOCK:
+        rows = np.atleast_2d(x.reshape(-1, x.shape[-1]))
+        step = max(1, _BLOCK // x.shape[-1])
+        for start in range(0, len(rows), step):
+            part = rows[start : start + step]
+            found = facts_of(dataclasses.replace(facts, largest=0.0), part, format_)
+            share = part.size / x.size
+            found = dataclasses.replace(
+                found, overflow=found.overflow * share, subnormal=found.subnormal * share,
+                flushed=found.flushed * share,
+            )  # fmt: skip
+            facts = _summed(facts, found)
+        return facts
+    x = x.astype(np.float64, copy=False)
+    sizes = np.abs(x)
+    usable = np.isfinite(sizes)
+    largest = float(np.max(sizes, where=usable, initial=0.0))
+    smallest = float(np.min(sizes, where=sizes > 0, initial=np.inf))
+    found = dataclasses.replace(facts, largest=largest, smallest=smallest)
+    overflow = float(format_.overflows(x).mean()) if largest > format_.largest else 0.0
+    if smallest >= format_.smallest and not overflow:
+        return found
+    limited = format_.only_limited(x)
+    return dataclasses.replace(
+        found, overflow=overflow, subnormal=float(format_.subnormal(x).mean()),
+        flushed=float(format_.flushed(x).mean()),
+        loss=math.inf if overflow else measure(limited, x).row,
+    )  # fmt: skip
+
+
+def _summed(one: RangeFacts, other: RangeFacts) -> RangeFacts:
+    joined = one.joined(other)
+    shares = {
+        name: getattr(one, name) + getattr(other, name)
+        for name in ("overflow", "subnormal", "flushed")
+    }
+    return dataclasses.replace(joined, **shares)

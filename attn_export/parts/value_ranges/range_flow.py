@@ -1,0 +1,170 @@
+"""The line of `range`: a graph, its inputs, the analysis, and the graph that is mended."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+
+from attn_export.bundle.golden import read_golden, stored_cases, with_inputs
+from attn_export.bundle.manifest import GOLDEN
+from attn_export.bundle.quality_vectors import is_plain
+from attn_export.dialect_names import MODEL
+from attn_export.errors import GraphError, UsageError
+from attn_export.parts.value_ranges.float_formats import FORMATS
+from attn_export.parts.value_ranges.keep_search import search
+from attn_export.parts.value_ranges.lockstep import Lockstep, Run, full
+from attn_export.parts.value_ranges.mixed_graph import check_fixable, write_mixed
+from attn_export.parts.value_ranges.ort_nodes import run_beside
+from attn_export.parts.value_ranges.range_analysis import Analysis, analyse
+from attn_export.parts.value_ranges.range_inputs import (
+    InputSets,
+    planned_sets,
+    random_sets,
+    user_sets,
+)
+from attn_export.parts.value_ranges.range_result import Fix, RangeResult
+from attn_export.parts.value_ranges.range_rule import largest
+from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
+from attn_export.quality import Budget
+from attn_export.runtimes.run_options import Progress
+from attn_export.temp_folders import scratch
+from attn_export.tensorfile import Array
+
+_MEANING = (
+    "each node's result is rounded to {format}; what a node adds up within is not, as in kernels "
+    "that accumulate in float32"
+)
+
+
+def ranges_of(
+    path: Path, sets: InputSets | None, inputs: Sequence[str], format_: str,
+    fix: Path | None = None, budgets: Sequence[Budget] = (), progress: Progress | None = None,
+) -> RangeResult:  # fmt: skip
+    """Return which values of a graph leave a narrow format, and write the mended graph.
+
+    `sets`: The inputs that come with the graph, if it has some.
+    """
+    progress = progress or Progress()
+    progress.phase("reading the graph")
+    graph, narrow = StreamedGraph(path), FORMATS[format_]
+    sets = user_sets(graph, inputs) if inputs else sets or random_sets(graph)
+    analysis = analyse(graph, sets.sets, narrow, progress, budgets)
+    notes = [sets.note, _MEANING.format(format=format_), *_notes(graph, analysis)]
+    result = RangeResult(path.name, analysis, notes)
+    if fix is None:
+        return result
+    check_fixable(graph)
+    return RangeResult(
+        path.name, analysis, notes, _mended(graph, sets.sets, analysis, fix, progress)
+    )
+
+
+@contextlib.contextmanager
+def graph_of(
+    path: Path | None, module: str | None, model: Path | None
+) -> Iterator[tuple[Path, InputSets | None]]:
+    """Yield the file of a graph, and the inputs that come with it.
+
+    Raises:
+        UsageError: If there is not one source.
+    """
+    given = [str(source) for source in (path, module, model) if source is not None]
+    if len(given) != 1:
+        raise UsageError(
+            f"{' and '.join(given) or 'nothing'} to look at; give one of MODEL.onnx, BUNDLE, "
+            "--module PATH.py:FUNCTION and --model FOLDER"
+        )
+    if path is None:
+        with scratch(in_memory=False) as folder:
+            yield folder / MODEL, _exported(module, model, folder)
+    elif path.is_dir():
+        yield path / MODEL, _stored_sets(path)
+    else:
+        yield path, None
+
+
+def _stored_sets(bundle: Path) -> InputSets:
+    names, cases = stored_cases(bundle / GOLDEN)
+    goldens = with_inputs(read_golden(bundle / GOLDEN), cases, names)
+    return planned_sets((g.case for g in goldens if is_plain(g.case)), str(bundle))
+
+
+def _exported(module: str | None, model: Path | None, folder: Path) -> InputSets:
+    """Write the graph of a module or a checkpoint, and return the inputs of its cases."""
+    from attn_export.export.export import export
+    from attn_export.export.subject import Subject
+    from attn_export.export.user_module import load_subject
+    from attn_export.graph.save import save_graphs
+
+    subject = load_subject(module) if module else Subject.from_model(str(model))
+    save_graphs({MODEL: export(subject).model}, folder)
+    plain = (case for case in subject.plan().cases if is_plain(case))
+    return planned_sets(plain, str(module or model))
+
+
+def _notes(graph: StreamedGraph, analysis: Analysis) -> Iterator[str]:
+    if graph.foreign:
+        yield f"ONNX Runtime computed in float32: {', '.join(graph.foreign)}"
+    bodies = [node.op_type for node in graph.nodes if node.op_type in ("If", "Loop", "Scan")]
+    if bodies:
+        yield f"values inside {', '.join(sorted(set(bodies)))} are not rounded, their results are"
+    if graph.narrow_dtypes():
+        yield "the graph has narrow types itself: values of other types are not rounded"
+    rough = [expected.best.whole for expected in analysis.expected if expected.is_rough]
+    if rough:
+        yield (
+            f"rounding to the digits of {analysis.format.name} alone changes outputs by "
+            f"{max(rough):.2g}: the digits are too few, not the exponents"
+        )
+
+
+def _mended(
+    graph: StreamedGraph, sets: Sequence[Mapping[str, Array]], analysis: Analysis, output: Path,
+    progress: Progress,
+) -> Fix:  # fmt: skip
+    """Search for nodes to keep, write the graph, and judge the file that was written."""
+    kept = search(graph, sets, analysis, progress)
+    names = [graph.name_of(n) for n in sorted(kept.nodes)]
+    seconds, count = float(analysis.seconds.sum()), len(graph.nodes)
+    time = float(analysis.seconds[sorted(kept.nodes)].sum()) / seconds if names and seconds else 0.0
+    if not kept.passes:
+        return Fix("", names, sorted(kept.clipped), count, time, 0, kept.error, 0, len(sets), "")
+    progress.phase(f"writing {output.name}")
+    write_mixed(graph, kept, analysis.format, output)
+    progress.phase("judging the written graph")
+    written = StreamedGraph(output)
+    outputs = [Lockstep(written, analysis.format).run(each, [Run(full)])[0] for each in sets]
+    passed = sum(
+        expected.passes(found) for expected, found in zip(analysis.expected, outputs, strict=True)
+    )
+    errors = [e.error(found) for e, found in zip(analysis.expected, outputs, strict=True)]
+    return Fix(
+        str(output), names, sorted(kept.clipped), count, time,
+        _wide_bytes(written), largest(errors), passed, len(sets),
+        _beside(output, sets[0], analysis, progress),
+    )  # fmt: skip
+
+
+def _wide_bytes(written: StreamedGraph) -> int:
+    """Return the bytes that weights in float32 take more than in a narrow format."""
+    tensors = written.proto.graph.initializer
+    wide = (t for t in tensors if t.data_type == onnx.TensorProto.FLOAT)
+    return sum(2 * math.prod(t.dims) for t in wide if t.name in written.uses)
+
+
+def _beside(
+    output: Path, inputs: Mapping[str, Array], analysis: Analysis, progress: Progress
+) -> str:
+    """Return what ONNX Runtime on the CPU gives, which is no proof: it hides overflows."""
+    progress.phase("running the written graph in ort-cpu")
+    try:
+        found = run_beside(output, inputs)
+    except GraphError as error:
+        return f"cannot run it: {error}"
+    expected = analysis.expected[0]
+    state = "passes" if expected.passes(found) else "differs"
+    return f"{state} on the first inputs, error {expected.error(found).whole:.2g}"

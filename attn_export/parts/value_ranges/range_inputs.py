@@ -1,0 +1,169 @@
+"""The inputs of a graph whose values are looked at: a user's, stored cases, or random ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ValueInfoProto
+
+from attn_export.cases.draw import add_sums, axis_names, draw_inputs
+from attn_export.commands.reference import GraphRuns
+from attn_export.errors import GraphError, UsageError, printable
+from attn_export.float64.evaluate import Values
+from attn_export.graph.axis_names import find_relations, find_sums
+from attn_export.graph.ranges import declared_outputs, described_inputs
+from attn_export.graph.signature_check import dtype_name
+from attn_export.parts.value_ranges.float_formats import FORMATS
+from attn_export.parts.value_ranges.lockstep import Lockstep, Run
+from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
+from attn_export.results import Case
+from attn_export.tensorfile import Array, is_floating, numpy_dtype
+
+_MOST_BYTES = 2**32
+"""The largest size of a user's file of inputs."""
+
+_MOST_SETS = 32
+"""The largest number of stored cases that are used."""
+
+_BATCH, _LENGTH = 2, 16
+"""Sizes of free axes of random inputs."""
+
+RANDOM = "ranges are those of random inputs; give real ones with --inputs FILE.npz"
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSets:
+    """Sets of inputs by name, and a note on what they are."""
+
+    sets: Sequence[Mapping[str, Array]]
+    note: str
+
+
+def user_sets(graph: StreamedGraph, sources: Sequence[str]) -> InputSets:
+    """Return the inputs in files and those that functions return.
+
+    `sources`: ``FILE.npz`` or ``PATH.py:FUNCTION``, whose function returns arrays by name, or
+    several such mappings.
+    """
+    sets: list[Mapping[str, Array]] = []
+    for source in sources:
+        if source.endswith(".npz"):
+            found: Any = [_arrays_in(Path(source), graph.inputs)]
+        else:
+            from attn_export.export.user_module import call_function
+
+            found = call_function(source, "--inputs")
+            found = [found] if isinstance(found, Mapping) else found
+        if not isinstance(found, Iterable) or isinstance(found, str):
+            raise UsageError(
+                f"--inputs {source} returned {type(found).__name__}; return a mapping of arrays by "
+                "name, or several"
+            )
+        sets += [_checked(graph, each, source) for each in found]
+    if not sets:
+        raise UsageError(f"--inputs {sources[0]} gives no inputs; return at least one mapping")
+    return InputSets(sets, f"inputs of {', '.join(sources)}")
+
+
+def planned_sets(cases: Iterable[Case], source: str) -> InputSets:
+    """Return the inputs of cases that are plain random numbers."""
+    sets = [case.inputs for case in cases][:_MOST_SETS]
+    return InputSets(sets, f"inputs of {len(sets)} cases of {source}; {RANDOM}")
+
+
+def random_sets(graph: StreamedGraph) -> InputSets:
+    """Return random inputs of sizes at which a graph runs."""
+    model = graph.proto
+    inputs, known_sums, notes = described_inputs(model, {})
+    names = set(graph.inputs)
+    inputs = {name: input_ for name, input_ in inputs.items() if name in names}
+    runs = GraphRuns(_Streamed(graph), inputs, declared_outputs(model))
+    axes = axis_names(inputs, known_sums)
+    fixed = {size for input_ in inputs.values() for size in input_.shape if isinstance(size, int)}
+    fixed |= {size for tensor in model.graph.initializer for size in tensor.dims}
+    sums = find_relations(axes, known_sums, fixed, runs.misfit)
+    if sums is None:
+        sums = find_sums(axes, known_sums, runs.runs)
+    if sums is None:
+        raise GraphError(
+            f"{graph.path} cannot be evaluated at random sizes; give inputs with --inputs "
+            f"FILE.npz: {runs.problem}"
+        )
+    free = [axis for axis in axes if axis not in sums]
+    for length in (_LENGTH, 4, _BATCH, 1):
+        sizes = {axis: _BATCH if "batch" in axis.lower() else length for axis in free}
+        if runs.runs(add_sums(sizes, sums)):
+            drawn = draw_inputs(inputs, add_sums(sizes, sums), seed_words=("ranges",))
+            return InputSets([drawn], "; ".join((RANDOM, *notes)))
+    raise GraphError(f"{graph.path} runs at no small sizes; give inputs with --inputs FILE.npz")
+
+
+class _Streamed:
+    """A streamed graph as `GraphRuns` runs it."""
+
+    def __init__(self, graph: StreamedGraph) -> None:
+        self.nodes = graph.nodes
+        self._lockstep = Lockstep(graph, next(iter(FORMATS.values())))
+
+    def values(self, inputs: Mapping[str, Array]) -> Values:
+        """Return the outputs for some inputs."""
+        return self._lockstep.run(inputs, [Run()])[0]
+
+    def outputs_of(self, values: Values) -> Values:
+        """Return the outputs."""
+        return values
+
+
+def _arrays_in(path: Path, names: Sequence[str]) -> Mapping[str, Array]:
+    from attn_export.weights.npz_files import read_npz
+
+    try:
+        return read_npz(path, names, _MOST_BYTES)
+    except OSError as error:
+        raise UsageError(f"--inputs {path}: {error.strerror or error}") from error
+    except UsageError:
+        raise
+    except Exception as error:  # a file may hold anything
+        raise UsageError(f"--inputs {path} is not a .npz file: {error}") from error
+
+
+def _checked(graph: StreamedGraph, given: Any, source: str) -> dict[str, Array]:
+    """Return arrays in the types of a graph's inputs; raise UsageError if they do not fit."""
+    if not isinstance(given, Mapping):
+        raise UsageError(f"--inputs {source} gives {type(given).__name__}, not arrays by name")
+    values = {v.name: v for v in graph.proto.graph.input if v.name in graph.inputs}
+    for kind, names in (
+        ("lacks", values.keys() - given.keys()), ("has", given.keys() - values.keys())
+    ):  # fmt: skip
+        for name in sorted(map(str, names)):
+            raise UsageError(
+                f"--inputs {source} {kind} {printable(name, 60)}; the inputs of {graph.path} are "
+                f"{printable(', '.join(values), 200)}"
+            )
+    return {
+        name: _fitting(value, np.asarray(given[name]), source) for name, value in values.items()
+    }
+
+
+def _fitting(value: ValueInfoProto, array: Array, source: str) -> Array:
+    dtype = numpy_dtype(dtype_name(value))
+    dims = [
+        d.dim_value if d.HasField("dim_value") else -1 for d in value.type.tensor_type.shape.dim
+    ]
+    has_shape = value.type.tensor_type.HasField("shape")
+    fits = not has_shape or (
+        len(dims) == array.ndim
+        and all(want in (-1, size) for want, size in zip(dims, array.shape, strict=True))
+    )
+    number = array.dtype.kind in "biuf" or is_floating(array.dtype)
+    same_kind = is_floating(dtype) or array.dtype.kind in "biu"
+    if not (fits and number and same_kind):
+        raise UsageError(
+            f"--inputs {source}: {printable(value.name, 60)} is {array.dtype} {list(array.shape)}; "
+            f"the graph takes {dtype.name} {[size if size >= 0 else '?' for size in dims]}"
+        )
+    return array.astype(dtype)

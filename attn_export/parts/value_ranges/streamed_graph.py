@@ -1,0 +1,172 @@
+"""A graph whose weights are read when a node needs them, so that it may be as large as the disk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from attn_export.float64.evaluate import Evaluation, lift_constants, names_read
+from attn_export.graph.load import inlined, load_proto, refuse_bad_data
+from attn_export.parts.value_ranges.ort_nodes import unknown_operators
+from attn_export.tensorfile import Array, ArrayDict, to_float64
+
+FLOATS: Mapping[int, str] = {
+    TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64",
+    TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16",
+}  # fmt: skip
+NARROW = ("float16", "bfloat16")
+
+_LARGE = 2**14
+"""The number of elements from which a weight is read anew by each node."""
+
+_TYPED = {"Cast": "to", "ConstantOfShape": "value"}
+"""The attribute that decides the type of an operator's output, where it is not `dtype`."""
+
+
+class StreamedGraph:
+    """A graph that is evaluated node by node.
+
+    Attributes:
+        path: Its file.
+        proto: The model as it was read, with functions inlined and constants as initialisers.
+        nodes: The nodes in order; a node is named by its index among them.
+        outputs: The names of the graph outputs.
+        dtypes: The floating type of each value. Those of nodes are added as they are computed.
+        foreign: The operators that ONNX Runtime computes, in float32.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        proto = load_proto(path)
+        refuse_bad_data(proto, path)
+        self.proto = inlined(proto)
+        lift_constants(self.proto.graph)
+        graph = self.proto.graph
+        inner = {
+            name for node in graph.node for name in names_read(node) if name not in node.input
+        } | {output.name for output in graph.output}
+        self._large = {
+            tensor.name: tensor for tensor in graph.initializer
+            if int(np.prod(tensor.dims)) >= _LARGE and tensor.name not in inner
+        }  # fmt: skip
+        small = onnx.ModelProto()
+        small.CopyFrom(_without(self.proto, self._large))
+        for tensor in small.graph.initializer:
+            self._embed(tensor)
+        for attribute in (a for node in small.graph.node for a in node.attribute):
+            if attribute.name == "to" and FLOATS.get(attribute.i) in NARROW:
+                attribute.i = TensorProto.FLOAT  # runs round by the types of values
+        operators = unknown_operators(small)
+        self.foreign = sorted({operator.__name__ for operator in operators})
+        self._evaluation = Evaluation(small, str(path), operators)
+        self.nodes = self._evaluation.nodes
+        self.outputs = self._evaluation.outputs
+        self._small = self._evaluation.initializers
+        self.dtypes = {
+            tensor.name: FLOATS[tensor.data_type]
+            for tensor in graph.initializer if tensor.data_type in FLOATS
+        }  # fmt: skip
+        for value in graph.input:
+            if value.type.tensor_type.elem_type in FLOATS:
+                self.dtypes.setdefault(value.name, FLOATS[value.type.tensor_type.elem_type])
+        self.producer = {
+            name: n for n, node in enumerate(self.nodes) for name in node.output if name
+        }
+        outer = {*self.producer, *self.inputs, *self.weights()}
+        self.reads = [sorted(names_read(node) & outer) for node in self.nodes]
+        self.uses = Counter(name for names in self.reads for name in names)
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the inputs that a user gives."""
+        weights = self.weights()
+        return [value.name for value in self.proto.graph.input if value.name not in weights]
+
+    def weights(self) -> set[str]:
+        """Return the names of the weights and constants."""
+        return {*self._large, *self._small}
+
+    def weight(self, name: str) -> Array:
+        """Return a weight, floating ones as float64."""
+        if name in self._small:
+            return self._small[name]
+        return to_float64(self.stored(name))
+
+    def stored(self, name: str) -> Array:
+        """Return a large weight as it is stored."""
+        return np.asarray(numpy_helper.to_array(self._large[name], str(self.path.parent)))
+
+    def is_large(self, name: str) -> bool:
+        """Return whether a weight is read anew by each node."""
+        return name in self._large
+
+    def narrow_dtypes(self) -> set[str]:
+        """Return the types narrower than float32 that the graph has itself."""
+        casts = {
+            FLOATS.get(a.i) for n in self.proto.graph.node for a in n.attribute if a.name == "to"
+        }
+        return {dtype for dtype in NARROW if dtype in casts or dtype in self.dtypes.values()}
+
+    def compute(self, n: int, values: Mapping[str, Any]) -> ArrayDict:
+        """Return the outputs of a node from the values that it reads, and note their types."""
+        node = self.nodes[n]
+        computed = self._evaluation.compute_node(node, values)
+        for name, array in computed.items():
+            if name not in self.dtypes and _is_float(array):
+                self.dtypes[name] = self._dtype_of(n)
+        return computed
+
+    def name_of(self, n: int) -> str:
+        """Return the name of a node, or that of its first output; "" for -1."""
+        return self.nodes[n].name or next(iter(self.nodes[n].output), "") if n >= 0 else ""
+
+    def readers(self) -> dict[str, list[int]]:
+        """Return the indices of the nodes that read each value."""
+        found: dict[str, list[int]] = {}
+        for n, names in enumerate(self.reads):
+            for name in names:
+                found.setdefault(name, []).append(n)
+        return found
+
+    def _dtype_of(self, n: int) -> str:
+        original = self.proto.graph.node[n]
+        key = _TYPED.get(original.op_type, "dtype")
+        for attribute in original.attribute:
+            if attribute.name == key:
+                content = helper.get_attribute_value(attribute)
+                dtype = content.data_type if isinstance(content, TensorProto) else content
+                return FLOATS.get(dtype, "float32")
+        known = (self.dtypes[name] for name in self.nodes[n].input if name in self.dtypes)
+        return next(known, "float32")
+
+    def _embed(self, tensor: TensorProto) -> None:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            array = numpy_helper.to_array(tensor, str(self.path.parent))
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+
+
+def _without(model: onnx.ModelProto, names: Mapping[str, TensorProto]) -> onnx.ModelProto:
+    """Return a model that lacks some initialisers and shares the rest with the one given."""
+    return onnx.ModelProto(
+        ir_version=model.ir_version, opset_import=model.opset_import,
+        graph=onnx.GraphProto(
+            name=model.graph.name, node=model.graph.node, input=model.graph.input,
+            output=model.graph.output,
+            initializer=[t for t in model.graph.initializer if t.name not in names],
+        ),
+    )  # fmt: skip
+
+
+def floats_of(values: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+    """Yield the floating arrays among values, by name."""
+    return ((name, array) for name, array in values.items() if name and _is_float(array))
