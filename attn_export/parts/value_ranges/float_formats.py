@@ -37,7 +37,8 @@ class FloatFormat:
 
     def rounded(self, x: Array) -> Array:
         """Return float64 numbers as this format holds them."""
-        return np.asarray(x.astype(numpy_dtype(self.name)).astype(np.float64))
+        with np.errstate(over="ignore"):
+            return np.asarray(x.astype(numpy_dtype(self.name)).astype(np.float64))
 
     def without_limits(self, x: Array, rounded: Array) -> Array:
         """Return float64 numbers as this format would hold them if it had all exponents.

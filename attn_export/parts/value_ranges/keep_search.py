@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from attn_export.measures import Measures
-from attn_export.parts.value_ranges.lockstep import Lockstep, Run, Seen, full
+from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, Seen, full
 from attn_export.parts.value_ranges.range_analysis import Analysis
-from attn_export.parts.value_ranges.range_rule import Outputs, largest
+from attn_export.parts.value_ranges.range_rule import GraphOutputs, largest
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.runtimes.run_options import Progress
 from attn_export.tensorfile import Array
@@ -18,7 +18,7 @@ _MOST_ROUNDS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class KeptNodes:
     """What a narrow graph keeps wide.
 
     Attributes:
@@ -37,7 +37,7 @@ class Kept:
 def search(
     graph: StreamedGraph, sets: Sequence[Mapping[str, Array]], analysis: Analysis,
     progress: Progress,
-) -> Kept:  # fmt: skip
+) -> KeptNodes:  # fmt: skip
     """Return the nodes to keep: none of them can be left out."""
     return _Search(graph, sets, analysis, progress).kept()
 
@@ -53,7 +53,7 @@ class _Search:
         self._readers = graph.readers()
         self._clipped: Set[str] = frozenset()
 
-    def kept(self) -> Kept:
+    def kept(self) -> KeptNodes:
         findings = self._analysis.findings
         large = {
             f.facts.name for f in findings if f.facts.operator == "weight" and f.facts.overflow
@@ -71,7 +71,7 @@ class _Search:
             (outputs,) = self._outputs(number, [self._run(kept)])
             errors.append(self._analysis.expected[number].error(outputs))
             passed.append(self._analysis.expected[number].passes(outputs))
-        return Kept(kept, self._clipped, largest(errors), passes and all(passed))
+        return KeptNodes(kept, self._clipped, largest(errors), passes and all(passed))
 
     def _around(self, names: Iterable[str]) -> frozenset[int]:
         """Return the nodes that make or read values."""
@@ -81,10 +81,10 @@ class _Search:
             found |= {self._graph.producer[name]} if name in self._graph.producer else set()
         return frozenset(found)
 
-    def _run(self, nodes: Set[int], base: Run | None = None) -> Run:
-        return Run(full, kept=nodes, clipped=self._clipped, base=base)
+    def _run(self, nodes: Set[int], base: RoundedRun | None = None) -> RoundedRun:
+        return RoundedRun(full, kept=nodes, clipped=self._clipped, base=base)
 
-    def _outputs(self, number: int, runs: Sequence[Run]) -> Sequence[Outputs]:
+    def _outputs(self, number: int, runs: Sequence[RoundedRun]) -> Sequence[GraphOutputs]:
         return self._lockstep.run(self._sets[number], runs)
 
     def _grown(self, nodes: frozenset[int]) -> frozenset[int] | None:
@@ -109,8 +109,8 @@ class _Search:
         format_ = self._analysis.format
         overflowing, lossy = [], dict[str, float]()
 
-        def observe(_: Run, seen: Seen) -> None:
-            if self._is_wide(seen, nodes):
+        def observe(_: RoundedRun, seen: Seen) -> None:
+            if seen.name not in self._analysis.values or self._is_wide(seen, nodes):
                 return
             if format_.overflows(seen.made).any():
                 overflowing.append(seen.name)

@@ -19,7 +19,7 @@ from attn_export.parts.value_ranges.float_formats import FloatFormat
 from attn_export.parts.value_ranges.streamed_graph import NARROW, StreamedGraph
 from attn_export.tensorfile import Array, to_float64
 
-Rounding = Callable[[Array, Array], Array]
+_Rounding = Callable[[Array, Array], Array]
 """A function that returns a float64 array as it is rounded, from it and its `FloatFormat.rounded`.
 """
 
@@ -30,7 +30,7 @@ def full(_: Array, rounded: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run:
+class RoundedRun:
     """How a run rounds.
 
     Attributes:
@@ -41,11 +41,11 @@ class Run:
         base: The run that gives what does not differ.
     """
 
-    rounding: Rounding | None = None
+    rounding: _Rounding | None = None
     kept: Set[int] = frozenset()
     only: Set[str] | None = None
     clipped: Set[str] = frozenset()
-    base: Run | None = None
+    base: RoundedRun | None = None
 
 
 class _Made:
@@ -62,7 +62,7 @@ class Seen:
     Attributes:
         name: Its name.
         node: The index of the node that makes it; -1 for inputs and weights.
-        made: The floating array, as the node makes it.
+        made: The array, as the node makes it.
         read: The array as nodes in the narrow format read it.
     """
 
@@ -72,7 +72,7 @@ class Seen:
     read: Array
 
 
-Observer = Callable[[Run, Seen], None]
+_Observer = Callable[[RoundedRun, Seen], None]
 
 
 class Lockstep:
@@ -93,7 +93,10 @@ class Lockstep:
         return not self.narrow_dtypes.isdisjoint(NARROW)
 
     def run(
-        self, inputs: Mapping[str, Array], runs: Sequence[Run], observe: Observer | None = None
+        self,
+        inputs: Mapping[str, Array],
+        runs: Sequence[RoundedRun],
+        observe: _Observer | None = None,
     ) -> list[dict[str, Any]]:
         """Return the graph outputs of each run.
 
@@ -104,12 +107,12 @@ class Lockstep:
 
 class _Pass:
     def __init__(
-        self, lockstep: Lockstep, inputs: Mapping[str, Array], runs: Sequence[Run],
-        observe: Observer | None,
+        self, lockstep: Lockstep, inputs: Mapping[str, Array], runs: Sequence[RoundedRun],
+        observe: _Observer | None,
     ) -> None:  # fmt: skip
         self._of, self._graph, self._runs = lockstep, lockstep.graph, runs
         self._observe = observe
-        self._values: dict[Run, dict[str, _Made]] = {run: {} for run in runs}
+        self._values: dict[RoundedRun, dict[str, _Made]] = {run: {} for run in runs}
         self._rounded: dict[int, tuple[Array, Array]] = {}
         self._uses = Counter(self._graph.uses)
         self._is_first = not lockstep.seconds.any()
@@ -132,8 +135,8 @@ class _Pass:
         """Compute a node in each run in which it reads other values than in the base."""
         names = self._graph.reads[n]
         weights = {name: self._graph.weight(name) for name in names if self._is_weight(name)}
-        inputs: dict[Run, list[Any]] = {}
-        computed: dict[Run, Mapping[str, Any]] = {}
+        inputs: dict[RoundedRun, list[Any]] = {}
+        computed: dict[RoundedRun, Mapping[str, Any]] = {}
         for run in self._runs:
             inputs[run] = [self._read(run, name, n, weights) for name in names]
             like = run.base
@@ -146,17 +149,15 @@ class _Pass:
             )
             if self._is_first and run is self._runs[0]:
                 self._of.seconds[n] = time.perf_counter() - started
-            if like:
-                outputs = {
-                    name: old if _is_equal(old := computed[like].get(name), array) else array
-                    for name, array in outputs.items()
-                }
+            known = computed[like] if like else {}
+            for name, array in outputs.items():
+                outputs[name] = known[name] if _is_equal(known.get(name), array) else array
             computed[run] = outputs
         for name in self._graph.nodes[n].output:
             if name:
                 self._put(name, n, {run: computed[run].get(name) for run in self._runs})
 
-    def _put(self, name: str, n: int, arrays: Mapping[Run, Any]) -> None:
+    def _put(self, name: str, n: int, arrays: Mapping[RoundedRun, Any]) -> None:
         """Store a value of each run, as made and as read by nodes in the narrow format."""
         for run, array in arrays.items():
             made = _Made(array, array)
@@ -164,43 +165,43 @@ class _Pass:
                 made.narrow = self._round(run, name, array)
                 if n not in run.kept and n >= 0 and run.rounding:
                     made.wide = made.narrow
-                if self._observe:
-                    self._observe(run, Seen(name, n, array, made.narrow))
+            if self._observe and isinstance(array, np.ndarray):
+                self._observe(run, Seen(name, n, array, made.narrow))
             base = run.base and self._made(run.base, name)
             if base and base.wide is made.wide and base.narrow is made.narrow:
                 self._values[run].pop(name, None)
             else:
                 self._values[run][name] = made
 
-    def _round(self, run: Run, name: str, array: Array) -> Array:
+    def _round(self, run: RoundedRun, name: str, array: Array) -> Array:
         if run.rounding is None or (run.only is not None and name not in run.only):
             return array
         if name in run.clipped:
             array = np.clip(array, -self._of.format.largest, self._of.format.largest)
             return run.rounding(array, self._of.format.rounded(array))
         if id(array) not in self._rounded:
-            with np.errstate(all="ignore"):
-                self._rounded[id(array)] = array, self._of.format.rounded(array)
+            self._rounded[id(array)] = array, self._of.format.rounded(array)
         return run.rounding(array, self._rounded[id(array)][1])
 
-    def _read(self, run: Run, name: str, n: int, weights: Mapping[str, Array]) -> Any:
+    def _read(self, run: RoundedRun, name: str, n: int, weights: Mapping[str, Array]) -> Any:
         """Return a value as a node reads it."""
         if name in weights:
             array = weights[name]
             narrow = is_float(array) and self._is_narrow(name) and n not in run.kept
             return self._round(run, name, array) if narrow else array
         made = self._made(run, name)
-        assert made
+        if made is None:  # a value of a subgraph that has the name of a later one
+            return None
         return made.wide if n in run.kept else made.narrow
 
-    def _made(self, run: Run | None, name: str) -> _Made | None:
+    def _made(self, run: RoundedRun | None, name: str) -> _Made | None:
         while run is not None:
             if name in self._values[run]:
                 return self._values[run][name]
             run = run.base
         return None
 
-    def _wide(self, run: Run, name: str) -> Any:
+    def _wide(self, run: RoundedRun, name: str) -> Any:
         if self._is_weight(name):
             return self._graph.weight(name)
         made = self._made(run, name)

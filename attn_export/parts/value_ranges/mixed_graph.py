@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from attn_export.errors import UsageError, printable
 from attn_export.output_folder import write_errors
 from attn_export.parts.value_ranges.float_formats import FloatFormat
-from attn_export.parts.value_ranges.keep_search import Kept
+from attn_export.parts.value_ranges.keep_search import KeptNodes
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.temp_folders import folder_beside
 from attn_export.tensorfile import numpy_dtype
@@ -40,7 +40,7 @@ def check_fixable(graph: StreamedGraph) -> None:
         )
 
 
-def write_mixed(graph: StreamedGraph, kept: Kept, format_: FloatFormat, output: Path) -> None:
+def write_mixed(graph: StreamedGraph, kept: KeptNodes, format_: FloatFormat, output: Path) -> None:
     """Write a graph in a narrow format; its inputs and outputs stay in float32."""
     writer = _Writer(graph, kept, format_)
     model = writer.model()
@@ -68,7 +68,7 @@ def write_mixed(graph: StreamedGraph, kept: Kept, format_: FloatFormat, output: 
 
 
 class _Writer:
-    def __init__(self, graph: StreamedGraph, kept: Kept, format_: FloatFormat) -> None:
+    def __init__(self, graph: StreamedGraph, kept: KeptNodes, format_: FloatFormat) -> None:
         self._graph, self._kept, self._format = graph, kept, format_
         self._narrow = getattr(TensorProto, format_.name.upper())
         self._names = {*graph.dtypes, *graph.producer, *graph.uses}

@@ -39,7 +39,7 @@ def unknown_operators(model: onnx.ModelProto) -> list[type[OpRun]]:
     return list(found.values())
 
 
-def run_model(folder: str, model: str) -> int:
+def _run_model(folder: str, model: str) -> int:
     """Run a graph on the inputs in a folder, write its outputs beside them, return their number."""
     from attn_export.runtimes.engines.ort_cpu import CPU_PROVIDER, sdk
 
@@ -61,7 +61,7 @@ def run_beside(model: Path, inputs: Mapping[str, Array]) -> ArrayDict:
     with scratch() as folder:
         write_tensors(folder, "input", inputs)
         count = limited(
-            f"{__name__}:run_model", model.name, folder=str(folder), model=str(model.absolute())
+            f"{__name__}:_run_model", model.name, folder=str(folder), model=str(model.absolute())
         )
         return read_outputs(folder, count)
 

@@ -13,15 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from attn_export.float64.evaluate import is_float
 from attn_export.measures import Measures, measure
 from attn_export.parts.value_ranges.float_formats import FloatFormat
-from attn_export.parts.value_ranges.lockstep import Lockstep, Run, Seen, full
+from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, Seen, full
 from attn_export.parts.value_ranges.range_facts import RangeFacts, facts_of
 from attn_export.parts.value_ranges.range_rule import (
     FACTOR,
     MOST_OF_ONE,
-    Expected,
-    Outputs,
+    ExpectedOutputs,
+    GraphOutputs,
     is_within,
     largest,
 )
@@ -30,11 +31,14 @@ from attn_export.quality import Budget
 from attn_export.runtimes.run_options import Progress
 from attn_export.tensorfile import Array
 
-MOST_ALONE = 20
+_MOST_ALONE = 20
 """The largest number of values that are rounded alone."""
 
 _MOST_TIME = 1.0
 """The time for these runs, as a multiple of that of one run of the whole graph."""
+
+_FEW = 3
+"""The number of values that are rounded alone in any time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Analysis:
     format: FloatFormat
     values: Mapping[str, RangeFacts]
     tried: Sequence[Finding]
-    expected: Sequence[Expected]
+    expected: Sequence[ExpectedOutputs]
     errors: Sequence[Measures]
     bad: Sequence[int]
     seconds: Array
@@ -126,7 +130,7 @@ class _Analyser:
         self._graph, self._sets, self._format = graph, sets, format_
         self._lockstep, self._progress = Lockstep(graph, format_), progress
         self._facts: dict[str, RangeFacts] = {}
-        self._budgets, self._expected = budgets, list[Expected]()
+        self._budgets, self._expected = budgets, list[ExpectedOutputs]()
 
     def analysis(self) -> Analysis:
         self._progress.expect(len(self._sets))
@@ -142,7 +146,7 @@ class _Analyser:
         tried: set[str] = set()
         for number in bad:
             chosen = [facts for facts in self._candidates(number) if facts.name not in tried]
-            chosen = chosen[: MOST_ALONE - len(tried)]
+            chosen = chosen[: _MOST_ALONE - len(tried)]
             tried |= {facts.name for facts in chosen}
             findings += self._alone(number, chosen)
         findings.sort(key=lambda finding: finding.facts.index)
@@ -161,12 +165,12 @@ class _Analyser:
                 facts = RangeFacts(name, "", "weight", -1)
                 self._facts[name] = facts_of(facts, array, self._format)
 
-    def _run_together(self, number: int, inputs: Mapping[str, Array]) -> Outputs:
-        wide, free = Run(), Run(self._format.without_limits)
-        narrow = Run(full, base=free)
+    def _run_together(self, number: int, inputs: Mapping[str, Array]) -> GraphOutputs:
+        wide, free = RoundedRun(), RoundedRun(self._format.without_limits)
+        narrow = RoundedRun(full, base=free)
 
-        def observe(run: Run, seen: Seen) -> None:
-            if run is wide:
+        def observe(run: RoundedRun, seen: Seen) -> None:
+            if run is wide and self._is_narrow(seen):
                 node = self._graph.nodes[seen.node] if seen.node >= 0 else None
                 empty = RangeFacts(
                     seen.name, node.name or node.output[0] if node else "",
@@ -177,7 +181,7 @@ class _Analyser:
                 self._facts[seen.name] = known.joined(facts) if known else facts
 
         truth, free_outputs, outputs = self._lockstep.run(inputs, (wide, free, narrow), observe)
-        self._expected.append(Expected(truth, free_outputs, self._format, self._budgets))
+        self._expected.append(ExpectedOutputs(truth, free_outputs, self._format, self._budgets))
         return outputs
 
     # -- values alone ----------------------------------------------------------------------------
@@ -187,15 +191,19 @@ class _Analyser:
         lossy = [f for f in self._facts.values() if f.loss > self._format.eps and f.worst == number]
         lossy.sort(key=lambda facts: (not facts.overflow, self._is_passed_on(facts), -facts.loss))
         if self._expected[number].is_rough:
-            lossy += self._amplified(number)
-        chosen = list[RangeFacts]()
+            rough = self._amplified(number)
+            lossy = [*rough[:_FEW], *lossy, *rough[_FEW:]]
+        chosen = dict[str, RangeFacts]()
         left = _MOST_TIME * float(self._lockstep.seconds.sum())
         for facts in lossy:
             left -= self._cost(facts.name)
-            if left < 0 and len(chosen) >= 3:
+            if left < 0 and len(chosen) >= _FEW:
                 break
-            chosen.append(facts)
-        return chosen
+            chosen[facts.name] = facts
+        return list(chosen.values())
+
+    def _is_narrow(self, seen: Seen) -> bool:
+        return self._graph.dtypes.get(seen.name) in self._lockstep.narrow_dtypes
 
     def _is_passed_on(self, facts: RangeFacts) -> bool:
         """Return whether a node reads a value that leaves the limits itself."""
@@ -215,15 +223,19 @@ class _Analyser:
 
     def _amplified(self, number: int) -> list[RangeFacts]:
         """Return the values whose rounding a node makes many times larger, the worst first."""
-        wide, free = Run(), Run(self._format.without_limits)
+        wide, free = RoundedRun(), RoundedRun(self._format.without_limits)
         made: dict[str, Array] = {}
         errors: dict[str, float] = {}
 
-        def observe(run: Run, seen: Seen) -> None:
+        def observe(run: RoundedRun, seen: Seen) -> None:
             if run is wide:
                 made[seen.name] = seen.made
             else:
-                errors[seen.name] = measure(seen.read, made.pop(seen.name)).whole
+                wide_array = made.pop(seen.name)
+                if is_float(seen.made):
+                    errors[seen.name] = measure(seen.read, wide_array).whole
+                else:  # the rounding of a float decides it
+                    errors[seen.name] = float(not np.array_equal(seen.made, wide_array))
 
         self._lockstep.run(self._sets[number], (wide, free), observe)
         jumps: dict[str, float] = {}
@@ -240,16 +252,18 @@ class _Analyser:
 
     def _alone(self, number: int, chosen: Sequence[RangeFacts]) -> Iterator[Finding]:
         """Yield what rounding each of the chosen values does."""
-        wide, format_ = Run(), self._format
+        wide, format_ = RoundedRun(), self._format
         runs = [
-            Run(self._limits_of if facts.loss > format_.eps else full, only={facts.name}, base=wide)
+            RoundedRun(
+                self._limits_of if facts.loss > format_.eps else full, only={facts.name}, base=wide
+            )
             for facts in chosen
         ]
-        nan_from: dict[Run, str] = {}
+        nan_from: dict[RoundedRun, str] = {}
 
-        def observe(run: Run, seen: Seen) -> None:
+        def observe(run: RoundedRun, seen: Seen) -> None:
             is_other = run is not wide and seen.node >= 0 and run not in nan_from
-            if is_other and np.isnan(seen.made).any():
+            if is_other and is_float(seen.made) and np.isnan(seen.made).any():
                 nan_from[run] = self._graph.name_of(seen.node)
 
         _, *outputs = self._lockstep.run(self._sets[number], (wide, *runs), observe)
@@ -268,5 +282,4 @@ class _Analyser:
             yield Finding(facts, kind, effect, not within, made, nan_from.get(run, ""))
 
     def _limits_of(self, x: Array, _: Array) -> Array:
-        with np.errstate(all="ignore"):
-            return self._format.only_limited(x)
+        return self._format.only_limited(x)

@@ -53,11 +53,11 @@ def range_command(
     """
     from attn_export.commands.fixed_graphs import fixed_graphs
     from attn_export.parts.value_ranges.range_flow import graph_of, ranges_of
-    from attn_export.parts.value_ranges.range_result import Limit
+    from attn_export.parts.value_ranges.range_result import RangeLimit
     from attn_export.quality import Budget
     from attn_export.report.progress import progress
 
-    wanted, given = [Limit.parse(text) for text in limits], [Budget.parse(x) for x in budgets]
+    wanted, given = [RangeLimit.parse(text) for text in limits], [Budget.parse(x) for x in budgets]
     if fix is not None and fix.suffix != ".onnx":
         raise UsageError(f"--fix {printable(fix)} is no .onnx file; write OUT.onnx")
     limit_own_memory()

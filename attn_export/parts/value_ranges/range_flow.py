@@ -16,7 +16,7 @@ from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, UsageError
 from attn_export.parts.value_ranges.float_formats import FORMATS
 from attn_export.parts.value_ranges.keep_search import search
-from attn_export.parts.value_ranges.lockstep import Lockstep, Run, full
+from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, full
 from attn_export.parts.value_ranges.mixed_graph import check_fixable, write_mixed
 from attn_export.parts.value_ranges.ort_nodes import run_beside
 from attn_export.parts.value_ranges.range_analysis import Analysis, analyse
@@ -137,7 +137,7 @@ def _mended(
     write_mixed(graph, kept, analysis.format, output)
     progress.phase("judging the written graph")
     written = StreamedGraph(output)
-    outputs = [Lockstep(written, analysis.format).run(each, [Run(full)])[0] for each in sets]
+    outputs = [Lockstep(written, analysis.format).run(each, [RoundedRun(full)])[0] for each in sets]
     passed = sum(
         expected.passes(found) for expected, found in zip(analysis.expected, outputs, strict=True)
     )

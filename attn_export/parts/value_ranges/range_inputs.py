@@ -14,11 +14,11 @@ from attn_export.cases.draw import add_sums, axis_names, draw_inputs
 from attn_export.commands.reference import GraphRuns
 from attn_export.errors import GraphError, UsageError, printable
 from attn_export.float64.evaluate import Values
-from attn_export.graph.axis_names import find_relations, find_sums
+from attn_export.graph.axis_names import find_relations, find_sums, terms_of
 from attn_export.graph.ranges import declared_outputs, described_inputs
 from attn_export.graph.signature_check import dtype_name
 from attn_export.parts.value_ranges.float_formats import FORMATS
-from attn_export.parts.value_ranges.lockstep import Lockstep, Run
+from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.results import Case
 from attn_export.tensorfile import Array, is_floating, numpy_dtype
@@ -82,6 +82,12 @@ def random_sets(graph: StreamedGraph) -> InputSets:
     names = set(graph.inputs)
     inputs = {name: input_ for name, input_ in inputs.items() if name in names}
     runs = GraphRuns(_Streamed(graph), inputs, declared_outputs(model))
+    # An axis that is named as a sum of others is free if the graph has no such others.
+    known_sums = {
+        axis: text
+        for axis, text in known_sums.items()
+        if set(terms_of(text)) <= {*axis_names(inputs, {})}
+    }
     axes = axis_names(inputs, known_sums)
     fixed = {size for input_ in inputs.values() for size in input_.shape if isinstance(size, int)}
     fixed |= {size for tensor in model.graph.initializer for size in tensor.dims}
@@ -111,7 +117,7 @@ class _Streamed:
 
     def values(self, inputs: Mapping[str, Array]) -> Values:
         """Return the outputs for some inputs."""
-        return self._lockstep.run(inputs, [Run()])[0]
+        return self._lockstep.run(inputs, [RoundedRun()])[0]
 
     def outputs_of(self, values: Values) -> Values:
         """Return the outputs."""

@@ -38,15 +38,15 @@ def print_ranges(result: RangeResult, console: Console) -> None:
     if rows:
         columns = (Column("value"), Column("magnitude"), Column("effect"))
         print_table(Table(columns, tuple(rows)), console)
-    say(as_text(summary(result)), console)
+    say(as_text(_summary(result)), console)
     if result.fix:
-        for line in fix_lines(result.fix, result):
+        for line in _fix_lines(result.fix, result):
             say(as_text(line), console)
     for note in result.notes:
         say(f"note: {as_text(note)}", console)
 
 
-def summary(result: RangeResult) -> str:
+def _summary(result: RangeResult) -> str:
     """Return in a sentence whether the graph fits the format."""
     analysis = result.analysis
     name, sets = analysis.format.name, counted(len(analysis.expected), "set")
@@ -61,7 +61,7 @@ def summary(result: RangeResult) -> str:
     )
 
 
-def fix_lines(fix: Fix, result: RangeResult) -> Iterator[str]:
+def _fix_lines(fix: Fix, result: RangeResult) -> Iterator[str]:
     """Yield what the fix is, and how it was judged."""
     share = f"{len(fix.nodes) / fix.count:.1%} of all"
     nodes = f"{counted(len(fix.nodes), 'node')} in float32 ({share}, {fix.time:.1%} of the time)"
@@ -81,13 +81,13 @@ def _row(result: RangeResult, facts: RangeFacts) -> Iterator[str | Styled]:
     format_ = result.analysis.format
     label = facts.node or facts.name
     yield printable(f"{label} ({facts.operator})", 60)
-    yield magnitude(facts, format_)
+    yield _magnitude(facts, format_)
     finding = next((f for f in result.analysis.tried if f.facts.name == facts.name), None)
-    text = effect(finding, result)
+    text = _effect(finding, result)
     yield Styled(text, "red") if finding and finding.matters else text
 
 
-def magnitude(facts: RangeFacts, format_: FloatFormat) -> str:
+def _magnitude(facts: RangeFacts, format_: FloatFormat) -> str:
     """Return what is beyond the limits, as text."""
     if facts.overflow:
         times = facts.largest / format_.largest
@@ -96,7 +96,7 @@ def magnitude(facts: RangeFacts, format_: FloatFormat) -> str:
     return f"{share} below {format_.smallest:.2g}, {facts.flushed:.2g} become 0"
 
 
-def effect(finding: Finding | None, result: RangeResult) -> str:
+def _effect(finding: Finding | None, result: RangeResult) -> str:
     """Return what a value does to the outputs, as text."""
     if finding is None:
         if result.analysis.fits:
@@ -177,8 +177,8 @@ def ranges_to_html(result: RangeResult) -> str:
         order = sorted(result.worst(_SHOWN_IN_PAGE), key=lambda facts: facts.index)
     return render_page(
         "range.html.j2", Path(__file__).with_name("page"),
-        result=result, format=analysis.format, summary=summary(result),
-        fix=list(fix_lines(result.fix, result)) if result.fix else [],
+        result=result, format=analysis.format, summary=_summary(result),
+        fix=list(_fix_lines(result.fix, result)) if result.fix else [],
         worst=[(_anchor(f), list(map(_text, _row(result, f)))) for f in result.worst(_WORST)],
         limits=[(name, _bounds(format_)) for name, format_ in FORMATS.items()],
         values=[_bar(facts, result, blamed) for facts in order],
@@ -197,7 +197,7 @@ def _bar(
         "value": printable(facts.name, 120), "operator": facts.operator,
         "left": _place(low), "right": _place(high), "state": state,
         "largest": f"{facts.largest:.4g}", "smallest": f"{facts.smallest:.2g}",
-        "effect": effect(finding, result) if finding or facts.loss else "",
+        "effect": _effect(finding, result) if finding or facts.loss else "",
     }  # fmt: skip
 
 

@@ -86,14 +86,14 @@ class RangeResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limit:
+class RangeLimit:
     """A limit for CI, such as ``findings<=0``."""
 
     measure: str
     limit: float
 
     @classmethod
-    def parse(cls, text: str) -> Limit:
+    def parse(cls, text: str) -> RangeLimit:
         """Parse a limit."""
         for name, sign in _LIMITS.items():
             measure, relation, limit = (word.strip() for word in text.partition(sign))

@@ -29,12 +29,12 @@ _MOST_ROUNDING = 32
 MOST_OF_ONE = 8
 """The error that the rounding of one value may make, as a multiple of eps."""
 
-Outputs = Mapping[str, Any]
+GraphOutputs = Mapping[str, Any]
 WRONG = Measures(math.inf, math.inf)
 
 
 @dataclasses.dataclass(frozen=True)
-class Expected:
+class ExpectedOutputs:
     """What is expected of the outputs for one set of inputs.
 
     Attributes:
@@ -44,8 +44,8 @@ class Expected:
         budgets: Those of the user.
     """
 
-    truth: Outputs
-    free: Outputs
+    truth: GraphOutputs
+    free: GraphOutputs
     format: FloatFormat
     budgets: Sequence[Budget] = ()
 
@@ -67,7 +67,7 @@ class Expected:
             return Measures(MOST_OF_ONE * eps, _MOST_ROUNDING * eps)
         return Measures(FACTOR * max(best.whole, eps), FACTOR * max(best.row, eps))
 
-    def error(self, outputs: Outputs) -> Measures:
+    def error(self, outputs: GraphOutputs) -> Measures:
         """Return the largest error of an output: infinite if it has no relative size.
 
         That is where an output is not finite and should be, or integers differ though those of
@@ -76,14 +76,14 @@ class Expected:
         errors = [_error(outputs[name], t, self.free[name]) for name, t in self._arrays()]
         return largest(errors)
 
-    def passes(self, outputs: Outputs) -> bool:
+    def passes(self, outputs: GraphOutputs) -> bool:
         """Return whether outputs are near enough to the truth."""
         error = self.error(outputs)
         if not self.budgets:
             return is_within(error, self.allowed)
         return math.isfinite(error.whole) and all(self._is_met(b, outputs) for b in self.budgets)
 
-    def _is_met(self, budget: Budget, outputs: Outputs) -> bool:
+    def _is_met(self, budget: Budget, outputs: GraphOutputs) -> bool:
         pairs = {n: [(t, outputs[n])] for n, t in self._arrays() if t.dtype.kind == "f" and t.ndim}
         if budget.measure in OF_LOGITS:
             return all(map(budget.is_met, logit_distance(pairs, [budget])))

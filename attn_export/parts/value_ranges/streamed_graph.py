@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +165,3 @@ def _without(model: onnx.ModelProto, names: Mapping[str, TensorProto]) -> onnx.M
             initializer=[t for t in model.graph.initializer if t.name not in names],
         ),
     )  # fmt: skip
-
-
-def floats_of(values: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
-    """Yield the floating arrays among values, by name."""
-    return ((name, array) for name, array in values.items() if name and _is_float(array))
