@@ -22,6 +22,9 @@ ORT_NEEDED = "1.28"
 1.22 to 1.31: 1.22 lacks the opset; 1.23 to 1.27 return NaN or uninitialised numbers for a fully
 masked row."""
 
+LINEAR_OPSET, ORT_OF_LINEAR = 27, "1.32"
+"""The first opset with `LinearAttention`, and the first release of ONNX Runtime that loads it."""
+
 WEIGHTS = "weights.safetensors"
 """The file of a bundle with the weights that are not embedded in a graph."""
 

@@ -34,7 +34,8 @@ WITH_TORCH = (
     "attention/", "weights/", "user_module", "export/", "truth/float64_mode",
     "truth/decisions", "truth/graph_oracle", "truth/notes", "truth/operations", "truth/oracle",
     "truth/quality_oracle", "truth/rounding", "truth/ties", "parts/benchmarks/peers",
-    "parts/benchmarks/torch_layers", "parts/low_precision/", "parts/probe/pytorch",
+    "parts/benchmarks/torch_layers", "parts/linear_attention/linear_layer", "parts/low_precision/",
+    "parts/probe/pytorch",
     "parts/quantised_checkpoints/", "parts/whole_models/",
 )  # fmt: skip
 
@@ -63,6 +64,7 @@ ONLY_IN = {
         "parts/benchmarks/ort_forms",
         "parts/benchmarks/query_blocks",
         "parts/cuda_dialect/",
+        "parts/linear_attention/lower_linear",
         "parts/whole_models/model_rewrites",
         "parts/whole_models/quantised_decoder",
         "parts/written_out/",
@@ -179,6 +181,7 @@ AS_OTHERS = {
     "float64/fused_attention: multi_head_attention",
     "float64/fused_attention: packed_attention",
     "float64/fused_layers: mixture_of_experts",
+    "parts/linear_attention/linear_operator: _linear_attention",
     "parts/whole_models/own_attention: _attend",
 }
 """Functions that users call, and those with the operands of a function of PyTorch or transformers,

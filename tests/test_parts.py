@@ -160,7 +160,18 @@ def test_every_module_that_a_part_names_has_what_the_core_reads(part: Part):
         assert callable(import_module(part.recognises).recognise)
     for module in part.dialects.values():
         assert callable(import_module(module).rewrite)
-    assert all(module_of(name, part.installs) for name in part.tests_need)
+    installs = {name: module for each in parts() for name, module in each.installs.items()}
+    assert all(module_of(name, installs) for name in part.tests_need)
+
+
+@pytest.mark.parametrize("part", parts(), ids=PARTS)
+def test_every_module_on_layers_and_operators_has_what_the_core_reads(part: Part):
+    for module in part.kinds.values():
+        assert callable(import_module(module).make_layer)
+    if part.operators:
+        assert import_module(part.operators).OPERATORS
+    for module in part.lowers.values():
+        assert callable(import_module(module).lower)
 
 
 def test_the_core_names_no_part():

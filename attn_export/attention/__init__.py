@@ -6,6 +6,7 @@ key/value heads: H, 1, or one that the caller gives.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,7 +14,10 @@ from torch import nn
 
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.module import Attention
+from attn_export.errors import ExportError
+from attn_export.parts import parts
 from attn_export.spec import AttentionSpec
+from attn_export.spec.fields import SOFTMAX
 
 __all__ = [
     "Attention",
@@ -56,9 +60,23 @@ def seeded_attention(spec: AttentionSpec, seed: int = 0) -> Attention:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = Attention(spec).eval()
+        module = _make_layer(spec).eval()
         _make_norms_matter(module)
     return module
+
+
+def _make_layer(spec: AttentionSpec) -> Attention:
+    """Return the layer of a spec, of a part if it is not softmax attention."""
+    if spec.kind == SOFTMAX:
+        return Attention(spec)
+    name = next((part.kinds[spec.kind] for part in parts() if spec.kind in part.kinds), None)
+    if name is None:
+        raise ExportError(
+            f"kind = {spec.kind!r} needs the part {spec.kind}_attention, which is missing; install "
+            "attn-export whole"
+        )
+    layer: Attention = import_module(name).make_layer(spec)
+    return layer
 
 
 def _make_norms_matter(module: nn.Module) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from attn_export.cases.draw import Sizes
 from attn_export.spec import AttentionSpec, Input
+from attn_export.spec.fields import LINEAR
 from attn_export.spec.low_precision import PER_BLOCK
 from attn_export.tensorfile import ArrayDict, is_floating
 
@@ -40,7 +41,7 @@ OUTLIER, OUTLIER_FLOAT16 = 30000.0, 300.0
 OUTLIER_RATIO = 30.0
 """The divisor of the outlier in every other batch element."""
 
-TINY, TINY_CACHE, TINY_FLOAT16 = 2.0**-100, 2.0**-120, 2.0**-8
+TINY, TINY_CACHE, TINY_STATE, TINY_FLOAT16 = 2.0**-100, 2.0**-120, 2.0**-20, 2.0**-8
 """Factors that bring inputs near the smallest normal numbers, by kind of input."""
 
 
@@ -172,6 +173,8 @@ def _tiny(drawn: DrawnCase) -> None:
         # Scales of blocks must be normal numbers: kernels divide by them.
         blocks = drawn.spec is not None and drawn.spec.activations == PER_BLOCK
         wide = TINY_CACHE if name.startswith("past_") and not blocks else TINY
+        if drawn.spec is not None and drawn.spec.kind == LINEAR:
+            wide = TINY_STATE  # of products of keys, values and decays
         multiply(drawn, name, TINY_FLOAT16 if drawn.is_narrow(name) else wide)
 
 

@@ -140,20 +140,23 @@ TOKENS = (300, 200, 100)
 def _decode_case(interface: Interface, spec: AttentionSpec) -> tuple[Case | None, str]:
     """Return the longest decode within the size limit, and a note if it would be too large.
 
-    For the module it is one sequence without a past, whose keys fill the buffers. There is no such
+    For the module it is one sequence: without a past, whose keys fill the buffers, or after a
+    state. There is no such
     case if a decode step by step differs from a run of the whole sequence.
     """
     # Without a causal mask, tokens would see later tokens, which a decode does not have yet. Some
     # rotary scalings depend on the length at the time of a key. Quantised activations may have a
     # scale for each step.
-    if not (spec.in_place and spec.causal) or spec.depends_on_steps:
+    if not (spec.has_state or (spec.in_place and spec.causal)) or spec.depends_on_steps:
         return None, ""
     for tokens in TOKENS:
-        sizes = add_sums({"batch": 2, "query_len": tokens, "past_len": 0}, interface.sums)
+        past = {} if spec.has_state else {"past_len": 0}
+        sizes = add_sums({"batch": 2, "query_len": tokens, **past}, interface.sums)
         if interface.case_bytes(sizes) <= LONG_BYTES:
             name = f"{WHOLE_DECODE}_{tokens}"
             drawn = draw_inputs(interface.inputs, sizes, seed_words=(WHOLE_DECODE, name))
-            about = "prompt, tokens and chunks, in buffers that grow"
+            kept = "one state" if spec.has_state else "buffers that grow"
+            about = f"prompt, tokens and chunks, in {kept}"
             return Case(name, WHOLE_DECODE, sizes, drawn, about), ""
     return None, (
         f"no case decodes step by step: at these dimensions {TOKENS[-1]} tokens would take more "

@@ -280,12 +280,12 @@ def _golden(
     """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
     from attn_export.bundle.golden import fixed_note, tried_note
     from attn_export.commands.golden_vectors import golden_vectors
-    from attn_export.truth.notes import truth_notes
 
     plan = subject.plan()
     spec = subject.spec  # only our own layers have whole decodes, which need the axes
     axes = {**spec.input_shapes(), **spec.output_shapes()} if spec else {}
-    start = functools.partial(pool.start, folder, list(subject.inputs), axes)
+    caches = subject.roles.caches
+    start = functools.partial(pool.start, folder, list(subject.inputs), axes, caches=caches)
     goldens, notes = golden_vectors(
         folder / GOLDEN, plan, oracle, start, pool.run.progress,
         has_narrow_dtypes=bool(subject.narrow_dtypes()),
@@ -293,6 +293,8 @@ def _golden(
     cases = [golden.case for golden in goldens]
     on_module: tuple[str, ...] = ()
     if spec is None:
+        from attn_export.truth.notes import truth_notes
+
         base = next(case for case in cases if case.name == BASE)
         inputs = subject.input_descriptions()
         shapes = {name: described.shape for name, described in inputs.items()}

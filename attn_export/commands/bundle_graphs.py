@@ -7,7 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.dialect_names import CUDA, DIALECTS, MODEL, ORT_NEEDED, PORTABLE, graph_name
+from attn_export.dialect_names import (
+    CUDA,
+    DIALECTS,
+    LINEAR_OPSET,
+    MODEL,
+    ORT_NEEDED,
+    ORT_OF_LINEAR,
+    PORTABLE,
+    graph_name,
+)
 from attn_export.errors import ExportError, GraphError
 from attn_export.graph import IrGraph
 from attn_export.results import Verdict
@@ -190,7 +199,8 @@ def _graph_entry(graph: IrGraph, expected: Expected) -> dict[str, Any]:
         "ir_version": graph.model.ir_version,
     }
     if file.dialect != PORTABLE:
-        needs["onnxruntime"] = ORT_NEEDED
+        newest = graph.model.opset_imports[""] >= LINEAR_OPSET
+        needs["onnxruntime"] = ORT_OF_LINEAR if newest else ORT_NEEDED
     lines = {str(node.name): origin_of(str(node.name), graph.origins) for node in graph.model.graph}
     return {
         **{name: getattr(file, name) for name in GraphFile.__struct_fields__ if name != "name"},

@@ -15,6 +15,7 @@ from inspect import Parameter, Signature
 from itertools import zip_longest
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import torch
 from torch import nn
@@ -228,7 +229,18 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
         raise translation_error(error, program) from error
     if onnx_program is None:
         raise ExportError("torch.onnx.export returned nothing")
+    _import_newer_operators(onnx_program.model)
     return onnx_program.model
+
+
+def _import_newer_operators(model: ir.Model) -> None:
+    """Declare the opset of operators that are newer than PyTorch, which emit as an older one."""
+    opset = model.graph.opset_imports[""]
+    unknown = [
+        n.op_type for n in model.graph if not n.domain and not onnx.defs.has(n.op_type, opset)
+    ]
+    newer = (onnx.defs.get_schema(name).since_version for name in unknown)
+    model.graph.opset_imports[""] = max([opset, *newer])
 
 
 def _opset(program: ExportedProgram) -> int:

@@ -60,7 +60,7 @@ _SEEN_IN_SHAPES = frozenset({"k_quant_type", "stash_type", "v_quant_type"})
 """Attributes that say what types and shapes of operands say too, or the type of rounding."""
 
 
-def _operator(domain: str, name: str, function: _Function) -> type[OpRun]:
+def make_operator(domain: str, name: str, function: _Function) -> type[OpRun]:
     """Return an operator that is a function of its inputs, and of its attributes by keyword."""
     parameters = list(inspect.signature(function).parameters.values())
     keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
@@ -112,7 +112,7 @@ CONTRIB_OPERATORS: list[type[OpRun]] = [
     GatherBlockQuantized,
     MatMulNBits,
     *(
-        _operator(domain, name, function)
+        make_operator(domain, name, function)
         for domain, functions in _FUNCTIONS.items()
         for name, function in functions.items()
     ),

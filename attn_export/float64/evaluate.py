@@ -7,7 +7,9 @@ The reference evaluator of onnx computes each node. `Attention` has an implement
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +23,7 @@ from attn_export.errors import GraphError, one_line
 from attn_export.float64.attention_steps import StepChange, attention
 from attn_export.float64.contrib_operators import CONTRIB_OPERATORS
 from attn_export.graph.load import inlined, load_model
+from attn_export.parts import parts
 from attn_export.tensorfile import Array, to_float64
 
 Values = Mapping[str, Array | None]
@@ -82,7 +85,11 @@ class GatherElements(OpRun):
         return (np.take_along_axis(x[tuple(map(slice, ends))], indices, axis),)
 
 
-OPERATORS: list[type[OpRun]] = [Attention, Cast, GatherElements, *CONTRIB_OPERATORS]
+_OF_PARTS = [import_module(part.operators).OPERATORS for part in parts() if part.operators]
+
+OPERATORS: list[type[OpRun]] = [
+    Attention, Cast, GatherElements, *CONTRIB_OPERATORS, *itertools.chain(*_OF_PARTS),
+]  # fmt: skip
 """Operators that replace, or add to, those of the reference evaluator."""
 
 
@@ -161,7 +168,7 @@ class Evaluation:
     def attention(
         self, node: onnx.NodeProto, values: Values, changes: Mapping[str, StepChange]
     ) -> dict[str, Array]:
-        """Return the outputs of an `Attention` node, computed with some steps changed."""
+        """Return the outputs of a node of attention, computed with some steps changed."""
         operator = self._operators[id(node)]
         operator.changes = changes
         try:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from attn_export.dialect_names import CUDA, MICROSOFT, ORT, PORTABLE, STANDARD
+from attn_export.dialect_names import CUDA, LINEAR_OPSET, MICROSOFT, ORT, PORTABLE, STANDARD
 from attn_export.errors import one_line
 from attn_export.graph.check_structure import (
     RULES,
@@ -28,25 +28,26 @@ from attn_export.graph.load import external_problems, load_proto, subgraphs
 
 # -- operators and opsets -----------------------------------------------------------------------
 
-_OPSETS = {STANDARD: (23, 24), PORTABLE: (18,), ORT: (23, 24), CUDA: (23, 24)}
+_OPSETS = {STANDARD: (23, 24, LINEAR_OPSET), PORTABLE: (18,), ORT: (23, 24), CUDA: (23, 24)}
 """Opsets of ai.onnx that a graph may import, by dialect."""
-
 _ATTENTION_SINCE = 23
-_IR_LIMIT = {18: 8, 23: 11, 24: 12}
+_IR_LIMIT = {18: 8, 23: 11, 24: 12, LINEAR_OPSET: 13}
 """The IR version that belongs to an opset. A newer one excludes older runtimes without need."""
 
 _OWN_OPERATORS = frozenset({
     "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
-    "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Equal", "Expand", "Gather", "Greater",
-    "GreaterOrEqual", "LayerNormalization", "Less", "LessOrEqual", "MatMul", "MatMulInteger",
-    "Max", "Min", "Mul", "Neg", "Pow", "QuantizeLinear", "RMSNormalization", "Range",
-    "ReduceMax", "ReduceMin", "ReduceSum", "Reshape", "Round", "Shape", "Sin", "Slice", "Split",
-    "Squeeze", "Sub", "Transpose", "TensorScatter", "Trilu", "Unsqueeze", "Where",
+    "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Equal", "Exp", "Expand", "Gather",
+    "Greater", "GreaterOrEqual", "LayerNormalization", "Less", "LessOrEqual", "LinearAttention",
+    "MatMul", "MatMulInteger", "Max", "Min", "Mul", "Neg", "Pow", "QuantizeLinear",
+    "RMSNormalization", "Range", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceSum", "Reshape",
+    "Round", "Shape", "Sin", "Slice", "Softplus", "Split", "Sqrt", "Squeeze", "Sub", "Transpose",
+    "TensorScatter", "Trilu", "Unsqueeze", "Where",
 })  # fmt: skip
 """Operators of graphs of attn-export's own module in the standard dialect."""
 
-_PORTABLE_OPERATORS = (_OWN_OPERATORS - {"Attention", "RMSNormalization", "TensorScatter"}) | {
-    "Identity", "Not", "Pad", "ReduceMean", "ScatterND", "Softmax", "Sqrt", "Tanh",
+_NEWER = {"Attention", "LinearAttention", "RMSNormalization", "TensorScatter"}
+_PORTABLE_OPERATORS = (_OWN_OPERATORS - _NEWER) | {
+    "Identity", "Not", "Pad", "ReduceMean", "Scan", "ScatterND", "Softmax", "Tanh",
 }  # fmt: skip
 
 _ORT_OPERATORS = _OWN_OPERATORS | _PORTABLE_OPERATORS | {
@@ -70,8 +71,8 @@ def attention_count(graph: CheckedGraph) -> Iterator[str]:
         return
     counts = Counter(node.op_type for node in graph.proto.graph.node)
     wanted = graph.expected.attentions
-    if counts["Attention"] != wanted:
-        yield f"{counts['Attention']} Attention nodes, expected {wanted}; export it again"
+    if (count := counts["Attention"] + counts["LinearAttention"]) != wanted:
+        yield f"{count} Attention nodes, expected {wanted}; export it again"
     if counts["Softmax"]:
         yield f"{counts['Softmax']} Softmax nodes: attention was taken apart; export it again"
 

@@ -59,6 +59,10 @@ class Part:
             `with_integers(source, config)`, which returns a source whose `integers` gives them.
         rounds: The module on layers that round inside, to integers or float16. It holds
             `TieFinder`, `move_off_ties` and `golden`, as `truth/oracle` calls them.
+        kinds: The module of each `kind` of layer other than softmax. It holds `make_layer(spec)`.
+        operators: The module that computes further operators in float64. It holds `OPERATORS`.
+        lowers: The module that replaces the nodes of an operator of ai.onnx in a dialect. It holds
+            `lower(model, dialect)`.
         mistakes: Modules of further known mistakes: `KNOWN` and `FITTED`, as in `explain/known`.
         tests_need: The names of what the part's tests need to be installed.
     """
@@ -75,6 +79,9 @@ class Part:
     generates: str = ""
     checkpoints: str = ""
     rounds: str = ""
+    kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    operators: str = ""
+    lowers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     mistakes: Sequence[str] = ()
     tests_need: Sequence[str] = ()
 

@@ -126,6 +126,8 @@ class Runtime(Protocol):
     unsupported: Mapping[str, str] = {}
     """The known limits within the dialects that it accepts: what it says, by what it was measured
     not to support, the names of `graph.requirements.features`, sorted and joined by "with"."""
+    later: Mapping[str, str] = {}
+    """The first version that does what `unsupported` names, by that name."""
     counter_options: Mapping[str, Options] = {}
     """Options that `explain` tries, by a description of their effect. Each removes one possible
     cause of differences. A runtime without them takes no options."""
@@ -252,11 +254,20 @@ def known_limit(runtime: Runtime, graph_file: GraphFile, others: Iterable[GraphF
     return reason + (f"; it runs {' and '.join(fitting)}" if fitting else "")
 
 
+def _does_now(runtime: Runtime, limit: str) -> bool:
+    """Return whether the installed version is one that has left a limit behind."""
+    if limit not in runtime.later:
+        return False
+    versions = (runtime.later[limit], runtime.version() or "")
+    first, here = ([int(n) for n in re.findall(r"\d+", text)[:3]] for text in versions)
+    return first <= here
+
+
 def _reason(runtime: Runtime, graph_file: GraphFile) -> str:
     if graph_file.dialect not in runtime.dialects:
         return f"it is not for the {graph_file.dialect} dialect"
     has = set(graph_file.features)
     for limit, says in runtime.unsupported.items():
-        if has.issuperset(limit.split(" with ")):
+        if has.issuperset(limit.split(" with ")) and not _does_now(runtime, limit):
             return f"{runtime.name} {runtime.measured} does not do {limit}: {says}"
     return ""

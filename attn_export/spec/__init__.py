@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from attn_export.errors import SpecError
 from attn_export.spec import rules
-from attn_export.spec.fields import NO_MASK, USUAL, VARIANTS, AttentionFields
+from attn_export.spec.fields import NO_MASK, AttentionFields
 from attn_export.spec.inputs import Input, MaskSpec, Shape
 from attn_export.spec.low_precision import (
     PER_RUN,
@@ -27,6 +27,7 @@ from attn_export.spec.low_precision import (
     stored_width,
 )
 from attn_export.spec.rules import DTYPES
+from attn_export.spec.variants import USUAL, VARIANTS, check_variant, usual_fields
 from attn_export.untrusted_files import read_toml
 
 __all__ = ["DTYPES", "VARIANTS", "AttentionSpec", "Input", "MaskSpec", "Shape"]
@@ -85,7 +86,17 @@ class AttentionSpec(AttentionFields):
     @property
     def has_cache(self) -> bool:
         """True if `past_key` and `past_value` are inputs."""
-        return self.cache != "none"
+        return self.cache in ("append", "in-place")
+
+    @property
+    def has_state(self) -> bool:
+        """True if `past_state` is an input."""
+        return self.cache == "state"
+
+    @property
+    def state_shape(self) -> Shape:
+        """The shape of `past_state` and `present_state`."""
+        return ("batch", self.num_kv_heads, self.head_dim, self.v_head_dim)
 
     @property
     def in_place(self) -> bool:
@@ -142,7 +153,7 @@ class AttentionSpec(AttentionFields):
         """The name of S: the axis over which softmax runs."""
         if self.cross:
             return "key_len"
-        return {"none": "query_len", "append": "total_len", "in-place": "capacity"}[self.cache]
+        return {"append": "total_len", "in-place": "capacity"}.get(self.cache, "query_len")
 
     @property
     def added_keys(self) -> int:
@@ -195,6 +206,8 @@ class AttentionSpec(AttentionFields):
             past = "capacity" if self.in_place else "past_len"
             for name, width in zip(("past_key", "past_value"), self.stored_widths, strict=True):
                 shapes[name] = ("batch", self.num_kv_heads, past, width)
+        if self.has_state:
+            shapes["past_state"] = self.state_shape
         if self.in_place:
             shapes["past_length"] = ("batch",)
         if self.position_ids:
@@ -209,6 +222,8 @@ class AttentionSpec(AttentionFields):
                 ("present_key", "present_value"), self.stored_widths, strict=True
             ):
                 shapes[name] = ("batch", self.num_kv_heads, self.key_axis, width)
+        if self.has_state:
+            shapes["present_state"] = self.state_shape
         if self.attn_weights:
             keys = "weights_len" if self.added_keys else self.key_axis
             shapes["attn_weights"] = ("batch", self.num_heads, "query_len", keys)
@@ -233,8 +248,8 @@ class AttentionSpec(AttentionFields):
         # Sizes first, since the fields of the variant depend on them.
         sizes = ("embed_dim", "num_heads", "head_dim")
         plain = cls.from_dict({size: values[size] for size in sizes if size in values})
-        spec = cls.from_dict({**_usual_fields(name, plain), **values})
-        _check_variant(name, spec)
+        spec = cls.from_dict({**usual_fields(name, plain), **values})
+        check_variant(name, spec)
         return spec
 
     @classmethod
@@ -287,34 +302,3 @@ class AttentionSpec(AttentionFields):
         """Return the spec as TOML that `from_toml` reads back to an equal spec."""
         # Strings, booleans, ints and finite floats are written alike in TOML and JSON.
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.to_dict().items())
-
-
-def _usual_fields(name: str, spec: AttentionSpec) -> dict[str, Any]:
-    """Return the fields of a variant that depend on E and H."""
-    heads = spec.num_heads
-    # MQA and MLA have one key/value head, and MHA has H. GQA has the largest divisor of H up to
-    # H / 4, but at least 2 if H is even: 8 -> 2, 16 -> 4, 14 -> 2.
-    quarter = max(d for d in rules.divisors(heads) if d <= max(2, heads // 4))
-    fields: dict[str, Any] = {"num_kv_heads": {"mha": heads, "gqa": quarter}.get(name, 1)}
-    if name == "mla":
-        # The proportions of DeepSeek-V2: one third of the D elements of a query is rotated, and the
-        # latent is four times as wide as the other two thirds.
-        plain = max(spec.embed_dim // heads, 4)
-        rotated = plain // 4 * 2
-        fields |= {
-            "head_dim": plain + rotated, "v_head_dim": plain, "kv_latent_dim": 4 * plain,
-            "rotary": "interleaved", "rotary_dim": rotated, "bias": "none",
-        }  # fmt: skip
-    return fields
-
-
-def _check_variant(name: str, spec: AttentionSpec) -> None:
-    """Check that the dimensions of a spec are those of its variant."""
-    heads, kv_heads = spec.num_heads, spec.num_kv_heads
-    is_variant = {"mha": kv_heads == heads, "mqa": kv_heads == 1, "mla": spec.kv_latent_dim > 0}
-    if not is_variant.get(name, 1 < kv_heads < heads):
-        raise SpecError(
-            f"{name} with num_heads {heads} and num_kv_heads {kv_heads}: MHA has as "
-            "many of both, MQA one K/V head, GQA a number between, MLA a latent; choose another "
-            "variant"
-        )

@@ -78,6 +78,15 @@ UNPLACED: Final = {
     "cross": "key and query of cross-attention have no common positions; leave it out"
 }
 LATENT: Final = {"kv_latent_dim": "multi-head latent attention excludes it; leave it out"}
+OF_LINEAR: Final = {"kind": ("linear",)}
+NOT_LINEAR: Final = dict.fromkeys(
+    (
+        "kv_latent_dim", "cross", "packed_qkv", "attn_mask", "attn_weights", "rotary",
+        "window_left", "window_right", "softcap", "alibi", "relative_buckets", "add_bias_kv",
+        "add_zero_attn", "sinks", "dropout", "weights_dtype", "activations", "kv_dtype",
+    ),
+    "linear attention has none; leave it out",
+)  # fmt: skip
 """What several fields need or exclude."""
 
 

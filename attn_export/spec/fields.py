@@ -7,7 +7,6 @@ with config.json, the table in docs/spec.md and the tables of tests are generate
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Final
 
 from attn_export.spec.field_rows import (
@@ -16,6 +15,8 @@ from attn_export.spec.field_rows import (
     KEY,
     LARGEST,
     LATENT,
+    NOT_LINEAR,
+    OF_LINEAR,
     TURNED,
     UNPLACED,
     Field,
@@ -28,19 +29,14 @@ from attn_export.spec.field_rows import (
 
 NO_MASK: Final = "none"
 
+SOFTMAX, LINEAR = "softmax", "linear"
+"""The values of `kind`."""
+
 SEED, OF_DATA, OF_FILE = "seed", "data", "file"
 """The values of `kv_scales_from`."""
 
 NUMBERS: Final = "tuple[float, ...]"
 """The type of a field that is a list of numbers."""
-
-VARIANTS: Final = ("mha", "mqa", "gqa", "mla")
-
-USUAL: Final[Mapping[str, Any]] = {
-    "embed_dim": 512, "num_heads": 8, "causal": True, "attn_mask": "bool[B,1,1,S]",
-    "cache": "append",
-}  # fmt: skip
-"""Values of fields that all variants have by default."""
 
 
 # fmt: off
@@ -49,6 +45,29 @@ class AttentionFields:
     """Fields of an attention layer: dimensions, heads, mask, cache; see docs/spec.md."""
 
     embed_dim: int = size("E, the width of query and output")
+    # Katharopoulos et al. 2020; with decays Yang et al. 2024a, with deltas Yang et al. 2024b.
+    kind: str = field(
+        "the kind of attention: softmax, or linear, in which each token changes a state "
+        "[B, Hkv, D, Dv] and its queries read it",
+        SOFTMAX, choices=(SOFTMAX, LINEAR), in_config=False, excludes=NOT_LINEAR,
+    )
+    update_rule: str = field(
+        "the change of the state by a token: its key times its value is added (linear), after the "
+        "state decays (gated), or less what the key finds in the state (delta, gated_delta; "
+        "queries and keys then have length 1)",
+        "gated_delta", choices=("linear", "gated", "delta", "gated_delta"), in_config=False,
+        acts_with=OF_LINEAR,
+    )
+    decay: str = field(
+        "the decays of the state of a head: one, or one for each channel of the key",
+        "head", choices=("head", "channel"), in_config=False,
+        acts_with={"update_rule": ("gated_delta", "gated"), **OF_LINEAR},
+    )
+    shared_beta: bool = field(
+        "all heads share the rate with which deltas are written",
+        False, in_config=False,
+        acts_with={"update_rule": ("gated_delta", "delta"), **OF_LINEAR},
+    )
     num_heads: int = size("H, the number of query heads")
     num_kv_heads: int = size(
         "Hkv, the number of key/value heads, which divides H: H for MHA, 1 for MQA and MLA, "
@@ -102,8 +121,9 @@ class AttentionFields:
     cache: str = field(
         "the KV cache; append: past_* in, present_* = past + new out; in-place: past_* are "
         "buffers of one capacity, past_length says how many keys each batch element holds, and "
-        "new keys are written after those (keys beyond are never seen, but must be finite)",
-        "none", choices=("none", "append", "in-place"), in_config=False,
+        "new keys are written after those (keys beyond are never seen, but must be finite); state: "
+        "past_state in, present_state out, of linear attention",
+        "none", choices=("none", "append", "in-place", "state"), in_config=False,
         excludes={"cross": 'cross-attention has no new keys; set cache = "none"'},
     )
     attn_weights: bool = field(
@@ -289,22 +309,6 @@ DEFAULTS: Final[dict[str, Any]] = {
     each.name: each.default for each in dataclasses.fields(AttentionFields)
 }
 """The default of every field, by name; `dataclasses.MISSING` if it has none."""
-
-
-def is_set(spec: AttentionFields, name: str) -> bool:
-    """Return whether a field has another value than its default."""
-    return bool(getattr(spec, name) != DEFAULTS[name])
-
-
-def unmet(spec: AttentionFields, needed: Mapping[str, tuple[object, ...]]) -> str:
-    """Return the first field that is not as another needs it, or ""."""
-    return next(
-        (
-            name for name, values in needed.items()
-            if (getattr(spec, name) not in values if values else not is_set(spec, name))
-        ),
-        "",
-    )  # fmt: skip
 
 
 def default_text(name: str) -> str:

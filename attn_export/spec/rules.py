@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from attn_export.errors import SpecError
 from attn_export.spec.field_rows import DERIVED
 from attn_export.spec.fields import (
+    DEFAULTS,
     FIELDS,
+    LINEAR,
     NO_MASK,
     NUMBERS,
     TYPES,
     AttentionFields,
-    is_set,
-    unmet,
 )
 from attn_export.spec.inputs import MaskSpec
 from attn_export.spec.low_precision import (
@@ -84,6 +84,8 @@ def derive_fields(spec: AttentionFields) -> None:
             numbers = tuple(_as_float(field.name, number) for number in value)
             object.__setattr__(spec, field.name, numbers)
     _heads_divide_width(spec)
+    if spec.kind == LINEAR:
+        object.__setattr__(spec, "causal", True)
     default("num_kv_heads", 1 if spec.kv_latent_dim else spec.num_heads)
     default("head_dim", spec.embed_dim // spec.num_heads)
     default("v_head_dim", spec.head_dim)
@@ -124,6 +126,22 @@ def ranges(spec: AttentionFields) -> None:
         raise SpecError(f"dropout must be at least 0 and less than 1; got {spec.dropout}")
 
 
+def _is_set(spec: AttentionFields, name: str) -> bool:
+    """Return whether a field has another value than its default."""
+    return bool(getattr(spec, name) != DEFAULTS[name])
+
+
+def unmet(spec: AttentionFields, needed: Mapping[str, tuple[object, ...]]) -> str:
+    """Return the first field that is not as another needs it, or ""."""
+    return next(
+        (
+            name for name, values in needed.items()
+            if (getattr(spec, name) not in values if values else not _is_set(spec, name))
+        ),
+        "",
+    )  # fmt: skip
+
+
 def _kv_heads_divide_heads(spec: AttentionFields) -> None:
     """Check that Hkv divides H."""
     if spec.num_heads % spec.num_kv_heads:
@@ -141,15 +159,24 @@ def combinations(spec: AttentionFields) -> None:
         return f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
 
     for name, field in FIELDS.items():
-        if not is_set(spec, name):
+        if not _is_set(spec, name):
             continue
         if missing := unmet(spec, field.needs):
             values = field.needs[missing]
             advice = f"set {missing} = {json.dumps(values[0])}" if values else f"set {missing} too"
             raise SpecError(f"{shown(name)} with {shown(missing)}; {advice}")
         for other, why in field.excludes.items():
-            if is_set(spec, other):
+            if _is_set(spec, other):
                 raise SpecError(f"{shown(name)} with {shown(other)}: {why}")
+
+
+def _states(spec: AttentionFields) -> None:
+    """Check that linear attention has a state as its cache, or none, and softmax has no state."""
+    wanted = ("none", "state") if spec.kind == LINEAR else ("none", "append", "in-place")
+    if spec.cache not in wanted:
+        raise SpecError(
+            f"cache = {spec.cache!r} with kind = {spec.kind!r}; set cache to {' or '.join(wanted)}"
+        )
 
 
 def positions(spec: AttentionFields) -> None:
@@ -268,7 +295,7 @@ def parse_bias(bias: object) -> str:
 
 
 RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
-    ranges, _kv_heads_divide_heads, combinations, positions, packing, latent,
+    ranges, _kv_heads_divide_heads, combinations, _states, positions, packing, latent,
     quantisation, typed_cache, quantised_activations,
 )  # fmt: skip
 """The rules that are checked last, in order. `check_types` and `derive_fields` run before, and

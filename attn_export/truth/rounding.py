@@ -42,11 +42,13 @@ _ADDED_UP = PRODUCTS | {"convolution", "mean", "sum"}
 
 _SIMPLE = frozenset({
     "cos", "div", "exp", "expm1", "gelu", "log", "mul", "pow", "reciprocal", "rsqrt", "sigmoid",
-    "silu", "sin", "sqrt", "square", "tanh",
+    "silu", "sin", "softplus", "sqrt", "square", "tanh",
 })  # fmt: skip
 """Operations on single elements, which round their result once."""
 
-_APPROXIMATE = frozenset({"expm1", "gelu", "log", "pow", "sigmoid", "silu", "tanh"})
+_APPROXIMATE = frozenset({
+    "expm1", "gelu", "log", "pow", "sigmoid", "silu", "softplus", "tanh",
+})  # fmt: skip
 _MOST_CHECKED = 2**15
 """The largest number of elements of a result that is tested for being whole numbers."""
 

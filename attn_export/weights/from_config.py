@@ -15,7 +15,8 @@ import msgspec
 
 from attn_export.errors import SpecError, WeightsError
 from attn_export.spec import AttentionSpec
-from attn_export.spec.fields import FIELDS, unmet
+from attn_export.spec.fields import FIELDS
+from attn_export.spec.rules import unmet
 from attn_export.weights.config import FULL, SLIDING, Config, Layer
 from attn_export.weights.config_features import RULES
 from attn_export.weights.select_layer import ENCODER

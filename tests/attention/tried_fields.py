@@ -5,8 +5,8 @@ from __future__ import annotations
 from attn_export.spec.fields import FIELDS, TYPES
 
 ELSEWHERE = {
-    "cross", "causal", "cache", "attn_weights", "dtype", "scheme", "activations", "kv_dtype",
-    "kv_scale", "kv_scales_from",
+    "kind", "cross", "causal", "cache", "attn_weights", "dtype", "scheme", "activations",
+    "kv_dtype", "kv_scale", "kv_scales_from",
 }  # fmt: skip
 """Fields with tests of their own, which the tables combine with all others."""
 

@@ -107,7 +107,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("an opset that onnx does not know", "opset_version", edit.opset(999),
           ("opset 999 is newer than onnx", "export lower"), known=False),
     Fault("an opset that the dialect does not have", "opset_version", edit.opset(25),
-          ("opset 25", "the standard dialect has (23, 24)", "export it again")),
+          ("opset 25", "the standard dialect has (23, 24, 27)", "export it again")),
     Fault("Attention at opset 18", "opset_version", edit.opset(18),
           ("Attention at opset 18", "declare opset 23"), also=("onnx_checker", "ir_version")),
     Fault("an IR version that is too new", "ir_version", edit.ir_version(12),

@@ -21,7 +21,7 @@ from attn_export.judge.judge import judge
 from attn_export.results import WHOLE_DECODE, Golden, StoredCase, Verdict
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
-from attn_export.schema import GraphFile
+from attn_export.schema import STATES, GraphFile
 from attn_export.truth.oracle import Oracle
 
 MORE = os.environ.get("ATTN_EXPORT_MORE_RUNTIMES", "") not in ("", "0")
@@ -46,6 +46,8 @@ FEW: dict[str, dict[str, object]] = {
         "relative_buckets": 8, "relative_max_distance": 16, "qk_norm": "layer", **CACHE,
     },
     "sinks, rotary": {"sinks": True, **CACHE, **CAUSAL, **TURNED},
+    "linear, delta": {"kind": "linear", "update_rule": "delta", "cache": "state"},
+    "linear, gated": {"kind": "linear", "update_rule": "gated", "cache": "state"},
     "in place": {**IN_PLACE, **CAUSAL, **GROUPED, **ROTARY},
     "float16": {**CACHE, **CAUSAL, "dtype": "float16"},
     "bfloat16": {**CACHE, **CAUSAL, "dtype": "bfloat16"},
@@ -179,7 +181,9 @@ def what_is_wrong(target: Runtime, subject: Stored, form: GraphFile, out: Path) 
     problems, count = [], 0
     with Worker(target, LIMITS) as worker:
         graph = subject.folder / form.name
-        worker.send_job(graph, inputs, list(files.values()), form, subject.axes, decodes)
+        caches = {output: source for output, source in STATES.items() if source in subject.axes}
+        given = list(files.values()), form, subject.axes, decodes
+        worker.send_job(graph, inputs, *given, caches=caches)
         for result in worker.results():
             count += 1
             if result.error:

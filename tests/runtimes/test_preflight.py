@@ -24,6 +24,7 @@ class Engine:
     name: str = "some"
     dialects: frozenset[str] = frozenset({"standard", "portable"})
     measured: str = "1.2"
+    later: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unsupported: Mapping[str, str] = dataclasses.field(
         default_factory=lambda: {
             "Attention with Attention(past)": "no past", "input BFLOAT16": "unknown type 16",

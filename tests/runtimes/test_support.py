@@ -33,6 +33,7 @@ CONTRIB = (
     "int4",
     "int8",
     "int8 activations",
+    "linear, delta",
 )
 """Subjects whose form for ONNX Runtime is tried by default."""
 

@@ -87,7 +87,7 @@ def spec_values(draw: st.DrawFn) -> dict[str, object]:
         optional |= {"kdim": size, "vdim": size}
     else:
         optional |= {
-            "cache": of_row("cache"),
+            "cache": st.sampled_from(("none", "append", "in-place")),
             "relative_buckets": st.just(0) | st.integers(4, 100),
             "relative_max_distance": st.integers(101, 1000),
         }
@@ -108,8 +108,20 @@ def spec_values(draw: st.DrawFn) -> dict[str, object]:
     return values
 
 
+@st.composite
+def linear_values(draw: st.DrawFn) -> dict[str, object]:
+    """Draw values of a valid spec of linear attention, some of them left out."""
+    kv_heads, sharing, width = draw(st.tuples(*[st.integers(1, 6)] * 3))
+    rows = ("update_rule", "decay", "shared_beta", "v_head_dim", "bias", "qk_norm", "dtype")
+    optional = {name: of_row(name) for name in rows if name != "bias"}
+    optional |= {"cache": st.sampled_from(("none", "state")), "bias": BIASES.map(",".join)}
+    heads = kv_heads * sharing
+    values = {"embed_dim": heads * width, "num_heads": heads, "num_kv_heads": kv_heads}
+    return values | {"kind": "linear"} | draw(st.fixed_dictionaries({}, optional=optional))
+
+
 @hypothesis_rules
-@given(values=spec_values())
+@given(values=spec_values() | linear_values())
 def test_any_spec_survives_toml(values: dict, tmp_path_factory: pytest.TempPathFactory) -> None:
     spec = AttentionSpec.from_dict(values)
     path = tmp_path_factory.getbasetemp() / "any.toml"

@@ -46,7 +46,14 @@ REFUSED = [
     ({"dropout": 1.0}, ["dropout must be at least 0 and less than 1", "1.0"]),
     ({"dropout": -0.1}, ["dropout must be at least 0 and less than 1", "-0.1"]),
     ({"dropout": math.nan}, ["dropout must be at least 0 and less than 1", "nan"]),
-    ({"cache": "static"}, ["cache must be one of none, append, in-place", "'static'"]),
+    ({"cache": "static"}, ["cache must be one of none, append, in-place, state", "'static'"]),
+    ({"cache": "state"}, ["cache = 'state'", "kind = 'softmax'", "none or append or in-place"]),
+    ({"kind": "linear", "cache": "append"}, ["cache = 'append'", "'linear'", "none or state"]),
+    (
+        {"kind": "linear", "softcap": 2.0},
+        ["kind = 'linear' with softcap = 2.0: linear attention has none; leave it out"],
+    ),
+    ({"kind": "linear", "update_rule": "rwkv"}, ["linear, gated, delta, gated_delta", "'rwkv'"]),
     ({"dtype": "float64"}, ["dtype must be one of float32", "'float64'"]),
     ({"dtype": "two\nlines"}, ["dtype must be one of float32", "two"]),
     # types

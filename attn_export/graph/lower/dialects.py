@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 
+import onnx
 import onnx_ir as ir
 from msgspec.structs import replace
 from onnx_ir.passes import common
@@ -61,8 +62,8 @@ class Observed:
     shapes: Mapping[str, tuple[tuple[int, ...], ...]]
 
 
-_ATTENTION_OPSET = 23
-"""The opset that introduced `Attention`."""
+_ATTENTION_OPSET, _NEWEST = 23, 24
+"""The opset that introduced `Attention`, and the newest of which this folder knows operators."""
 
 _FUSED = ("RMSNormalization", "LayerNormalization", "Sigmoid")
 """The operators that ONNX Runtime computes together with others."""
@@ -122,11 +123,20 @@ def _to_portable(model: ir.Model, _: Form) -> dict[str, IrGraph]:
     bound = bound_caches(model)
     for node in nodes_of(model, "Attention"):
         lower_to_portable(model, node)
+    _lower_by_parts(model, PORTABLE)
     _raise_opset(model, OPSET)
     to_opset18(model)
     tidy(model)
     drop_inner_shapes(model)
     return {"": describe(model, PORTABLE, bound=bound)}
+
+
+def _lower_by_parts(model: ir.Model, dialect: str) -> None:
+    names = {node.op_type for node in model.graph if not node.domain}
+    newer = [name for name in names if not onnx.defs.has(name, _NEWEST)]
+    for name in newer:
+        for module in [part.lowers[name] for part in parts() if name in part.lowers]:
+            import_module(module).lower(model, dialect)
 
 
 def describe(
@@ -152,6 +162,7 @@ def prepare_masks(model: ir.Model) -> None:
 
 def _to_ort(model: ir.Model, form: Form) -> dict[str, IrGraph]:
     prepare_masks(model)
+    _lower_by_parts(model, ORT)
     bound, layouts = bound_caches(model), _cache_layouts(model)
     graphs = {"": describe(model.clone(), ORT, layouts=layouts, bound=bound)}
     for node in nodes_of(graphs[""].model, "Attention"):
@@ -208,7 +219,7 @@ def _refuse_other_domains(model: ir.Model, dialect: str) -> None:
 def _refuse_without_attention(model: ir.Model, dialect: str) -> None:
     """Refuse a graph without `Attention`, unless only its opset changes to the portable one."""
     opset = model.graph.opset_imports.get("", OPSET)
-    if nodes_of(model, "Attention") or dialect == STANDARD:
+    if nodes_of(model, "Attention") or nodes_of(model, "LinearAttention") or dialect == STANDARD:
         return
     if dialect in (ORT, CUDA) or opset <= OPSET:
         raise GraphError(NOTHING_TO_LOWER.format(dialect=dialect))

@@ -141,6 +141,30 @@ class Builder:
         body = ir.Graph(rows, [result], nodes=nodes, name=f"{self._before.name}/rows")
         return self("Scan", *values, body=body, num_scan_inputs=len(values))
 
+    def add_recurrence(
+        self,
+        state: ir.Value,
+        values: Sequence[ir.Value],
+        build: Callable[[Builder, ir.Value, Sequence[ir.Value]], Sequence[ir.Value]],
+        types: Sequence[ir.TypeAndShape],
+    ) -> Sequence[ir.Value]:
+        """Return the last state and the results of a new `Scan` over axis 0 of the values.
+
+        `state`: The state before the first.
+        `build`: Builds the nodes that make a state and a result of the state before and one slice
+            of each value.
+        `types`: Those of the state, and of the slices, within.
+        """
+        inner, nodes = self._inner()
+        within = [ir.val(inner._fresh(f"/slice_{number}")) for number in range(len(types))]
+        for value, described in zip(within, types, strict=True):
+            value.type, value.shape = described.type, described.shape
+        after, result = build(inner, within[0], within[1:])
+        after.type, after.shape = types[0].type, types[0].shape
+        result.type = types[0].type
+        body = ir.Graph(within, [after, result], nodes=nodes, name=f"{self._before.name}/tokens")
+        return self.add_node("Scan", [state, *values], 2, body=body, num_scan_inputs=len(values))
+
     def _inner(self) -> tuple[Builder, list[ir.Node]]:
         """Return a builder of a subgraph, and the list to which it adds nodes."""
         inner, nodes = Builder(self.model, self._before), list[ir.Node]()

@@ -247,30 +247,35 @@ _NEW_ATTRIBUTES = frozenset(
 
 def to_opset18(model: ir.Model) -> None:
     """Replace operators that opset 18 does not have, and declare opset 18."""
+    to_opset(model, OPSET, _IR_VERSION)
+
+
+def to_opset(model: ir.Model, opset: int, ir_version: int) -> None:
+    """Declare an older opset, 18 or later, and replace operators that only later ones have."""
     for node in list(model.graph):
         if node.domain in ("", "ai.onnx"):
-            _convert(model, node)
-    model.graph.opset_imports[""] = OPSET
-    model.ir_version = _IR_VERSION
+            _convert(model, node, opset)
+    model.graph.opset_imports[""] = opset
+    model.ir_version = ir_version
 
 
-def _convert(model: ir.Model, node: ir.Node) -> None:
-    if node.op_type in DECOMPOSED:
+def _convert(model: ir.Model, node: ir.Node, older: int) -> None:
+    if older == OPSET and node.op_type in DECOMPOSED:
         take_over(node.outputs[0], DECOMPOSED[node.op_type](Builder(model, node), node))
         model.graph.remove(node, safe=True)
         return
     opset = model.graph.opset_imports.get("", OPSET)
     try:
-        schema = onnx.defs.get_schema(node.op_type, OPSET)
+        schema = onnx.defs.get_schema(node.op_type, older)
     except onnx.defs.SchemaError as error:
         raise GraphError(
-            f"{node.name}: {node.op_type} has no form in opset {OPSET}; keep the standard dialect"
+            f"{node.name}: {node.op_type} has no form in opset {older}; keep the standard dialect"
         ) from error
     current_schema = onnx.defs.get_schema(node.op_type, opset)
     if current_schema.since_version != schema.since_version and not _means_the_same(node):
         problem = _LACKS.get(node.op_type, "means something else")
         raise GraphError(
-            f"{node.name}: {node.op_type} {problem} in opset {OPSET}; keep the standard dialect"
+            f"{node.name}: {node.op_type} {problem} in opset {older}; keep the standard dialect"
         )
     for name in _NEW_ATTRIBUTES - set(schema.attributes):
         node.attributes.pop(name, None)

@@ -39,6 +39,8 @@ class _Tract(PackagedRuntime):
         "Attention(nonpad_kv_seqlen)": "nonpad_kv_seqlen input is not supported",
         "Attention(qk_matmul_output)": "qk_matmul_output_mode is not supported",
         "Attention(softcap)": "softcap is not supported",
+        "LinearAttention": "Unimplemented(LinearAttention)",
+        "Softplus": "the gates of linear attention are not exact enough",
         "LessOrEqual(of one Range)": "Undetermined symbol in expression, or it aborts",
         "Range(total_len)": (
             "Impossible to unify Sym(total_len) with Add([Sym(query_len), Sym(past_len)])"

@@ -39,6 +39,9 @@ class _OpenVino(PackagedRuntime):
             "wrong numbers and shapes where the batch is not 1; without a past it is refused"
         ),
         "Greater with ReduceMax": "NaN in rows of which all keys are masked",
+        "LinearAttention": "No conversion rule found for operations: LinearAttention-27",
+        "com.microsoft.LinearAttention": "No conversion rule found for operations",
+        "Softplus": "the gates of linear attention are not exact enough",
         "TensorScatter": "No conversion rule found for operations: TensorScatter-24",
         "Cast(to BFLOAT16)": (
             "numbers whose last bit is even are rounded towards 0, not to the nearest"

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.dialect_names import DIALECTS
+from attn_export.dialect_names import DIALECTS, LINEAR_OPSET, ORT_OF_LINEAR
 from attn_export.runtimes.protocol import (
     Engine,
     Facts,
@@ -65,6 +65,7 @@ class OrtCpu(Runtime):
     dialects = frozenset(DIALECTS)
     measured = "1.31.1"
     unsupported: Mapping[str, str] = {
+        f"opset {LINEAR_OPSET}": f"its newest opset is 26; {ORT_OF_LINEAR} loads it",
         "com.microsoft.GroupQueryAttention(q_norm_weight)": (
             "it has norms within this operator on CUDA and WebGPU only; of the graph, only "
             "the placement in a dry run is known"
@@ -72,6 +73,7 @@ class OrtCpu(Runtime):
         "Attention(BFLOAT16)": _NO_BFLOAT16,
         "com.microsoft.GroupQueryAttention(BFLOAT16)": _NO_BFLOAT16,
     }
+    later: Mapping[str, str] = {f"opset {LINEAR_OPSET}": ORT_OF_LINEAR}
     counter_options: Mapping[str, Options] = {
         "graph optimisations off": {_OPTIMIZATION: "disable_all"}
     }

@@ -1,0 +1,10 @@
+"""Linear attention: `kind = "linear"` of a spec, and the operator `LinearAttention` of opset 27."""
+
+from attn_export.parts import Part
+
+PART = Part(
+    kinds={"linear": f"{__name__}.linear_layer"},
+    operators=f"{__name__}.linear_operator",
+    lowers={"LinearAttention": f"{__name__}.lower_linear"},
+    tests_need=("ort-cpu==1.32.0",),
+)

@@ -1,0 +1,128 @@
+"""`LinearAttention` in plain PyTorch: a state that each token changes, and its queries read.
+
+Legend: B batch, H query heads, Hkv key/value heads, r = H / Hkv, L tokens, D width of a query or
+key, Dv width of a value, C decays of a head: 1 or D.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attn_export.attention import onnx_attention
+from attn_export.attention.module import Attention
+from attn_export.spec import AttentionSpec
+
+
+def make_layer(spec: AttentionSpec) -> Attention:
+    """Return the layer of a spec of this kind."""
+    return LinearAttention(spec)
+
+
+class LinearAttention(Attention):
+    """Linear attention with the gates of the gated delta rule (Yang et al. 2025, eq. 10).
+
+    The decay of a token is `exp(-exp(A_log) * softplus(a_proj(x) + dt_bias))` and the rate with
+    which it writes is `sigmoid(b_proj(x))`, as far as the update rule has them.
+    """
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        super().__init__(spec)
+        Hkv, wide = spec.num_kv_heads, spec.decay == "channel"
+        self.decays, self.deltas = "gated" in spec.update_rule, "delta" in spec.update_rule
+        if self.decays:
+            decays = Hkv * (spec.head_dim if wide else 1)
+            self.a_proj = nn.Linear(spec.embed_dim, decays, bias=False)
+            self.A_log = nn.Parameter(torch.empty(Hkv, 1).uniform_(0.5, 4.0).log())
+            # Decays between 0.1 and 0.98 if there is no input.
+            self.dt_bias = nn.Parameter(torch.empty(decays).uniform_(-3.0, 0.0))
+        if self.deltas:
+            self.b_proj = nn.Linear(spec.embed_dim, 1 if spec.shared_beta else Hkv, bias=False)
+        self.to(getattr(torch, spec.dtype))
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, past_state: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Compute linear attention with projections.
+
+        `query`: `[B, L, E]`.
+        `past_state`: `[B, Hkv, D, Dv]`, if the spec has a state.
+
+        Returns:
+            `output [B, L, E]`; if the spec has a state, then `present_state [B, Hkv, D, Dv]`, too.
+        """
+        self._check_inputs(past_state=past_state)
+        spec = self.spec
+        q = self.q_norm(self.q_proj(query).unflatten(-1, (spec.num_heads, -1)))  # [B, L, H, D]
+        k = self.k_norm(self.k_proj(query).unflatten(-1, (spec.num_kv_heads, -1)))
+        if self.deltas:  # else the state could grow with each token
+            q, k = (x / (x.square().sum(-1, keepdim=True) + spec.norm_eps).sqrt() for x in (q, k))
+        v, decay, beta = self.v_proj(query), None, None
+        if self.decays:
+            steps = _softplus(self.a_proj(query) + self.dt_bias)
+            rates = self.A_log.exp().expand(-1, steps.shape[-1] // spec.num_kv_heads).flatten()
+            decay = -rates * steps  # [B, L, Hkv·C], the logarithm
+        if self.deltas:
+            # Not as a sigmoid, which ONNX Runtime gives to 1e-7 only.
+            beta = 1 / (1 + (-self.b_proj(query)).exp())  # [B, L, Hkv or 1]
+        attend = self._emit if onnx_attention.emitting() else self._recur
+        attended, state = attend(q.flatten(2), k.flatten(2), v, past_state, decay, beta)
+        output: Tensor = self.out_proj(attended)
+        return (output, state) if spec.has_state else output
+
+    def _emit(
+        self, q: Tensor, k: Tensor, v: Tensor, past: Tensor | None, *gates: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the attention and the state of one `LinearAttention` node."""
+        spec = self.spec
+        B, L = q.shape[:2]
+        attended, present = torch.onnx.ops.symbolic_multi_out(
+            "LinearAttention",
+            (q, k, v, past, *gates),
+            {
+                "q_num_heads": spec.num_heads,
+                "kv_num_heads": spec.num_kv_heads,
+                "update_rule": spec.update_rule,
+                "scale": spec.softmax_scale,
+            },
+            dtypes=(q.dtype, q.dtype),
+            shapes=(
+                (B, L, spec.num_heads * spec.v_head_dim),
+                (B, spec.num_kv_heads, spec.head_dim, spec.v_head_dim),
+            ),
+            version=onnx_attention.OPSET,  # which PyTorch can write; it is newer
+        )
+        return attended, present
+
+    def _recur(
+        self, q: Tensor, k: Tensor, v: Tensor, past: Tensor | None,
+        decay: Tensor | None, beta: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return the attention `[B, L, H·Dv]` and the state after the last token."""
+        spec, dtype = self.spec, q.dtype
+        Hkv, D, Dv = spec.num_kv_heads, spec.head_dim, spec.v_head_dim
+        wide = torch.promote_types(dtype, torch.float32)
+        q = q.to(wide).unflatten(-1, (Hkv, -1, D))  # [B, L, Hkv, r, D]
+        k, v = (x.to(wide).unflatten(-1, (Hkv, -1)) for x in (k, v))
+        state = q.new_zeros(len(q), Hkv, D, Dv) if past is None else past.to(wide)
+        attended = []
+        for t in range(q.shape[1]):
+            new = v[:, t]  # [B, Hkv, Dv]
+            if decay is not None:
+                state = state * decay[:, t].to(wide).exp().unflatten(-1, (Hkv, -1)).unsqueeze(-1)
+            if beta is not None:
+                found = (k[:, t].unsqueeze(-2) @ state).squeeze(-2)
+                new = beta[:, t].to(wide).unsqueeze(-1) * (new - found)
+            state = state + k[:, t].unsqueeze(-1) * new.unsqueeze(-2)
+            attended.append(q[:, t] @ state)  # [B, Hkv, r, Dv]
+        joined = spec.softmax_scale * torch.stack(attended, dim=1).flatten(2)
+        return joined.to(dtype), state.to(dtype)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """Return log(1 + exp(x)), as one node while exporting."""
+    if not onnx_attention.emitting():
+        return F.softplus(x)
+    version = onnx_attention.OPSET
+    return torch.onnx.ops.symbolic("Softplus", (x,), dtype=x.dtype, shape=x.shape, version=version)
