@@ -114,11 +114,11 @@ def test_gpu_check_judges_a_whole_model_and_finds_the_launches_of_the_dry_run(tm
 
 
 def test_a_new_row_takes_the_place_of_that_of_the_same_model_and_step():
-    old = [{"model": "a"}, {"model": "b", "step": "decode", "error": "x"}]
-    for row in ({"model": "b", "step": "decode"}, {"model": "b", "step": "prefill"}):
-        load("gpu_check").put(old, row)
-    assert old == [
-        {"model": "a"}, {"model": "b", "step": "decode"}, {"model": "b", "step": "prefill"},
+    rows = [{"model": "a", "step": "decode", "error": "x"}, {"model": "b"}]
+    for row in ({"model": "a", "step": "decode"}, {"model": "a", "step": "prefill"}):
+        load("gpu_check").put(rows, row)
+    assert rows == [
+        {"model": "a", "step": "decode"}, {"model": "a", "step": "prefill"}, {"model": "b"},
     ]  # fmt: skip
 
 
