@@ -27,7 +27,7 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
     graph = load_graph(source)
     weights = {path for path in external_files(graph) if path.exists()}
     is_foreign = nodes_of(graph, "Softmax") or any(n.domain == MICROSOFT for n in graph.graph)
-    is_written_out = not nodes_of(graph, "Attention")
+    is_written_out = not any(nodes_of(graph, name) for name in ("Attention", "LinearAttention"))
     runs = SourceRuns(source) if is_foreign else None
     graphs = lower(graph, dialect, observed=None if runs is None else runs.observed())
     recognised = graphs[""].recognised

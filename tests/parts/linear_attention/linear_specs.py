@@ -18,6 +18,7 @@ LINEAR_SPECS: dict[str, AttentionSpec] = {
         "delta of one rate, gqa": {"update_rule": "delta", "shared_beta": True, "num_kv_heads": 2},
         "gated delta, gqa": {"num_kv_heads": 2, "head_dim": 8, "v_head_dim": 4, "bias": "none"},
         "gated delta by channel": {"decay": "channel", "shared_beta": True, "bias": "q,out"},
-        "gated delta, mqa, no state": {"num_kv_heads": 1, "cache": "none"},
+        "gated delta, mqa": {"num_kv_heads": 1, "qk_norm": "rms", "scale": 0.3},
+        "gated delta, no state": {"cache": "none"},
     }.items()
 }  # fmt: skip

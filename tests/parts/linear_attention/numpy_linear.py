@@ -44,10 +44,11 @@ def _gates(spec: AttentionSpec, parameters: Mapping[str, Array], s: _Steps) -> N
         by_head = steps.reshape(B, L, Hkv, -1) * np.exp(parameters["A_log"])
         s["log_decay"] = -np.broadcast_to(by_head, (B, L, Hkv, D))
     s["decay"] = np.exp(s["log_decay"])
-    s["beta"] = np.ones((B, L, Hkv), dtype)
+    rates = np.ones((B, L, Hkv), dtype)
     if "delta" in spec.update_rule:
         s["rate"] = _project(parameters, "b_proj", s["x"])
-        s["beta"] = np.broadcast_to(1 / (1 + np.exp(-s["rate"])), (B, L, Hkv))
+        rates = np.broadcast_to(1 / (1 + np.exp(-s["rate"])), (B, L, Hkv))
+    s["beta"] = rates
 
 
 def run(

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+import torch
+from conftest import ROOT
 from linear_specs import LINEAR_SPECS
+from torch import Tensor, nn
 
-from attn_export import build, verify
-from attn_export.results import Report
+from attn_export import AttentionSpec, Subject, build, verify
+from attn_export.attention import seeded_attention
+from attn_export.judge.judge import judge
+from attn_export.results import Case, Report
+from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import known_limit
 from attn_export.schema import GraphFile
+from attn_export.truth.oracle import Oracle
 
 NEWER = "ort-cpu==1.32.0"
 GRAPHS = ("model.onnx", "model.portable.onnx", "model.ort.onnx")
@@ -53,12 +64,9 @@ def test_every_graph_passes_in_every_runtime_that_has_the_operators(name: str, b
     }
     assert "LinearAttention" in operators["model.onnx"] & operators["model.ort.onnx"]
     assert "Scan" in operators["model.portable.onnx"]
-    needs = {
-        n: g["needs"]
-        for n, g in json.loads((bundle / "manifest.json").read_text())["graphs"].items()
-    }
-    assert [needs[graph]["opset"] for graph in GRAPHS] == [27, 18, 23]
-    assert needs["model.onnx"]["onnxruntime"] == "1.32"
+    entries = json.loads((bundle / "manifest.json").read_text())["graphs"]
+    assert [entries[graph]["needs"]["opset"] for graph in GRAPHS] == [27, 18, 23]
+    assert entries["model.onnx"]["needs"]["onnxruntime"] == "1.32"
 
 
 def test_a_decode_of_300_tokens_is_judged_and_verified(built, need):
@@ -70,6 +78,72 @@ def test_a_decode_of_300_tokens_is_judged_and_verified(built, need):
         (graph, output) for graph in GRAPHS for output in ("output", "present_state")
     }
     assert {v.status for v in decoded} == {"passed"}
+
+
+# -- the state after each of 300 steps ------------------------------------------------------------
+
+
+class EveryState(nn.Module):
+    """A layer that gives the states after each token, `[B, L, Hkv, D, Dv]`, in steps of one."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, query: Tensor, past_state: Tensor) -> tuple[Tensor, Tensor]:
+        rows, states = [], []
+        for token in query.split(1, dim=1):
+            row, past_state = self.layer(token, past_state)
+            rows.append(row)
+            states.append(past_state)
+        return torch.cat(rows, 1), torch.stack(states, 1)
+
+
+DECODE = """
+import sys
+import numpy as np
+import onnxruntime as ort
+
+folder, inputs, state = sys.argv[1], *np.load(sys.argv[2]).values()
+assert ort.__version__ == "1.32.0"
+for name in sys.argv[3:]:
+    session, past, rows, states = ort.InferenceSession(f"{folder}/{name}"), state, [], []
+    for t in range(inputs.shape[1]):
+        row, past = session.run(None, {"query": inputs[:, t : t + 1], "past_state": past})
+        rows.append(row)
+        states.append(past)
+    np.savez(f"{folder}/{name}.npz", output=np.concatenate(rows, 1), states=np.stack(states, 1))
+"""
+
+
+@pytest.mark.parametrize("name", [each for each in EACH if "no state" not in each.values[0]])
+def test_the_state_after_each_of_300_steps_is_right(name: str, built, need, tmp_path: Path):
+    need(NEWER)
+    module = EveryState(seeded_attention(LINEAR_SPECS[name])).eval()
+    named = {"query": {0: "batch", 1: "query_len"}, "past_state": {0: "batch"}}
+    example = {"query": torch.zeros(2, 5, 24), "past_state": to_tensor(LINEAR_SPECS[name])}
+    subject = Subject(module, example, named, ["output", "states"])
+    drawn = subject.draw({"batch": 2, "query_len": 300}, "every state")
+    inputs = {n: tensor.numpy() for n, tensor in drawn.items()}
+    golden = Oracle(subject).golden(Case("300 steps", "shape", {}, inputs, ""))
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    paths = [runtime(NEWER).folder, ROOT]
+    subprocess.run(
+        [sys.executable, "-c", DECODE, built(name)[1], tmp_path / "inputs.npz", *GRAPHS],
+        check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+    )  # fmt: skip
+    for graph in GRAPHS:
+        outputs = dict(np.load(built(name)[1] / f"{graph}.npz"))
+        assert outputs["states"].shape[1] == 300
+        verdicts = judge(NEWER, graph, golden, outputs)
+        assert [v.status for v in verdicts] == ["passed", "passed"], verdicts
+        outputs["states"][:, 150] = outputs["states"][:, 149]
+        assert [v.status for v in judge(NEWER, graph, golden, outputs)] == ["passed", "failed"]
+
+
+def to_tensor(spec: AttentionSpec) -> Tensor:
+    """Return a state of 0 for a batch of two."""
+    return torch.zeros(2, spec.num_kv_heads, spec.head_dim, spec.v_head_dim)
 
 
 @pytest.mark.parametrize(("version", "runs"), [("1.31.1", False), ("1.32.0", True), ("2.0", True)])

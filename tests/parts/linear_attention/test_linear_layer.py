@@ -62,9 +62,8 @@ def test_every_weight_has_a_gradient(spec: AttentionSpec):
     module = seeded_attention(spec)
     inputs = {n: torch.from_numpy(a).float() for n, a in drawn(spec, 2, 4).items()}
     returned = module(**inputs)
-    sum(
-        x.square().sum() for x in (returned if isinstance(returned, tuple) else [returned])
-    ).backward()
+    outputs = returned if isinstance(returned, tuple) else (returned,)
+    sum(x.square().sum() for x in outputs).backward()
     assert [n for n, p in module.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
