@@ -47,3 +47,8 @@ def graph_name(dialect: str, phase: str = "") -> str:
 def phase_of(name: str) -> str:
     """Return the phase in the file name of a graph of a bundle; "" for a graph of any phase."""
     return next((part for part in name.split(".")[1:-1] if part not in DIALECTS), "")
+
+
+def dialect_of(name: str) -> str:
+    """Return the dialect in the file name of a graph of a bundle."""
+    return next((part for part in name.split(".")[1:-1] if part in DIALECTS), STANDARD)

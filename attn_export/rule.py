@@ -25,8 +25,13 @@ from .measures import (
     wrong_kinds,
 )
 
-# -- the largest error that a case may allow ----------------------------------------------------
+# -- the error allowed ---------------------------------------------------------------------------
 
+EAGER = 4.0
+"""The factor on eager's own error: eager may compute in narrower types than its tensors have."""
+
+FLOOR = 2.0
+"""The least allowed error, in units of eps."""
 
 WHOLE, ROW = 2.0**17, 2.0**20
 """The largest allowed errors of an output and of a row, in units of eps of its dtype, or of float32
@@ -48,6 +53,18 @@ def largest_allowed(dtype: np.dtype) -> Measures:
     """
     step = max(eps(dtype), EPS_FLOAT32)
     return Measures(min(WHOLE * step, MOST_WHOLE), min(ROW * step, MOST_ROW))
+
+
+def for_narrow_products(limits: Measures, eager: np.ndarray, truth: np.ndarray) -> Measures:
+    """Return the error allowed for a graph that computes in bfloat16, as eager does.
+
+    `limits`: The error allowed for graphs that compute in float32 and round their outputs once.
+    """
+    own, least, most = measure(eager, truth), FLOOR * eps(truth.dtype), largest_allowed(truth.dtype)
+    return Measures(
+        min(max(limits.whole, EAGER * own.whole, least), most.whole),
+        min(max(limits.row, EAGER * own.row, least), most.row),
+    )
 
 
 def beyond_limit(whole: float, row: float, dtype: np.dtype) -> str:

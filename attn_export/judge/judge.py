@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from attn_export.dialect_names import CUDA, dialect_of
 from attn_export.errors import counted
 from attn_export.measures import Measures, fill_ignored_rows
 from attn_export.results import Arrays, Golden, Verdict
@@ -15,6 +16,7 @@ from attn_export.rule import (
     TIES_ADVICE,
     Judgement,
     describe_wrong,
+    for_narrow_products,
     judge_array,
     largest_allowed,
 )
@@ -56,6 +58,8 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
         elif wrong.any():
             return dataclasses.replace(verdict, status="unusable", message=_ties(wrong))
     limits = Measures(allowed.whole, allowed.row) if allowed else None
+    if limits and truth.dtype.name == "bfloat16" and dialect_of(verdict.graph) == CUDA:
+        limits = for_narrow_products(limits, eager, truth)
     if golden.budgets:
         limits = largest_allowed(truth.dtype) if floating else None
     found = judge_array(got, truth, limits, unusable)

@@ -20,7 +20,7 @@ from attn_export.measures import (
     zero_rows,
 )
 from attn_export.results import Arrays, Case, Golden
-from attn_export.rule import beyond_limit, largest_allowed
+from attn_export.rule import EAGER, FLOOR, beyond_limit, largest_allowed
 from attn_export.schema import Allowed
 from attn_export.spec import Shape
 from attn_export.tensorfile import is_floating
@@ -48,12 +48,6 @@ _USUAL_SAFETY = 2.5
 
 SPREAD = 4.0
 """The number of standard deviations that are added to the mean error of random rounding."""
-
-EAGER = 4.0
-"""The factor on eager's own error: eager may compute in narrower types than its tensors have."""
-
-FLOOR = 2.0
-"""The least allowed error, in units of eps."""
 
 
 def run_count(outputs: Arrays, contents: Collection[str]) -> tuple[int, int]:
