@@ -186,8 +186,8 @@ def roll(by: int, axis: int) -> StepChange:
     return lambda value, _: np.roll(value, by, axis)
 
 
-def constant(value: float) -> StepChange:
-    """Return the change to a number."""
+def constant(value: Any) -> StepChange:
+    """Return the change to a value that is the same for all."""
     return lambda *_: value
 
 

@@ -6,5 +6,6 @@ PART = Part(
     kinds={"linear": f"{__name__}.linear_layer"},
     operators=f"{__name__}.linear_operator",
     lowers={"LinearAttention": f"{__name__}.lower_linear"},
+    mistakes=(f"{__name__}.in_linear",),
     tests_need=("ort-cpu==1.32.0",),
 )

@@ -21,7 +21,7 @@ def _linear_attention(
     query: Array, key: Array, value: Array, past_state: Array | None = None,
     decay: Array | None = None, beta: Array | None = None,
     *, q_num_heads: int, kv_num_heads: int, scale: float = 0.0, update_rule: str = "gated_delta",
-    chunk_size: int = 64, changes: Mapping[str, StepChange] | None = None,
+    chunk_size: int = 0, changes: Mapping[str, StepChange] | None = None,  # noqa: ARG001 (a hint)
 ) -> tuple[Array, Array]:  # fmt: skip
     """Return the output `[B, L, H·Dv]` and the state `[B, Hkv, D, Dv]` after the last token.
 
@@ -29,12 +29,14 @@ def _linear_attention(
     `[B, Hkv, D, Dv]`. `decay`: logarithms, `[B, L, Hkv·C]`. `beta`: `[B, L, Hkv or 1]`.
 
     These steps can be changed: ``queries`` `[B, L, H, D]`, ``keys`` and ``values`` with heads;
-    ``kv_head`` of each query head; ``scale``; ``past``; ``kept``, the share of the state that each
-    token keeps `[B, L, Hkv, C]`; ``beta``; ``decays``, ``finds`` and ``reads``, the moments of a
-    token; ``chunk``, the tokens after which ``restart`` makes a new state of one;
-    ``attended`` `[B, L, H, Dv]`; ``present``.
+    ``kv_head`` of each query head; ``scale``; ``past``; ``log_kept``, and ``kept``, the share of
+    the state that a token keeps `[B, L, Hkv, C]`; ``rate``, and ``found_rate`` of what its key
+    finds, `[B, L, Hkv or 1, 1]`; ``decays``, ``finds`` and ``reads``, the moments of a token;
+    ``starts``, which tokens start a chunk `[L]`, and ``restart``, a function of the state before
+    those; ``stored``, a function of the state after each; ``attended`` `[B, L, H, Dv]`;
+    ``present``.
     """
-    steps = Steps(changes or {}, {"chunk_size": chunk_size, "rule": update_rule})
+    steps = Steps(changes or {})
     q = steps.set("queries", _with_heads(query, q_num_heads))
     k = steps.set("keys", _with_heads(key, kv_num_heads))
     v = steps.set("values", _with_heads(value, kv_num_heads))
@@ -42,40 +44,36 @@ def _linear_attention(
     steps.set("scale", scale or q.shape[-1] ** -0.5)
     zeros = np.zeros((len(q), kv_num_heads, k.shape[-1], v.shape[-1]))
     steps.set("past", zeros if past_state is None else past_state)
-    gated, delta = "gated" in update_rule, "delta" in update_rule
-    if gated != (decay is not None) or delta != (beta is not None):
+    if ("gated" in update_rule, "delta" in update_rule) != (decay is not None, beta is not None):
         raise ValueError(f"{update_rule} with other gates than it has")
-    kept = np.ones((*k.shape[:3], 1)) if decay is None else _with_heads(decay, kv_num_heads)
-    steps.set("log_kept", kept)
-    steps.set("kept", kept if decay is None else np.exp(steps["log_kept"]))
-    steps.set("beta", None if beta is None else beta[..., None])
+    log_kept = np.zeros((*k.shape[:3], 1)) if decay is None else _with_heads(decay, kv_num_heads)
+    steps.set("kept", np.exp(steps.set("log_kept", log_kept)))
+    rate = np.ones((1, q.shape[1], 1, 1)) if beta is None else beta[..., None]
+    steps.set("rate", rate)
+    steps.set("found_rate", 0 * rate if beta is None else rate)
     for name, moment in (("decays", "first"), ("finds", "decayed"), ("reads", "after")):
         steps.set(name, moment)
-    steps.set("chunk", None)
-    steps.set("restart", lambda state: state)
+    steps.set("starts", np.zeros(q.shape[1], bool))
+    steps.set("restart", lambda state, _: state)
+    steps.set("stored", lambda state: state)
     return _over_tokens(steps)
 
 
 def _over_tokens(steps: Steps) -> tuple[Array, Array]:
-    state, attended = steps["past"], []
+    at, attended = {"after": steps["past"]}, []
     for t in range(steps["queries"].shape[1]):
-        if steps["chunk"] and t and t % steps["chunk"] == 0:
-            state = steps["restart"](state)
-        before, kept = state, steps["kept"][:, t, :, :, None]
-        if steps["decays"] == "first":
-            state = state * kept
-        k, new = steps["keys"][:, t], steps["values"][:, t]  # [B, Hkv, D], [B, Hkv, Dv]
-        if steps["beta"] is not None:
-            found = before if steps["finds"] == "before" else state
-            new = steps["beta"][:, t] * (new - np.einsum("bhdv,bhd->bhv", found, k))
-        state = state + k[..., None] * new[..., None, :]
-        if steps["decays"] == "last":
-            state = state * kept
-        read = (before if steps["reads"] == "before" else state)[:, steps["kv_head"]]
+        kept, k = steps["kept"][:, t, :, :, None], steps["keys"][:, t]  # [B, Hkv, D]
+        restarts = t and steps["starts"][t]
+        at["before"] = steps["restart"](at["after"], steps["past"]) if restarts else at["after"]
+        at["decayed"] = at["before"] * kept if steps["decays"] == "first" else at["before"]
+        found = np.einsum("bhdv,bhd->bhv", at[steps["finds"]], k)
+        new = steps["rate"][:, t] * steps["values"][:, t] - steps["found_rate"][:, t] * found
+        state = at["decayed"] + k[..., None] * new[..., None, :]
+        at["after"] = steps["stored"](state * kept if steps["decays"] == "last" else state)
+        read = at[steps["reads"]][:, steps["kv_head"]]
         attended.append(np.einsum("bhd,bhdv->bhv", steps["queries"][:, t], read))
-    scaled = steps["scale"] * np.stack(attended, axis=1)
-    output = steps.set("attended", scaled)
-    return output.reshape(*output.shape[:2], -1), steps.set("present", state)
+    output = steps.set("attended", steps["scale"] * np.stack(attended, axis=1))
+    return output.reshape(*output.shape[:2], -1), steps.set("present", at["after"])
 
 
 def _with_heads(x: Array, heads: int) -> Array:

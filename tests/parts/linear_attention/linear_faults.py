@@ -283,3 +283,35 @@ def decayed_values(s: Mapping[str, Any], t: int) -> tuple[Array, Array]:
     state = state * turned(kept)
     state = state + s["outer"](k, rate * (v - found(s, k, state)))
     return read(s, t, state), state
+
+
+CAUSES = {
+    "scale missing": "scale", "scale twice": "scale", "scale of wider head": "scale",
+    "heads tiled": "tiled heads", "kv head 0 for all": "one state for all heads",
+    "kv heads reversed": "states reversed", "heads not moved": "heads not moved",
+    "heads interleaved": "heads interleaved", "queries of the token before": "token before",
+    "keys of the token before": "token before", "values of the next token": "token before",
+    "read before the update": "read before the update",
+    "read before the decay": "read before the update",
+    "decay after the update": "decay after the update",
+    "found before the decay": "found before the decay", "past ignored": "past dropped",
+    "past of batch row 0": "past of one batch row", "past transposed": "state transposed",
+    "present transposed": "state transposed", "present is the past": "state not updated",
+    "state in bfloat16": "state precision", "new state at chunks of 16": "chunk boundary",
+    "new state at chunks of 64": "chunk boundary", "past again at chunks of 64": "chunk boundary",
+    "past twice at chunks of 64": "chunk boundary", "no decay at chunks of 64": "chunk boundary",
+    "no rate at chunks of 64": "chunk boundary", "decay dropped": "decay dropped",
+    "decay not exponentiated": "gate in log space", "decay is 1 + g": "gate in log space",
+    "decay of base 2": "gate in log space", "decay twice": "decay twice",
+    "decay of the token before": "decay of another token",
+    "decay of the next token": "decay of another token", "decay of head 0": "decay of one head",
+    "decay of channel 0": "decay of one channel", "rate dropped": "rate dropped",
+    "rate twice": "rate twice", "rate doubled": "rate",
+    "rate of the token before": "rate of another token", "rate of head 0": "rate of one head",
+    "rate of values alone": "rate of one term",
+    "rate of what is found alone": "rate of one term", "delta dropped": "delta dropped",
+    "delta added": "delta added", "keys not normalised": "not normalised",
+    "queries not normalised": "not normalised", "queries normalised": "normalised",
+    "keys normalised": "normalised",
+}  # fmt: skip
+"""The kind of the known mistake that `explain` names, by fault."""
