@@ -279,17 +279,19 @@ def _golden(
 ) -> tuple[list[Golden], tuple[str, ...]]:
     """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
     from attn_export.bundle.golden import fixed_note, tried_note
-    from attn_export.commands.golden_vectors import golden_vectors
+    from attn_export.commands.golden_vectors import golden_vectors, overflow_notes
 
     plan = subject.plan()
     spec = subject.spec  # only our own layers have whole decodes, which need the axes
     axes = {**spec.input_shapes(), **spec.output_shapes()} if spec else {}
     caches = subject.roles.caches
     start = functools.partial(pool.start, folder, list(subject.inputs), axes, caches=caches)
+    dtypes = subject.narrow_dtypes().values()
     goldens, notes = golden_vectors(
-        folder / GOLDEN, plan, oracle, start, pool.run.progress,
-        has_narrow_dtypes=bool(subject.narrow_dtypes()),
-    )  # fmt: skip
+        folder / GOLDEN, plan, oracle, start, pool.run.progress, has_narrow_dtypes=bool(dtypes)
+    )
+    if "float16" in dtypes:
+        notes = (*notes, *overflow_notes(folder / MODEL, plan, notes))
     cases = [golden.case for golden in goldens]
     on_module: tuple[str, ...] = ()
     if spec is None:

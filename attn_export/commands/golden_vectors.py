@@ -8,15 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attn_export.bundle.golden import Start, write_index, write_inputs, write_outputs
+from attn_export.bundle.quality_vectors import is_plain
 from attn_export.cases.influence import CLEARLY, check_influence, find_influence
 from attn_export.cases.mask_contents import MASKS
 from attn_export.errors import ExportError, UsageError, counted, first_few
+from attn_export.parts import parts
 from attn_export.quality import Budget, Quality
 from attn_export.results import BASE, CHANGED, Case, Golden
 from attn_export.runtimes.run_options import Progress
@@ -100,6 +103,19 @@ _UNDEFINED = "left out, since the module gives NaN where all keys are masked"
 _RAISING = "left out, since the module raises where inputs are NaN or infinite"
 SCALED = f"with inputs that were scaled down, {LOUD}"
 """The starts of notes on planned cases that are left out or changed."""
+
+_MOST_SETS = 3
+"""The number of cases in which a part looks for values that leave float16."""
+
+
+def overflow_notes(graph: Path, plan: Plan, notes: Sequence[str]) -> tuple[str, ...]:
+    """Return what a part says on the values that leave float16, if a note says that some do."""
+    module = next((part.overflows for part in parts() if part.overflows), None)
+    if module is None or not graph.exists() or not any(LOUD in note for note in notes):
+        return ()
+    sets = [case.inputs for case in plan.cases if is_plain(case)][:_MOST_SETS]
+    found: tuple[str, ...] = import_module(module).overflow_notes(graph, sets)
+    return found
 
 
 def _usable_cases(

@@ -55,6 +55,8 @@ class Part:
             `subject_of_model(model, **options)` with `ModelKeywords`.
         generates: The module that continues prompts with a whole model. It holds
             `generate(session, ids, count, …)`, as `DecodeSession.generate` calls it.
+        overflows: The module that says why a graph overflows. It holds
+            `overflow_notes(path, sets)`, which returns notes for inputs by name.
         checkpoints: The module that reads layers of integers. It holds
             `with_integers(source, config)`, which returns a source whose `integers` gives them.
         rounds: The module on layers that round inside, to integers or float16. It holds
@@ -77,6 +79,7 @@ class Part:
     compares: str = ""
     builds: str = ""
     generates: str = ""
+    overflows: str = ""
     checkpoints: str = ""
     rounds: str = ""
     kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)

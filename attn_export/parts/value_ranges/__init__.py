@@ -2,4 +2,7 @@
 
 from attn_export.parts import Part
 
-PART = Part(commands={"range": f"{__name__}.range_command"})
+PART = Part(
+    commands={"range": f"{__name__}.range_command"},
+    overflows=f"{__name__}.range_flow",
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -32,7 +33,8 @@ class FloatFormat:
     @classmethod
     def of(cls, name: str) -> FloatFormat:
         """Return the format of a dtype."""
-        limits = ml_dtypes.finfo(numpy_dtype(name))
+        dtype = numpy_dtype(name)
+        limits: Any = np.finfo(dtype) if dtype.kind == "f" else ml_dtypes.finfo(dtype)
         return cls(name, float(limits.eps), float(limits.max), float(limits.smallest_normal))
 
     def rounded(self, x: Array) -> Array:

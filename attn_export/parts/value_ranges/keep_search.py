@@ -66,6 +66,7 @@ class _Search:
             found = self._grown(nodes | self._around(large))
         passes = found is not None
         kept = self._reduced(found) if found is not None else nodes
+        self._clipped = frozenset(w for w in self._clipped if not kept >= set(self._readers[w]))
         errors, passed = [], []
         for number in range(len(self._sets)):
             (outputs,) = self._outputs(number, [self._run(kept)])

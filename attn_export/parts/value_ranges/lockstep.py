@@ -24,6 +24,9 @@ _Rounding = Callable[[Array, Array], Array]
 """
 
 
+_FLOAT32 = FloatFormat.of("float32")
+
+
 def full(_: Array, rounded: Array) -> Array:
     """Return an array as the format holds it."""
     return rounded
@@ -34,16 +37,16 @@ class RoundedRun:
     """How a run rounds.
 
     Attributes:
-        rounding: What it does with a value that has the narrow format; None leaves all as they are.
-        kept: The indices of the nodes that compute in float32.
-        only: The values that are rounded, if not all are.
+        rounding: What it does with a value that has the narrow format.
+        kept: The indices of the nodes that read and make float32.
+        narrow: Values that have the narrow format though nodes around them are kept.
         clipped: Weights whose elements are limited to the largest number before they are rounded.
         base: The run that gives what does not differ.
     """
 
-    rounding: _Rounding | None = None
+    rounding: _Rounding
     kept: Set[int] = frozenset()
-    only: Set[str] | None = None
+    narrow: Set[str] = frozenset()
     clipped: Set[str] = frozenset()
     base: RoundedRun | None = None
 
@@ -84,6 +87,7 @@ class Lockstep:
     def __init__(self, graph: StreamedGraph, format_: FloatFormat) -> None:
         self.graph, self.format = graph, format_
         self.narrow_dtypes = graph.narrow_dtypes() or {"float32", "float64"}
+        self.all_nodes = frozenset(range(len(graph.nodes)))
         self.seconds = np.zeros(len(graph.nodes))
         """The time that the first run took in each node."""
 
@@ -91,6 +95,10 @@ class Lockstep:
     def is_mixed(self) -> bool:
         """Return whether the graph itself says which values are narrow."""
         return not self.narrow_dtypes.isdisjoint(NARROW)
+
+    def wide(self) -> RoundedRun:
+        """Return a run in float32, which is what a narrow format is compared with."""
+        return RoundedRun(full, kept=self.all_nodes)
 
     def run(
         self,
@@ -113,7 +121,7 @@ class _Pass:
         self._of, self._graph, self._runs = lockstep, lockstep.graph, runs
         self._observe = observe
         self._values: dict[RoundedRun, dict[str, _Made]] = {run: {} for run in runs}
-        self._rounded: dict[int, tuple[Array, Array]] = {}
+        self._rounded: dict[tuple[str, int], tuple[Array, Array]] = {}
         self._uses = Counter(self._graph.uses)
         self._is_first = not lockstep.seconds.any()
         for name in self._graph.inputs:
@@ -162,9 +170,9 @@ class _Pass:
         for run, array in arrays.items():
             made = _Made(array, array)
             if is_float(array) and self._is_narrow(name):
+                is_wide = (n < 0 or n in run.kept) and name not in run.narrow
                 made.narrow = self._round(run, name, array)
-                if n not in run.kept and n >= 0 and run.rounding:
-                    made.wide = made.narrow
+                made.wide = self._in_float32(array) if is_wide else made.narrow
             if self._observe and isinstance(array, np.ndarray):
                 self._observe(run, Seen(name, n, array, made.narrow))
             base = run.base and self._made(run.base, name)
@@ -174,20 +182,29 @@ class _Pass:
                 self._values[run][name] = made
 
     def _round(self, run: RoundedRun, name: str, array: Array) -> Array:
-        if run.rounding is None or (run.only is not None and name not in run.only):
-            return array
+        if run.kept is self._of.all_nodes and name not in run.narrow:
+            return self._in_float32(array)  # nothing reads it in the narrow format
         if name in run.clipped:
             array = np.clip(array, -self._of.format.largest, self._of.format.largest)
             return run.rounding(array, self._of.format.rounded(array))
-        if id(array) not in self._rounded:
-            self._rounded[id(array)] = array, self._of.format.rounded(array)
-        return run.rounding(array, self._rounded[id(array)][1])
+        return run.rounding(array, self._rounded_to(self._of.format, array))
+
+    def _in_float32(self, array: Array) -> Array:
+        return self._rounded_to(_FLOAT32, array)
+
+    def _rounded_to(self, format_: FloatFormat, array: Array) -> Array:
+        """Return an array as a format holds it, the same object for the same array."""
+        key = format_.name, id(array)
+        if key not in self._rounded:
+            self._rounded[key] = array, format_.rounded(array)
+        return self._rounded[key][1]
 
     def _read(self, run: RoundedRun, name: str, n: int, weights: Mapping[str, Array]) -> Any:
         """Return a value as a node reads it."""
         if name in weights:
             array = weights[name]
-            narrow = is_float(array) and self._is_narrow(name) and n not in run.kept
+            is_wide = n in run.kept and name not in run.narrow
+            narrow = is_float(array) and self._is_narrow(name) and not is_wide
             return self._round(run, name, array) if narrow else array
         made = self._made(run, name)
         if made is None:  # a value of a subgraph that has the name of a later one

@@ -166,7 +166,7 @@ class _Analyser:
                 self._facts[name] = facts_of(facts, array, self._format)
 
     def _run_together(self, number: int, inputs: Mapping[str, Array]) -> GraphOutputs:
-        wide, free = RoundedRun(), RoundedRun(self._format.without_limits)
+        wide, free = self._lockstep.wide(), RoundedRun(self._format.without_limits)
         narrow = RoundedRun(full, base=free)
 
         def observe(run: RoundedRun, seen: Seen) -> None:
@@ -223,7 +223,7 @@ class _Analyser:
 
     def _amplified(self, number: int) -> list[RangeFacts]:
         """Return the values whose rounding a node makes many times larger, the worst first."""
-        wide, free = RoundedRun(), RoundedRun(self._format.without_limits)
+        wide, free = self._lockstep.wide(), RoundedRun(self._format.without_limits)
         made: dict[str, Array] = {}
         errors: dict[str, float] = {}
 
@@ -252,12 +252,11 @@ class _Analyser:
 
     def _alone(self, number: int, chosen: Sequence[RangeFacts]) -> Iterator[Finding]:
         """Yield what rounding each of the chosen values does."""
-        wide, format_ = RoundedRun(), self._format
+        wide, format_ = self._lockstep.wide(), self._format
+        roundings = [self._limits_of if f.loss > format_.eps else full for f in chosen]
         runs = [
-            RoundedRun(
-                self._limits_of if facts.loss > format_.eps else full, only={facts.name}, base=wide
-            )
-            for facts in chosen
+            RoundedRun(rounding, wide.kept, frozenset({facts.name}), base=wide)
+            for facts, rounding in zip(chosen, roundings, strict=True)
         ]
         nan_from: dict[RoundedRun, str] = {}
 

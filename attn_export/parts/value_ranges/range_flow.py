@@ -13,7 +13,7 @@ from attn_export.bundle.golden import read_golden, stored_cases, with_inputs
 from attn_export.bundle.manifest import GOLDEN
 from attn_export.bundle.quality_vectors import is_plain
 from attn_export.dialect_names import MODEL
-from attn_export.errors import GraphError, UsageError
+from attn_export.errors import GraphError, UsageError, first_few
 from attn_export.parts.value_ranges.float_formats import FORMATS
 from attn_export.parts.value_ranges.keep_search import search
 from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, full
@@ -60,6 +60,22 @@ def ranges_of(
     check_fixable(graph)
     return RangeResult(
         path.name, analysis, notes, _mended(graph, sets.sets, analysis, fix, progress)
+    )
+
+
+def overflow_notes(path: Path, sets: Sequence[Mapping[str, Array]]) -> tuple[str, ...]:
+    """Return which values of a graph leave float16, as notes of a build."""
+    analysis = analyse(StreamedGraph(path), sets, FORMATS["float16"], Progress())
+    made = [
+        f"{f.facts.node or f.facts.name} up to {f.facts.largest:.4g}"
+        for f in analysis.findings
+        if f.made and f.kind == "overflow"
+    ]
+    if not made:
+        return ()
+    return (
+        f"leaves float16, whose largest number is 65504: {first_few(made)}; build it in float32, "
+        "and attn-export range BUNDLE --fix OUT.onnx keeps in float32 what must be",
     )
 
 

@@ -18,7 +18,7 @@ from attn_export.graph.axis_names import find_relations, find_sums, terms_of
 from attn_export.graph.ranges import declared_outputs, described_inputs
 from attn_export.graph.signature_check import dtype_name
 from attn_export.parts.value_ranges.float_formats import FORMATS
-from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun
+from attn_export.parts.value_ranges.lockstep import Lockstep
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.results import Case
 from attn_export.tensorfile import Array, is_floating, numpy_dtype
@@ -117,7 +117,7 @@ class _Streamed:
 
     def values(self, inputs: Mapping[str, Array]) -> Values:
         """Return the outputs for some inputs."""
-        return self._lockstep.run(inputs, [RoundedRun()])[0]
+        return self._lockstep.run(inputs, [self._lockstep.wide()])[0]
 
     def outputs_of(self, values: Values) -> Values:
         """Return the outputs."""

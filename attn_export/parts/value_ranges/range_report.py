@@ -92,8 +92,10 @@ def _magnitude(facts: RangeFacts, format_: FloatFormat) -> str:
     if facts.overflow:
         times = facts.largest / format_.largest
         return f"max {facts.largest:,.6g}, {times:.3g} times the largest"
-    share = f"{facts.subnormal:.2g}" if facts.subnormal < 0.01 else f"{facts.subnormal:.0%}"
-    return f"{share} below {format_.smallest:.2g}, {facts.flushed:.2g} become 0"
+    if not facts.subnormal:
+        return f"max {facts.largest:,.6g}"
+    flushed = f", {_share(facts.flushed)} become 0" if facts.flushed else ""
+    return f"{_share(facts.subnormal)} of values below {format_.smallest:.2g}{flushed}"
 
 
 def _effect(finding: Finding | None, result: RangeResult) -> str:
@@ -116,8 +118,12 @@ def _effect(finding: Finding | None, result: RangeResult) -> str:
     return f"{passed_on}inf{nan}"
 
 
+def _share(part: float) -> str:
+    return f"{100 * part:.2g} %"
+
+
 def _percent(error: Measures) -> str:
-    return f"{100 * error.whole:.2g} %" if math.isfinite(error.whole) else "inf or NaN"
+    return _share(error.whole) if math.isfinite(error.whole) else "inf or NaN"
 
 
 # -- JSON ----------------------------------------------------------------------------------------
@@ -180,7 +186,7 @@ def ranges_to_html(result: RangeResult) -> str:
         result=result, format=analysis.format, summary=_summary(result),
         fix=list(_fix_lines(result.fix, result)) if result.fix else [],
         worst=[(_anchor(f), list(map(_text, _row(result, f)))) for f in result.worst(_WORST)],
-        limits=[(name, _bounds(format_)) for name, format_ in FORMATS.items()],
+        limits=_bounds(FORMATS["float16"]),
         values=[_bar(facts, result, blamed) for facts in order],
         left_out=len(analysis.values) - len(order),
     )  # fmt: skip
@@ -190,12 +196,15 @@ def _bar(
     facts: RangeFacts, result: RangeResult, tried: Mapping[str, Finding]
 ) -> dict[str, object]:  # fmt: skip
     finding = tried.get(facts.name)
-    low, high = (math.log2(x) if 0 < x < math.inf else 0.0 for x in (facts.smallest, facts.largest))
+    int8 = facts.largest / 127  # the step of int8 with one scale
+    low, high, step = (
+        math.log2(x) if 0 < x < math.inf else 0.0 for x in (facts.smallest, facts.largest, int8)
+    )
     state = "lost" if finding and finding.matters else "near" if facts.loss else "inside"
     return {
         "anchor": _anchor(facts), "name": printable(facts.node or facts.name, 120),
         "value": printable(facts.name, 120), "operator": facts.operator,
-        "left": _place(low), "right": _place(high), "state": state,
+        "int8": _place(step), "left": _place(low), "right": _place(high), "state": state,
         "largest": f"{facts.largest:.4g}", "smallest": f"{facts.smallest:.2g}",
         "effect": _effect(finding, result) if finding or facts.loss else "",
     }  # fmt: skip

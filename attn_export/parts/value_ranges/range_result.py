@@ -67,7 +67,8 @@ class RangeResult:
         analysis = self.analysis
         first = [finding.facts for finding in analysis.findings]
         names = {facts.name for facts in first}
-        lossy = [f for f in analysis.values.values() if f.loss > 0 and f.name not in names]
+        values, eps = analysis.values.values(), analysis.format.eps
+        lossy = [facts for facts in values if facts.loss > eps and facts.name not in names]
         lossy.sort(key=lambda facts: (-facts.loss, -facts.largest))
         return [*first, *lossy][:count]
 
