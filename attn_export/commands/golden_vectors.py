@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attn_export.bundle.golden import Start, write_index, write_inputs, write_outputs
-from attn_export.bundle.quality_vectors import is_plain
 from attn_export.cases.influence import CLEARLY, check_influence, find_influence
 from attn_export.cases.mask_contents import MASKS
 from attn_export.errors import ExportError, UsageError, counted, first_few
@@ -113,6 +112,8 @@ def overflow_notes(graph: Path, plan: Plan, notes: Sequence[str]) -> tuple[str, 
     module = next((part.overflows for part in parts() if part.overflows), None)
     if module is None or not graph.exists() or not any(LOUD in note for note in notes):
         return ()
+    from attn_export.bundle.quality_vectors import is_plain  # few builds need it
+
     sets = [case.inputs for case in plan.cases if is_plain(case)][:_MOST_SETS]
     found: tuple[str, ...] = import_module(module).overflow_notes(graph, sets)
     return found

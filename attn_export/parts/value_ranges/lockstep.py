@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
+import onnx
 
 from attn_export.float64.evaluate import is_float
 from attn_export.parts.value_ranges.float_formats import FloatFormat
@@ -23,6 +24,9 @@ _Rounding = Callable[[Array, Array], Array]
 """A function that returns a float64 array as it is rounded, from it and its `FloatFormat.rounded`.
 """
 
+
+_BLOCK = 2**22
+"""The number of elements of a weight that are multiplied together."""
 
 _FLOAT32 = FloatFormat.of("float32")
 
@@ -123,6 +127,7 @@ class _Pass:
         self._values: dict[RoundedRun, dict[str, _Made]] = {run: {} for run in runs}
         self._rounded: dict[tuple[str, int], tuple[Array, Array]] = {}
         self._uses = Counter(self._graph.uses)
+        self._indices: dict[int, Array] = {}
         self._is_first = not lockstep.seconds.any()
         for name in self._graph.inputs:
             self._put(name, -1, dict.fromkeys(runs, to_float64(inputs[name])))
@@ -141,8 +146,24 @@ class _Pass:
 
     def _compute(self, n: int) -> None:
         """Compute a node in each run in which it reads other values than in the base."""
+        if not self._graph.reads[n] and self._graph.nodes[n].output[0] not in self._graph.producer:
+            return  # the transposed form of a weight
+        parts: list[dict[RoundedRun, Mapping[str, Any]]] = []
+        for weights in self._weights(n):
+            parts.append(self._computed(n, weights))
+            self._rounded.clear()
+        computed = {run: _joined([part[run] for part in parts]) for run in self._runs}
+        for run in self._runs:
+            if run.base and all(part[run] is part[run.base] for part in parts):
+                computed[run] = computed[run.base]
+        for name in self._graph.nodes[n].output:
+            if name:
+                self._put(name, n, {run: computed[run].get(name) for run in self._runs})
+
+    def _computed(
+        self, n: int, weights: Mapping[str, Array]
+    ) -> dict[RoundedRun, Mapping[str, Any]]:  # fmt: skip
         names = self._graph.reads[n]
-        weights = {name: self._graph.weight(name) for name in names if self._is_weight(name)}
         inputs: dict[RoundedRun, list[Any]] = {}
         computed: dict[RoundedRun, Mapping[str, Any]] = {}
         for run in self._runs:
@@ -156,14 +177,45 @@ class _Pass:
                 n, {"": None, **dict(zip(names, inputs[run], strict=True))}
             )
             if self._is_first and run is self._runs[0]:
-                self._of.seconds[n] = time.perf_counter() - started
+                self._of.seconds[n] += time.perf_counter() - started
             known = computed[like] if like else {}
             for name, array in outputs.items():
                 outputs[name] = known[name] if _is_equal(known.get(name), array) else array
             computed[run] = outputs
-        for name in self._graph.nodes[n].output:
-            if name:
-                self._put(name, n, {run: computed[run].get(name) for run in self._runs})
+        return computed
+
+    def _weights(self, n: int) -> Iterator[dict[str, Array]]:
+        """Yield the weights of a node.
+
+        Those of a large product come in blocks of columns, those of a table as the rows that are
+        read, and the indices of these.
+        """
+        graph, node = self._graph, self._graph.nodes[n]
+        names = [name for name in graph.reads[n] if self._is_weight(name)]
+        large = [name for name in names if graph.is_large(name)]
+        if node.op_type == "MatMul" and large == [node.input[1]]:
+            stored = graph.stored(large[0])
+            step = max(1, _BLOCK * stored.shape[-1] // stored.size)
+            for start in range(0, stored.shape[-1], step):
+                yield {large[0]: to_float64(np.asarray(stored[..., start : start + step]))}
+        elif self._is_lookup(node, names) and large:
+            stored, count = graph.stored(large[0]), len(graph.stored(large[0]))
+            read = [self._read(run, node.input[1], n, {}) for run in self._runs]
+            rows = np.unique(np.concatenate([each.reshape(-1) for each in read]))
+            if not rows.size or rows[0] < -count or rows[-1] >= count:
+                yield {large[0]: graph.weight(large[0])}  # the node raises an error
+                return
+            rows = np.unique(rows % count)
+            self._indices = {id(each): np.searchsorted(rows, each % count) for each in read}
+            yield {large[0]: to_float64(np.asarray(stored[rows]))}
+            self._indices = {}
+        else:
+            yield {name: graph.weight(name) for name in names}
+
+    def _is_lookup(self, node: onnx.NodeProto, weights: Sequence[str]) -> bool:
+        """Return whether a node takes rows of a table."""
+        is_rows = not any(attribute.i for attribute in node.attribute)
+        return node.op_type == "Gather" and is_rows and [*weights] == [node.input[0]]
 
     def _put(self, name: str, n: int, arrays: Mapping[RoundedRun, Any]) -> None:
         """Store a value of each run, as made and as read by nodes in the narrow format."""
@@ -209,7 +261,8 @@ class _Pass:
         made = self._made(run, name)
         if made is None:  # a value of a subgraph that has the name of a later one
             return None
-        return made.wide if n in run.kept else made.narrow
+        array = made.wide if n in run.kept else made.narrow
+        return self._indices.get(id(array), array)
 
     def _made(self, run: RoundedRun | None, name: str) -> _Made | None:
         while run is not None:
@@ -229,6 +282,13 @@ class _Pass:
 
     def _is_narrow(self, name: str) -> bool:
         return self._graph.dtypes.get(name) in self._of.narrow_dtypes
+
+
+def _joined(parts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the outputs of a node of which blocks of columns were computed."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts], -1) for name in parts[0]}
 
 
 def _is_same(one: object, other: object) -> bool:

@@ -159,7 +159,8 @@ class _Analyser:
 
     def _add_weights(self) -> None:
         for name in sorted(self._graph.weights() & set(self._graph.uses)):
-            if self._graph.dtypes.get(name) in self._lockstep.narrow_dtypes:
+            turned = name in self._graph.turned
+            if not turned and self._graph.dtypes.get(name) in self._lockstep.narrow_dtypes:
                 stored = self._graph.stored(name) if self._graph.is_large(name) else None
                 array = self._graph.weight(name) if stored is None else stored
                 facts = RangeFacts(name, "", "weight", -1)

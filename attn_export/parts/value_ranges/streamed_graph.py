@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from attn_export.float64.evaluate import Evaluation, lift_constants, names_read
 from attn_export.graph.load import inlined, load_proto, refuse_bad_data
 from attn_export.parts.value_ranges.ort_nodes import unknown_operators
-from attn_export.tensorfile import Array, ArrayDict, to_float64
+from attn_export.tensorfile import Array, ArrayDict, numpy_dtype, to_float64
 
 FLOATS: Mapping[int, str] = {
     TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64",
@@ -38,6 +38,7 @@ class StreamedGraph:
         nodes: The nodes in order; a node is named by its index among them.
         outputs: The names of the graph outputs.
         dtypes: The floating type of each value. Those of nodes are added as they are computed.
+        turned: Weights that nodes transpose: by the new name, the weight and the axes.
         foreign: The operators that ONNX Runtime computes, in float32.
     """
 
@@ -75,11 +76,17 @@ class StreamedGraph:
         for value in graph.input:
             if value.type.tensor_type.elem_type in FLOATS:
                 self.dtypes.setdefault(value.name, FLOATS[value.type.tensor_type.elem_type])
+        self.turned = dict(self._turned_weights())
         self.producer = {
-            name: n for n, node in enumerate(self.nodes) for name in node.output if name
-        }
+            name: n for n, node in enumerate(self.nodes) for name in node.output
+            if name and name not in self.turned
+        }  # fmt: skip
+        self.dtypes |= {name: self.dtypes[of] for name, (of, _) in self.turned.items()}
         outer = {*self.producer, *self.inputs, *self.weights()}
-        self.reads = [sorted(names_read(node) & outer) for node in self.nodes]
+        self.reads = [
+            [] if node.output[0] in self.turned else sorted(names_read(node) & outer)
+            for node in self.nodes
+        ]
         self.uses = Counter(name for names in self.reads for name in names)
 
     @property
@@ -90,7 +97,7 @@ class StreamedGraph:
 
     def weights(self) -> set[str]:
         """Return the names of the weights and constants."""
-        return {*self._large, *self._small}
+        return {*self._large, *self._small, *self.turned}
 
     def weight(self, name: str) -> Array:
         """Return a weight, floating ones as float64."""
@@ -99,12 +106,30 @@ class StreamedGraph:
         return to_float64(self.stored(name))
 
     def stored(self, name: str) -> Array:
-        """Return a large weight as it is stored."""
-        return np.asarray(numpy_helper.to_array(self._large[name], str(self.path.parent)))
+        """Return a large weight as it is stored, in its file if it is external."""
+        if name in self.turned:
+            of, axes = self.turned[name]
+            return self.stored(of).transpose(axes)
+        tensor = self._large[name]
+        if tensor.data_location != TensorProto.EXTERNAL or tensor.data_type not in FLOATS:
+            return np.asarray(numpy_helper.to_array(tensor, str(self.path.parent)))
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        return np.memmap(
+            self.path.parent / entries["location"], numpy_dtype(FLOATS[tensor.data_type]), "r",
+            int(entries.get("offset", 0)), tuple(tensor.dims),
+        )  # fmt: skip
 
     def is_large(self, name: str) -> bool:
         """Return whether a weight is read anew by each node."""
-        return name in self._large
+        return name in self._large or name in self.turned
+
+    def _turned_weights(self) -> Iterator[tuple[str, tuple[str, list[int]]]]:
+        """Yield the transposed forms of large weights: the names of both, and the axes."""
+        for node in self.nodes:
+            if node.op_type == "Transpose" and node.input[0] in self._large:
+                axes = next((list(a.ints) for a in node.attribute if a.name == "perm"), None)
+                rank = len(self._large[node.input[0]].dims)
+                yield node.output[0], (node.input[0], axes or list(range(rank))[::-1])
 
     def narrow_dtypes(self) -> set[str]:
         """Return the types narrower than float32 that the graph has itself."""
