@@ -34,8 +34,8 @@ WITH_TORCH = (
     "attention/", "weights/", "user_module", "export/", "truth/float64_mode",
     "truth/decisions", "truth/graph_oracle", "truth/notes", "truth/operations", "truth/oracle",
     "truth/quality_oracle", "truth/rounding", "truth/ties", "parts/benchmarks/peers",
-    "parts/benchmarks/torch_layers", "parts/linear_attention/linear_layer", "parts/low_precision/",
-    "parts/probe/pytorch",
+    "parts/benchmarks/torch_layers", "parts/linear_attention/called_rules",
+    "parts/linear_attention/linear_layer", "parts/low_precision/", "parts/probe/pytorch",
     "parts/quantised_checkpoints/", "parts/whole_models/",
 )  # fmt: skip
 

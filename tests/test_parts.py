@@ -168,6 +168,8 @@ def test_every_module_that_a_part_names_has_what_the_core_reads(part: Part):
 def test_every_module_on_layers_and_operators_has_what_the_core_reads(part: Part):
     for module in part.kinds.values():
         assert callable(import_module(module).make_layer)
+    if part.captures:
+        assert callable(import_module(part.captures).capturing)
     if part.operators:
         assert import_module(part.operators).OPERATORS
     for module in part.lowers.values():

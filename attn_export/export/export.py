@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from importlib import import_module
 from inspect import Parameter, Signature
 from itertools import zip_longest
 from typing import Any
@@ -45,6 +46,7 @@ from attn_export.graph import Graph, IrGraph
 from attn_export.graph.axis_names import BOUNDS, name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import store_in_narrow_types
+from attn_export.parts import parts
 
 # -- subjects in narrow types -------------------------------------------------------------------
 
@@ -177,7 +179,7 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
         without_kept = drop_kept_tensors(subject.module, kept)
     try:
         with (
-            without_kept, emit_canonical_attention(emit=emit),
+            without_kept, _as_parts_capture(subject), emit_canonical_attention(emit=emit),
             _named_parameters(subject.module, arguments),
         ):  # fmt: skip
             return torch.export.export(
@@ -187,6 +189,16 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
         from attn_export.export.advice import capture_error
 
         raise capture_error(subject, error, kept) from error
+
+
+@contextlib.contextmanager
+def _as_parts_capture(subject: Subject) -> Iterator[None]:
+    """Replace functions that a user's module calls by those of parts, inside this block."""
+    with contextlib.ExitStack() as stack:
+        for part in parts() if subject.spec is None else ():
+            if part.captures:
+                stack.enter_context(import_module(part.captures).capturing(subject.module))
+        yield
 
 
 def _dynamic(subject: Subject, label: str) -> Any:

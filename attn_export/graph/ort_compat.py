@@ -51,6 +51,8 @@ def make_ort_compatible(model: ir.Model) -> None:
     spread_batches(model)
     make_scales_positive(model)
     spread_rotary_caches(model)
+    if nodes_of(model, "LinearAttention"):  # whose gates are products of many tokens
+        write_sigmoids(model)
 
 
 def clamp_masks(model: ir.Model) -> None:

@@ -62,6 +62,8 @@ class Part:
         rounds: The module on layers that round inside, to integers or float16. It holds
             `TieFinder`, `move_off_ties` and `golden`, as `truth/oracle` calls them.
         kinds: The module of each `kind` of layer other than softmax. It holds `make_layer(spec)`.
+        captures: The module that replaces functions which a user's module calls while it is
+            captured. It holds `capturing(module)`, a context.
         operators: The module that computes further operators in float64. It holds `OPERATORS`.
         lowers: The module that replaces the nodes of an operator of ai.onnx in a dialect. It holds
             `lower(model, dialect)`.
@@ -83,6 +85,7 @@ class Part:
     checkpoints: str = ""
     rounds: str = ""
     kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    captures: str = ""
     operators: str = ""
     lowers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     mistakes: Sequence[str] = ()

@@ -4,6 +4,7 @@ from attn_export.parts import Part
 
 PART = Part(
     kinds={"linear": f"{__name__}.linear_layer"},
+    captures=f"{__name__}.called_rules",
     operators=f"{__name__}.linear_operator",
     lowers={"LinearAttention": f"{__name__}.lower_linear"},
     mistakes=(f"{__name__}.in_linear",),

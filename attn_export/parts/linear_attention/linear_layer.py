@@ -6,6 +6,8 @@ key, Dv width of a value, C decays of a head: 1 or D.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -66,58 +68,67 @@ class LinearAttention(Attention):
         if self.deltas:
             # Not as a sigmoid, which ONNX Runtime gives to 1e-7 only.
             beta = 1 / (1 + (-self.b_proj(query)).exp())  # [B, L, Hkv or 1]
-        attend = self._emit if onnx_attention.emitting() else self._recur
-        attended, state = attend(q.flatten(2), k.flatten(2), v, past_state, decay, beta)
+        heads = LinearHeads(spec.num_heads, spec.num_kv_heads, spec.update_rule, spec.softmax_scale)
+        attended, state = attend(q.flatten(2), k.flatten(2), v, past_state, decay, beta, heads)
         output: Tensor = self.out_proj(attended)
         return (output, state) if spec.has_state else output
 
-    def _emit(
-        self, q: Tensor, k: Tensor, v: Tensor, past: Tensor | None, *gates: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the attention and the state of one `LinearAttention` node."""
-        spec = self.spec
-        B, L = q.shape[:2]
-        attended, present = torch.onnx.ops.symbolic_multi_out(
-            "LinearAttention",
-            (q, k, v, past, *gates),
-            {
-                "q_num_heads": spec.num_heads,
-                "kv_num_heads": spec.num_kv_heads,
-                "update_rule": spec.update_rule,
-                "scale": spec.softmax_scale,
-            },
-            dtypes=(q.dtype, q.dtype),
-            shapes=(
-                (B, L, spec.num_heads * spec.v_head_dim),
-                (B, spec.num_kv_heads, spec.head_dim, spec.v_head_dim),
-            ),
-            version=onnx_attention.OPSET,  # which PyTorch can write; it is newer
-        )
-        return attended, present
 
-    def _recur(
-        self, q: Tensor, k: Tensor, v: Tensor, past: Tensor | None,
-        decay: Tensor | None, beta: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return the attention `[B, L, H·Dv]` and the state after the last token."""
-        spec, dtype = self.spec, q.dtype
-        Hkv, D, Dv = spec.num_kv_heads, spec.head_dim, spec.v_head_dim
-        wide = torch.promote_types(dtype, torch.float32)
-        q = q.to(wide).unflatten(-1, (Hkv, -1, D))  # [B, L, Hkv, r, D]
-        k, v = (x.to(wide).unflatten(-1, (Hkv, -1)) for x in (k, v))
-        state = q.new_zeros(len(q), Hkv, D, Dv) if past is None else past.to(wide)
-        attended = []
-        for t in range(q.shape[1]):
-            new = v[:, t]  # [B, Hkv, Dv]
-            if decay is not None:
-                state = state * decay[:, t].to(wide).exp().unflatten(-1, (Hkv, -1)).unsqueeze(-1)
-            if beta is not None:
-                found = (k[:, t].unsqueeze(-2) @ state).squeeze(-2)
-                new = beta[:, t].to(wide).unsqueeze(-1) * (new - found)
-            state = state + k[:, t].unsqueeze(-1) * new.unsqueeze(-2)
-            attended.append(q[:, t] @ state)  # [B, Hkv, r, Dv]
-        joined = spec.softmax_scale * torch.stack(attended, dim=1).flatten(2)
-        return joined.to(dtype), state.to(dtype)
+class LinearHeads(NamedTuple):
+    """Attributes of a `LinearAttention` node."""
+
+    q_num_heads: int
+    kv_num_heads: int
+    update_rule: str
+    scale: float
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, past: Tensor | None, decay: Tensor | None,
+    beta: Tensor | None, heads: LinearHeads,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the attention `[B, L, H·Dv]` and the state, by one node while exporting.
+
+    `q`: `[B, L, H·D]`. `k`: `[B, L, Hkv·D]`. `v`: `[B, L, Hkv·Dv]`. `past`: `[B, Hkv, D, Dv]`.
+    `decay`: logarithms, `[B, L, Hkv·C]`. `beta`: `[B, L, Hkv or 1]`.
+    """
+    if not onnx_attention.emitting():
+        return _recur(q, k, v, past, decay, beta, heads)
+    (B, L, _), Hkv = q.shape, heads.kv_num_heads
+    D, Dv = k.shape[-1] // Hkv, v.shape[-1] // Hkv
+    attended, present = torch.onnx.ops.symbolic_multi_out(
+        "LinearAttention",
+        (q, k, v, past, decay, beta),
+        heads._asdict(),
+        dtypes=(q.dtype, q.dtype),
+        shapes=((B, L, heads.q_num_heads * Dv), (B, Hkv, D, Dv)),
+        version=onnx_attention.OPSET,  # which PyTorch can write; it is newer
+    )
+    return attended, present
+
+
+def _recur(
+    q: Tensor, k: Tensor, v: Tensor, past: Tensor | None, decay: Tensor | None,
+    beta: Tensor | None, heads: LinearHeads,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    dtype, Hkv = q.dtype, heads.kv_num_heads
+    D, Dv = k.shape[-1] // Hkv, v.shape[-1] // Hkv
+    wide = torch.promote_types(dtype, torch.float32)
+    q = q.to(wide).unflatten(-1, (Hkv, -1, D))  # [B, L, Hkv, r, D]
+    k, v = (x.to(wide).unflatten(-1, (Hkv, -1)) for x in (k, v))
+    state = q.new_zeros(len(q), Hkv, D, Dv) if past is None else past.to(wide)
+    attended = []
+    for t in range(q.shape[1]):
+        new = v[:, t]  # [B, Hkv, Dv]
+        if decay is not None:
+            state = state * decay[:, t].to(wide).exp().unflatten(-1, (Hkv, -1)).unsqueeze(-1)
+        if beta is not None:
+            found = (k[:, t].unsqueeze(-2) @ state).squeeze(-2)
+            new = beta[:, t].to(wide).unsqueeze(-1) * (new - found)
+        state = state + k[:, t].unsqueeze(-1) * new.unsqueeze(-2)
+        attended.append(q[:, t] @ state)  # [B, Hkv, r, Dv]
+    joined = heads.scale * torch.stack(attended, dim=1).flatten(2)
+    return joined.to(dtype), state.to(dtype)
 
 
 def _softplus(x: Tensor) -> Tensor:
