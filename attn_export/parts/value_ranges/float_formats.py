@@ -47,7 +47,7 @@ class FloatFormat:
 
         `rounded`: What `rounded` returns for x. It is returned itself if the limits concern none.
         """
-        beyond = self.overflows(x) | self.subnormal(x)
+        beyond = self._beyond(x)
         if not beyond.any():
             return rounded
         free = rounded.copy()
@@ -56,7 +56,7 @@ class FloatFormat:
 
     def only_limited(self, x: Array) -> Array:
         """Return x with rounding only where the limits of this format concern it."""
-        beyond = self.overflows(x) | self.subnormal(x)
+        beyond = self._beyond(x)
         return np.where(beyond, self.rounded(x), x) if beyond.any() else x
 
     def overflows(self, x: Array) -> Array:
@@ -72,6 +72,10 @@ class FloatFormat:
     def flushed(self, x: Array) -> Array:
         """Return a mask of the elements other than 0 that become 0."""
         return np.asarray((np.abs(x) <= self.smallest * self.eps / 2) & (x != 0))
+
+    def _beyond(self, x: Array) -> Array:
+        sizes = np.abs(x)
+        return ((sizes < self.smallest) & (sizes > 0)) | ((sizes > self.largest) & (sizes < np.inf))
 
     def _of_all_exponents(self, x: Array) -> Array:
         """Return x rounded to the digits of this format, ties to even."""

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from attn_export.measures import Measures
+from attn_export.parts.value_ranges.amplification import amplified
 from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, Seen, full
 from attn_export.parts.value_ranges.range_analysis import Analysis
 from attn_export.parts.value_ranges.range_rule import GraphOutputs, largest
@@ -15,6 +16,9 @@ from attn_export.tensorfile import Array
 
 _MOST_ROUNDS = 16
 """The most times that nodes are added."""
+
+_WORST = 3
+"""The number of values after which nodes are added because their rounding becomes larger."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +109,8 @@ class _Search:
     def _missing(self, number: int, nodes: frozenset[int]) -> frozenset[int] | None:
         """Return the nodes around values that still lose; None if a set of inputs passes.
 
-        Values that become infinite come before those that lose digits.
+        Values that become infinite come first, then those that lose digits by limits, and then
+        those whose rounding a node makes larger.
         """
         format_ = self._analysis.format
         overflowing, lossy = [], dict[str, float]()
@@ -123,8 +128,27 @@ class _Search:
         if self._analysis.expected[number].passes(outputs):
             return None
         worst = sorted(lossy, key=lambda name: -lossy[name])[: len(lossy) // 2 + 1]
-        further = self._around(overflowing) - nodes or self._around(worst) - nodes
-        return further or nodes
+        for names in (overflowing, worst, self._coarse(number, run)):
+            further = self._around(names) - nodes
+            if further:
+                return further
+        return nodes
+
+    def _coarse(self, number: int, run: RoundedRun) -> list[str]:
+        """Return the values that are rounded before a node that makes their rounding larger."""
+        found = list[str]()
+        for each in amplified(self._lockstep, self._sets[number], run)[:_WORST]:
+            waiting, seen = [each.value], set[str]()
+            while waiting:
+                name = waiting.pop()
+                maker = self._graph.producer.get(name)
+                is_exact = maker is not None and maker in run.kept
+                if is_exact and name not in seen:
+                    waiting += self._graph.reads[self._graph.producer[name]]
+                elif name in self._analysis.values:
+                    found.append(name)
+                seen.add(name)
+        return found
 
     def _is_wide(self, seen: Seen, nodes: Set[int]) -> bool:
         """Return whether no node reads a value in the narrow format."""

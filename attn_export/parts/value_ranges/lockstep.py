@@ -17,7 +17,7 @@ import onnx
 
 from attn_export.float64.evaluate import is_float
 from attn_export.parts.value_ranges.float_formats import FloatFormat
-from attn_export.parts.value_ranges.streamed_graph import NARROW, StreamedGraph
+from attn_export.parts.value_ranges.streamed_graph import MOST_HELD, NARROW, StreamedGraph
 from attn_export.tensorfile import Array, to_float64
 
 _Rounding = Callable[[Array, Array], Array]
@@ -27,6 +27,8 @@ _Rounding = Callable[[Array, Array], Array]
 
 _BLOCK = 2**22
 """The number of elements of a weight that are multiplied together."""
+
+_NONE: Set[int] = frozenset()
 
 _FLOAT32 = FloatFormat.of("float32")
 
@@ -92,6 +94,10 @@ class Lockstep:
         self.graph, self.format = graph, format_
         self.narrow_dtypes = graph.narrow_dtypes() or {"float32", "float64"}
         self.all_nodes = frozenset(range(len(graph.nodes)))
+        self.forms: dict[tuple[_Rounding, str], Array] = {}
+        self.memory: dict[int, Mapping[str, Any]] = {}
+        self._inputs: Mapping[str, Array] = {}
+        self._free = MOST_HELD
         self.seconds = np.zeros(len(graph.nodes))
         """The time that the first run took in each node."""
 
@@ -104,6 +110,12 @@ class Lockstep:
         """Return a run in float32, which is what a narrow format is compared with."""
         return RoundedRun(full, kept=self.all_nodes)
 
+    def remember(self, n: int, outputs: Mapping[str, Any]) -> None:
+        """Hold the outputs of a node in float32 for later runs, as long as there is room."""
+        self._free -= sum(x.nbytes for x in outputs.values() if isinstance(x, np.ndarray))
+        if self._free > 0:
+            self.memory[n] = outputs
+
     def run(
         self,
         inputs: Mapping[str, Array],
@@ -114,6 +126,8 @@ class Lockstep:
 
         `runs`: A base comes before the runs that are based on it.
         """
+        if inputs is not self._inputs:
+            self._inputs, self.memory, self._free = inputs, {}, MOST_HELD
         return _Pass(self, inputs, runs, observe).outputs()
 
 
@@ -172,6 +186,10 @@ class _Pass:
             if like and all(map(_is_same, inputs[run], inputs[like])):
                 computed[run] = computed[like]
                 continue
+            is_wide = run.kept is self._of.all_nodes and not like
+            if is_wide and n in self._of.memory:
+                computed[run] = self._of.memory[n]
+                continue
             started = time.perf_counter()
             outputs = self._graph.compute(
                 n, {"": None, **dict(zip(names, inputs[run], strict=True))}
@@ -182,6 +200,8 @@ class _Pass:
             for name, array in outputs.items():
                 outputs[name] = known[name] if _is_equal(known.get(name), array) else array
             computed[run] = outputs
+            if is_wide and not self._in_blocks(n):
+                self._of.remember(n, outputs)
         return computed
 
     def _weights(self, n: int) -> Iterator[dict[str, Array]]:
@@ -193,7 +213,7 @@ class _Pass:
         graph, node = self._graph, self._graph.nodes[n]
         names = [name for name in graph.reads[n] if self._is_weight(name)]
         large = [name for name in names if graph.is_large(name)]
-        if node.op_type == "MatMul" and large == [node.input[1]]:
+        if self._in_blocks(n):
             stored = graph.stored(large[0])
             step = max(1, _BLOCK * stored.shape[-1] // stored.size)
             for start in range(0, stored.shape[-1], step):
@@ -212,6 +232,12 @@ class _Pass:
         else:
             yield {name: graph.weight(name) for name in names}
 
+    def _in_blocks(self, n: int) -> bool:
+        """Return whether a node is a product by a weight that is too large to hold."""
+        node = self._graph.nodes[n]
+        is_product = node.op_type == "MatMul" and self._graph.is_large(node.input[1])
+        return is_product and self._graph.stored(node.input[1]).size > _BLOCK
+
     def _is_lookup(self, node: onnx.NodeProto, weights: Sequence[str]) -> bool:
         """Return whether a node takes rows of a table."""
         is_rows = not any(attribute.i for attribute in node.attribute)
@@ -221,7 +247,10 @@ class _Pass:
         """Store a value of each run, as made and as read by nodes in the narrow format."""
         for run, array in arrays.items():
             made = _Made(array, array)
-            if is_float(array) and self._is_narrow(name):
+            passed_on = n >= 0 and self._graph.passes_on(n) and not run.clipped
+            if passed_on and name not in run.narrow and run.kept in (self._of.all_nodes, _NONE):
+                pass  # it is rounded already
+            elif is_float(array) and self._is_narrow(name):
                 is_wide = (n < 0 or n in run.kept) and name not in run.narrow
                 made.narrow = self._round(run, name, array)
                 made.wide = self._in_float32(array) if is_wide else made.narrow
@@ -257,7 +286,12 @@ class _Pass:
             array = weights[name]
             is_wide = n in run.kept and name not in run.narrow
             narrow = is_float(array) and self._is_narrow(name) and not is_wide
-            return self._round(run, name, array) if narrow else array
+            if not narrow or name in run.clipped or not self._graph.is_held(name):
+                return self._round(run, name, array) if narrow else array
+            key = run.rounding, name
+            if key not in self._of.forms:
+                self._of.forms[key] = self._round(run, name, array)
+            return self._of.forms[key]
         made = self._made(run, name)
         if made is None:  # a value of a subgraph that has the name of a later one
             return None
@@ -296,7 +330,13 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Return whether two values are equal, NaN included."""
+    """Return whether two values have the same bits."""
     if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return one is other
-    return one.shape == other.shape and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    if one.shape != other.shape or one.dtype != other.dtype or one.dtype.hasobject:
+        return False
+    if not one.ndim or one.dtype.kind != "f":
+        return np.array_equal(one, other)
+    # Most arrays differ in the first row already.
+    bits, others = (np.ascontiguousarray(x).view(np.int64) for x in (one, other))
+    return np.array_equal(bits[:1], others[:1]) and np.array_equal(bits, others)

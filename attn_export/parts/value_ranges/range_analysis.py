@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from attn_export.float64.evaluate import is_float
-from attn_export.measures import Measures, measure
+from attn_export.measures import Measures
+from attn_export.parts.value_ranges.amplification import amplified
 from attn_export.parts.value_ranges.float_formats import FloatFormat
 from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, Seen, full
 from attn_export.parts.value_ranges.range_facts import RangeFacts, facts_of
@@ -37,8 +38,8 @@ _MOST_ALONE = 20
 _MOST_TIME = 1.0
 """The time for these runs, as a multiple of that of one run of the whole graph."""
 
-_FEW = 3
-"""The number of values that are rounded alone in any time."""
+_FEW = 2
+"""The number of values that are rounded alone in any time: one of each kind."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,30 +131,39 @@ class _Analyser:
         self._graph, self._sets, self._format = graph, sets, format_
         self._lockstep, self._progress = Lockstep(graph, format_), progress
         self._facts: dict[str, RangeFacts] = {}
+        self._lossy: list[list[str]] = []
         self._budgets, self._expected = budgets, list[ExpectedOutputs]()
 
     def analysis(self) -> Analysis:
         self._progress.expect(len(self._sets))
         self._add_weights()
         errors, bad = [], []
+        of_weights = [name for name, facts in self._facts.items() if facts.loss > self._format.eps]
+        tried: dict[str, Finding] = {}
         for number, inputs in enumerate(self._sets):
+            self._lossy.append(list(of_weights))
             outputs = self._run_together(number, inputs)
             errors.append(self._expected[number].error(outputs))
             if not self._expected[number].passes(outputs):
                 bad.append(number)
+                self._try_alone(number, tried)
             self._progress.advance("rounding all values")
-        findings: list[Finding] = []
-        tried: set[str] = set()
-        for number in bad:
-            chosen = [facts for facts in self._candidates(number) if facts.name not in tried]
-            chosen = chosen[: _MOST_ALONE - len(tried)]
-            tried |= {facts.name for facts in chosen}
-            findings += self._alone(number, chosen)
-        findings.sort(key=lambda finding: finding.facts.index)
+        findings = sorted(tried.values(), key=lambda finding: finding.facts.index)
         return Analysis(
             self._format, self._facts, findings, self._expected, errors, bad,
             self._lockstep.seconds,
         )  # fmt: skip
+
+    def _try_alone(self, number: int, tried: dict[str, Finding]) -> None:
+        """Add what rounding single values does in a set of inputs; those that matter are known."""
+        chosen = [
+            f for f in self._candidates(number) if f.name not in tried or not tried[f.name].matters
+        ]
+        new = [f for f in chosen if f.name not in tried][: _MOST_ALONE - len(tried)]
+        for finding in self._alone(number, [f for f in chosen if f.name in tried or f in new]):
+            before = tried.get(finding.facts.name)
+            if before is None or finding.effect.whole > before.effect.whole:
+                tried[finding.facts.name] = finding
 
     # -- all values together ---------------------------------------------------------------------
 
@@ -175,9 +185,11 @@ class _Analyser:
                 node = self._graph.nodes[seen.node] if seen.node >= 0 else None
                 empty = RangeFacts(
                     seen.name, node.name or node.output[0] if node else "",
-                    node.op_type if node else "input", seen.node, worst=number,
+                    node.op_type if node else "input", seen.node,
                 )  # fmt: skip
-                facts = facts_of(empty, seen.made, self._format)
+                facts = self._facts_of(empty, seen)
+                if facts.loss > self._format.eps:
+                    self._lossy[number].append(seen.name)
                 known = self._facts.get(seen.name)
                 self._facts[seen.name] = known.joined(facts) if known else facts
 
@@ -185,15 +197,26 @@ class _Analyser:
         self._expected.append(ExpectedOutputs(truth, free_outputs, self._format, self._budgets))
         return outputs
 
+    def _facts_of(self, empty: RangeFacts, seen: Seen) -> RangeFacts:
+        same = seen.node >= 0 and self._graph.passes_on(seen.node)
+        known = self._facts.get(self._graph.nodes[seen.node].input[0]) if same else None
+        if known is None:
+            return facts_of(empty, seen.made, self._format)
+        return dataclasses.replace(
+            known, name=empty.name, node=empty.node, operator=empty.operator, index=empty.index
+        )
+
     # -- values alone ----------------------------------------------------------------------------
 
     def _candidates(self, number: int) -> list[RangeFacts]:
         """Return the values that lose most, the ones that make infinities first."""
-        lossy = [f for f in self._facts.values() if f.loss > self._format.eps and f.worst == number]
+        lossy = [self._facts[name] for name in self._lossy[number] if name in self._facts]
         lossy.sort(key=lambda facts: (not facts.overflow, self._is_passed_on(facts), -facts.loss))
         if self._expected[number].is_rough:
-            rough = self._amplified(number)
-            lossy = [*rough[:_FEW], *lossy, *rough[_FEW:]]
+            free = RoundedRun(self._format.without_limits)
+            found = amplified(self._lockstep, self._sets[number], free)
+            rough = [self._facts[each.value] for each in found if each.value in self._facts]
+            lossy = [*lossy[:1], *rough[:1], *lossy[1:], *rough[1:]]
         chosen = dict[str, RangeFacts]()
         left = _MOST_TIME * float(self._lockstep.seconds.sum())
         for facts in lossy:
@@ -222,35 +245,6 @@ class _Analyser:
                 cost += float(self._lockstep.seconds[n])
         return cost
 
-    def _amplified(self, number: int) -> list[RangeFacts]:
-        """Return the values whose rounding a node makes many times larger, the worst first."""
-        wide, free = self._lockstep.wide(), RoundedRun(self._format.without_limits)
-        made: dict[str, Array] = {}
-        errors: dict[str, float] = {}
-
-        def observe(run: RoundedRun, seen: Seen) -> None:
-            if run is wide:
-                made[seen.name] = seen.made
-            else:
-                wide_array = made.pop(seen.name)
-                if is_float(seen.made):
-                    errors[seen.name] = measure(seen.read, wide_array).whole
-                else:  # the rounding of a float decides it
-                    errors[seen.name] = float(not np.array_equal(seen.made, wide_array))
-
-        self._lockstep.run(self._sets[number], (wide, free), observe)
-        jumps: dict[str, float] = {}
-        for n, node in enumerate(self._graph.nodes):
-            after = max((errors.get(name, 0.0) for name in node.output), default=0.0)
-            if after <= MOST_OF_ONE * self._format.eps:
-                continue
-            for name in self._graph.reads[n]:
-                before = max(errors.get(name, 0.0), self._format.eps / 4)
-                if name in self._facts:
-                    jumps[name] = max(jumps.get(name, 0.0), after / before)
-        names = sorted(jumps, key=lambda name: -jumps[name])
-        return [self._facts[name] for name in names if jumps[name] > MOST_OF_ONE]
-
     def _alone(self, number: int, chosen: Sequence[RangeFacts]) -> Iterator[Finding]:
         """Yield what rounding each of the chosen values does."""
         wide, format_ = self._lockstep.wide(), self._format
@@ -271,10 +265,8 @@ class _Analyser:
         best = Measures(0.0, 0.0) if expected.is_rough else expected.best
         for facts, run, found in zip(chosen, runs, outputs, strict=True):
             effect = expected.error(found)
-            kind, least = (
-                "overflow" if facts.overflow else "underflow",
-                max(format_.eps, best.whole),
-            )
+            least = max(format_.eps, best.whole)
+            kind = "overflow" if facts.overflow else "underflow"
             if facts.loss <= format_.eps:
                 kind, least = "rounding", MOST_OF_ONE * format_.eps
             within = is_within(effect, Measures(least, max(least, FACTOR * best.row)))

@@ -30,7 +30,6 @@ class RangeFacts:
         subnormal: The largest share that has fewer digits or becomes 0.
         flushed: The largest share that becomes 0.
         loss: The largest relative L2 error of a row that the limits alone make; inf with overflow.
-        worst: The index of the set of inputs where the loss is largest.
     """
 
     name: str
@@ -43,7 +42,6 @@ class RangeFacts:
     subnormal: float = 0.0
     flushed: float = 0.0
     loss: float = 0.0
-    worst: int = 0
 
     def margin(self, format_: FloatFormat) -> float:
         """Return the bits between the largest magnitude and the limit; negative beyond it."""
@@ -51,15 +49,11 @@ class RangeFacts:
 
     def joined(self, other: RangeFacts) -> RangeFacts:
         """Return the facts over the inputs of both."""
-        worse = other if other.loss > self.loss else self
+        names = ("largest", "overflow", "subnormal", "flushed", "loss")
         return dataclasses.replace(
-            worse,
-            smallest=min(self.smallest, other.smallest),
-            **{
-                name: max(getattr(self, name), getattr(other, name))
-                for name in ("largest", "overflow", "subnormal", "flushed")
-            },
-        )
+            self, smallest=min(self.smallest, other.smallest),
+            **{name: max(getattr(self, name), getattr(other, name)) for name in names},
+        )  # fmt: skip
 
 
 def facts_of(facts: RangeFacts, x: Array, format_: FloatFormat) -> RangeFacts:
@@ -89,12 +83,21 @@ def facts_of(facts: RangeFacts, x: Array, format_: FloatFormat) -> RangeFacts:
     overflow = float(format_.overflows(x).mean()) if largest > format_.largest else 0.0
     if smallest >= format_.smallest and not overflow:
         return found
-    limited = format_.only_limited(x)
+    loss = math.inf if overflow else _loss(x, sizes, format_)
     return dataclasses.replace(
         found, overflow=overflow, subnormal=float(format_.subnormal(x).mean()),
-        flushed=float(format_.flushed(x).mean()),
-        loss=math.inf if overflow else measure(limited, x).row,
+        flushed=float(format_.flushed(x).mean()), loss=loss,
     )  # fmt: skip
+
+
+def _loss(x: Array, sizes: Array, format_: FloatFormat) -> float:
+    """Return the largest relative error that small elements make in a row, or a bound of it."""
+    rows = np.max(np.atleast_1d(sizes), axis=-1, initial=0.0)
+    least = float(np.min(rows, where=rows > 0, initial=np.inf))
+    bound = (
+        format_.smallest * format_.eps / 2 * math.sqrt(sizes.shape[-1] if sizes.ndim else 1) / least
+    )
+    return bound if bound < format_.eps else measure(format_.only_limited(x), x).row
 
 
 def _summed(one: RangeFacts, other: RangeFacts) -> RangeFacts:

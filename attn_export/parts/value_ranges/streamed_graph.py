@@ -25,6 +25,14 @@ NARROW = ("float16", "bfloat16")
 _LARGE = 2**14
 """The number of elements from which a weight is read anew by each node."""
 
+MOST_HELD = 2**27
+"""The size in bytes up to which values stay in memory that are needed again."""
+
+_PASSING = frozenset({
+    "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze",
+})  # fmt: skip
+"""Operators that give all elements of their first input."""
+
 _TYPED = {"Cast": "to", "ConstantOfShape": "value"}
 """The attribute that decides the type of an operator's output, where it is not `dtype`."""
 
@@ -76,6 +84,7 @@ class StreamedGraph:
         for value in graph.input:
             if value.type.tensor_type.elem_type in FLOATS:
                 self.dtypes.setdefault(value.name, FLOATS[value.type.tensor_type.elem_type])
+        self._held: dict[str, Array] = {}
         self.turned = dict(self._turned_weights())
         self.producer = {
             name: n for n, node in enumerate(self.nodes) for name in node.output
@@ -103,7 +112,16 @@ class StreamedGraph:
         """Return a weight, floating ones as float64."""
         if name in self._small:
             return self._small[name]
-        return to_float64(self.stored(name))
+        if name not in self._held:
+            array = to_float64(self.stored(name))
+            if sum(held.nbytes for held in self._held.values()) + array.nbytes > MOST_HELD:
+                return array
+            self._held[name] = array
+        return self._held[name]
+
+    def is_held(self, name: str) -> bool:
+        """Return whether a weight is the same array each time."""
+        return name in self._small or name in self._held
 
     def stored(self, name: str) -> Array:
         """Return a large weight as it is stored, in its file if it is external."""
@@ -150,6 +168,10 @@ class StreamedGraph:
     def name_of(self, n: int) -> str:
         """Return the name of a node, or that of its first output; "" for -1."""
         return self.nodes[n].name or next(iter(self.nodes[n].output), "") if n >= 0 else ""
+
+    def passes_on(self, n: int) -> bool:
+        """Return whether a node gives elements of what it reads, all of them as they are."""
+        return self.nodes[n].op_type in _PASSING and self.nodes[n].domain in ("", "ai.onnx")
 
     def readers(self) -> dict[str, list[int]]:
         """Return the indices of the nodes that read each value."""
