@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import ml_dtypes
@@ -45,11 +46,12 @@ class FloatFormat:
     def without_limits(self, x: Array, rounded: Array) -> Array:
         """Return float64 numbers as this format would hold them if it had all exponents.
 
-        `rounded`: What `rounded` returns for x. It is returned itself if the limits concern none.
+        `rounded`: What `rounded` returns for x. It is returned itself if the limits change no row
+            by more than rounding does.
         """
-        beyond = self._beyond(x)
-        if not beyond.any():
+        if self.loss_bound(np.abs(x)) <= self.eps:
             return rounded
+        beyond = self._beyond(x)
         free = rounded.copy()
         free[beyond] = self._of_all_exponents(x[beyond])
         return free
@@ -58,6 +60,22 @@ class FloatFormat:
         """Return x with rounding only where the limits of this format concern it."""
         beyond = self._beyond(x)
         return np.where(beyond, self.rounded(x), x) if beyond.any() else x
+
+    def loss_bound(self, sizes: Array) -> float:
+        """Return a bound of the relative error that the limits make in a row; inf beyond them.
+
+        `sizes`: Magnitudes, of any shape; rows are along the last axis.
+        """
+        if not sizes.size:
+            return 0.0
+        rows = sizes.max(-1) if sizes.ndim else sizes
+        if not rows.max() <= self.largest:
+            return math.inf
+        least = float(rows.min())
+        if not least:
+            least = float(np.min(rows, where=rows > 0, initial=np.inf))
+        width = sizes.shape[-1] if sizes.ndim else 1
+        return self.smallest * self.eps / 2 * math.sqrt(width) / least
 
     def overflows(self, x: Array) -> Array:
         """Return a mask of the finite elements that become infinite."""

@@ -28,8 +28,6 @@ _Rounding = Callable[[Array, Array], Array]
 _BLOCK = 2**22
 """The number of elements of a weight that are multiplied together."""
 
-_NONE: Set[int] = frozenset()
-
 _FLOAT32 = FloatFormat.of("float32")
 
 
@@ -58,7 +56,7 @@ class RoundedRun:
 
 
 class _Made:
-    """A value as its node makes it, and as it is read in the narrow format."""
+    """A value as kept nodes read it, and as others do: None until one does."""
 
     def __init__(self, wide: Any, narrow: Any) -> None:
         self.wide, self.narrow = wide, narrow
@@ -245,17 +243,18 @@ class _Pass:
 
     def _put(self, name: str, n: int, arrays: Mapping[RoundedRun, Any]) -> None:
         """Store a value of each run, as made and as read by nodes in the narrow format."""
+        moved = n >= 0 and self._graph.moves(n)
         for run, array in arrays.items():
             made = _Made(array, array)
-            passed_on = n >= 0 and self._graph.passes_on(n) and not run.clipped
-            if passed_on and name not in run.narrow and run.kept in (self._of.all_nodes, _NONE):
-                pass  # it is rounded already
-            elif is_float(array) and self._is_narrow(name):
-                is_wide = (n < 0 or n in run.kept) and name not in run.narrow
-                made.narrow = self._round(run, name, array)
-                made.wide = self._in_float32(array) if is_wide else made.narrow
+            is_wide = (n < 0 or n in run.kept) and name not in run.narrow
+            if is_float(array) and self._is_narrow(name) and (is_wide or not moved):
+                made.narrow = None if is_wide and n >= 0 else self._round(run, name, array)
+                made.wide = made.narrow
+                if is_wide:
+                    made.wide = array if moved else self._in_float32(array)
             if self._observe and isinstance(array, np.ndarray):
-                self._observe(run, Seen(name, n, array, made.narrow))
+                read = made.wide if made.narrow is None else made.narrow
+                self._observe(run, Seen(name, n, array, read))
             base = run.base and self._made(run.base, name)
             if base and base.wide is made.wide and base.narrow is made.narrow:
                 self._values[run].pop(name, None)
@@ -263,8 +262,6 @@ class _Pass:
                 self._values[run][name] = made
 
     def _round(self, run: RoundedRun, name: str, array: Array) -> Array:
-        if run.kept is self._of.all_nodes and name not in run.narrow:
-            return self._in_float32(array)  # nothing reads it in the narrow format
         if name in run.clipped:
             array = np.clip(array, -self._of.format.largest, self._of.format.largest)
             return run.rounding(array, self._of.format.rounded(array))
@@ -295,6 +292,8 @@ class _Pass:
         made = self._made(run, name)
         if made is None:  # a value of a subgraph that has the name of a later one
             return None
+        if made.narrow is None and n not in run.kept:
+            made.narrow = self._round(run, name, made.wide)
         array = made.wide if n in run.kept else made.narrow
         return self._indices.get(id(array), array)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from attn_export.measures import measure
 from attn_export.parts.value_ranges.float_formats import FloatFormat
-from attn_export.tensorfile import Array
+from attn_export.tensorfile import Array, to_float64
 
 _BLOCK = 2**22
 """The number of elements that are looked at together."""
@@ -74,30 +74,28 @@ def facts_of(facts: RangeFacts, x: Array, format_: FloatFormat) -> RangeFacts:
             )  # fmt: skip
             facts = _summed(facts, found)
         return facts
-    x = x.astype(np.float64, copy=False)
+    if x.dtype.itemsize < np.dtype(np.float32).itemsize:
+        x = to_float64(x)
     sizes = np.abs(x)
-    usable = np.isfinite(sizes)
-    largest = float(np.max(sizes, where=usable, initial=0.0))
-    smallest = float(np.min(sizes, where=sizes > 0, initial=np.inf))
+    largest, smallest = (float(end) for end in (sizes.max(initial=0.0), sizes.min(initial=np.inf)))
+    if not (smallest > 0 and largest < np.inf):
+        usable = np.isfinite(sizes)
+        largest = float(np.max(sizes, where=usable, initial=0.0))
+        smallest = float(np.min(sizes, where=sizes > 0, initial=np.inf))
     found = dataclasses.replace(facts, largest=largest, smallest=smallest)
     overflow = float(format_.overflows(x).mean()) if largest > format_.largest else 0.0
     if smallest >= format_.smallest and not overflow:
         return found
-    loss = math.inf if overflow else _loss(x, sizes, format_)
+    loss = format_.loss_bound(sizes)
+    if overflow:
+        loss = math.inf
+    elif loss > format_.eps:
+        x = to_float64(x)
+        loss = measure(format_.only_limited(x), x).row
     return dataclasses.replace(
         found, overflow=overflow, subnormal=float(format_.subnormal(x).mean()),
         flushed=float(format_.flushed(x).mean()), loss=loss,
     )  # fmt: skip
-
-
-def _loss(x: Array, sizes: Array, format_: FloatFormat) -> float:
-    """Return the largest relative error that small elements make in a row, or a bound of it."""
-    rows = np.max(np.atleast_1d(sizes), axis=-1, initial=0.0)
-    least = float(np.min(rows, where=rows > 0, initial=np.inf))
-    bound = (
-        format_.smallest * format_.eps / 2 * math.sqrt(sizes.shape[-1] if sizes.ndim else 1) / least
-    )
-    return bound if bound < format_.eps else measure(format_.only_limited(x), x).row
 
 
 def _summed(one: RangeFacts, other: RangeFacts) -> RangeFacts:

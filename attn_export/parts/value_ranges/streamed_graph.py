@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from attn_export.float64.evaluate import Evaluation, lift_constants, names_read
 from attn_export.graph.load import inlined, load_proto, refuse_bad_data
+from attn_export.graph.requirements import EXACT
 from attn_export.parts.value_ranges.ort_nodes import unknown_operators
 from attn_export.tensorfile import Array, ArrayDict, numpy_dtype, to_float64
 
@@ -27,6 +28,9 @@ _LARGE = 2**14
 
 MOST_HELD = 2**27
 """The size in bytes up to which values stay in memory that are needed again."""
+
+_MAKING = frozenset({"Cast", "CastLike", "Constant", "ConstantOfShape", "Range"})
+"""Operators that round nothing, and give numbers that they do not read."""
 
 _PASSING = frozenset({
     "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze",
@@ -168,6 +172,11 @@ class StreamedGraph:
     def name_of(self, n: int) -> str:
         """Return the name of a node, or that of its first output; "" for -1."""
         return self.nodes[n].name or next(iter(self.nodes[n].output), "") if n >= 0 else ""
+
+    def moves(self, n: int) -> bool:
+        """Return whether a node gives elements of what it reads, and no others."""
+        node = self.nodes[n]
+        return node.op_type in EXACT - _MAKING and node.domain in ("", "ai.onnx")
 
     def passes_on(self, n: int) -> bool:
         """Return whether a node gives elements of what it reads, all of them as they are."""
