@@ -9,13 +9,14 @@ import numpy as np
 
 from attn_export.float64.evaluate import is_float
 from attn_export.measures import measure
-from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, Seen
+from attn_export.parts.value_ranges.lockstep import Lockstep
 from attn_export.parts.value_ranges.range_rule import MOST_OF_ONE
+from attn_export.parts.value_ranges.rounded_run import RoundedRun, Seen
 from attn_export.tensorfile import Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Amplified:
+class _Amplified:
     """A value whose rounding a node makes larger, by a factor."""
 
     value: str
@@ -25,7 +26,7 @@ class Amplified:
 
 def amplified(
     lockstep: Lockstep, inputs: Mapping[str, Array], run: RoundedRun
-) -> list[Amplified]:  # fmt: skip
+) -> list[_Amplified]:  # fmt: skip
     """Return the values whose rounding in a run some node makes much larger, the worst first."""
     wide, eps = lockstep.wide(), lockstep.format.eps
     made: dict[str, Array] = {}
@@ -40,7 +41,7 @@ def amplified(
             errors[seen.name] = float(not np.array_equal(seen.made, made.pop(seen.name)))
 
     lockstep.run(inputs, (wide, run), observe)
-    found: dict[str, Amplified] = {}
+    found: dict[str, _Amplified] = {}
     for n, node in enumerate(lockstep.graph.nodes):
         after = max((errors.get(name, 0.0) for name in node.output), default=0.0)
         if not after > MOST_OF_ONE * eps:
@@ -49,7 +50,7 @@ def amplified(
             factor = after / max(errors.get(name, 0.0), eps / 4)
             known = found.get(name)
             if lockstep.graph.dtypes.get(name) and (known is None or factor > known.factor):
-                found[name] = Amplified(name, n, factor)
+                found[name] = _Amplified(name, n, factor)
     return sorted(
         (each for each in found.values() if each.factor > MOST_OF_ONE), key=lambda a: -a.factor
     )

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from attn_export.measures import Measures
 from attn_export.parts.value_ranges.amplification import amplified
-from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, Seen, full
+from attn_export.parts.value_ranges.lockstep import Lockstep
 from attn_export.parts.value_ranges.range_analysis import Analysis
 from attn_export.parts.value_ranges.range_rule import GraphOutputs, largest
+from attn_export.parts.value_ranges.rounded_run import RoundedRun, Seen, full
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.runtimes.run_options import Progress
 from attn_export.tensorfile import Array

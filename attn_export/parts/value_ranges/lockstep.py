@@ -6,10 +6,9 @@ last reader.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,9 @@ import onnx
 
 from attn_export.float64.evaluate import is_float
 from attn_export.parts.value_ranges.float_formats import FloatFormat
+from attn_export.parts.value_ranges.rounded_run import RoundedRun, RoundsTo, Seen, full
 from attn_export.parts.value_ranges.streamed_graph import MOST_HELD, NARROW, StreamedGraph
 from attn_export.tensorfile import Array, to_float64
-
-_Rounding = Callable[[Array, Array], Array]
-"""A function that returns a float64 array as it is rounded, from it and its `FloatFormat.rounded`.
-"""
-
 
 _BLOCK = 2**22
 """The number of elements of a weight that are multiplied together."""
@@ -31,52 +26,11 @@ _BLOCK = 2**22
 _FLOAT32 = FloatFormat.of("float32")
 
 
-def full(_: Array, rounded: Array) -> Array:
-    """Return an array as the format holds it."""
-    return rounded
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class RoundedRun:
-    """How a run rounds.
-
-    Attributes:
-        rounding: What it does with a value that has the narrow format.
-        kept: The indices of the nodes that read and make float32.
-        narrow: Values that have the narrow format though nodes around them are kept.
-        clipped: Weights whose elements are limited to the largest number before they are rounded.
-        base: The run that gives what does not differ.
-    """
-
-    rounding: _Rounding
-    kept: Set[int] = frozenset()
-    narrow: Set[str] = frozenset()
-    clipped: Set[str] = frozenset()
-    base: RoundedRun | None = None
-
-
 class _Made:
     """A value as kept nodes read it, and as others do: None until one does."""
 
     def __init__(self, wide: Any, narrow: Any) -> None:
         self.wide, self.narrow = wide, narrow
-
-
-@dataclasses.dataclass(frozen=True)
-class Seen:
-    """A value that was made in a run.
-
-    Attributes:
-        name: Its name.
-        node: The index of the node that makes it; -1 for inputs and weights.
-        made: The array, as the node makes it.
-        read: The array as nodes in the narrow format read it.
-    """
-
-    name: str
-    node: int
-    made: Array
-    read: Array
 
 
 _Observer = Callable[[RoundedRun, Seen], None]
@@ -92,7 +46,7 @@ class Lockstep:
         self.graph, self.format = graph, format_
         self.narrow_dtypes = graph.narrow_dtypes() or {"float32", "float64"}
         self.all_nodes = frozenset(range(len(graph.nodes)))
-        self.forms: dict[tuple[_Rounding, str], Array] = {}
+        self.forms: dict[tuple[RoundsTo, str], Array] = {}
         self.memory: dict[int, Mapping[str, Any]] = {}
         self._inputs: Mapping[str, Array] = {}
         self._free = MOST_HELD

@@ -17,7 +17,7 @@ from attn_export.float64.evaluate import is_float
 from attn_export.measures import Measures
 from attn_export.parts.value_ranges.amplification import amplified
 from attn_export.parts.value_ranges.float_formats import FloatFormat
-from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, Seen, full
+from attn_export.parts.value_ranges.lockstep import Lockstep
 from attn_export.parts.value_ranges.range_facts import RangeFacts, facts_of
 from attn_export.parts.value_ranges.range_rule import (
     FACTOR,
@@ -27,6 +27,7 @@ from attn_export.parts.value_ranges.range_rule import (
     is_within,
     largest,
 )
+from attn_export.parts.value_ranges.rounded_run import RoundedRun, Seen, full
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.quality import Budget
 from attn_export.runtimes.run_options import Progress

@@ -16,7 +16,7 @@ from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, UsageError, first_few
 from attn_export.parts.value_ranges.float_formats import FORMATS
 from attn_export.parts.value_ranges.keep_search import search
-from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, full
+from attn_export.parts.value_ranges.lockstep import Lockstep
 from attn_export.parts.value_ranges.mixed_graph import check_fixable, write_mixed
 from attn_export.parts.value_ranges.ort_nodes import run_beside
 from attn_export.parts.value_ranges.range_analysis import Analysis, analyse
@@ -28,6 +28,7 @@ from attn_export.parts.value_ranges.range_inputs import (
 )
 from attn_export.parts.value_ranges.range_result import Fix, RangeResult
 from attn_export.parts.value_ranges.range_rule import largest
+from attn_export.parts.value_ranges.rounded_run import RoundedRun, full
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.quality import Budget
 from attn_export.runtimes.run_options import Progress

@@ -10,10 +10,11 @@ import onnxruntime
 import pytest
 
 from attn_export.parts.value_ranges.float_formats import FORMATS
-from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, full
+from attn_export.parts.value_ranges.lockstep import Lockstep
 from attn_export.parts.value_ranges.range_flow import ranges_of
 from attn_export.parts.value_ranges.range_inputs import InputSets
 from attn_export.parts.value_ranges.range_result import RangeResult
+from attn_export.parts.value_ranges.rounded_run import RoundedRun, full
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.tensorfile import ArrayDict
 from tests.parts.value_ranges.range_graphs import CASES, FITTING, RangeCase

@@ -11,8 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from attn_export.errors import GraphError
 from attn_export.parts.value_ranges.float_formats import FORMATS
-from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, full
+from attn_export.parts.value_ranges.lockstep import Lockstep
 from attn_export.parts.value_ranges.range_flow import ranges_of
+from attn_export.parts.value_ranges.rounded_run import RoundedRun, full
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 
 ROWS, WIDTH = 70_000, 64
