@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from attn_export.commands.options import (
     BUDGET,
@@ -18,7 +20,8 @@ from attn_export.commands.options import (
 from attn_export.commands.output import echo, write_file
 from attn_export.errors import UsageError, printable
 
-_FORMATS = ("float16", "bfloat16")
+_INTEGERS = ("int8", "int4")
+_FORMATS = ("float16", "bfloat16", *_INTEGERS)
 _MISMATCH = 6
 
 
@@ -36,7 +39,7 @@ _MISMATCH = 6
 @option(
     "--limit", "limits", multiple=True, metavar="MEASURE<=N",
     help="Exit with 6 beyond this: findings<=0, error<=2 (times that of the digits alone), "
-    "kept<=3 (nodes), margin>=1 (bits).",
+    "kept<=3 (nodes), margin>=1 (bits); of integers sqnr>=20 (dB).",
 )  # fmt: skip
 @json_option("Write facts on every value; - for stdout.")
 @file_option("--html", "html_file", "Write a page with a bar of exponents for each value.")
@@ -49,10 +52,11 @@ def range_command(
     """Show which values of a graph leave float16, and what this does to its outputs.
 
     Each node is computed in float64 and rounded. A value is named if rounding it alone changes the
-    outputs. With --fix, as few nodes as possible stay in float32.
+    outputs. With --fix, as few nodes as possible stay in float32. --dtype int8 or int4 shows for
+    all that products read ranges, outliers and what each choice of scales loses.
     """
     from attn_export.commands.fixed_graphs import fixed_graphs
-    from attn_export.parts.value_ranges.range_flow import graph_of, ranges_of
+    from attn_export.parts.value_ranges.range_flow import graph_of, integers_of, ranges_of
     from attn_export.parts.value_ranges.range_result import RangeLimit
     from attn_export.quality import Budget
     from attn_export.report.progress import progress
@@ -60,23 +64,27 @@ def range_command(
     wanted, given = [RangeLimit.parse(text) for text in limits], [Budget.parse(x) for x in budgets]
     if fix is not None and fix.suffix != ".onnx":
         raise UsageError(f"--fix {printable(fix)} is no .onnx file; write OUT.onnx")
+    if dtype in _INTEGERS and (fix or budgets):
+        raise UsageError(f"--dtype {dtype} has no --fix or --budget; build --weights-dtype has one")
     limit_own_memory()
     with (
         progress(quiet=quiet) as bar, graph_of(path, module, model) as (file, sets),
         fixed_graphs([file], fixed) as (graph,),
     ):  # fmt: skip
-        result = ranges_of(graph, sets, inputs, dtype, fix, given, bar)
-    from attn_export.parts.value_ranges import range_report
-
+        result: Any = (
+            integers_of(graph, sets, inputs, dtype, bar) if dtype in _INTEGERS
+            else ranges_of(graph, sets, inputs, dtype, fix, given, bar)
+        )  # fmt: skip
+    exceeded = [text for text in (limit.exceeded(result.measured) for limit in wanted) if text]
+    report = import_module(f"{__package__}.{'integer' if dtype in _INTEGERS else 'range'}_report")
     if json_file:
-        write_file(json_file, range_report.ranges_to_json(result))
+        write_file(json_file, report.to_json(result))
     if html_file:
-        write_file(html_file, range_report.ranges_to_html(result))
+        write_file(html_file, report.to_html(result))
     if json_file != STDOUT and not quiet:
         from rich.console import Console
 
-        range_report.print_ranges(result, Console())
-    exceeded = [text for text in (limit.exceeded(result) for limit in wanted) if text]
+        report.print_to(result, Console())
     for text in exceeded:
         echo(f"limit exceeded: {text}", err=True)
     fails = (fix is not None or given) and not result.holds

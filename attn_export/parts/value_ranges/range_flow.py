@@ -15,6 +15,7 @@ from attn_export.bundle.quality_vectors import is_plain
 from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, UsageError, first_few
 from attn_export.parts.value_ranges.float_formats import FORMATS
+from attn_export.parts.value_ranges.integer_ranges import IntegerResult, integer_facts
 from attn_export.parts.value_ranges.keep_search import search
 from attn_export.parts.value_ranges.lockstep import Lockstep
 from attn_export.parts.value_ranges.mixed_graph import check_fixable, write_mixed
@@ -62,6 +63,17 @@ def ranges_of(
     return RangeResult(
         path.name, analysis, notes, _mended(graph, sets.sets, analysis, fix, progress)
     )
+
+
+def integers_of(
+    path: Path, sets: InputSets | None, inputs: Sequence[str], dtype: str, progress: Progress
+) -> IntegerResult:
+    """Return how well integers stand for the weights and activations of a graph."""
+    progress.phase("reading the graph")
+    graph = StreamedGraph(path)
+    sets = user_sets(graph, inputs) if inputs else sets or random_sets(graph)
+    facts = integer_facts(graph, sets.sets, dtype, progress)
+    return IntegerResult(path.name, dtype, facts, [sets.note])
 
 
 def overflow_notes(path: Path, sets: Sequence[Mapping[str, Array]]) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ _LOWEST, _HIGHEST = -40, 40
 # -- text ----------------------------------------------------------------------------------------
 
 
-def print_ranges(result: RangeResult, console: Console) -> None:
+def print_to(result: RangeResult, console: Console) -> None:
     """Print the worst values, what they do to the outputs, and the fix."""
     rows = [tuple(_row(result, facts)) for facts in result.worst(_WORST)]
     if rows:
@@ -129,7 +129,7 @@ def _percent(error: Measures) -> str:
 # -- JSON ----------------------------------------------------------------------------------------
 
 
-def ranges_to_json(result: RangeResult) -> str:
+def to_json(result: RangeResult) -> str:
     """Return the result as JSON text, with a newline at the end."""
     analysis = result.analysis
     content = {
@@ -137,17 +137,17 @@ def ranges_to_json(result: RangeResult) -> str:
         "graph": result.graph,
         "dtype": analysis.format.name,
         "fits": analysis.fits,
-        "error": _plain(analysis.error),
-        "best": _plain(analysis.best),
+        "error": plain(analysis.error),
+        "best": plain(analysis.best),
         "sets": len(analysis.expected),
         "failed_sets": list(analysis.bad),
         "findings": [_finding(finding) for finding in analysis.findings],
         "tried": [_finding(finding) for finding in analysis.tried],
         "values": [
-            {**_plain(facts), "margin_bits": finite(facts.margin(analysis.format))}
+            {**plain(facts), "margin_bits": finite(facts.margin(analysis.format))}
             for facts in analysis.values.values()
         ],
-        "fix": _plain(result.fix) if result.fix else None,
+        "fix": plain(result.fix) if result.fix else None,
         "notes": list(result.notes),
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
@@ -158,23 +158,25 @@ def _finding(finding: Finding) -> dict[str, Any]:
     return {
         "value": facts.name, "node": facts.node, "operator": facts.operator, "kind": finding.kind,
         "matters": finding.matters, "made": finding.made, "absorbed": finding.absorbed,
-        "effect": _plain(finding.effect), "nan_from": finding.nan_from,
+        "effect": plain(finding.effect), "nan_from": finding.nan_from,
     }  # fmt: skip
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return dataclasses as mappings, and numbers that JSON lacks as None."""
     if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, float):
         return finite(value)
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
 # -- page ----------------------------------------------------------------------------------------
 
 
-def ranges_to_html(result: RangeResult) -> str:
+def to_html(result: RangeResult) -> str:
     """Return the result as a page: a bar of exponents for each value, in the order of the graph."""
     analysis = result.analysis
     order = sorted(analysis.values.values(), key=lambda facts: facts.index)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attn_export.errors import UsageError, printable
 from attn_export.measures import Measures
 from attn_export.parts.value_ranges.range_analysis import Analysis
 from attn_export.parts.value_ranges.range_facts import RangeFacts
 
-_LIMITS = {"findings": "<=", "error": "<=", "kept": "<=", "margin": ">="}
+_LIMITS = {"findings": "<=", "error": "<=", "kept": "<=", "margin": ">=", "sqnr": ">="}
 """The measures of limits with their relations: values that change outputs, the error as a multiple
-of that of rounding alone, nodes kept in float32, and the bits of each value below the largest
-number."""
+of that of rounding alone, nodes kept in float32, the bits of each value below the largest number,
+and the SQNR in dB that the best choice of scales gives, of integers."""
 
 _NUMBER = re.compile(r"-?[0-9]{1,9}(\.[0-9]{1,9})?")
 
@@ -78,6 +78,16 @@ class RangeResult:
         return self.fix.passed == self.fix.judged if self.fix else self.analysis.fits
 
     @property
+    def measured(self) -> dict[str, float]:
+        """What limits may be set for."""
+        analysis, fixed = self.analysis, bool(self.fix and self.fix.path)
+        margins = (facts.margin(analysis.format) for facts in analysis.values.values())
+        return {
+            "findings": 0 if fixed else len(analysis.findings), "error": self.ratio or 0.0,
+            "kept": len(self.fix.nodes) if self.fix else 0, "margin": min(margins, default=0.0),
+        }  # fmt: skip
+
+    @property
     def ratio(self) -> float | None:
         """The error as a multiple of that of rounding alone, after the fix if there is one."""
         error, best = self.analysis.error.whole, self.analysis.best.whole
@@ -103,20 +113,16 @@ class RangeLimit:
         forms = ", ".join(f"{name}{sign}NUMBER" for name, sign in _LIMITS.items())
         raise UsageError(f"--limit is {forms}; got {printable(text, 40)!r}")
 
-    def exceeded(self, result: RangeResult) -> str:
-        """Return what exceeds the limit, as text; "" if nothing does."""
-        analysis, shown = result.analysis, f"{self.measure}{_LIMITS[self.measure]}{self.limit:g}"
-        if self.measure == "margin":
-            low = min(
-                analysis.values.values(), key=lambda facts: facts.margin(analysis.format),
-                default=None,
-            )  # fmt: skip
-            bits = low.margin(analysis.format) if low else self.limit
-            text = f"{printable(low.name, 80)} has {bits:.3g} bits" if low else ""
-            return f"{shown}: {text}" if bits < self.limit else ""
-        value = {
-            "findings": 0 if result.fix and result.fix.path else len(analysis.findings),
-            "error": result.ratio or 0.0,
-            "kept": len(result.fix.nodes) if result.fix else 0,
-        }[self.measure]
-        return f"{shown}: {self.measure} is {value:.3g}" if not value <= self.limit else ""
+    def exceeded(self, measured: Mapping[str, float]) -> str:
+        """Return what exceeds the limit, as text; "" if nothing does.
+
+        Raises:
+            UsageError: If the measure is none of the format.
+        """
+        if self.measure not in measured:
+            raise UsageError(
+                f"--limit {self.measure} is not for this --dtype; choose from {', '.join(measured)}"
+            )
+        sign, value = _LIMITS[self.measure], measured[self.measure]
+        kept = value <= self.limit if sign == "<=" else value >= self.limit
+        return "" if kept else f"{self.measure}{sign}{self.limit:g}: it is {value:.3g}"

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from range_graphs import CASES, FITTING, RangeCase
 
 from attn_export.parts.value_ranges.float_formats import FORMATS
 from attn_export.parts.value_ranges.lockstep import Lockstep
@@ -17,7 +18,6 @@ from attn_export.parts.value_ranges.range_result import RangeResult
 from attn_export.parts.value_ranges.rounded_run import RoundedRun, full
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.tensorfile import ArrayDict
-from tests.parts.value_ranges.range_graphs import CASES, FITTING, RangeCase
 
 
 def ranges(case: RangeCase, tmp_path: Path, fix: str = "") -> RangeResult:
