@@ -48,7 +48,6 @@ _OutputDim = Count | Annotated[str, Meta(max_length=MOST_BYTES, pattern=rf"\A[^{
 it."""
 
 CACHES = {"present_key": "past_key", "present_value": "past_value"}
-STATES = {"present_state": "past_state"}
 """The caches of our own layers: the input of the next step that takes an output."""
 
 

@@ -17,7 +17,7 @@ from attn_export.cases.draw import Bounds, Sizes, draw_inputs
 from attn_export.cases.roles import Trial, find_roles
 from attn_export.errors import AttnExportError, ExportError, UsageError, printable
 from attn_export.export.trees import to_numpy, to_torch
-from attn_export.schema import CACHES, MOST_BYTES, STATES, EndName
+from attn_export.schema import CACHES, MOST_BYTES, EndName
 from attn_export.spec import Input
 from attn_export.spec.inputs import Roles
 from attn_export.tensorfile import ArrayDict
@@ -276,8 +276,8 @@ def output_dtypes(run: Callable[[], Mapping[str, Tensor]]) -> dict[str, str]:
 def roles_of(subject: Any) -> Roles:
     """Return the roles of the axes of a subject; those of our own layers have their names."""
     if subject.spec is not None:
-        state = STATES if subject.spec.has_state else {}
-        return Roles(caches=CACHES if subject.spec.has_cache else state)
+        states = {f"present_{name}": f"past_{name}" for name in subject.spec.states}
+        return Roles(caches=CACHES if subject.spec.has_cache else states)
     inputs = subject.input_descriptions()
 
     def draw(changed: Sizes, seed: str) -> ArrayDict:

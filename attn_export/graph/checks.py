@@ -35,19 +35,18 @@ _IR_LIMIT = {18: 8, 23: 11, 24: 12, LINEAR_OPSET: 13}
 """The IR version that belongs to an opset. A newer one excludes older runtimes without need."""
 
 _OWN_OPERATORS = frozenset({
-    "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
-    "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Equal", "Exp", "Expand", "Gather",
-    "Greater", "GreaterOrEqual", "LayerNormalization", "Less", "LessOrEqual", "LinearAttention",
-    "MatMul", "MatMulInteger", "Max", "Min", "Mul", "Neg", "Pow", "QuantizeLinear",
-    "RMSNormalization", "Range", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceSum", "Reshape",
-    "Round", "Shape", "Sin", "Slice", "Softplus", "Split", "Sqrt", "Squeeze", "Sub", "Transpose",
-    "TensorScatter", "Trilu", "Unsqueeze", "Where",
+    "Abs", "Add", "And", "Attention", "Cast", "CausalConvWithState", "Clip", "Concat",
+    "ConstantOfShape", "Cos", "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Equal", "Exp",
+    "Expand", "Gather", "Greater", "GreaterOrEqual", "LayerNormalization", "Less", "LessOrEqual",
+    "LinearAttention", "MatMul", "MatMulInteger", "Max", "Min", "Mul", "Neg", "Pow",
+    "QuantizeLinear", "RMSNormalization", "Range", "Reciprocal", "ReduceMax", "ReduceMin",
+    "ReduceSum", "Reshape", "Round", "Shape", "Sin", "Slice", "Softplus", "Split", "Sqrt",
+    "Squeeze", "Sub", "TensorScatter", "Transpose", "Trilu", "Unsqueeze", "Where",
 })  # fmt: skip
 """Operators of graphs of attn-export's own module in the standard dialect."""
 
-_NEWER = {"Attention", "LinearAttention", "RMSNormalization", "TensorScatter"}
-_PORTABLE_OPERATORS = (_OWN_OPERATORS - _NEWER) | {
-    "Identity", "Not", "Pad", "ReduceMean", "Scan", "ScatterND", "Softmax", "Tanh",
+_PORTABLE_OPERATORS = {name for name in _OWN_OPERATORS if onnx.defs.has(name, 18)} | {
+    "Conv", "Identity", "Not", "Pad", "ReduceMean", "Scan", "ScatterND", "Softmax", "Tanh",
 }  # fmt: skip
 
 _ORT_OPERATORS = _OWN_OPERATORS | _PORTABLE_OPERATORS | {

@@ -94,9 +94,14 @@ class AttentionSpec(AttentionFields):
         return self.cache == "state"
 
     @property
-    def state_shape(self) -> Shape:
-        """The shape of `past_state` and `present_state`."""
-        return ("batch", self.num_kv_heads, self.head_dim, self.v_head_dim)
+    def states(self) -> dict[str, Shape]:
+        """The shape of each cache of linear attention, by its name after `past_`."""
+        if self.cache != "state":
+            return {}
+        heads, Hkv, D = self.num_heads, self.num_kv_heads, self.head_dim
+        channels = (heads + Hkv) * D + Hkv * self.v_head_dim
+        conv = {"conv": ("batch", channels, self.conv_width - 1)} if self.conv_width else {}
+        return {"state": ("batch", Hkv, D, self.v_head_dim), **conv}
 
     @property
     def in_place(self) -> bool:
@@ -206,8 +211,7 @@ class AttentionSpec(AttentionFields):
             past = "capacity" if self.in_place else "past_len"
             for name, width in zip(("past_key", "past_value"), self.stored_widths, strict=True):
                 shapes[name] = ("batch", self.num_kv_heads, past, width)
-        if self.has_state:
-            shapes["past_state"] = self.state_shape
+        shapes |= {f"past_{name}": shape for name, shape in self.states.items()}
         if self.in_place:
             shapes["past_length"] = ("batch",)
         if self.position_ids:
@@ -222,8 +226,7 @@ class AttentionSpec(AttentionFields):
                 ("present_key", "present_value"), self.stored_widths, strict=True
             ):
                 shapes[name] = ("batch", self.num_kv_heads, self.key_axis, width)
-        if self.has_state:
-            shapes["present_state"] = self.state_shape
+        shapes |= {f"present_{name}": shape for name, shape in self.states.items()}
         if self.attn_weights:
             keys = "weights_len" if self.added_keys else self.key_axis
             shapes["attn_weights"] = ("batch", self.num_heads, "query_len", keys)

@@ -53,10 +53,14 @@ class AttentionFields:
     )
     update_rule: str = field(
         "the change of the state by a token: its key times its value is added (linear), after the "
-        "state decays (gated), or less what the key finds in the state (delta, gated_delta; "
-        "queries and keys then have length 1)",
+        "state decays (gated), or less what the key finds (delta, gated_delta; lengths are then 1)",
         "gated_delta", choices=("linear", "gated", "delta", "gated_delta"), in_config=False,
         acts_with=OF_LINEAR,
+    )
+    conv_width: int = field(
+        "the tokens, its own included, that a convolution with SiLU of queries, keys and values "
+        "sees in linear attention, with past_conv as a further cache; 0 for none",
+        0, least=0, most=64, in_config=False, needs=OF_LINEAR,
     )
     decay: str = field(
         "the decays of the state of a head: one, or one for each channel of the key",
@@ -64,8 +68,7 @@ class AttentionFields:
         acts_with={"update_rule": ("gated_delta", "gated"), **OF_LINEAR},
     )
     shared_beta: bool = field(
-        "all heads share the rate with which deltas are written",
-        False, in_config=False,
+        "all heads share the rate with which deltas are written", False, in_config=False,
         acts_with={"update_rule": ("gated_delta", "delta"), **OF_LINEAR},
     )
     num_heads: int = size("H, the number of query heads")
@@ -261,8 +264,7 @@ class AttentionFields:
         "none", in_config=False, excludes=LATENT,
     )
     block_size: int = field(
-        "the number of inputs that share a scale (16, 32, 64 or 128); 0: all inputs of an "
-        "output",
+        "the inputs that share a scale (16, 32, 64 or 128); 0: all inputs of an output",
         DERIVED, usual="32 with int4, else 0", least=0, most=128, in_config=False,
     )
     scheme: str = field(
@@ -276,8 +278,7 @@ class AttentionFields:
         "none", choices=("none", "dynamic-int8", "dynamic-int8-per-block"), in_config=False,
     )
     kv_dtype: str = field(
-        "the type of keys and values in a cache written in place: integers, or float16 beside "
-        "a layer in float32",
+        "the type of a cache written in place: integers, or float16 beside a layer in float32",
         "none", choices=("none", "int8", "int4", "float16"), in_config=False,
     )
     kv_scale: str = field(

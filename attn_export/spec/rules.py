@@ -177,6 +177,8 @@ def _states(spec: AttentionFields) -> None:
         raise SpecError(
             f"cache = {spec.cache!r} with kind = {spec.kind!r}; set cache to {' or '.join(wanted)}"
         )
+    if spec.conv_width == 1:
+        raise SpecError("conv_width = 1 sees no other token; set it to at least 2, or 0 for none")
 
 
 def positions(spec: AttentionFields) -> None:

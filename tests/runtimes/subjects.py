@@ -21,7 +21,7 @@ from attn_export.judge.judge import judge
 from attn_export.results import WHOLE_DECODE, Golden, StoredCase, Verdict
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
-from attn_export.schema import STATES, GraphFile
+from attn_export.schema import GraphFile
 from attn_export.truth.oracle import Oracle
 
 MORE = os.environ.get("ATTN_EXPORT_MORE_RUNTIMES", "") not in ("", "0")
@@ -181,7 +181,8 @@ def what_is_wrong(target: Runtime, subject: Stored, form: GraphFile, out: Path) 
     problems, count = [], 0
     with Worker(target, LIMITS) as worker:
         graph = subject.folder / form.name
-        caches = {output: source for output, source in STATES.items() if source in subject.axes}
+        names = (name.removeprefix("past_") for name in subject.axes if name.startswith("past_"))
+        caches = {f"present_{name}": f"past_{name}" for name in names if name != "length"}
         given = list(files.values()), form, subject.axes, decodes
         worker.send_job(graph, inputs, *given, caches=caches)
         for result in worker.results():

@@ -53,6 +53,8 @@ REFUSED = [
         {"kind": "linear", "softcap": 2.0},
         ["kind = 'linear' with softcap = 2.0: linear attention has none; leave it out"],
     ),
+    ({"kind": "linear", "conv_width": 1}, ["conv_width = 1", "at least 2, or 0"]),
+    ({"conv_width": 4}, ["conv_width = 4 with kind = 'softmax'"]),
     ({"kind": "linear", "update_rule": "rwkv"}, ["linear, gated, delta, gated_delta", "'rwkv'"]),
     ({"dtype": "float64"}, ["dtype must be one of float32", "'float64'"]),
     ({"dtype": "two\nlines"}, ["dtype must be one of float32", "two"]),

@@ -60,6 +60,13 @@ def _change(
     return evaluation.attention(node, values, changes)
 
 
+def _convolutions(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
+    for node in evaluation.nodes:
+        if node.op_type == "CausalConvWithState":
+            compute = functools.partial(_change, evaluation, node)
+            yield GraphPlace("", node.name, compute=compute)
+
+
 def _lengths(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
     """Yield the quotients of queries and keys by their lengths, before the nodes."""
     for node in _all_nodes(evaluation):
@@ -207,6 +214,14 @@ KNOWN: Final = (
          {"found_rate": plain(np.zeros_like)}),
         ("delta added", "what the key finds in the state is added to the value",
          {"found_rate": plain(np.negative)})),
+    *rows(_convolutions,
+        ("kernel reversed", "the convolution multiplies a token's own channel by the first weight",
+         {"weight": plain(lambda weight: weight[..., ::-1])}),
+        ("kernel of one channel", "the weights of channel 0 are those of every channel",
+         {"weight": repeat_first(0)}),
+        ("state not updated", "present_conv is past_conv", {"present": step("past")}),
+        ("state reversed", "present_conv has the last tokens first",
+         {"present": plain(lambda present: present[..., ::-1])})),
     *rows(_lengths,
         ("not normalised", "{} are not divided by their lengths", {"unit": step("raw")})),
     *rows(_PLAIN,

@@ -41,26 +41,39 @@ class LinearAttention(Attention):
             self.dt_bias = nn.Parameter(torch.empty(decays).uniform_(-3.0, 0.0))
         if self.deltas:
             self.b_proj = nn.Linear(spec.embed_dim, 1 if spec.shared_beta else Hkv, bias=False)
+        if spec.conv_width:
+            self.conv = nn.Parameter(torch.empty(_channels(spec), 1, spec.conv_width))
+            nn.init.normal_(self.conv, std=spec.conv_width**-0.5)
         self.to(getattr(torch, spec.dtype))
 
     def forward(  # type: ignore[override]
-        self, query: Tensor, past_state: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        self, query: Tensor, past_state: Tensor | None = None, past_conv: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, ...]:
         """Compute linear attention with projections.
 
         `query`: `[B, L, E]`.
         `past_state`: `[B, Hkv, D, Dv]`, if the spec has a state.
+        `past_conv`: The last tokens before the convolution, `[B, channels, conv_width - 1]`.
 
         Returns:
-            `output [B, L, E]`; if the spec has a state, then `present_state [B, Hkv, D, Dv]`, too.
+            `output [B, L, E]`; if the spec has a state, then `present_state` and `present_conv`,
+            too.
         """
-        self._check_inputs(past_state=past_state)
+        self._check_inputs(past_state=past_state, past_conv=past_conv)
         spec = self.spec
-        q = self.q_norm(self.q_proj(query).unflatten(-1, (spec.num_heads, -1)))  # [B, L, H, D]
-        k = self.k_norm(self.k_proj(query).unflatten(-1, (spec.num_kv_heads, -1)))
+        q, k, v = self.q_proj(query), self.k_proj(query), self.v_proj(query)
+        present_conv: tuple[Tensor, ...] = ()
+        if spec.conv_width:
+            joined = torch.cat([q, k, v], -1).mT  # [B, channels, L]
+            mixed, kept = _convolve(joined, self.conv, past_conv)
+            present_conv = (kept,)
+            mixed = (mixed / (1 + (-mixed).exp())).mT  # as a sigmoid it would lose digits
+            q, k, v = mixed.split([x.shape[-1] for x in (q, k, v)], dim=-1)
+        q = self.q_norm(q.unflatten(-1, (spec.num_heads, -1)))  # [B, L, H, D]
+        k = self.k_norm(k.unflatten(-1, (spec.num_kv_heads, -1)))
         if self.deltas:  # else the state could grow with each token
             q, k = (x / (x.square().sum(-1, keepdim=True) + spec.norm_eps).sqrt() for x in (q, k))
-        v, decay, beta = self.v_proj(query), None, None
+        decay = beta = None
         if self.decays:
             steps = _softplus(self.a_proj(query) + self.dt_bias)
             rates = self.A_log.exp().expand(-1, steps.shape[-1] // spec.num_kv_heads).flatten()
@@ -71,7 +84,29 @@ class LinearAttention(Attention):
         heads = LinearHeads(spec.num_heads, spec.num_kv_heads, spec.update_rule, spec.softmax_scale)
         attended, state = attend(q.flatten(2), k.flatten(2), v, past_state, decay, beta, heads)
         output: Tensor = self.out_proj(attended)
-        return (output, state) if spec.has_state else output
+        return (output, state, *present_conv) if spec.has_state else output
+
+
+def _channels(spec: AttentionSpec) -> int:
+    """Return the number of channels of queries, keys and values together."""
+    H, Hkv = spec.num_heads, spec.num_kv_heads
+    return (H + Hkv) * spec.head_dim + Hkv * spec.v_head_dim
+
+
+def _convolve(x: Tensor, weight: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return a causal convolution of each channel `[B, C, L]`, and its last tokens `[B, C, k - 1]`.
+
+    `weight`: `[C, 1, k]`. `past`: `[B, C, k - 1]`, or None for zeros.
+    """
+    (B, C, L), kept = x.shape, weight.shape[-1] - 1
+    if onnx_attention.emitting():
+        convolved, present = torch.onnx.ops.symbolic_multi_out(
+            "CausalConvWithState", (x, weight, None, past), {}, dtypes=(x.dtype, x.dtype),
+            shapes=((B, C, L), (B, C, kept)), version=onnx_attention.OPSET,
+        )  # fmt: skip
+        return convolved, present
+    padded = torch.cat([x.new_zeros(B, C, kept) if past is None else past, x], dim=-1)
+    return F.conv1d(padded, weight, groups=C), padded[..., L:]
 
 
 class LinearHeads(NamedTuple):

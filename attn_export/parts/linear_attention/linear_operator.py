@@ -14,6 +14,7 @@ import numpy as np
 from attn_export.dialect_names import MICROSOFT
 from attn_export.float64.attention_steps import StepChange, Steps
 from attn_export.float64.contrib_operators import make_operator
+from attn_export.float64.fused_layers import swish
 from attn_export.tensorfile import Array
 
 
@@ -76,11 +77,36 @@ def _over_tokens(steps: Steps) -> tuple[Array, Array]:
     return output.reshape(*output.shape[:2], -1), steps.set("present", at["after"])
 
 
+def _causal_convolution(
+    x: Array, weight: Array, bias: Array | None = None, past_state: Array | None = None,
+    *, activation: str = "none", changes: Mapping[str, StepChange] | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return the convolution of each channel `[B, C, L]`, and its last tokens `[B, C, k - 1]`.
+
+    `weight`: `[C, 1, k]`. `bias`: `[C]`. `past_state`: `[B, C, k - 1]`. These steps can be changed:
+    ``weight``, ``past`` and ``present``.
+    """
+    steps, (B, C, L) = Steps(changes or {}), x.shape
+    kernel = steps.set("weight", weight)[:, 0]
+    zeros = np.zeros((B, C, kernel.shape[-1] - 1))
+    past = steps.set("past", zeros if past_state is None else past_state)
+    padded = np.concatenate([past, x], axis=-1)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape[-1], axis=-1)
+    sums = np.einsum("bclk,ck->bcl", windows, kernel) + (0 if bias is None else bias[:, None])
+    output = sums if activation == "none" else swish(sums)[0]
+    return output, steps.set("present", padded[..., L:])
+
+
 def _with_heads(x: Array, heads: int) -> Array:
     return x.reshape(*x.shape[:2], heads, -1)
 
 
 OPERATORS: Final = [
-    make_operator(domain, "LinearAttention", _linear_attention) for domain in ("", MICROSOFT)
+    make_operator(domain, name, function)
+    for domain in ("", MICROSOFT)
+    for name, function in (
+        ("LinearAttention", _linear_attention),
+        ("CausalConvWithState", _causal_convolution),
+    )
 ]
-"""The operator of ONNX, and that of ONNX Runtime, which means the same."""
+"""The operators of ONNX, and those of ONNX Runtime, which mean the same."""

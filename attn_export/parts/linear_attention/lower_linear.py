@@ -1,4 +1,4 @@
-"""Forms of `LinearAttention` nodes in the dialects: a `Scan`, and ONNX Runtime's own operator.
+"""Forms of the nodes of linear attention in the dialects: a `Scan`, and ONNX Runtime's operators.
 
 Legend: B batch, H query heads, Hkv
 key/value heads, r = H / Hkv, L tokens, D width of a key, Dv width of a value, C decays of a head.
@@ -19,17 +19,15 @@ from attn_export.graph.ir_helpers import dims, nodes_of, optional_input
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.opset18 import to_opset
 
-_NAME, _FLOAT = "LinearAttention", ir.DataType.FLOAT
+_FLOAT = ir.DataType.FLOAT
 
 
 def lower(model: ir.Model, dialect: str) -> None:
-    """Replace the nodes by a `Scan` in the dialect `portable`, else by ONNX Runtime's own."""
-    for node in nodes_of(model, _NAME):
-        if dialect == PORTABLE:
-            outputs = _scan(Builder(model, node), node)
-        else:
-            outputs = _contrib(Builder(model, node), node)
-        for old, new in zip(node.outputs, outputs, strict=False):
+    """Replace the nodes by a `Scan` or `Conv` in the dialect `portable`, else by ONNX Runtime's."""
+    forms = {"LinearAttention": _scan, "CausalConvWithState": _convolve}
+    for node in [node for name in forms for node in nodes_of(model, name)]:
+        form = forms[node.op_type] if dialect == PORTABLE else _contrib
+        for old, new in zip(node.outputs, form(Builder(model, node), node), strict=False):
             take_over(old, new)
         model.graph.remove(node, safe=True)
     if dialect != PORTABLE:
@@ -39,7 +37,26 @@ def lower(model: ir.Model, dialect: str) -> None:
 
 def _contrib(op: Builder, node: ir.Node) -> Sequence[ir.Value]:
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    return op.add_node(_NAME, node.inputs, 2, MICROSOFT, **attributes)
+    return op.add_node(node.op_type, node.inputs, 2, MICROSOFT, **attributes)
+
+
+def _convolve(op: Builder, node: ir.Node) -> Sequence[ir.Value]:
+    """Return the outputs of a `Conv` behind the tokens that are kept."""
+    x, weight, bias, past = (optional_input(node, index) for index in range(4))
+    sizes = dims(weight) if weight is not None else ()
+    if x is None or len(sizes) != 3 or not all(isinstance(size, int) for size in sizes):
+        raise GraphError(f"{node.name}: the shape of its weight is not known; declare it")
+    C, _, k = (int(str(size)) for size in sizes)
+    if node.attributes.get_string("activation", "none") != "none":
+        raise GraphError(f"{node.name} has an activation; keep the standard dialect")
+    if past is None:
+        shape = op("Concat", op.size(x, 0), op.ints(C, k - 1), axis=0)
+        zero = np.zeros(1, (x.dtype or _FLOAT).numpy())
+        past = op("ConstantOfShape", shape, value=ir.tensor(zero))
+    padded = op("Concat", past, x, axis=-1)
+    convolved = op("Conv", padded, weight, bias, group=C)
+    last = op("Slice", padded, op.ints(1 - k), op.ints(2**31 - 1), op.ints(2))
+    return convolved, last
 
 
 def _scan(op: Builder, node: ir.Node) -> Sequence[ir.Value]:

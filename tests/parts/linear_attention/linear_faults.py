@@ -63,6 +63,14 @@ def by_channel(spec: AttentionSpec) -> bool:
     return gated(spec) and spec.decay == "channel"
 
 
+def convolves(spec: AttentionSpec) -> bool:
+    return spec.conv_width > 0
+
+
+def keeps_conv(spec: AttentionSpec) -> bool:
+    return convolves(spec) and spec.has_state
+
+
 def to(function: Callable[[Any], Any]) -> Change:
     return lambda value, _: function(value)
 
@@ -266,6 +274,19 @@ FAULTS: Faults = {
         lambda spec: not delta(spec), {"k": to(normalised)},
     ),
     "keys scaled, too": (scaled, {"k": lambda x, s: x * np.float32(s["q"].shape[-1] ** -0.25)}),
+    # the convolution
+    "kernel reversed": (convolves, {"kernel": to(lambda x: x[:, ::-1])}),
+    "kernel of channel 0": (convolves, {"kernel": first(0)}),
+    "activation dropped": (convolves, {"silu": lambda _, s: s["sums"]}),
+    "activation twice": (convolves, {"silu": to(lambda x: x / (1 + np.exp(-x)))}),
+    "convolution sees the next token": (convolves, {"sums": roll(-1, 1)}),
+    "past_conv ignored": (keeps_conv, {"past_conv": to(np.zeros_like)}),
+    "past_conv reversed": (keeps_conv, {"past_conv": to(lambda x: x[..., ::-1])}),
+    "present_conv after the convolution": (
+        keeps_conv, {"present_conv": lambda x, s: s["silu"][:, -1:].swapaxes(1, 2) + 0 * x},
+    ),
+    "present_conv is past_conv": (keeps_conv, {"present_conv": lambda _, s: s["past_conv"]}),
+    "present_conv reversed": (keeps_conv, {"present_conv": to(lambda x: x[..., ::-1])}),
     # batch
     "batch reversed": (always, {"attended": to(lambda x: x[::-1])}),
     "keys of batch row 0": (always, {"k": first(0)}),
@@ -312,6 +333,8 @@ CAUSES = {
     "rate of what is found alone": "rate of one term", "delta dropped": "delta dropped",
     "delta added": "delta added", "keys not normalised": "not normalised",
     "queries not normalised": "not normalised", "queries normalised": "normalised",
-    "keys normalised": "normalised",
+    "keys normalised": "normalised", "kernel reversed": "kernel reversed",
+    "kernel of channel 0": "kernel of one channel", "present_conv reversed": "state reversed",
+    "present_conv is past_conv": "state not updated",
 }  # fmt: skip
 """The kind of the known mistake that `explain` names, by fault."""

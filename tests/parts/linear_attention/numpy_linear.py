@@ -51,6 +51,24 @@ def _gates(spec: AttentionSpec, parameters: Mapping[str, Array], s: _Steps) -> N
     s["beta"] = rates
 
 
+def _convolved(
+    spec: AttentionSpec, parameters: Mapping[str, Array], inputs: Mapping[str, Array], s: _Steps,
+    projected: list[Array],
+) -> list[Array]:  # fmt: skip
+    """Return queries, keys and values after the convolution, if there is one."""
+    if not spec.conv_width:
+        return projected
+    x, k = np.concatenate(projected, -1), spec.conv_width
+    zeros = np.zeros((len(x), x.shape[-1], k - 1), x.dtype)
+    s["past_conv"] = inputs.get("past_conv", zeros)
+    s["kernel"] = parameters["conv"][:, 0]  # [channels, k]
+    s["padded"] = np.concatenate([s["past_conv"].swapaxes(1, 2), x], 1)
+    s["sums"] = sum(s["padded"][:, i : i + x.shape[1]] * s["kernel"][:, i] for i in range(k))
+    s["silu"] = s["sums"] / (1 + np.exp(-s["sums"]))
+    s["present_conv"] = s["padded"][:, x.shape[1] :].swapaxes(1, 2)
+    return np.split(s["silu"], np.cumsum([y.shape[-1] for y in projected])[:2], -1)
+
+
 def run(
     spec: AttentionSpec, parameters: Mapping[str, Array], inputs: Mapping[str, Array],
     at: Mapping[str, Change] | None = None,
@@ -61,12 +79,13 @@ def run(
     B, L, _ = s["x"].shape
     H, Hkv, D, Dv = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim
     delta, dtype = "delta" in spec.update_rule, s["x"].dtype.type
-    for name, heads in (("q", H), ("k", Hkv)):
-        x = _project(parameters, f"{name}_proj", s["x"]).reshape(B, L, heads, D)
+    projected = [_project(parameters, f"{name}_proj", s["x"]) for name in "qkv"]
+    q, k, v = _convolved(spec, parameters, inputs, s, projected)
+    for name, x in (("q", q.reshape(B, L, H, D)), ("k", k.reshape(B, L, Hkv, D))):
         s[f"{name}_raw"] = _norm(spec, parameters, name, x)
         square = (s[f"{name}_raw"] ** 2).sum(-1, keepdims=True) + dtype(spec.norm_eps)
         s[name] = s[f"{name}_raw"] / np.sqrt(square) if delta else s[f"{name}_raw"]
-    s["v"] = _project(parameters, "v_proj", s["x"]).reshape(B, L, Hkv, Dv)
+    s["v"] = v.reshape(B, L, Hkv, Dv)
     s["dt_bias"] = parameters.get("dt_bias")
     _gates(spec, parameters, s)
     s["scale"] = spec.softmax_scale
@@ -85,7 +104,8 @@ def run(
     s["merged"] = s["attended"].reshape(B, L, H * Dv)
     outputs = {"output": _project(parameters, "out_proj", s["merged"])}
     s["present"] = s["state"]
-    return outputs | ({"present_state": s["present"]} if spec.has_state else {})
+    states = {"present_state": s["present"], "present_conv": s.get("present_conv")}
+    return outputs | {n: x for n, x in states.items() if spec.has_state and x is not None}
 
 
 def _token(s: Mapping[str, Any], t: int) -> tuple[Array, Array]:

@@ -17,7 +17,7 @@ from conftest import ROOT
 from linear_specs import LINEAR_SPECS
 from torch import Tensor, nn
 
-from attn_export import AttentionSpec, Subject, build, verify
+from attn_export import Subject, build, verify
 from attn_export.attention import seeded_attention
 from attn_export.judge.judge import judge
 from attn_export.results import Case, Report
@@ -57,8 +57,7 @@ def test_every_graph_passes_in_every_runtime_that_has_the_operators(name: str, b
     ran = {(run.runtime, run.graph) for run in report.runs if run.outcome != "not run"}
     expected = {("ort-cpu", graph) for graph in GRAPHS[1:]} | {(NEWER, graph) for graph in GRAPHS}
     assert ran == expected | {("onnx-reference", graph) for graph in GRAPHS[:2]}
-    outputs = {"output", "present_state"} if LINEAR_SPECS[name].has_state else {"output"}
-    assert {verdict.output for verdict in report.verdicts} == outputs
+    assert {v.output for v in report.verdicts} == {*LINEAR_SPECS[name].output_shapes()}
     operators = {
         graph: {node.op_type for node in onnx.load(bundle / graph).graph.node} for graph in GRAPHS
     }
@@ -75,7 +74,9 @@ def test_a_decode_of_300_tokens_is_judged_and_verified(built, need):
     report = verify(bundle, runtimes=[NEWER])
     decoded = [v for v in report.verdicts if v.case == "decode_300"]
     assert {(v.graph, v.output) for v in decoded} == {
-        (graph, output) for graph in GRAPHS for output in ("output", "present_state")
+        (graph, output)
+        for graph in GRAPHS
+        for output in ("output", "present_state", "present_conv")
     }
     assert {v.status for v in decoded} == {"passed"}
 
@@ -90,12 +91,13 @@ class EveryState(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, query: Tensor, past_state: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, query: Tensor, **pasts: Tensor) -> tuple[Tensor, Tensor]:
         rows, states = [], []
         for token in query.split(1, dim=1):
-            row, past_state = self.layer(token, past_state)
+            row, *presents = self.layer(token, **pasts)
+            pasts = dict(zip(pasts, presents, strict=True))
             rows.append(row)
-            states.append(past_state)
+            states.append(pasts["past_state"])
         return torch.cat(rows, 1), torch.stack(states, 1)
 
 
@@ -104,14 +106,16 @@ import sys
 import numpy as np
 import onnxruntime as ort
 
-folder, inputs, state = sys.argv[1], *np.load(sys.argv[2]).values()
+folder, inputs = sys.argv[1], dict(np.load(sys.argv[2]))
+query = inputs.pop("query")
 assert ort.__version__ == "1.32.0"
 for name in sys.argv[3:]:
-    session, past, rows, states = ort.InferenceSession(f"{folder}/{name}"), state, [], []
-    for t in range(inputs.shape[1]):
-        row, past = session.run(None, {"query": inputs[:, t : t + 1], "past_state": past})
+    session, pasts, rows, states = ort.InferenceSession(f"{folder}/{name}"), inputs, [], []
+    for t in range(query.shape[1]):
+        row, *presents = session.run(None, {"query": query[:, t : t + 1], **pasts})
+        pasts = dict(zip(pasts, presents))
         rows.append(row)
-        states.append(past)
+        states.append(pasts["past_state"])
     np.savez(f"{folder}/{name}.npz", output=np.concatenate(rows, 1), states=np.stack(states, 1))
 """
 
@@ -120,8 +124,9 @@ for name in sys.argv[3:]:
 def test_the_state_after_each_of_300_steps_is_right(name: str, built, need, tmp_path: Path):
     need(NEWER)
     module = EveryState(seeded_attention(LINEAR_SPECS[name])).eval()
-    named = {"query": {0: "batch", 1: "query_len"}, "past_state": {0: "batch"}}
-    example = {"query": torch.zeros(2, 5, 24), "past_state": to_tensor(LINEAR_SPECS[name])}
+    shapes = {f"past_{n}": shape[1:] for n, shape in LINEAR_SPECS[name].states.items()}
+    named = {"query": {0: "batch", 1: "query_len"}, **{n: {0: "batch"} for n in shapes}}
+    example = {n: torch.zeros(2, *sizes) for n, sizes in {"query": (5, 24), **shapes}.items()}
     subject = Subject(module, example, named, ["output", "states"])
     drawn = subject.draw({"batch": 2, "query_len": 300}, "every state")
     inputs = {n: tensor.numpy() for n, tensor in drawn.items()}
@@ -139,11 +144,6 @@ def test_the_state_after_each_of_300_steps_is_right(name: str, built, need, tmp_
         assert [v.status for v in verdicts] == ["passed", "passed"], verdicts
         outputs["states"][:, 150] = outputs["states"][:, 149]
         assert [v.status for v in judge(NEWER, graph, golden, outputs)] == ["passed", "failed"]
-
-
-def to_tensor(spec: AttentionSpec) -> Tensor:
-    """Return a state of 0 for a batch of two."""
-    return torch.zeros(2, spec.num_kv_heads, spec.head_dim, spec.v_head_dim)
 
 
 @pytest.mark.parametrize(("version", "runs"), [("1.31.1", False), ("1.32.0", True), ("2.0", True)])

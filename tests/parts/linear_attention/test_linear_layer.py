@@ -47,14 +47,16 @@ def test_the_layer_is_the_reference(spec: AttentionSpec, B: int, L: int):
 def test_a_sequence_in_pieces_gives_the_same(spec: AttentionSpec):
     if not spec.has_state:
         return  # it has nothing to go on with
-    inputs = drawn(spec, 2, 9)
-    whole, state, rows = outputs_of(spec, inputs), inputs["past_state"], []
+    inputs, rows = drawn(spec, 2, 9), []
+    whole, pasts = outputs_of(spec, inputs), {n: x for n, x in inputs.items() if n != "query"}
     for part in np.split(inputs["query"], [1, 5, 6], axis=1):
-        given = outputs_of(spec, {"query": part, "past_state": state})
+        given = outputs_of(spec, {"query": part, **pasts})
         rows.append(given["output"])
-        state = given["present_state"]
-    np.testing.assert_allclose(np.concatenate(rows, 1), whole["output"], rtol=1e-11, atol=1e-12)
-    np.testing.assert_allclose(state, whole["present_state"], rtol=1e-11, atol=1e-12)
+        pasts = {name: given[name.replace("past", "present")] for name in pasts}
+    joined = {"output": np.concatenate(rows, 1)}
+    joined |= {name.replace("past", "present"): array for name, array in pasts.items()}
+    for name, array in whole.items():
+        np.testing.assert_allclose(joined[name], array, rtol=1e-11, atol=1e-12)
 
 
 @EACH
@@ -68,7 +70,7 @@ def test_every_weight_has_a_gradient(spec: AttentionSpec):
 
 
 def test_a_wrong_state_is_refused():
-    module = seeded_attention(LINEAR_SPECS["linear"])
+    module = seeded_attention(LINEAR_SPECS["delta"])
     with pytest.raises(ValueError, match="past_state is missing; the inputs of this spec: query"):
         module(torch.zeros(1, 2, 24))
     with pytest.raises(ValueError, match=r"past_state is \[1, 4, 6, 5\], the spec has"):

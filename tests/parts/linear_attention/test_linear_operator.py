@@ -46,6 +46,12 @@ def node_and_operands(
         kv_num_heads=Hkv, update_rule=rule, **attributes,
     )  # fmt: skip
     ends = {"output": (B, L, H * Dv), "present_state": (B, Hkv, D, Dv)}
+    return model_of(node, operands, ends, domain), operands
+
+
+def model_of(
+    node: onnx.NodeProto, operands: Operands, ends: dict[str, tuple[int, ...]], domain: str
+) -> onnx.ModelProto:
     inputs, outputs = (
         [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in shapes.items()]
         for shapes in ({n: a.shape for n, a in operands.items()}, ends)
@@ -53,7 +59,7 @@ def node_and_operands(
     graph = helper.make_graph([node], "one", inputs, outputs)
     opsets = [helper.make_opsetid("", 18 if domain else 27)]
     opsets += [helper.make_opsetid(domain, 1)] if domain else []
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8), operands
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
 def forms() -> Iterator[tuple[str, tuple[int, int], bool, bool, bool]]:
@@ -73,6 +79,31 @@ def computed(model: onnx.ModelProto, operands: Operands) -> list[np.ndarray]:
 def test_it_is_the_operator_of_onnx_and_of_onnx_runtime(form: tuple):
     model, operands = node_and_operands(*form)
     contrib, _ = node_and_operands(*form, domain="com.microsoft")
+    assert_the_same(model, contrib, operands)
+
+
+@pytest.mark.parametrize("activation", ["none", "silu"])
+@pytest.mark.parametrize(("bias", "past", "L"), [(0, 0, 7), (0, 1, 1), (1, 1, 2), (1, 0, 3)])
+def test_a_causal_convolution_is_that_of_onnx_and_of_onnx_runtime(
+    activation: str, bias: int, past: int, L: int
+):
+    rng = np.random.default_rng(L)
+    shapes = {"x": (2, 6, L), "weight": (6, 1, 4)} | ({"bias": (6,)} if bias else {})
+    shapes |= {"past_state": (2, 6, 3)} if past else {}
+    operands = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    names = [n if n in operands else "" for n in ("x", "weight", "bias", "past_state")]
+    ends = {"output": (2, 6, L), "present_state": (2, 6, 3)}
+    models = []
+    for domain in ("", "com.microsoft"):
+        node = helper.make_node(
+            "CausalConvWithState", names, [*ends], domain=domain, activation=activation
+        )
+        models.append(model_of(node, operands, ends, domain))
+    assert_the_same(*models, operands)
+
+
+def assert_the_same(model: onnx.ModelProto, contrib: onnx.ModelProto, operands: Operands) -> None:
+    """Assert that a model gives what onnx gives, and ONNX Runtime's operator, in both ways."""
     values = computed(model, operands)
     session = onnxruntime.InferenceSession(contrib.SerializeToString())
     for others in (
