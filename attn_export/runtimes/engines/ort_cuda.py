@@ -28,9 +28,9 @@ CUDA_PROVIDER = "CUDAExecutionProvider"
 
 COMPUTING = frozenset(
     {
-        "Attention", "DynamicQuantizeMatMul", "Gemm", "GroupQueryAttention", "MatMul",
-        "MatMulInteger", "MatMulIntegerToFloat", "MultiHeadAttention", "PackedMultiHeadAttention",
-        "Softmax",
+        "Attention", "CausalConvWithState", "DynamicQuantizeMatMul", "Gemm", "GroupQueryAttention",
+        "LinearAttention", "MatMul", "MatMulInteger", "MatMulIntegerToFloat", "MultiHeadAttention",
+        "PackedMultiHeadAttention", "Softmax",
     }
 )  # fmt: skip
 """The operators that compute attention or projections, which must run on CUDA. Nodes that compute
