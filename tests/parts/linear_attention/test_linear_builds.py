@@ -121,6 +121,7 @@ for name in sys.argv[3:]:
 
 
 @pytest.mark.parametrize("name", [each for each in EACH if "no state" not in each.values[0]])
+@pytest.mark.every(2)
 def test_the_state_after_each_of_300_steps_is_right(name: str, built, need, tmp_path: Path):
     need(NEWER)
     module = EveryState(seeded_attention(LINEAR_SPECS[name])).eval()
