@@ -46,8 +46,8 @@ ADVICE = (
     ),
     (
         r"Tensor subclass CausalBias",
-        "a mask of torch.nn.attention.bias, which cannot be captured",
-        "pass is_causal=True where there are as many keys as queries, else a bool attn_mask",
+        "a mask of torch.nn.attention.bias that is made outside forward",
+        "make it in forward: causal_lower_right(q.shape[-2], k.shape[-2])",
     ),
     (
         r"unhashable type: non-nested SymInt",
@@ -114,12 +114,6 @@ ADVICE = (
 instead. In the construct, \\1 is the first group of the pattern."""
 
 
-_FLEX = (
-    "flex_attention has no ONNX form; call F.scaled_dot_product_attention, with what score_mod and "
-    "block_mask do as attn_mask"
-)
-
-
 _CONTROL_FLOW = {
     "scan": "a loop over a fixed count, or torch.cumsum and masks",
     "associative_scan": "a loop over a fixed count, or torch.cumsum and masks",
@@ -131,10 +125,8 @@ _CONTROL_FLOW = {
 
 
 def refuse_untranslated(program: ExportedProgram) -> None:
-    """Raise an error if a captured program has flex_attention, control flow or autocast."""
+    """Raise an error if a captured program has control flow or autocast."""
     for node in program.graph.nodes:
-        if str(node.target) == "flex_attention":
-            raise ExportError(f"{_FLEX}{_lines_of([node])}")
         instead = _CONTROL_FLOW.get(str(node.target))
         first = getattr(node.args[0], "meta", {}).get("val") if node.args else None
         if instead and not isinstance(first, torch.SymBool):  # else it is a branch on a size

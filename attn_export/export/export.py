@@ -28,6 +28,7 @@ from attn_export.attention.positions import NARROW
 from attn_export.cases.draw import MAX_SIZE
 from attn_export.errors import ExportError, printable
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
+from attn_export.export.flex import flex_in_capture
 from attn_export.export.module_state import (
     Kept,
     copy_module,
@@ -180,7 +181,7 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
     try:
         with (
             without_kept, _as_parts_capture(subject), emit_canonical_attention(emit=emit),
-            _named_parameters(subject.module, arguments),
+            flex_in_capture(), _named_parameters(subject.module, arguments),
         ):  # fmt: skip
             return torch.export.export(
                 subject.module, (), arguments, dynamic_shapes=shapes, strict=False

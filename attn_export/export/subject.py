@@ -19,6 +19,7 @@ from attn_export.cases.draw import TRACED_SIZES, Interface, add_sums, bounds, dr
 from attn_export.cases.plan import Plan, plan_cases
 from attn_export.errors import ExportError, one_line
 from attn_export.export import subject_checks
+from attn_export.export.flex import uncompiled
 from attn_export.export.module_state import preserve_state, quantise_by_spec, weights_of_graph
 from attn_export.export.trees import (
     Axis,
@@ -289,17 +290,16 @@ class Subject:
 
     def runs_with(self, changed: Sizes, seed: str) -> bool:
         """Return whether the module runs on random inputs of sizes that need little memory."""
-        sizes = self.sizes_with(changed)
         with contextlib.suppress(ExportError), torch.inference_mode():
-            small = may_try(0, sizes, self.sums)
-            return small and bool(self.call(self.module, self.draw(sizes, seed)))
+            if may_try(0, sizes := self.sizes_with(changed), self.sums):
+                return bool(self.call(self.module, self.draw(sizes, seed)))
         return False
 
     def expected(self) -> Expected:
         """Return the expected properties of the subject's graph."""
         ours = self.spec is not None
-        inputs = {name: input_.shape for name, input_ in self.input_descriptions().items()}
-        return Expected(inputs, self.output_shapes(), attentions=1 if ours else None, ours=ours)
+        inputs = {name: each.shape for name, each in self.input_descriptions().items()}
+        return Expected(inputs, self.output_shapes(), attentions=int(ours) or None, ours=ours)
 
     def call(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs of the subject's module, or of a copy of it, by name.
@@ -316,5 +316,5 @@ class Subject:
         return name_outputs(returned, self.outputs)
 
     def _run(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
-        with preserve_state(module):
+        with preserve_state(module), uncompiled():
             return module(**self.tree.rebuild(inputs))

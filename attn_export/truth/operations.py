@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attn_export.export.flex import flex_in_modes
+
 if TYPE_CHECKING:
     from attn_export.float64 import ReferenceStep
 
@@ -222,6 +224,7 @@ def math_backend(*modes: AbstractContextManager[Any] | None) -> Iterator[None]:
     """Run modules by PyTorch's math backend, without gradients, in modes: the last is innermost."""
     # Inference mode would show products with weights to modes before they are taken apart.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), contextlib.ExitStack() as stack:
+        stack.enter_context(flex_in_modes())
         for mode in modes:
             if mode is not None:
                 stack.enter_context(mode)

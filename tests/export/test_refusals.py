@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.ao.quantization import quantize_dynamic
-from torch.nn.attention.bias import causal_lower_right
-from torch.nn.attention.flex_attention import flex_attention
 
 from attn_export import Attention, AttentionSpec, Subject, build
 from attn_export.errors import ExportError, UsageError
@@ -95,17 +93,6 @@ def beside_our_attention(m, x):
     if x.shape[1] == 1:                                                             # line
         return y
     return y + x
-
-
-def flexible(m, x):
-    q = m.linear(x)[:, None]
-    return flex_attention(q, q, q).squeeze(1)                                       # line
-
-
-def causal_bias(m, x):
-    q, n = m.linear(x)[:, None], x.shape[1]
-    mask = causal_lower_right(n, n)                                                 # line
-    return F.scaled_dot_product_attention(q, q, q, attn_mask=mask).squeeze(1)
 
 
 def cast_within(m, x):
@@ -213,8 +200,6 @@ TABLE = {
     not_beyond_8: "axis 'query_len' (x.shape[1]) was narrowed to [2, 8]",
     even_lengths: "the captured program is not the module at query_len = ",
     beside_our_attention: "not the module at query_len = 1: y differs",
-    flexible: "flex_attention has no ONNX form; call F.scaled_dot_product_attention",
-    causal_bias: "a mask of torch.nn.attention.bias, which cannot be captured; pass is_causal=True",
     cast_within: "computes in bfloat16 by torch.autocast within forward",
     kept_by_size: "a dict or set with a size as a key; compute what it holds",
     bucketized: "torch.bucketize whose boundaries are no constant; count them: (values",
@@ -234,7 +219,7 @@ TABLE = {
     size_of_values: "the shape of y depends on values",
 }
 IN_FORWARD = {
-    five_axes, flexible, cast_within, bucketized, searched, scanned, custom, looped, branched,
+    five_axes, cast_within, bucketized, searched, scanned, custom, looped, branched,
 }  # fmt: skip
 """torch keeps only the lines of `forward` with a captured node."""
 WITHOUT_A_LINE = {random, in_place, size_of_values}

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from shared import extended
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from attn_export import Subject, build
 
@@ -55,6 +56,19 @@ FORMS: dict[str, tuple[Callable[[nn.Linear, Tensor], Tensor], tuple[int, ...], A
     "enable_gqa with shared heads": (
         lambda f, x: F.scaled_dot_product_attention(
             heads(f(x)), heads(x)[:, 1:3], heads(x)[:, 1:3], enable_gqa=True
+        ),
+        (2, 5, 8), TOKENS,
+    ),
+    "a mask of torch.nn.attention.bias": (
+        lambda f, x: F.scaled_dot_product_attention(
+            heads(f(x)), *[torch.cat([heads(x)] * 2, 2)] * 2,
+            attn_mask=causal_lower_right(x.shape[1], 2 * x.shape[1]),
+        ),
+        (2, 5, 8), TOKENS,
+    ),
+    "its other mask": (
+        lambda f, x: F.scaled_dot_product_attention(
+            heads(f(x)), heads(x), heads(x), causal_upper_left(x.shape[1], x.shape[1])
         ),
         (2, 5, 8), TOKENS,
     ),

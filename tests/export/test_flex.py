@@ -1,0 +1,195 @@
+"""FlexAttention of users' modules becomes one `Attention` node, or operations that are right."""
+
+# ruff: noqa: ARG005
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from shared import extended
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import (
+    and_masks,
+    create_block_mask,
+    flex_attention,
+    or_masks,
+)
+
+from attn_export import Subject, build
+
+H, HKV, D = 4, 2, 4
+X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+TOKENS = {0: "batch", 1: "query_len"}
+
+
+class Flexible(nn.Module):
+    def __init__(self, attend: Callable[..., Any], heads: int = H) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.kv = nn.Linear(16, H * D), nn.Linear(16, 2 * heads * D)
+        self.attend, self.gqa = attend, heads != H
+        self.slopes = nn.Buffer(0.5 ** torch.arange(1.0, H + 1))
+        self.table = nn.Parameter(torch.randn(H, 33))
+        self.compiled = torch.compile(flex_attention)
+
+    def forward(self, x: Tensor, ids: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        q = self.q(x).unflatten(-1, (H, D)).transpose(1, 2)
+        kv = self.kv(x if memory is None else memory).unflatten(-1, (2, -1, D))
+        k, v = kv.transpose(1, 3).unbind(2)
+        y = self.attend(self, q, k, v) if ids is None else self.attend(self, q, k, v, ids)
+        return y if isinstance(y, tuple) else y.transpose(1, 2).flatten(2)
+
+
+def causal(b, h, q, kv):
+    return q >= kv
+
+
+def window(b, h, q, kv):
+    return (q - kv).abs() <= 2
+
+
+def blocks(mask, q, k, heads=None, batch=None):
+    return create_block_mask(mask, batch, heads, q.shape[2], k.shape[2], device="cpu")
+
+
+def masked(mask) -> Callable[..., Tensor]:
+    def attend(m, q, k, v):
+        return flex_attention(q, k, v, block_mask=blocks(mask, q, k), enable_gqa=m.gqa)
+
+    return attend
+
+
+def scored(make) -> Callable[..., Tensor]:
+    def attend(m, q, k, v):
+        return flex_attention(q, k, v, score_mod=make(m), enable_gqa=m.gqa)
+
+    return attend
+
+
+def documents(m, q, k, v, ids):
+    def same(b, h, i, j):
+        return (ids[b, i] == ids[b, j]) & (i >= j)
+
+    return flex_attention(q, k, v, block_mask=blocks(same, q, k, batch=q.shape[0]))
+
+
+def prefix(m, q, k, v, ids):
+    def seen(b, h, i, j):
+        return j < ids[b]
+
+    return flex_attention(
+        q, k, v, block_mask=blocks(or_masks(causal, seen), q, k, None, q.shape[0])
+    )
+
+
+def padded(m, q, k, v, ids):
+    def valid(score, b, h, i, j):
+        return torch.where(j < ids[b], score, -float("inf"))
+
+    return flex_attention(q, k, v, score_mod=valid)
+
+
+def alibi(m):
+    return lambda score, b, h, i, j: score + m.slopes[h] * (j - i)
+
+
+def softcapped(m):
+    return lambda score, b, h, i, j: 5.0 * torch.tanh(score / 5.0)
+
+
+def softcap_causal(m, q, k, v):
+    def cap(score, b, h, i, j):
+        score = torch.tanh(score / 3) * 3
+        return torch.where(i >= j, score, -float("inf"))
+
+    return m.compiled(q, k, v, score_mod=cap, scale=0.7, enable_gqa=m.gqa)
+
+
+def temperature(m):
+    return lambda score, b, h, i, j: score * m.slopes[h] * torch.log(i + 2.0)
+
+
+def relative(m):
+    return lambda score, b, h, i, j: score + m.table[h, (i - j).clamp(-16, 16) + 16]
+
+
+def some_heads(m):
+    return lambda score, b, h, i, j: torch.where(h % 2 == 0, score + 0.3 * (j - i), score)
+
+
+def squared(m):
+    return lambda score, b, h, i, j: score * score.abs() - 0.1 * (i - j).abs()
+
+
+def soft_gate(m):
+    return lambda score, b, h, i, j: torch.where(i - j > 3, score * 0.5, score)
+
+
+def biased_window(m, q, k, v):
+    mask = blocks(and_masks(causal, window), q, k)
+    return flex_attention(q, k, v, alibi(m), mask, enable_gqa=m.gqa)
+
+
+def with_statistics(m, q, k, v):
+    y, lse = flex_attention(q, k, v, block_mask=blocks(causal, q, k), return_lse=True)
+    return y.transpose(1, 2).flatten(2) + lse.mean(1)[..., None]
+
+
+def adjusted(m, q, k, v):
+    whole = create_block_mask(causal, None, None, 4096, 4096, device="cpu")
+    return flex_attention(q, k, v, block_mask=whole._adjust(q.shape[2], k.shape[2]))
+
+
+def none_seen(m, q, k, v):
+    return flex_attention(q, k, v, block_mask=blocks(lambda b, h, i, j: (i - j) % 3 == 2, q, k))
+
+
+MODULES: dict[str, tuple[Callable[..., Any], int, str, int]] = {
+    "plain": (lambda m, q, k, v: flex_attention(q, k, v, enable_gqa=m.gqa), HKV, "", 1),
+    "causal": (masked(causal), H, "", 1),
+    "causal with shared heads": (masked(causal), HKV, "", 1),
+    "window": (masked(window), HKV, "", 1),
+    "causal window with ALiBi": (biased_window, HKV, "", 1),
+    "documents": (documents, H, "ids", 1),
+    "prefix": (prefix, H, "prefix", 1),
+    "padding by a score_mod": (padded, H, "prefix", 1),
+    "ALiBi": (scored(alibi), H, "", 1),
+    "softcap": (scored(softcapped), HKV, "", 1),
+    "softcap, causal, compiled": (softcap_causal, HKV, "", 1),
+    "temperature": (scored(temperature), H, "", 1),
+    "relative": (scored(relative), H, "", 1),
+    "bias of some heads": (scored(some_heads), H, "", 1),
+    "a mask by hidden rows": (none_seen, H, "", 1),
+    "adjusted": (adjusted, H, "", 1),
+    "memory": (masked(window), H, "memory", 1),
+    "memory, causal": (masked(causal), HKV, "memory", 1),
+    "statistics": (with_statistics, H, "", 0),
+    "squared scores": (scored(squared), HKV, "", 0),
+    "scores by distance": (scored(soft_gate), H, "", 0),
+}
+
+
+def subject_of(name: str) -> Subject:
+    attend, heads, extra, _ = MODULES[name]
+    inputs, axes = {"x": X}, {"x": TOKENS}
+    if extra == "ids":
+        inputs["ids"] = torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 1, 3]])
+        axes["ids"] = TOKENS
+    elif extra == "prefix":
+        inputs["ids"], axes["ids"] = torch.tensor([0, 3]), {0: "batch"}
+    elif extra:
+        inputs["memory"], axes["memory"] = X[:, [0, 1, 2, 3]], {0: "batch", 1: "key_len"}
+    return Subject(Flexible(attend, heads).eval(), inputs, axes, ["y"])
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
+@pytest.mark.parametrize("name", extended(MODULES, lambda name: name in [*MODULES][::3]))
+def test_flex_attention_passes_in_one_node_where_it_can(name: str, tmp_path: Path):
+    assert build(subject_of(name), tmp_path / "b", runtimes=["ort-cpu"]).passed
+    nodes = [node.op_type for node in onnx.load(tmp_path / "b" / "model.onnx").graph.node]
+    assert nodes.count("Attention") == MODULES[name][3]
+    assert ("Softmax" in nodes) == (not MODULES[name][3])
