@@ -31,7 +31,7 @@ ADVICE = (
     ),
     (
         r"only 4D query, key, and value",
-        "F.scaled_dot_product_attention of inputs that are not 4-D",
+        "F.scaled_dot_product_attention of inputs of unlike ranks",
         "reshape them to [B, H, L, D], and the result back",
     ),
     (

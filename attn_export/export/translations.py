@@ -38,10 +38,22 @@ def _attention(
 ) -> Any:
     """Emit one `Attention` node for PyTorch's operation with these arguments."""
     ranks = {len(x.shape) for x in (query, key, value)}
-    if len(ranks) != 1 or max(ranks) > _HEADS_AXES:
+    if len(ranks) != 1:
         raise ValueError(f"only 4D query, key, and value are supported; got {sorted(ranks)} axes")
     if dropout_p:
         raise ValueError(f"dropout_p is {dropout_p}; pass 0 outside training")
+    if max(ranks) > _HEADS_AXES:
+        batch = op.Shape(query, end=-3)
+        operands = [_flattened(x, batch) for x in (query, key, value)]
+        if attn_mask is not None and len(attn_mask.shape) > 2:
+            sizes = [op.Shape(x, start=-2, end=-1) for x in (query, key)]
+            whole = op.Concat(op.Constant(value_ints=[1]), *sizes, axis=0)  # runtimes want all rows
+            attn_mask = _flattened(op.Expand(attn_mask, whole), batch)
+        options: dict[str, Any] = {} if scale is None else {"scale": scale}
+        out, *_ = op.Attention(
+            *operands, attn_mask, None, None, is_causal=int(is_causal), **options
+        )
+        return op.Reshape(out, op.Concat(batch, op.Shape(out, start=1), axis=0))
     # In [N, L, D], N is often heads times a dynamic batch. N becomes the batch, with one head each.
     missing = {4: [], 3: [1], 2: [0, 1]}[ranks.pop()]
     if missing:
@@ -49,11 +61,18 @@ def _attention(
         query, key, value = (op.Unsqueeze(x, axes) for x in (query, key, value))
         if attn_mask is not None and len(attn_mask.shape) == _HEADS_AXES - 1:
             attn_mask = op.Unsqueeze(attn_mask, axes)
-    options: dict[str, Any] = {} if scale is None else {"scale": scale}
+    options = {} if scale is None else {"scale": scale}
     attended, *_ = op.Attention(
         query, key, value, attn_mask, None, None, is_causal=int(is_causal), **options
     )
     return op.Squeeze(attended, axes) if missing else attended
+
+
+def _flattened(x: Any, batch: Any) -> Any:
+    """Return `[..., H, L, D]` with one batch axis in place of several."""
+    whole = op.Expand(x, op.Concat(batch, op.Constant(value_ints=[1, 1, 1]), axis=0))
+    shape = op.Concat(op.Constant(value_ints=[-1]), op.Shape(whole, start=-3), axis=0)
+    return op.Reshape(whole, shape)
 
 
 # -- ranking ------------------------------------------------------------------------------------

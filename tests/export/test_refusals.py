@@ -50,9 +50,9 @@ def causal_by_size(m, x):
     return F.scaled_dot_product_attention(q, q, q, is_causal=q.shape[2] > 1)        # line
 
 
-def five_axes(m, x):
+def unlike_ranks(m, x):
     q = m.linear(x)[:, None, None]
-    return F.scaled_dot_product_attention(q, q, q).squeeze(1)                       # line
+    return F.scaled_dot_product_attention(q, q[0], q[0]).squeeze(1)                      # line
 
 
 def numpy_inside(m, x):
@@ -192,7 +192,7 @@ TABLE = {
     branch_on_values: NOT_SIZED,
     size_from_values: NOT_SIZED,
     causal_by_size: "is_causal depends on a size; pass a plain bool",
-    five_axes: "of inputs that are not 4-D; reshape them to",
+    unlike_ranks: "of inputs of unlike ranks; reshape them to",
     numpy_inside: "numpy inside the module; use torch operations",
     loop_over_tokens: "axis 'query_len' (x.shape[1]) was fixed at 5 by the module",
     one_size: "axis 'batch' (x.shape[0]) was fixed at 2 by the module",
@@ -219,7 +219,7 @@ TABLE = {
     size_of_values: "the shape of y depends on values",
 }
 IN_FORWARD = {
-    five_axes, cast_within, bucketized, searched, scanned, custom, looped, branched,
+    unlike_ranks, cast_within, bucketized, searched, scanned, custom, looped, branched,
 }  # fmt: skip
 """torch keeps only the lines of `forward` with a captured node."""
 WITHOUT_A_LINE = {random, in_place, size_of_values}

@@ -41,6 +41,12 @@ FORMS: dict[str, tuple[Callable[[nn.Linear, Tensor], Tensor], tuple[int, ...], A
         ).unflatten(0, (-1, 4)).sum(1),
         (2, 5, 8), TOKENS,
     ),
+    "[B, N, H, L, D] with a mask": (
+        lambda f, x: F.scaled_dot_product_attention(
+            *(torch.stack([heads(t), 2 * heads(t)], 1) for t in (f(x), x, x)), square_mask(x)
+        ),
+        (2, 5, 8), TOKENS,
+    ),
     "one K/V head, broadcast": (
         lambda f, x: F.scaled_dot_product_attention(
             heads(f(x)), heads(x)[:, :1], heads(x)[:, :1]
