@@ -18,6 +18,7 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_loop import Loop as ReferenceLoop
 
 from attn_export.errors import GraphError, one_line
 from attn_export.float64.attention_steps import StepChange, attention
@@ -85,10 +86,20 @@ class GatherElements(OpRun):
         return (np.take_along_axis(x[tuple(map(slice, ends))], indices, axis),)
 
 
+class Loop(ReferenceLoop):
+    """`Loop` for the reference evaluator, whose own runs no body if there is no condition."""
+
+    op_domain = ""
+
+    def _run(self, M: Array | None, cond: Array | None, *args: Any, **attributes: Any) -> Any:
+        run: Any = super()._run
+        return run(M, np.array(True) if cond is None else cond, *args, **attributes)
+
+
 _OF_PARTS = [import_module(part.operators).OPERATORS for part in parts() if part.operators]
 
 OPERATORS: list[type[OpRun]] = [
-    Attention, Cast, GatherElements, *CONTRIB_OPERATORS, *itertools.chain(*_OF_PARTS),
+    Attention, Cast, GatherElements, Loop, *CONTRIB_OPERATORS, *itertools.chain(*_OF_PARTS),
 ]  # fmt: skip
 """Operators that replace, or add to, those of the reference evaluator."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import onnx
 from attn_export.float64.evaluate import is_float
 from attn_export.parts.value_ranges.float_formats import FloatFormat
 from attn_export.parts.value_ranges.rounded_run import RoundedRun, RoundsTo, Seen, full
-from attn_export.parts.value_ranges.streamed_graph import MOST_HELD, NARROW, StreamedGraph
+from attn_export.parts.value_ranges.streamed_graph import MOST_HELD, StreamedGraph
 from attn_export.tensorfile import Array, to_float64
 
 _BLOCK = 2**22
@@ -39,12 +39,15 @@ _Observer = Callable[[RoundedRun, Seen], None]
 class Lockstep:
     """Runs of a graph with a narrow format.
 
-    `is_mixed`: The graph has the format itself: other types stay as they are.
+    `narrow`: The types of the values that have the format.  [default: those narrower than float32,
+        and if the graph has none, all]
     """
 
-    def __init__(self, graph: StreamedGraph, format_: FloatFormat) -> None:
+    def __init__(
+        self, graph: StreamedGraph, format_: FloatFormat, narrow: Set[str] = frozenset()
+    ) -> None:
         self.graph, self.format = graph, format_
-        self.narrow_dtypes = graph.narrow_dtypes() or {"float32", "float64"}
+        self.narrow_dtypes = narrow or graph.narrow_dtypes() or {"float32", "float64"}
         self.all_nodes = frozenset(range(len(graph.nodes)))
         self.forms: dict[tuple[RoundsTo, str], Array] = {}
         self.memory: dict[int, Mapping[str, Any]] = {}
@@ -52,11 +55,6 @@ class Lockstep:
         self._free = MOST_HELD
         self.seconds = np.zeros(len(graph.nodes))
         """The time that the first run took in each node."""
-
-    @property
-    def is_mixed(self) -> bool:
-        """Return whether the graph itself says which values are narrow."""
-        return not self.narrow_dtypes.isdisjoint(NARROW)
 
     def wide(self) -> RoundedRun:
         """Return a run in float32, which is what a narrow format is compared with."""

@@ -11,11 +11,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from attn_export.errors import UsageError, printable
-from attn_export.output_folder import write_errors
 from attn_export.parts.value_ranges.float_formats import FloatFormat
 from attn_export.parts.value_ranges.keep_search import KeptNodes
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
-from attn_export.temp_folders import folder_beside
 from attn_export.tensorfile import numpy_dtype
 
 _EMBEDDED_BELOW = 2**30
@@ -40,31 +38,30 @@ def check_fixable(graph: StreamedGraph) -> None:
         )
 
 
-def write_mixed(graph: StreamedGraph, kept: KeptNodes, format_: FloatFormat, output: Path) -> None:
+def write_mixed(graph: StreamedGraph, kept: KeptNodes, format_: FloatFormat, path: Path) -> None:
     """Write a graph in a narrow format; its inputs and outputs stay in float32."""
     writer = _Writer(graph, kept, format_)
     model = writer.model()
-    with write_errors(output), folder_beside(output) as folder:
-        new = folder / output.name
-        large = sum(_bytes(tensor) for tensor in graph.proto.graph.initializer) >= _EMBEDDED_BELOW
-        data = folder / f"{output.name}.data" if large else None
-        with data.open("wb") if data else contextlib.nullcontext() as stream:
-            for tensor in writer.tensors():
-                if stream is not None and len(tensor.raw_data) >= 1024:
-                    entries = {
-                        "location": f"{output.name}.data", "offset": stream.tell(),
-                        "length": len(tensor.raw_data),
-                    }  # fmt: skip
-                    stream.write(tensor.raw_data)
-                    tensor.ClearField("raw_data")
-                    tensor.data_location = TensorProto.EXTERNAL
-                    for key, value in entries.items():
-                        tensor.external_data.add(key=key, value=str(value))
-                model.graph.initializer.append(tensor)
-        onnx.save_model(model, new)
-        if data:
-            data.replace(output.with_name(data.name))
-        new.replace(output)
+    large = sum(_bytes(tensor) for tensor in graph.proto.graph.initializer) >= _EMBEDDED_BELOW
+    data = data_of(path)
+    with data.open("wb") if large else contextlib.nullcontext() as stream:
+        for tensor in writer.tensors():
+            if stream is not None and len(tensor.raw_data) >= 1024:
+                entries = {
+                    "location": data.name, "offset": stream.tell(), "length": len(tensor.raw_data)
+                }  # fmt: skip
+                stream.write(tensor.raw_data)
+                tensor.ClearField("raw_data")
+                tensor.data_location = TensorProto.EXTERNAL
+                for key, value in entries.items():
+                    tensor.external_data.add(key=key, value=str(value))
+            model.graph.initializer.append(tensor)
+    onnx.save_model(model, path)
+
+
+def data_of(path: Path) -> Path:
+    """Return the file of the weights of a large graph."""
+    return path.with_name(f"{path.name}.data")
 
 
 class _Writer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,12 @@ from attn_export.bundle.manifest import GOLDEN
 from attn_export.bundle.quality_vectors import is_plain
 from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, UsageError, first_few
+from attn_export.output_folder import write_errors
 from attn_export.parts.value_ranges.float_formats import FORMATS
 from attn_export.parts.value_ranges.integer_ranges import IntegerResult, integer_facts
 from attn_export.parts.value_ranges.keep_search import search
 from attn_export.parts.value_ranges.lockstep import Lockstep
-from attn_export.parts.value_ranges.mixed_graph import check_fixable, write_mixed
+from attn_export.parts.value_ranges.mixed_graph import check_fixable, data_of, write_mixed
 from attn_export.parts.value_ranges.ort_nodes import run_beside
 from attn_export.parts.value_ranges.range_analysis import Analysis, analyse
 from attn_export.parts.value_ranges.range_inputs import (
@@ -33,7 +35,7 @@ from attn_export.parts.value_ranges.rounded_run import RoundedRun, full
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.quality import Budget
 from attn_export.runtimes.run_options import Progress
-from attn_export.temp_folders import scratch
+from attn_export.temp_folders import folder_beside, scratch
 from attn_export.tensorfile import Array
 
 _MEANING = (
@@ -163,19 +165,26 @@ def _mended(
     if not kept.passes:
         return Fix("", names, sorted(kept.clipped), count, time, 0, kept.error, 0, len(sets), "")
     progress.phase(f"writing {output.name}")
-    write_mixed(graph, kept, analysis.format, output)
-    progress.phase("judging the written graph")
-    written = StreamedGraph(output)
-    outputs = [Lockstep(written, analysis.format).run(each, [RoundedRun(full)])[0] for each in sets]
-    passed = sum(
-        expected.passes(found) for expected, found in zip(analysis.expected, outputs, strict=True)
-    )
-    errors = [e.error(found) for e, found in zip(analysis.expected, outputs, strict=True)]
-    return Fix(
-        str(output), names, sorted(kept.clipped), count, time,
-        _wide_bytes(written), largest(errors), passed, len(sets),
-        _beside(output, sets[0], analysis, progress),
-    )  # fmt: skip
+    with write_errors(output), folder_beside(output) as folder:
+        new = folder / output.name
+        write_mixed(graph, kept, analysis.format, new)
+        progress.phase("judging the written graph")
+        written = StreamedGraph(new)
+        lockstep = Lockstep(written, analysis.format, frozenset({analysis.format.name}))
+        outputs = [lockstep.run(each, [RoundedRun(full)])[0] for each in sets]
+        pairs = list(zip(analysis.expected, outputs, strict=True))
+        passed = sum(expected.passes(found) for expected, found in pairs)
+        fix = Fix(
+            str(output), names, sorted(kept.clipped), count, time, _wide_bytes(written),
+            largest([expected.error(found) for expected, found in pairs]), passed, len(sets),
+            _beside(new, sets[0], analysis, progress),
+        )  # fmt: skip
+        if passed < len(sets):
+            return dataclasses.replace(fix, path="")
+        if data_of(new).exists():
+            data_of(new).replace(data_of(output))
+        new.replace(output)
+    return fix
 
 
 def _wide_bytes(written: StreamedGraph) -> int:

@@ -130,6 +130,9 @@ CASES = {
          ("MatMul", "scaled w", "out")],
         {"large": 2e4, "small": 1e-4}, blamed=["sum"], kept=["sum", "scaled"],
     ),
+    "an output beyond the limit": RangeCase(
+        [("Mul", "x large", "out")], {"large": 3e4}, scale=3.0, blamed=["out"], kept=["out"],
+    ),
     "an angle with few digits": RangeCase(
         [("MatMul", "x w", "q"), ("Mul", "q one", "y"), ("Add", "y offset", "angle"),
          ("Cos", "angle", "turned"), ("MatMul", "turned w", "out")],
