@@ -129,6 +129,7 @@ class _Activations:
         self._graph, self._dtype, self._high = graph, dtype, RANGES[dtype][1]
         self._lockstep = Lockstep(graph, FORMATS["float16"])
         self._readers = dict(self._read_by_products())
+        self._given = dict(self._given_scales())
         self._largest: dict[str, float] = defaultdict(float)
         self._common: dict[str, float] = defaultdict(float)
         self._widest: dict[str, Array] = {}
@@ -189,7 +190,7 @@ class _Activations:
             f"one scale, {_COMMON} % within": self._common[seen.name] / self._high,
             "a scale per token": np.where(rows > 0, rows, 1.0) / self._high,
         }
-        given = self._given_scale(seen.name)
+        given = self._given.get(seen.name)
         if given is not None:
             scales["the graph's scale"] = given
             low, high = RANGES[self._dtype]
@@ -198,14 +199,14 @@ class _Activations:
         for choice, scale in scales.items():
             sums[choice] += _noise(x, scale, self._dtype)
 
-    def _given_scale(self, name: str) -> float | None:
-        """Return the scale of the QuantizeLinear that reads a value, if it is one number."""
+    def _given_scales(self) -> Iterator[tuple[str, float]]:
+        """Yield the values that QuantizeLinear reads, with its scale where it is one number."""
+        weights = self._graph.weights()
         for node in self._graph.nodes:
-            if node.op_type == "QuantizeLinear" and node.input[0] == name:
-                scale = node.input[1]
-                if scale in self._graph.weights() and self._graph.weight(scale).size == 1:
-                    return float(self._graph.weight(scale).reshape(()))
-        return None
+            if node.op_type == "QuantizeLinear" and node.input[1] in weights:
+                scale = self._graph.weight(node.input[1])
+                if scale.size == 1:
+                    yield node.input[0], float(scale.reshape(()))
 
 
 def _noise(x: Array, scale: float | Array, dtype: str) -> float:

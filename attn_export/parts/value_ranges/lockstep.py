@@ -186,7 +186,7 @@ class _Pass:
         """Return whether a node is a product by a weight that is too large to hold."""
         node = self._graph.nodes[n]
         is_product = node.op_type == "MatMul" and self._graph.is_large(node.input[1])
-        return is_product and self._graph.stored(node.input[1]).size > _BLOCK
+        return is_product and self._graph.size(node.input[1]) > _BLOCK
 
     def _is_lookup(self, node: onnx.NodeProto, weights: Sequence[str]) -> bool:
         """Return whether a node takes rows of a table."""

@@ -141,6 +141,11 @@ class StreamedGraph:
             int(entries.get("offset", 0)), tuple(tensor.dims),
         )  # fmt: skip
 
+    def size(self, name: str) -> int:
+        """Return the number of elements of a large weight, without reading it."""
+        of = self.turned[name][0] if name in self.turned else name
+        return int(np.prod(self._large[of].dims))
+
     def is_large(self, name: str) -> bool:
         """Return whether a weight is read anew by each node."""
         return name in self._large or name in self.turned
