@@ -34,6 +34,20 @@ ATTENDED = "attention"
 NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
+def parse_bound(
+    text: str, signs: Mapping[str, str], number: re.Pattern[str]
+) -> tuple[str, str] | None:
+    """Return the measure and the limit of a text such as ``sqnr>=30``; None if it has no such form.
+
+    `signs`: The relation of each measure to its limit.
+    """
+    for name, sign in signs.items():
+        measure, relation, limit = (word.strip() for word in text.partition(sign))
+        if measure == name and relation and number.fullmatch(limit):
+            return name, limit
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
 class LogitDistance:
     """Distance of an output of a quantised model from the float model, as logits.
@@ -58,12 +72,12 @@ class Budget:
     @classmethod
     def parse(cls, text: str) -> Budget:
         """Parse a budget such as ``sqnr>=30``."""
-        for name, sign in MEASURES.items():
-            measure, relation, limit = (word.strip() for word in text.partition(sign))
-            if measure == name and relation and NUMBER.fullmatch(limit):
-                if name in _SHARES and float(limit) > 1:
-                    raise UsageError(f"{name} is at most 1, as in {name}>=0.99; got {limit}")
-                return cls(name, float(limit))
+        bound = parse_bound(text, MEASURES, NUMBER)
+        if bound:
+            name, limit = bound
+            if name in _SHARES and float(limit) > 1:
+                raise UsageError(f"{name} is at most 1, as in {name}>=0.99; got {limit}")
+            return cls(name, float(limit))
         formats = ", ".join(f"{name}{sign}NUMBER" for name, sign in MEASURES.items())
         raise UsageError(f"a budget is {formats}, as in sqnr>=30; got {printable(text, 40)!r}")
 

@@ -132,11 +132,7 @@ def _of_graph(
     axes, weights = axis_names(inputs, known_sums), weight_count(model)
     _check_relations(path, axes, relations)
     known_sums |= relations
-    sizes = {size for input_ in inputs.values() for size in input_.shape if isinstance(size, int)}
-    fixed = sizes | {size for tensor in model.graph.initializer for size in tensor.dims}
-    sums = find_relations(axes, known_sums, fixed, graph.misfit)
-    if sums is None:
-        sums = find_sums(axes, known_sums, graph.runs)
+    sums = graph.sums(axes, known_sums, model)
     if sums is None:
         raise GraphError(
             f"{path} cannot be evaluated in float64 at any sizes; state axes that are equal or "
@@ -183,6 +179,16 @@ class GraphRuns:
         }
         declared = {name: Roles(names).shape(shape) for name, shape in self.declared.items()}
         return GraphRuns(self.evaluation, inputs, declared)
+
+    def sums(
+        self, axes: Sequence[str], known: Mapping[str, str], model: Any
+    ) -> dict[str, str] | None:
+        """Return the axes that must be sums of others, or equal; None if no choice runs."""
+        shapes = (input_.shape for input_ in self.inputs.values())
+        fixed = {size for shape in shapes for size in shape if isinstance(size, int)}
+        fixed |= {size for tensor in model.graph.initializer for size in tensor.dims}
+        found = find_relations(axes, known, fixed, self.misfit)
+        return find_sums(axes, known, self.runs) if found is None else found
 
     def outputs(self, sizes: Sizes) -> Mapping[str, Any]:
         """Return the outputs at some sizes, by name."""

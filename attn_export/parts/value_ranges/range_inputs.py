@@ -14,7 +14,7 @@ from attn_export.cases.draw import add_sums, axis_names, draw_inputs
 from attn_export.commands.reference import GraphRuns
 from attn_export.errors import GraphError, UsageError, printable
 from attn_export.float64.evaluate import Values
-from attn_export.graph.axis_names import find_relations, find_sums, terms_of
+from attn_export.graph.axis_names import terms_of
 from attn_export.graph.ranges import declared_outputs, described_inputs
 from attn_export.graph.signature_check import dtype_name
 from attn_export.parts.value_ranges.float_formats import FORMATS
@@ -89,11 +89,7 @@ def random_sets(graph: StreamedGraph) -> InputSets:
         if set(terms_of(text)) <= {*axis_names(inputs, {})}
     }
     axes = axis_names(inputs, known_sums)
-    fixed = {size for input_ in inputs.values() for size in input_.shape if isinstance(size, int)}
-    fixed |= {size for tensor in model.graph.initializer for size in tensor.dims}
-    sums = find_relations(axes, known_sums, fixed, runs.misfit)
-    if sums is None:
-        sums = find_sums(axes, known_sums, runs.runs)
+    sums = runs.sums(axes, known_sums, model)
     if sums is None:
         raise GraphError(
             f"{graph.path} cannot be evaluated at random sizes; give inputs with --inputs "

@@ -10,6 +10,7 @@ from attn_export.errors import UsageError, printable
 from attn_export.measures import Measures
 from attn_export.parts.value_ranges.range_analysis import Analysis
 from attn_export.parts.value_ranges.range_facts import RangeFacts
+from attn_export.quality import parse_bound
 
 _LIMITS = {"findings": "<=", "error": "<=", "kept": "<=", "margin": ">=", "sqnr": ">="}
 """The measures of limits with their relations: values that change outputs, the error as a multiple
@@ -106,10 +107,9 @@ class RangeLimit:
     @classmethod
     def parse(cls, text: str) -> RangeLimit:
         """Parse a limit."""
-        for name, sign in _LIMITS.items():
-            measure, relation, limit = (word.strip() for word in text.partition(sign))
-            if measure == name and relation and _NUMBER.fullmatch(limit):
-                return cls(name, float(limit))
+        bound = parse_bound(text, _LIMITS, _NUMBER)
+        if bound:
+            return cls(bound[0], float(bound[1]))
         forms = ", ".join(f"{name}{sign}NUMBER" for name, sign in _LIMITS.items())
         raise UsageError(f"--limit is {forms}; got {printable(text, 40)!r}")
 
