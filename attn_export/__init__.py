@@ -19,22 +19,46 @@ if TYPE_CHECKING:
     from attn_export.commands.assert_parity import assert_parity
     from attn_export.commands.build import build
     from attn_export.commands.verify import verify
+    from attn_export.errors import (
+        AttnExportError,
+        BundleError,
+        ExportError,
+        GraphError,
+        OutputError,
+        ParityError,
+        RuntimeFailure,
+        SpecError,
+        UsageError,
+        WeightsError,
+    )
     from attn_export.export.subject import Subject
     from attn_export.export.trees import Axis
     from attn_export.results import Report
     from attn_export.runtimes.decode_session import DecodeSession
     from attn_export.spec import AttentionSpec
 
+__version__: str
+
 _MODULES = {
     "Attention": "attn_export.attention",
     "AttentionSpec": "attn_export.spec",
+    "AttnExportError": "attn_export.errors",
     "Axis": "attn_export.export.trees",
+    "BundleError": "attn_export.errors",
     "DecodeSession": "attn_export.runtimes.decode_session",
+    "ExportError": "attn_export.errors",
+    "GraphError": "attn_export.errors",
     "GroupedQueryAttention": "attn_export.attention",
     "MultiHeadAttention": "attn_export.attention",
     "MultiQueryAttention": "attn_export.attention",
+    "OutputError": "attn_export.errors",
+    "ParityError": "attn_export.errors",
     "Report": "attn_export.results",
+    "RuntimeFailure": "attn_export.errors",
+    "SpecError": "attn_export.errors",
     "Subject": "attn_export.export.subject",
+    "UsageError": "attn_export.errors",
+    "WeightsError": "attn_export.errors",
     "assert_parity": "attn_export.commands.assert_parity",
     "build": "attn_export.commands.build",
     "verify": "attn_export.commands.verify",
@@ -43,13 +67,23 @@ _MODULES = {
 __all__ = [
     "Attention",
     "AttentionSpec",
+    "AttnExportError",
     "Axis",
+    "BundleError",
     "DecodeSession",
+    "ExportError",
+    "GraphError",
     "GroupedQueryAttention",
     "MultiHeadAttention",
     "MultiQueryAttention",
+    "OutputError",
+    "ParityError",
     "Report",
+    "RuntimeFailure",
+    "SpecError",
     "Subject",
+    "UsageError",
+    "WeightsError",
     "assert_parity",
     "build",
     "verify",
@@ -57,6 +91,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("attn-export")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

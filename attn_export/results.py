@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import html
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from msgspec import Meta, Struct
 
-from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted
+from attn_export.error_maps import ErrorMap
+from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted, printable
 from attn_export.quality import Budget, Quality
 from attn_export.schema import Allowed, Text
 
@@ -52,9 +54,6 @@ Outcome = Literal["ran", "refused", "crashed", "hung", "out of memory", "not run
 
 MOST_LINES = 20
 """The largest number of lines of a report as text."""
-
-RelativeTo = Literal["row", "whole", "kind"]
-"""The norm that divides an error: of its last-axis slice, of the output, or none (a wrong NaN)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,51 +160,6 @@ class ReportFile(Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class ErrorMapPanel:
-    """A heat map of errors, in which a cell is the largest error of its elements.
-
-    Attributes:
-        rows: The axes along the rows, such as ``"batch x head"``; empty if there is one row.
-        columns: The axis along the columns, such as ``"query_len"``.
-        sizes: The number of rows and columns before they were merged into cells.
-        worst: The row and column of the cell with the worst element.
-        values: Rows of errors, divided by the error allowed; None for a wrong NaN or zero.
-    """
-
-    rows: str
-    columns: str
-    sizes: tuple[int, int]
-    worst: tuple[int, int]
-    values: tuple[tuple[float | None, ...], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class ErrorMap:
-    """Locations of the errors in one output.
-
-    Attributes:
-        axes: The names of the output's axes.
-        shape: The shape of the output.
-        index: The index of the worst element.
-        actual: The value of the worst element, to nine digits; it may be NaN or infinite.
-        expected: The correct value of that element.
-        relative_to: The norm by which errors are divided.
-        panels: A heat map with one element for each slice along the last axis, and one of the last
-            two axes at the worst element. A heat map with a single cell is left out.
-    """
-
-    case: str
-    output: str
-    axes: tuple[str, ...]
-    shape: tuple[int, ...]
-    index: tuple[int, ...]
-    actual: str
-    expected: str
-    relative_to: RelativeTo
-    panels: tuple[ErrorMapPanel, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class RuntimeRun:
     """The result of one graph in one runtime.
 
@@ -227,9 +181,19 @@ class RuntimeRun:
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
+def _writer(module: str, function: str) -> Callable[[Report], str]:
+    """Return a function that writes reports. It belongs to a later stage, and is imported late."""
+    found: Callable[[Report], str] = getattr(
+        import_module(f"attn_export.report.{module}"), function
+    )
+    return found
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Report:
     """The result of a job: all verdicts, the environment, and an exit code.
+
+    ``print(report)`` shows a line for each run; a notebook shows the page of `to_html`.
 
     Attributes:
         notes: Notes for the reader.
@@ -273,6 +237,11 @@ class Report:
         """True if the exit code is 0."""
         return self.exit_code == 0
 
+    @property
+    def failures(self) -> tuple[Verdict, ...]:
+        """The verdicts that did not pass."""
+        return tuple(verdict for verdict in self.verdicts if verdict.status != "passed")
+
     @classmethod
     def joined(cls, name: str, reports: Mapping[str, Self]) -> Self:
         """Return one report of several, whose names stand before their graphs and sentences."""
@@ -300,9 +269,30 @@ class Report:
             error = ParityError if self.exit_code == ParityError.exit_code else RuntimeFailure
             raise self.error or error("; ".join(str(self).splitlines()))
 
+    def to_html(self) -> str:
+        """Return the report as a page of HTML that needs no other file."""
+        return _writer("html", "to_html")(self)
+
+    def to_json(self) -> str:
+        """Return the report as JSON, in the form of `report.json`."""
+        return _writer("data", "to_json")(self)
+
+    def to_markdown(self) -> str:
+        """Return the verdict, the table of runs, and failures, as markdown."""
+        return _writer("ci", "to_markdown")(self)
+
     def _repr_html_(self) -> str:
-        """Return the report as HTML for notebooks."""
-        return f"<pre>{html.escape(str(self))}</pre>"
+        """Return the page in a frame, for notebooks."""
+        # Its styles stay its own, and it can run nothing in the notebook.
+        page = html.escape(self.to_html())
+        style = "width: 100%; height: 40rem; border: 0"
+        return f'<iframe sandbox="allow-scripts" srcdoc="{page}" style="{style}"></iframe>'
+
+    def __repr__(self) -> str:
+        """Return the name, the state, and the numbers of verdicts and failures, on one line."""
+        counts = f"{counted(len(self.verdicts), 'verdict')}, {len(self.failures)} not passed"
+        state = "passed" if self.passed else f"failed ({self.exit_code})"
+        return f"<Report {printable(self.name)}: {state}, {counts}>"
 
     def __str__(self) -> str:
         """Return the state, the causes, and a line for each run, in at most `MOST_LINES` lines."""

@@ -6,6 +6,7 @@ import ast
 import collections
 import re
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import pytest
 from conftest import ROOT
@@ -79,14 +80,16 @@ def test_a_name_that_only_its_own_file_has_begins_with_an_underscore():
 # -- the public interface ---------------------------------------------------------------------
 
 PUBLIC = [
-    "Attention", "AttentionSpec", "Axis", "DecodeSession", "GroupedQueryAttention",
-    "MultiHeadAttention", "MultiQueryAttention", "Report", "Subject", "assert_parity", "build",
-    "verify",
+    "AttentionSpec", "Attention", "AttnExportError", "Axis", "BundleError", "DecodeSession",
+    "ExportError", "GraphError", "GroupedQueryAttention", "MultiHeadAttention",
+    "MultiQueryAttention", "OutputError", "ParityError", "Report", "RuntimeFailure", "SpecError",
+    "Subject", "UsageError", "WeightsError", "assert_parity", "build", "verify",
 ]  # fmt: skip
 
 
 def test_the_public_names_are_pinned():
-    assert sorted(attn_export.__all__) == PUBLIC
+    assert attn_export.__all__ == sorted(PUBLIC)
+    assert attn_export.__version__ == version("attn-export")
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -106,7 +109,7 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_type_checkers_see_every_public_name():
     (guarded,) = (node for node in tree("__init__").body if isinstance(node, ast.If))
     names = {alias.name for node in guarded.body for alias in node.names}
-    assert sorted(names) == PUBLIC
+    assert sorted(names) == sorted(PUBLIC)
 
 
 # -- what can be counted ----------------------------------------------------------------------

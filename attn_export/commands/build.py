@@ -27,6 +27,7 @@ from attn_export.errors import UsageError, printable
 from attn_export.judge.gate import cpu_notes
 from attn_export.quality import Budget
 from attn_export.report.html import write_report
+from attn_export.report.progress import options_of_call
 from attn_export.results import BASE, CHANGED, Report
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import Gate, RunKeywords, RunOptions
@@ -149,9 +150,9 @@ def build(
         raise UsageError(
             f"the name {printable(name, 80)} must be one printable line; choose another"
         )
-    run, dialects = RunOptions.of(run, **keywords), check_dialects(dialects, ALL)
+    dialects, place = check_dialects(dialects, ALL), Path(output or Path("models") / name)
     check_installed("torch")
-    with staging(Path(output or Path("models") / name)) as stage:
+    with options_of_call(run, keywords) as run, staging(place) as stage:
         report = _build_in(stage.folder, subject, name, dialects, seed, run)
         folder = stage.publish(failed=not report.passed)
     last = [*bundles_in(folder).values(), folder][0]  # the decoder, if there are two

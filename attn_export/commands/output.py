@@ -95,17 +95,13 @@ class Output:
 
     def _write_files(self, report: Report) -> None:
         if self.json_file:
-            from attn_export.report.data import to_json
-
-            write_file(self.json_file, to_json(report))
+            write_file(self.json_file, report.to_json())
         if self.junit_file:
             from attn_export.report.ci import to_junit
 
             write_file(self.junit_file, to_junit(report))
         if self.html_file:
-            from attn_export.report.html import to_html
-
-            write_file(self.html_file, to_html(report))
+            write_file(self.html_file, report.to_html())
 
     def _print(self, report: Report, place: Path | None) -> None:
         from rich.console import Console
@@ -165,11 +161,11 @@ def _report_to_github(report: Report, *, may_print: bool) -> None:
     annotates = os.environ.get("GITHUB_ACTIONS") == "true" and may_print
     if not summary and not annotates:
         return
-    from attn_export.report.ci import github_annotations, to_markdown
-
     if summary:
         with write_errors(summary), Path(summary).open("a", encoding="utf-8") as file:
-            file.write(to_markdown(report))
+            file.write(report.to_markdown())
     if annotates:
+        from attn_export.report.ci import github_annotations
+
         for line in github_annotations(report):
             echo(line)

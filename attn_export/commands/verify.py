@@ -37,6 +37,7 @@ from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL
 from attn_export.errors import BundleError, UsageError
 from attn_export.judge.gate import apply_baseline, cpu_notes, read_baseline, write_baseline
+from attn_export.report.progress import options_of_call
 from attn_export.results import Report
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import RunKeywords, RunOptions
@@ -128,7 +129,6 @@ def verify(
         GraphError: If `graph` cannot be read, or has other inputs or outputs.
         BundleError: If a file is missing or was changed, or `trust` did not sign it.
     """
-    run = RunOptions.of(run, **keywords)
     if recompute and sizes:
         raise UsageError("--recompute is about the stored cases, --sizes about others; choose one")
     if module is not None and not (recompute or sizes):
@@ -136,7 +136,8 @@ def verify(
     earlier = read_baseline(Path(baseline)) if baseline and not update else None
     evidence = functools.partial(_evidence, recompute=recompute, sizes=sizes, module=module)
     signer = functools.partial(attested, signer=trust, issuer=oidc_issuer)
-    report = _of_all(Path(bundle), Path(graph) if graph else None, run, evidence, signer)
+    with options_of_call(run, keywords) as run:
+        report = _of_all(Path(bundle), Path(graph) if graph else None, run, evidence, signer)
     if baseline and update and report.passed:
         write_baseline(Path(baseline), report)
     return report if earlier is None else apply_baseline(report, earlier)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attn_export.error_maps import ErrorMap, ErrorMapPanel, RelativeTo
 from attn_export.errors import counted
 from attn_export.judge.judge import judge
 from attn_export.measures import (
@@ -22,10 +23,7 @@ from attn_export.measures import (
 from attn_export.quality import Quality
 from attn_export.results import (
     Arrays,
-    ErrorMap,
-    ErrorMapPanel,
     Golden,
-    RelativeTo,
     RuntimeRun,
     Verdict,
 )

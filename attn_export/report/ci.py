@@ -17,7 +17,6 @@ from attn_export.report.tables import (
     Styled,
     graph_label,
     markdown_table,
-    problems,
     reproduce_command,
     summaries,
     summary_table,
@@ -41,7 +40,7 @@ def to_markdown(report: Report) -> str:
         table = summary_table(ran)
         lines += markdown_table(table.columns, (map(_cell, row) for row in table.rows))
     not_ran = [_not_ran(summary.run) for summary in all_summaries if not summary.ran]
-    failed = problems(report)
+    failed = report.failures
     wrong = [
         f"- {v.status}: {v.runtime}, {_escaped(graph_label(v.graph))}, {_escaped(v.case)}, "
         f"{_escaped(v.output)}: {_escaped(v.message)}"
@@ -70,7 +69,7 @@ def github_annotations(report: Report) -> list[str]:
     """Return a GitHub workflow command for each failure, for a job's output."""
     errors = [
         (f"{v.runtime}, {graph_label(v.graph)}, {v.case}", f"{v.output}: {v.message}")
-        for v in problems(report)[:SHOWN]
+        for v in report.failures[:SHOWN]
     ]
     errors += [("beyond the budget", sentence) for sentence in _missed(report)]
     errors += [

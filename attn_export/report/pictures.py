@@ -6,9 +6,10 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from attn_export.error_maps import ErrorMap, ErrorMapPanel
 from attn_export.errors import counted
 from attn_export.report.tables import graph_label
-from attn_export.results import ErrorMap, ErrorMapPanel, Report, Verdict
+from attn_export.results import Report, Verdict
 
 # A figure shows an `ErrorMap`, with a picture in SVG of each of its panels. Both are dicts of the
 # values that `page/error_maps.html.j2` names.

@@ -1,13 +1,15 @@
-"""Progress bar of a job on stderr, if stderr is a terminal."""
+"""Progress bar of a job, on stderr if that is a terminal, or in a notebook."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import html
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from attn_export.runtimes.run_options import Progress
+from attn_export.runtimes.run_options import Progress, RunKeywords, RunOptions
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -38,9 +40,61 @@ class _BarProgress(Progress):
         self._bar.start()  # not after an error, which is shown next
 
 
+class _NotebookProgress(Progress):
+    """Progress displayed as a bar of HTML in the output of a notebook's cell."""
+
+    def __init__(self) -> None:
+        from IPython.display import HTML, display
+
+        self._html = HTML
+        self._done = self._expected = 0
+        self._place = display(HTML(""), display_id=True)
+
+    def phase(self, text: str) -> None:
+        of = f' max="{self._expected}" value="{self._done}"' if self._expected else ""
+        self._place.update(self._html(f"<progress{of}></progress> {html.escape(text)}"))
+
+    def expect(self, steps: int) -> None:
+        self._expected += steps
+
+    def advance(self, text: str) -> None:
+        self._done += 1
+        self.phase(text)
+
+    def remove(self) -> None:
+        """Leave the output of the cell without a bar."""
+        self._place.update(self._html(""))
+
+
+def _in_notebook() -> bool:
+    ipython: Any = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+@contextlib.contextmanager
+def options_of_call(run: RunOptions | None, keywords: RunKeywords) -> Iterator[RunOptions]:
+    """Yield the options of a job that Python code called.
+
+    Its progress is shown unless the caller receives it, or has made the options itself.
+    """
+    options = RunOptions.of(run, **keywords)
+    if run is not None or "progress" in keywords:
+        yield options
+        return
+    with progress(quiet=False) as bar:
+        yield dataclasses.replace(options, progress=bar)
+
+
 @contextlib.contextmanager
 def progress(*, quiet: bool) -> Iterator[Progress]:
-    """Yield a progress bar if stderr is a terminal and `quiet` is not set, else nothing shown."""
+    """Yield a bar in a notebook or if stderr is a terminal, unless `quiet` is set."""
+    if not quiet and _in_notebook():
+        cell = _NotebookProgress()
+        try:
+            yield cell
+        finally:
+            cell.remove()
+        return
     if quiet or not (sys.stderr and sys.stderr.isatty()):
         yield Progress()
         return

@@ -127,11 +127,6 @@ def summaries(report: Report) -> list[Summary]:
     return [_summary(run, verdicts_by_case(report, run)) for run in report.runs]
 
 
-def problems(report: Report) -> list[Verdict]:
-    """Return the verdicts that did not pass."""
-    return [verdict for verdict in report.verdicts if verdict.status != "passed"]
-
-
 def reproduce_command(folder: Path | None) -> str:
     """Return the command that repeats a failure, or "" if no folder for it was written."""
     if folder is None:

@@ -21,7 +21,6 @@ from attn_export.report.tables import (
     Table,
     graph_label,
     matrix,
-    problems,
     reproduce_command,
     summaries,
     summary_table,
@@ -132,7 +131,7 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
         _print_quality(report.quality, console)
     # The reason that a whole run failed is already printed above.
     printed = {run.reason for run in report.runs if run.outcome != "ran"}
-    failed = [verdict for verdict in problems(report) if verdict.message not in printed]
+    failed = [verdict for verdict in report.failures if verdict.message not in printed]
     for verdict in failed[:SHOWN]:
         graph = graph_label(verdict.graph)
         where = f"{verdict.runtime} {graph} {verdict.case} {verdict.output}".strip()
@@ -157,7 +156,7 @@ def _result(report: Report) -> str:
 
 def _failure(report: Report) -> str:
     """Return the runtimes that were wrong or did not run to their end."""
-    wrong = {v.runtime: v.status for v in report.verdicts if v.status != "passed"}
+    wrong = {v.runtime: v.status for v in report.failures}
     ended = {r.runtime: r.outcome for r in report.runs if r.required and r.outcome != "ran"}
     parts = [f"{runtime} {state}" for runtime, state in {**wrong, **ended}.items()]
     parts += ["beyond the budget"] if report.quality and report.quality.missed else []

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from made_golden import made_golden
 
+from attn_export.error_maps import ErrorMap
 from attn_export.judge.judge import judge
 from attn_export.judge.replay import CELLS, Worst, name_output_axes
-from attn_export.results import ErrorMap, Golden
+from attn_export.results import Golden
 from attn_export.schema import Allowed
 
 WEIGHTS = ("batch", 3, "query_len", "total_len")

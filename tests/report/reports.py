@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_export.results import ErrorMap, ErrorMapPanel, Report, RuntimeRun, Verdict
+from attn_export.error_maps import ErrorMap, ErrorMapPanel
+from attn_export.results import Report, RuntimeRun, Verdict
 
 GRAPHS = ("model.onnx", "model.ort.decode.onnx")
 ENVIRONMENT = {"versions": {"numpy": "2.0"}, "python": "3.11", "system": "Linux", "cores": 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 from xml.etree import ElementTree
 
@@ -75,8 +76,20 @@ def test_the_error_that_ended_the_job_is_in_every_form_of_a_report():
         report.raise_if_failed()
 
 
-def test_a_notebook_shows_the_text_escaped():
-    assert "&lt;more&gt;" in mixed()._repr_html_()
+def test_a_notebook_shows_the_page_in_a_frame():
+    frame = mixed()._repr_html_()
+    assert frame.startswith('<iframe sandbox="allow-scripts" srcdoc="')
+    assert html.unescape(frame.split('"')[3]) == mixed().to_html()
+
+
+def test_a_report_shows_itself_on_one_line_and_its_failures():
+    report = dataclasses.replace(mixed(), name="a\nb")
+    assert (
+        repr(report) == f"<Report a b: failed (6), {len(report.verdicts)} verdicts, 4 not passed>"
+    )
+    assert {v.status for v in report.failures} == {"failed", "unusable", "error"}
+    assert report.to_json() == to_json(report)
+    assert report.to_markdown().startswith("## a b: **failed**")
 
 
 def test_runtimes_that_were_not_named_are_listed_once_at_the_end():

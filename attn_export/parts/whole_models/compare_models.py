@@ -204,7 +204,7 @@ def _layout_notes(exported: ExportedModel) -> tuple[str, ...]:
 
 def _phase_note(entry: Entry, report: Report) -> str:
     """Return how many cases of a graph passed, and the kinds of cases that did not."""
-    failed = {v.case for v in report.verdicts if v.status != "passed"}
+    failed = {v.case for v in report.failures}
     cases = {v.case for v in report.verdicts}
     worst = max((v.worst for v in report.verdicts if v.worst is not None), default=0.0)
     kinds = dict.fromkeys(
