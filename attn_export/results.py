@@ -291,12 +291,12 @@ class Report:
     def __repr__(self) -> str:
         """Return the name, the state, and the numbers of verdicts and failures, on one line."""
         counts = f"{counted(len(self.verdicts), 'verdict')}, {len(self.failures)} not passed"
-        state = "passed" if self.passed else f"failed ({self.exit_code})"
+        state = "passed" if self.passed else f"failed (exit {self.exit_code})"
         return f"<Report {printable(self.name)}: {state}, {counts}>"
 
     def __str__(self) -> str:
         """Return the state, the causes, and a line for each run, in at most `MOST_LINES` lines."""
-        state = "passed" if self.passed else f"failed ({self.exit_code})"
+        state = "passed" if self.passed else f"failed (exit {self.exit_code})"
         lines = [f"{self.name}: {state}", *(f"why: {cause}" for cause in self.explanations)]
         lines += [str(self.error)] if self.error is not None else []
         lines += self.quality.missed if self.quality else ()

@@ -20,7 +20,13 @@ from attn_export.bundle.manifest import (
 from attn_export.commands import bundle_graphs
 from attn_export.commands.build_input import SPEC_FIELDS, Buildable, input_options
 from attn_export.commands.bundle_graphs import ALL
-from attn_export.commands.options import BUDGET, option, run_options, with_help, with_options
+from attn_export.commands.options import (
+    BUDGET,
+    option,
+    run_options,
+    with_help,
+    with_options,
+)
 from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL, STANDARD, WEIGHTS, check_dialects
 from attn_export.errors import UsageError, printable
@@ -49,22 +55,28 @@ WIDE = "in float32"
 
 GROUPS = {
     "Input": (
-        "variant", "module", "model", "all_logits", "layers", "max_len", "weights", "layer",
-        "pool_kv_heads", "kv_scales", "calibrate", "seed",
+        "spec_file", "variant", "module", "model", "all_logits", "layers", "max_len", "weights",
+        "layer", "pool_kv_heads", "kv_scales", "calibrate", "seed", "fields",
     ),
     "Fields of the spec": SPEC_FIELDS,
     "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
-    "Output": ("output", "json_file", "junit_file", "html_file", "quiet"),
+    "Output": ("output", "json_file", "junit_file", "html_file", "quiet", "verbose"),
 }  # fmt: skip
 """Names of the parameters of `build` under each heading of its help."""
 
 _EXAMPLES = (
-    "attn-export build --variant mqa",
-    "attn-export build layer.toml --cache append --dialect ort",
-    "attn-export build --weights Llama-3.2-1B --layer 3 --runtime ort-cpu --runtime openvino",
-    "attn-export build --module mine.py:subject --output models/mine --junit junit.xml",
-    "attn-export build --model tiny-llama --runtime ort-cpu",
+    "build --variant mqa",
+    "build layer.toml --set cache=append --dialect ort",
+    "build --weights Llama-3.2-1B --layer 3 --runtime ort-cpu --runtime openvino",
+    "build --module mine.py:subject -o models/mine --junit junit.xml",
+    "build --model tiny-llama --runtime ort-cpu",
 )
+
+_SHORT = (
+    "spec_file", "variant", "module", "model", "weights", "layer", "fields", "dialects", "runtimes",
+    "require", "output", "html_file", "quiet",
+)  # fmt: skip
+"""The parameters that --help lists, of more than 70."""
 
 
 def _refuse_moved(_: object, moved: click.Parameter, value: bool | None) -> None:
@@ -82,14 +94,14 @@ _MOVED = [
 ]
 
 
-@with_help(GROUPS, _EXAMPLES)
+@with_help("Build and ship", *_EXAMPLES, groups=GROUPS, short=_SHORT)
 @input_options
 @option(
     "--dialect", "dialects", multiple=True, metavar="NAME",
     help="standard, portable, ort or cuda; all: each that can express the layer.  [default: all]",
 )  # fmt: skip
 @run_options(BUDGET)
-@option("--output", type=Path, help="The bundle's folder.  [default: models/<name>]")
+@option("-o", "--output", type=Path, help="The bundle's folder.  [default: models/<name>]")
 @with_options(*_MOVED)
 @output_options
 def build_command(

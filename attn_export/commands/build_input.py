@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import functools
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from attn_export.commands.options import Command, Option, module_option, option, with_options
+from attn_export.commands.options import (
+    Command,
+    Option,
+    module_option,
+    option,
+    pairs,
+    with_options,
+)
 from attn_export.errors import UsageError, WeightsError
 from attn_export.spec import VARIANTS, AttentionSpec
 from attn_export.spec.field_rows import Field
@@ -98,8 +106,12 @@ def input_options(command: Command) -> Command:
     def merged(spec_file: Path | None, **values: Any) -> Any:
         names = [str(each.names[0]).removeprefix("--").replace("-", "_") for each in INPUT]
         given = {"spec_file": spec_file, **{name: values.pop(name) for name in names}}
-        fields = {name: values.pop(name) for name in SPEC_FIELDS}
-        changes = {name: value for name, value in fields.items() if value is not None}
+        options = {name: values.pop(name) for name in SPEC_FIELDS}
+        changes = {name: value for name, value in options.items() if value is not None}
+        for name, text in values.pop("fields").items():
+            if name in changes:
+                raise UsageError(f"--set {name}={text} and its own option both set it; choose one")
+            changes[name] = _value(text)
         _check(given, changes)
         return command(
             name=_name(given), subject=_read(given, changes), seed=given["seed"], **values
@@ -107,7 +119,23 @@ def input_options(command: Command) -> Command:
 
     spec_file = option("spec_file", metavar="[SPEC.toml]", required=False, type=Path)
     fields = (_spec_option(name, FIELDS[name]) for name in SPEC_FIELDS)
-    return with_options(spec_file, *INPUT, *fields)(merged)
+    return with_options(spec_file, *INPUT, _SET, *fields)(merged)
+
+
+_SET = option(
+    "--set", "fields", multiple=True, metavar="FIELD=VALUE", callback=pairs,
+    help="A field of the spec, as in num_heads=8 or causal=true. Each has an option of its own "
+    "as well; docs/spec.md has all fields.",
+)  # fmt: skip
+
+
+def _value(text: str) -> object:
+    """Return the value of a field in TOML, or else the text itself: names need no quotes."""
+    try:
+        (value,) = tomllib.loads(f"value = {text}").values()
+    except ValueError:  # no TOML, or further lines with fields of their own
+        return text
+    return value
 
 
 def _name(given: Mapping[str, Any]) -> str:

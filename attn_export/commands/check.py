@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attn_export.bundle.manifest import MANIFEST, read_manifest, shapes_of
 from attn_export.commands.fixed_graphs import fixed_graphs
-from attn_export.commands.options import fix_input_option, option
+from attn_export.commands.options import fix_input_option, option, with_help
 from attn_export.commands.output import echo
 from attn_export.errors import GraphError, printable
 from attn_export.runtimes.child import limited
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from attn_export.graph.check_structure import CheckFinding, Expected
 
 
+@with_help("Judge", "check model.onnx", "check models/mqa/model.onnx")
 @option("model", metavar="MODEL.onnx", type=Path)
 @fix_input_option
 def check_command(model: Path, fixed: dict[str, str]) -> int:

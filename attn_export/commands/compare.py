@@ -30,6 +30,7 @@ from attn_export.commands.options import (
     pairs,
     ranges,
     run_options,
+    with_help,
 )
 from attn_export.commands.output import Output, output_options
 from attn_export.errors import AttnExportError, UsageError, printable
@@ -56,6 +57,12 @@ OTHER = "reference.onnx"
 """The file name of the reference in the bundle of a comparison of two graphs."""
 
 
+@with_help(
+    "Judge",
+    "compare --model Llama-3.2-1B --graphs exported",
+    "compare --module mine.py:subject --graph exported.onnx",
+    "compare a.onnx b.onnx --range input_ids=0:511",
+)  # fmt: skip
 @option("graphs", nargs=-1, metavar="[A.onnx B.onnx]", type=Path)
 @module_option
 @option(
@@ -86,7 +93,7 @@ OTHER = "reference.onnx"
 @fix_input_option
 @run_options(BUDGET)
 @option(
-    "--output", type=Path, metavar="DIR",
+    "-o", "--output", type=Path, metavar="DIR",
     help="Write the graph, the cases and the truth as a bundle.",
 )  # fmt: skip
 @output_options

@@ -17,6 +17,7 @@ from attn_export.commands.options import (
     limit_own_memory,
     option,
     pairs,
+    with_help,
 )
 from attn_export.commands.output import echo, write_file
 from attn_export.errors import PARAGRAPH, ParityError, RuntimeFailure, UsageError, printable
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from attn_export.export.subject import Subject
 
 
+@with_help(
+    "Find causes",
+    "explain models/mqa --runtime openvino",
+    "explain --graph exported.onnx --module mine.py:subject --runtime ort-cpu",
+)  # fmt: skip
 @option("bundle", required=False, type=Path)
 @option("--runtime", "runtime_name", required=True, metavar="NAME", help="The runtime.")
 @option(
@@ -43,7 +49,7 @@ if TYPE_CHECKING:
     help="An option of the runtime, as your program sets it. May be repeated.",
 )  # fmt: skip
 @option(
-    "--output", type=Path, metavar="DIR",
+    "-o", "--output", type=Path, metavar="DIR",
     help="The folder to write, which reproduces the fault.  [default: BUNDLE.explained, or "
     "FILE.onnx.explained]",
 )  # fmt: skip
@@ -52,7 +58,7 @@ if TYPE_CHECKING:
     help="The time after which no further experiment starts.",
 )  # fmt: skip
 @json_option("Write the explanation as JSON; - for stdout, without other output.")
-@option("--quiet", is_flag=True, help="Print only the cause, in one sentence.")
+@option("-q", "--quiet", is_flag=True, help="Print only the cause, in one sentence.")
 def explain_command(
     bundle: Path | None,
     runtime_name: str,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from attn_export.commands.fixed_graphs import fixed_graphs
-from attn_export.commands.options import fix_input_option, option
+from attn_export.commands.options import fix_input_option, option, with_help
 from attn_export.commands.output import echo
 from attn_export.dialect_names import check_dialects
 from attn_export.errors import PARAGRAPH, UsageError, printable
@@ -15,9 +15,13 @@ from attn_export.output_folder import check_utf8
 from attn_export.runtimes.child import limited
 
 
+@with_help(
+    "Build and ship", "lower model.onnx --dialect portable -o portable.onnx",
+    "lower model.onnx --dialect ort -o fast.onnx --fix-input use_cache_branch=1",
+)  # fmt: skip
 @option("model", metavar="MODEL.onnx", type=Path)
 @option("--dialect", required=True, metavar="NAME", help="standard, portable, ort.")
-@option("--output", required=True, type=Path, metavar="OUT.onnx", help="The file to write.")
+@option("-o", "--output", required=True, type=Path, metavar="OUT.onnx", help="The file to write.")
 @fix_input_option
 def lower_command(model: Path, dialect: str, output: Path, fixed: dict[str, str]) -> int:
     """Rewrite the Attention nodes of any ONNX file, and attention that is written out.

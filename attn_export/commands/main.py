@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from attn_export.commands.options import Command, Option
+from attn_export.commands.options import USES, Command, Option
 from attn_export.errors import (
     INTERRUPTED,
     READER_GONE,
@@ -30,6 +30,14 @@ _TRACEBACK = "ATTN_EXPORT_TRACEBACK"
 
 _HELP = ("-h", "--help")
 
+_TRY = """\
+attn-export: say what to do. For example:
+  attn-export build --variant mqa                        build and judge an attention layer
+  attn-export build --model FOLDER                       build and judge a whole model
+  attn-export compare --model FOLDER --graphs FOLDER     judge graphs that somebody exported
+  attn-export verify BUNDLE                              judge a bundle again, as in CI
+attn-export --help lists all commands, and attn-export COMMAND --help has examples."""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return the exit code. Errors are one line on stderr."""
@@ -39,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     except AttnExportError as error:
         return _complain(str(error), error.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
+        click.echo(_TRY if error.ctx.parent is None else error.format_message(), err=True)
         return UsageError.exit_code
     except click.ClickException as error:
         return _complain(error.format_message(), UsageError.exit_code)
@@ -85,6 +93,12 @@ def _complain(message: str, code: int) -> int:
     return code
 
 
+_EXIT_CODES = {
+    0: "passed", 1: "too little memory, or an internal error", 2: "wrong usage",
+    3: "the export failed", 4: "a graph was refused", 5: "a runtime failed or is missing",
+    6: "parity mismatch", 7: "the bundle is damaged or not signed", INTERRUPTED: "interrupted",
+}  # fmt: skip
+
 # -- commands ------------------------------------------------------------------------
 
 COMMANDS = ("build", "check", "compare", "explain", "lower", "runtimes", "verify")
@@ -115,42 +129,81 @@ class Commands(click.Group):
                 self.add_command(_click_command(cmd_name, found))
         return super().get_command(ctx, cmd_name)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the first sentence on each command, under the headings of their uses."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        for use in USES:
+            listed = [
+                (name, (command.help or "").partition("\n\n")[0].replace("\n", " "))
+                for name, command in found
+                if isinstance(command, _HelpfulCommand) and command.use == use
+            ]
+            if listed:
+                with formatter.section(use):
+                    formatter.write_dl(listed)
 
-class _GroupedCommand(click.Command):
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the exit codes."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in _EXIT_CODES.items()])
+
+
+class _HelpfulCommand(click.Command):
     """Command whose help lists the options by groups, if it has any, then examples."""
 
     def __init__(
-        self, groups: Mapping[str, Sequence[str]], examples: Sequence[str], **settings: Any
+        self,
+        use: str,
+        examples: Sequence[str],
+        groups: Mapping[str, Sequence[str]],
+        short: Sequence[str],
+        **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        self._groups, self._examples = groups, examples
+        self.use = use
+        self._examples, self._groups, self._short = examples, groups, short
+        if short:
+            self.params.append(
+                click.Option(
+                    ["--help-all"], is_flag=True, is_eager=True, expose_value=False,
+                    callback=self._show_all, help="Show all options and exit.",
+                )
+            )  # fmt: skip
+
+    def _show_all(self, ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value:
+            self._short = ()
+            click.echo(self.get_help(ctx))
+            ctx.exit()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings; those of no group are in the last."""
-        if not self._groups:
-            super().format_options(ctx, formatter)
-            return
+        groups = self._groups or {"Options": ()}
+        grouped = {name for names in groups.values() for name in names}
         records = {
             str(param.name): record
             for param in self.get_params(ctx)
             if (record := param.get_help_record(ctx)) is not None
         }
-        for heading, names in self._groups.items():
-            with formatter.section(heading):
-                formatter.write_dl([records.pop(name) for name in names])
-                if heading == [*self._groups][-1]:
-                    formatter.write_dl(list(records.values()))
+        others = [name for name in records if name not in grouped]
+        for heading, names in groups.items():
+            listed = [*names, *others] if heading == [*groups][-1] else names
+            shown = [name for name in listed if not self._short or name in (*self._short, *others)]
+            if shown:
+                with formatter.section(heading):
+                    formatter.write_dl([records[name] for name in shown])
         with formatter.section("Examples"):
             for example in self._examples:
-                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+                formatter.write(f"{'':>{formatter.current_indent}}attn-export {example}\n")
 
 
 def _click_command(name: str, function: Command) -> click.Command:
     """Return the command of a function with its options."""
     found = function.__dict__
-    return _GroupedCommand(
-        found.get("groups", {}), found.get("examples", ()), name=name, callback=function,
-        params=[_parameter(option) for option in found.get("options", ())], help=function.__doc__,
+    return _HelpfulCommand(
+        found["use"], found["examples"], found["groups"], found["short"],
+        name=name, callback=function, help=function.__doc__,
+        params=[_parameter(option) for option in found.get("options", ())],
     )  # fmt: skip
 
 
@@ -170,9 +223,4 @@ def _parameter(option: Option) -> click.Parameter:
 @click.group(cls=Commands, context_settings={"help_option_names": _HELP, "max_content_width": 100})
 @click.version_option(package_name="attn-export")
 def cli() -> None:
-    """Export PyTorch attention to ONNX, and check that runtimes compute the same.
-
-    Exit codes: 0 passed; 1 too little memory or an internal error; 2 wrong usage; 3 export
-    failed; 4 graph refused; 5 a runtime failed or is missing; 6 parity mismatch; 7 bundle damaged
-    or not signed; 130 interrupted.
-    """
+    """Export PyTorch attention to ONNX, and check that runtimes compute the same."""

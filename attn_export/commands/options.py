@@ -55,11 +55,28 @@ def with_options(*options: Decorator) -> Decorator:
     return lambda command: functools.reduce(lambda c, add: add(c), reversed(options), command)
 
 
-def with_help(groups: Mapping[str, Sequence[str]], examples: Sequence[str]) -> Decorator:
-    """Return a decorator: the help lists parameters under headings, and examples."""
+USES = ("Build and ship", "Judge", "Find causes", "Runtimes and speed", "Many layers")
+"""The headings of the commands in the help, in order."""
+
+
+def with_help(
+    use: str,
+    *examples: str,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    short: Sequence[str] = (),
+) -> Decorator:
+    """Return a decorator for the help of a command.
+
+    Args:
+        use: The heading of the command, one of `USES`.
+        *examples: Command lines, without ``attn-export``.
+        groups: The names of parameters under each heading; the last one has all others, too.
+        short: The names of the parameters that --help lists; --help-all lists the others. Default:
+            all.
+    """
 
     def add(command: Command) -> Command:
-        command.__dict__.update(groups=groups, examples=examples)
+        command.__dict__.update(use=use, examples=examples, groups=groups or {}, short=short)
         return command
 
     return add
@@ -81,7 +98,7 @@ def json_option(help_text: str) -> Option:
     return file_option("--json", "json_file", help_text)
 
 
-quiet_option = option("--quiet", is_flag=True, help="Print errors only.")
+quiet_option = option("-q", "--quiet", is_flag=True, help="Print errors only.")
 
 module_option = option(
     "--module", metavar="PATH.py:FUNCTION", help="A function that returns a Subject of your own."

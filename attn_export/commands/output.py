@@ -15,6 +15,7 @@ from attn_export.commands.options import (
     Command,
     file_option,
     json_option,
+    option,
     quiet_option,
     with_options,
 )
@@ -52,12 +53,14 @@ class Output:
         junit_file: The file for JUnit XML, or None.
         html_file: The file for HTML, or None.
         quiet: Whether to print nothing but errors and failed reports.
+        verbose: Whether to print each step on a line instead of a progress bar.
     """
 
     json_file: str | None
     junit_file: str | None
     html_file: str | None
     quiet: bool
+    verbose: bool
 
     @contextlib.contextmanager
     def job(self, name: str, run: RunOptions) -> Iterator[RunOptions]:
@@ -68,7 +71,7 @@ class Output:
         from attn_export.report.progress import progress
 
         try:
-            with progress(quiet=self.quiet) as bar:
+            with progress(quiet=self.quiet, verbose=self.verbose) as bar:
                 yield dataclasses.replace(run, progress=bar)
         except UsageError:
             raise
@@ -114,7 +117,7 @@ class Output:
 
 
 def output_options(command: Command) -> Command:
-    """Add the options --json, --junit, --html and --quiet.
+    """Add the options --json, --junit, --html, --quiet and --verbose.
 
     The command gets their values as `destinations`, an `Output`.
     """
@@ -126,9 +129,10 @@ def output_options(command: Command) -> Command:
         junit_file: str | None,
         html_file: str | None,
         quiet: bool,
+        verbose: bool,
         **values: Any,
     ) -> Any:
-        destinations = Output(json_file, junit_file, html_file, quiet)
+        destinations = Output(json_file, junit_file, html_file, quiet, verbose)
         return command(destinations=destinations, **values)
 
     add = with_options(
@@ -138,6 +142,7 @@ def output_options(command: Command) -> Command:
         ),
         file_option("--html", "html_file", "Write the report as an HTML page."),
         quiet_option,
+        option("-v", "--verbose", is_flag=True, help="Print each step instead of a progress bar."),
     )
     return add(merged)
 

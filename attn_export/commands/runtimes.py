@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from attn_export.commands.options import with_help
 from attn_export.commands.output import echo
 from attn_export.dialect_names import DIALECTS
 from attn_export.runtimes.catalogue import all_runtimes, runtimes_of_parts
 
 
+@with_help("Runtimes and speed", "runtimes")
 def runtimes_command() -> int:
     """List the runtimes: version, device and dialects, or the reason why one cannot run here."""
     for runtime in all_runtimes():

@@ -32,7 +32,7 @@ from attn_export.bundle.manifest import (
 )
 from attn_export.bundle.quality_vectors import claim_notes, read_quality
 from attn_export.commands.attestation import BundleCheck, attested
-from attn_export.commands.options import BUDGET, limit_own_memory, option, run_options
+from attn_export.commands.options import BUDGET, limit_own_memory, option, run_options, with_help
 from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL
 from attn_export.errors import BundleError, UsageError
@@ -45,6 +45,13 @@ from attn_export.schema import GraphFile, Manifest
 from attn_export.system_info import environment
 
 
+@with_help(
+    "Judge",
+    "verify models/mqa",
+    "verify models/mqa --runtime openvino --require ort-cuda --junit junit.xml",
+    "verify models/mqa --baseline errors.json --update",
+    "verify models/mqa --sizes batch=4,query_len=100",
+)  # fmt: skip
 @option("bundle", type=Path)
 @option("--graph", type=Path, help="Run this ONNX file instead of the bundle's.")
 @run_options(BUDGET)

@@ -6,9 +6,11 @@ import contextlib
 import dataclasses
 import html
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from attn_export.errors import printable
 from attn_export.runtimes.run_options import Progress, RunKeywords, RunOptions
 
 if TYPE_CHECKING:
@@ -38,6 +40,20 @@ class _BarProgress(Progress):
         self._bar.stop()
         yield
         self._bar.start()  # not after an error, which is shown next
+
+
+class _ListedProgress(Progress):
+    """Progress as a line of stderr for each step, after the seconds since the start."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def phase(self, text: str) -> None:
+        line = f"{time.monotonic() - self._start:7.1f} s  {printable(text)}"
+        print(line, file=sys.stderr, flush=True)
+
+    def advance(self, text: str) -> None:
+        self.phase(text)
 
 
 class _NotebookProgress(Progress):
@@ -86,8 +102,11 @@ def options_of_call(run: RunOptions | None, keywords: RunKeywords) -> Iterator[R
 
 
 @contextlib.contextmanager
-def progress(*, quiet: bool) -> Iterator[Progress]:
-    """Yield a bar in a notebook or if stderr is a terminal, unless `quiet` is set."""
+def progress(*, quiet: bool, verbose: bool = False) -> Iterator[Progress]:
+    """Yield a bar in a notebook or if stderr is a terminal, or lines if `verbose` is set."""
+    if verbose and not quiet:
+        yield _ListedProgress()
+        return
     if not quiet and _in_notebook():
         cell = _NotebookProgress()
         try:

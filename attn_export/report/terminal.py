@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.markup import escape
@@ -149,17 +150,24 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
 def _result(report: Report) -> str:
     if report.passed:
         return "[green]passed[/]"
-    return ": ".join(
-        filter(None, (f"[red]failed[/] ({report.exit_code})", as_text(_failure(report))))
-    )
+    why = ": ".join(filter(None, ("[red]failed[/]", as_text(_failure(report)))))
+    return f"{why} (exit {report.exit_code})"
+
+
+_STATES: Mapping[str, str] = {
+    "failed": "gives wrong outputs", "unusable": "has cases that are no evidence",
+    "error": "gives no output", "refused": "refuses a graph", "crashed": "crashed",
+    "hung": "hung", "out of memory": "ran out of memory", "not run": "could not run",
+}  # fmt: skip
+"""What a runtime does, by the status of a verdict or the outcome of a run."""
 
 
 def _failure(report: Report) -> str:
     """Return the runtimes that were wrong or did not run to their end."""
     wrong = {v.runtime: v.status for v in report.failures}
     ended = {r.runtime: r.outcome for r in report.runs if r.required and r.outcome != "ran"}
-    parts = [f"{runtime} {state}" for runtime, state in {**wrong, **ended}.items()]
-    parts += ["beyond the budget"] if report.quality and report.quality.missed else []
+    parts = [f"{runtime} {_STATES[state]}" for runtime, state in {**wrong, **ended}.items()]
+    parts += ["the error is beyond the budget"] if report.quality and report.quality.missed else []
     return ", ".join(parts[:3]) + (f" and {len(parts) - 3} more" if len(parts) > 3 else "")
 
 

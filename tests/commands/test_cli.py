@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -207,25 +208,73 @@ def test_interrupted_it_ends_at_once_and_leaves_nothing(
     assert list(tmp_path.glob("out/*")) == list(tmp_path.glob("out/.*")) == []
 
 
-def test_no_argument_shows_the_help_and_help_names_every_command(cli: Cli):
+def test_no_argument_says_what_to_try_and_help_has_each_command_once_with_exit_codes(cli: Cli):
     shown = cli("--help").stdout
-    for name in ("build", "verify", "check", "runtimes"):
-        assert name in shown
-        assert cli(name, "--help").returncode == 0
-    assert cli().returncode == 2
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        assert len(re.findall(rf"^  {name} +[A-Z]", shown, re.MULTILINE)) == 1
+        summary = " ".join(str(command.help).split("\n\n")[0].split())
+        assert summary in " ".join(shown.split()), "it is cut"
+    assert re.findall(r"^  (\d+) ", shown, re.MULTILINE) == [*"01234567", "130"]
+    tried = cli()
+    assert (tried.returncode, tried.stdout) == (2, "")
+    assert "attn-export build --variant mqa" in tried.stderr
+
+
+def test_each_example_of_a_command_is_one_that_it_takes():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        lines = re.findall(r"^  attn-export (.*)$", command.get_help(context), re.MULTILINE)
+        assert lines, name
+        for line in lines:
+            first, *arguments = shlex.split(line)
+            assert first == name
+            command.make_context(name, arguments)
 
 
 def test_the_help_of_build_is_in_groups_with_examples_and_lacks_no_option(cli: Cli):
-    shown = cli("build", "--help").stdout
-    heads = re.findall(r"^(\w[\w ]+):$", shown, re.MULTILINE)
-    assert heads == [*GROUPS, "Examples"]
+    short = cli("build", "--help").stdout
+    assert len(re.findall(r"^  (?:-\w, )?--(?!help)", short, re.MULTILINE)) == 12
+    shown = cli("build", "--help-all").stdout
+    for text in (short, shown):
+        heads = re.findall(r"^(\w[\w ]+):$", text, re.MULTILINE)
+        assert heads == [head for head in GROUPS if head in heads] + ["Examples"]
     command = group.get_command(click.Context(group), "build")
     assert command is not None
     for parameter in command.params:
         if isinstance(parameter, click.Option) and not parameter.hidden:
-            lines = re.findall(rf"^  {parameter.opts[0]}(?!\S)", shown, re.MULTILINE)
+            flags = ", ".join(parameter.opts)
+            lines = re.findall(rf"^  {flags}(?!\S)", shown, re.MULTILINE)
             assert len(lines) == 1, parameter.opts
     assert "-h, --help" in shown
+
+
+def test_a_field_is_set_by_its_name_or_its_option_but_not_by_both(cli: Cli, tmp_path: Path):
+    base = ("build", "--variant", "mqa", "-o", tmp_path / "out")
+    for arguments, says in (
+        (("--set", "num_heads=8", "--num-heads", "8"), "--set num_heads=8 and its own option"),
+        (("--set", "num_heads=x"), "num_heads"),
+        (("--set", "head_count=8"), "head_count"),
+        (("--set", "scale=1\nbias=none"), "scale"),
+        (("--set", "cache=append", "--cache", "none"), "choose one"),
+        (("--set", "embed_dim=30", "--set", "dtype=float32"), "embed_dim"),
+    ):
+        done = cli(*base, *arguments)
+        assert done.returncode == 2, done.stderr
+        assert says in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_verbose_lists_each_step_on_stderr(bundle: Path):
+    done = subprocess.run(
+        command(("verify", bundle, "-v", "--runtime", "ort-cpu")), capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert re.search(r"^ +\d+\.\d s  ort-cpu", done.stderr, re.MULTILINE), done.stderr[-300:]
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(bundle: Path, tmp_path: Path):

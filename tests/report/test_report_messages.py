@@ -84,9 +84,7 @@ def test_a_notebook_shows_the_page_in_a_frame():
 
 def test_a_report_shows_itself_on_one_line_and_its_failures():
     report = dataclasses.replace(mixed(), name="a\nb")
-    assert (
-        repr(report) == f"<Report a b: failed (6), {len(report.verdicts)} verdicts, 4 not passed>"
-    )
+    assert repr(report) == "<Report a b: failed (exit 6), 6 verdicts, 4 not passed>"
     assert {v.status for v in report.failures} == {"failed", "unusable", "error"}
     assert report.to_json() == to_json(report)
     assert report.to_markdown().startswith("## a b: **failed**")
@@ -115,13 +113,13 @@ def test_the_last_line_names_the_runtimes_that_failed():
     runs = (run("ort-cpu"), run("ort-cpu@n1", "not run", "no emulator"), run("tract", "crashed"))
     verdicts = (verdict("ort-cpu", "passed", 0.1),)
     report = Report("mqa", runs, verdicts, {}, ())
-    says = "mqa: failed (5): ort-cpu@n1 not run, tract crashed"
+    says = "mqa: failed: ort-cpu@n1 could not run, tract crashed (exit 5)"
     assert to_text(report, "--json FILE").splitlines()[-1] == says
 
 
 def test_a_report_as_text_has_at_most_20_lines_and_the_cause_second():
     lines = str(explained()).splitlines()
-    assert lines[0] == "test & <more>: failed (6)"
+    assert lines[0] == "test & <more>: failed (exit 6)"
     assert lines[1] == f"why: {CAUSE}"
     assert "good, model.onnx: 0 of 1 case failed" in lines
     many = dataclasses.replace(mixed(), runs=tuple(run(f"r{n}") for n in range(40)))

@@ -49,6 +49,6 @@ def test_a_field_of_three_lines_is_an_option_and_is_tested(tmp_path: Path):
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr
         return done.stdout
 
-    assert "--limit" in run("attn_export", "build", "--help")
+    assert "--limit" in run("attn_export", "build", "--help-all")
     passed = run("pytest", "-q", "-p", "no:cacheprovider", "-k", "limit or toml", *TESTS)
     assert "6 passed" in passed

@@ -27,7 +27,7 @@ from attn_export.bundle.manifest import (
     staging,
     write_manifest,
 )
-from attn_export.commands.options import option, quiet_option
+from attn_export.commands.options import option, quiet_option, with_help
 from attn_export.commands.output import echo
 from attn_export.dialect_names import WEIGHTS
 from attn_export.errors import PARAGRAPH, BundleError, one_line, printable
@@ -49,6 +49,7 @@ _NAMESPACE = uuid.UUID("6ad0cd6e-4a1f-5c0a-8a53-6f1f6d0d9c2b")
 """Namespace of serial numbers, which depend on the content of a bill of materials only."""
 
 
+@with_help("Build and ship", "evidence models/mqa")
 @option("bundle", type=Path)
 @quiet_option
 def evidence_command(bundle: Path, quiet: bool) -> int:

@@ -11,6 +11,7 @@ from attn_export.commands.options import (
     json_option,
     option,
     quiet_option,
+    with_help,
     with_options,
 )
 from attn_export.commands.output import write_file
@@ -39,6 +40,7 @@ def _measuring_options(prefill: str, measured: str) -> Decorator:
     )  # fmt: skip
 
 
+@with_help("Runtimes and speed", "bench models/mqa", "bench models/mqa --chart mqa.svg --threads 1")
 @option("bundle", type=Path)
 @_measuring_options("512", "candidate")
 @json_option("Write every figure; - for stdout.")
@@ -75,6 +77,7 @@ def bench_command(
     return report.exit_code
 
 
+@with_help("Runtimes and speed", "tune models/mqa")
 @option("bundle", type=Path)
 @_measuring_options("512, 2048", "form")
 @option(

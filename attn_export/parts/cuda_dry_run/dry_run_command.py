@@ -12,10 +12,16 @@ from attn_export.commands.options import (
     limit_own_memory,
     option,
     quiet_option,
+    with_help,
 )
 from attn_export.commands.output import write_file
 
 
+@with_help(
+    "Runtimes and speed",
+    "dry-run models/mqa",
+    "dry-run model.onnx --arch sm_90",
+)  # fmt: skip
 @option("path", metavar="MODEL.onnx|BUNDLE", type=Path)
 @option(
     "--arch", "architectures", multiple=True, metavar="NAME",

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attn_export.commands.options import option
+from attn_export.commands.options import option, with_help
 from attn_export.commands.output import echo
 from attn_export.errors import PARAGRAPH, printable
 
 
+@with_help("Build and ship", "kit cpp models/mqa -o mqa-cpp", "kit web models/mqa -o mqa-web")
 @option("language", metavar="LANGUAGE")
 @option("bundle", type=Path)
 @option(
-    "--output", required=True, type=Path, metavar="DIR",
+    "-o", "--output", required=True, type=Path, metavar="DIR",
     help="The folder to write: new, empty, or an unmodified kit.",
 )  # fmt: skip
 @option(
     "--dialect", metavar="NAME",
     help="The graph that it runs.  [default: the fastest that its engine runs]",
 )  # fmt: skip
-@option("--quiet", is_flag=True, help="No progress, and no output but errors.")
+@option("-q", "--quiet", is_flag=True, help="No progress, and no output but errors.")
 def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, quiet: bool) -> int:
     """Write a program that loads, runs and tests a bundle.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from attn_export.commands.options import STDOUT, json_option, option, quiet_option
+from attn_export.commands.options import STDOUT, json_option, option, quiet_option, with_help
 from attn_export.commands.output import write_file
 from attn_export.errors import RuntimeFailure
 
 
+@with_help("Find causes", "probe openvino", "probe pytorch --json -")
 @option("runtime")
 @json_option("Write it as JSON; - for stdout.")
 @quiet_option

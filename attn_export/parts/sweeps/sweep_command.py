@@ -8,7 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.commands.options import STDOUT, json_option, option, quiet_option, with_options
+from attn_export.commands.options import (
+    STDOUT,
+    json_option,
+    option,
+    quiet_option,
+    with_help,
+    with_options,
+)
 from attn_export.commands.output import echo, messages, write_file
 from attn_export.errors import ParityError, RuntimeFailure, UsageError, printable
 from attn_export.interruption import message_if_ended
@@ -34,9 +41,12 @@ _tls_options = with_options(
 )  # fmt: skip
 
 
+@with_help(
+    "Many layers", "sweep", "sweep layers.toml --resume", "sweep layers.toml --share 1/4 -o part-1"
+)
 @option("plan_file", metavar="[SWEEP.toml]", required=False, type=Path)
 @option(
-    "--output", metavar="STORE", type=Path,
+    "-o", "--output", metavar="STORE", type=Path,
     help="The folder of the results.  [default: NAME.sweep]",
 )  # fmt: skip
 @option("--resume", is_flag=True, help="Run the cells that the store does not have.")
@@ -178,6 +188,7 @@ def _finish(store: Store, json_file: str | None, *, quiet: bool) -> int:
     return RuntimeFailure.exit_code if all_verdicts & BROKEN else 0
 
 
+@with_help("Many layers", "worker tcp://192.0.2.1:8786")
 @option("scheduler", metavar="ADDRESS")
 @option("--name", metavar="NAME", help="The name of the worker.  [default: its address]")
 @_tls_options
@@ -192,9 +203,10 @@ def worker_command(scheduler: str, name: str | None, **tls_files: Path | None) -
     return 0
 
 
+@with_help("Many layers", "site layers.sweep -o page")
 @option("folder", metavar="STORE", type=Path)
 @option(
-    "--output", metavar="DIR", required=True, type=Path,
+    "-o", "--output", metavar="DIR", required=True, type=Path,
     help="The folder of the page.",
 )  # fmt: skip
 @option("--title", default="Can I use attention", show_default=True, help="The title of the page.")
@@ -227,6 +239,11 @@ def site_command(folder: Path, output: Path, title: str) -> int:
 # -- bisect -------------------------------------------------------------------------------------
 
 
+@with_help(
+    "Find causes",
+    "bisect models/mqa",
+    "bisect models/mqa --runtime ort-cpu --good 1.20.1 --bad 1.32.0 --install",
+)  # fmt: skip
 @option("bundle", type=Path)
 @option(
     "--runtime", "name", default="ort-cpu", show_default=True, metavar="NAME", help="The runtime."

@@ -16,6 +16,7 @@ from attn_export.commands.options import (
     module_option,
     option,
     quiet_option,
+    with_help,
 )
 from attn_export.commands.output import echo, write_file
 from attn_export.errors import UsageError, printable
@@ -25,6 +26,12 @@ _FORMATS = ("float16", "bfloat16", *_INTEGERS)
 _MISMATCH = 6
 
 
+@with_help(
+    "Find causes",
+    "range model.onnx",
+    "range model.onnx --fix model.float16.onnx",
+    "range --model tiny-llama --dtype int8",
+)  # fmt: skip
 @option("path", metavar="[MODEL.onnx|BUNDLE]", required=False, type=Path)
 @option("--dtype", choices=_FORMATS, default="float16", show_default=True, help="The format.")
 @option(

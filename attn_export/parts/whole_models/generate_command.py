@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from attn_export.commands.options import option
+from attn_export.commands.options import option, with_help
 from attn_export.commands.output import echo
 from attn_export.errors import UsageError, printable
 
 _COUNT = 64
 
 
+@with_help("Build and ship", 'generate models/tiny-llama --prompt "Once upon a time"')
 @option("bundle", type=Path)
 @option("--prompt", metavar="TEXT", help="The text to continue; needs the bundle's tokenizer.")
 @option("--ids", metavar="1,2,3", help="The token ids to continue; ids are printed.")
