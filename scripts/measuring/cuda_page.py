@@ -113,10 +113,7 @@ def _whole(rows: list[dict[str, Any]]) -> Iterator[str]:
         "`verify` on `ort-cuda`; errors are shares of what the judge allows. Graphs of `ort` for "
         "whose operators CUDA has no kernel in float32 are not run.", "",
         "Graphs of `cuda` in bfloat16 compute in it, and may be four times as wrong as the module "
-        "in bfloat16 is itself. The verdicts in bold are of before that rule, when they were "
-        "allowed the error of graphs that compute in float32 and round once; they were not run "
-        "again. The 30 errors that cuda.json keeps of them are 0.79 to 1.11 of the module's own, "
-        "and 0.02 to 0.38 of what is allowed now.", "",
+        "in bfloat16 is itself.", "",
     )  # fmt: skip
     yield from markdown_table(
         ("model", "graph", "passed", "of", "error"),
