@@ -35,10 +35,6 @@ _WINDOW = {
     "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"],
     "query_pre_attn_scalar": 128,
 }  # fmt: skip
-_EXPERTS = {
-    "num_local_experts": 8, "num_experts": 8, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 256, "norm_topk_prob": True,
-}  # fmt: skip
 _QWEN3_0_6B = {
     "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
     "num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 2048,
@@ -53,8 +49,6 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("llama", _SMALL),
     "qwen3": ("qwen3", {**_SMALL, "head_dim": 128}),
     "gemma3": ("gemma3_text", {**_SMALL, **_WINDOW, "head_dim": 128}),
-    "mixtral": ("mixtral", {**_SMALL, **_EXPERTS}),
-    "qwen3_moe": ("qwen3_moe", {**_SMALL, **_EXPERTS, "head_dim": 128}),
     "qwen3-0.6b": ("qwen3", _QWEN3_0_6B),
     "llama-3.2-1b": ("llama", _LLAMA_3_2_1B),
 }
@@ -62,8 +56,7 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 WHOLE = (
     "llama float16", "qwen3 float16", "qwen3 bfloat16", "llama bfloat16", "gemma3 float16",
-    "mixtral float16", "qwen3_moe float16", "llama float32", "qwen3-0.6b float16",
-    "llama-3.2-1b float16",
+    "llama float32", "qwen3-0.6b float16", "llama-3.2-1b float16",
 )  # fmt: skip
 """Kinds with dtypes. Weights are random; the last two have none until they are measured."""
 
