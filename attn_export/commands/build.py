@@ -18,7 +18,7 @@ from attn_export.bundle.manifest import (
     staging,
 )
 from attn_export.commands import bundle_graphs
-from attn_export.commands.build_input import SPEC_FIELDS, Buildable, input_options
+from attn_export.commands.build_input import EXAMPLES, GROUPS, SHORT, Buildable, input_options
 from attn_export.commands.bundle_graphs import ALL
 from attn_export.commands.options import (
     BUDGET,
@@ -53,31 +53,6 @@ if TYPE_CHECKING:
 WIDE = "in float32"
 """The name in the report of the graph of a float16 or bfloat16 subject in float32."""
 
-GROUPS = {
-    "Input": (
-        "spec_file", "variant", "module", "model", "all_logits", "layers", "max_len", "weights",
-        "layer", "pool_kv_heads", "kv_scales", "calibrate", "seed", "fields",
-    ),
-    "Fields of the spec": SPEC_FIELDS,
-    "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
-    "Output": ("output", "json_file", "junit_file", "html_file", "quiet", "verbose"),
-}  # fmt: skip
-"""Names of the parameters of `build` under each heading of its help."""
-
-_EXAMPLES = (
-    "build --variant mqa",
-    "build layer.toml --set cache=append --dialect ort",
-    "build --weights Llama-3.2-1B --layer 3 --runtime ort-cpu --runtime openvino",
-    "build --module mine.py:subject -o models/mine --junit junit.xml",
-    "build --model tiny-llama --runtime ort-cpu",
-)
-
-_SHORT = (
-    "spec_file", "variant", "module", "model", "weights", "layer", "fields", "dialects", "runtimes",
-    "require", "output", "html_file", "quiet",
-)  # fmt: skip
-"""The parameters that --help lists, of more than 70."""
-
 
 def _refuse_moved(_: object, moved: click.Parameter, value: bool | None) -> None:
     """Refuse an option whose name is that of a command on a bundle."""
@@ -94,7 +69,7 @@ _MOVED = [
 ]
 
 
-@with_help("Build and ship", *_EXAMPLES, groups=GROUPS, short=_SHORT)
+@with_help("Build and ship", *EXAMPLES, groups=GROUPS, short=SHORT)
 @input_options
 @option(
     "--dialect", "dialects", multiple=True, metavar="NAME",

@@ -90,6 +90,31 @@ INPUT = (
     ),
 )  # fmt: skip
 
+GROUPS = {
+    "Input": (
+        "spec_file", "variant", "module", "model", "all_logits", "layers", "max_len", "weights",
+        "layer", "pool_kv_heads", "kv_scales", "calibrate", "seed", "fields",
+    ),
+    "Fields of the spec": SPEC_FIELDS,
+    "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
+    "Output": ("output", "json_file", "junit_file", "html_file", "quiet", "verbose"),
+}  # fmt: skip
+"""Names of the parameters of `build` under each heading of its help."""
+
+EXAMPLES = (
+    "build --variant mqa",
+    "build layer.toml --set cache=append --dialect ort",
+    "build --weights Llama-3.2-1B --layer 3 --runtime ort-cpu --runtime openvino",
+    "build --module mine.py:subject -o models/mine --junit junit.xml",
+    "build --model tiny-llama --runtime ort-cpu",
+)
+
+SHORT = (
+    "spec_file", "variant", "module", "model", "weights", "layer", "fields", "dialects", "runtimes",
+    "require", "output", "html_file", "quiet",
+)  # fmt: skip
+"""The parameters that --help lists, of more than 70."""
+
 _OF_MODELS = frozenset({"cache", "dtype", "kv_dtype", "weights_dtype"})
 """The fields of a spec that --model takes as well."""
 

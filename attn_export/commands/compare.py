@@ -53,22 +53,18 @@ if TYPE_CHECKING:
     from attn_export.export.subject import Subject
     from attn_export.graph.signature_check import TensorNames
 
+_EXAMPLES = (
+    "compare --model Llama-3.2-1B --graphs exported",
+    "compare --module mine.py:subject --graph exported.onnx",
+)
 OTHER = "reference.onnx"
 """The file name of the reference in the bundle of a comparison of two graphs."""
 
 
-@with_help(
-    "Judge",
-    "compare --model Llama-3.2-1B --graphs exported",
-    "compare --module mine.py:subject --graph exported.onnx",
-    "compare a.onnx b.onnx --range input_ids=0:511",
-)  # fmt: skip
+@with_help("Judge", *_EXAMPLES)
 @option("graphs", nargs=-1, metavar="[A.onnx B.onnx]", type=Path)
 @module_option
-@option(
-    "--graph", type=Path, metavar="FILE.onnx",
-    help="The ONNX file to compare with --module.",
-)  # fmt: skip
+@option("--graph", type=Path, metavar="FILE.onnx", help="The ONNX file of --module.")
 @option(
     "--model", type=Path, metavar="FOLDER",
     help="The checkpoint of a whole model: config.json and safetensors.",
@@ -92,10 +88,7 @@ OTHER = "reference.onnx"
 )  # fmt: skip
 @fix_input_option
 @run_options(BUDGET)
-@option(
-    "-o", "--output", type=Path, metavar="DIR",
-    help="Write the graph, the cases and the truth as a bundle.",
-)  # fmt: skip
+@option("-o", "--output", type=Path, metavar="DIR", help="Write graph and truth as a bundle.")
 @output_options
 def compare_command(
     graphs: tuple[Path, ...],

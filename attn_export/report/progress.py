@@ -50,7 +50,7 @@ class _ListedProgress(Progress):
 
     def phase(self, text: str) -> None:
         line = f"{time.monotonic() - self._start:7.1f} s  {printable(text)}"
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{line}\n")
 
     def advance(self, text: str) -> None:
         self.phase(text)

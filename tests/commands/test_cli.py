@@ -19,7 +19,7 @@ import pytest
 from conftest import Cli, command
 from processes import default_signals, wait_until_handled
 
-from attn_export.commands.build import GROUPS
+from attn_export.commands.build_input import GROUPS
 from attn_export.commands.main import cli as group
 from attn_export.commands.main import run
 

@@ -86,7 +86,7 @@ def test_every_slow_command_is_on_a_page():
 
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
 def test_the_output_shown_has_the_rows_of_the_first_command(name: str):
-    rows = re.compile(r"^(ort-cpu +\S+ +\d+/\d+) ", flags=re.M)
+    rows = re.compile(r"^(ort-cpu +model\S+ +\d+/\d+) ", flags=re.M)
     printed = rows.findall((after_the_first_command() / "first.txt").read_text())
     assert len(printed) == 4
     assert rows.findall((ROOT / name).read_text()) == printed
