@@ -31,9 +31,6 @@ BATCHES, PREFILL_LENGTHS, DECODE_LENGTHS = (1,), (512,), (2048,)
 _OF_MODELS = (1, 8), (512,), (129, 513, 2049)
 """The same for whole models, which may have fewer positions."""
 
-_BUDGET = 300.0
-"""The number of seconds after which no further default workload of a whole model is begun."""
-
 HUNG_AFTER = 300.0
 """The time limit of a candidate in seconds. torch.compile may take a minute or two."""
 
@@ -52,6 +49,7 @@ class Measuring:
         decode: Numbers S of keys for one new token. By default 2048 if the graphs have an axis of
             keys, unless `prefill` is given.
         turn_seconds: The approximate length of a turn, which has at least one run.
+        seconds: The time after which no further workload is begun.
     """
 
     batch: Sequence[int] = ()
@@ -60,16 +58,15 @@ class Measuring:
     rounds: int = 5
     threads: int | None = None
     turn_seconds: float = 0.2
+    seconds: float = math.inf
 
-    def measure(
-        self, name: str, planned: _Planned, progress: Progress, budget: float = math.inf
-    ) -> BenchReport:
-        """Measure workloads one after the other; none is begun after `budget` seconds."""
+    def measure(self, name: str, planned: _Planned, progress: Progress) -> BenchReport:
+        """Measure workloads one after the other."""
         limits = Limits.default()
         threads = self.threads or limits.threads
         limits = dataclasses.replace(limits, seconds=HUNG_AFTER, threads=threads)
         progress.expect(sum(progress_steps(some, self.rounds) for _, _, some in planned))
-        workloads, end = [], time.monotonic() + budget
+        workloads, end = [], time.monotonic() + self.seconds
         for title, sizes, candidates in planned:
             if time.monotonic() > end:
                 break
@@ -126,9 +123,7 @@ def bench(bundle: Path | str, *, progress: Progress | None = None, **how: Any) -
             (name, sizes, candidates.candidates(sizes, decode=sizes["query_len"] == 1))
             for name, sizes in measuring.workloads(manifest, spec)
         ]
-        chosen = measuring.batch or measuring.prefill or measuring.decode
-        budget = math.inf if chosen or IDS not in manifest.inputs else _BUDGET
-        return measuring.measure(manifest.name, planned, progress or Progress(), budget)
+        return measuring.measure(manifest.name, planned, progress or Progress())
 
 
 def machine() -> dict[str, Any]:

@@ -31,6 +31,7 @@ def bench_to_dict(report: BenchReport) -> dict[str, Any]:
         "environment": report.environment,
         "workloads": [workload_to_dict(workload) for workload in report.workloads],
         "left_out": [*report.left_out],
+        "busy": report.busy,
     }
 
 

@@ -68,6 +68,8 @@ def print_bench(report: BenchReport, console: Console) -> None:
         say("", console)
     if report.left_out:
         say(f"no time was left for: {as_text('; '.join(report.left_out))}", console)
+    if report.busy:
+        say(f"[yellow]warning:[/] {as_text(report.busy)}", console)
     name = as_text(report.name)
     say(f"{name}: {report.threads} threads, {report.rounds} rounds in turn", console)
 

@@ -8,11 +8,14 @@ import statistics
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from attn_export.errors import RuntimeFailure
+from attn_export.errors import RuntimeFailure, counted
 from attn_export.results import Outcome
 
 _Role = Literal["ours", "peer", "roof"]
 """Role of a candidate. ``roof`` is a GEMM or a read of memory, whose speed limits the others."""
+
+_STEADY = 20
+"""The least number of runs of which a 95th percentile says something."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +93,11 @@ class Measured:
         if not self.seconds:
             return math.nan
         return sorted(self.seconds)[math.ceil(0.95 * len(self.seconds)) - 1]
+
+    @property
+    def is_unsteady(self) -> bool:
+        """True if `p95` is over twice the median; needs 20 runs, or one of them would decide."""
+        return len(self.seconds) >= _STEADY and self.p95 > 2 * self.median
 
     @property
     def tokens_per_second(self) -> float:
@@ -173,6 +181,18 @@ class BenchReport:
     rounds: int
     environment: Mapping[str, object]
     left_out: tuple[str, ...] = ()
+
+    @property
+    def busy(self) -> str:
+        """A warning that other work was on the machine, by the spread of the times, or ""."""
+        ran = [m for workload in self.workloads for m in workload.measured if m.ran]
+        unsteady = sum(m.is_unsteady for m in ran)
+        if not unsteady:
+            return ""
+        return (
+            f"the machine was busy: the p95 of {unsteady} of {counted(len(ran), 'measurement')} is "
+            "over twice the median; end other programs and measure again"
+        )
 
     @property
     def exit_code(self) -> int:

@@ -43,6 +43,10 @@ def _measuring_options(prefill: str, measured: str) -> Decorator:
 @with_help("Runtimes and speed", "bench models/mqa", "bench models/mqa --chart mqa.svg --threads 1")
 @option("bundle", type=Path)
 @_measuring_options("512", "candidate")
+@option(
+    "--seconds", type=float, least=0, default=300.0, show_default=True,
+    help="The time after which no further workload is begun.",
+)  # fmt: skip
 @json_option("Write every figure; - for stdout.")
 @option("--chart", metavar="FILE.svg|.png", help="Draw the medians.")
 @quiet_option

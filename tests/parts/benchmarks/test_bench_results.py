@@ -52,6 +52,22 @@ def test_median_p95_and_rates_are_those_of_the_samples():
     assert ours.bytes_per_second == pytest.approx(5e9)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "busy"),
+    [
+        ([1.0] * 18 + [2.0, 2.0], False),
+        ([1.0] * 18 + [2.1, 2.1], True),
+        ([1.0] * 19 + [9.0], False),  # one run is no sign
+        ([1.0, 9.0, 9.0], False),  # too few runs
+    ],
+)
+def test_a_busy_machine_is_told_by_the_spread_of_the_times(seconds: list[float], busy: bool):
+    result = WorkloadResult("one", {}, (RESULT.measured[0], measured("it", "peer", seconds)))
+    report = BenchReport("name", (result,), 1, 5, {})
+    assert ("p95 of 1 of 2 measurements" in report.busy) == busy
+    assert bench_to_dict(report)["busy"] == report.busy
+
+
 def test_the_ratio_is_to_the_fastest_peer_or_to_those_named():
     ours = RESULT.named("ours")
     assert RESULT.best_peer().name == "quick"

@@ -80,9 +80,9 @@ def test_ids_are_random_and_the_last_logits_are_wanted(tmp_path):
 
 def test_what_no_time_is_left_for_is_said():
     manifest = read_manifest(built("mistral"))
-    measuring = Measuring(prefill=(9,))
+    measuring = Measuring(prefill=(9,), seconds=-1)
     planned = [(name, sizes, ()) for name, sizes in measuring.workloads(manifest, None)]
-    report = measuring.measure("m", planned, Progress(), budget=-1)
+    report = measuring.measure("m", planned, Progress())
     assert (report.workloads, report.left_out) == ((), ("prefill, B 1, L 9", "prefill, B 8, L 9"))
 
 
