@@ -31,9 +31,10 @@ ENTRANCES = {"__init__", "__main__", "pytest_plugin"}
 """Files beside the folders that import from all of them, and that no other file imports."""
 
 WITH_TORCH = (
-    "attention/", "weights/", "user_module", "export/", "truth/float64_mode",
-    "truth/decisions", "truth/graph_oracle", "truth/notes", "truth/operations", "truth/oracle",
-    "truth/quality_oracle", "truth/rounding", "truth/ties", "parts/benchmarks/peers",
+    "attention/", "weights/", "user_module", "export/", "truth/float64_mode", "truth/decisions",
+    "truth/graph_oracle", "truth/notes", "truth/operations", "truth/oracle",
+    "truth/quality_oracle", "truth/rounding", "truth/ties",
+    "parts/attention_operators/fused_kernels", "parts/benchmarks/peers",
     "parts/benchmarks/torch_layers", "parts/linear_attention/called_rules",
     "parts/linear_attention/linear_layer", "parts/low_precision/", "parts/probe/pytorch",
     "parts/quantised_checkpoints/", "parts/whole_models/",

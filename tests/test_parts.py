@@ -19,6 +19,7 @@ from package_files import FILES
 from safetensors.torch import save_file
 
 from attn_export.errors import ExportError, GraphError, WeightsError
+from attn_export.export.operators import Operators
 from attn_export.parts import Part, module_of, parts
 from attn_export.runtimes.catalogue import NAMES, packages
 
@@ -168,6 +169,8 @@ def test_every_module_that_a_part_names_has_what_the_core_reads(part: Part):
 def test_every_module_on_layers_and_operators_has_what_the_core_reads(part: Part):
     for module in part.kinds.values():
         assert callable(import_module(module).make_layer)
+    if part.translates:
+        Operators(import_module(part.translates).TRANSLATIONS)  # it checks names and functions
     if part.captures:
         assert callable(import_module(part.captures).capturing)
     if part.operators:

@@ -75,14 +75,15 @@ ADVICE = (
         "pass the module from before torch.jit.script or torch.jit.trace",
     ),
     (
-        r"No ONNX function found for <OpOverload\(op='(?!aten|prims)(\w+)\.(\w+)'",
-        r"the custom operator \1::\2 has no ONNX form",
-        "call the torch operations that it stands for",
+        r"<OpOverload\(op='(?!aten|prims)(\w+)\.(\w+)'|"
+        r"UnsupportedOperatorException: (?!aten|prims)(\w+)\.(\w+)",
+        r"the custom operator \1\3::\2\4 has no ONNX form",
+        r"pass Subject(…, translations={'\1\3::\2\4': function}), a function of torch operations",
     ),
     (
         r"no fake impl registered for <CustomOpDef\((\S+)\)>|Operator (\S+) does not support.*fake",
-        r"the custom operator \1 cannot be captured",
-        "call the torch operations that it stands for",
+        r"the custom operator \1\2 cannot be captured",
+        r"pass Subject(…, translations={'\1\2': function}), a function of torch operations",
     ),
     (
         r"aten\._?nested|NestedTensor|torch\.nested",
@@ -215,7 +216,7 @@ def _cause_of(error: Exception) -> str:
     for pattern, construct, instead in ADVICE:
         match = re.search(pattern, text)
         if match:
-            return f"{match.expand(construct)}; {instead}"
+            return f"{match.expand(construct)}; {match.expand(instead)}"
     return one_line(chain[-1])
 
 

@@ -31,6 +31,7 @@ from attn_export.cases.draw import (
 from attn_export.cases.plan import covering_sizes
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
+from attn_export.export.trees import is_close
 
 _MOST_NARROWED = 8
 """The number of sizes that are tried at each end of those outside the range of a program."""
@@ -162,21 +163,17 @@ def _check_repeatable(subject: Subject) -> None:
     with torch.inference_mode():
         first = {n: t.clone() for n, t in subject.call(subject.module, inputs).items()}
         for name, tensor in subject.inputs.items():
-            if not _same(inputs[name], tensor):
+            if not is_close(inputs[name], tensor):
                 raise ExportError(
                     f"the module changes its input {name} in place; work on a copy of it"
                 )
         second = subject.call(subject.module, {n: t.clone() for n, t in inputs.items()})
     for name, tensor in first.items():
-        if not _same(second[name], tensor):
+        if not is_close(second[name], tensor):
             raise ExportError(
                 f"the module gives another {name} for the same inputs; take out what is random or "
                 "kept between calls"
             )
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def sizes_to_try(subject: Subject) -> Iterator[dict[str, int]]:
@@ -216,7 +213,7 @@ def _difference(subject: Subject, captured: torch.nn.Module, sizes: Sizes) -> st
     for name, tensor in expected.items():
         if got[name].shape != tensor.shape:
             return f"{name} is {list(got[name].shape)}, not {list(tensor.shape)}"
-        if not _same(got[name], tensor):
+        if not is_close(got[name], tensor):
             return f"{name} differs from the module's"
     return ""
 
@@ -239,6 +236,10 @@ def _difference_error(
     """Return an error that names the single responsible axis, if any, and the branching line."""
     from attn_export.export.advice import branch_at
 
+    def run(sizes: Sizes) -> dict[str, torch.Tensor]:
+        return subject.call(subject.module, subject.draw(sizes, "capture", str(sizes)))
+
+    subject.operators.check_translations(run, sizes_to_try(subject))
     example = subject.example_sizes
     single_changes = [
         subject.sizes_with({name: size})

@@ -9,7 +9,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from importlib import import_module
 from inspect import Parameter, Signature
@@ -31,6 +31,7 @@ from attn_export.export.capture import TRACE_MINIMUM, check_capture
 from attn_export.export.flex import flex_in_capture
 from attn_export.export.module_state import (
     Kept,
+    computed_weights,
     copy_module,
     drop_kept_tensors,
     find_kept_tensors,
@@ -62,7 +63,7 @@ def in_float32(subject: Subject) -> Subject:
         copy_module(subject.module).float(), subject.tree.rebuild(wide), subject.axes,
         subject.outputs, relations=subject.relations, spec=spec,
     )  # fmt: skip
-    for name in ("bounds", "with_least", "function"):
+    for name in ("bounds", "with_least", "function", "operators"):
         setattr(float32_subject, name, getattr(subject, name))
     try:
         with torch.inference_mode():
@@ -173,15 +174,13 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
     }
     shapes = subject.tree.dynamic_shapes(dynamic)
     arguments = subject.tree.rebuild(subject.inputs)
-    kept: Kept = []
-    without_kept: AbstractContextManager[None] = contextlib.nullcontext()
-    if subject.spec is None:
-        kept = find_kept_tensors(subject)
-        without_kept = drop_kept_tensors(subject.module, kept)
+    kept: Kept = find_kept_tensors(subject) if subject.spec is None else []
     try:
         with (
-            without_kept, _as_parts_capture(subject), emit_canonical_attention(emit=emit),
-            flex_in_capture(), _named_parameters(subject.module, arguments),
+            drop_kept_tensors(subject.module, kept), _as_parts_capture(subject),
+            emit_canonical_attention(emit=emit), flex_in_capture(),
+            computed_weights(subject.module),
+            _named_parameters(subject.module, arguments, subject.operators.in_capture),
         ):  # fmt: skip
             return torch.export.export(
                 subject.module, (), arguments, dynamic_shapes=shapes, strict=False
@@ -220,6 +219,7 @@ def _name_shared_weights(model: ir.Model, subject: Subject) -> None:
 
 
 def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
+    table = translations() | subject.operators.to_onnx()
     try:
         program = decompose_complex(program)
         if subject.spec is not None:
@@ -233,7 +233,7 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
                 # The exporter's optimiser renames weights and fuses rotary embeddings wrongly for
                 # batches over 1; `canonicalize` makes the useful changes.
                 optimize=False,
-                custom_translation_table=translations(),
+                custom_translation_table=table,
                 verbose=False,
             )
     except Exception as error:
@@ -263,15 +263,21 @@ def _opset(program: ExportedProgram) -> int:
 
 
 @contextlib.contextmanager
-def _named_parameters(module: nn.Module, names: Iterable[str]) -> Iterator[None]:
+def _named_parameters(
+    module: nn.Module,
+    names: Iterable[str],
+    within: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Iterator[None]:
     """Replace `forward` by a function with exactly these keyword parameters, inside this block.
 
     `torch.export` does not find the shapes of arguments that go into ``**kwargs``.
+    `within`: Makes a context in which `forward` runs, within those of `torch.export`.
     """
     forward = module.forward
 
     def named(**arguments: Any) -> Any:
-        return forward(**arguments)
+        with within():
+            return forward(**arguments)
 
     parameters = [Parameter(name, Parameter.KEYWORD_ONLY) for name in names]
     named.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from attn_export.attention import Attention
 from attn_export.cases.draw import clamp_sizes, may_try
@@ -89,6 +90,16 @@ def _restore(container: Contents, contents: Contents) -> None:
     else:
         container.clear()
         container.update(contents)
+
+
+@contextlib.contextmanager
+def computed_weights(module: nn.Module) -> Iterator[None]:
+    """Make weights that are computed by parametrizations constants, inside this block."""
+    with parametrize.cached():
+        for part in module.modules():
+            for name in getattr(part, "parametrizations", ()):
+                getattr(part, name)
+        yield
 
 
 # -- copies of modules ---------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from attn_export.errors import ExportError, one_line
 from attn_export.export import subject_checks
 from attn_export.export.flex import uncompiled
 from attn_export.export.module_state import preserve_state, quantise_by_spec, weights_of_graph
+from attn_export.export.operators import Operators, Translations
 from attn_export.export.trees import (
     Axis,
     InputTree,
@@ -61,6 +62,7 @@ class Subject:
         relations: Axes that are sums of others: ``{"total_len": "past_len + query_len"}``.
         spec: The spec of the module, if it is ours.
         notes: Notes on the module for the reader of the report.
+        translations: Functions in place of operators of others: ``{"theirs::attend": function}``.
 
     Attributes:
         sums: The relations, and further sums that drawing inputs requires (`spec.sums`).
@@ -94,14 +96,14 @@ class Subject:
         relations: Mapping[str, str] | None = None,
         spec: AttentionSpec | None = None,
         notes: Sequence[str] = (),
+        translations: Translations | None = None,
     ) -> None:
         self.module, self.spec, self.notes = module, spec, tuple(notes)
-        self.relations = dict(relations or {})
-        self.function: InputFunction | None = None
+        self.relations, self.operators = dict(relations or {}), Operators(translations or {})
+        self.function = inputs if callable(inputs) else None
         if callable(inputs):
             from attn_export.export.input_function import draw_example
 
-            self.function = inputs
             inputs = draw_example(inputs, axes, self.relations)
         copies = tree_map_only(Tensor, lambda t: t.detach().clone(), dict(inputs))
         self.tree = InputTree.flatten(copies)  # inputs that share memory would be traced as one
@@ -117,7 +119,6 @@ class Subject:
         self.example_sizes = add_sums(sizes, self.sums)
         if spec is None and not self.function:  # both define the values of integers
             subject_checks.check_integers(self.inputs)
-        subject_checks.refuse_train_mode(module)
 
     @classmethod
     def from_spec(
@@ -160,8 +161,7 @@ class Subject:
 
         Args:
             path: A ``.safetensors`` file, its index, a ``config.json``, or a folder with one.
-            layer: Its number, or a prefix such as ``"decoder.layers.3.self_attn"``. Default: 0,
-                or the only one.
+            layer: Its number, or a prefix: ``"layers.3.self_attn"``. Default: 0, or the only one.
             spec: The spec of the layer. Default: from the `config.json` next to the weights.
             pool_kv_heads: The number of key/value heads after mean-pooling.
             seed: The seed of the weights if there is only a `config.json`.
@@ -316,5 +316,5 @@ class Subject:
         return name_outputs(returned, self.outputs)
 
     def _run(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
-        with preserve_state(module), uncompiled():
+        with preserve_state(module), uncompiled(), self.operators.in_run():
             return module(**self.tree.rebuild(inputs))

@@ -51,6 +51,7 @@ def check_arguments(
     sizes = _check_axes(tensors, {name: axes.get(name, {}) for name in tensors})
     _check_relations(relations, sizes)
     _check_bounds(sizes, bounds)
+    _refuse_train_mode(module)
     return sizes
 
 
@@ -208,7 +209,7 @@ def _check_bounds(sizes: Sizes, bounds: Bounds) -> None:
             )
 
 
-def refuse_train_mode(module: nn.Module) -> None:
+def _refuse_train_mode(module: nn.Module) -> None:
     """Raise an error if a submodule is in train mode."""
     for name, part in module.named_modules():
         if part.training:

@@ -169,6 +169,9 @@ def infer_output_shapes(
 
 # -- arrays and tensors of the same values, bfloat16 included -----------------------------------
 
+_HUGE = 1e4
+"""The size of numbers that stand for infinity in masks of any floating type."""
+
 
 def to_torch(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     """Return tensors of the same values."""
@@ -192,6 +195,15 @@ def _array(tensor: Tensor) -> np.ndarray:
         return bits.view(numpy_dtype("bfloat16"))
     array: np.ndarray = tensor.numpy()
     return array
+
+
+def is_close(a: Tensor, b: Tensor) -> bool:
+    """Return whether two runs of the same operations may give these results, of any shape."""
+    if a.shape != b.shape:
+        return False
+    usual = b[b.abs() < _HUGE] if b.is_floating_point() else b.new_zeros(0)
+    size = max(1.0, float(usual.abs().max())) if usual.numel() else 1.0
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5 * size, equal_nan=True)
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:

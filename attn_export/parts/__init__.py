@@ -64,6 +64,8 @@ class Part:
         kinds: The module of each `kind` of layer other than softmax. It holds `make_layer(spec)`.
         captures: The module that replaces functions which a user's module calls while it is
             captured. It holds `capturing(module)`, a context.
+        translates: The module with PyTorch code of operators and functions of others, by name. It
+            holds `TRANSLATIONS`.
         operators: The module that computes further operators in float64. It holds `OPERATORS`.
         lowers: The module that replaces the nodes of an operator of ai.onnx in a dialect. It holds
             `lower(model, dialect)`.
@@ -86,6 +88,7 @@ class Part:
     rounds: str = ""
     kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
     captures: str = ""
+    translates: str = ""
     operators: str = ""
     lowers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     mistakes: Sequence[str] = ()

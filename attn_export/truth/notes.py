@@ -69,6 +69,7 @@ def truth_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
     if oracle.subject.spec is not None:
         return ()
     return (
+        *oracle.subject.operators.notes(),
         *_far_from_truth(oracle, case),
         *_precision_notes(oracle, case),
         *_mixing_notes(oracle, case),

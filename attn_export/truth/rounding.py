@@ -55,6 +55,9 @@ _MOST_CHECKED = 2**15
 _APPROXIMATION_ERROR = 4.0
 """The error of operations in `_APPROXIMATE`, in units of one rounding: libraries state 2 to 5."""
 
+_SEEN, _INSIDE = ("aten", "prims"), 8.0
+"""Namespaces of operations that compute one thing, and the roundings within one of others."""
+
 SCORES = frozenset({"bmm", "baddbmm"})
 ATTENTION = SCORES | {"_safe_softmax", "_softmax"}
 """Operations that PyTorch's attention computes in float32, but a graph in its own type."""
@@ -136,7 +139,7 @@ class RandomRounding(OperationMode):
         self, name: str, func: Any, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Return the float64 result of an operation, rounded at random."""
-        unit = self._next_unit(name)
+        unit = self._next_unit(name) * (1 if func.namespace in _SEEN else _INSIDE)
         if name == "gelu":
             # For negative inputs it is a small difference of numbers as large as its input.
             noise = self._random.uniform(out.shape)

@@ -121,7 +121,7 @@ def scanned(m, x):
 
 @torch.library.custom_op("refusals::thrice", mutates_args=())
 def thrice(x: torch.Tensor) -> torch.Tensor:
-    return x * 3
+    return torch.from_numpy(x.numpy() * 3)
 
 
 @thrice.register_fake
@@ -130,7 +130,7 @@ def _(x): return torch.empty_like(x)
 
 @torch.library.custom_op("refusals::opaque", mutates_args=())
 def opaque(x: torch.Tensor) -> torch.Tensor:
-    return x * 3
+    return torch.from_numpy(x.numpy() * 3)
 
 
 def custom(m, x):
@@ -205,8 +205,8 @@ TABLE = {
     bucketized: "torch.bucketize whose boundaries are no constant; count them: (values",
     searched: "torch.searchsorted, which has no ONNX form; count them: (values",
     scanned: "torch's control flow operator scan cannot be checked",
-    custom: "the custom operator refusals::thrice has no ONNX form; call the torch operations",
-    custom_without_fake: "the custom operator refusals::opaque cannot be captured; call the torch",
+    custom: "the custom operator refusals::thrice has no ONNX form; pass Subject(…, trans",
+    custom_without_fake: "the custom operator refusals::opaque cannot be captured; pass Subject(",
     looped: "torch's control flow operator while_loop cannot be checked",
     branched: "torch's control flow operator cond cannot be checked",
     nested: "a nested tensor, which cannot be captured; pad the sequences",
