@@ -44,6 +44,7 @@ class Operators:
 
     Args:
         given: The user's translations.
+        any_called: Whether the module may call any: layers of ours do not.
 
     Attributes:
         called: The names of those that the module called.
@@ -53,18 +54,18 @@ class Operators:
         UsageError: If a name or a function cannot be one.
     """
 
-    def __init__(self, given: Translations) -> None:
-        for name, function in given.items():
+    def __init__(self, given: Translations | None, any_called: bool = True) -> None:
+        self.given = dict(given or {})
+        for name, function in self.given.items():
             if not isinstance(name, str) or not _NAME.fullmatch(name) or not callable(function):
                 raise UsageError(
                     "translations gives functions to operators or functions by name, as in "
                     f"{{'namespace::name': function}}; got {name!r}: {function!r}"
                 )
-        self.given = dict(given)
         self.called: dict[str, Any] = {}
         self.missing: dict[str, str] = {}
         self._mode: _Mode | None = None
-        self._ran = False
+        self._ran = not any_called
         self._always: frozenset[str] = frozenset()
 
     # -- contexts --

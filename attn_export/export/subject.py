@@ -99,7 +99,7 @@ class Subject:
         translations: Translations | None = None,
     ) -> None:
         self.module, self.spec, self.notes = module, spec, tuple(notes)
-        self.relations, self.operators = dict(relations or {}), Operators(translations or {})
+        self.relations, self.operators = dict(relations or {}), Operators(translations, not spec)
         self.function = inputs if callable(inputs) else None
         if callable(inputs):
             from attn_export.export.input_function import draw_example
