@@ -38,7 +38,7 @@ def _spec_option(name: str, field: Field) -> Option:
     return option(f"--{flag}", help=help_text, **limits)
 
 
-SPEC_FIELDS = tuple(name for name, field in FIELDS.items() if field.is_option)
+_SPEC_FIELDS = tuple(name for name, field in FIELDS.items() if field.is_option)
 """The fields of a spec that are options of `build`."""
 
 INPUT = (
@@ -95,7 +95,7 @@ GROUPS = {
         "spec_file", "variant", "module", "model", "all_logits", "layers", "max_len", "weights",
         "layer", "pool_kv_heads", "kv_scales", "calibrate", "seed", "fields",
     ),
-    "Fields of the spec": SPEC_FIELDS,
+    "Fields of the spec": _SPEC_FIELDS,
     "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
     "Output": ("output", "json_file", "junit_file", "html_file", "quiet", "verbose"),
 }  # fmt: skip
@@ -131,7 +131,7 @@ def input_options(command: Command) -> Command:
     def merged(spec_file: Path | None, **values: Any) -> Any:
         names = [str(each.names[0]).removeprefix("--").replace("-", "_") for each in INPUT]
         given = {"spec_file": spec_file, **{name: values.pop(name) for name in names}}
-        options = {name: values.pop(name) for name in SPEC_FIELDS}
+        options = {name: values.pop(name) for name in _SPEC_FIELDS}
         changes = {name: value for name, value in options.items() if value is not None}
         for name, text in values.pop("fields").items():
             if name in changes:
@@ -143,7 +143,7 @@ def input_options(command: Command) -> Command:
         )
 
     spec_file = option("spec_file", metavar="[SPEC.toml]", required=False, type=Path)
-    fields = (_spec_option(name, FIELDS[name]) for name in SPEC_FIELDS)
+    fields = (_spec_option(name, FIELDS[name]) for name in _SPEC_FIELDS)
     return with_options(spec_file, *INPUT, _SET, *fields)(merged)
 
 
