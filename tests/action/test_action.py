@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import onnx
 import pytest
+import yaml
 from composite import ActionResult, Composite
 from conftest import ROOT
 
@@ -90,6 +91,21 @@ def test_a_bundle_that_is_right_passes_with_summary_outputs_and_reports(
     assert {path.name for path in uploaded.iterdir()} == REPORTS
     assert ran.used[UPLOAD]["name"] == "attn-export-report"
     assert ran.used["actions/setup-python"] == {"python-version": "3.12"}
+
+
+def test_the_first_example_of_its_page_runs_as_it_is_written(
+    act: Act, workspace: Path, bundle: Path
+):
+    example, *_ = re.findall(r"```yaml\n(.*?)```", (ACTION / "README.md").read_text(), flags=re.S)
+    (step,) = (
+        step
+        for step in yaml.safe_load(example)["jobs"]["parity"]["steps"]
+        if "/attn-export/action@" in step["uses"]
+    )
+    shutil.copytree(bundle, workspace / step["with"]["bundle"])
+    ran = act(**step["with"])
+    assert ran.code == 0, ran.log
+    assert ran.outputs["passed"] == "true"
 
 
 def test_a_wrong_graph_is_exit_code_6_with_annotations_and_the_reports_are_there(
