@@ -87,8 +87,8 @@ class AddedKeys(nn.Module):
         self.spec = spec
         if spec.add_bias_kv:
             Hkv, D, Dv = spec.num_kv_heads, spec.head_dim, spec.v_head_dim
-            self.bias_k = nn.Parameter(nn.init.xavier_normal_(torch.empty(Hkv, D)))
-            self.bias_v = nn.Parameter(nn.init.xavier_normal_(torch.empty(Hkv, Dv)))
+            self.bias_k: nn.Parameter = nn.Parameter(nn.init.xavier_normal_(torch.empty(Hkv, D)))
+            self.bias_v: nn.Parameter = nn.Parameter(nn.init.xavier_normal_(torch.empty(Hkv, Dv)))
 
     def forward(
         self,

@@ -32,13 +32,15 @@ class LatentProjections(nn.Module):
         H, C, R = spec.num_heads, spec.kv_latent_dim, spec.rotary_dim
         bias = spec.bias == "all"
         if spec.q_latent_dim:
-            self.q_down = nn.Linear(spec.embed_dim, spec.q_latent_dim, bias=bias)
-            self.q_norm = nn.RMSNorm(spec.q_latent_dim, eps=spec.norm_eps)
-        self.q_up = nn.Linear(spec.q_latent_dim or spec.embed_dim, H * spec.head_dim, bias=False)
-        self.kv_down = nn.Linear(spec.embed_dim, C + R, bias=bias)
-        self.kv_norm = nn.RMSNorm(C, eps=spec.norm_eps)
-        self.key_up = nn.Parameter(_uniform(H, spec.head_dim - R, C))
-        self.value_up = nn.Parameter(_uniform(H, spec.v_head_dim, C))
+            self.q_down: nn.Linear = nn.Linear(spec.embed_dim, spec.q_latent_dim, bias=bias)
+            self.q_norm: nn.RMSNorm = nn.RMSNorm(spec.q_latent_dim, eps=spec.norm_eps)
+        self.q_up: nn.Linear = nn.Linear(
+            spec.q_latent_dim or spec.embed_dim, H * spec.head_dim, bias=False
+        )
+        self.kv_down: nn.Linear = nn.Linear(spec.embed_dim, C + R, bias=bias)
+        self.kv_norm: nn.RMSNorm = nn.RMSNorm(C, eps=spec.norm_eps)
+        self.key_up: nn.Parameter = nn.Parameter(_uniform(H, spec.head_dim - R, C))
+        self.value_up: nn.Parameter = nn.Parameter(_uniform(H, spec.v_head_dim, C))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, the elements of keys that will be rotated, and latents of `[B, L, E]`.

@@ -41,11 +41,16 @@ class Attention(nn.Module):
         self.integers: Mapping[str, QuantisedWeight] = {}
         self.float_weights: Mapping[str, Tensor] = {}
         self._add_projections()
-        self.q_norm, self.k_norm = _head_norm(spec), _head_norm(spec)
-        self.rotary = Rotary(spec) if spec.has_rotary else None
-        self.score_bias = ScoreBias(spec)
-        self.added_keys = functional.AddedKeys(spec) if spec.added_keys else None
-        self.sinks = nn.Parameter(torch.randn(spec.num_heads)) if spec.sinks else None
+        self.q_norm: nn.Module = _head_norm(spec)
+        self.k_norm: nn.Module = _head_norm(spec)
+        self.rotary: Rotary | None = Rotary(spec) if spec.has_rotary else None
+        self.score_bias: ScoreBias = ScoreBias(spec)
+        self.added_keys: functional.AddedKeys | None = (
+            functional.AddedKeys(spec) if spec.added_keys else None
+        )
+        self.sinks: nn.Parameter | None = (
+            nn.Parameter(torch.randn(spec.num_heads)) if spec.sinks else None
+        )
         self.activations: nn.Module = nn.Identity()
         if spec.activations != "none":
             from attn_export.attention.quantised_activations import make_activation_rounding
@@ -63,20 +68,22 @@ class Attention(nn.Module):
     def _add_projections(self) -> None:
         spec = self.spec
         H, Hkv, D, Dv = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim
-        self.widths = (H * D, Hkv * D, Hkv * Dv)
+        self.widths: tuple[int, int, int] = (H * D, Hkv * D, Hkv * Dv)
         self.latent: LatentProjections | None = None
         if spec.kv_latent_dim:
             from attn_export.attention.latent import LatentProjections
 
             self.latent = LatentProjections(spec)
         elif spec.packed_qkv:
-            self.qkv_proj = nn.Linear(spec.embed_dim, sum(self.widths), bias=spec.has_bias("q"))
+            self.qkv_proj: nn.Linear = nn.Linear(
+                spec.embed_dim, sum(self.widths), bias=spec.has_bias("q")
+            )
         else:
             q, k, v = self.widths
-            self.q_proj = nn.Linear(spec.embed_dim, q, bias=spec.has_bias("q"))
-            self.k_proj = nn.Linear(spec.kdim, k, bias=spec.has_bias("k"))
-            self.v_proj = nn.Linear(spec.vdim, v, bias=spec.has_bias("v"))
-        self.out_proj = nn.Linear(H * Dv, spec.embed_dim, bias=spec.has_bias("out"))
+            self.q_proj: nn.Linear = nn.Linear(spec.embed_dim, q, bias=spec.has_bias("q"))
+            self.k_proj: nn.Linear = nn.Linear(spec.kdim, k, bias=spec.has_bias("k"))
+            self.v_proj: nn.Linear = nn.Linear(spec.vdim, v, bias=spec.has_bias("v"))
+        self.out_proj: nn.Linear = nn.Linear(H * Dv, spec.embed_dim, bias=spec.has_bias("out"))
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention, **fields: Any) -> Self:

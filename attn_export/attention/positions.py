@@ -227,7 +227,9 @@ class ScoreBias(_WideBuffers):
             slopes = _in_bfloat16(slopes) if spec.alibi_falcon else slopes
             self.add_wide("slopes", slopes[:, None, None])  # [H, 1, 1]
         if spec.relative_buckets:
-            self.relative_attention_bias = nn.Embedding(spec.relative_buckets, spec.num_heads)
+            self.relative_attention_bias: nn.Embedding = nn.Embedding(
+                spec.relative_buckets, spec.num_heads
+            )
             # Hidden keys need no buckets, as in T5's decoder.
             table = relative_buckets(
                 spec.relative_buckets, spec.relative_max_distance, both_sides=not spec.causal

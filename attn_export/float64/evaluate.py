@@ -46,8 +46,11 @@ class NotComputedError(GraphError):
         self, node: onnx.NodeProto, error: Exception, operands: Sequence[object] = ()
     ) -> None:
         super().__init__(f"{node.op_type} {node.name} cannot be computed: {one_line(error)}")
-        self.node, self.output = node.name, next(iter(node.output), "")
-        self.shapes = [x.shape for x in operands if isinstance(x, np.ndarray)]
+        self.node: str = node.name
+        self.output: str = next(iter(node.output), "")
+        self.shapes: list[tuple[int, ...]] = [
+            x.shape for x in operands if isinstance(x, np.ndarray)
+        ]
 
 
 class Attention(OpRun):
@@ -123,17 +126,19 @@ class Evaluation:
         self, model: onnx.ModelProto, name: str = "the graph", others: Sequence[type[OpRun]] = ()
     ) -> None:
         try:
-            self.proto = widen_model(model)
+            self.proto: onnx.ModelProto = widen_model(model)
             self._evaluator = ReferenceEvaluator(self.proto, new_ops=[*OPERATORS, *others])
         except Exception as error:
             raise GraphError(f"{name} cannot be evaluated in float64: {one_line(error)}") from error
-        self.nodes = list(self.proto.graph.node)
+        self.nodes: list[onnx.NodeProto] = list(self.proto.graph.node)
         ids = [id(node) for node in self.nodes]
         self._operators = dict(zip(ids, self._evaluator.rt_nodes_, strict=True))
         self._names_read = dict(zip(ids, map(names_read, self.nodes), strict=True))
         self.outputs: list[str] = [output.name for output in self.proto.graph.output]
         self.initializers: dict[str, Array] = self._evaluator.rt_inits_
-        self.producer = {name: node for node in self.nodes for name in node.output if name}
+        self.producer: dict[str, onnx.NodeProto] = {
+            name: node for node in self.nodes for name in node.output if name
+        }
 
     @classmethod
     def load(cls, path: Path) -> Self:

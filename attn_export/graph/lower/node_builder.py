@@ -18,11 +18,12 @@ class Builder:
     """Builder of consecutive nodes, which are inserted before an existing node."""
 
     def __init__(self, model: ir.Model, before: ir.Node) -> None:
-        self.model, self._before = model, before
+        self.model: ir.Model = model
+        self._before = before
         # Collected once per graph: with thousands of nodes it takes longer than all else.
         self._names: set[str] = model.graph.meta.get(_NAMES) or {n.name or "" for n in model.graph}
         model.graph.meta[_NAMES] = self._names
-        self.graph = before.graph
+        self.graph: ir.Graph | None = before.graph
         self._add: Callable[[ir.Node], None] = lambda node: model.graph.insert_before(before, node)
 
     def __call__(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:

@@ -35,14 +35,16 @@ class LinearAttention(Attention):
         self.decays, self.deltas = "gated" in spec.update_rule, "delta" in spec.update_rule
         if self.decays:
             decays = Hkv * (spec.head_dim if wide else 1)
-            self.a_proj = nn.Linear(spec.embed_dim, decays, bias=False)
-            self.A_log = nn.Parameter(torch.empty(Hkv, 1).uniform_(0.5, 4.0).log())
+            self.a_proj: nn.Linear = nn.Linear(spec.embed_dim, decays, bias=False)
+            self.A_log: nn.Parameter = nn.Parameter(torch.empty(Hkv, 1).uniform_(0.5, 4.0).log())
             # Decays between 0.1 and 0.98 if there is no input.
-            self.dt_bias = nn.Parameter(torch.empty(decays).uniform_(-3.0, 0.0))
+            self.dt_bias: nn.Parameter = nn.Parameter(torch.empty(decays).uniform_(-3.0, 0.0))
         if self.deltas:
-            self.b_proj = nn.Linear(spec.embed_dim, 1 if spec.shared_beta else Hkv, bias=False)
+            self.b_proj: nn.Linear = nn.Linear(
+                spec.embed_dim, 1 if spec.shared_beta else Hkv, bias=False
+            )
         if spec.conv_width:
-            self.conv = nn.Parameter(torch.empty(_channels(spec), 1, spec.conv_width))
+            self.conv: nn.Parameter = nn.Parameter(torch.empty(_channels(spec), 1, spec.conv_width))
             nn.init.normal_(self.conv, std=spec.conv_width**-0.5)
         self.to(getattr(torch, spec.dtype))
 
