@@ -180,7 +180,10 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         ends = self.ends
         for end, order in graph.layouts.items():
             if end not in ends or sorted(order) != list(range(len(ends[end].shape))):
-                raise ValueError(f"{name} has a layout of {end} that is none: {list(order)}")
+                raise ValueError(
+                    f"{name}: the layout of {end} must be a permutation of its axes; "
+                    f"got {list(order)}"
+                )
         for output, source in graph.bound.items():
             is_there = output in self.outputs and source in self.inputs
             if not is_there or (self.caches or CACHES).get(output) != source:

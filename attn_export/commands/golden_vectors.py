@@ -213,7 +213,7 @@ def _is_undefined(case: Case, golden: Golden) -> bool:
 # -- quantised subjects: distance from the float model, and budgets -----------------------------
 
 _LEAST_SQNR = {"int8": 30.0, "int4": 12.0}
-"""The default budget in dB by the dtype of weights. docs/low-precision.md has measured values."""
+"""The default budget in dB by the dtype of weights, by docs/results/low-precision-notes.md."""
 
 _LEAST_SQNR_OF_CACHE = {
     "none": math.inf, FLOAT16: 60.0, "int8": 30.0, "int4": 12.0, BY_BLOCK: 16.0,
@@ -228,7 +228,7 @@ def budgets_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...
         spec.quantised_weights or spec.kv_dtype != "none" if spec else _has_float_model(subject)
     ):
         raise UsageError(
-            f"a budget of {budgets[0]} without quantised weights or cache, which it is about; "
+            f"budget {budgets[0]} needs quantised weights or a quantised cache; "
             "leave it out, or set weights_dtype or kv_dtype"
         )
     if budgets and not _has_float_model(subject):

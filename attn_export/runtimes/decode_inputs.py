@@ -98,8 +98,8 @@ def check_inputs(
 ) -> None:
     """Check that the inputs have the names, shapes and dtypes of the manifest."""
     for name in sorted(set(described) ^ set(arrays)):
-        problem = "is missing" if name in described else "is not wanted"
-        raise UsageError(f"{name} {problem}; give {', '.join(described)}")
+        problem = "missing" if name in described else "unexpected"
+        raise UsageError(f"{problem} input {name}; give {', '.join(described)}")
     known = {**sizes, CAPACITY: keys}
     for name, array in arrays.items():
         axes = described[name].shape

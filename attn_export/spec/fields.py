@@ -156,7 +156,7 @@ class AttentionFields:
         10000.0, least=1.001, most=HUGE, acts_with=TURNED, tries=(100.0,),
     )
     rotary_scaling: str = field(
-        "the way to stretch the context; dynamic (NTK) and longrope go by the longest sequence "
+        "the way to stretch the context; dynamic (NTK) and longrope scale by the longest sequence "
         "of a batch",
         "none", choices=("none", "linear", "dynamic", "llama3", "yarn", "longrope"), needs=TURNED,
     )

@@ -14,17 +14,26 @@ import shared
 from conftest import ROOT, run_command
 from tiny_llama import write_tiny_llama
 
-PAGES = [
-    ROOT / "README.md", ROOT / "action" / "README.md", *sorted((ROOT / "docs").glob("*.md")),
+from attn_export.parts.installing import home
+
+WRITTEN = [
+    page for pattern in ("*.md", "tutorials/*.md", "results/*-notes.md")
+    for page in sorted((ROOT / "docs").glob(pattern))
 ]  # fmt: skip
+"""Pages of the site that are written by hand, but for files about defects of runtimes."""
+
+PAGES = [ROOT / "README.md", ROOT / "action" / "README.md", *WRITTEN]
 FIRST = "scripts/attn-export build --variant mqa"
-FENCE = re.compile(r"^```(\S*)(?: title=\"([\w./]+)\")?\n(.*?)^```$", flags=re.M | re.S)
+FENCE = re.compile(
+    r"((?:^[^\n]+\n)*)\n?^```(\S*)(?: title=\"([\w./]+)\")?\n(.*?)^```$", flags=re.M | re.S
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, the file that it is the content of, and its text."""
+    """A fenced block: the paragraph above it, its language, the file that it is, and its text."""
 
+    above: str
     kind: str
     file: str
     text: str
@@ -54,6 +63,7 @@ def after_the_first_command() -> Path:
         models = Path("tests", "parts", "whole_models")
         for name in ("exports/llama", "exports/mistral", "exports/whisper", "quantised/llama-int4"):
             shutil.copytree(ROOT / models / name, folder / models / name)
+        (folder / ".runtimes").symlink_to(home())
         (folder / "first.txt").write_text(run(FIRST, folder))
 
     return shared.once("docs", make)
@@ -76,6 +86,10 @@ def run(line: str, folder: Path) -> str:
             "pytest": [*module, "pytest"],
             "model_signing": [*module, "model_signing"],
             "openssl": ["openssl"],
+            "cmake": ["cmake"],
+            "scripts/setup_runtimes": [*module, "attn_export.runtimes.install"],
+            "layer-cpp/build/self_test": [folder / program],
+            "layer-cpp/build/decode": [folder / program],
         }[program]
         done = subprocess.run([*start, *arguments], cwd=folder, capture_output=True, text=True)
     assert done.returncode == int(comment or 0), f"{line}: {done.stdout}{done.stderr}"

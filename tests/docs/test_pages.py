@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from pages import FIRST, PAGES, after_the_first_command, blocks, run
+from pages import FIRST, PAGES, WRITTEN, after_the_first_command, blocks, run
 from shared import extended, missing
 
 from attn_export.errors import AttnExportError
@@ -19,7 +19,9 @@ from attn_export.spec import AttentionSpec
 
 RUN = [page for page in PAGES if any(block.kind in {"sh", "python"} for block in blocks(page))]
 OTHER_KINDS = {"", "text", "toml", "yaml"}
-ELSEWHERE = {FIRST, "scripts/test"}  # the first one ran before; the other one is what runs here
+NOT_RUN = "console"
+"""The language of blocks of commands that no test runs."""
+ELSEWHERE = {FIRST, "scripts/test", "scripts/setup test"}  # ran before; is or made what runs here
 SLOW = {
     "scripts/attn-export bench models/gqa --prefill 64 --decode 256 --rounds 1",
     "scripts/attn-export tune models/gqa --prefill 64 --decode 256 --rounds 1",
@@ -34,16 +36,22 @@ SLOW = {
 """Commands that take long, which `--all` runs; other tests run them too, most for less."""
 LONG = {
     "ci", "sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence",
-    "low-precision", "dry-run", "other-cpus", "whole-models",
+    "low-precision", "dry-run", "other-cpus", "whole-models", "build-models", "tune",
+    "judge-a-model", "ship-to-cpp", "parity-in-ci",
 }  # fmt: skip
 """Pages that take long, which `--all` runs."""
 
 FROM_CODE = runpy.run_path(str(ROOT / "scripts" / "update_docs"), run_name="not main")
 
 
-def dry_runs(page: Path) -> set[str]:
-    """Return the commands that need the stand-in of CUDA."""
-    return {line for block in blocks(page) for line in block.commands if " dry-run " in line}
+NEEDS = {"cuda-dry-run": r" dry-run ", "cpp": r"layer-cpp/build|setup_runtimes cpp"}
+"""What `scripts/setup_runtimes` installs, and the commands that need it."""
+
+
+def without(name: str, page: Path) -> set[str]:
+    """Return the commands that need what is not installed."""
+    lines = {line for block in blocks(page) for line in block.commands}
+    return {line for line in lines if re.search(NEEDS[name], line)}
 
 
 @pytest.mark.parametrize(
@@ -53,11 +61,11 @@ def test_commands_and_snippets_work_in_the_order_of_the_page(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest
 ):
     left_out = ELSEWHERE if request.config.getoption("--all") else {*ELSEWHERE, *SLOW}
-    required = "cuda-dry-run" in request.config.getoption("--require")
-    if not required and missing("cuda-dry-run"):
-        left_out = left_out | dry_runs(page)
+    for name in set(NEEDS) - set(request.config.getoption("--require")):
+        if missing(name):
+            left_out = left_out | without(name, page)
     folder = tmp_path / "clone"
-    shutil.copytree(after_the_first_command(), folder)
+    shutil.copytree(after_the_first_command(), folder, symlinks=True)
     for block in blocks(page):
         for line in block.commands:
             if line not in left_out:
@@ -75,9 +83,27 @@ def test_commands_and_snippets_work_in_the_order_of_the_page(
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_command_hides_in_a_block_that_is_not_run(page: Path):
     for block in blocks(page):
-        assert block.kind in {"sh", "python"} | OTHER_KINDS
-        if block.kind != "sh":
-            assert not re.search(r"^\W*(scripts/)?attn-export ", block.text, flags=re.M)
+        assert block.kind in {"sh", "python", NOT_RUN} | OTHER_KINDS
+        if block.kind not in {"sh", "python", NOT_RUN}:
+            assert not re.search(PROGRAMS, block.text, flags=re.M)
+
+
+PROGRAMS = r"^\W*(scripts/|attn-export |\.venv/bin/|(pip|pytest|cmake|git|docker|export|eval) )"
+"""Beginnings of lines that somebody may copy into a shell."""
+
+
+def test_a_block_that_is_not_run_says_why_and_there_are_at_most_five():
+    unrun = [block for page in PAGES for block in blocks(page) if block.kind == NOT_RUN]
+    assert [b.text for b in unrun if not b.above.startswith("Not run by the tests, because ")] == []
+    assert 1 <= len(unrun) <= 5
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_a_page_has_at_most_250_lines_and_says_at_once_for_whom_it_is(page: Path):
+    title, first = page.read_text(encoding="utf-8").split("\n\n", 2)[:2]
+    assert title.startswith("# ")
+    assert first.startswith("For ")
+    assert page.read_text(encoding="utf-8").count("\n") <= 250
 
 
 def test_every_slow_command_is_on_a_page():

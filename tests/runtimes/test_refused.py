@@ -152,14 +152,15 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
         changed(query=TOKEN["query"].astype(np.int64).tolist()), "query is int64; give float32",
     ),
     "ragged": (changed(query=[[[1.0], [1.0, 2.0]]]), "an input is not an array: ValueError"),
-    "no mask": (changed(attn_mask=None), "attn_mask is missing; give query, attn_mask"),
+    "no mask": (changed(attn_mask=None), "missing input attn_mask; give query, attn_mask"),
     "another input": (
-        changed(position_ids=np.zeros((2, 1), np.int64)), "position_ids is not wanted; give query",
+        changed(position_ids=np.zeros((2, 1), np.int64)),
+        "unexpected input position_ids; give query",
     ),
     "a cache": (
-        changed(past_key=np.zeros((2, 2, 32, 8), np.float32)), "past_key is not wanted; give",
+        changed(past_key=np.zeros((2, 2, 32, 8), np.float32)), "unexpected input past_key; give",
     ),
-    "its lengths": (changed(past_length=np.array([5, 5])), "past_length is not wanted; give"),
+    "its lengths": (changed(past_length=np.array([5, 5])), "unexpected input past_length; give"),
     "mask too short": (
         changed(attn_mask=TOKEN["attn_mask"][..., :5]),
         r"attn_mask is \[2, 1, 1, 5\], but should be \[2, 1, 1, 6\]",

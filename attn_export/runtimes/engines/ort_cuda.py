@@ -46,7 +46,7 @@ class OrtCuda(OrtCpu):
     name = "ort-cuda"
     about = (
         "ONNX Runtime of the extra `gpu`, CUDA, TF32 off; counts only if the attention nodes ran "
-        "on CUDA, by the session's own account"
+        "on CUDA, by ONNX Runtime's record of their placement"
     )
     packages = ()  # that of ort-cpu, or onnxruntime-gpu
     required = False

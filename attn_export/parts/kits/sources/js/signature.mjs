@@ -20,7 +20,7 @@ export function checkValues(values) {
   for (const [name, { dtype, shape }] of Object.entries(values)) {
     codeOf(dtype);
     if (!Array.isArray(shape) || shape.length > MOST_AXES || !shape.every(isAxis)) {
-      throw new Error(`manifest.json gives ${name} a shape that is none`);
+      throw new Error(`manifest.json has an invalid shape for ${name}`);
     }
   }
 }
