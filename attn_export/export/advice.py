@@ -40,11 +40,6 @@ ADVICE = (
         "use torch operations",
     ),
     (
-        r"Found <class '(?:\w+\.)*(\w+)'> in output",
-        r"it returns a \1",
-        "return the tensors in it, as tuples, lists or dicts, or none of it (use_cache=False)",
-    ),
-    (
         r"Tensor subclass CausalBias",
         "a mask of torch.nn.attention.bias that is made outside forward",
         "make it in forward: causal_lower_right(q.shape[-2], k.shape[-2])",
@@ -116,9 +111,6 @@ instead. In the construct, \\1 is the first group of the pattern."""
 
 
 _CONTROL_FLOW = {
-    "scan": "a loop over a fixed count, or torch.cumsum and masks",
-    "associative_scan": "a loop over a fixed count, or torch.cumsum and masks",
-    "while_loop": "a loop over a fixed count",
     "map_impl": "the operations on the whole tensor",
     "cond": "both branches, and torch.where between them",
 }
@@ -165,8 +157,8 @@ def capture_error(subject: Subject, error: Exception, kept: Kept) -> ExportError
     fixed = re.search(
         r"L\['(\w+)'\]\.size\(\)\[(\d+)\] as dynamic.* constant \((\d+)\)", str(error)
     )
-    if fixed and fixed[1] in subject.axes:
-        return fixed_axis_error(subject, fixed[1], int(fixed[2]), fixed[3])
+    if fixed and fixed[1] in subject.tree.keywords:
+        return fixed_axis_error(subject, subject.tree.keywords[fixed[1]], int(fixed[2]), fixed[3])
     original = error
     scripted = next(
         (n for n, m in subject.module.named_modules() if isinstance(m, torch.jit.ScriptModule)),
@@ -229,7 +221,8 @@ def fixed_axis_error(subject: Subject, name: str, axis: int, size: str) -> Expor
     at = branch_at(subject, {label: int(size) + 1}) if label and size.isdigit() else ""
     return ExportError(
         f"axis {label!r} ({name}.shape[{axis}]) was fixed at {size} by the module{at}; write it so "
-        "that it works for every size, or do not name the axis"
+        "that it works for every size, a loop by torch._higher_order_ops.scan, or leave the axis "
+        "without a name"
     )
 
 

@@ -9,8 +9,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from importlib import import_module
 from inspect import Parameter, Signature
 from itertools import zip_longest
@@ -19,7 +18,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
-from torch import nn
+from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from attn_export.attention import Attention
@@ -28,7 +27,6 @@ from attn_export.attention.positions import NARROW
 from attn_export.cases.draw import MAX_SIZE
 from attn_export.errors import ExportError, printable
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
-from attn_export.export.flex import flex_in_capture
 from attn_export.export.module_state import (
     Kept,
     computed_weights,
@@ -130,8 +128,7 @@ def _export(subject: Subject) -> IrGraph:
         model = _translate(subject, program)
         name_axes(model, subject.axes)
         _name_shared_weights(model, subject)
-        order = subject.outputs if subject.spec else subject.returned_order()
-        origins = canonicalize(model, order, subject.relations)
+        origins = canonicalize(model, subject.outputs, subject.relations)
         model.graph.meta[BOUNDS] = subject.bounds
         if subject.rewrite is not None:
             subject.rewrite(model)
@@ -166,21 +163,12 @@ def _checked_program(subject: Subject) -> ExportedProgram:
 
 
 def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
-    # Dim.DYNAMIC instead of named Dims, which cannot express total_len = past_len + query_len.
-    # `check_capture` raises the errors that named Dims would raise.
-    dynamic = {
-        name: {axis: _dynamic(subject, label) for axis, label in axes.items()} if axes else None
-        for name, axes in subject.axes.items()
-    }
-    shapes = subject.tree.dynamic_shapes(dynamic)
-    arguments = subject.tree.rebuild(subject.inputs)
     kept: Kept = find_kept_tensors(subject) if subject.spec is None else []
     try:
         with (
             drop_kept_tensors(subject.module, kept), _as_parts_capture(subject),
-            emit_canonical_attention(emit=emit), flex_in_capture(),
-            computed_weights(subject.module),
-            _named_parameters(subject.module, arguments, subject.operators.in_capture),
+            emit_canonical_attention(emit=emit), computed_weights(subject.module),
+            of_tensors(subject) as (arguments, shapes),
         ):  # fmt: skip
             return torch.export.export(
                 subject.module, (), arguments, dynamic_shapes=shapes, strict=False
@@ -193,11 +181,16 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
 
 @contextlib.contextmanager
 def _as_parts_capture(subject: Subject) -> Iterator[None]:
-    """Replace functions that a user's module calls by those of parts, inside this block."""
+    """Replace functions that a user's module calls, inside this block."""
     with contextlib.ExitStack() as stack:
-        for part in parts() if subject.spec is None else ():
-            if part.captures:
-                stack.enter_context(import_module(part.captures).capturing(subject.module))
+        if subject.spec is None:
+            from attn_export.export.flex import flex_in_capture
+            from attn_export.export.loops import loops_in_capture
+
+            stack.enter_context(flex_in_capture())
+            stack.enter_context(loops_in_capture())
+            for captures in filter(None, (part.captures for part in parts())):
+                stack.enter_context(import_module(captures).capturing(subject.module))
         yield
 
 
@@ -263,27 +256,36 @@ def _opset(program: ExportedProgram) -> int:
 
 
 @contextlib.contextmanager
-def _named_parameters(
-    module: nn.Module,
-    names: Iterable[str],
-    within: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-) -> Iterator[None]:
-    """Replace `forward` by a function with exactly these keyword parameters, inside this block.
+def of_tensors(subject: Subject) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]]]:
+    """Let the module take and return tensors alone, inside this block.
 
-    `torch.export` does not find the shapes of arguments that go into ``**kwargs``.
-    `within`: Makes a context in which `forward` runs, within those of `torch.export`.
+    Its `forward` is a function with exactly these keyword parameters, which returns the outputs in
+    their order: `torch.export` knows few classes, and no shapes of what goes into ``**kwargs``.
+
+    Yields:
+        The inputs of the example and their dynamic shapes, by parameter.
     """
+    module, keywords = subject.module, subject.tree.keywords
     forward = module.forward
 
-    def named(**arguments: Any) -> Any:
-        with within():
-            return forward(**arguments)
+    def of_tensors(**tensors: Tensor) -> list[Tensor]:
+        inputs = {name: tensors[word] for word, name in keywords.items()}
+        arguments = subject.tree.rebuild(inputs)
+        with subject.operators.in_capture():
+            returned = forward(**arguments)
+        return list(subject.results.read(returned, arguments).values())
 
-    parameters = [Parameter(name, Parameter.KEYWORD_ONLY) for name in names]
-    named.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    parameters = [Parameter(word, Parameter.KEYWORD_ONLY) for word in keywords]
+    of_tensors.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    # Dim.DYNAMIC instead of named Dims, which cannot express total_len = past_len + query_len.
+    # `check_capture` raises the errors that named Dims would raise.
+    shapes = {
+        word: {axis: _dynamic(subject, label) for axis, label in axes.items()} or None
+        for word, axes in ((word, subject.axes[name]) for word, name in keywords.items())
+    }
     with preserve_state(module):
-        module.forward = named
-        yield
+        module.forward = of_tensors
+        yield {word: subject.inputs[name] for word, name in keywords.items()}, shapes
 
 
 @contextlib.contextmanager

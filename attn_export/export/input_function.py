@@ -26,7 +26,8 @@ from attn_export.cases.draw import (
     seed_of,
 )
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
-from attn_export.export.trees import InputTree, read_axes, to_numpy
+from attn_export.export.nested import InputTree
+from attn_export.export.trees import read_axes, to_numpy
 from attn_export.source_location import line_of
 from attn_export.spec import Input
 from attn_export.tensorfile import ArrayDict
@@ -75,6 +76,11 @@ def inputs_of_function(
 
     def draw(sizes: Sizes, rng: np.random.Generator) -> ArrayDict:
         drawn = InputTree.flatten(_call(function, sizes, rng))
+        names = {at: name for name, at in tree.places.items()}
+        # A number in an object, beside the example's tensors, is a constant.
+        drawn = drawn.renamed(
+            {at: names.get(at, at) for at, x in drawn.tensors.items() if at in names or x.dim()}
+        )
         try:
             _check(drawn, tree, axes, sizes)
         except ValueError as error:
@@ -119,11 +125,13 @@ def _check(
     drawn: InputTree, example: InputTree, axes: Mapping[str, Mapping[int, str]], sizes: Sizes
 ) -> None:
     """Raise ValueError if inputs differ from the example in names, types, shapes or constants."""
-    if list(drawn.tensors) != list(example.tensors) or drawn.structure != example.structure:
+    if (
+        list(drawn.tensors) != list(example.tensors)
+        or drawn.constants.keys() != example.constants.keys()
+    ):
         shown = f"{', '.join(drawn.tensors)}, and in the example {', '.join(example.tensors)}"
         raise ValueError(f"it returns {shown}; return the same names, in the same order")
-    leaves = zip(drawn.names, drawn.constants, example.constants, strict=True)
-    if any(name is None and one != other for name, one, other in leaves):
+    if drawn.constants != example.constants:
         raise ValueError("a constant is not that of the example; pass what changes as a tensor")
     for name, tensor in drawn.tensors.items():
         of_example = example.tensors[name]

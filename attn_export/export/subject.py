@@ -11,23 +11,19 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
-from torch.utils._pytree import tree_map_only
 
 from attn_export.attention import Attention, seeded_attention
 from attn_export.attention.positions import NARROW
 from attn_export.cases.draw import TRACED_SIZES, Interface, add_sums, bounds, draw_inputs, may_try
 from attn_export.cases.plan import Plan, plan_cases
-from attn_export.errors import ExportError, one_line
+from attn_export.errors import ExportError
 from attn_export.export import subject_checks
-from attn_export.export.flex import uncompiled
-from attn_export.export.module_state import preserve_state, quantise_by_spec, weights_of_graph
+from attn_export.export.module_state import quantise_by_spec, weights_of_graph
+from attn_export.export.nested import InputTree, Results
 from attn_export.export.operators import Operators, Translations
 from attn_export.export.trees import (
     Axis,
-    InputTree,
     infer_output_shapes,
-    is_named,
-    name_outputs,
     named_axes,
     read_axes,
     state_of,
@@ -98,22 +94,32 @@ class Subject:
         notes: Sequence[str] = (),
         translations: Translations | None = None,
     ) -> None:
-        self.module, self.spec, self.notes = module, spec, tuple(notes)
+        self.module, self.spec = module, spec
         self.relations, self.operators = dict(relations or {}), Operators(translations, not spec)
         self.function = inputs if callable(inputs) else None
         if callable(inputs):
             from attn_export.export.input_function import draw_example
 
             inputs = draw_example(inputs, axes, self.relations)
-        copies = tree_map_only(Tensor, lambda t: t.detach().clone(), dict(inputs))
-        self.tree = InputTree.flatten(copies)  # inputs that share memory would be traced as one
-        self.inputs = dict(self.tree.tensors)
+        self.tree, self.results = InputTree.flatten(inputs), Results(tuple(outputs))
+        subject_checks.check_call(module, inputs, outputs)
         named, self.bounds, self.with_least = read_axes(axes)
+        if spec is None:
+            from attn_export.export.call_results import find_results
+
+            run = functools.partial(self._run, module)
+            with contextlib.suppress(Exception), torch.inference_mode():  # `call` raises it again
+                self.tree, self.results = find_results(run, self.tree, tuple(outputs))
+        self.outputs = tuple(self.results.places or outputs)
+        self.inputs = dict(self.tree.tensors)
+        named = self.tree.by_name(named)
         sizes = subject_checks.check_arguments(
-            module, inputs, self.inputs, named, outputs, self.relations, self.bounds
+            module, self.inputs, named, self.outputs, self.relations, self.bounds
         )
         self.axes = {name: dict(named.get(name, {})) for name in self.inputs}
-        self.outputs, self.sums = tuple(outputs), self.relations if spec is None else spec.sums
+        self.tree = self.tree.counting(self.results.numbers, self.axes)
+        self.notes = (*notes, *self.results.notes(self.tree))
+        self.sums = spec.sums if spec else self.relations
         if spec is not None:  # sizes that only bound integers are no axes of the example
             sizes |= {name: TRACED_SIZES[name] for name in bounds(spec.inputs())}
         self.example_sizes = add_sums(sizes, self.sums)
@@ -267,16 +273,10 @@ class Subject:
             state |= self.call(self.module, self.inputs) | self.inputs
         return {name: subject_checks.dtype_of(t) for name, t in state.items() if t.dtype in NARROW}
 
-    def returned_order(self) -> tuple[str, ...]:
-        """Return the names of the outputs in the order in which the module returns them."""
-        with torch.inference_mode():
-            returned = self._run(self.module, self.inputs)
-        return tuple(returned) if is_named(returned, self.outputs) else self.outputs
-
     def interface(self) -> Interface:
         """Return what cases are planned from."""
-        inputs, shapes = self.input_descriptions(), self.output_shapes()
-        return Interface(inputs, shapes, self.spec, self.sums, self.bounds, self.roles)
+        ends = self.input_descriptions(), self.output_shapes()
+        return Interface(*ends, self.spec, self.sums, self.bounds, self.roles)
 
     def plan(self) -> Plan:
         """Return the test cases of the subject."""
@@ -284,22 +284,24 @@ class Subject:
 
     def takes(self, sizes: Sizes) -> bool:
         """Return whether the module runs at these sizes; False if to try a user's takes long."""
-        weights = sum(parameter.numel() for parameter in self.module.parameters())
+        weights = sum(weight.numel() for weight in self.module.parameters())
         is_quick = may_try(weights, self.sizes_with(sizes), self.sums)
         return self.spec is not None or (is_quick and self.runs_with(sizes, "sizes"))
 
     def runs_with(self, changed: Sizes, seed: str) -> bool:
         """Return whether the module runs on random inputs of sizes that need little memory."""
-        with contextlib.suppress(ExportError), torch.inference_mode():
-            if may_try(0, sizes := self.sizes_with(changed), self.sums):
-                return bool(self.call(self.module, self.draw(sizes, seed)))
+        from attn_export.export.loops import short_loops
+
+        with contextlib.suppress(ExportError), torch.inference_mode(), short_loops():
+            is_small = may_try(0, sizes := self.sizes_with(changed), self.sums)
+            return is_small and bool(self.call(self.module, self.draw(sizes, seed)))
         return False
 
     def expected(self) -> Expected:
         """Return the expected properties of the subject's graph."""
-        ours = self.spec is not None
+        ours, shapes = self.spec is not None, self.output_shapes()
         inputs = {name: each.shape for name, each in self.input_descriptions().items()}
-        return Expected(inputs, self.output_shapes(), attentions=int(ours) or None, ours=ours)
+        return Expected(inputs, shapes, attentions=int(ours) or None, ours=ours)
 
     def call(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs of the subject's module, or of a copy of it, by name.
@@ -308,13 +310,11 @@ class Subject:
             UsageError: If it does not return the tensors that `outputs` names.
             ExportError: If it raises; the message has the sizes of the inputs.
         """
-        try:
-            returned = self._run(module, inputs)
-        except Exception as error:
-            at = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in inputs.items())
-            raise ExportError(f"the module raised at {at}: {one_line(error)}") from error
-        return name_outputs(returned, self.outputs)
+        return self.results.of(functools.partial(self._run, module), self.tree, inputs)
 
-    def _run(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
-        with preserve_state(module), uncompiled(), self.operators.in_run():
-            return module(**self.tree.rebuild(inputs))
+    def _run(self, module: nn.Module, arguments: Mapping[str, Any]) -> Any:
+        if self.spec is not None:  # a layer of ours has no loops
+            return module(**arguments)
+        from attn_export.export.loops import run_plainly
+
+        return run_plainly(module, arguments, self.operators.in_run())

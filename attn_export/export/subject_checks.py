@@ -31,12 +31,26 @@ _INPUT_DTYPES = tuple(sorted(set(DTYPES.values()) - {"float64"}))
 exporter of PyTorch 2.13 and in fusions of ONNX Runtime 1.31: results are exact to 1e-7 only."""
 
 
+def check_call(module: nn.Module, arguments: Mapping[str, Any], outputs: object) -> None:
+    """Check that a module can be called with arguments, and is in eval mode."""
+    _check_module(module)
+    try:
+        signature(module.forward).bind(**arguments)
+    except TypeError as error:
+        raise UsageError(
+            f"the inputs {', '.join(arguments)} do not fit {type(module).__name__}"
+            f".forward{signature(module.forward)}: {error}"
+        ) from error
+    if isinstance(outputs, str) or not isinstance(outputs, Sequence):
+        raise UsageError(f"outputs must be a list of names, such as ['output']; got {outputs!r}")
+    _refuse_train_mode(module)
+
+
 def check_arguments(
     module: nn.Module,
-    arguments: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     axes: Mapping[str, Mapping[int, str]],
-    outputs: Sequence[str],
+    names: Sequence[str],
     relations: Mapping[str, str],
     bounds: Bounds,
 ) -> dict[str, int]:
@@ -45,9 +59,8 @@ def check_arguments(
     Returns:
         The size of every axis in the example, by its name.
     """
-    _check_module(module)
-    _check_inputs(module, arguments, tensors, axes)
-    _check_outputs(module, tensors, outputs)
+    _check_inputs(tensors, axes)
+    _check_outputs(module, tensors, names)
     sizes = _check_axes(tensors, {name: axes.get(name, {}) for name in tensors})
     _check_relations(relations, sizes)
     _check_bounds(sizes, bounds)
@@ -70,20 +83,8 @@ def _check_module(module: nn.Module) -> None:
             raise UsageError(f"the weight {name} has no {what} yet; load or run the module before")
 
 
-def _check_inputs(
-    module: nn.Module,
-    arguments: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    axes: Mapping[str, Mapping[int, str]],
-) -> None:
-    """Check that inputs fit `forward` and have supported types, and that `axes` is well formed."""
-    try:
-        signature(module.forward).bind(**arguments)
-    except TypeError as error:
-        raise UsageError(
-            f"the inputs {', '.join(arguments)} do not fit {type(module).__name__}"
-            f".forward{signature(module.forward)}: {error}"
-        ) from error
+def _check_inputs(tensors: Mapping[str, Tensor], axes: Mapping[str, Mapping[int, str]]) -> None:
+    """Check that inputs have supported types, and that `axes` is well formed."""
     for name, tensor in tensors.items():
         if dtype_of(tensor) not in _INPUT_DTYPES:
             raise UsageError(
@@ -161,11 +162,8 @@ def check_integers(tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def _check_outputs(module: nn.Module, tensors: Mapping[str, Tensor], outputs: object) -> None:
+def _check_outputs(module: nn.Module, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
     """Check that names of outputs and inputs are strings that are unique in the graph."""
-    if isinstance(outputs, str) or not isinstance(outputs, Sequence):
-        raise UsageError(f"outputs must be a list of names, such as ['output']; got {outputs!r}")
-    names = list(outputs)
     weights = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     for name in names:
         if not isinstance(name, str) or not name:
@@ -245,8 +243,11 @@ def input_like(example: Tensor, axes: Mapping[int, str]) -> Input:
 
 
 def _span(example: Tensor) -> tuple[int, int]:
-    """Return the range of an integer input; 0 to 1 for a padding mask that hides nothing."""
-    return (0, 1) if _is_all_ones(example) else (int(example.min()), int(example.max()))
+    """Return the range of an integer input: from 0 on if one number, 0 to 1 for a mask of ones."""
+    if _is_all_ones(example):
+        return 0, 1
+    low, high = int(example.min()), int(example.max())
+    return (low, high) if example.numel() > 1 else (min(low, 0), max(high, int(low == 0)))
 
 
 def _is_all_ones(example: Tensor) -> bool:
@@ -298,7 +299,9 @@ def roles_of(subject: Any) -> Roles:
     shapes = {name: input_.shape for name, input_ in inputs.items()}
     roles = find_roles(shapes, outputs, subject.sums, draw, run)
     least = {axis: low for axis, low in roles.least.items() if axis not in subject.with_least}
-    return dataclasses.replace(roles, least=least)
+    return dataclasses.replace(
+        roles, least=least, caches={**subject.results.states, **roles.caches}
+    )
 
 
 class _ConcatenationRecorder(TorchDispatchMode):

@@ -1,132 +1,19 @@
-"""Named inputs and outputs: nested ones as flat tensors, dynamic axes, arrays and tensors.
-
-Nested inputs and outputs are the containers that `torch.utils._pytree` knows. `torch.export`
-flattens the same ones, and libraries register their caches and outputs there.
-"""
+"""Shapes of named inputs and outputs: dynamic axes with bounds, arrays and tensors."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from attn_export.cases.draw import MAX_SIZE, Bounds, Sizes, add_sums
-from attn_export.errors import UsageError, counted
+from attn_export.errors import UsageError
 from attn_export.spec import Shape
 from attn_export.tensorfile import numpy_dtype
-
-# -- nested inputs and outputs (tuples, dicts, caches) as flat, named tensors -------------------
-
-CONSTANTS = (bool, int, float, str, type(None))
-"""Types of constants in inputs. A constant becomes a part of the exported module."""
-
-
-@dataclasses.dataclass(frozen=True)
-class InputTree:
-    """Nested arguments of a module, flattened.
-
-    Attributes:
-        tensors: The tensors by name: ``cache.0.1`` is ``cache[0][1]``.
-        names: The name of each leaf that is a tensor, and None for each constant.
-        constants: All leaves; those that are no tensors are the constants.
-        structure: The structure, from which `rebuild` makes the arguments.
-    """
-
-    tensors: Mapping[str, Tensor]
-    names: tuple[str | None, ...]
-    constants: tuple[Any, ...]
-    structure: pytree.TreeSpec
-
-    @classmethod
-    def flatten(cls, inputs: Mapping[str, Any]) -> Self:
-        """Flatten arguments."""
-        leaves, structure = pytree.tree_flatten_with_path(dict(inputs))
-        tensors: dict[str, Tensor] = {}
-        names: list[str | None] = []
-        for path, leaf in leaves:
-            name = ".".join(_step(key) for key in path)
-            if isinstance(leaf, Tensor):
-                tensors[name] = leaf
-            elif not isinstance(leaf, CONSTANTS):
-                raise UsageError(
-                    f"{name} is {type(leaf).__name__}; inputs are tensors, tuples, lists and dicts "
-                    "of them, and plain constants"
-                )
-            names.append(name if isinstance(leaf, Tensor) else None)
-        return cls(tensors, tuple(names), tuple(leaf for _, leaf in leaves), structure)
-
-    def rebuild(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nested arguments in which values, by name, replace the tensors."""
-        leaves = [
-            values[name] if name is not None else constant
-            for name, constant in zip(self.names, self.constants, strict=True)
-        ]
-        rebuilt: dict[str, Any] = pytree.tree_unflatten(leaves, self.structure)
-        return rebuilt
-
-    def dynamic_shapes(self, shapes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the argument ``dynamic_shapes`` of `torch.export` for dynamic shapes by name.
-
-        `torch.export` expects the contents of a class that is no builtin container, such as a
-        cache, as the flat list of its children.
-        """
-        leaves = iter([shapes[name] if name is not None else None for name in self.names])
-        built: dict[str, Any] = _replace_leaves(self.rebuild(self.tensors), leaves)
-        return built
-
-
-def is_named(returned: Any, names: Sequence[str]) -> bool:
-    """Return whether a returned object is a dict whose keys are the names, in any order."""
-    return isinstance(returned, Mapping) and set(returned) == set(names)
-
-
-def name_outputs(returned: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the tensors that a module returned, by name.
-
-    If `is_named` holds, the keys of the dict are the names. Else the tensors get the names in their
-    order.
-    """
-    if is_named(returned, names):
-        leaves = [returned[name] for name in names]
-    else:
-        leaves = [leaf for leaf in pytree.tree_leaves(returned) if leaf is not None]
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor):
-            raise UsageError(
-                f"the module returns {type(leaf).__name__} in {type(returned).__name__}; it must "
-                "return a tensor, or tuples, lists or dicts of tensors"
-            )
-    if len(leaves) != len(names):
-        raise UsageError(
-            f"the module returns {counted(len(leaves), 'tensor')}, but outputs names {len(names)}: "
-            f"{', '.join(names)}"
-        )
-    return dict(zip(names, leaves, strict=True))
-
-
-def _replace_leaves(node: Any, leaves: Iterator[Any]) -> Any:
-    """Return nested containers with other leaves; other classes become lists of their children."""
-    node_type = pytree._get_node_type(node)
-    if node_type not in pytree.SUPPORTED_NODES:
-        return next(leaves)
-    definition = pytree.SUPPORTED_NODES[node_type]
-    children, context = definition.flatten_fn(node)
-    replaced = type(children)(_replace_leaves(child, leaves) for child in children)
-    is_builtin = node_type in pytree.BUILTIN_TYPES
-    return definition.unflatten_fn(replaced, context) if is_builtin else replaced
-
-
-def _step(key: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
-
 
 # -- axes of the outputs of a user's module, inferred by running it -----------------------------
 

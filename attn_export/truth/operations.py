@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from attn_export.export.flex import flex_in_modes
 
 if TYPE_CHECKING:
     from attn_export.float64 import ReferenceStep
@@ -46,11 +45,19 @@ CHOOSING = frozenset({
 ReduceMax another."""
 
 
+_WITH_FLEX = ("torch.nn.attention.flex_attention", "torch.nn.attention.bias")
+
+
 class OperationMode(TorchDispatchMode):
     """Base class of modes that intercept every PyTorch operation."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return that the mode is never compiled, so no guard against it has to run each time."""
+        return False
 
     def __torch_dispatch__(
         self,
@@ -224,7 +231,10 @@ def math_backend(*modes: AbstractContextManager[Any] | None) -> Iterator[None]:
     """Run modules by PyTorch's math backend, without gradients, in modes: the last is innermost."""
     # Inference mode would show products with weights to modes before they are taken apart.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), contextlib.ExitStack() as stack:
-        stack.enter_context(flex_in_modes())
+        if not sys.modules.keys().isdisjoint(_WITH_FLEX):
+            from attn_export.export.flex import flex_in_modes
+
+            stack.enter_context(flex_in_modes())
         for mode in modes:
             if mode is not None:
                 stack.enter_context(mode)

@@ -136,7 +136,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an output with an escape": ({"outputs": ["\x1b[31m"]}, "must have 1 to 255 printable"),
     "an output of two lines": ({"outputs": ["y\n"]}, r"the name 'y\n' must have 1 to 255"),
     "an output twice": ({"outputs": ["a", "a"]}, "names 'a' twice"),
-    "an output like an input": ({"outputs": ["x"]}, "'x' is an input and an output"),
     "an output like a weight": ({"outputs": ["linear.bias"]}, "is a weight of the module too"),
     "no axes": ({"axes": None}, "axes must be a dict such as {'query': {0: 'batch'}}; got None"),
     "axes as a list": ({"axes": {"x": ["batch"]}}, "got ['batch']"),

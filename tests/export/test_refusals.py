@@ -13,8 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._higher_order_ops.scan import scan
-from torch._higher_order_ops.while_loop import while_loop
 from torch.ao.quantization import quantize_dynamic
 
 from attn_export import Attention, AttentionSpec, Subject, build
@@ -114,11 +112,6 @@ def searched(m, x):
     return m.linear(x) + torch.searchsorted(x[0, :, 0], x[..., :1])                 # line
 
 
-def scanned(m, x):
-    first = torch.zeros_like(x[:, 0])
-    return scan(lambda c, v: (c * 0.5 + v, c * 1.0), first, m.linear(x), dim=1)[1]  # line
-
-
 @torch.library.custom_op("refusals::thrice", mutates_args=())
 def thrice(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(x.numpy() * 3)
@@ -139,12 +132,6 @@ def custom(m, x):
 
 def custom_without_fake(m, x):
     return opaque(m.linear(x))                                                      # line
-
-
-def looped(m, x):
-    def more(i, y): return i < 3
-    def step(i, y): return i + 1, m.linear(y)
-    return while_loop(more, step, (torch.tensor(0), x))[1]                          # line
 
 
 def branched(m, x):
@@ -178,10 +165,6 @@ def random(m, x):
     return m.linear(x) + torch.rand_like(x)
 
 
-def in_place(m, x):
-    return m.linear(x.add_(1))
-
-
 def size_of_values(m, x):
     return x[x > 0]
 
@@ -204,10 +187,8 @@ TABLE = {
     kept_by_size: "a dict or set with a size as a key; compute what it holds",
     bucketized: "torch.bucketize whose boundaries are no constant; count them: (values",
     searched: "torch.searchsorted, which has no ONNX form; count them: (values",
-    scanned: "torch's control flow operator scan cannot be checked",
     custom: "the custom operator refusals::thrice has no ONNX form; pass Subject(…, trans",
     custom_without_fake: "the custom operator refusals::opaque cannot be captured; pass Subject(",
-    looped: "torch's control flow operator while_loop cannot be checked",
     branched: "torch's control flow operator cond cannot be checked",
     nested: "a nested tensor, which cannot be captured; pad the sequences",
     sparse: "a sparse tensor, which cannot be captured; use a dense one",
@@ -215,14 +196,13 @@ TABLE = {
     blocks_by_numpy: "numpy or Python code that computes with a size; use torch operations",
     raises: "ValueError: mine",
     random: "gives another y for the same inputs; take out what is random",
-    in_place: "changes its input x in place; work on a copy",
     size_of_values: "the shape of y depends on values",
 }
 IN_FORWARD = {
-    unlike_ranks, cast_within, bucketized, searched, scanned, custom, looped, branched,
+    unlike_ranks, cast_within, bucketized, searched, custom, branched,
 }  # fmt: skip
 """torch keeps only the lines of `forward` with a captured node."""
-WITHOUT_A_LINE = {random, in_place, size_of_values}
+WITHOUT_A_LINE = {random, size_of_values}
 
 
 def line_in(function: Callable[..., object]) -> str:

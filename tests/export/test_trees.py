@@ -12,7 +12,8 @@ from torch import nn
 
 from attn_export import Subject, build
 from attn_export.errors import UsageError
-from attn_export.export.trees import InputTree, name_outputs
+from attn_export.export.call_results import find_results
+from attn_export.export.nested import InputTree
 
 X = torch.arange(2 * 3 * 4, dtype=torch.float32).reshape(2, 3, 4)
 BATCH = {0: "batch", 1: "query_len"}
@@ -73,10 +74,10 @@ def test_arguments_are_rebuilt_as_they_were():
     ("changes", "message"),
     [
         ({"inputs": {"tokens": object(), "state": None}}, "tokens is object; inputs are tensors"),
-        ({"axes": {"state": BATCH}}, "axes names the input 'state', which is not one of: tokens"),
+        ({"axes": {"pair": BATCH}}, "axes names the input 'pair', which is not one of: tokens"),
         ({"inputs": {"tokens": X.double(), "state": None}}, "tokens is float64; inputs are one of"),
     ],
-    ids=["an object", "axes of a tuple", "float64"],
+    ids=["an object", "axes of nothing", "float64"],
 )
 def test_an_unfit_structure_is_named(changes: dict[str, Any], message: str):
     with pytest.raises(UsageError, match=message):
@@ -94,7 +95,8 @@ def test_an_unfit_structure_is_named(changes: dict[str, Any], message: str):
     ids=["tensor", "dict by its keys", "dict in its order", "None is left out"],
 )
 def test_outputs_get_their_names(returned: Any, names: list[str], values: list[torch.Tensor]):
-    found = name_outputs(returned, names)
+    tree, results = find_results(lambda _: returned, InputTree.flatten({}), names)
+    found = results.of(lambda _: returned, tree, {})
     assert list(found) == names
     assert all(torch.equal(found[n], v) for n, v in zip(names, values, strict=True))
 

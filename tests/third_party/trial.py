@@ -18,12 +18,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-from torch.export import Dim
 
 from attn_export import Subject, build
 from attn_export.errors import AttnExportError
 from attn_export.export.capture import sizes_to_try
-from attn_export.export.export import _named_parameters
+from attn_export.export.export import of_tensors
 from attn_export.export.trees import to_numpy
 from attn_export.temp_folders import scratch
 
@@ -90,17 +89,15 @@ def holds_softmax(path: Path) -> bool:
 
 def with_exporter(subject: Subject) -> bool:
     """Return whether the bare exporter's graph agrees with the module."""
-    dynamic = {n: dict.fromkeys(axes, Dim.DYNAMIC) or None for n, axes in subject.axes.items()}
     with scratch() as folder:
         try:
-            # The exporter, too, is given `forward` with named arguments: ours takes **inputs.
-            arguments = subject.tree.rebuild(subject.inputs)
-            with quiet(), _named_parameters(subject.module, arguments):
+            # The exporter, too, is given `forward` with named tensors: ours takes **inputs.
+            with quiet(), of_tensors(subject) as (arguments, shapes):
                 torch.onnx.export(
                     subject.module, (), folder / "model.onnx",
                     kwargs=arguments, dynamo=True, verbose=False,
                     input_names=list(subject.inputs), output_names=list(subject.outputs),
-                    dynamic_shapes=subject.tree.dynamic_shapes(dynamic),
+                    dynamic_shapes=shapes,
                 )  # fmt: skip
                 return not disagreement(subject, folder / "model.onnx")
         except Exception:

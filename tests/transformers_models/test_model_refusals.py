@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from real_classes import IDS, TOKENS, B, L, decoder, model
-from transformers import DynamicCache
 
 from attn_export import Subject, build
 from attn_export.errors import AttnExportError
@@ -16,15 +15,6 @@ from attn_export.errors import AttnExportError
 
 def windows() -> Subject:
     return decoder("mistral", windows=True)
-
-
-def cache_in_the_outputs() -> Subject:
-    return Subject(model("llama"), {"input_ids": IDS}, {"input_ids": TOKENS}, ["hidden"])
-
-
-def cache_in_the_inputs() -> Subject:
-    inputs = {"input_ids": IDS, "past_key_values": DynamicCache()}
-    return Subject(model("llama"), inputs, {"input_ids": TOKENS}, ["hidden"])
 
 
 def types_of_zeros() -> Subject:
@@ -35,8 +25,6 @@ def types_of_zeros() -> Subject:
 REFUSED: dict[Callable[[], Subject], str] = {
     windows: r"axis 'past_len' \(past.0.0.shape\[2\]\) was narrowed to \[6, int_oo\] "
     r"\(cache_utils.py:\d+\)",
-    cache_in_the_outputs: r"it returns a DynamicCache; return the tensors in it, .*use_cache=False",
-    cache_in_the_inputs: r"past_key_values is DynamicCache; inputs are tensors, tuples,",
     types_of_zeros: r"token_type_ids is 0 everywhere in the example, and integers are tried within",
 }
 

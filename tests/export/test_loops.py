@@ -1,0 +1,72 @@
+"""Modules that loop over a sequence with PyTorch's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from shared import extended
+from torch import Tensor, nn
+from torch._higher_order_ops import associative_scan, scan, while_loop
+
+from attn_export import Subject, build
+from attn_export.export.export import export
+
+Step = Callable[["Loops", Tensor], Tensor]
+
+
+class Loops(nn.Module):
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.step, self.decay = step, nn.Parameter(torch.rand(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(self, x)
+
+
+def recurrent(m: Loops, x: Tensor) -> Tensor:
+    def step(h: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        h = h * m.decay.sigmoid() + u
+        return h, h.tanh()
+
+    return scan(step, torch.zeros_like(x[:, 0]), x, dim=1, reverse=True)[1]
+
+
+def combined(_: Loops, x: Tensor) -> Tensor:
+    def combine(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return a[0] * b[0], a[1] * b[0] + b[1]
+
+    return associative_scan(combine, (x.sigmoid(), x), dim=1, combine_mode="generic")[1]
+
+
+def halved(m: Loops, x: Tensor) -> Tensor:
+    def more(i: Tensor, y: Tensor) -> Tensor:
+        return (i < 20) & (y.abs().max() > 1)
+
+    def step(i: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return i + 1, y * 0.5 + m.decay * 0.1
+
+    return while_loop(more, step, (torch.tensor(0), x))[1]
+
+
+LOOPS: dict[Step, str] = {recurrent: "Scan", combined: "Scan", halved: "Loop"}
+
+
+def of(step: Step) -> Subject:
+    axes = {"x": {0: "batch", 1: "query_len"}}
+    return Subject(Loops(step).eval(), {"x": torch.randn(2, 5, 4)}, axes, ["y"])
+
+
+@pytest.mark.parametrize("step", LOOPS, ids=lambda step: step.__name__)
+@pytest.mark.every(3)
+def test_it_becomes_one_node_with_a_body(step: Step):
+    nodes = [node.op_type for node in export(of(step)).model.graph]
+    assert nodes.count(LOOPS[step]) == 1
+
+
+@pytest.mark.parametrize("step", extended(LOOPS, lambda _: False), ids=lambda step: step.__name__)
+@pytest.mark.every(3)
+def test_it_passes(step: Step, tmp_path: Path):
+    assert build(of(step), tmp_path / "b", runtimes=["ort-cpu"]).passed
