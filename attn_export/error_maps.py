@@ -8,29 +8,29 @@ from typing import Literal
 RelativeTo = Literal["row", "whole", "kind"]
 """The norm that divides an error: of its last-axis slice, of the output, or none (a wrong NaN)."""
 
+Cells = tuple[tuple[float | None, ...], ...]
+"""Rows of cells of a heat map. None: NaN, infinite, or wrong in kind."""
+
 
 @dataclasses.dataclass(frozen=True)
-class ErrorMapPanel:
-    """A heat map of errors, in which a cell is the largest error of its elements.
+class ErrorProfile:
+    """Errors along one axis of an output: the largest at each place, over all other axes.
 
     Attributes:
-        rows: The axes along the rows, such as ``"batch x head"``; empty if there is one row.
-        columns: The axis along the columns, such as ``"query_len"``.
-        sizes: The number of rows and columns before they were merged into cells.
-        worst: The row and column of the cell with the worst element.
-        values: Rows of errors, divided by the error allowed; None for a wrong NaN or zero.
+        values: Errors of rows of the last axis, divided by the error allowed; None for a wrong NaN
+            or zero. Where there are many, neighbours share a value.
     """
 
-    rows: str
-    columns: str
-    sizes: tuple[int, int]
-    worst: tuple[int, int]
-    values: tuple[tuple[float | None, ...], ...]
+    axis: str
+    values: tuple[float | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class ErrorMap:
     """Locations of the errors in one output.
+
+    The heat maps are those of the last two axes at the worst element. A cell is the largest
+    magnitude of its elements.
 
     Attributes:
         axes: The names of the output's axes.
@@ -39,8 +39,11 @@ class ErrorMap:
         actual: The value of the worst element, to nine digits; it may be NaN or infinite.
         expected: The correct value of that element.
         relative_to: The norm by which errors are divided.
-        panels: A heat map with one element for each slice along the last axis, and one of the last
-            two axes at the worst element. A heat map with a single cell is left out.
+        cell: The row and column of the cell with the worst element.
+        truth: Heat map of the correct values.
+        runtime: Heat map of the runtime's values.
+        difference: Heat map of the errors, divided by the error allowed.
+        profiles: Errors along each axis but the last that has more than one place.
     """
 
     case: str
@@ -51,4 +54,8 @@ class ErrorMap:
     actual: str
     expected: str
     relative_to: RelativeTo
-    panels: tuple[ErrorMapPanel, ...]
+    cell: tuple[int, int]
+    truth: Cells
+    runtime: Cells
+    difference: Cells
+    profiles: tuple[ErrorProfile, ...]

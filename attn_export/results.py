@@ -167,7 +167,8 @@ class RuntimeRun:
         reason: The reason that the outcome is not ``"ran"``; else empty.
         required: Whether the report fails unless the outcome is ``"ran"``.
         facts: Facts that the runtime reported: version, device, threads, limits.
-        worst: The locations of the errors of the worst verdict; None if nothing was measured.
+        maps: The locations of the errors of the worst verdict, and those in the attention weights
+            of its case, if another output has them; empty if nothing was measured.
         seconds: The time of each case that ran, including reading inputs and writing outputs.
     """
 
@@ -177,7 +178,7 @@ class RuntimeRun:
     reason: str
     required: bool
     facts: Mapping[str, object]
-    worst: ErrorMap | None = None
+    maps: tuple[ErrorMap, ...] = ()
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 

@@ -90,7 +90,6 @@ EXTRAS = {
     "onnxruntime": "cpu",
     "torch": "build",
     "onnxscript": "build",
-    "matplotlib": "build",
     "transformers": "models",
     "model_signing": "sign",
     "OpenSSL": "sign",

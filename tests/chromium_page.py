@@ -27,7 +27,7 @@ FLAGS = (
 KEYS = {"Tab": 9, "Enter": 13, " ": 32, "ArrowDown": 40, "ArrowRight": 39}
 
 
-def _chromium() -> str | None:
+def chromium() -> str | None:
     """Return the path of the browser: that of `CHROME_PATH`, or one on PATH."""
     names = [os.environ["CHROME_PATH"]] if os.environ.get("CHROME_PATH") else BROWSERS
     return next(filter(None, map(shutil.which, names)), None)
@@ -44,7 +44,7 @@ class Page:
         self._process = subprocess.Popen(
             [
                 "bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "page",
-                str(_chromium()), *FLAGS, *sandbox, f"--user-data-dir={self._folder}",
+                str(chromium()), *FLAGS, *sandbox, f"--user-data-dir={self._folder}",
                 "about:blank",
             ],
             pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL, start_new_session=True,

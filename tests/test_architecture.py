@@ -48,7 +48,6 @@ ONLY_IN = {
         "parts/benchmarks/own_graphs",
         "runtimes/decode_buffers",
     ),
-    "matplotlib": ("parts/benchmarks/bench_chart",),
     "jinja2": ("code_templates", "report/html"),
     "onnx.reference": (
         "float64/contrib_operators",

@@ -135,3 +135,21 @@ def undetermined_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
         "NaN and Inf: rows with them that right runtimes may compute differently are no evidence, "
         f"in these batch elements: {', '.join(places)}",
     )
+
+
+def name_output_axes(shape: Sequence[int | str], count: int) -> tuple[str, ...]:
+    """Return a name for each axis of an output.
+
+    `shape`: The name of each dynamic axis and the size of each other one; empty if unknown.
+    """
+    if len(shape) != count:
+        return tuple(f"axis {axis}" for axis in range(count))
+    names = []
+    for axis, size in enumerate(shape):
+        if isinstance(size, str):
+            names.append(size)
+        elif count == 4 and axis == 1:
+            names.append("head")  # [B, H, L, S] and [B, Hkv, S, D]
+        else:
+            names.append("element" if axis == count - 1 else f"axis {axis}")
+    return tuple(names)

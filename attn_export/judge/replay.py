@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.error_maps import ErrorMap, ErrorMapPanel, RelativeTo
+from attn_export.error_maps import Cells, ErrorMap, ErrorProfile, RelativeTo
 from attn_export.errors import counted
-from attn_export.judge.judge import judge
+from attn_export.judge.judge import judge, name_output_axes
 from attn_export.measures import (
     Index,
     fill_ignored_rows,
@@ -21,12 +21,7 @@ from attn_export.measures import (
     wrong_kinds,
 )
 from attn_export.quality import Quality
-from attn_export.results import (
-    Arrays,
-    Golden,
-    RuntimeRun,
-    Verdict,
-)
+from attn_export.results import Arrays, Golden, RuntimeRun, Verdict
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.process import CaseResult, Worker
 from attn_export.runtimes.protocol import SEPARATE_BUFFERS
@@ -40,42 +35,74 @@ if TYPE_CHECKING:
     # `verify` starts sooner without the spec, which it does not need
     from attn_export.spec import Shape
 
-# -- a map of the errors in an output, for the worst verdict ------------------------------------
+# -- maps of the errors in outputs, for the worst verdict ------------------------------------
 
 CELLS = 48
-"""The largest number of rows and columns of a panel."""
+"""The largest number of rows and columns of a heat map."""
 
 
 class Worst:
-    """Record of the worst verdict of a runtime with a graph, which gets an error map."""
+    """Record of the worst verdict of a runtime with a graph, which gets an error map.
+
+    The attention weights of its case get one too, where another output has them.
+    """
 
     def __init__(self) -> None:
         self._rank = (False, -1.0)
-        self._worst: tuple[Verdict, Golden, np.ndarray] | None = None
+        self._worst: list[tuple[Verdict, Golden, np.ndarray]] = []
 
     def update(self, verdicts: Sequence[Verdict], golden: Golden, outputs: Arrays) -> None:
         """Replace the record if a verdict of a case is worse; any failure is worse than a pass."""
+        before = self._rank
         for verdict in verdicts:
             failed = verdict.status == "failed"
             if verdict.worst is None and not failed:
                 continue
             worst = math.inf if verdict.worst is None else verdict.worst
             rank = (failed, math.inf if math.isnan(worst) else worst)
-            got, truth = outputs.get(verdict.output), golden.expected.get(verdict.output)
-            if rank <= self._rank or got is None or truth is None or not truth.size:
-                continue
-            if (got.shape, got.dtype) == (truth.shape, truth.dtype):
-                self._rank, self._worst = rank, (verdict, golden, got)
+            if rank > self._rank and (got := _comparable(verdict, golden, outputs)) is not None:
+                self._rank, self._worst = rank, [(verdict, golden, got)]
+        if self._rank != before and not _are_weights(golden.expected[self._worst[0][0].output]):
+            for verdict in verdicts:
+                got = _comparable(verdict, golden, outputs)
+                if got is not None and _are_weights(golden.expected[verdict.output]):
+                    self._worst.append((verdict, golden, got))
+                    return
 
-    def error_map(self, axes: Mapping[str, Shape]) -> ErrorMap | None:
-        """Return the error map of the worst verdict, given the shapes of outputs; None if none."""
-        if self._worst is None:
-            return None
-        verdict, golden, got = self._worst
-        return error_map(verdict, golden, got, axes.get(verdict.output, ()))
+    def error_maps(self, axes: Mapping[str, Shape]) -> tuple[ErrorMap, ...]:
+        """Return the error maps, the worst verdict first, given the shapes of outputs."""
+        return tuple(
+            _error_map(verdict, golden, got, axes.get(verdict.output, ()))
+            for verdict, golden, got in self._worst
+        )
 
 
-def error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) -> ErrorMap:
+def _comparable(verdict: Verdict, golden: Golden, outputs: Arrays) -> np.ndarray | None:
+    """Return the output of a verdict if it has elements, and the shape and type of the truth."""
+    got, truth = outputs.get(verdict.output), golden.expected.get(verdict.output)
+    if got is None or truth is None or not truth.size:
+        return None
+    return got if (got.shape, got.dtype) == (truth.shape, truth.dtype) else None
+
+
+def _are_weights(truth: np.ndarray) -> bool:
+    """Return whether rows are weights of keys, by their values: none is below 0, each sums to 1.
+
+    The weights of a row whose keys are all masked are 0.
+    """
+    if truth.ndim < 3 or not is_floating(truth.dtype):
+        return False
+    rows = truth.reshape(-1, truth.shape[-1])
+    for some in (rows[:1], rows):  # the first row rules out most other outputs
+        if not (some >= 0).all():
+            return False
+        sums = some.sum(axis=-1, dtype=np.float64)
+        if not np.all((np.abs(sums - 1) < 0.05) | (sums == 0)):
+            return False
+    return bool(rows.any())
+
+
+def _error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) -> ErrorMap:
     """Return a map of the errors in one output.
 
     `got`: The runtime's output, of the truth's shape and type, with at least one element.
@@ -101,27 +128,13 @@ def error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) -
         relative_to, wrong = "row" if by_row else "whole", np.zeros(truth.shape, bool)
     names = name_output_axes(shape, truth.ndim)
     values = (f"{r[index]:.9g}", f"{t[index]:.9g}")
-    panels = _panels(shares, wrong, names, index)
     location = (golden.case.name, verdict.output, names, truth.shape, index)
-    return ErrorMap(*location, *values, relative_to, panels)
-
-
-def name_output_axes(shape: Shape, count: int) -> tuple[str, ...]:
-    """Return a name for each axis of an output.
-
-    `shape`: The name of each dynamic axis and the size of each other one; empty if unknown.
-    """
-    if len(shape) != count:
-        return tuple(f"axis {axis}" for axis in range(count))
-    names = []
-    for axis, size in enumerate(shape):
-        if isinstance(size, str):
-            names.append(size)
-        elif count == 4 and axis == 1:
-            names.append("head")  # [B, H, L, S] and [B, Hkv, S, D]
-        else:
-            names.append("element" if axis == count - 1 else f"axis {axis}")
-    return tuple(names)
+    row, column = (0, 0, *index)[-2:]
+    cell = (row // _step(r.shape[-2] if r.ndim > 1 else 1), column // _step((1, *r.shape)[-1]))
+    shares = np.where(wrong, np.nan, shares)
+    right, actual, difference = (_cells(_at(array, index)) for array in (t, r, shares))
+    profiles = _profiles(shares, names)
+    return ErrorMap(*location, *values, relative_to, cell, right, actual, difference, profiles)
 
 
 def _is_by_row(verdict: Verdict, allowed: Allowed) -> bool:
@@ -142,38 +155,31 @@ def _shares(r: np.ndarray, t: np.ndarray, allowed: Allowed, *, by_row: bool) -> 
     return np.asarray((np.atleast_1d(d) / limit).reshape(d.shape))
 
 
-def _panels(
-    shares: np.ndarray, wrong: np.ndarray, names: Sequence[str], index: Index
-) -> tuple[ErrorMapPanel, ...]:
-    """Return an overview over all axes but the last, and a panel of the worst last two axes."""
-    missing = max(0, 2 - shares.ndim)
-    shape = (1,) * missing + shares.shape
-    names, index = ("",) * missing + tuple(names), (0,) * missing + index
-    shares, wrong = (a.reshape(-1, *shape[-2:]) for a in (shares, wrong))
-    outer = int(np.ravel_multi_index(index[:-2], shape[:-2])) if shape[:-2] else 0
-    above = " x ".join(names[:-2]) if len(shares) > 1 else ""
-    rows = np.linalg.norm(shares, axis=-1)
-    bad = np.asarray(wrong.any(axis=-1))
-    overview = _panel(above, names[-2], rows, bad, (outer, index[-2]))
-    detail = _panel(names[-2], names[-1], shares[outer], wrong[outer], index[-2:])
-    shown = [panel for panel in (overview, detail) if panel.sizes != (1, 1)]
-    return tuple(shown) or (detail,)
+def _at(array: np.ndarray, index: Index) -> np.ndarray:
+    """Return the last two axes of an array at an index, in float64."""
+    found = np.asarray(array[index[:-2]], np.float64)
+    return found.reshape((1,) * (2 - found.ndim) + found.shape)
 
 
-def _panel(
-    rows: str, columns: str, values: np.ndarray, wrong: np.ndarray, worst: Sequence[int]
-) -> ErrorMapPanel:
-    rows_of, columns_of = values.shape
+def _cells(values: np.ndarray) -> Cells:
+    """Return a heat map: of each cell the element of the largest magnitude, with its sign."""
     for axis, size in enumerate(values.shape):
         starts = np.arange(0, size, _step(size))
-        values = np.maximum.reduceat(values, starts, axis=axis)
-        wrong = np.logical_or.reduceat(wrong, starts, axis=axis)
-    cells = tuple(
-        tuple(None if bad else _rounded(value) for value, bad in zip(line, marks, strict=True))
-        for line, marks in zip(values.tolist(), wrong.tolist(), strict=True)
-    )
-    at = (worst[0] // _step(rows_of), worst[1] // _step(columns_of))
-    return ErrorMapPanel(rows, columns, (rows_of, columns_of), at, cells)
+        most, least = (f.reduceat(values, starts, axis=axis) for f in (np.maximum, np.minimum))
+        values = np.where(-least > most, least, most)  # both are NaN where an element is
+    return tuple(tuple(map(_rounded, line)) for line in values.tolist())
+
+
+def _profiles(shares: np.ndarray, names: Sequence[str]) -> tuple[ErrorProfile, ...]:
+    """Return the largest error of a row at each place of each axis but the last."""
+    rows = np.linalg.norm(shares, axis=-1) if shares.ndim else shares
+    found = []
+    for axis, (name, size) in enumerate(zip(names, rows.shape, strict=False)):
+        others = tuple(other for other in range(rows.ndim) if other != axis)
+        if size > 1:
+            (values,) = _cells(rows.max(axis=others)[None])
+            found.append(ErrorProfile(name, values))
+    return tuple(found)
 
 
 def _step(size: int) -> int:
@@ -217,9 +223,9 @@ def judge_pool(
         judged, worst, seconds = _judge_worker(worker, graph, count, cases, pool.run, distances)
         verdicts += judged
         required = worker.outcome != "not run"
-        errors = worst.error_map(axes) if worker.outcome != "refused" else None
+        maps = worst.error_maps(axes) if worker.outcome != "refused" else ()
         runs.append(
-            RuntimeRun(name, graph, worker.outcome, worker.reason, required, facts, errors, seconds)
+            RuntimeRun(name, graph, worker.outcome, worker.reason, required, facts, maps, seconds)
         )
     return tuple(runs), tuple(verdicts), distances.quality() if distances else None
 

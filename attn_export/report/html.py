@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).with_name("page")
 STEPS = (0.01, 0.03, 0.1, 0.3, 1.0)
-"""Upper limits of the heat map's colours, as an error divided by the error allowed."""
+"""Upper limits of the colours of cells, as an error divided by the error allowed."""
+
+_LAYER = re.compile(r"(?:present|cache|layer|hidden)\D*(\d+)")
+"""Pattern of the outputs that belong to a layer, by the names that exporters give them."""
 
 FIGURES = ("whole", "row", "max_abs", "max_rel")
 
@@ -51,7 +56,7 @@ def to_html(report: Report) -> str:
         report=report,
         steps=STEPS,
         rows=[_row(report, summary, cases) for summary in ran],
-        cases=cases,
+        layers=[row for summary in ran if (row := _layers(report, summary))],
         absent=[summary.run for summary in all_summaries if not summary.ran],
         problems=report.failures,
         graph_label=graph_label,
@@ -84,27 +89,57 @@ def _environment(folder: Path) -> jinja2.Environment:
     )
 
 
+def _name(summary: Summary) -> str:
+    return f"{summary.run.runtime}, {graph_label(summary.run.graph)}"
+
+
 def _row(report: Report, summary: Summary, cases: list[str]) -> dict[str, Any]:
     """Return the row of a runtime with a graph: its figures, and a cell for each case."""
-    run = summary.run
-    by_case = verdicts_by_case(report, run)
+    by_case = verdicts_by_case(report, summary.run)
     return {
         "summary": summary,
-        "name": f"{run.runtime}, {graph_label(run.graph)}",
-        "cells": [_cell(case, by_case.get(case)) for case in cases],
+        "margin": pictures.margin_bar(summary.worst, failed=summary.passed < summary.cases),
+        **_cells(_name(summary), {case: by_case.get(case) for case in cases}),
     }
 
 
-def _cell(case: str, verdicts: list[Verdict] | None) -> dict[str, str]:
+def _layers(report: Report, summary: Summary) -> dict[str, Any] | None:
+    """Return a row of a cell for each layer and each other output; None below two layers."""
+    layers: dict[int, list[Verdict]] = {}
+    others: dict[str, list[Verdict]] = {}
+    for of_case in verdicts_by_case(report, summary.run).values():
+        for verdict in of_case:
+            if found := _LAYER.search(verdict.output):
+                layers.setdefault(int(found[1]), []).append(verdict)
+            elif verdict.output:
+                others.setdefault(verdict.output, []).append(verdict)
+    if len(layers) < 2:
+        return None
+    ordered = {f"layer {layer}": layers[layer] for layer in sorted(layers)}
+    return _cells(_name(summary), {**ordered, **others})
+
+
+def _cells(name: str, verdicts: Mapping[str, list[Verdict] | None]) -> dict[str, Any]:
+    """Return a cell for each name, of which the first failure or else the largest is chosen."""
+    cells = [_cell(of, some) for of, some in verdicts.items()]
+    failed = [cell["step"] == "failed" for cell in cells]
+    sizes = [-1.0 if some is None else largest(some, "worst") or 0.0 for some in verdicts.values()]
+    sizes = [math.inf if math.isnan(size) else size for size in sizes]
+    chosen = failed.index(True) if any(failed) else sizes.index(max(sizes, default=0.0))
+    return {"name": name, "cells": cells, "chosen": chosen, "failed": any(failed)}
+
+
+def _cell(name: str, verdicts: list[Verdict] | None) -> dict[str, str]:
     if verdicts is None:
-        return {"step": "none", "mark": "", "text": f"{case}: not run"}
+        return {"step": "none", "mark": "", "text": f"{name}: not run"}
     wrong = [v for v in verdicts if v.status != "passed"]
     worst = largest(verdicts, "worst")
     figure = shown(worst, ".3g")
     if wrong:
-        return {"step": "failed", "mark": "✗", "text": f"{case}: {wrong[0].status}, {figure}"}
+        of = f" ({wrong[0].output})" if wrong[0].output not in ("", name) else ""
+        return {"step": "failed", "mark": "✗", "text": f"{name}: {wrong[0].status}, {figure}{of}"}
     step = sum((worst or 0.0) > limit for limit in STEPS[:-1])
-    return {"step": str(step), "mark": "", "text": f"{case}: passed, {figure}"}
+    return {"step": str(step), "mark": "", "text": f"{name}: passed, {figure}"}
 
 
 def _outputs(report: Report) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ import pytest
 from made_golden import made_golden
 
 from attn_export.error_maps import ErrorMap
-from attn_export.judge.judge import judge
-from attn_export.judge.replay import CELLS, Worst, name_output_axes
+from attn_export.judge.judge import judge, name_output_axes
+from attn_export.judge.replay import CELLS, Worst
 from attn_export.results import Golden
 from attn_export.schema import Allowed
 
@@ -25,8 +25,7 @@ def look(worst: Worst, golden: Golden, **outputs: np.ndarray) -> None:
 def map_of(truth: np.ndarray, got: np.ndarray, shape: tuple[int | str, ...] = ()) -> ErrorMap:
     worst = Worst()
     look(worst, made_golden({"y": truth}), y=got)
-    found = worst.error_map({"y": shape})
-    assert found is not None
+    (found,) = worst.error_maps({"y": shape})
     return found
 
 
@@ -38,13 +37,12 @@ def test_one_wrong_weight_is_found_in_batch_head_query_and_key():
     assert found.axes == ("batch", "head", "query_len", "total_len")
     assert (found.index, found.shape) == ((1, 2, 3, 0), (2, 3, 4, 5))
     assert float(found.actual) == pytest.approx(float(found.expected) + 0.5)
-    rows, detail = found.panels
-    assert (rows.rows, rows.columns, rows.sizes) == ("batch x head", "query_len", (6, 4))
-    assert (detail.rows, detail.columns, detail.sizes) == ("query_len", "total_len", (4, 5))
-    assert (rows.worst, detail.worst) == ((5, 3), (3, 0))
-    for panel in found.panels:
-        values = np.array(panel.values)
-        assert np.flatnonzero(values).tolist() == [np.ravel_multi_index(panel.worst, values.shape)]
+    assert found.cell == (3, 0)
+    assert np.argwhere(found.difference).tolist() == [[3, 0]]
+    assert np.array(found.truth) == pytest.approx(truth[1, 2], rel=0.05)
+    assert np.array(found.runtime) == pytest.approx(got[1, 2], rel=0.05)
+    places = {profile.axis: np.flatnonzero(profile.values).tolist() for profile in found.profiles}
+    assert places == {"batch": [1], "head": [2], "query_len": [3]}
 
 
 def test_its_largest_row_is_the_verdicts_own_figure():
@@ -54,10 +52,9 @@ def test_its_largest_row_is_the_verdicts_own_figure():
     (verdict,) = judge("r", "g", golden, {"y": got})
     worst = Worst()
     look(worst, golden, y=got)
-    found = worst.error_map({})
-    assert found is not None
+    (found,) = worst.error_maps({})
     assert found.relative_to == "row"
-    largest = max(value for line in found.panels[0].values for value in line if value is not None)
+    largest = max(found.profiles[0].values)
     assert largest == pytest.approx(verdict.worst, rel=0.05)
 
 
@@ -84,10 +81,9 @@ def test_rows_that_are_not_compared_are_not_drawn():
     got[0, 2, 0] = 2.0
     worst = Worst()
     look(worst, dataclasses.replace(golden, case=case), y=got)
-    found = worst.error_map({"y": ()})
-    assert found is not None
+    (found,) = worst.error_maps({"y": ()})
     assert (found.actual, found.index) == ("2", (0, 2, 0))
-    assert found.panels[0].values[1] == (0.0, 0.0, 0.0)
+    assert found.profiles[0].values[1] == 0.0
 
 
 def test_a_nan_is_no_number_and_nothing_else_is_hidden_by_it():
@@ -96,27 +92,28 @@ def test_a_nan_is_no_number_and_nothing_else_is_hidden_by_it():
     got[1, 0, 1] = np.nan
     found = map_of(truth, got)
     assert (found.actual, found.index, found.relative_to) == ("nan", (1, 0, 1), "kind")
-    assert found.panels[0].values == ((0.0, 0.0, 0.0), (None, 0.0, 0.0))
-    assert found.panels[1].values == ((0.0, None), (0.0, 0.0), (0.0, 0.0))
+    assert [profile.values for profile in found.profiles] == [(0.0, None), (None, 0.0, 0.0)]
+    assert found.difference == ((0.0, None), (0.0, 0.0), (0.0, 0.0))
+    assert found.runtime[0] == (1.0, None)
 
 
 @pytest.mark.parametrize(
     ("truth", "got", "index", "cells"),
     [
-        pytest.param(3.0, 4.0, (), [(1, 1)], id="no axes"),
-        pytest.param([3.0, 4.0], [3.0, 5.0], (1,), [(1, 2)], id="one axis"),
-        pytest.param([[3.0, 4.0]], [[9.0, 4.0]], (0, 0), [(1, 2)], id="two axes"),
-        pytest.param([3, 4], [3, 5], (1,), [(1, 2)], id="integers"),
-        pytest.param([[0.0, 0.0], [1.0, 0.0]], [[0.0, 1e-9], [1.0, 0.0]], (0, 1), [(1, 2), (2, 2)],
+        pytest.param(3.0, 4.0, (), (1, 1), id="no axes"),
+        pytest.param([3.0, 4.0], [3.0, 5.0], (1,), (1, 2), id="one axis"),
+        pytest.param([[3.0, 4.0]], [[9.0, 4.0]], (0, 0), (1, 2), id="two axes"),
+        pytest.param([3, 4], [3, 5], (1,), (1, 2), id="integers"),
+        pytest.param([[0.0, 0.0], [1.0, 0.0]], [[0.0, 1e-9], [1.0, 0.0]], (0, 1), (2, 2),
                      id="a row that has to be 0"),
-        pytest.param([[True, False]], [[True, True]], (0, 1), [(1, 2)], id="bool"),
+        pytest.param([[True, False]], [[True, True]], (0, 1), (1, 2), id="bool"),
     ],
 )  # fmt: skip
 def test_any_count_of_axes_and_any_type(truth, got, index, cells):
     array = np.array(truth, None if isinstance(np.array(truth).flat[0].item(), int) else np.float32)
     found = map_of(array, np.array(got, array.dtype))
     assert found.index == index
-    assert [(len(p.values), len(p.values[0])) for p in found.panels] == cells
+    assert (len(found.truth), len(found.difference[0])) == cells
 
 
 def test_many_elements_share_a_cell_which_shows_the_largest():
@@ -124,13 +121,14 @@ def test_many_elements_share_a_cell_which_shows_the_largest():
     got = truth.copy()
     got[0, 99, 777] = 2
     found = map_of(truth, got)
-    rows, detail = found.panels
-    assert (rows.sizes, detail.sizes) == ((1, 100), (100, 1000))
-    assert len(detail.values) <= CELLS
-    assert len(detail.values[0]) <= CELLS
-    down, across = detail.worst
+    for cells in (found.truth, found.runtime, found.difference):
+        assert len(cells) <= CELLS
+        assert len(cells[0]) <= CELLS
+    (profile,) = found.profiles
+    assert len(profile.values) <= CELLS
+    down, across = found.cell
     assert (down, across) == (99 // 3, 777 // 21)
-    values = np.array(detail.values)
+    values = np.array(found.difference)
     assert values[down, across] == values.max() > 0
     assert np.count_nonzero(values) == 1
 
@@ -141,24 +139,33 @@ def test_a_failure_is_worse_than_any_error_that_passed_and_the_largest_of_each_w
     for name, error in (("small", 1e-5), ("larger", 5e-4), ("least", 1e-6)):
         golden = made_golden({"y": truth}, case=name)
         look(worst, golden, y=truth + np.float32(error))
-    assert (found := worst.error_map({})) is not None
-    assert found.case == "larger"
+    assert worst.error_maps({})[0].case == "larger"
     look(worst, made_golden({"y": truth}, case="failed"), y=truth + np.float32(0.5))
     look(worst, made_golden({"y": truth}, case="nan"), y=truth * np.float32(np.nan))
     look(worst, made_golden({"y": truth}, case="also"), y=truth + np.float32(0.9))
-    assert (found := worst.error_map({})) is not None
-    assert found.case == "nan"
+    assert worst.error_maps({})[0].case == "nan"
+
+
+def test_the_attention_weights_of_the_worst_case_have_a_map_too():
+    weights = np.tril(np.ones((1, 2, 3, 3), np.float32))
+    weights /= weights.sum(-1, keepdims=True)
+    weights[0, 0, 0] = 0  # a query whose keys are all masked
+    for other, count in ((weights, 2), (weights * 2, 1), (weights - 1, 1)):
+        worst = Worst()
+        golden = made_golden({"y": np.ones((1, 3, 4), np.float32), "w": other})
+        look(worst, golden, y=np.full((1, 3, 4), 2, np.float32), w=other)
+        assert [found.output for found in worst.error_maps({})] == ["y", "w"][:count]
 
 
 def test_an_output_of_another_shape_has_no_map():
     worst = Worst()
-    assert worst.error_map({}) is None
+    assert worst.error_maps({}) == ()
     truth = np.ones((2, 2), np.float32)
     look(worst, made_golden({"y": truth}))
     look(worst, made_golden({"y": truth}), y=truth[:1])
     look(worst, made_golden({"y": truth}), y=truth.astype(np.float64))
     look(worst, made_golden({"y": truth[:0]}), y=truth[:0])
-    assert worst.error_map({}) is None
+    assert worst.error_maps({}) == ()
 
 
 def test_axes_are_called_as_far_as_they_are_known():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_export.error_maps import ErrorMap, ErrorMapPanel
+from attn_export.error_maps import ErrorMap, ErrorProfile
 from attn_export.results import Report, RuntimeRun, Verdict
 
 GRAPHS = ("model.onnx", "model.ort.decode.onnx")
@@ -23,14 +23,16 @@ def verdict(runtime: str, status: Any, worst: float | None, **changes: Any) -> V
 
 def error_map(**changes: Any) -> ErrorMap:
     """Return the map of an output [2, 3, 100], worst at [1, 2, 7]."""
-    rows = ErrorMapPanel("batch", "query_len", (2, 3), (1, 2), ((0.0, 0.1, None), (0.2, 0.5, 12.5)))
-    detail = ErrorMapPanel(
-        "query_len", "element", (3, 100), (2, 2), ((0.1,) * 34, (2.0,) * 34, (8.0,) * 34)
-    )
     values = {
         "case": "B2_L3", "output": "output", "axes": ("batch", "query_len", "element"),
         "shape": (2, 3, 100), "index": (1, 2, 7), "actual": "nan", "expected": "0.25",
-        "relative_to": "row", "panels": (rows, detail),
+        "relative_to": "row", "cell": (2, 2),
+        "truth": ((0.1,) * 34, (-2.0,) * 34, (4.0,) * 34),
+        "runtime": ((0.1,) * 34, (2.0,) * 34, (8.0, 8.0, None, *(8.0,) * 31)),
+        "difference": ((0.0,) * 34, (0.2,) * 34, (12.5,) * 34),
+        "profiles": (
+            ErrorProfile("batch", (None, 12.5)), ErrorProfile("query_len", (0.0, 0.2, 1.0)),
+        ),
     } | changes  # fmt: skip
     return ErrorMap(**values)
 
@@ -40,7 +42,7 @@ def mixed() -> Report:
     runs = (
         run("good"),
         run("good", "not run", "it has no TensorScatter", graph=GRAPHS[1], required=False),
-        run("bad", worst=error_map()),
+        run("bad", maps=(error_map(),)),
         run("dead", "crashed", "ended with signal SIGSEGV: <core> & 100 %"),
         run("gone", "not run", "it is not installed"),
     )
@@ -59,7 +61,7 @@ def clean() -> Report:
     """Return a report in which everything passed."""
     return Report(
         "clean",
-        (run("good", worst=error_map()),),
+        (run("good", maps=(error_map(),)),),
         (verdict("good", "passed", 0.25),),
         ENVIRONMENT,
         (),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,7 +14,7 @@ from conftest import Cli
 from reports import ENVIRONMENT, clean, error_map, mixed, run, verdict
 
 from attn_export.report.html import to_html
-from attn_export.report.pictures import SHOWN, figures
+from attn_export.report.pictures import SHOWN, figures, margin_bar
 from attn_export.results import Report
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -63,15 +65,19 @@ def test_verdict_failures_and_reasons_are_in_it():
     assert "✓ passed" in Page(to_html(clean())).text
 
 
-def test_the_heat_map_is_a_table_that_can_be_heard():
-    page = Page(to_html(mixed()))
-    titles = [attrs["title"] for tag, attrs in page.elements if tag == "td" and "title" in attrs]
+def test_each_run_has_a_cell_for_each_case_of_which_the_first_failure_is_chosen():
+    text = to_html(mixed())
+    page = Page(text)
+    cells = [attrs for tag, attrs in page.elements if tag == "input"]
     # good, bad and dead, each with the three cases that there are.
-    assert len(titles) == 9
-    assert titles[:3] == ["B2_L3: passed, 0.25", "B1: not run", "far: not run"]
-    assert titles[3] == "B2_L3: failed, 12.5"
+    groups = [group for group, _ in itertools.groupby(cells, lambda cell: cell["name"])]
+    assert (len(cells), len(groups)) == (9, 3)
+    says = re.findall(r'"says">(.*?)<', text)
+    assert says[:4] == ["B2_L3: passed, 0.25", "B1: not run", "far: not run",
+                        "B2_L3: failed, 12.5 (output)"]  # fmt: skip
+    assert [i for i, cell in enumerate(cells) if "checked" in cell] == [0, 3, 6]
     rows = [attrs for tag, attrs in page.elements if attrs.get("scope") == "row"]
-    assert len(rows) == 3 + 3 + 4  # of the map, the figures, and the outputs
+    assert len(rows) == 3 + 4  # of the figures and the outputs
     for _, attrs in page.elements:
         if attrs.get("tabindex"):
             assert attrs["role"] == "region"
@@ -96,7 +102,7 @@ def test_a_bundle_has_it_and_the_command_line_writes_it(bundle: Path, tmp_path: 
 
 def test_without_a_map_nothing_is_said_of_it():
     report = clean()
-    runs = tuple(dataclasses.replace(run, worst=None) for run in report.runs)
+    runs = tuple(dataclasses.replace(run, maps=()) for run in report.runs)
     text = Page(to_html(dataclasses.replace(report, runs=runs))).text
     assert "Where the worst error sits" not in text
 
@@ -108,39 +114,75 @@ def test_the_worst_comes_first_and_what_is_the_same_is_shown_once():
         verdict(name, "passed" if share == 0.25 else "failed", share)
         for name, share in zip(names, shares, strict=True)
     )
-    runs = tuple(run(name, worst=error_map()) for name in names)
+    runs = tuple(run(name, maps=(error_map(),)) for name in names)
     found = figures(Report("many", runs, verdicts, ENVIRONMENT, ()))
     assert [figure["name"] for figure in found] == [
         "worse, standard", "bad, standard", "good, standard; also good, standard",
     ]  # fmt: skip
     assert [figure["verdict"] for figure in found] == [
-        "failed", "failed, 12.5 times the error allowed", "passed, 0.25 times the error allowed",
+        "B2_L3, output: failed", "B2_L3, output: failed, 12.5 times the error allowed",
+        "B2_L3, output: passed, 0.25 times the error allowed",
     ]  # fmt: skip
 
 
 def test_a_picture_says_in_words_what_its_colours_say():
     (figure,) = figures(clean())
-    assert figure["place"] == "worst at batch 1, query_len 2, element 7: actual nan, expected 0.25"
-    rows, detail = figure["pictures"]
-    assert rows["words"] == (
-        "Error of output: 2 rows of batch by 3 columns of query_len. The worst is in row 2, "
-        "column 3 of the picture. 1 cell cannot be measured."
+    (drawn,) = figure["maps"]
+    assert drawn["place"] == "worst at batch 1, query_len 2, element 7: actual nan, expected 0.25"
+    assert drawn["axes"] == "↓ query_len, → element; at batch 1"
+    truth, runtime, difference, by_batch, by_query = drawn["pictures"]
+    assert truth.words == (
+        "truth of output: 3 by 100 elements, drawn as 3 by 34 cells, up to 8 in magnitude. "
+        "The worst error is in row 3, column 3 of the picture."
     )
-    assert (
-        "3 rows of query_len by 100 columns of element, drawn as 3 by 34 cells" in detail["words"]
-    )
-    # Shares of the largest, 12.5: 0, 0.8 %, wrong in kind, 1.6 %, 4 % and all of it.
-    assert rows["paths"] == {
-        "0": "M0 0h1v1h-1zM1 0h1v1h-1z", "1": "M0 1h1v1h-1zM1 1h1v1h-1z", "4": "M2 1h1v1h-1z",
-        "wrong": "M2 0h1v1h-1z",
+    assert difference.title == "difference, up to 12.5"
+    assert runtime.words.endswith("Not finite or wrong in kind: 1.")
+    # Equal cells that follow each other are one rectangle. Truth and runtime share a scale.
+    assert {name: path for name, path in truth.paths.items() if "mark" not in name} == {
+        "e1": "M0 0h34v1h-34z", "n2": "M0 1h34v1h-34z", "e3": "M0 2h34v1h-34z",
     }  # fmt: skip
-    # In a map of many cells, equal ones that follow each other are one rectangle.
-    assert detail["paths"]["4"] == "M0 2h34v1h-34z"
+    assert runtime.paths["ewrong"] == "M2 2h1v1h-1z"
+    assert "largest at bar 1 of 2, where it cannot be measured" in by_batch.words
+    assert by_query.words.endswith(
+        "Error over allowed along query_len (3): largest at bar 3 of 3, 1."
+    )
+    assert "ebad" not in by_query.paths
+    assert by_batch.paths["ebad"].startswith("M1.1 ")
+
+
+def test_a_margin_bar_meets_its_line_at_the_error_allowed():
+    at_limit = margin_bar(1.0, failed=False).paths
+    assert (
+        at_limit["e3"]
+        == f"M0 0.2h{at_limit['limit'][1:].split()[0]}v0.6h-{at_limit['limit'][1:].split()[0]}z"
+    )
+    for worst in (math.nan, math.inf, None, 1e30):
+        assert "h1v" in margin_bar(worst, failed=True).paths["ebad"]
+
+
+def test_layers_of_a_whole_model_have_cells_and_the_first_wrong_one_is_chosen():
+    outputs = ["logits", *(f"present.{i}.{part}" for i in range(12) for part in ("key", "value"))]
+    wrong = {"logits", "present.10.value", "present.11.key"}
+    verdicts = tuple(
+        verdict("r", "failed" if name in wrong else "passed", 9.0 if name in wrong else 0.1,
+                output=name)
+        for name in outputs
+    )  # fmt: skip
+    report = Report("model", (run("r"),), verdicts, ENVIRONMENT, ())
+    text = to_html(report)
+    layers = text[text.index('id="layers"') : text.index('id="map"')]
+    says = re.findall(r'"says">(.*?)<', layers)
+    assert says[9:] == [
+        "layer 9: passed, 0.1", "layer 10: failed, 9 (present.10.value)",
+        "layer 11: failed, 9 (present.11.key)", "logits: failed, 9",
+    ]  # fmt: skip
+    assert [i for i, of in enumerate(re.findall("<input.*?>", layers)) if "checked" in of] == [10]
+    assert 'id="layers"' not in to_html(mixed())
 
 
 def test_of_many_maps_a_page_shows_some():
     names = [f"runtime {i}" for i in range(SHOWN + 3)]
-    runs = tuple(run(name, worst=error_map(index=(1, 2, i))) for i, name in enumerate(names))
+    runs = tuple(run(name, maps=(error_map(index=(1, 2, i)),)) for i, name in enumerate(names))
     verdicts = tuple(verdict(name, "passed", 0.5) for name in names)
     page = Page(to_html(Report("many", runs, verdicts, ENVIRONMENT, ())))
     assert sum(tag == "figure" for tag, _ in page.elements) == SHOWN

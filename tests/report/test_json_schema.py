@@ -46,9 +46,9 @@ WRONG: dict[str, Callable[[Any], None]] = {
     "not run without a reason": _set("runs", 0, "outcome", to="not run"),
     "an error that is text": _set("verdicts", 0, "worst", to="0.1"),
     "an error below 0": _set("verdicts", 0, "worst", to=-0.1),
-    "a map without an index": lambda content: content["runs"][0]["worst"].pop("index"),
-    "a cell that is text": _set("runs", 0, "worst", "panels", 0, "values", 0, 0, to="0.1"),
-    "a norm that there is not": _set("runs", 0, "worst", "relative_to", to="column"),
+    "a map without an index": lambda content: content["runs"][0]["maps"][0].pop("index"),
+    "a cell that is text": _set("runs", 0, "maps", 0, "truth", 0, 0, to="0.1"),
+    "a norm that there is not": _set("runs", 0, "maps", 0, "relative_to", to="column"),
 }
 
 
@@ -60,7 +60,7 @@ def test_an_invalid_report_is_refused(name: str):
 
 
 def test_a_row_of_cells_is_a_line():
-    values = clean().runs[0].worst.panels[0].values
+    values = clean().runs[0].maps[0].truth
     lines = {line.strip() for line in to_json(clean()).splitlines()}
     for row in values:
         text = ", ".join("null" if value is None else repr(value) for value in row)

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chromium_page import Page
+from chromium_page import Page, chromium
 from conftest import ROOT
+from reports import ENVIRONMENT, run, verdict
 
 from attn_export import Report, verify
 from attn_export.graph.load import load_graph
@@ -62,7 +63,8 @@ def page() -> Iterator[Page]:
 
 @pytest.fixture(autouse=True)
 def _chromium(need) -> None:
-    need("wasm")
+    if chromium() is None:
+        need("wasm")  # says what to install
 
 
 def shown(page: Page, file: Path, width: int, *, dark: bool = False) -> None:
@@ -127,16 +129,17 @@ def test_a_page_has_the_texts_for_screen_readers(name: str, files: dict[str, Pat
     for wanted in ("Where the worst error sits", "Figures"):
         assert wanted in headings
     pictures = [text for role, text in found if role in ("image", "img")]
-    assert any(re.search(r"worst at batch \d+, .*: actual .+, expected ", p) for p in pictures)
-    assert any(re.search(r"\d+ rows? .*by \d+ columns? of ", p) for p in pictures)
+    assert any(re.search(r"The worst error is in row \d+, column \d+", p) for p in pictures)
+    for part in ("truth", "runtime", "difference"):
+        assert any(re.search(rf"{part} of \w+: \d+ by \d+ elements", p) for p in pictures)
     assert all(pictures)
     tables = [text for role, text in found if role == "table"]
-    assert len(tables) == 3
+    assert len(tables) == 2
     assert all(tables)
-    # The heat map is heard cell by cell, each under its case.
-    columns = [text for role, text in found if role == "columnheader"]
-    assert any(text.startswith("shape_B1") for text in columns)
-    assert any(f": {name}, " in text for role, text in found if role in ("cell", "gridcell"))
+    # Each cell of the cases is heard as one choice.
+    choices = [text for role, text in found if role == "radio"]
+    assert any(text.startswith("shape_B1") for text in choices)
+    assert any(f": {name}, " in text for text in choices)
 
 
 @pages
@@ -146,19 +149,51 @@ def test_keys_reach_and_scroll_what_is_wide(name: str, files: dict[str, Path], p
     for _ in range(12):
         page.press("Tab")
         label, outline, wide = page.evaluate(
-            "(({ ariaLabelledByElements, tagName, scrollWidth, clientWidth }) => [(ariaLabelledBy"
-            "Elements?.[0]?.id) || tagName, getComputedStyle(document.activeElement).outlineStyle,"
-            " scrollWidth > clientWidth + 20])(document.activeElement)"
+            "((at) => [(at.ariaLabelledByElements?.[0]?.id) || at.tagName,"
+            " getComputedStyle(at.tagName === 'INPUT' ? at.nextElementSibling : at).outlineStyle,"
+            " at.scrollWidth > at.clientWidth + 20])(document.activeElement)"
         )
         reached.append(label)
         if label == "BODY":
             break
         assert outline != "none", label
-        if wide:
+        if wide and label != "INPUT":
             before = page.evaluate("document.activeElement.scrollLeft")
             page.press("ArrowRight")
             page.wait(f"document.activeElement.scrollLeft > {before}", 10)
-    assert {"map"} <= set(reached)
+    assert {"figures", "INPUT"} <= set(reached)
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_each_of_240_cells_is_reached_and_read_by_keys_and_touch(
+    width: int, page: Page, tmp_path: Path
+):
+    names = [f"case_{i}_of_a_name_that_is_long_enough_to_need_two_lines" for i in range(240)]
+    verdicts = tuple(verdict("r", "passed", 0.5, case=name) for name in names)
+    file = tmp_path / "many.html"
+    file.write_text(to_html(Report("many", (run("r"),), verdicts, ENVIRONMENT, ())))
+    shown(page, file, width)
+    page.evaluate("document.querySelector('input').focus()")
+    for text in names[1:4]:
+        page.press("ArrowRight")
+        assert page.evaluate(READ) == [f"{text}: passed, 0.5"]
+    assert page.evaluate(TOUCHED) == [f"{name}: passed, 0.5" for name in names]
+
+
+READ = """[...document.querySelectorAll('.says')].filter((text) => {
+  const { left, right, width } = text.getBoundingClientRect();
+  return width > 1 && left >= 0 && right <= innerWidth && text.scrollHeight <= text.clientHeight;
+}).map((text) => text.textContent)"""
+"""The texts of cells that are shown whole."""
+
+TOUCHED = f"""[...document.querySelectorAll('.cell')].flatMap((cell) => {{
+  cell.scrollIntoView({{ block: 'center' }});
+  const {{ left, top, width, height }} = cell.getBoundingClientRect();
+  if (Math.min(width, height) < 24) return [];
+  document.elementFromPoint(left + width / 2, top + height / 2).click();
+  return {READ};
+}})"""
+"""What is read when each cell in turn is touched at its centre; it has at least 24 by 24 pixels."""
 
 
 CLIPPED = """[...document.querySelectorAll('.wide, pre')]

@@ -70,7 +70,7 @@ def test_markdown_and_the_page_show_it(unmeasured: tuple[Report, str, str]):
     page = to_html(report)
     assert f'<td class="number">{worst}</td>' in page
     status = next((v.status for v in report.verdicts if v.status != "passed"), "passed")
-    assert f'title="B2_L3: {status}, {worst}"' in page
+    assert f'"says">B2_L3: {status}, {worst}' in page
 
 
 def test_the_matrices_show_it(unmeasured: tuple[Report, str, str]):
@@ -93,14 +93,14 @@ def test_json_has_null_and_junit_no_figure():
 
 def test_a_map_of_a_nan_states_no_share_and_comes_first(error_maps: Report):
     first, second = figures(error_maps)
-    assert (first["name"], first["verdict"]) == ("nan, standard", "failed")
-    assert second["verdict"] == "failed, 7 times the error allowed"
+    assert (first["name"], first["verdict"]) == ("nan, standard", "B2_L3, output: failed")
+    assert second["verdict"] == "B2_L3, output: failed, 7 times the error allowed"
 
 
 @pytest.fixture
 def error_maps() -> Report:
     from reports import error_map
 
-    runs = (run("far", worst=error_map()), run("nan", worst=error_map()))
+    runs = (run("far", maps=(error_map(),)), run("nan", maps=(error_map(),)))
     verdicts = (verdict("far", "failed", 7.0), verdict("nan", "failed", math.nan))
     return Report("maps", runs, verdicts, ENVIRONMENT, ())

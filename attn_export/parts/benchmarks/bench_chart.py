@@ -1,87 +1,94 @@
-"""Bar chart of a benchmark's medians, grouped by workload, on a logarithmic scale."""
+"""Bar chart of a benchmark's medians as SVG, grouped by workload, on a logarithmic scale."""
 
 from __future__ import annotations
 
-import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attn_export.errors import OutputError, UsageError
 from attn_export.output_folder import check_utf8, write_errors, write_whole
-from attn_export.parts.benchmarks.measurements import WorkloadResult
-from attn_export.system_info import check_installed
+from attn_export.parts.benchmarks.bench_terminal import three_digits
+from attn_export.report.pictures import Picture, PictureText, rectangle
 
-_ENDINGS = (".svg", ".png")
-_OUR_COLOURS = ("#c8372d", "#e8853a", "#8c1d40", "#f2b134")
-_PEER_COLOURS = ("#9aa5b1", "#6b7a89", "#475569", "#b7c9c3", "#7d9d9c", "#c9c3d6")
+_WIDTH, _BARS, _ROW, _TOP = 440, 250, 14, 48
+"""Pixels: the width of a panel and of its bars, the height of a bar, and the space above both."""
+
+_Workload = Mapping[str, Any]
+"""A workload as `workload_to_dict` returns it and JSON files store it."""
 
 
 def check_chart_file(file: Path | str) -> None:
     """Check before a benchmark that its chart can be written afterwards."""
     path = Path(file)
     check_utf8(path)
-    if path.suffix not in _ENDINGS:
-        raise UsageError(f"{path} is to be a chart; end its name with {' or '.join(_ENDINGS)}")
-    check_installed("matplotlib")
+    if path.suffix != ".svg":
+        raise UsageError(f"{path} is to be a chart; end its name with .svg")
     if not path.absolute().parent.is_dir():
         raise OutputError(f"cannot write {path}: there is no such folder")
 
 
-def write_chart(panels: Mapping[str, Sequence[WorkloadResult]], file: Path | str) -> None:
-    """Draw the medians of all candidates except rooflines."""
+def write_chart(panels: Mapping[str, Sequence[_Workload]], file: Path | str) -> None:
+    """Draw the medians of all candidates except rooflines, with a panel beside the other."""
+    from attn_export.report.html import render_page
+
     check_chart_file(file)
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    # The salt makes the identifiers in an SVG file, and so the file, reproducible.
-    with matplotlib.rc_context({"svg.hashsalt": "attn-export", "font.size": 8}):
-        widest = max((len(workloads) for workloads in panels.values()), default=1)
-        figure = Figure(
-            figsize=(max(6.0, 1.2 * widest + 3), 3.6 * len(panels)), layout="constrained"
-        )
-        all_axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-        colours = _colours([workload for workloads in panels.values() for workload in workloads])
-        for axes, (title, workloads) in zip(all_axes, panels.items(), strict=True):
-            _draw(axes, title, workloads, colours)
-        metadata = {"Date": None} if Path(file).suffix == ".svg" else {}
-        with write_errors(file):
-            image = io.BytesIO()
-            figure.savefig(image, format=Path(file).suffix[1:], dpi=150, metadata=metadata)
-            write_whole(Path(file), image.getvalue())
+    page = render_page("chart.svg.j2", Path(__file__).with_name("page"), picture=_chart(panels))
+    with write_errors(file):
+        write_whole(Path(file), page.strip().encode() + b"\n")
 
 
-def _colours(workloads: Sequence[WorkloadResult]) -> dict[str, str]:
-    """Return a colour for each candidate: warm ones for our graphs, cool ones for peers."""
-    colours: dict[str, str] = {}
-    for role, palette in (("ours", _OUR_COLOURS), ("peer", _PEER_COLOURS)):
-        measured = (candidate for workload in workloads for candidate in workload.measured)
-        names = dict.fromkeys(m.name for m in measured if m.role == role)
-        for number, name in enumerate(names):
-            colours[name] = palette[number % len(palette)]
-    return colours
+def _measured(workload: _Workload) -> list[Mapping[str, Any]]:
+    return [c for c in workload["candidates"] if c["role"] != "roof" and c["median_ms"]]
+
+
+def _chart(panels: Mapping[str, Sequence[_Workload]]) -> Picture:
+    times = [c["median_ms"] for some in panels.values() for w in some for c in _measured(w)] or [1]
+    scale = (math.floor(math.log10(min(times))), math.floor(math.log10(max(times))) + 1)
+    drawn = [
+        _draw(number * _WIDTH, title, workloads, scale)
+        for number, (title, workloads) in enumerate(panels.items())
+    ]
+    paths: dict[str, str] = {}
+    for of_panel, _, _ in drawn:
+        for name, path in of_panel.items():
+            paths[name] = paths.get(name, "") + path
+    size = (_WIDTH * max(1, len(drawn)), max((high for *_, high in drawn), default=0))
+    words = "; ".join(
+        f"{workload['name']}: "
+        + ", ".join(f"{c['name']} {three_digits(c['median_ms'])} ms" for c in _measured(workload))
+        for workloads in panels.values()
+        for workload in workloads
+    )
+    texts = tuple(text for _, of_panel, _ in drawn for text in of_panel)
+    return Picture(size, size, paths, "Median ms, log scale", words, texts)
 
 
 def _draw(
-    axes: Any, title: str, workloads: Sequence[WorkloadResult], colours: Mapping[str, str]
-) -> None:
-    names = [name for name in colours if any(workload.named(name) for workload in workloads)]
-    width = 0.8 / max(len(names), 1)
-    for number, name in enumerate(names):
-        measured = [(position, load.named(name)) for position, load in enumerate(workloads)]
-        bars = [(position, m.median * 1e3) for position, m in measured if m is not None]
-        axes.bar(
-            [position + (number - (len(names) - 1) / 2) * width for position, _ in bars],
-            [ms for _, ms in bars],
-            width,
-            label=name,
-            color=colours[name],
-        )
-    axes.set_yscale("log")
-    axes.set_ylabel("median ms (log)")
-    axes.set_title(title)
-    axes.set_xticks(range(len(workloads)), [load.name.replace(", ", "\n") for load in workloads])
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    if names:
-        axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    left: int, title: str, workloads: Sequence[_Workload], scale: tuple[int, int]
+) -> tuple[dict[str, str], list[PictureText], int]:
+    """Return the paths and texts of a panel, and its height.
+
+    `scale`: The powers of ten at its ends.
+    """
+    low, high = scale
+    decade = _BARS / (high - low)
+    texts: list[PictureText] = [(left + 14, 18, "title", f"{title}: median ms (log)")]
+    paths, y = {"grid": "", "ours": "", "peer": ""}, _TOP
+    for workload in workloads:
+        texts.append((left + 14, y + 11, "head", workload["name"]))
+        y += _ROW + 2
+        for candidate in _measured(workload):
+            long = round((math.log10(candidate["median_ms"]) - low) * decade, 1)
+            kind = "ours" if candidate["role"] == "ours" else "peer"
+            paths[kind] += rectangle(left + 14, y + 2, max(long, 1), _ROW - 4)
+            says = f"{three_digits(candidate['median_ms'])} {candidate['name']}"
+            texts.append((left + 18 + long, y + 11, kind + "-name", says))
+            y += _ROW
+        y += 6
+    for power in range(low, high + 1, -(-(high - low) // 8)):
+        x = round(left + 14 + (power - low) * decade, 1)
+        paths["grid"] += f"M{x:g} {_TOP - 4}V{y}"
+        texts.append((x, _TOP - 8, "scale", f"{10.0**power:g}"))
+    return paths, texts, y

@@ -48,7 +48,7 @@ def _measuring_options(prefill: str, measured: str) -> Decorator:
     help="The time after which no further workload is begun.",
 )  # fmt: skip
 @json_option("Write every figure; - for stdout.")
-@option("--chart", metavar="FILE.svg|.png", help="Draw the medians.")
+@option("--chart", metavar="FILE.svg", help="Draw the medians.")
 @quiet_option
 def bench_command(
     bundle: Path, json_file: str | None, chart: str | None, quiet: bool, **options: Any
@@ -61,7 +61,7 @@ def bench_command(
     """  # fmt: skip
     from attn_export.parts.benchmarks.bench import bench
     from attn_export.parts.benchmarks.bench_chart import check_chart_file, write_chart
-    from attn_export.parts.benchmarks.bench_json import bench_to_json
+    from attn_export.parts.benchmarks.bench_json import bench_to_dict, bench_to_json
     from attn_export.report.progress import progress
 
     if chart:
@@ -69,7 +69,7 @@ def bench_command(
     with progress(quiet=quiet) as bar:
         report = bench(bundle, progress=bar, **options)
     if chart:
-        write_chart({report.name: report.workloads}, chart)
+        write_chart({report.name: bench_to_dict(report)["workloads"]}, chart)
     if json_file:
         write_file(json_file, bench_to_json(report))
     if json_file != STDOUT and (not quiet or report.exit_code):

@@ -49,7 +49,7 @@ MOST_VALUE, MOST_TEXT = 2**20, 2**29
 """The largest size of a value, and of all texts that are read, in bytes. A broken file may hold one
 text in many rows."""
 
-Figure = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+_Figure = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,12 +74,12 @@ class Row:
     runtime: RuntimeName
     version: Text = ""
     verdict: Name
-    worst: Figure | None = None
+    worst: _Figure | None = None
     cases: Count = 0
     wrong: Count = 0
     smallest: Text = ""
     cause: Text = ""
-    seconds: Figure = 0.0
+    seconds: _Figure = 0.0
 
 
 COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Row))

@@ -9,10 +9,10 @@ from package_files import loaded_by
 @pytest.mark.parametrize(
     ("module", "without"),
     [
-        ("bench", "torch onnx_ir onnxruntime rich matplotlib openvino"),
+        ("bench", "torch onnx_ir onnxruntime rich openvino"),
         ("candidate_worker", "torch onnx onnxruntime"),
-        ("bench_chart", "torch onnx matplotlib"),
-        ("measuring_commands", "torch numpy onnx onnx_ir onnxruntime rich matplotlib"),
+        ("bench_chart", "torch onnx jinja2"),
+        ("measuring_commands", "torch numpy onnx onnx_ir onnxruntime rich jinja2"),
     ],
 )
 def test_a_module_starts_without_what_it_does_not_need(module: str, without: str):
