@@ -15,14 +15,13 @@ from inspect import Parameter, Signature
 from itertools import zip_longest
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from attn_export.attention import Attention
-from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
+from attn_export.attention.onnx_attention import emit_canonical_attention
 from attn_export.attention.positions import NARROW
 from attn_export.cases.draw import MAX_SIZE
 from attn_export.errors import ExportError, printable
@@ -37,7 +36,10 @@ from attn_export.export.module_state import (
 )
 from attn_export.export.subject import Subject
 from attn_export.export.translations import (
+    cast_subtracted_integers,
     decompose_complex,
+    import_newer_operators,
+    least_opset,
     skip_empty_decomposition,
     translations,
     without_parsing,
@@ -145,13 +147,21 @@ def _export(subject: Subject) -> IrGraph:
 
 
 def _checked_program(subject: Subject) -> ExportedProgram:
-    try:
+    def attempt() -> ExportedProgram:
         program = _capture(subject)
         if subject.spec is None:
             from attn_export.export.advice import refuse_untranslated
 
             refuse_untranslated(program)
         check_capture(subject, program, lambda: _capture(subject, emit=False))
+        return program
+
+    try:
+        if subject.spec is not None:
+            return attempt()
+        from attn_export.export.flex import again_with_mods_by_number
+
+        return again_with_mods_by_number(attempt)
     except ExportError as error:
         from attn_export.export.naming_advice import naming_advice
 
@@ -159,7 +169,6 @@ def _checked_program(subject: Subject) -> ExportedProgram:
             problem = re.split("; |…", str(error))[0]
             raise ExportError(f"{printable(problem, 140)}; {advice}") from error
         raise
-    return program
 
 
 def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
@@ -215,6 +224,7 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
     table = translations() | subject.operators.to_onnx()
     try:
         program = decompose_complex(program)
+        cast_subtracted_integers(program)
         if subject.spec is not None:
             skip_empty_decomposition(program)
         with without_parsing():
@@ -222,7 +232,7 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
                 program,
                 dynamo=True,
                 input_names=list(subject.inputs),
-                opset_version=_opset(program),
+                opset_version=least_opset(program),
                 # The exporter's optimiser renames weights and fuses rotary embeddings wrongly for
                 # batches over 1; `canonicalize` makes the useful changes.
                 optimize=False,
@@ -235,24 +245,8 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
         raise translation_error(error, program) from error
     if onnx_program is None:
         raise ExportError("torch.onnx.export returned nothing")
-    _import_newer_operators(onnx_program.model)
+    import_newer_operators(onnx_program.model)
     return onnx_program.model
-
-
-def _import_newer_operators(model: ir.Model) -> None:
-    """Declare the opset of operators that are newer than PyTorch, which emit as an older one."""
-    opset = model.graph.opset_imports[""]
-    unknown = [
-        n.op_type for n in model.graph if not n.domain and not onnx.defs.has(n.op_type, opset)
-    ]
-    newer = (onnx.defs.get_schema(name).since_version for name in unknown)
-    model.graph.opset_imports[""] = max([opset, *newer])
-
-
-def _opset(program: ExportedProgram) -> int:
-    """Return the least opset with all ONNX nodes that our attention emitted."""
-    versions = [node.kwargs.get("version") for node in program.graph.nodes]
-    return max([OPSET, *(version for version in versions if isinstance(version, int))])
 
 
 @contextlib.contextmanager

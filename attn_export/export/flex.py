@@ -13,16 +13,19 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from attn_export.attention.functional import add_bias
 from attn_export.attention.onnx_attention import attention_node, emitting
+from attn_export.errors import ExportError
 
 _FLEX, _BIAS = "torch.nn.attention.flex_attention", "torch.nn.attention.bias"
 _Mod = Callable[..., Tensor]
+_T = TypeVar("_T")
 
 
 # -- FlexAttention --------------------------------------------------------------------------------
@@ -33,15 +36,20 @@ def _scores(query: Tensor, key: Tensor, scale: float) -> Tensor:
     return query @ shared.transpose(-2, -1) * scale
 
 
+_BY_NUMBER: ContextVar[bool] = ContextVar("attn_export_mods_by_number", default=False)
+_AT_ONCE: set[_Mod] = set()
+"""Mods that the last capture called once, for all numbers."""
+
+
 def _modified(mod: _Mod, scores: Tensor | None, indices: list[Tensor], shape: Any) -> Tensor:
     """Return what a mod makes of the scores, or of the indices alone: broadcast to `shape`."""
     given = [] if scores is None else [scores]
-    try:
-        result = mod(*given, *indices)
-        if torch.broadcast_shapes(result.shape, shape) == torch.Size(shape):
-            return result
-    except Exception:  # it takes numbers only, as a product of two vectors does
-        pass
+    with contextlib.suppress(Exception):  # it takes numbers only, as a product of two vectors does
+        if not _BY_NUMBER.get():
+            _AT_ONCE.add(mod)  # even if it raises, since its operations stay in the program
+            result = mod(*given, *indices)
+            if torch.broadcast_shapes(result.shape, shape) == torch.Size(shape):
+                return result
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
     from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 
@@ -203,7 +211,25 @@ def _with_code(codes: Mapping[Any, Any]) -> Iterator[None]:
 
 def flex_in_capture() -> AbstractContextManager[None]:
     """Let captures take FlexAttention and masks of `torch.nn.attention.bias` inside this block."""
+    _AT_ONCE.clear()
     return _with_code(_codes(_capturing))
+
+
+def again_with_mods_by_number(capture: Callable[[], _T]) -> _T:
+    """Capture, and again with mods that are called for each number if they were called at once.
+
+    A call for all numbers is wrong for a mod that sums over vectors, which have more axes then.
+    """
+    try:
+        return capture()
+    except ExportError:
+        if not _AT_ONCE:
+            raise
+    token = _BY_NUMBER.set(True)
+    try:
+        return capture()
+    finally:
+        _BY_NUMBER.reset(token)
 
 
 def flex_in_modes() -> AbstractContextManager[None]:

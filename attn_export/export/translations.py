@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
+import onnx_ir as ir
 import torch
 from onnxscript import TracedOnnxFunction, opset23
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
+
+from attn_export.attention.onnx_attention import OPSET
 
 # -- attention ----------------------------------------------------------------------------------
 
@@ -209,6 +213,43 @@ ON_PAIRS: dict[Any, Callable[..., Any]] = {
 }
 """Decompositions of complex operations. For real operands they return NotImplemented, which leaves
 the operation as it is."""
+
+
+# -- opsets --------------------------------------------------------------------------------------
+
+
+def least_opset(program: ExportedProgram) -> int:
+    """Return the least opset with all ONNX nodes that our attention emitted."""
+    versions = [node.kwargs.get("version") for node in program.graph.nodes]
+    return max([OPSET, *(version for version in versions if isinstance(version, int))])
+
+
+def import_newer_operators(model: ir.Model) -> None:
+    """Declare the opset of operators that are newer than PyTorch, which emit as an older one."""
+    opset = model.graph.opset_imports[""]
+    unknown = [
+        n.op_type for n in model.graph if not n.domain and not onnx.defs.has(n.op_type, opset)
+    ]
+    newer = (onnx.defs.get_schema(name).since_version for name in unknown)
+    model.graph.opset_imports[""] = max([opset, *newer])
+
+
+# -- integers ------------------------------------------------------------------------------------
+
+
+def cast_subtracted_integers(program: ExportedProgram) -> None:
+    """Cast integers that are taken from a floating number, as in ``1.0 - mask``, in place.
+
+    The exporter's promotion of types fails for a number before a tensor.
+    """
+    for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten.rsub.Scalar):
+        x, dtype = node.args[0], node.meta["val"].dtype
+        if x.meta["val"].dtype == dtype:
+            continue
+        with program.graph.inserting_before(node):
+            cast = program.graph.call_function(torch.ops.aten.to.dtype, (x, dtype))
+        cast.meta = {**node.meta, "val": x.meta["val"].to(dtype)}
+        node.args = (cast, *node.args[1:])
 
 
 # -- time ---------------------------------------------------------------------------------------

@@ -129,6 +129,24 @@ def soft_gate(m):
     return lambda score, b, h, i, j: torch.where(i - j > 3, score * 0.5, score)
 
 
+def products(m):
+    return lambda score, b, h, i, j: score + (m.table.T[i % 33] * m.table.T[j % 33]).sum()
+
+
+def alike(m, q, k, v):
+    def mask(b, h, i, j):
+        return (i >= j) & ((m.table.T[i % 33] * m.table.T[j % 33]).sum() > -3)
+
+    return flex_attention(q, k, v, block_mask=blocks(mask, q, k), enable_gqa=m.gqa)
+
+
+def by_content(m, q, k, v):
+    def relative(score, b, h, i, j):
+        return score + q[b, h, i] @ m.table.T[(i - j).clamp(-16, 16) + 16]
+
+    return flex_attention(q, k, v, score_mod=relative)
+
+
 def biased_window(m, q, k, v):
     mask = blocks(and_masks(causal, window), q, k)
     return flex_attention(q, k, v, alibi(m), mask, enable_gqa=m.gqa)
@@ -167,9 +185,12 @@ MODULES: dict[str, tuple[Callable[..., Any], int, str, int]] = {
     "adjusted": (adjusted, H, "", 1),
     "memory": (masked(window), H, "memory", 1),
     "memory, causal": (masked(causal), HKV, "memory", 1),
+    "a mask by sums": (alike, HKV, "", 1),
     "statistics": (with_statistics, H, "", 0),
     "squared scores": (scored(squared), HKV, "", 0),
     "scores by distance": (scored(soft_gate), H, "", 0),
+    "a bias by sums": (scored(products), HKV, "", 0),
+    "a bias by products with the query": (by_content, H, "", 0),
 }
 
 

@@ -92,6 +92,15 @@ class RepeatedMask(nn.Module):
         return attend(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
+class PaddingBias(Layer):
+    """A bias from a mask of integers: BERT, BigBird, CLIP."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        bias = (1.0 - attention_mask[:, None, None]) * -1e4
+        attended = attend(*self.heads(x), attn_mask=bias)
+        return attended.transpose(1, 2).flatten(2)
+
+
 class Positions(Layer):
     """A table of positions that ends."""
 
@@ -131,11 +140,19 @@ def cross(module: nn.Module) -> Subject:
     return Subject(module.eval(), drawn, axes, ["y"])
 
 
+def padded(module: nn.Module) -> Subject:
+    inputs = {"x": torch.randn(2, 5, E), "attention_mask": torch.tensor([[1] * 5, [1, 1, 0, 0, 0]])}
+    return Subject(
+        module.eval(), inputs, {name: {0: "batch", 1: "query_len"} for name in inputs}, ["y"]
+    )
+
+
 MODULES: dict[str, Callable[[], Subject]] = {
     "a learned bias": lambda: of_x(LearnedBias()),
     "a table in float64": lambda: of_x(Float64Table()),
     "a mask that is viewed": lambda: cross(RepeatedMask()),
     "a convolution": lambda: of_x(Layer(nn.Conv1d(E, E, 3, padding=1, groups=E))),
+    "a mask of integers": lambda: padded(PaddingBias()),
     "a norm of groups": lambda: of_x(Layer(nn.GroupNorm(4, E))),
     "a pool": lambda: of_x(Layer(nn.AvgPool1d(3, 1, 1))),
     "a transposed convolution": lambda: of_x(Layer(nn.ConvTranspose1d(E, E, 3, padding=1))),
