@@ -166,7 +166,15 @@ def capture_error(subject: Subject, error: Exception, kept: Kept) -> ExportError
     )
     if scripted is not None and re.search("takes .* positional argument", str(error)):
         error = TypeError("ScriptModule")
-    return _explained(error, "torch.export cannot capture the module", line_of(original))
+    problem, line = "torch.export cannot capture the module", line_of(original)
+    vectors = [n for n, x in subject.inputs.items() if x.dim() == 1 and not x.is_floating_point()]
+    if vectors and "data-dependent" in str(error):
+        return ExportError(
+            f"{problem}{f' at {line}' if line else ''}: a branch or a size depends on values; if "
+            f"{vectors[0]} splits packed sequences, mask the tokens of other sequences in one "
+            "attention instead, and draw valid inputs by Subject(…, inputs=function)"
+        )
+    return _explained(error, problem, line)
 
 
 def translation_error(error: Exception, program: ExportedProgram) -> ExportError:
@@ -218,6 +226,11 @@ def _cause_of(error: Exception) -> str:
 def fixed_axis_error(subject: Subject, name: str, axis: int, size: str) -> ExportError:
     """Return the error for an axis that the module restricts to one size."""
     label = subject.axes[name].get(axis)
+    if any(isinstance(part, torch.jit.ScriptModule) for part in subject.module.modules()):
+        return ExportError(
+            f"axis {label!r} ({name}.shape[{axis}]) was fixed at {size} by a module of torch.jit; "
+            "pass the module from before torch.jit.script or torch.jit.trace"
+        )
     at = branch_at(subject, {label: int(size) + 1}) if label and size.isdigit() else ""
     return ExportError(
         f"axis {label!r} ({name}.shape[{axis}]) was fixed at {size} by the module{at}; write it so "

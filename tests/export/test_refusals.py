@@ -245,6 +245,18 @@ def test_modules_that_torch_has_compiled_are_named(wrap, said: str, tmp_path: Pa
         build(subject, tmp_path / "b")
 
 
+def test_packed_sequences_that_are_split_by_their_offsets_are_named(tmp_path: Path):
+    class Packed(nn.Module):
+        def forward(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+            parts = torch.split(x, cu_seqlens.diff().tolist())
+            return torch.cat([F.scaled_dot_product_attention(p, p, p) for p in parts if len(p) > 1])
+
+    inputs = {"x": torch.randn(6, 8), "cu_seqlens": torch.tensor([0, 2, 6])}
+    subject = Subject(Packed().eval(), inputs, {"x": {0: "tokens"}}, ["y"])
+    with pytest.raises(ExportError, match=r"if cu_seqlens splits packed .* inputs=function"):
+        build(subject, tmp_path / "b")
+
+
 WHOLE = {
     "traced": (lambda: torch.jit.trace(nn.Linear(8, 8), torch.ones(2, 8)), "of torch.jit; pass"),
     "scripted": (lambda: torch.jit.script(nn.Linear(8, 8)), "of torch.jit; pass the module from"),
