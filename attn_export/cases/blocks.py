@@ -12,8 +12,8 @@ import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from attn_export.cases.draw import Bounds, Sizes, add_sums, terms_of
-from attn_export.spec.inputs import BATCH, KEYS, PAST
+from attn_export.cases.draw import Bounds, Sizes, add_sums
+from attn_export.spec.inputs import BATCH, KEYS, PAST, axes_in
 
 BLOCKS: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
 """Block sizes of kernels."""
@@ -142,7 +142,7 @@ class BlockSizes:
             of_sums = (
                 add_sums({**small, axis: 0}, self.sums)[name]
                 for name, terms in self.sums.items()
-                if axis in terms_of(terms)
+                if axis in axes_in(terms)
             )
             for size in {size - rest for rest in (0, *of_sums) for size in near}:
                 if size > least[axis]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from attn_export.spec import AttentionSpec, Input, Shape
-from attn_export.spec.inputs import PAST, Roles
+from attn_export.spec.inputs import PAST, Roles, axes_in, renamed, size_of
 from attn_export.tensorfile import ArrayDict, is_floating, numpy_dtype
 
 # -- sizes of dynamic axes -----------------------------------------------------------------------
@@ -22,8 +23,11 @@ Sizes = Mapping[str, int]
 MAX_SIZE = 2**31 - 1
 """The largest size of an axis."""
 
-Bounds = Mapping[str, tuple[int, int]]
-"""The least and the largest size of axes that have bounds."""
+Bounds = Mapping[str, Sequence[int]]
+"""The sizes that axes with bounds may have, ascending: a range, or a list."""
+
+ANY: Sequence[int] = range(1, MAX_SIZE + 1)
+"""The sizes of an axis without bounds."""
 
 TRACED_SIZES: Sizes = {
     "batch": 2, "query_len": 5, "past_len": 7, "total_len": 12, "key_len": 9,
@@ -34,7 +38,8 @@ TRACED_SIZES: Sizes = {
 def axis_names(inputs: Mapping[str, Input], sums: Mapping[str, str]) -> list[str]:
     """Return all names that need a size: axes of inputs, bounds of integers, and sums."""
     axes = {axis for input_ in inputs.values() for axis in input_.shape if isinstance(axis, str)}
-    return sorted(axes | bounds(inputs) | set(sums))
+    terms = {axis for text in sums.values() for axis in axes_in(text)}
+    return sorted(axes | bounds(inputs) | set(sums) | terms)
 
 
 def bounds(inputs: Mapping[str, Input]) -> set[str]:
@@ -44,7 +49,30 @@ def bounds(inputs: Mapping[str, Input]) -> set[str]:
 
 def is_within(sizes: Sizes, bounds: Bounds) -> bool:
     """Return whether all sizes are within their bounds."""
-    return all(low <= sizes.get(name, low) <= high for name, (low, high) in bounds.items())
+    return all(sizes.get(name, allowed[0]) in allowed for name, allowed in bounds.items())
+
+
+def largest(allowed: Sequence[int]) -> int | None:
+    """Return the largest size of an axis, or None if it has none."""
+    is_endless = isinstance(allowed, range) and allowed.stop > MAX_SIZE
+    return None if is_endless else allowed[-1]
+
+
+def sizes_text(allowed: Sequence[int]) -> str:
+    """Return the allowed sizes of an axis as text: ``8, 16 … 64``."""
+    if not isinstance(allowed, range):
+        return ", ".join(map(str, allowed))
+    start = ", ".join(map(str, allowed[:2])) if allowed.step > 1 else str(allowed[0])
+    between = " to " if allowed.step == 1 else " … "
+    high = largest(allowed)
+    return f"{start}{between}{high}" if high else f"{start} and so on"
+
+
+def sizes_from(low: int, allowed: Sequence[int]) -> Sequence[int]:
+    """Return the allowed sizes of an axis with another least size."""
+    if isinstance(allowed, range):
+        return range(-(-low // allowed.step) * allowed.step, allowed.stop, allowed.step)
+    return [size for size in allowed if size >= low]
 
 
 _MOST_WORK = 2**30
@@ -74,24 +102,17 @@ def is_quick(subject: Any, sizes: Sizes) -> bool:
 
 
 def clamp_sizes(sizes: Sizes, bounds: Bounds) -> dict[str, int]:
-    """Return the sizes, clamped to their bounds."""
-    return {
-        name: min(max(size, bounds[name][0]), bounds[name][1]) if name in bounds else size
-        for name, size in sizes.items()
-    }
+    """Return the sizes, of axes with bounds the next one that these allow."""
+    return {name: _next_in(bounds.get(name, [size]), size) for name, size in sizes.items()}
+
+
+def _next_in(allowed: Sequence[int], size: int) -> int:
+    return allowed[min(bisect.bisect_left(allowed, size), len(allowed) - 1)]
 
 
 def add_sums(sizes: Sizes, sums: Mapping[str, str]) -> dict[str, int]:
     """Return the sizes, with those of the axes that are sums of others."""
-    return {**sizes} | {
-        name: sum(int(term) if term.isdigit() else sizes[term] for term in terms_of(expression))
-        for name, expression in sums.items()
-    }
-
-
-def terms_of(expression: str) -> list[str]:
-    """Return the terms of a sum: names of axes, and numbers."""
-    return expression.replace(" ", "").split("+")
+    return {**sizes} | {name: size_of(text, sizes) for name, text in sums.items()}
 
 
 def fixed_shape(shape: Shape, fixed: Sizes) -> Shape:
@@ -140,12 +161,11 @@ class Interface:
         return axis_names(self.inputs, self.sums)
 
     @property
-    def all_bounds(self) -> dict[str, tuple[int, int]]:
+    def all_bounds(self) -> dict[str, Sequence[int]]:
         """The bounds of axes that have any, and of those that act as a past."""
-        unbounded = (0, MAX_SIZE)
         least = self.roles.least.items()
-        pasts = {axis: (low, self.bounds.get(axis, unbounded)[1]) for axis, low in least}
-        return {**self.bounds, **pasts}
+        found = {axis: sizes_from(low, self.bounds.get(axis, ANY)) for axis, low in least}
+        return {**self.bounds, **found}
 
     def case_bytes(self, sizes: Sizes) -> int:
         """Return the size in bytes of a case on disk, with its outputs twice: truth and eager."""
@@ -167,8 +187,8 @@ class Interface:
 def by_role(interface: Interface) -> Interface:
     """Return an interface whose axes have the names of their roles, with the bounds of pasts."""
     roles, sums = interface.roles, interface.sums
-    bounds = {roles.name(axis): ends for axis, ends in interface.all_bounds.items()}
-    if bounds.get(PAST) == (0, MAX_SIZE):
+    bounds = {roles.name(axis): sizes for axis, sizes in interface.all_bounds.items()}
+    if bounds.get(PAST) == range(MAX_SIZE + 1):
         del bounds[PAST]  # 0 is among its usual sizes
     if not roles.names:
         return dataclasses.replace(interface, bounds=bounds)
@@ -185,7 +205,7 @@ def by_role(interface: Interface) -> Interface:
     return dataclasses.replace(
         interface, inputs=inputs, bounds=bounds, roles=Roles(),
         output_shapes={name: roles.shape(s) for name, s in interface.output_shapes.items()},
-        sums={roles.name(n): " + ".join(map(roles.name, terms_of(t))) for n, t in sums.items()},
+        sums={roles.name(axis): renamed(text, roles.name) for axis, text in sums.items()},
     )  # fmt: skip
 
 

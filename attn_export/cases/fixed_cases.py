@@ -12,7 +12,7 @@ import numpy as np
 
 from attn_export.cases import blocks
 from attn_export.cases.contents import Content, DrawnCase
-from attn_export.cases.draw import Interface, Sizes, add_sums, draw_inputs
+from attn_export.cases.draw import ANY, Interface, Sizes, add_sums, draw_inputs
 from attn_export.cases.influence import base_case, base_sizes, changed_cases, draw_base
 from attn_export.results import WHOLE_DECODE, Case
 from attn_export.spec import AttentionSpec, Input
@@ -30,7 +30,7 @@ def fixed_cases(interface: Interface) -> list[Case]:
     batch_first = all("batch" not in shape[1:] for shape in interface.output_shapes.values())
     # One scale for all batch elements spreads NaN and Inf from one to all.
     independent = interface.spec is None or interface.spec.activations != PER_RUN
-    has_others = interface.bounds.get("batch", (1, 2))[1] > NON_FINITE
+    has_others = interface.bounds.get("batch", ANY)[-1] > NON_FINITE
     if "batch" in interface.axes and batch_first and independent and has_others:
         cases += _non_finite_cases(interface)
     return cases

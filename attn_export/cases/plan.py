@@ -12,16 +12,17 @@ from attn_export.cases.blocks import BLOCKS, BlockSizes
 from attn_export.cases.contents import FUTURE, VALUES, Content, DrawnCase, is_mask
 from attn_export.cases.cover import Choice, Cover, Fits
 from attn_export.cases.draw import (
-    MAX_SIZE,
     Bounds,
     FunctionInputs,
     Interface,
     Sizes,
     add_sums,
     by_role,
+    clamp_sizes,
     draw_inputs,
     generator,
     is_within,
+    largest,
 )
 from attn_export.cases.fixed_cases import far_decodes, fixed_cases, long_cases
 from attn_export.cases.mask_contents import LENGTH_NAMES, LENGTHS, LOWEST, MASKS
@@ -126,18 +127,18 @@ def _plan_by_role(interface: Interface, fits: Fits) -> Plan:
     sums, bounds = interface.sums, interface.bounds
     axes = conditions.free_axes(interface.axes, list(sums))
     groups, blocks = Groups.of(interface), BlockSizes(axes, sums, bounds)
-    sizes = _candidates(axes, fits, sums, bounds, blocks)
-    costs = [interface.case_bytes(each) for each in sizes]
-    at_bounds = [f"{axis} {end}" for axis, limits in bounds.items() for end in limits]
+    candidates = _candidates(axes, fits, sums, bounds, blocks)
+    costs = [interface.case_bytes(each) for each in candidates]
+    at_bounds = [f"{axis} {end}" for axis, ends in bounds.items() for end in (ends[0], ends[-1])]
     wanted = [*groups.content_conditions(axes), *at_bounds]
     contents = groups.combinations()
-    cover = Cover(axes, blocks, wanted, sizes, costs, contents, bounded=bool(bounds))
+    cover = Cover(axes, blocks, wanted, candidates, costs, contents, bounded=bool(bounds))
     choices = cover.choose(budget, CASE_BYTES, fits)
     budget -= sum(interface.case_bytes(chosen) for chosen, _ in choices)
     far, too_far = far_decodes(interface, budget)
     notes += [*too_far, *_notes(cover, blocks)]
-    ends = [(axis, high) for axis, (_, high) in bounds.items() if high < MAX_SIZE]
-    unreached = [f"{a} {high}" for a, high in ends if all(each[a] != high for each in sizes)]
+    ends = [(axis, high) for axis, sizes in bounds.items() if (high := largest(sizes))]
+    unreached = [f"{a} {high}" for a, high in ends if all(each[a] != high for each in candidates)]
     if unreached:
         notes.append(
             f"no case reaches {first_few(unreached)}, where the module raises or a run would take "
@@ -191,6 +192,7 @@ def _candidates(
     candidates.append({axis: min(of_axis) for axis, of_axis in values.items()})
     candidates += conditions.corners(axes)
     candidates += blocks.candidates() if blocks else ()
+    candidates = [clamp_sizes(each, bounds) for each in candidates]
     unique = {tuple(each[axis] for axis in axes): each for each in candidates}
     complete = [
         add_sums(each, sums) for each in sorted(unique.values(), key=_distance_from_example)
@@ -202,12 +204,11 @@ def _sizes_within(axis: str, bounds: Bounds, fits: Fits) -> tuple[int, ...]:
     """Return the sizes of an axis to try: the usual ones within its bounds, and those at them."""
     if axis not in bounds:
         return conditions.tried_sizes(axis)
-    low, high = bounds[axis]
-    ends = [low, min(low + 1, high)]
-    if high < MAX_SIZE and fits({axis: high}):
-        ends.append(high)
-    usual = [value for value in conditions.tried_sizes(axis) if low < value < high]
-    return tuple(sorted({*usual, *ends}))
+    allowed, high = bounds[axis], largest(bounds[axis])
+    ends = [*allowed[:2], *([high] if high and fits({axis: high}) else [])]
+    usual = [size for size in conditions.tried_sizes(axis) if size in allowed and size != high]
+    first = [] if getattr(allowed, "step", 0) == 1 else allowed[:5]
+    return tuple(sorted({*usual, *first, *ends}))
 
 
 def _combinations(values: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:

@@ -94,7 +94,9 @@ class _Finder:
         self, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape], sums: Mapping[str, str],
         draw: _DrawTrial, run: _RunTrial,
     ) -> None:  # fmt: skip
-        equal = Roles({axis: text for axis, text in sums.items() if "+" not in text})
+        equal = Roles(
+            {axis: text for axis, text in sums.items() if text in sums or text.isidentifier()}
+        )
         self._inputs = {name: equal.shape(shape) for name, shape in inputs.items()}
         self._outputs = {name: equal.shape(shape) for name, shape in outputs.items()}
         self._sums = sums

@@ -173,15 +173,14 @@ def manifest_of(
         "outputs": _output_signatures(subject, dtypes),
         "weights": "linear weights are stored [in, out], as MatMul reads them",
     }
-    from attn_export.cases.draw import MAX_SIZE
+    from attn_export.cases.draw import largest
 
     interface, caches = subject.interface(), dict(subject.roles.caches)
     for graph in graphs:
         caches |= graph.file.bound
     further: dict[str, Any] = {
         "bounds": {
-            axis: [least, None if most == MAX_SIZE else most]
-            for axis, (least, most) in interface.all_bounds.items()
+            axis: [allowed[0], largest(allowed)] for axis, allowed in interface.all_bounds.items()
         },
         "caches": caches,
     }

@@ -149,18 +149,19 @@ class Truth:
         return goldens
 
     def _case(self, text: str) -> Case:
-        from attn_export.cases.draw import concrete_shape
+        from attn_export.cases.draw import concrete_shape, sizes_text
         from attn_export.cases.plan import random_case
         from attn_export.spec.inputs import PAST
 
         subject, bounds = self.subject, self.subject.interface().all_bounds
         axes = [axis for axis in subject.example_sizes if axis not in subject.sums]
         usual = {axis: int(subject.roles.name(axis) != PAST) for axis in axes}
-        least = {axis: bounds.get(axis, (low, 0))[0] for axis, low in usual.items()}
+        least = {axis: bounds.get(axis, [low])[0] for axis, low in usual.items()}
         sizes = subject.sizes_with(_parse_sizes(text, least))
-        for name, (low, high) in bounds.items():
-            if not low <= sizes[name] <= high:
-                raise UsageError(f"--sizes {text}: {name} is {low} to {high}; got {sizes[name]}")
+        for name, allowed in bounds.items():
+            if sizes[name] not in allowed:
+                shown = sizes_text(allowed)
+                raise UsageError(f"--sizes {text}: {name} is {shown}; got {sizes[name]}")
         shapes = [described.shape for described in subject.input_descriptions().values()]
         for shape in (*shapes, *subject.output_shapes().values()):
             elements = math.prod(concrete_shape(shape, sizes))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from attn_export.cases.draw import Interface, add_sums, axis_names, draw_inputs, may_try
 from attn_export.cases.roles import Trial, find_roles
 from attn_export.errors import GraphError, UsageError, printable
-from attn_export.graph.axis_names import Misfit, find_relations, find_sums, terms_of
+from attn_export.graph.axis_names import Misfit, find_relations, find_sums
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
-from attn_export.spec.inputs import Roles
+from attn_export.spec.inputs import Roles, axes_in
 
 if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes
@@ -243,7 +243,7 @@ class GraphRuns:
 
 def _check_relations(path: Path, axes: Sequence[str], relations: Mapping[str, str]) -> None:
     for axis, text in relations.items():
-        terms = [term for term in terms_of(text) if not (term.isascii() and term.isdigit())]
+        terms = axes_in(text)
         for name in (axis, *terms):
             if name not in axes or (name != axis and name in relations):
                 raise UsageError(

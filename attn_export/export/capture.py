@@ -19,19 +19,19 @@ import torch
 from torch.export import ExportedProgram
 
 from attn_export.cases.draw import (
-    MAX_SIZE,
+    ANY,
     Interface,
     Sizes,
     add_sums,
     by_role,
     is_quick,
     is_within,
-    terms_of,
 )
 from attn_export.cases.plan import covering_sizes
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import is_close
+from attn_export.spec.inputs import axes_in
 
 _MOST_NARROWED = 8
 """The number of sizes that are tried at each end of those outside the range of a program."""
@@ -83,18 +83,16 @@ def _check_ranges(
         checked.add((label, str(allowed)))
         # The minimum of a sum of axes, such as total_len, is the sum of their minima. The program
         # may hold the sum as an expression of symbols, or as a symbol of its own.
-        low, high = subject.bounds.get(label, (1, MAX_SIZE))
-        lowest = max(low, minima[label], TRACE_MINIMUM * len(size.node.expr.free_symbols))
+        sizes = subject.bounds.get(label, ANY)
+        lowest = max(sizes[0], minima[label], TRACE_MINIMUM * len(size.node.expr.free_symbols))
         narrow = int(allowed.lower) > lowest
         # Infinity is an object of sympy or one of torch, which are not equal.
         beyond = None if str(allowed.upper) in {"int_oo", "oo"} else int(allowed.upper) + 1
-        below = range(low, int(allowed.lower)) if narrow else range(0)
-        above = (
-            [] if beyond is None else [size for size in (beyond, 2 * beyond + 1) if size <= high]
-        )
+        below = [n for n in range(int(allowed.lower)) if n in sizes] if narrow else []
+        above = [] if beyond is None else [n for n in (beyond, 2 * beyond + 1) if n in sizes]
         # The branch may change no output, as one that only makes a tensor contiguous. And
         # `torch.export` assumes that no slice of an axis is as short as 1, where it broadcasts.
-        if narrow and _emits_onnx_nodes(program):
+        if below and _emits_onnx_nodes(program):
             differing: Sizes | None = {label: below[-1]}  # `runnable` is another program
         else:
             differing = _first_difference(subject, label, [*below, *above], runnable)
@@ -132,8 +130,7 @@ def _first_difference(
 
     The module itself may raise at some, as beyond a table of positions.
     """
-    terms = terms_of(subject.relations.get(label, label))
-    axes = [term for term in terms if not term.isdigit()]
+    axes = axes_in(subject.relations.get(label, label))
     tried = [*sizes[:_MOST_NARROWED], *sizes[_MOST_NARROWED:][-_MOST_NARROWED:]]
     captured = None
     for size in tried:

@@ -23,7 +23,7 @@ from torch.export import Dim, ExportedProgram
 from attn_export.attention import Attention
 from attn_export.attention.onnx_attention import emit_canonical_attention
 from attn_export.attention.positions import NARROW
-from attn_export.cases.draw import MAX_SIZE
+from attn_export.cases.draw import ANY, largest
 from attn_export.errors import ExportError, printable
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
 from attn_export.export.module_state import (
@@ -45,7 +45,7 @@ from attn_export.export.translations import (
     without_parsing,
 )
 from attn_export.graph import Graph, IrGraph
-from attn_export.graph.axis_names import BOUNDS, name_axes
+from attn_export.graph.axis_names import BOUNDS, name_axes, name_output_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import store_in_narrow_types
 from attn_export.parts import parts
@@ -61,9 +61,10 @@ def in_float32(subject: Subject) -> Subject:
     wide = {n: t.float() if t.dtype in NARROW else t for n, t in subject.inputs.items()}
     float32_subject = Subject(
         copy_module(subject.module).float(), subject.tree.rebuild(wide), subject.axes,
-        subject.outputs, relations=subject.relations, spec=spec,
+        subject.outputs, spec=spec,
     )  # fmt: skip
-    for name in ("bounds", "with_least", "function", "operators"):
+    of_axes = "relations", "sums", "example_sizes", "bounds", "with_least"
+    for name in (*of_axes, "function", "operators"):
         setattr(float32_subject, name, getattr(subject, name))
     try:
         with torch.inference_mode():
@@ -132,6 +133,8 @@ def _export(subject: Subject) -> IrGraph:
         _name_shared_weights(model, subject)
         origins = canonicalize(model, subject.outputs, subject.relations)
         model.graph.meta[BOUNDS] = subject.bounds
+        if subject.spec is None:
+            name_output_axes(model, subject.output_shapes)
         if subject.rewrite is not None:
             subject.rewrite(model)
         if isinstance(subject.module, Attention) and subject.module.integers:
@@ -205,9 +208,9 @@ def _as_parts_capture(subject: Subject) -> Iterator[None]:
 
 def _dynamic(subject: Subject, label: str) -> Any:
     """Return a dynamic axis for `torch.export`, with the bounds of the subject, if it has any."""
-    low, high = subject.bounds.get(label, (1, MAX_SIZE))
-    limits = {"min": low} if low > TRACE_MINIMUM else {}
-    return Dim.DYNAMIC(**limits, **({"max": high} if high < MAX_SIZE else {}))
+    allowed = subject.bounds.get(label, ANY)
+    limits = {"min": allowed[0]} if allowed[0] > TRACE_MINIMUM else {}
+    return Dim.DYNAMIC(**limits, **({"max": high} if (high := largest(allowed)) else {}))
 
 
 def _name_shared_weights(model: ir.Model, subject: Subject) -> None:

@@ -30,6 +30,7 @@ from attn_export.export.nested import InputTree
 from attn_export.export.trees import read_axes, to_numpy
 from attn_export.source_location import line_of
 from attn_export.spec import Input
+from attn_export.spec.inputs import axes_in
 from attn_export.tensorfile import ArrayDict
 
 InputFunction = Callable[[Mapping[str, int], np.random.Generator], Mapping[str, Any]]
@@ -52,8 +53,8 @@ def draw_example(
 
 def _example_sizes(labels: list[str], relations: Mapping[str, str], bounds: Bounds) -> Sizes:
     """Return sizes for the example that are different for all axes, if bounds allow it."""
-    terms = {t.strip() for sum_of in relations.values() for t in str(sum_of).split("+")}
-    free = dict.fromkeys([*labels, *sorted(t for t in terms if not t.isdigit())])
+    terms = {axis for text in relations.values() for axis in axes_in(text)}
+    free = dict.fromkeys([*labels, *sorted(terms)])
     sizes: dict[str, int] = {}
     for name in free:
         if name not in relations:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attn_export.cases.draw import add_sums
+from attn_export.cases.draw import add_sums, clamp_sizes
 from attn_export.errors import ExportError, UsageError
 
 if TYPE_CHECKING:
@@ -119,10 +119,7 @@ def _runs(subject: Subject) -> bool:
 def _sizes(subject: Subject, numbers: Sequence[int]) -> dict[str, int]:
     """Return the sizes of all axes: those that are no sums have the numbers, within bounds."""
     free = [name for name in subject.example_sizes if name not in subject.sums]
-    sizes = {}
-    for name, size in zip(free, itertools.cycle(numbers), strict=False):
-        low, high = subject.bounds.get(name, (1, size))
-        sizes[name] = min(max(size, low), high)
+    sizes = clamp_sizes(dict(zip(free, itertools.cycle(numbers), strict=False)), subject.bounds)
     return subject.sizes_with(sizes)
 
 

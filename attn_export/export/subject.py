@@ -28,6 +28,7 @@ from attn_export.export.trees import (
     read_axes,
     state_of,
     to_torch,
+    with_spares,
 )
 from attn_export.graph.check_structure import Expected
 from attn_export.parts import ModelKeywords, models_module
@@ -55,16 +56,15 @@ class Subject:
             Axes of one name have one size; ``Axis("query_len", min=2, max=64)`` and
             `torch.export.Dim` give it bounds. ``cache.0.1`` is ``cache[0][1]``.
         outputs: Names for the tensors that the module returns, in order; for a dict, its keys.
-        relations: Axes that are sums of others: ``{"total_len": "past_len + query_len"}``.
+        relations: Axes that are sums of products of others: ``{"rows": "2*query_len - 1"}``.
         spec: The spec of the module, if it is ours.
         notes: Notes on the module for the reader of the report.
         translations: Functions in place of operators of others: ``{"theirs::attend": function}``.
 
     Attributes:
         sums: The relations, and further sums that drawing inputs requires (`spec.sums`).
-        bounds: The least and the largest size of axes; `with_least` are those with a stated least.
+        bounds: The sizes of axes that have bounds; `with_least` are those with a stated least.
         example_sizes: The sizes of the example, including those of `sums` and of their terms.
-        roles: What the axes do, found by runs of the module.
         encoder: The subject of the encoder, if this is the decoder of an encoder-decoder.
         oracle: Returns the source of the truth if the module is not. `files` go into the bundle.
 
@@ -94,8 +94,8 @@ class Subject:
         notes: Sequence[str] = (),
         translations: Translations | None = None,
     ) -> None:
-        self.module, self.spec = module, spec
-        self.relations, self.operators = dict(relations or {}), Operators(translations, not spec)
+        self.module, self.spec, self.relations = module, spec, with_spares(relations or {})
+        self.operators = Operators(translations, not spec)
         self.function = inputs if callable(inputs) else None
         if callable(inputs):
             from attn_export.export.input_function import draw_example
@@ -103,7 +103,7 @@ class Subject:
             inputs = draw_example(inputs, axes, self.relations)
         self.tree, self.results = InputTree.flatten(inputs), Results(tuple(outputs))
         subject_checks.check_call(module, inputs, outputs)
-        named, self.bounds, self.with_least = read_axes(axes)
+        named, self.bounds, self.with_least = read_axes(axes, relations)
         if spec is None:
             from attn_export.export.call_results import find_results
 
@@ -114,7 +114,7 @@ class Subject:
         self.inputs = dict(self.tree.tensors)
         named = self.tree.by_name(named)
         sizes = subject_checks.check_arguments(
-            module, self.inputs, named, self.outputs, self.relations, self.bounds
+            module, self.inputs, named, self.outputs, relations or {}, self.bounds
         )
         self.axes = {name: dict(named.get(name, {})) for name in self.inputs}
         self.tree = self.tree.counting(self.results.numbers, self.axes)

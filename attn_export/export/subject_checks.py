@@ -16,7 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attn_export.cases.draw import Bounds, Sizes, draw_inputs
 from attn_export.cases.roles import Trial, find_roles
 from attn_export.errors import AttnExportError, ExportError, UsageError, printable
-from attn_export.export.trees import to_numpy, to_torch
+from attn_export.export.trees import (
+    check_bounds,
+    check_relations,
+    spares_of,
+    to_numpy,
+    to_torch,
+    with_spares,
+)
 from attn_export.schema import CACHES, MOST_BYTES, EndName
 from attn_export.spec import Input
 from attn_export.spec.inputs import Roles
@@ -62,8 +69,9 @@ def check_arguments(
     _check_inputs(tensors, axes)
     _check_outputs(module, tensors, names)
     sizes = _check_axes(tensors, {name: axes.get(name, {}) for name in tensors})
-    _check_relations(relations, sizes)
-    _check_bounds(sizes, bounds)
+    check_relations(relations, sizes)
+    sizes |= spares_of(with_spares(relations), sizes)
+    check_bounds(sizes, bounds, relations)
     _refuse_train_mode(module)
     return sizes
 
@@ -176,35 +184,6 @@ def _check_outputs(module: nn.Module, tensors: Mapping[str, Tensor], names: Sequ
         _check_name(name)
         if name in weights:
             raise UsageError(f"{name!r} is a weight of the module too; rename the input or output")
-
-
-def _check_relations(relations: Mapping[str, str], known: Sizes) -> None:
-    """Check that sums consist of known axes or whole numbers, and that the example obeys them."""
-    for name, expression in relations.items():
-        terms = [part.strip() for part in str(expression).split("+")]
-        for term in terms:
-            number = term.isascii() and term.isdigit()
-            if not number and (term not in known or term in relations):
-                raise UsageError(
-                    f"relations[{name!r}] = {expression!r}: {term!r} is not an axis of an input; "
-                    f"write a sum of {', '.join(sorted(known.keys() - relations.keys()))}"
-                )
-        total = sum(known[term] if term in known else int(term) for term in terms)
-        if known.get(name, total) != total:
-            raise UsageError(
-                f"relations[{name!r}] = {expression!r} is {total} in the example, where {name!r} "
-                f"is {known[name]}; give an example that obeys it"
-            )
-
-
-def _check_bounds(sizes: Sizes, bounds: Bounds) -> None:
-    """Check that the example obeys the bounds of its axes."""
-    for name, (low, high) in bounds.items():
-        if not low <= sizes[name] <= high:
-            raise UsageError(
-                f"axis {name!r} is {sizes[name]} in the example, and {low} to {high} by its "
-                "bounds; give an example within them"
-            )
 
 
 def _refuse_train_mode(module: nn.Module) -> None:

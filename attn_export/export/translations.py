@@ -46,18 +46,22 @@ def _attention(
         raise ValueError(f"only 4D query, key, and value are supported; got {sorted(ranks)} axes")
     if dropout_p:
         raise ValueError(f"dropout_p is {dropout_p}; pass 0 outside training")
-    if max(ranks) > _HEADS_AXES:
-        batch = op.Shape(query, end=-3)
-        operands = [_flattened(x, batch) for x in (query, key, value)]
+    # Where chunks of the sequence have the place of heads, they are one more axis of the batch.
+    has_chunks = max(ranks) >= _HEADS_AXES and not isinstance(query.shape[-3], int)
+    if max(ranks) > _HEADS_AXES or has_chunks:
+        batch = op.Shape(query, end=-2 if has_chunks else -3)
+        ones = [1, 1] if has_chunks else [1, 1, 1]
+        operands = [_flattened(x, batch, ones) for x in (query, key, value)]
         if attn_mask is not None and len(attn_mask.shape) > 2:
             sizes = [op.Shape(x, start=-2, end=-1) for x in (query, key)]
             whole = op.Concat(op.Constant(value_ints=[1]), *sizes, axis=0)  # runtimes want all rows
-            attn_mask = _flattened(op.Expand(attn_mask, whole), batch)
+            attn_mask = _flattened(op.Expand(attn_mask, whole), batch, ones)
         options: dict[str, Any] = {} if scale is None else {"scale": scale}
         out, *_ = op.Attention(
             *operands, attn_mask, None, None, is_causal=int(is_causal), **options
         )
-        return op.Reshape(out, op.Concat(batch, op.Shape(out, start=1), axis=0))
+        kept = op.Shape(out, start=2 if has_chunks else 1)
+        return op.Reshape(out, op.Concat(batch, kept, axis=0))
     # In [N, L, D], N is often heads times a dynamic batch. N becomes the batch, with one head each.
     missing = {4: [], 3: [1], 2: [0, 1]}[ranks.pop()]
     if missing:
@@ -72,10 +76,11 @@ def _attention(
     return op.Squeeze(attended, axes) if missing else attended
 
 
-def _flattened(x: Any, batch: Any) -> Any:
-    """Return `[..., H, L, D]` with one batch axis in place of several."""
-    whole = op.Expand(x, op.Concat(batch, op.Constant(value_ints=[1, 1, 1]), axis=0))
-    shape = op.Concat(op.Constant(value_ints=[-1]), op.Shape(whole, start=-3), axis=0)
+def _flattened(x: Any, batch: Any, ones: list[int]) -> Any:
+    """Return `[..., H, L, D]` with one batch axis in place of several; one of them may be `H`."""
+    whole = op.Expand(x, op.Concat(batch, op.Constant(value_ints=ones), axis=0))
+    first = op.Constant(value_ints=[-1, 1][: _HEADS_AXES - len(ones)])
+    shape = op.Concat(first, op.Shape(whole, start=-len(ones)), axis=0)
     return op.Reshape(whole, shape)
 
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attn_export.cases.draw import MAX_SIZE, Bounds, Sizes, add_sums
+from attn_export.cases.draw import (
+    ANY,
+    MAX_SIZE,
+    Bounds,
+    Sizes,
+    add_sums,
+    sizes_from,
+    sizes_text,
+)
 from attn_export.errors import UsageError
 from attn_export.spec import Shape
+from attn_export.spec.inputs import axes_in, size_of
 from attn_export.tensorfile import numpy_dtype
 
 # -- axes of the outputs of a user's module, inferred by running it -----------------------------
@@ -37,9 +46,8 @@ def infer_output_shapes(
         # All sizes are different and have the same remainder, so that the sum of two is no third.
         sizes = {}
         for index, name in enumerate(free):
-            low, high = limits.get(name, (1, MAX_SIZE))
-            size = base * 2 + 1 + 5 * index * base
-            sizes[name] = low + (size - low if size >= low else size) % (high - low + 1)
+            allowed = limits.get(name, ANY)
+            sizes[name] = allowed[(base * 2 + 5 * index * base) % len(allowed)]
         return add_sums(sizes, relations)
 
     first_sizes, second_sizes = sizes_of_run(2), sizes_of_run(3)
@@ -114,22 +122,28 @@ class Axis:
         name: The name of the axis; axes of one name have one size.
         min: The least size. Default: 1, or 0 for an axis that acts as a past.
         max: The largest size; None if there is none.
+        multiple_of: A number that divides all sizes.
+        sizes: The only sizes that it may have, in place of the others.
     """
 
     name: str
     min: int | None = None
     max: int | None = None
+    multiple_of: int = 1
+    sizes: tuple[int, ...] = ()
 
 
-def read_axes(axes: Any) -> tuple[Any, Bounds, set[str]]:
-    """Return the names of axes, the bounds of those that have any, and which have a least size.
+def read_axes(
+    axes: Any, relations: Mapping[str, str] | None = None
+) -> tuple[Any, Bounds, set[str]]:
+    """Return the names of axes, the sizes of those with bounds, and which have a least size.
 
     Returns:
-        The names, see `Subject`; the bounds, by name; and the names of axes whose least size is
+        The names, see `Subject`; the sizes, by name; and the names of axes whose least size is
         given. Objects that are no axes stay as they are; `check_arguments` raises an error for
         them.
     """
-    limits: dict[str, tuple[int | None, int | None]] = {}
+    limits: dict[str, Axis] = {}
     if not isinstance(axes, Mapping):
         return axes, {}, set()
     names: dict[Any, Any] = {}
@@ -137,33 +151,129 @@ def read_axes(axes: Any) -> tuple[Any, Bounds, set[str]]:
         names[name] = dynamic
         if isinstance(dynamic, Mapping):
             names[name] = {number: _name_of(axis, limits) for number, axis in dynamic.items()}
-    bounds = {n: _bounds_of(*ends) for n, ends in limits.items() if ends != (None, None)}
-    return names, bounds, {name for name, (low, _) in limits.items() if low is not None}
+    bounds = {n: _allowed_by(axis) for n, axis in limits.items() if axis != Axis(n)}
+    for name, text in (relations or {}).items():
+        if str(text).startswith(_AT_LEAST):
+            bounds[f"{name}{_SPARE}"] = range(MAX_SIZE + 1)
+    given = {n for n, axis in limits.items() if axis.min is not None or axis.sizes}
+    return names, bounds, given
 
 
-def _bounds_of(low: int | None = None, high: int | None = None) -> tuple[int, int]:
-    return 1 if low is None else low, MAX_SIZE if high is None else high
+def _allowed_by(axis: Axis) -> Sequence[int]:
+    if axis.sizes:
+        return tuple(sorted(set(axis.sizes)))
+    most = MAX_SIZE if axis.max is None else axis.max
+    all_sizes = range(0, most + 1, axis.multiple_of)
+    return sizes_from(1 if axis.min is None else axis.min, all_sizes)
 
 
-def _name_of(axis: Any, limits: dict[str, tuple[int | None, int | None]]) -> object:
+def _name_of(axis: Any, limits: dict[str, Axis]) -> object:
     if isinstance(axis, str) or not hasattr(axis, "min"):
         return axis
-    # Without bounds, a Dim has 0 as its minimum and an object for infinity as its maximum.
-    high = axis.max if isinstance(axis.max, int) else None
-    own = isinstance(axis, Axis)
-    name, low = (axis.name, axis.min) if own else (axis.__name__, axis.min or None)
-    least, most = _bounds_of(low, high)
-    if not isinstance(least, int) or not 0 <= least < most:
-        raise UsageError(f"Axis({name!r}) must have 0 <= min < max; got min {low} and max {high}")
-    if limits.setdefault(name, (low, high)) != (low, high):
-        before = _bounds_of(*limits[name])
+    if not isinstance(axis, Axis):
+        # Without bounds, a Dim has 0 as its minimum and an object for infinity as its maximum.
+        most = axis.max if isinstance(axis.max, int) else None
+        axis = Axis(axis.__name__, axis.min or None, most)
+    numbers = (axis.min or 0, axis.max or 0, axis.multiple_of, *axis.sizes)
+    if not all(isinstance(number, int) and number >= 0 for number in numbers) or (
+        axis.multiple_of < 1 or len(_allowed_by(axis)) < 2
+    ):
         raise UsageError(
-            f"axis {name!r} is {before[0]} to {before[1]} in one place and {least} to {most} in "
-            "another; give it the same bounds everywhere"
+            f"{_written(axis)} must allow two sizes or more: 0 <= min < max, a multiple_of of 1 or "
+            "more, or sizes=(…)"
         )
-    return name
+    if (before := limits.setdefault(axis.name, axis)) != axis:
+        shown, other = (sizes_text(_allowed_by(each)) for each in (before, axis))
+        raise UsageError(
+            f"axis {axis.name!r} is {shown} in one place and {other} in another; give it the same "
+            "bounds everywhere"
+        )
+    return axis.name
+
+
+def _written(axis: Axis) -> str:
+    """Return the code for an axis with bounds."""
+    fields = {f.name: getattr(axis, f.name) for f in dataclasses.fields(axis)[1:]}
+    shown = [
+        f"{n}={v!r}"
+        for n, v in fields.items()
+        if v not in (None, ()) and (n, v) != ("multiple_of", 1)
+    ]
+    return f"Axis({', '.join([repr(axis.name), *shown])})"
 
 
 def named_axes(shape: Shape) -> dict[int, str]:
     """Return the names of the dynamic axes of a shape by their numbers."""
     return {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
+
+
+def check_bounds(sizes: Sizes, bounds: Bounds, relations: Mapping[str, str]) -> None:
+    """Check that the example obeys the bounds of its axes, and that cases can be drawn in them."""
+    for name, allowed in bounds.items():
+        if name in relations and getattr(allowed, "step", 0) != 1:
+            raise UsageError(
+                f"axis {name!r} has both a relation and multiple_of or sizes; give these to the "
+                f"axes of relations[{name!r}] = {relations[name]!r}"
+            )
+        if sizes[name] not in allowed:
+            raise UsageError(
+                f"axis {name!r} is {sizes[name]} in the example, and {sizes_text(allowed)} by its "
+                "bounds; give an example within them"
+            )
+
+
+# -- relations ------------------------------------------------------------------------------------
+
+_AT_LEAST, _MULTIPLE_OF = ">=", "multiple of"
+"""What relations start with whose axis is no less than a sum, or a multiple of an axis, but free
+otherwise."""
+
+_SPARE = "_spare"
+"""What the name of such an axis gets for the name of what is free in it: what it has beyond that
+sum, or how many of that axis it is."""
+
+
+def _without_start(text: str) -> str:
+    return text.removeprefix(_AT_LEAST).removeprefix(_MULTIPLE_OF).strip()
+
+
+def check_relations(relations: Mapping[str, str], known: Sizes) -> None:
+    """Check that sums consist of known axes or whole numbers, and that the example obeys them."""
+    for name, text in relations.items():
+        expression = _without_start(str(text))
+        for term in axes_in(expression):
+            if term not in known or term in relations or term == name:
+                raise UsageError(
+                    f"relations[{name!r}] = {text!r}: {term!r} is not an axis of an input; "
+                    f"write a sum of {', '.join(sorted(known.keys() - relations.keys()))}"
+                )
+        total = size_of(expression, known)
+        size = known.get(name, total)
+        is_more = text.startswith(_AT_LEAST) and size > total
+        is_multiple = text.startswith(_MULTIPLE_OF) and size % total == 0
+        if size != total and not is_more and not is_multiple:
+            raise UsageError(
+                f"relations[{name!r}] = {text!r} is {total} in the example, where {name!r} "
+                f"is {known[name]}; give an example that obeys it"
+            )
+
+
+def with_spares(relations: Mapping[str, str]) -> dict[str, str]:
+    """Return relations as sums: an axis that may be larger than one has a spare size of its own."""
+    sums = dict(relations)
+    for name, text in relations.items():
+        if str(text).startswith(_AT_LEAST):
+            sums[name] = f"{_without_start(text)} + {name}{_SPARE}"
+        if str(text).startswith(_MULTIPLE_OF):
+            sums[name] = f"{_without_start(text)}*{name}{_SPARE}"
+    return sums
+
+
+def spares_of(sums: Mapping[str, str], sizes: Sizes) -> dict[str, int]:
+    """Return the spare sizes in an example, by name."""
+    found = {}
+    for name, text in sums.items():
+        if (spare := f"{name}{_SPARE}") in axes_in(text) and spare not in sizes:
+            none, one = (size_of(text, {**sizes, spare: number}) for number in (0, 1))
+            found[spare] = (sizes[name] - none) // (one - none)
+    return found

@@ -13,12 +13,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import onnx_ir as ir
 
+from attn_export.spec import Shape
+from attn_export.spec.inputs import axes_in, renamed, size_of, terms_of
+
 Size = int | ir.SymbolicDim
 
 BOUNDS = "attn_export.bounds"
 """The key in `Graph.meta` of the least and the largest size of axes, by name."""
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
+_PRODUCT = re.compile(r"\(([\w.*]+)\)")
 _CANCELLED = re.compile(r"\(*(\d+)\*([A-Za-z_]\w*)\)//\2\)*")
 """An axis of constant size that the exporter writes with symbols: ``((8*batch)//batch)``."""
 
@@ -46,11 +50,24 @@ def name_axes(model: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> None:
 
 def name_sums_of_axes(model: ir.Model, relations: Mapping[str, str]) -> None:
     """Replace sums such as ``past_len + query_len`` by one name in all values."""
-    names = {tuple(sorted(terms_of(expression))): name for name, expression in relations.items()}
+    sums = [(terms_of(text), name) for name, text in relations.items()]
     for shape, axis, symbol in _symbols(model):
-        terms = tuple(sorted(terms_of(symbol)))
-        if terms in names:
-            shape[axis] = ir.SymbolicDim(names[terms])
+        terms = terms_of(_PRODUCT.sub(r"\1", symbol))
+        for name in (name for of_sum, name in sums if of_sum == terms):
+            shape[axis] = ir.SymbolicDim(name)
+
+
+def name_output_axes(model: ir.Model, run: Callable[[], Mapping[str, Shape]]) -> None:
+    """Name axes of outputs whose sizes are expressions, if runs show that they are named axes.
+
+    `run`: Runs the module, and returns the shapes of its outputs.
+    """
+    shapes = {value.name: value.shape for value in model.graph.outputs if value.shape is not None}
+    if any("(" in size_text(dim) for shape in shapes.values() for dim in shape):
+        for name, named in run().items():
+            for axis, label in enumerate(named):
+                if isinstance(label, str) and label and "(" in size_text(shapes[name][axis]):
+                    shapes[name][axis] = ir.SymbolicDim(label)
 
 
 def known_equal(one: Size | None, other: Size | None) -> bool:
@@ -219,15 +236,10 @@ def _sizes(
 ) -> dict[str, int]:
     sizes = _distinct(_free(axes, relations), fixed)
     of_relations = {
-        axis: sum(int(term) if term.isdigit() else sizes.get(term, 1) for term in terms_of(text))
+        axis: size_of(text, {**dict.fromkeys(axes_in(text), 1), **sizes})
         for axis, text in relations.items()
     }
     return {**sizes, **of_relations}
-
-
-def terms_of(text: str) -> list[str]:
-    """Return the terms of a sum of axes and whole numbers."""
-    return [term.strip() for term in text.split("+")]
 
 
 def _equalities(
@@ -262,7 +274,7 @@ def _combined(equalities: Sequence[dict[str, str]]) -> Iterator[dict[str, str]]:
     """Yield each relation alone, then each two: operands may differ in two axes."""
     yield from equalities
     for one, other in itertools.combinations(equalities, 2):
-        terms = {term for text in (*one.values(), *other.values()) for term in terms_of(text)}
+        terms = {axis for text in (*one.values(), *other.values()) for axis in axes_in(text)}
         if one.keys() != other.keys() and not terms & (one.keys() | other.keys()):
             yield {**one, **other}
 
@@ -270,6 +282,5 @@ def _combined(equalities: Sequence[dict[str, str]]) -> Iterator[dict[str, str]]:
 def _joined(relations: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
     """Return all relations, with the terms that are relations now replaced by theirs."""
     return {
-        axis: " + ".join(more.get(term, term) for term in terms_of(text))
-        for axis, text in relations.items()
+        axis: renamed(text, lambda term: more.get(term, term)) for axis, text in relations.items()
     } | dict(more)

@@ -1,10 +1,11 @@
-"""Descriptions of a graph's inputs, roles of its axes, and the text of masks: ``bool[B,1,1,S]``."""
+"""Descriptions of inputs, roles of axes, sums of sizes, and masks as text: ``bool[B,1,1,S]``."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Self
 
 from attn_export.errors import SpecError
@@ -86,6 +87,48 @@ class Input:
     columns: tuple[tuple[int, int, int], ...] = ()
 
 
+# -- sums of products of sizes, as text: ``2*query_len - 1`` ------------------------------------
+
+_BETWEEN = re.compile(r"(\s*(?:\+|\*|(?<=\s)-(?=\s*\d))\s*)")
+_SIGN = re.compile(r"\s*(\+|(?<=\s)-(?=\s*\d))\s*")  # a name may have a hyphen
+
+
+def terms_of(text: str) -> dict[tuple[str, ...], int]:
+    """Return the terms of a sum of products: the number before the axes of each product.
+
+    A number alone has the key ``()``. Equal sums have equal terms.
+    """
+    signs = ["+", *_SIGN.findall(text.strip())]
+    terms: dict[tuple[str, ...], int] = {}
+    for sign, product in zip(signs, _SIGN.split(text.strip())[::2], strict=True):
+        factors = [factor.strip() for factor in product.split("*")]
+        axes = tuple(sorted(factor for factor in factors if not _is_number(factor)))
+        number = math.prod(int(factor) for factor in factors if _is_number(factor))
+        terms[axes] = terms.get(axes, 0) + (number if sign == "+" else -number)
+    return terms
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def axes_in(text: str) -> list[str]:
+    """Return the names of the axes in a sum of products."""
+    return list(dict.fromkeys(axis for axes in terms_of(text) for axis in axes))
+
+
+def size_of(text: str, sizes: Mapping[str, int]) -> int:
+    """Return the value of a sum of products at some sizes."""
+    terms = terms_of(text).items()
+    return sum(number * math.prod(sizes[axis] for axis in axes) for axes, number in terms)
+
+
+def renamed(text: str, name: Callable[[str], str]) -> str:
+    """Return a sum of products with other names of its axes."""
+    parts = _BETWEEN.split(text.strip())
+    return "".join(part if index % 2 else name(part) for index, part in enumerate(parts))
+
+
 # -- `Roles`: what the axes of a graph do -------------------------------------------------------
 
 
@@ -127,8 +170,8 @@ class Roles:
     def with_total(self, sums: Mapping[str, str]) -> dict[str, str]:
         """Return `names`, and that of the axis which is the sum of the past and the queries."""
         for axis, terms in sums.items():
-            names = {self.name(term.strip()) for term in terms.split("+")}
-            if names == {PAST, QUERIES} and axis not in (TOTAL, "capacity"):
+            is_total = terms_of(renamed(terms, self.name)) == {(PAST,): 1, (QUERIES,): 1}
+            if is_total and axis not in (TOTAL, "capacity"):
                 return {**self.names, axis: TOTAL}
         return dict(self.names)
 

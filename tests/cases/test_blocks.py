@@ -134,7 +134,7 @@ def test_bounds_limit_the_sizes_and_the_least_size_of_an_axis():
     assert "frames 16 where frames > 3" in sizes.conditions()
     plan = plan_cases(
         Interface({"x": Input(("batch", "frames", 4))}, {"y": ("batch", "frames", 4)},
-                  bounds={"frames": (3, 40)})
+                  bounds={"frames": range(3, 41)})
     )  # fmt: skip
     assert {15, 16, 17, 31, 32, 33} <= {case.sizes["frames"] for case in plan.cases}
     assert plan.notes == ()

@@ -261,8 +261,8 @@ def test_a_branch_outside_the_bounds_is_none(tmp_path: Path):
     ("axis", "says"),
     [
         (Axis("query_len", min=9, max=30), "is 5 in the example, and 9 to 30 by its bounds"),
-        (Axis("query_len", min=9, max=3), "must have 0 <= min < max"),
-        (Axis("query_len", min=-1), "must have 0 <= min < max"),
+        (Axis("query_len", min=9, max=3), "must allow two sizes or more: 0 <= min < max"),
+        (Axis("query_len", min=-1), "must allow two sizes or more: 0 <= min < max"),
         (Axis("", max=9), "must give names to axes by number"),
     ],
 )

@@ -160,8 +160,8 @@ def rotation_inside(a: AttentionNode, cache: InPlaceCache) -> Rotation | None:
 def most_keys(cache: InPlaceCache) -> int:
     """Return the largest capacity of a cache, for tables of positions; 0 if it has no limit."""
     graph, axis = cache.past_key.graph, str(dims(cache.past_key)[2])
-    _, most = graph.meta.get(BOUNDS, {}).get(axis, (0, None)) if graph is not None else (0, 0)
-    return most if most and most <= _MOST_IN_TABLES else 0
+    allowed = graph.meta.get(BOUNDS, {}).get(axis, [0]) if graph is not None else [0]
+    return allowed[-1] if allowed[-1] <= _MOST_IN_TABLES else 0
 
 
 def attributes_of(a: AttentionNode) -> dict[str, float]:

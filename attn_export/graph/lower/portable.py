@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.errors import GraphError
-from attn_export.graph.axis_names import Size, known_equal, size_text, terms_of
+from attn_export.graph.axis_names import Size, known_equal, size_text
 from attn_export.graph.ir_helpers import dims, set_type, value_before
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.read import (
@@ -27,6 +27,7 @@ from attn_export.graph.lower.read import (
     split_qkv,
     split_to_output,
 )
+from attn_export.spec.inputs import terms_of
 
 _VisibleKeys = tuple[ir.Value | None, ir.Value | None]
 """Visible keys, which broadcast to the scores, `[B, H, L, S]` or `[B, Hkv, r, L, S]`: bool, True
@@ -176,7 +177,7 @@ def mask_may_be_shorter(a: AttentionNode, length: Size | None) -> bool:
     known = [_axis(a.output(1), 2), _axis(a.output(3), 3), new if a.past_key is None else None]
     if past is not None and new is not None and isinstance(length, ir.SymbolicDim):
         total = f"{size_text(past)} + {size_text(new)}"
-        if sorted(terms_of(size_text(length))) == sorted(terms_of(total)):
+        if terms_of(size_text(length)) == terms_of(total):
             return False
     return not any(known_equal(size, length) for size in known)
 

@@ -14,13 +14,13 @@ from attn_export.cases.draw import add_sums, axis_names, draw_inputs
 from attn_export.commands.reference import GraphRuns
 from attn_export.errors import GraphError, UsageError, printable
 from attn_export.float64.evaluate import Values
-from attn_export.graph.axis_names import terms_of
 from attn_export.graph.ranges import declared_outputs, described_inputs
 from attn_export.graph.signature_check import dtype_name
 from attn_export.parts.value_ranges.float_formats import FORMATS
 from attn_export.parts.value_ranges.lockstep import Lockstep
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.results import Case
+from attn_export.spec.inputs import axes_in
 from attn_export.tensorfile import Array, is_floating, numpy_dtype
 
 _MOST_BYTES = 2**32
@@ -86,7 +86,7 @@ def random_sets(graph: StreamedGraph) -> InputSets:
     known_sums = {
         axis: text
         for axis, text in known_sums.items()
-        if set(terms_of(text)) <= {*axis_names(inputs, {})}
+        if set(axes_in(text)) <= {*axis_names(inputs, {})}
     }
     axes = axis_names(inputs, known_sums)
     sums = runs.sums(axes, known_sums, model)

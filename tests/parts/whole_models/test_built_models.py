@@ -94,7 +94,7 @@ def test_a_mask_that_is_dropped_is_found(kind, fields, monkeypatch):
 def test_cases_keep_to_the_most_tokens_of_a_cache():
     model = tiny_decoder("mistral")
     subject, longer = (Subject.from_model(model, max_len=most) for most in (20, 40))
-    assert subject.bounds["capacity"][1] == 20
+    assert subject.bounds["capacity"][-1] == 20
     tokens, more = (
         max(case.sizes["query_len"] + case.sizes["past_len"] for case in each.plan().cases)
         for each in (subject, longer)
