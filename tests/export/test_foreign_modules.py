@@ -338,6 +338,29 @@ class ContextualPositions(nn.Module):
         return (scores + low.lerp(high, at - at.floor())).softmax(-1) @ x
 
 
+class PositiveFeatures(torch.nn.Module):
+    """Linear attention with the features of Performer, whose maximum is that of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.register_buffer("projection", torch.randn(8, 16))
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        projected = x @ self.projection / 8**0.25
+        return (projected - x.square().sum(-1, keepdim=True) / 2 - projected.max()).exp() + 1e-4
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k = self.features(x), self.features(x)
+        return (q @ (k.transpose(1, 2) @ x)) / (q @ k.sum(1)[..., None])
+
+
+def test_a_module_that_spreads_nan_over_the_batch_is_judged_without_it(tmp_path: Path):
+    inputs, axes = {"x": torch.randn(2, 3, 8)}, {"x": {0: "batch", 1: "query_len"}}
+    report, _ = built(Subject(PositiveFeatures().eval(), inputs, axes, ["y"]), tmp_path)
+    assert any("NaN of a batch element reaches others in the module" in n for n in report.notes)
+
+
 def test_a_module_that_raises_at_nan_is_judged_without_it(tmp_path: Path):
     inputs, axes = {"x": torch.randn(2, 3, 8)}, {"x": {0: "batch", 1: "query_len"}}
     subject = Subject(ContextualPositions().eval(), inputs, axes, ["y"])
