@@ -105,8 +105,8 @@ def compare_command(
 ) -> int:
     """Compare any ONNX graph with a module, another graph, or a whole model.
 
-    --module and --graph, or two files: the float64 run of the module, or of A.onnx, is the truth;
-    names match, else positions. --model and --graphs: the model as transformers runs it is it.
+    The truth is the float64 run of --module, of A.onnx, or of --model as transformers runs it.
+    Inputs and outputs are matched by name, else by position.
     """
     from attn_export.export.user_module import load_subject
 

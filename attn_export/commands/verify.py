@@ -81,7 +81,7 @@ from attn_export.system_info import environment
 def verify_command(
     bundle: Path, graph: Path | None, run: RunOptions, destinations: Output, **options: Any
 ) -> int:
-    """Replay a bundle's golden vectors; needs no torch without --recompute, --sizes, --module."""
+    """Replay a bundle's golden vectors; needs torch only with --recompute or --sizes."""
     if options["update"] and options["baseline"] is None:
         raise UsageError("--update needs --baseline FILE")
     limit_own_memory()
