@@ -214,3 +214,17 @@ def test_flex_attention_passes_in_one_node_where_it_can(name: str, tmp_path: Pat
     nodes = [node.op_type for node in onnx.load(tmp_path / "b" / "model.onnx").graph.node]
     assert nodes.count("Attention") == MODULES[name][3]
     assert ("Softmax" in nodes) == (not MODULES[name][3])
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
+def test_mods_in_half_precision_are_taken_although_they_round_otherwise(tmp_path: Path):
+    def seen(s, b, h, q, kv):
+        return torch.where(q >= kv, s, float("-inf"))
+
+    module = Flexible(lambda m, q, k, v: flex_attention(q, k, v, score_mod=seen), heads=H)
+    inputs, axes = {"x": X.half()}, {"x": TOKENS}
+    report = build(
+        Subject(module.half().eval(), inputs, axes, ["y"]), tmp_path / "out",
+        runtimes=["ort-cpu"], dialects=["standard"],
+    )  # fmt: skip
+    assert report.passed, str(report)
