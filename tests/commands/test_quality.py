@@ -187,7 +187,7 @@ def test_a_budget_that_is_none_is_refused(text: str):
 
 
 def test_a_budget_without_quantised_weights_is_refused(tmp_path: Path, bundle: Path):
-    with pytest.raises(UsageError, match="without quantised weights"):
+    with pytest.raises(UsageError, match="needs quantised weights"):
         build(small_spec(), tmp_path / "b", budgets=["sqnr>=30"], **ONLY)
     with pytest.raises(UsageError, match="nothing to measure it on"):
         verify(bundle, runtimes=["ort-cpu"], budgets=["sqnr>=3"], sizes=["batch=1"])
