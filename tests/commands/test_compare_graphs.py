@@ -211,7 +211,7 @@ FREE, ALIKE = "s26 s27 s43 s70 s54 s84 s53", "b b b new old old total"
 
 def test_axes_that_must_be_equal_are_found(tmp_path: Path):
     reference = read_reference(cached(tmp_path / "a.onnx", FREE), {}, {})
-    assert reference.interface.sums == {"s53": "s54+s70"}
+    assert reference.interface.sums == {"s53": "s54 + s70"}
     assert reference.interface.axes == ["s26", "s53", "s54", "s70"]
     assert reference.interface.roles.names == {
         "s26": "batch", "s70": "query_len", "s54": "past_len"
