@@ -30,6 +30,9 @@ _TRACEBACK = "ATTN_EXPORT_TRACEBACK"
 
 _HELP = ("-h", "--help")
 
+_ALL = f"{__name__}.all"
+"""The key in a context of click that makes help list all options."""
+
 _TRY = """\
 attn-export: say what to do. For example:
   attn-export build --variant mqa                        build and judge an attention layer
@@ -172,7 +175,7 @@ class _HelpfulCommand(click.Command):
 
     def _show_all(self, ctx: click.Context, _: click.Parameter, value: bool) -> None:
         if value:
-            self._short = ()
+            ctx.meta[_ALL] = True
             click.echo(self.get_help(ctx))
             ctx.exit()
 
@@ -186,9 +189,10 @@ class _HelpfulCommand(click.Command):
             if (record := param.get_help_record(ctx)) is not None
         }
         others = [name for name in records if name not in grouped]
+        short = None if _ALL in ctx.meta or not self._short else {*self._short, *others}
         for heading, names in groups.items():
             listed = [*names, *others] if heading == [*groups][-1] else names
-            shown = [name for name in listed if not self._short or name in (*self._short, *others)]
+            shown = [name for name in listed if short is None or name in short]
             if shown:
                 with formatter.section(heading):
                     formatter.write_dl([records[name] for name in shown])
