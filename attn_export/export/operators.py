@@ -31,7 +31,7 @@ Translations = Mapping[str, Callable[..., Any]]
 """Functions by the names of operators, ``"namespace::name"``, or of Python functions."""
 
 _OWN = {
-    "aten", "attn_export", "higher_order", "onnx_symbolic", "prim", "prims", "torchvision",
+    "aten", "attn_export", "higher_order", "onnx", "onnx_symbolic", "prim", "prims", "torchvision",
     "transformers",
 }  # fmt: skip
 """Namespaces of operators that the exporter or this package translates."""

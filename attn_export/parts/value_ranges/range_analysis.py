@@ -38,6 +38,8 @@ _MOST_ALONE = 20
 
 _MOST_TIME = 1.0
 """The time for these runs, as a multiple of that of one run of the whole graph."""
+_LEAST_TIME = 1.0
+"""The least time for these runs, in seconds, so that it never decides in small graphs."""
 
 _FEW = 2
 """The number of values that are rounded alone in any time: one of each kind."""
@@ -219,7 +221,7 @@ class _Analyser:
             rough = [self._facts[each.value] for each in found if each.value in self._facts]
             lossy = [*lossy[:1], *rough[:1], *lossy[1:], *rough[1:]]
         chosen = dict[str, RangeFacts]()
-        left = _MOST_TIME * float(self._lockstep.seconds.sum())
+        left = max(_LEAST_TIME, _MOST_TIME * float(self._lockstep.seconds.sum()))
         for facts in lossy:
             left -= self._cost(facts.name)
             if left < 0 and len(chosen) >= _FEW:

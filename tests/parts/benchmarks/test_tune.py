@@ -170,7 +170,7 @@ def test_a_bundle_that_does_not_pass_stays_as_it_was(copy: Path, monkeypatch, ca
     print_tuned(tuned, quiet=False)
     said = capsys.readouterr().out
     assert "the bundle stays as it was" in said
-    assert "in-place: failed (exit 6)" in said
+    assert "in-place: failed: ort-cpu gives wrong outputs (exit 6)" in said
     assert "old graphs" not in said
     assert "Verdict(" not in said
 

@@ -55,7 +55,7 @@ def test_what_cannot_be_rounded_is_refused(model, dtype, error, message):
 
 def test_weights_that_are_not_finite_and_budgets_without_integers_are_refused(tmp_path):
     model = tiny_decoder("llama")
-    with pytest.raises(UsageError, match="without quantised weights"):
+    with pytest.raises(UsageError, match="needs quantised weights"):
         build(Subject.from_model(model), tmp_path / "out", budgets=["sqnr>=9"])
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 3] = torch.inf
