@@ -5,11 +5,13 @@ from __future__ import annotations
 from third_party import by_hand, of_libraries, of_pytorch, of_transformers
 from third_party.subjects import Table
 
-EVERY: Table = {
-    name: make
-    for table in (of_pytorch, by_hand, of_transformers, of_libraries)
-    for name, make in table.MODULES.items()
+SOURCES = {
+    "PyTorch's": of_pytorch.MODULES,
+    "as people write them": by_hand.MODULES,
+    "transformers'": of_transformers.MODULES,
+    "other libraries'": of_libraries.MODULES,
 }
+EVERY: Table = {name: make for table in SOURCES.values() for name, make in table.items()}
 
 REFUSED = {
     "Falcon, ALiBi": "Could not find an implementation for Mul",  # in bfloat16

@@ -51,21 +51,25 @@ class Tried:
     seconds: float
 
 
-def tried(subject: Subject, *, exporter: bool) -> Tried:
-    """Build a subject in all dialects and compare its graph once more."""
+def tried(subject: Subject, *, exporter: bool, bundle: Path | None = None) -> Tried:
+    """Build a subject in all dialects and compare its graph once more; a bundle that passes stays.
+
+    `bundle`: Where; nowhere by default.
+    """
     start, outcome, said, softmax, form = time.monotonic(), "passed", "", None, False
     bare = with_exporter(subject) if exporter else None
     start = time.monotonic()
     with scratch() as folder:
+        built = bundle or folder / "b"
         try:
             with quiet():
-                report = build(subject, folder / "b", runtimes=["ort-cpu"])
+                report = build(subject, built, runtimes=["ort-cpu"])
         except AttnExportError as error:
             return Tried("refused", str(error), None, False, bare, time.monotonic() - start)
         except Exception as error:
             said = f"{type(error).__name__}: {error} {traceback.format_exc()[-300:]!r}"
             return Tried("crashed", said, None, False, bare, time.monotonic() - start)
-        bundle = folder / ("b" if report.passed else "b.failed")
+        bundle = built if report.passed else built.with_name(f"{built.name}.failed")
         graphs = json.loads((bundle / "manifest.json").read_text())["graphs"]
         form = "model.ort.onnx" in graphs
         softmax = holds_softmax(bundle / "model.onnx")
@@ -99,7 +103,7 @@ def with_exporter(subject: Subject) -> bool:
                     input_names=list(subject.inputs), output_names=list(subject.outputs),
                     dynamic_shapes=shapes,
                 )  # fmt: skip
-                return not disagreement(subject, folder / "model.onnx")
+            return not disagreement(subject, folder / "model.onnx")
         except Exception:
             return False
 
