@@ -35,7 +35,7 @@ WINDOW = ProbeGraph(
 )
 _LOCAL = 3
 GROUPED = ProbeGraph(
-    "window of GroupQueryAttention", past=True, grouped_query=True,
+    "window of GroupQueryAttention", past=True, operator="GroupQueryAttention",
     attributes={"num_heads": H, "kv_num_heads": HKV, "local_window_size": _LOCAL},
 )  # fmt: skip
 

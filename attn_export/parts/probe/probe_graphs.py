@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,25 +52,29 @@ class ProbeGraph:
     mask: str = ""
     past: bool = False
     lengths: bool = False
-    attributes: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
+    attributes: Mapping[str, int | float | str] = dataclasses.field(default_factory=dict)
     dtype: str = "float32"
     opset: int = 23
-    grouped_query: bool = False
+    operator: str = "Attention"
 
     @property
     def dialect(self) -> str:
         """The dialect that has the node."""
-        return ORT if self.grouped_query else STANDARD
+        return ORT if self.operator == "GroupQueryAttention" else STANDARD
 
 
 def write_graph(graph: ProbeGraph, dialect: str, folder: Path) -> Path | None:
-    """Return the written file of a graph in a dialect; None if the dialect cannot express it."""
+    """Return the written file of a graph in a dialect; None if the dialect cannot express it.
+
+    Only `Attention` has a portable form here: that of another operator does not show what a runtime
+    means by it.
+    """
     path = folder / f"{graph.name}.{dialect}.onnx".replace(" ", "-")
     if dialect == graph.dialect:
-        onnx.save(_model(graph), path)
+        onnx.save(make_model(graph), path)
         return path
     written = write_graph(graph, graph.dialect, folder)
-    if dialect != PORTABLE or written is None:
+    if dialect != PORTABLE or graph.operator != "Attention" or written is None:
         return None
     # Imported here because it takes 0.3 s.
     from attn_export.graph.load import load_graph
@@ -84,22 +88,24 @@ def write_graph(graph: ProbeGraph, dialect: str, folder: Path) -> Path | None:
     return path
 
 
-def _model(graph: ProbeGraph) -> onnx.ModelProto:
-    inputs = _grouped_query_inputs() if graph.grouped_query else _inputs(graph)
-    outputs = {"output": inputs["query"]}
-    if graph.past:
+def make_model(graph: ProbeGraph) -> onnx.ModelProto:
+    """Return the model of a graph, in the dialect that has its node."""
+    inputs, names = _ENDS[graph.operator]
+    typed = inputs(graph)
+    outputs = {"output": typed["query"]}
+    if graph.operator == "LinearAttention":
+        outputs["present_state"] = _STATE
+    elif graph.past:
         outputs |= dict.fromkeys(("present_key", "present_value"), _cache_type("total_len", graph))
-    operator, domain, names = "Attention", "", ATTENTION_INPUTS
-    if graph.grouped_query:
-        operator, domain, names = "GroupQueryAttention", MICROSOFT, tuple(inputs)
-    node_inputs = [name if name in inputs else "" for name in names]
+    domain = MICROSOFT if graph.dialect == ORT else ""
+    node_inputs = [name if name in typed else "" for name in names]
     while not node_inputs[-1]:
         node_inputs.pop()
     attributes: dict[str, Any] = dict(graph.attributes)
     node = helper.make_node(
-        operator, node_inputs, list(outputs), name="attention", domain=domain, **attributes
+        graph.operator, node_inputs, list(outputs), name="attention", domain=domain, **attributes
     )
-    onnx_graph = helper.make_graph([node], "attention", _value_infos(inputs), _value_infos(outputs))
+    onnx_graph = helper.make_graph([node], "attention", _value_infos(typed), _value_infos(outputs))
     opsets = [helper.make_opsetid("", graph.opset)]
     if domain:
         opsets.append(helper.make_opsetid(domain, 1))
@@ -129,7 +135,7 @@ def _inputs(graph: ProbeGraph) -> dict[str, TensorType]:
     return inputs
 
 
-def _grouped_query_inputs() -> dict[str, TensorType]:
+def _grouped_query_inputs(_: ProbeGraph) -> dict[str, TensorType]:
     """Return the inputs of `GroupQueryAttention` with a past, in their order."""
     past: TensorType = ("float32", ["batch", HKV, "past_len", D])
     new: TensorType = ("float32", ["batch", "query_len", HKV * D])
@@ -138,6 +144,39 @@ def _grouped_query_inputs() -> dict[str, TensorType]:
         "past_key": past, "past_value": past,
         "seqlens_k": ("int32", ["batch"]), "total": ("int32", []),
     }  # fmt: skip
+
+
+_STATE: TensorType = ("float32", ["batch", HKV, D, D])
+
+
+def _linear_inputs(graph: ProbeGraph) -> dict[str, TensorType]:
+    """Return the inputs of `LinearAttention` by its rule, in their order."""
+    rule = str(graph.attributes["update_rule"])
+
+    def tokens(heads: int, width: int = D) -> TensorType:
+        return graph.dtype, ["batch", "query_len", heads * width]
+
+    inputs = {"query": tokens(H), "key": tokens(HKV), "value": tokens(HKV)}
+    if graph.past:
+        inputs["past_state"] = _STATE
+    if "gated" in rule:
+        inputs["decay"] = tokens(HKV, 1)
+    if "delta" in rule:
+        inputs["beta"] = tokens(HKV, 1)
+    return inputs
+
+
+_ENDS: Mapping[str, tuple[Callable[[ProbeGraph], dict[str, TensorType]], tuple[str, ...]]] = {
+    "Attention": (_inputs, ATTENTION_INPUTS),
+    "GroupQueryAttention": (
+        _grouped_query_inputs,
+        ("query", "key", "value", "past_key", "past_value", "seqlens_k", "total"),
+    ),
+    "LinearAttention": (
+        _linear_inputs, ("query", "key", "value", "past_state", "decay", "beta"),
+    ),
+}  # fmt: skip
+"""What gives the inputs of each operator, and the names of all of them in their order."""
 
 
 def _value_infos(typed: Mapping[str, TensorType]) -> list[onnx.ValueInfoProto]:

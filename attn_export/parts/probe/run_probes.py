@@ -19,6 +19,7 @@ from attn_export.parts.probe.findings import (
     ProbeFinding,
     ProbeRow,
 )
+from attn_export.parts.probe.linear_probes import linear_probes
 from attn_export.parts.probe.mask_probes import mask_probes, odd_input_probes, visible_key_probes
 from attn_export.parts.probe.precision import precision_probes
 from attn_export.parts.probe.probe_graphs import write_graph
@@ -42,7 +43,10 @@ _PYTORCH = "pytorch"
 
 def probes() -> tuple[Probe, ...]:
     """Return all probes, in the order of the report."""
-    return (*visible_key_probes(), *mask_probes(), *precision_probes(), *odd_input_probes())
+    return (
+        *visible_key_probes(), *mask_probes(), *precision_probes(), *linear_probes(),
+        *odd_input_probes(),
+    )  # fmt: skip
 
 
 def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:

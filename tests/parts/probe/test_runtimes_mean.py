@@ -50,6 +50,23 @@ ONNX = {
 }
 """Readings of the reference evaluator."""
 
+LINEAR = {
+    "linear scale": "1/sqrt(D)",
+    "linear heads": "blocks: h // 2",
+    "linear, normalised": "as they are",
+    "linear, own token": "with its own",
+    "linear, state": "[D, Dv]",
+    "linear chunk_size 2": "nothing",
+    "decay, when": "before",
+    "decay, of g": "exp(g)",
+    "delta, found in": "the decayed state",
+}
+"""Readings of `LinearAttention` in the runtimes that have it."""
+
+ORT_OF_LINEAR = "ort-cpu==1.32.0"
+READINGS = {ORT_OF_LINEAR: {"window 2, 1": "i-2 to i+1"}}
+"""Readings of a version that the runtime's own do not hold for."""
+
 PORTABLE_ONLY = {
     "window 2, 1": "no such operator",
     "NaN in hidden key": "hidden",  # by a Where
@@ -57,7 +74,7 @@ PORTABLE_ONLY = {
 }
 
 ENGINES = {*packages(), "onnx-reference"}
-MEAN = sorted(always())
+MEAN = sorted({*always(), ORT_OF_LINEAR})
 MORE = sorted(ENGINES - {*required()})
 OF_THE_PROCESSOR = {"small values", "small weights"}
 """Probes of subnormal numbers: some processors keep them, others flush them to 0."""
@@ -71,7 +88,11 @@ def shown(row: ProbeRow) -> str:
 
 def check(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = runtime(name if name in ENGINES else OrtCpu.name)
-    wanted = ONNX | (PORTABLE_ONLY if kind.dialects == {"portable"} else {}) | kind.readings
+    lacks_it = "refused" if "standard" in kind.dialects else "no such operator"
+    has_it = name in ("onnx-reference", ORT_OF_LINEAR)
+    linear = LINEAR if has_it else dict.fromkeys(LINEAR, lacks_it)
+    portable = PORTABLE_ONLY if kind.dialects == {"portable"} else {}
+    wanted = ONNX | linear | portable | kind.readings | READINGS.get(name, {})
     monkeypatch.setattr(PyTorch, "unavailable", lambda _: "not run here")
     monkeypatch.setattr(
         run_probes, "REFERENCE", name
