@@ -11,7 +11,7 @@ import numpy as np
 
 from attn_export.cases.draw import generator
 from attn_export.dialect_names import LINEAR_OPSET
-from attn_export.explain.mistake import constant, plain, step
+from attn_export.explain.mistake import Changes, constant, plain, step
 from attn_export.float64.attention_steps import StepChange
 from attn_export.float64.evaluate import OPERATORS, Evaluation
 from attn_export.parts.probe.findings import Probe
@@ -20,8 +20,6 @@ from attn_export.tensorfile import Array, ArrayDict
 
 _TOKENS = 5
 _CHUNK = 2
-
-Changes = Mapping[str, StepChange]
 
 
 def _graph(name: str, rule: str, *, past: bool = False, chunk_size: int = 0) -> ProbeGraph:
