@@ -33,6 +33,9 @@ STEPS = (0.01, 0.03, 0.1, 0.3, 1.0)
 _LAYER = re.compile(r"(?:present|cache|layer|hidden)\D*(\d+)")
 """Pattern of the outputs that belong to a layer, by the names that exporters give them."""
 
+_PHASE = re.compile(r"(_\d+)+$|(?<=changed)[_.].*")
+"""Pattern of what names of cases have behind that of a phase: sizes, and an input that changed."""
+
 FIGURES = ("whole", "row", "max_abs", "max_rel")
 
 
@@ -99,47 +102,64 @@ def _row(report: Report, summary: Summary, cases: list[str]) -> dict[str, Any]:
     return {
         "summary": summary,
         "margin": pictures.margin_bar(summary.worst, failed=summary.passed < summary.cases),
-        **_cells(_name(summary), {case: by_case.get(case) for case in cases}),
+        **_cells(_name(summary), {"": {case: by_case.get(case) for case in cases}}),
     }
 
 
 def _layers(report: Report, summary: Summary) -> dict[str, Any] | None:
-    """Return a row of a cell for each layer and each other output; None below two layers."""
-    layers: dict[int, list[Verdict]] = {}
-    others: dict[str, list[Verdict]] = {}
-    for of_case in verdicts_by_case(report, summary.run).values():
-        for verdict in of_case:
+    """Return cells of each layer and each other output, by phase; None below two layers.
+
+    Cases of one phase have one name, apart from their sizes.
+    """
+    layers: dict[int, str] = {}
+    others: dict[str, None] = {}
+    phases: dict[str, dict[str, list[Verdict]]] = {}
+    for case, verdicts in verdicts_by_case(report, summary.run).items():
+        phase = phases.setdefault(_PHASE.sub("", case), {})
+        for verdict in verdicts:
             if found := _LAYER.search(verdict.output):
-                layers.setdefault(int(found[1]), []).append(verdict)
-            elif verdict.output:
-                others.setdefault(verdict.output, []).append(verdict)
+                name = layers.setdefault(int(found[1]), f"layer {int(found[1])}")
+            elif name := verdict.output:
+                others[name] = None
+            if name:
+                phase.setdefault(name, []).append(verdict)
     if len(layers) < 2:
         return None
-    ordered = {f"layer {layer}": layers[layer] for layer in sorted(layers)}
-    return _cells(_name(summary), {**ordered, **others})
+    names = [*(layers[layer] for layer in sorted(layers)), *others]
+    lines = {phase: {name: of.get(name) for name in names} for phase, of in phases.items()}
+    return _cells(_name(summary), lines)
 
 
-def _cells(name: str, verdicts: Mapping[str, list[Verdict] | None]) -> dict[str, Any]:
-    """Return a cell for each name, of which the first failure or else the largest is chosen."""
-    cells = [_cell(of, some) for of, some in verdicts.items()]
-    failed = [cell["step"] == "failed" for cell in cells]
-    sizes = [-1.0 if some is None else largest(some, "worst") or 0.0 for some in verdicts.values()]
-    sizes = [math.inf if math.isnan(size) else size for size in sizes]
-    chosen = failed.index(True) if any(failed) else sizes.index(max(sizes, default=0.0))
-    return {"name": name, "cells": cells, "chosen": chosen, "failed": any(failed)}
+def _cells(name: str, lines: Mapping[str, Mapping[str, list[Verdict] | None]]) -> dict[str, Any]:
+    """Return lines of cells by title, with the first failure or else the largest error chosen.
+
+    The first failure is the one of the first name, in whichever line.
+    """
+    cells = {
+        title: [_cell(f"{title}, {of}".removeprefix(", "), some) for of, some in line.items()]
+        for title, line in lines.items()
+    }
+    columns = [cell for column in zip(*cells.values(), strict=True) for cell in column]
+    failed = [cell for cell in columns if cell["step"] == "failed"]
+    if columns:
+        (failed or [max(columns, key=lambda cell: cell["size"])])[0]["chosen"] = True
+    return {"name": name, "lines": cells}
 
 
-def _cell(name: str, verdicts: list[Verdict] | None) -> dict[str, str]:
+def _cell(name: str, verdicts: list[Verdict] | None) -> dict[str, Any]:
+    cell = {"step": "none", "mark": "", "text": f"{name}: not run", "size": -1.0, "chosen": False}
     if verdicts is None:
-        return {"step": "none", "mark": "", "text": f"{name}: not run"}
+        return cell
     wrong = [v for v in verdicts if v.status != "passed"]
     worst = largest(verdicts, "worst")
-    figure = shown(worst, ".3g")
+    size, figure = worst or 0.0, shown(worst, ".3g")
+    cell["size"] = math.inf if math.isnan(size) else size
     if wrong:
-        of = f" ({wrong[0].output})" if wrong[0].output not in ("", name) else ""
-        return {"step": "failed", "mark": "✗", "text": f"{name}: {wrong[0].status}, {figure}{of}"}
-    step = sum((worst or 0.0) > limit for limit in STEPS[:-1])
-    return {"step": str(step), "mark": "", "text": f"{name}: passed, {figure}"}
+        of = f" ({wrong[0].output})" if not f", {name}".endswith(f", {wrong[0].output}") else ""
+        text = f"{name}: {wrong[0].status}, {figure}{of}"
+        return {**cell, "step": "failed", "mark": "✗", "text": text}
+    step = sum(size > limit for limit in STEPS[:-1])
+    return {**cell, "step": str(step), "text": f"{name}: passed, {figure}"}
 
 
 def _outputs(report: Report) -> list[dict[str, Any]]:

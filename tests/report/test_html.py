@@ -160,23 +160,28 @@ def test_a_margin_bar_meets_its_line_at_the_error_allowed():
         assert "h1v" in margin_bar(worst, failed=True).paths["ebad"]
 
 
-def test_layers_of_a_whole_model_have_cells_and_the_first_wrong_one_is_chosen():
+def test_layers_of_a_whole_model_are_a_line_of_cells_for_each_phase():
     outputs = ["logits", *(f"present.{i}.{part}" for i in range(12) for part in ("key", "value"))]
-    wrong = {"logits", "present.10.value", "present.11.key"}
+    wrong = {
+        ("past_7", "logits"), ("past_7", "present.11.key"), ("chunk_2_3", "present.10.value"),
+    }  # fmt: skip
     verdicts = tuple(
-        verdict("r", "failed" if name in wrong else "passed", 9.0 if name in wrong else 0.1,
-                output=name)
-        for name in outputs
+        verdict("r", "failed" if (case, name) in wrong else "passed",
+                9.0 if (case, name) in wrong else 0.1, case=case, output=name)
+        for case in ("past_7", "past_9", "chunk_2_3") for name in outputs
     )  # fmt: skip
     report = Report("model", (run("r"),), verdicts, ENVIRONMENT, ())
     text = to_html(report)
     layers = text[text.index('id="layers"') : text.index('id="map"')]
+    assert re.findall(r"<span aria-hidden=.true.>(\w+)</span>", layers) == ["past", "chunk"]
     says = re.findall(r'"says">(.*?)<', layers)
-    assert says[9:] == [
-        "layer 9: passed, 0.1", "layer 10: failed, 9 (present.10.value)",
-        "layer 11: failed, 9 (present.11.key)", "logits: failed, 9",
+    assert len(says) == 2 * 13
+    assert says[10:14] == [
+        "past, layer 10: passed, 0.1", "past, layer 11: failed, 9 (present.11.key)",
+        "past, logits: failed, 9", "chunk, layer 0: passed, 0.1",
     ]  # fmt: skip
-    assert [i for i, of in enumerate(re.findall("<input.*?>", layers)) if "checked" in of] == [10]
+    chosen = [i for i, of in enumerate(re.findall("<input.*?>", layers)) if "checked" in of]
+    assert [says[i] for i in chosen] == ["chunk, layer 10: failed, 9 (present.10.value)"]
     assert 'id="layers"' not in to_html(mixed())
 
 
