@@ -25,7 +25,7 @@ from attn_export.export.module_state import preserve_state
 _PACKAGE = "torch._higher_order_ops"
 
 
-_MOST_STEPS, _MOST_TRIED = 2**14, 192
+_MOST_STEPS, _MOST_TRIED = 2**14, 100
 """The largest number of steps of the loops of a run, which may not end for some values, and of one
 that finds sizes for cases: each case runs a dozen times, one operation after the other."""
 
@@ -64,14 +64,26 @@ def _loops_of_python() -> Iterator[None]:
 
     def scanned(_: Any, combine: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> Any:
         _step(len(xs[0]))
-        return scan.generic_scan(combine, init, xs, additional_inputs=additional_inputs)
+        returned = None  # a step's results, nested as the loop's; those of captures are flat
+
+        def step(*values: Any) -> Any:
+            nonlocal returned
+            returned = combine(*values)
+            return returned
+
+        flat = scan.generic_scan(step, init, xs, additional_inputs=additional_inputs)
+        return pytree.tree_unflatten(flat, pytree.tree_structure(returned))
 
     def repeated(_: Any, condition: Any, body: Any, *args: Any, **options: Any) -> Any:
         def counted(*values: Any) -> Any:
             _step(1)
-            return body(*values)
+            return tuple(pytree.tree_leaves(body(*values)))
 
-        return while_loop.while_loop_dense(condition, counted, *args, **options)
+        flat = while_loop.while_loop_dense(condition, counted, *args, **options)
+        # A loop without steps does not show how its values are nested. A capture's are not.
+        given = inspect.getclosurevars(body).nonlocals if inspect.isfunction(body) else {}
+        carried = given["in_spec"].child(0) if "in_spec" in given else None
+        return pytree.tree_unflatten(flat, carried) if carried else flat
 
     def each(_: Any, *args: Any) -> Any:
         _step(len(args[1][0]))

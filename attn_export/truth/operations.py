@@ -94,6 +94,7 @@ class RoundingRecorder(OperationMode):
         return out
 
 
+@functools.cache
 def name_of(func: Any) -> str:
     """Return the name of an operation, without the underscore of in-place variants."""
     name = str(func._schema.name).rpartition("::")[2]
@@ -114,6 +115,7 @@ def makes_integers(out: Any, args: Sequence[Any]) -> bool:
     return is_whole and any(isinstance(x, Tensor) and x.is_floating_point() for x in args)
 
 
+@functools.cache
 def is_view(func: Any) -> bool:
     """Return whether an operation returns a view of its input."""
     return any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch._higher_order_ops import associative_scan, scan, while_loop
 
 from attn_export import Subject, build
 from attn_export.export.export import export
+from attn_export.export.loops import run_plainly
 
 Step = Callable[["Loops", Tensor], Tensor]
 
@@ -51,7 +54,28 @@ def halved(m: Loops, x: Tensor) -> Tensor:
     return while_loop(more, step, (torch.tensor(0), x))[1]
 
 
-LOOPS: dict[Step, str] = {recurrent: "Scan", combined: "Scan", halved: "Loop"}
+def softmax(_: Loops, x: Tensor) -> Tensor:
+    """Return the last running softmax of each channel, summed; a scan of a loop of no steps."""
+
+    def more(i: Tensor, _: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
+        return i > 0
+
+    def step(i: Tensor, pair: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Any]:
+        return i - 1, {"pair": (pair["pair"][0] / 2, pair["pair"][1] + 1)}
+
+    def added(carry: tuple[Tensor, Tensor], u: Tensor) -> tuple[Any, dict[str, Tensor]]:
+        total, most = carry
+        top = torch.maximum(most, u)
+        total = total * (most - top).exp() + (u - top).exp()
+        return (total, top), {"sum": total.clone(), "scaled": (u - top).exp() / total}
+
+    first = torch.zeros_like(x[:, 0])
+    (total, _), of_each = scan(added, (first, first - 9), x, dim=1)
+    of_none = while_loop(more, step, (torch.tensor(0), {"pair": (total, first)}))[1]["pair"]
+    return of_each["scaled"] + of_none[0][:, None] / of_each["sum"]
+
+
+LOOPS: dict[Step, str] = {recurrent: "Scan", combined: "Scan", halved: "Loop", softmax: "Scan"}
 
 
 def of(step: Step) -> Subject:
@@ -70,3 +94,10 @@ def test_it_becomes_one_node_with_a_body(step: Step):
 @pytest.mark.every(3)
 def test_it_passes(step: Step, tmp_path: Path):
     assert build(of(step), tmp_path / "b", runtimes=["ort-cpu"]).passed
+
+
+@pytest.mark.parametrize("step", LOOPS, ids=lambda step: step.__name__)
+def test_a_run_in_python_is_that_of_pytorch(step: Step):
+    module, x = Loops(step).eval(), torch.randn(2, 5, 4)
+    with torch.inference_mode():
+        assert torch.allclose(run_plainly(module, {"x": x}, nullcontext()), module(x), atol=1e-6)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from third_party import by_hand, of_libraries, of_pytorch, of_transformers
+from third_party import (
+    by_hand,
+    cached,
+    hybrid,
+    of_hybrids,
+    of_libraries,
+    of_pytorch,
+    of_transformers,
+    recurrent,
+)
 from third_party.subjects import Table
 
 SOURCES = {
@@ -10,6 +19,10 @@ SOURCES = {
     "as people write them": by_hand.MODULES,
     "transformers'": of_transformers.MODULES,
     "other libraries'": of_libraries.MODULES,
+    "loops": recurrent.MODULES,
+    "linear and hybrid": hybrid.MODULES,
+    "caches": cached.MODULES,
+    "transformers' caches and hybrids": of_hybrids.MODULES,
 }
 EVERY: Table = {name: make for table in SOURCES.values() for name, make in table.items()}
 

@@ -1,0 +1,160 @@
+"""Small hybrid models of `transformers`, and its decoders that are given a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import transformers as hf
+from third_party.cached import PAST
+from third_party.of_transformers import DECODER, EXPERTS, SIZES, model
+from third_party.subjects import TOKENS, E, H, Table, ids, taken
+
+from attn_export import Axis, Subject
+
+LINEAR = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+    "num_hidden_layers": 2,
+}  # fmt: skip
+MAMBA = {
+    "num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8,
+    "hidden_size": E, "num_hidden_layers": 1, "vocab_size": 50,
+}  # fmt: skip
+
+
+def fixed(kind: str, how: str = "sdpa", **options: Any) -> Subject:
+    """Return a subject of a model over tokens of one length, without a cache."""
+    module = model(kind, {**DECODER, **options}, how)
+    return taken(module, {"input_ids": ids()}, {"input_ids": {0: "batch"}}, use_cache=False)
+
+
+def free(kind: str, how: str = "sdpa", **options: Any) -> Subject:
+    """Return a subject of a model over tokens of any length, without a cache."""
+    module = model(kind, {**DECODER, **options}, how)
+    return taken(module, {"input_ids": ids()}, {"input_ids": TOKENS}, use_cache=False)
+
+
+def cached(
+    kind: str,
+    cache: Callable[[Any, Any], Any],
+    axes: Any = PAST,
+    name: str = "Model",
+    axis: Any = "query_len",
+    key: str = "past_key_values",
+    outputs: tuple[str, ...] = ("last_hidden_state",),
+    **options: Any,
+) -> Subject:
+    """Return a subject of a decoder that is given a cache, filled with 6 tokens."""
+    module = model(kind, {**DECODER, **options}, "sdpa", name).eval()
+    inputs = {"input_ids": ids(length=3), key: cache(module, options)}
+    every = {"input_ids": {0: "batch", 1: axis}, key: axes}
+    return Subject(module, inputs, every, list(outputs))
+
+
+def dynamic(module: Any, _: Any) -> Any:
+    cache = hf.DynamicCache(config=module.config)
+    with torch.no_grad():
+        module(input_ids=ids(length=6), past_key_values=cache)
+    return cache
+
+
+def static(module: Any, _: Any) -> Any:
+    cache = hf.StaticCache(config=module.config, max_cache_len=32)
+    with torch.no_grad():
+        module(input_ids=ids(length=6), past_key_values=cache)
+    return cache
+
+
+def states_of(module: Any, _: Any) -> Any:
+    with torch.no_grad():
+        return module(input_ids=ids(length=6), use_cache=True).cache_params
+
+
+def one_token(kind: str, cache: Any = dynamic, layer: int | None = None, **options: Any) -> Subject:
+    """Return a subject of one step of decoding; `layer` is the one whose cache grows."""
+    how = "eager" if cache is states_of else "sdpa"
+    module = model(kind, {**DECODER, **options}, how).eval()
+    key = "cache_params" if cache is states_of else "past_key_values"
+    inputs = {"input_ids": ids(length=1), key: cache(module, options)}
+    axes: dict[str, Any] = {"input_ids": {0: "batch"}, key: PAST}
+    if layer is not None:
+        axes |= {key: {0: "batch"}, f"{key}.layers.{layer}": PAST}
+    if cache is states_of:
+        axes[key] = {0: "batch"}
+    return Subject(module, inputs, axes, ["last_hidden_state"])
+
+
+def encoded(kind: str, **options: Any) -> Subject:
+    """Return a subject of the decoder of a translator, whose cache holds both kinds of keys."""
+    sizes = {
+        **SIZES, "d_model": E, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": H,
+        "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": H,
+        "decoder_attention_heads": H, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, **options,
+    }  # fmt: skip
+    module = model(kind, sizes, "sdpa").eval()
+    with torch.no_grad():
+        first = module(input_ids=ids(length=5), decoder_input_ids=ids(length=6), use_cache=True)
+    inputs = {
+        "decoder_input_ids": ids(length=1), "encoder_outputs": (first.encoder_last_hidden_state,),
+        "past_key_values": first.past_key_values,
+    }  # fmt: skip
+    axes = {
+        "decoder_input_ids": {0: "batch"}, "encoder_outputs": {0: "batch", 1: "key_len"},
+        "past_key_values.self_attention_cache": {0: "batch", 2: Axis("past_len", max=80)},
+        "past_key_values.cross_attention_cache": {0: "batch", 2: "key_len"},
+    }  # fmt: skip
+    return Subject(module, inputs, axes, ["last_hidden_state"])
+
+
+MODULES: Table = {
+    "Qwen3Next, fixed": lambda: fixed(
+        "Qwen3Next", **LINEAR, **EXPERTS, shared_expert_intermediate_size=16
+    ),
+    "Qwen3_5Text, fixed": lambda: fixed("Qwen3_5Text", **LINEAR),
+    "Qwen3_5Text, free": lambda: free("Qwen3_5Text", **LINEAR),
+    "Mamba2, fixed": lambda: fixed("Mamba2", "eager", **MAMBA),
+    "Mamba2, free": lambda: free("Mamba2", "eager", **MAMBA),
+    "Mamba, free": lambda: free("Mamba", "eager", state_size=8, time_step_rank=4),
+    "Rwkv, fixed": lambda: fixed("Rwkv", "eager", num_hidden_layers=2, context_length=96),
+    "Lfm2, free": lambda: free(
+        "Lfm2", layer_types=["conv", "full_attention"], num_hidden_layers=2
+    ),
+    "RecurrentGemma, fixed": lambda: fixed(
+        "RecurrentGemma", block_types=["recurrent", "attention"], num_hidden_layers=2,
+        attention_window_size=8,
+    ),
+    "MiniMax, fixed": lambda: fixed(
+        "MiniMax", layer_types=["linear_attention", "full_attention"], num_hidden_layers=2,
+        block_size=4, **EXPERTS,
+    ),
+    "Llama, DynamicCache": lambda: cached("Llama", dynamic),
+    "Qwen3, DynamicCache of 2 layers": lambda: cached("Qwen3", dynamic, num_hidden_layers=2),
+    "Llama, logits, DynamicCache": lambda: cached(
+        "Llama", dynamic, name="ForCausalLM", outputs=("logits",)
+    ),
+    "Llama, StaticCache": partial(
+        cached, "Llama", static, {0: "batch"}, axis=Axis("query_len", max=26)
+    ),
+    "GPT2, DynamicCache": partial(
+        cached, "GPT2", dynamic, {0: "batch", 2: Axis("past_len", max=48)},
+        axis=Axis("query_len", max=48),
+    ),
+    "Mistral, one token, sliding": lambda: one_token("Mistral", sliding_window=16),
+    "Gemma3Text, one token, both": lambda: one_token(
+        "Gemma3Text", sliding_window=16, num_hidden_layers=2,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "T5, EncoderDecoderCache": lambda: encoded("T5"),
+    "Bart, EncoderDecoderCache": lambda: encoded("Bart"),
+    "Qwen3_5Text, one token": lambda: one_token("Qwen3_5Text", layer=1, **LINEAR),
+    "Mamba2, one token": lambda: one_token("Mamba2", states_of, **MAMBA),
+    "Mamba, one token": lambda: one_token(
+        "Mamba", states_of, state_size=8, time_step_rank=4
+    ),
+    "Lfm2, one token": lambda: one_token(
+        "Lfm2", layer=1, layer_types=["conv", "full_attention"], num_hidden_layers=2
+    ),
+}  # fmt: skip
