@@ -25,6 +25,21 @@ ADVICE = (
         "pass a plain bool, or make the causal mask from the sizes and pass it as attn_mask",
     ),
     (
+        r"Encountered aliasing during higher order op",
+        "a loop whose step returns an input as it is, or reads two views of one tensor",
+        "make them copies by x.clone()",
+    ),
+    (
+        r"to have same metadata|same meta data",
+        "a loop whose values change shape, type or strides in a step",
+        "start it with contiguous tensors of the shape and type that the step returns",
+    ),
+    (
+        r"(?s)Could not extract specialized integer.*while_loop",
+        "a tensor as an index in a loop",
+        "write x.index_select(1, i.view(1)) in place of x[:, i]",
+    ),
+    (
         r"data-dependent|Could not extract specialized",
         "a branch or a size depends on the values of a tensor",
         "use torch.where or a mask instead, or make the value a constant of the module",

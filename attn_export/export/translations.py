@@ -24,7 +24,6 @@ from attn_export.attention.onnx_attention import OPSET
 # does not. `Attention` shares heads by itself; missing leading axes are added here
 # (https://onnx.ai/onnx/operators/onnx__Attention.html).
 
-
 op: Any = opset23  # Any, since its types do not allow constants in place of values of a graph
 
 _HEADS_AXES = 4
@@ -102,9 +101,24 @@ def _sort(
 # -- functions that lose digits as the exporter writes them --------------------------------------
 
 
+def _log1p(x: Any) -> Any:
+    """Emit log(1 + x) as 2 atanh(x / (2 + x)) for small x, of which 1 + x keeps few digits."""
+    half, one, two = (op.CastLike(op.Constant(value_float=n), x) for n in (0.5, 1.0, 2.0))
+    near = op.Mul(two, op.Atanh(op.Div(x, op.Add(x, two))))
+    return op.Where(op.Less(op.Abs(x), half), near, op.Log(op.Add(x, one)))
+
+
+def _softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    """Emit log(1 + exp(beta x)) / beta: ONNX Runtime's Softplus is wrong by 2 % at -15."""
+    factor, most = (op.CastLike(op.Constant(value_float=float(n)), x) for n in (beta, threshold))
+    scaled = op.Mul(x, factor)
+    found = op.Div(op.Add(op.Relu(scaled), _log1p(op.Exp(op.Neg(op.Abs(scaled))))), factor)
+    return op.Where(op.Greater(scaled, most), x, found)
+
+
 def _log_sigmoid(x: Any) -> Any:
     """Emit log(sigmoid(x)) as -softplus(-x): sigmoid(x) is 0 in float32 from -104 on."""
-    return op.Neg(op.Softplus(op.Neg(x)))
+    return op.Neg(_softplus(op.Neg(x)))
 
 
 def _expm1(x: Any) -> Any:
@@ -128,8 +142,7 @@ def grouped_product(x: Any, weights: Any, ends: Any) -> Any:
     row = op.Range(op.Constant(value_int=0), count, op.Constant(value_int=1))
     after = op.GreaterOrEqual(op.Unsqueeze(row, one), op.Unsqueeze(op.Cast(ends, to=7), zero))
     group = op.ReduceSum(op.Cast(after, to=7), last, keepdims=0)
-    product = op.MatMul(op.Unsqueeze(x, one), op.Gather(weights, group, axis=0))
-    return op.Squeeze(product, one)
+    return op.Squeeze(op.MatMul(op.Unsqueeze(x, one), op.Gather(weights, group, axis=0)), one)
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -140,6 +153,8 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         torch.ops.aten.log_sigmoid.default: _log_sigmoid,
         torch.ops.aten.log_sigmoid_forward.default: lambda x: (_log_sigmoid(x), x),
         torch.ops.aten.expm1.default: _expm1,
+        torch.ops.aten.log1p.default: _log1p,
+        torch.ops.aten.softplus.default: _softplus,
     }
     experts = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     if experts is not None:  # known once transformers is imported
@@ -216,8 +231,7 @@ ON_PAIRS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.mul.Scalar: _multiply,
     torch.ops.aten.mul.Tensor: _multiply,
 }
-"""Decompositions of complex operations. For real operands they return NotImplemented, which leaves
-the operation as it is."""
+"""Decompositions of complex operations. NotImplemented leaves operations on real operands alone."""
 
 
 # -- opsets --------------------------------------------------------------------------------------

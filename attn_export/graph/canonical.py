@@ -56,6 +56,8 @@ def canonicalize(
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
     _name_outputs(model, outputs)
+    if any(model.graph.subgraphs()):  # a name in a body may be no name outside it
+        common.NameFixPass()(model)
     drop_unused_outputs(model)
     common.RemoveUnusedOpsetsPass()(model)
     name_constants(model, keep=parameters)
@@ -66,19 +68,27 @@ def canonicalize(
 
 
 def _name_outputs(model: ir.Model, names: Sequence[str]) -> None:
-    """Name the outputs, and make each a separate value.
-
-    An output that is also an input, an initialiser or another output is copied by Identity.
-    """
-    taken: set[ir.Value] = {*model.graph.inputs, *model.graph.initializers.values()}
-    for index, name in enumerate(names):
-        value = model.graph.outputs[index]
-        if value in taken:
-            copy = ir.node("Identity", [value], name=f"{name}_copy")
-            copy.outputs[0].shape, copy.outputs[0].type = value.shape, value.type
-            model.graph.append(copy)
-            value = model.graph.outputs[index] = copy.outputs[0]
+    """Name the outputs, and make each a separate value, as those of the bodies of loops."""
+    for graph in (model.graph, *model.graph.subgraphs()):
+        _separate_outputs(graph)
+    for value, name in zip(model.graph.outputs, names, strict=True):
         value.name = name
+
+
+def _separate_outputs(graph: ir.Graph) -> None:
+    """Copy outputs by Identity that another graph computes, or that are inputs or other outputs.
+
+    ONNX Runtime takes the last of two equal outputs of a body for both, before it is computed.
+    """
+    taken: set[ir.Value] = set()
+    for index, value in enumerate(graph.outputs):
+        producer = value.producer()
+        if value in taken or producer is None or producer.graph is not graph:
+            copy = ir.node("Identity", [value], name=f"{value.name}_copy_{index}")
+            copy.outputs[0].name = copy.name
+            copy.outputs[0].shape, copy.outputs[0].type = value.shape, value.type
+            graph.append(copy)
+            value = graph.outputs[index] = copy.outputs[0]
         taken.add(value)
 
 

@@ -21,6 +21,7 @@ from attn_export.graph.ir_helpers import (
     constant,
     constant_array,
     dims,
+    every_node,
     insert,
     ints,
     nodes_of,
@@ -35,6 +36,12 @@ _PASSING_OPERATORS = frozenset({
     "Transpose", "Trilu", "Unsqueeze", "Where",
 })  # fmt: skip
 """Operators that may pass a huge constant on to a mask."""
+
+_PRODUCTS_AND_MOVES = frozenset({
+    "Add", "Concat", "Div", "Expand", "Identity", "Mul", "Reshape", "Slice", "Squeeze", "Transpose",
+    "Unsqueeze",
+})  # fmt: skip
+"""Operators after which a number that nearly vanishes may be all of a row."""
 
 
 class _AxisSize(NamedTuple):
@@ -51,8 +58,12 @@ def make_ort_compatible(model: ir.Model) -> None:
     spread_batches(model)
     make_scales_positive(model)
     spread_rotary_caches(model)
-    if nodes_of(model, "LinearAttention"):  # whose gates are products of many tokens
-        write_sigmoids(model)
+    has_linear = bool(nodes_of(model, "LinearAttention"))  # its gates are products of many tokens
+    for node in list(every_node(model.graph)):
+        if node.op_type == "Sigmoid" and (has_linear or _reaches_output(node)):
+            _write_sigmoid(model, node)
+        elif node.op_type == "Where" and node.outputs[0].dtype == ir.DataType.BOOL:
+            _write_choice(node)
 
 
 def clamp_masks(model: ir.Model) -> None:
@@ -80,16 +91,47 @@ def write_sigmoids(model: ir.Model) -> None:
     wrong: at -16 by half, and below -18 it is 0. Beside products both take as long.
     """
     for node in nodes_of(model, "Sigmoid"):
-        x = node.inputs[0]
-        if x is None or ir.DataType.FLOAT not in (x.dtype, node.outputs[0].dtype):
-            continue
-        one = constant(model, np.array(1, np.float32))
-        power = insert(node, ir.node("Exp", [insert(node, ir.node("Neg", [x]), x)]), x)
-        divisor = insert(node, ir.node("Add", [power, one]), x)
-        node.op_type = "Div"
-        node.resize_inputs(2)
-        node.replace_input_with(0, one)
-        node.replace_input_with(1, divisor)
+        _write_sigmoid(model, node)
+
+
+def _write_sigmoid(model: ir.Model, node: ir.Node) -> None:
+    x = node.inputs[0]
+    if x is None or ir.DataType.FLOAT not in (x.dtype, node.outputs[0].dtype):
+        return
+    one = constant(model, np.array(1, np.float32))
+    power = insert(node, ir.node("Exp", [insert(node, ir.node("Neg", [x]), x)]), x)
+    divisor = insert(node, ir.node("Add", [power, one]), x)
+    node.op_type = "Div"
+    node.resize_inputs(2)
+    node.replace_input_with(0, one)
+    node.replace_input_with(1, divisor)
+
+
+def _reaches_output(node: ir.Node) -> bool:
+    """Return whether an output of a graph or of a body has rows that are no more than a product.
+
+    A sum over many numbers, as in a projection, hides the error of one that nearly vanishes.
+    """
+    values, seen = list(node.outputs), set(node.outputs)
+    while values:
+        value = values.pop()
+        if value.is_graph_output():
+            return True
+        readers = (n for n, _ in value.uses() if n.op_type in _PRODUCTS_AND_MOVES)
+        new = {output for reader in readers for output in reader.outputs} - seen
+        values += new
+        seen |= new
+    return False
+
+
+def _write_choice(node: ir.Node) -> None:
+    """Write a Where of bool values by And and Or: ONNX Runtime has no kernel for it."""
+    chosen, first, second = node.inputs
+    other = insert(node, ir.node("Not", [chosen]), chosen)
+    node.op_type = "Or"
+    node.resize_inputs(2)
+    for index, pair in enumerate(((chosen, first), (other, second))):
+        node.replace_input_with(index, insert(node, ir.node("And", pair), node.outputs[0]))
 
 
 def spread_masks(model: ir.Model) -> None:

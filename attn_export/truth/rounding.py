@@ -237,7 +237,7 @@ class RandomRounding(OperationMode):
             return out
         limit = out.abs().mul_(unit)
         for x in (first, second):
-            size = x.abs() if isinstance(x, Tensor) else torch.tensor(abs(x), dtype=out.dtype)
+            size = torch.as_tensor(x, dtype=out.dtype).abs()  # it may be a mask, or a number
             torch.minimum(limit, size, out=limit)
         return torch.addcmul(out, _without_huge(limit, out), self._random.uniform(out.shape))
 

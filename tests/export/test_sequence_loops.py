@@ -7,13 +7,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
+from onnxruntime import InferenceSession
 from shared import extended
 from torch import Tensor, nn
 from torch._higher_order_ops import associative_scan, scan, while_loop
 
 from attn_export import Subject, build
+from attn_export.errors import ExportError
 from attn_export.export.export import export
 from attn_export.export.loops import run_plainly
 
@@ -86,8 +90,13 @@ def of(step: Step) -> Subject:
 @pytest.mark.parametrize("step", LOOPS, ids=lambda step: step.__name__)
 @pytest.mark.every(3)
 def test_it_becomes_one_node_with_a_body(step: Step):
-    nodes = [node.op_type for node in export(of(step)).model.graph]
-    assert nodes.count(LOOPS[step]) == 1
+    subject, x = of(step), torch.randn(3, 7, 4)
+    model = export(subject).model
+    assert [node.op_type for node in model.graph].count(LOOPS[step]) == 1
+    with torch.inference_mode():
+        wanted = subject.call(subject.module, {"x": x})["y"]
+    (found,) = InferenceSession(ir.to_proto(model).SerializeToString()).run(None, {"x": x.numpy()})
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("step", extended(LOOPS, lambda _: False), ids=lambda step: step.__name__)
@@ -101,3 +110,37 @@ def test_a_run_in_python_is_that_of_pytorch(step: Step):
     module, x = Loops(step).eval(), torch.randn(2, 5, 4)
     with torch.inference_mode():
         assert torch.allclose(run_plainly(module, {"x": x}, nullcontext()), module(x), atol=1e-6)
+
+
+def views(_: Loops, x: Tensor) -> Tensor:
+    one, two = x.unbind(-1)[:2]
+
+    def step(h: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        return h + u[..., 0] * one[:, 0] + two[:, 0], u.clone()
+
+    return scan(step, x[:, 0, 0].clone(), x, dim=1)[1]
+
+
+def other_type(_: Loops, x: Tensor) -> Tensor:
+    return scan(lambda h, u: (h + u.double(), u.clone()), x[:, 0].clone(), x, dim=1)[1]
+
+
+def indexed(_: Loops, x: Tensor) -> Tensor:
+    def step(i: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return i + 1, y + x[:, i]
+
+    return while_loop(lambda i, _: i < x.shape[1], step, (torch.tensor(0), x[:, 0].clone()))[1]
+
+
+REFUSED: dict[Step, str] = {
+    views: "reads two views of one tensor; make them copies by x.clone()",
+    other_type: "a loop whose values change shape, type or strides in a step; start it with",
+    indexed: "a tensor as an index in a loop; write x.index_select(1, i.view(1))",
+}
+
+
+@pytest.mark.parametrize("step", REFUSED, ids=lambda step: step.__name__)
+def test_a_refused_loop_is_explained(step: Step):
+    with pytest.raises(ExportError) as caught:
+        export(of(step))
+    assert REFUSED[step] in str(caught.value)

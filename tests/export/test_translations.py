@@ -119,14 +119,17 @@ def to_bytes(model: ir.Model) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("operation", "numbers"),
+    ("operation", "numbers", "options"),
     [
-        (torch.ops.aten.log_sigmoid.default, [-800, -90, -1, 0, 1, 10]),
-        (torch.ops.aten.expm1.default, [-30, -1, -1e-4, 1e-6, 1, 20]),
+        (torch.ops.aten.log_sigmoid.default, [-800, -90, -1, 0, 1, 10, 80], ()),
+        (torch.ops.aten.expm1.default, [-30, -1, -1e-4, 1e-6, 1, 20], ()),
+        (torch.ops.aten.log1p.default, [-0.9, -1e-5, 0, 1e-20, 1e-4, 0.49, 0.51, 1e6], ()),
+        (torch.ops.aten.softplus.default, [-80, -15, -1, 0, 1, 19, 21, 90], ()),
+        (torch.ops.aten.softplus.default, [-40, -1, 0, 1, 2.4, 2.6, 80], (2.0, 5.0)),
     ],
 )
-def test_a_function_keeps_its_digits(operation, numbers):
+def test_a_function_keeps_its_digits(operation, numbers, options):
     x = np.array(numbers, np.float32)
-    found = translations()[operation](x)
-    wanted = operation(torch.from_numpy(x).double()).numpy()
+    found = translations()[operation](x, *options)
+    wanted = operation(torch.from_numpy(x).double(), *options).numpy()
     np.testing.assert_allclose(found.value, wanted, rtol=1e-6)

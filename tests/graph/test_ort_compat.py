@@ -317,3 +317,26 @@ def test_a_sigmoid_is_written_so_that_nearly_closed_gates_keep_their_digits():
     numbers = np.array([-80, -20, -16, -1, 0, 1, 30, 200], np.float32)
     wanted = 1 / (1 + np.exp(-numbers.astype(np.float64)))
     np.testing.assert_allclose(run_ort(model, {"x": numbers})[0], wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_gate_that_no_sum_follows_keeps_its_digits(mixed: bool):
+    x, y, z = value("x", "n", 4), value("y", "n", 4), value("z", "n", 4)
+    gate = ir.node("Sigmoid", [x])
+    gate.outputs[0].dtype = FLOAT
+    nodes = [gate, ir.node("Mul", [gate.outputs[0], x], outputs=[y])]
+    if mixed:
+        nodes.append(ir.node("MatMul", [y, weight("w", np.eye(4, dtype=np.float32))], outputs=[z]))
+    model = model_of([x], [z if mixed else y], nodes)
+    ort_compat.make_ort_compatible(model)
+    assert ("Sigmoid" in operators(model)) == mixed
+
+
+def test_a_choice_of_bools_is_written_for_ort():
+    names = {name: value(name, "n", dtype=BOOL) for name in ("c", "a", "b", "y")}
+    c, a, b, y = names.values()
+    model = model_of([c, a, b], [y], [ir.node("Where", [c, a, b], outputs=[y])])
+    ort_compat.make_ort_compatible(model)
+    rows = np.array(np.meshgrid(*[[False, True]] * 3)).reshape(3, 8)
+    (found,) = run_ort(model, dict(zip("cab", rows, strict=True)))
+    np.testing.assert_array_equal(found, np.where(*rows))

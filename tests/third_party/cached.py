@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from third_party.subjects import TOKENS, D, E, H, Table
@@ -221,7 +222,7 @@ def buffers() -> Subject:
         return {
             "x": rng.standard_normal((sizes["batch"], sizes["query_len"], E)),
             "positions": start + torch.arange(sizes["query_len"]),
-            "cache": Layer(torch.zeros(shape), torch.zeros(shape)),
+            "cache": Layer(*torch.from_numpy(rng.standard_normal((2, *shape), np.float32))),
         }
 
     query = Axis("query_len", max=32)

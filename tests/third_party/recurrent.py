@@ -218,7 +218,7 @@ def recurrent_cell(m: Mixer, q: Tensor, *_: Tensor) -> Tensor:
 
 def one_key_at_a_time(_: Mixer, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Tensor:
     """Attend with a `while_loop` over the keys."""
-    q, k, v = (t.transpose(1, 2) for t in (q * D**-0.5, k, v))
+    q, k, v = (t.transpose(1, 2).contiguous() for t in (q * D**-0.5, k, v))
 
     def more(i, *_):
         return i < k.shape[2]
@@ -238,13 +238,15 @@ def one_key_at_a_time(_: Mixer, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor)
 
 def written_rows(_: Mixer, q: Tensor, k: Tensor, v: Tensor, g: Tensor, __: Tensor) -> Tensor:
     """Write each row of a result in a `while_loop`."""
+    q, k, v, g = (t.clone() for t in (q, k, v, g))
 
     def more(i, *_):
         return i < q.shape[1]
 
     def step(i, state, out):
-        state = state * g[:, i].exp()[..., None, None] + k[:, i][..., None] * v[:, i][:, :, None]
-        return i + 1, state, out.index_copy(1, i.view(1), read(state, q[:, i])[:, None])
+        q_, k_, v_, g_ = (t.index_select(1, i.view(1))[:, 0] for t in (q, k, v, g))
+        state = state * g_.exp()[..., None, None] + k_[..., None] * v_[:, :, None]
+        return i + 1, state, out.index_copy(1, i.view(1), read(state, q_)[:, None])
 
     return while_loop(more, step, (torch.tensor(0), empty(q), torch.zeros_like(v)))[2]
 

@@ -66,6 +66,12 @@ def test_terms_added_to_a_large_one_round_as_often():
     assert 0.8 < spread(torch.matmul, a, b) / error < 3.5
 
 
+def test_a_sum_with_a_mask_of_bools_rounds_as_any_sum():
+    x = np.abs(drawn(64, 64))
+    error = spread(lambda x: x + (x > 1), x)
+    assert 0.5 < error / spread(lambda x: x + (x > 1).to(x), x) < 2
+
+
 def one_pass_layer_norm(x: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """Return the layer norm of rows in float32, with the variance as runtimes take it."""
     mean = x.mean(-1, keepdims=True, dtype=F32)
