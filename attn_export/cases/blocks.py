@@ -12,8 +12,8 @@ import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from attn_export.cases.draw import Bounds, Sizes, add_sums
-from attn_export.spec.inputs import BATCH, KEYS, PAST, axes_in
+from attn_export.cases.draw import Bounds, Sizes
+from attn_export.spec.inputs import BATCH, KEYS, PAST, axes_in, size_of
 
 BLOCKS: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
 """Block sizes of kernels."""
@@ -140,8 +140,8 @@ class BlockSizes:
         for axis in kind:
             # Sums are at blocks, too.
             of_sums = (
-                add_sums({**small, axis: 0}, self.sums)[name]
-                for name, terms in self.sums.items()
+                size_of(terms, {BATCH: 1, **small, axis: 0})
+                for terms in self.sums.values()
                 if axis in axes_in(terms)
             )
             for size in {size - rest for rest in (0, *of_sums) for size in near}:

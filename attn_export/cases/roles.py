@@ -78,8 +78,9 @@ def find_roles(
     found = {BATCH: batch, QUERIES: queries, PAST: next(iter(pasts), ""), KEYS: keys}
     names = {axis: role for role, axis in found.items() if axis}
     taken = {*finder.free, *sums, *KNOWN}
-    for axis in finder.free:
-        if axis in KNOWN and axis not in names:
+    roles = set(names.values())
+    for axis in (*finder.free, *sums):
+        if axis not in names and axis in (KNOWN if axis in finder.free else roles):
             names[axis] = next(n for i in itertools.count(2) if (n := f"{axis} {i}") not in taken)
     least = {axis: int(not finder.runs_without(axis)) for axis in pasts}
     with contextlib.suppress(AttnExportError):  # a function of the user may not draw all sizes

@@ -129,6 +129,11 @@ def test_the_axes_of_users_are_tried_under_any_name(relation):
     assert all(any(each["all"] == n and each["t"] > 1 < each["m"] for each in sizes) for n in NEAR)
 
 
+def test_a_product_with_the_batch_is_tried():
+    sizes = BlockSizes(["batch", "beams"], {"rows": "batch*beams"})
+    assert {"beams": 16, "batch": 17} in list(sizes.candidates())
+
+
 def test_bounds_limit_the_sizes_and_the_least_size_of_an_axis():
     sizes = BlockSizes(["batch", "frames"], {}, {"frames": (3, 40)})
     assert "frames 16 where frames > 3" in sizes.conditions()

@@ -80,6 +80,11 @@ class OverAll(nn.Module):
         return nn.functional.batch_norm(q.mT, None, None, training=True)
 
 
+class Halves(nn.Module):
+    def forward(self, q: Tensor, old_k: Tensor) -> Tensor:
+        return attend(q, q, q).unflatten(1, (-1, 2)).sum(2) + old_k
+
+
 class Kernel(nn.Module):
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
         return attend(q, k[:, :-2], k.unfold(1, 3, 1).mean(-1))
@@ -94,12 +99,12 @@ def cached(module: nn.Module, *, b="b", n="n", past: Any = "m", at=2, tokens=3) 
     return Subject(module.eval(), inputs, axes, outputs)
 
 
-def of_q(module: nn.Module, axes: dict[int, str], **more: tuple[list[int], dict[int, str]]):
-    inputs = {"q": torch.randn([2, 3, D])} | {
+def of_q(module: nn.Module, axes: dict[int, str], *, relations=None, **more):
+    inputs = {"q": torch.randn([2, 4 if relations else 3, D])} | {
         n: torch.randn(shape) for n, (shape, _) in more.items()
     }
     named = {"q": axes} | {name: axes for name, (_, axes) in more.items()}
-    return Subject(module.eval(), inputs, named, ["y"])
+    return Subject(module.eval(), inputs, named, ["y"], relations=relations)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +129,9 @@ def of_q(module: nn.Module, axes: dict[int, str], **more: tuple[list[int], dict[
         (Subject(Kernel().eval(), {name: torch.randn(2, 5, D) for name in "qk"},
                  {"q": {0: "b", 1: "n"}, "k": {0: "b", 1: "s"}}, ["y"]),
          {**BN, "s": "key_len"}, {"s": 3}, {}),
+        (of_q(Halves(), {0: "b", 1: "query_len"}, relations={"query_len": "2*pairs"},
+              old_k=([2, 2, D], {0: "b", 1: "pairs"})),
+         {"b": "batch", "pairs": "query_len", "query_len": "query_len 2"}, {}, {}),
         (Subject(nn.Linear(D, 2).eval(), {"input": torch.randn(3, D)}, {"input": {0: "past_len"}},
                  ["y"]), {"past_len": "batch"}, {}, {}),
     ],
@@ -132,7 +140,7 @@ def of_q(module: nn.Module, axes: dict[int, str], **more: tuple[list[int], dict[
         "one query", "names of other roles", "at least one by the user", "at most nine",
         "a module that needs a past", "memory called past_len", "the batch second",
         "queries that no output has", "statistics over the batch", "statistics over all rows",
-        "a kernel over keys", "rows alone",
+        "a kernel over keys", "a sum called query_len", "rows alone",
     ],
 )  # fmt: skip
 def test_axes_have_the_roles_of_what_they_do(subject: Subject, names, least, caches):
