@@ -26,6 +26,12 @@ _PRODUCT = re.compile(r"\(([\w.*]+)\)")
 _CANCELLED = re.compile(r"\(*(\d+)\*([A-Za-z_]\w*)\)//\2\)*")
 """An axis of constant size that the exporter writes with symbols: ``((8*batch)//batch)``."""
 
+_COMPUTED = re.compile(r"[(+*-]")
+"""A sign of a size that is an expression, such as ``past_len + capacity - past_len``."""
+
+_FUNCTIONS = {"PythonMod": "Mod"}
+"""Functions in sizes by their names in torch, with those that onnx_ir knows."""
+
 
 def name_axes(model: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> None:
     """Replace the exporter's symbols (``s26``) by names, also within expressions."""
@@ -37,7 +43,7 @@ def name_axes(model: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> None:
             if isinstance(dim, ir.SymbolicDim) and SYMBOL.fullmatch(str(dim.value)):
                 names[str(dim.value)] = label
     for shape, axis, symbol in _symbols(model):
-        named = SYMBOL.sub(lambda match: names.get(match[0], match[0]), symbol)
+        named = SYMBOL.sub(lambda match: {**_FUNCTIONS, **names}.get(match[0], match[0]), symbol)
         constant_match = _CANCELLED.fullmatch(named)
         shape[axis] = int(constant_match[1]) if constant_match else ir.SymbolicDim(named)
     for name, labels in axes.items():
@@ -63,10 +69,11 @@ def name_output_axes(model: ir.Model, run: Callable[[], Mapping[str, Shape]]) ->
     `run`: Runs the module, and returns the shapes of its outputs.
     """
     shapes = {value.name: value.shape for value in model.graph.outputs if value.shape is not None}
-    if any("(" in size_text(dim) for shape in shapes.values() for dim in shape):
+    if any(_COMPUTED.search(size_text(dim)) for shape in shapes.values() for dim in shape):
         for name, named in run().items():
             for axis, label in enumerate(named):
-                if isinstance(label, str) and label and "(" in size_text(shapes[name][axis]):
+                is_computed = _COMPUTED.search(size_text(shapes[name][axis]))
+                if isinstance(label, str) and label and is_computed:
                     shapes[name][axis] = ir.SymbolicDim(label)
 
 

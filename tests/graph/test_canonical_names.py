@@ -71,6 +71,14 @@ def test_constants_that_look_alike_keep_names_of_their_own():
     assert held == {"double[1]_1.67772e+07": 2**24, "val_1": 2**24 + 1}
 
 
+def test_the_remainder_of_torch_is_that_of_onnx_ir():
+    x, y = value("x", "s7"), value("y", "s7 + PythonMod(-s7, 4)")
+    model = model_of([x], [y], [ir.node("Pad", [x], outputs=[y])])
+    name_axes(model, {"x": {0: "length"}})
+    assert y.shape is not None
+    assert [y.shape[0].evaluate({"length": n}) for n in (3, 4, 5)] == [4, 4, 8]
+
+
 def scoped(*scopes: str) -> ir.Model:
     """Return a chain of Relu nodes, each with the exporter's name scopes."""
     values = [value(f"val_{i}", "n") for i in range(len(scopes) + 1)]

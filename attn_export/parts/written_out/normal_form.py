@@ -120,7 +120,7 @@ def _fold_sizes(model: ir.Model) -> None:
     """
     names = dict.fromkeys(
         str(symbol) for value in model.graph.inputs for size in dims(value)
-        if isinstance(size, ir.SymbolicDim) for symbol in size.free_symbols()
+        if isinstance(size, ir.SymbolicDim) for symbol in symbols_in(size)
     )  # fmt: skip
     bindings = [
         {name: of_number(number) for number, name in enumerate(names)} for of_number in _AXIS_SIZES
@@ -213,9 +213,20 @@ def _evaluate(size: Size, bound: Mapping[str, int], unknown: int) -> int:
     return 1_000_003 + unknown if found is None else found
 
 
+def symbols_in(size: ir.SymbolicDim) -> frozenset[str]:
+    """Return the symbols of a symbolic size; none if it is an expression that onnx_ir rejects."""
+    try:
+        return size.free_symbols()
+    except ValueError:
+        return frozenset()
+
+
 def evaluated(size: ir.SymbolicDim, bound: Mapping[str, int]) -> int | None:
     """Return a symbolic size; None if it is not known."""
-    found = None if size.value is None else size.evaluate(bound)
+    try:
+        found = None if size.value is None else size.evaluate(bound)
+    except ValueError:
+        return None  # an expression that onnx_ir rejects
     return found if isinstance(found, int) else None
 
 

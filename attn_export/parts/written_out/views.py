@@ -18,7 +18,7 @@ from attn_export.graph.axis_names import Size
 from attn_export.graph.ir_helpers import constant_array, dims, trace_back
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.parts.written_out.new_shapes import arranged, reordered
-from attn_export.parts.written_out.normal_form import evaluated
+from attn_export.parts.written_out.normal_form import evaluated, symbols_in
 from attn_export.tensorfile import Array
 
 MOVES = frozenset({"Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
@@ -60,9 +60,7 @@ class Views:
         sizes = (
             size for value in values for size in dims(value) if isinstance(size, ir.SymbolicDim)
         )
-        names = dict.fromkeys(
-            s for size in sizes if size.value for s in sorted(size.free_symbols())
-        )
+        names = dict.fromkeys(s for size in sizes if size.value for s in sorted(symbols_in(size)))
         self._bindings = [
             {name: some[n % len(some)] + n // len(some) for n, name in enumerate(names)}
             for some in SIZES
