@@ -179,7 +179,9 @@ def capture_error(subject: Subject, error: Exception, kept: Kept) -> ExportError
         (n for n, m in subject.module.named_modules() if isinstance(m, torch.jit.ScriptModule)),
         None,
     )
-    if scripted is not None and re.search("takes .* positional argument", str(error)):
+    if scripted is not None and re.search(
+        "takes .* positional argument|multiple values for argument", str(error)
+    ):
         error = TypeError("ScriptModule")
     problem, line = "torch.export cannot capture the module", line_of(original)
     vectors = [n for n, x in subject.inputs.items() if x.dim() == 1 and not x.is_floating_point()]

@@ -103,7 +103,11 @@ def _check_ranges(
                 f"axis {label!r} ({name}.shape[{axis}]) was narrowed to "
                 f"[{allowed.lower}, {allowed.upper}]{branch_at(subject, differing)}: the module "
                 "takes another branch outside that range, which the graph would not have; remove "
-                f"the branch on the size{_bound_advice(subject, runnable(), differing)}"
+                "the branch on the size"
+                + (
+                    _bound_advice(subject, runnable(), differing)
+                    or ", or leave the axis without a name"
+                )
             )
 
 

@@ -154,7 +154,7 @@ def read_axes(
         names[name] = dynamic
         if isinstance(dynamic, Mapping):
             names[name] = {number: _name_of(axis, limits) for number, axis in dynamic.items()}
-    bounds = {n: _allowed_by(axis) for n, axis in limits.items() if axis != Axis(n)}
+    bounds = {n: allowed_by(axis) for n, axis in limits.items() if axis != Axis(n)}
     for name, text in (relations or {}).items():
         if str(text).startswith(_AT_LEAST):
             bounds[f"{name}{_SPARE}"] = range(MAX_SIZE + 1)
@@ -162,7 +162,8 @@ def read_axes(
     return names, bounds, given
 
 
-def _allowed_by(axis: Axis) -> Sequence[int]:
+def allowed_by(axis: Axis) -> Sequence[int]:
+    """Return the sizes that an axis may have."""
     if axis.sizes:
         return tuple(sorted(set(axis.sizes)))
     most = MAX_SIZE if axis.max is None else axis.max
@@ -179,14 +180,14 @@ def _name_of(axis: Any, limits: dict[str, Axis]) -> object:
         axis = Axis(axis.__name__, axis.min or None, most)
     numbers = (axis.min or 0, axis.max or 0, axis.multiple_of, *axis.sizes)
     if not all(isinstance(number, int) and number >= 0 for number in numbers) or (
-        axis.multiple_of < 1 or len(_allowed_by(axis)) < 2
+        axis.multiple_of < 1 or len(allowed_by(axis)) < 2
     ):
         raise UsageError(
-            f"{_written(axis)} must allow two sizes or more: 0 <= min < max, a multiple_of of 1 or "
-            "more, or sizes=(…)"
+            f"{axis_text(axis)} must allow two sizes or more: 0 <= min < max, a multiple_of of 1 "
+            "or more, or sizes=(…)"
         )
     if (before := limits.setdefault(axis.name, axis)) != axis:
-        shown, other = (sizes_text(_allowed_by(each)) for each in (before, axis))
+        shown, other = (sizes_text(allowed_by(each)) for each in (before, axis))
         raise UsageError(
             f"axis {axis.name!r} is {shown} in one place and {other} in another; give it the same "
             "bounds everywhere"
@@ -194,7 +195,7 @@ def _name_of(axis: Any, limits: dict[str, Axis]) -> object:
     return axis.name
 
 
-def _written(axis: Axis) -> str:
+def axis_text(axis: Axis) -> str:
     """Return the code for an axis with bounds."""
     fields = {f.name: getattr(axis, f.name) for f in dataclasses.fields(axis)[1:]}
     shown = [
