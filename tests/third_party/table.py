@@ -5,12 +5,17 @@ from __future__ import annotations
 from third_party import (
     by_hand,
     cached,
+    hard_to_capture,
     hybrid,
+    memories,
     of_hybrids,
     of_libraries,
     of_pytorch,
     of_transformers,
     recurrent,
+    sizes_of_others,
+    sparse,
+    windows,
 )
 from third_party.subjects import Table
 
@@ -23,6 +28,8 @@ SOURCES = {
     "linear and hybrid": hybrid.MODULES,
     "caches": cached.MODULES,
     "transformers' caches and hybrids": of_hybrids.MODULES,
+    "of tied sizes": {**sizes_of_others.MODULES, **memories.MODULES, **windows.MODULES},
+    "sparse or hard to capture": {**sparse.MODULES, **hard_to_capture.MODULES},
 }
 EVERY: Table = {name: make for table in SOURCES.values() for name, make in table.items()}
 
@@ -30,11 +37,19 @@ REFUSED = {
     "Falcon, ALiBi": "Could not find an implementation for Mul",  # in bfloat16
     "x-transformers, ALiBi": "was fixed at 5 by the module",
     "x-transformers, T5's bias": "was fixed at 5 by the module",
+    "Performer, causal": "relative error",  # ONNX Runtime adds up 1,024 products in float32
+    "a mask of all, unnamed": "axes={'other': {2: 'query_len', 3: 'query_len'}}",
+    "conformer, unnamed": "write relations={'other_1': '2*query_len - 1'}",
+    "Qwen2-VL, slices": "was fixed at",
+    "BigBird, any length": "or leave the axis without a name",
+    "quantize_dynamic": "build the float module, and quantize the bundle",
 }
 """Modules that do not pass, with a part of what is said."""
 
 NOT_ONE_NODE = {
     "sinks", "channels", "talking", "shared by groups", "best two", "Bloom, eager", "GptOss, eager",
-    "DebertaV2, eager", "timm.SwinTransformerBlock",
+    "DebertaV2, eager", "timm.SwinTransformerBlock", "heads in the batch, hidden keys",
+    "Longformer", "Swin, masks of windows", "Synthesizer", "products with distances",
+    "points apart",
 }  # fmt: skip
 """Modules with a softmax that is not the one of an `Attention` node."""
