@@ -159,6 +159,7 @@ class Tagger(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         scores = self.scores(x)
+        first = scores[:, 0].clone()
 
         def forward(total, x):
             new = torch.logsumexp(total[..., None] + self.moves, 1) + x[0]
@@ -173,8 +174,8 @@ class Tagger(nn.Module):
             tag = where.gather(1, tag[:, None])[:, 0]
             return tag, tag.clone()
 
-        total, _ = scan(forward, scores[:, 0], (scores[:, 1:], mask[:, 1:]), dim=1)
-        score, where = scan(best, scores[:, 0], scores[:, 1:].transpose(0, 1))
+        total, _ = scan(forward, first, (scores[:, 1:], mask[:, 1:]), dim=1)
+        score, where = scan(best, first, scores[:, 1:].transpose(0, 1))
         last = score.argmax(-1)
         _, path = scan(back, last, where, reverse=True)
         return total.logsumexp(-1), torch.cat([path, last[None]]).T

@@ -11,8 +11,11 @@ import transformers as hf
 from third_party.cached import PAST
 from third_party.of_transformers import DECODER, EXPERTS, SIZES, model
 from third_party.subjects import TOKENS, E, H, Table, ids, taken
+from torch import Tensor, nn
 
 from attn_export import Axis, Subject
+
+SLIDING = {0: "batch", 2: Axis("past_len", max=15)}
 
 LINEAR = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
@@ -31,10 +34,10 @@ def fixed(kind: str, how: str = "sdpa", **options: Any) -> Subject:
     return taken(module, {"input_ids": ids()}, {"input_ids": {0: "batch"}}, use_cache=False)
 
 
-def free(kind: str, how: str = "sdpa", **options: Any) -> Subject:
+def free(kind: str, how: str = "sdpa", length: int = 5, **options: Any) -> Subject:
     """Return a subject of a model over tokens of any length, without a cache."""
     module = model(kind, {**DECODER, **options}, how)
-    return taken(module, {"input_ids": ids()}, {"input_ids": TOKENS}, use_cache=False)
+    return taken(module, {"input_ids": ids(length=length)}, {"input_ids": TOKENS}, use_cache=False)
 
 
 def cached(
@@ -73,40 +76,55 @@ def states_of(module: Any, _: Any) -> Any:
         return module(input_ids=ids(length=6), use_cache=True).cache_params
 
 
-def one_token(kind: str, cache: Any = dynamic, layer: int | None = None, **options: Any) -> Subject:
+def one_token(
+    kind: str, cache: Any = dynamic, layer: int | None = None, past: Any = PAST, **options: Any
+) -> Subject:
     """Return a subject of one step of decoding; `layer` is the one whose cache grows."""
     how = "eager" if cache is states_of else "sdpa"
     module = model(kind, {**DECODER, **options}, how).eval()
     key = "cache_params" if cache is states_of else "past_key_values"
     inputs = {"input_ids": ids(length=1), key: cache(module, options)}
-    axes: dict[str, Any] = {"input_ids": {0: "batch"}, key: PAST}
+    axes: dict[str, Any] = {"input_ids": {0: "batch"}, key: past}
     if layer is not None:
-        axes |= {key: {0: "batch"}, f"{key}.layers.{layer}": PAST}
+        axes |= {key: {0: "batch"}, f"{key}.layers.{layer}": past}
     if cache is states_of:
         axes[key] = {0: "batch"}
     return Subject(module, inputs, axes, ["last_hidden_state"])
 
 
-def encoded(kind: str, **options: Any) -> Subject:
-    """Return a subject of the decoder of a translator, whose cache holds both kinds of keys."""
+class OneToken(nn.Module):
+    """The decoder of a translator, whose cache holds the keys of both kinds of attention."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.decoder = model.decoder
+
+    def forward(self, decoder_input_ids: Tensor, past_key_values: Any) -> Tensor:
+        keys = past_key_values.cross_attention_cache.layers[0].keys
+        encoded = keys.new_zeros(keys.shape[0], keys.shape[2], E)  # only its sizes are read
+        found: Tensor = self.decoder(
+            decoder_input_ids, encoder_hidden_states=encoded, past_key_values=past_key_values
+        ).last_hidden_state
+        return found
+
+
+def encoded(kind: str, axis: Any = "past_len") -> Subject:
+    """Return a subject of one step of the decoder of a translator; `axis` is that of its past."""
     sizes = {
         **SIZES, "d_model": E, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": H,
         "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": H,
-        "decoder_attention_heads": H, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, **options,
+        "decoder_attention_heads": H, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
     }  # fmt: skip
     module = model(kind, sizes, "sdpa").eval()
     with torch.no_grad():
         first = module(input_ids=ids(length=5), decoder_input_ids=ids(length=6), use_cache=True)
-    inputs = {
-        "decoder_input_ids": ids(length=1), "encoder_outputs": (first.encoder_last_hidden_state,),
-        "past_key_values": first.past_key_values,
-    }  # fmt: skip
+    inputs = {"decoder_input_ids": ids(length=1), "past_key_values": first.past_key_values}
     axes = {
-        "decoder_input_ids": {0: "batch"}, "encoder_outputs": {0: "batch", 1: "key_len"},
-        "past_key_values.self_attention_cache": {0: "batch", 2: Axis("past_len", max=80)},
+        "decoder_input_ids": {0: "batch"},
+        "past_key_values.self_attention_cache": {0: "batch", 2: axis},
         "past_key_values.cross_attention_cache": {0: "batch", 2: "key_len"},
-    }  # fmt: skip
-    return Subject(module, inputs, axes, ["last_hidden_state"])
+    }
+    return Subject(OneToken(module).eval(), inputs, axes, ["last_hidden_state"])
 
 
 MODULES: Table = {
@@ -116,7 +134,7 @@ MODULES: Table = {
     "Qwen3_5Text, fixed": lambda: fixed("Qwen3_5Text", **LINEAR),
     "Qwen3_5Text, free": lambda: free("Qwen3_5Text", **LINEAR),
     "Mamba2, fixed": lambda: fixed("Mamba2", "eager", **MAMBA),
-    "Mamba2, free": lambda: free("Mamba2", "eager", **MAMBA),
+    "Mamba2, free": lambda: free("Mamba2", "eager", 20, **MAMBA),
     "Mamba, free": lambda: free("Mamba", "eager", state_size=8, time_step_rank=4),
     "Rwkv, fixed": lambda: fixed("Rwkv", "eager", num_hidden_layers=2, context_length=96),
     "Lfm2, free": lambda: free(
@@ -142,13 +160,13 @@ MODULES: Table = {
         cached, "GPT2", dynamic, {0: "batch", 2: Axis("past_len", max=48)},
         axis=Axis("query_len", max=48),
     ),
-    "Mistral, one token, sliding": lambda: one_token("Mistral", sliding_window=16),
+    "Mistral, one token, sliding": lambda: one_token("Mistral", past=SLIDING, sliding_window=16),
     "Gemma3Text, one token, both": lambda: one_token(
-        "Gemma3Text", sliding_window=16, num_hidden_layers=2,
+        "Gemma3Text", past=SLIDING, sliding_window=16, num_hidden_layers=2,
         layer_types=["sliding_attention", "full_attention"],
     ),
     "T5, EncoderDecoderCache": lambda: encoded("T5"),
-    "Bart, EncoderDecoderCache": lambda: encoded("Bart"),
+    "Bart, EncoderDecoderCache": lambda: encoded("Bart", Axis("past_len", max=80)),
     "Qwen3_5Text, one token": lambda: one_token("Qwen3_5Text", layer=1, **LINEAR),
     "Mamba2, one token": lambda: one_token("Mamba2", states_of, **MAMBA),
     "Mamba, one token": lambda: one_token(

@@ -43,6 +43,9 @@ REFUSED = {
     "Qwen2-VL, slices": "was fixed at",
     "BigBird, any length": "or leave the axis without a name",
     "quantize_dynamic": "build the float module, and quantize the bundle",
+    "loop, stepwise": "a loop by torch._higher_order_ops.scan",
+    "Mamba, free": "a loop by torch._higher_order_ops.scan",
+    "Qwen3_5Text, free": "to leave out other sizes, write Axis('query_len', max=64)",
 }
 """Modules that do not pass, with a part of what is said."""
 
