@@ -123,12 +123,16 @@ def short_loops() -> Iterator[None]:
 
 @contextlib.contextmanager
 def loops_in_capture() -> Iterator[None]:
-    """Let captures take `associative_scan` of any length, inside this block.
+    """Let captures take loops of any length, inside this block.
 
-    PyTorch's own code halves the length until it is 1, and so captures a single length.
+    PyTorch's own code of `associative_scan` halves the length until it is 1, and so captures a
+    single length. And the compiler of a loop takes a length for a constant of the same size.
     """
-    associative = _module("associative_scan")
-    with _replaced((associative, "generic_associative_scan", _in_order)):
+    associative, config = _module("associative_scan"), torch.fx.experimental._config
+    with (
+        _replaced((associative, "generic_associative_scan", _in_order)),
+        config.patch(use_duck_shape=False),
+    ):
         yield
 
 

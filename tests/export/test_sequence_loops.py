@@ -16,7 +16,7 @@ from shared import extended
 from torch import Tensor, nn
 from torch._higher_order_ops import associative_scan, scan, while_loop
 
-from attn_export import Subject, build
+from attn_export import Axis, Subject, build
 from attn_export.errors import ExportError
 from attn_export.export.export import export
 from attn_export.export.loops import run_plainly
@@ -144,3 +144,26 @@ def test_a_refused_loop_is_explained(step: Step):
     with pytest.raises(ExportError) as caught:
         export(of(step))
     assert REFUSED[step] in str(caught.value)
+
+
+class Tags(nn.Module):
+    """The sum over all paths through 5 tags, `[B, L, 5]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves = nn.Parameter(torch.randn(5, 5))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        def step(total: Tensor, u: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            new = torch.logsumexp(total[..., None] + self.moves, 1) + u[0]
+            return torch.where(u[1][:, None], new, total), new.clone()
+
+        return scan(step, x[:, 0].clone(), (x[:, 1:], mask[:, 1:]), dim=1)[0]
+
+
+def test_the_length_of_the_example_may_be_that_of_a_constant():
+    inputs = {"x": torch.randn(2, 5, 5), "mask": torch.tensor([[True] * 5, [True] * 4 + [False]])}
+    axis = {0: "batch", 1: Axis("query_len", min=2)}
+    subject = Subject(Tags().eval(), inputs, dict.fromkeys(inputs, axis), ["y"])
+    model = export(subject).model
+    assert [str(value.shape[1]) for value in model.graph.inputs] == ["query_len"] * 2
