@@ -129,10 +129,8 @@ def loops_in_capture() -> Iterator[None]:
     single length. And the compiler of a loop takes a length for a constant of the same size.
     """
     associative, config = _module("associative_scan"), torch.fx.experimental._config
-    with (
-        _replaced((associative, "generic_associative_scan", _in_order)),
-        config.patch(use_duck_shape=False),
-    ):
+    in_order = (associative, "generic_associative_scan", _in_order)
+    with _replaced(in_order, (config, "use_duck_shape", False)):
         yield
 
 

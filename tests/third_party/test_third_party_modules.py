@@ -9,7 +9,7 @@ from third_party.table import EVERY, NOT_ONE_NODE, REFUSED
 from third_party.trial import quiet, tried
 
 DEFAULT = {
-    "MultiheadAttention", "polar within", "sinks", "x-transformers, shared heads",
+    "MultiheadAttention", "cache, states", "polar within", "sinks", "x-transformers, shared heads",
 }  # fmt: skip
 
 
