@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.spec import AttentionSpec, Input, Shape
-from attn_export.spec.inputs import PAST, Roles, axes_in, renamed, size_of
+from attn_export.spec.inputs import PAST, Roles, axes_in, renamed, size_of, terms_of
 from attn_export.tensorfile import ArrayDict, is_floating, numpy_dtype
 
 # -- sizes of dynamic axes -----------------------------------------------------------------------
@@ -87,7 +87,20 @@ def may_try(weights: int, sizes: Sizes, sums: Mapping[str, str]) -> bool:
     """Return whether a run is small enough to find out whether these sizes are accepted."""
     product = math.prod(size for axis, size in sizes.items() if axis not in sums)
     scores = product * max(sizes.values(), default=1)
+    if not has_few_scores(sizes, sums):
+        return False
     return weights * product <= _MOST_WORK and scores <= MOST_SCORES
+
+
+def has_few_scores(sizes: Sizes, sums: Mapping[str, str]) -> bool:
+    """Return whether tokens of a grid, as side*side, are few enough to have scores."""
+    for axis, text in sums.items():
+        if axis in sizes and any(len(factors) > 1 for factors in terms_of(text)):
+            terms = {axis, *sums, *axes_in(text)}
+            others = math.prod(size for name, size in sizes.items() if name not in terms)
+            if others * sizes[axis] ** 2 > MOST_SCORES:
+                return False
+    return True
 
 
 _MOST_ROWS = 2**36

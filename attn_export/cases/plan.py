@@ -21,6 +21,7 @@ from attn_export.cases.draw import (
     clamp_sizes,
     draw_inputs,
     generator,
+    has_few_scores,
     is_within,
     largest,
 )
@@ -197,7 +198,7 @@ def _candidates(
     complete = [
         add_sums(each, sums) for each in sorted(unique.values(), key=_distance_from_example)
     ]
-    return [each for each in complete if is_within(each, bounds)]
+    return [each for each in complete if is_within(each, bounds) and has_few_scores(each, sums)]
 
 
 def _sizes_within(axis: str, bounds: Bounds, fits: Fits) -> tuple[int, ...]:

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_export.cases.draw import VISIBLE, concrete_shape, draw_inputs, generator, limits
+from attn_export.cases.draw import (
+    VISIBLE,
+    concrete_shape,
+    draw_inputs,
+    generator,
+    limits,
+    may_try,
+)
+from attn_export.cases.plan import covering_sizes
 from attn_export.spec import Input
 
 QUERY = Input(("batch", "query_len", 8))
@@ -145,3 +153,12 @@ def test_a_float_mask_of_any_name_hides_keys_but_the_first():
     drawn = draw_inputs({"bias": Input((200, 9), hides=True)}, {}, seed_words=())["bias"]
     assert np.isfinite(drawn[:, 0]).all()
     assert np.isneginf(drawn[:, 1:]).mean() == pytest.approx(1 - VISIBLE, abs=0.05)
+
+
+def test_the_tokens_of_a_grid_are_too_many_to_try():
+    sums = {"tokens": "side*side"}
+    sizes = [{"batch": 2, "side": side, "tokens": side**2} for side in (32, 128)]
+    assert [may_try(0, each, sums) for each in sizes] == [True, False]
+    assert may_try(0, {"batch": 2, "side": 128}, {})
+    planned = covering_sizes(["batch", "side", "tokens"], sums, {})
+    assert all(may_try(0, each, sums) for each in planned)
