@@ -12,7 +12,18 @@ import pytest
 import torch
 from attention_forms import session
 from mask_modules import USUAL, subject
-from mask_texts import CAUSAL, GONE, PADDING, SPLIT, STAYS, TEXTS, in_place, parsed
+from mask_texts import (
+    CAUSAL,
+    GONE,
+    PADDING,
+    SIZES,
+    SPLIT,
+    STAYS,
+    TEXTS,
+    in_place,
+    parsed,
+    with_constants,
+)
 from onnx.reference import ReferenceEvaluator
 
 from attn_export.export.export import export
@@ -169,3 +180,16 @@ def test_masks_as_they_are_usually_written_in_pytorch(past: bool):
             got = session(form.model).run([v.name for v in model.graph.outputs], arrays)
             for one, other in zip(got, wanted, strict=True):
                 np.testing.assert_allclose(one, other.numpy(), rtol=2e-6, atol=2e-6)
+
+
+def test_a_mask_that_depends_on_other_axes_than_those_of_the_node_stays():
+    sizes = SIZES.replace("(past_key)", "(memory)").replace(
+        "S = Add (L, P)", "S = Shape <start: int = 2, end: int = 3> (K)"
+    )
+    text = f"""<ir_version: 11, opset_import: ["" : 23]>
+    g (float[B,4,L,8] Q, float[B,1,P,8] memory, float[B,4,C,8] K) => (float[B,4,L,8] Y) {{
+      {sizes}
+      Y = Attention (Q, K, K, before)
+    }}"""
+    model = ir.from_proto(with_constants(onnx.parser.parse_model(text)))
+    assert verdicts(model) == [STAYS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -16,6 +17,10 @@ from attn_export.graph.lower.read import AttentionNode
 
 _FIRST = ((3, 4, 2), (1, 1, 0), (1, 5, 0), (2, 1, 6), (1, 7, 2), (3, 2, 5))
 """Sizes B, L, P that are always tried. They include B = 1, L = 1, L > P and L < P."""
+
+_STEPS = (1, 10, -3)
+"""Steps between the sizes of other axes: what a mask shows may depend on them, as on a past that is
+not that of the node."""
 
 _MOST = 20_000_000
 """The largest number of scores in a trial. A mask that needs more is not replaced."""
@@ -132,8 +137,8 @@ class MaskTrials:
 
     def _of(self, sizes: Iterable[tuple[int, int, int]]) -> list[MaskTrial]:
         trials: dict[tuple[tuple[str, int], ...], MaskTrial] = {}
-        for B, L, P in sizes:
-            bound_sizes = self._bind(B, L, P)
+        for (B, L, P), step in itertools.product(sizes, _STEPS):
+            bound_sizes = self._bind(B, L, P, step)
             key = tuple(bound_sizes.items())
             queries, keys = self._lengths(bound_sizes)
             fits = self.cache is None or P + queries <= keys
@@ -141,15 +146,21 @@ class MaskTrials:
                 trials[key] = self._trial(bound_sizes, P)
         return list(trials.values())
 
-    def _bind(self, B: int, L: int, P: int) -> dict[str, int]:
-        """Return a size for every axis name of the inputs; other axes than B, L, P get any size."""
+    def _bind(self, B: int, L: int, P: int, step: int = 1) -> dict[str, int]:
+        """Return a size for every axis name of the inputs.
+
+        `step`: The step between sizes of other axes than B, L, P, one of `_STEPS`.
+        """
         a = self._a
         bound = {_symbol(dims(a.query)[0]): B, _symbol(dims(a.query)[-2]): L}
         if a.past_key is not None:
             bound[_symbol(dims(a.past_key)[-2])] = P
         elif self.cache is not None:
             bound.setdefault(_symbol(dims(a.key)[-2]), P + L + 1)
-        return {name: bound.get(name, 2 + index) for index, name in enumerate(self._free)}
+        first = 2 if step > 0 else 2 - step * len(self._free)
+        return {
+            name: bound.get(name, first + step * index) for index, name in enumerate(self._free)
+        }
 
     def _lengths(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """Return the numbers of queries and keys, L and S."""
