@@ -112,7 +112,7 @@ def longformer_strided(_: Own, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     b, h, n, d = q.shape
 
     def chunks(t: Tensor) -> Tensor:
-        t = t.reshape(b * h, n // 8, 8, d)
+        t = t.contiguous().view(b * h, n // 8, 8, d)
         size, stride = list(t.shape), list(t.stride())
         size[1], stride[1] = size[1] * 2 - 1, stride[1] // 2
         return t.as_strided(size, stride)

@@ -40,6 +40,7 @@ REFUSED = {
     "Performer, causal": "relative error",  # ONNX Runtime adds up 1,024 products in float32
     "a mask of all, unnamed": "axes={'other': {2: 'query_len', 3: 'query_len'}}",
     "conformer, unnamed": "write relations={'other_1': '2*query_len - 1'}",
+    "pooled square grid": "was fixed at 16 by the module",
     "Qwen2-VL, slices": "was fixed at",
     "BigBird, any length": "or leave the axis without a name",
     "quantize_dynamic": "build the float module, and quantize the bundle",
