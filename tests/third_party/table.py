@@ -53,7 +53,7 @@ REFUSED = {
 NOT_ONE_NODE = {
     "sinks", "channels", "talking", "shared by groups", "best two", "Bloom, eager", "GptOss, eager",
     "DebertaV2, eager", "timm.SwinTransformerBlock", "heads in the batch, hidden keys",
-    "Longformer", "Swin, masks of windows", "Synthesizer", "products with distances",
-    "points apart",
+    "Longformer", "Longformer, strided", "patches", "patches of two sizes",
+    "Swin, masks of windows", "Synthesizer", "products with distances", "points apart",
 }  # fmt: skip
 """Modules with a softmax that is not the one of an `Attention` node."""
