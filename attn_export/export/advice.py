@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -96,7 +97,7 @@ ADVICE = (
         r"pass Subject(…, translations={'\1\2': function}), a function of torch operations",
     ),
     (
-        r"aten\._?nested|NestedTensor|torch\.nested",
+        r"aten\._?nested|NestedTensor|torch\.nested|Unable to cast NotImplemented to Tensor",
         "a nested tensor, which cannot be captured",
         "pad the sequences, and mask the padding",
     ),
@@ -183,6 +184,8 @@ def capture_error(subject: Subject, error: Exception, kept: Kept) -> ExportError
         "takes .* positional argument|multiple values for argument", str(error)
     ):
         error = TypeError("ScriptModule")
+    if any("torch/nested/" in file for file, *_ in traceback.extract_tb(error.__traceback__)):
+        error = TypeError("torch.nested")
     problem, line = "torch.export cannot capture the module", line_of(original)
     vectors = [n for n, x in subject.inputs.items() if x.dim() == 1 and not x.is_floating_point()]
     if vectors and "data-dependent" in str(error):

@@ -92,8 +92,9 @@ def _check_ranges(
         above = [] if beyond is None else [n for n in (beyond, 2 * beyond + 1) if n in sizes]
         # The branch may change no output, as one that only makes a tensor contiguous. And
         # `torch.export` assumes that no slice of an axis is as short as 1, where it broadcasts.
-        if below and _emits_onnx_nodes(program):
-            differing: Sizes | None = {label: below[-1]}  # `runnable` is another program
+        # `runnable` is another program than one with ONNX nodes; cases have the two least sizes.
+        if len(below) > 2 and _emits_onnx_nodes(program):
+            differing: Sizes | None = {label: below[-1]}
         else:
             differing = _first_difference(subject, label, [*below, *above], runnable)
         if differing is not None:

@@ -196,9 +196,11 @@ def _as_parts_capture(subject: Subject) -> Iterator[None]:
     """Replace functions that a user's module calls, inside this block."""
     with contextlib.ExitStack() as stack:
         if subject.spec is None:
+            from attn_export.export.cached_functions import without_caches
             from attn_export.export.flex import flex_in_capture
             from attn_export.export.loops import loops_in_capture
 
+            stack.enter_context(without_caches(subject.module))
             stack.enter_context(flex_in_capture())
             stack.enter_context(loops_in_capture())
             for captures in filter(None, (part.captures for part in parts())):

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from attn_export.attention.functional import add_bias
 from attn_export.attention.onnx_attention import attention_node, emitting
@@ -54,8 +55,32 @@ def _modified(mod: _Mod, scores: Tensor | None, indices: list[Tensor], shape: An
     from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 
     over_all = _vmap_for_bhqkv(mod, prefix=(0,) * len(given))
-    with TransformGetItemToIndex():
+    with TransformGetItemToIndex(), _IndexByNumbers():
         return over_all(*given, *(index.flatten() for index in indices))
+
+
+class _IndexByNumbers(TorchFunctionMode):
+    """Mode that takes ``x[i, :]`` apart, since captures read the value of a single number."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function."""
+        is_tuple = func is Tensor.__getitem__ and isinstance(args[1], tuple)
+        items: tuple[Any, ...] = args[1] if is_tuple else ()
+        numbers = [isinstance(item, Tensor) and not item.dim() for item in items]
+        if not any(numbers) or all(isinstance(item, (Tensor, int)) for item in items):
+            return func(*args, **(kwargs or {}))
+        x, axis = args[0], 0
+        for place, item in enumerate(items):
+            if numbers[place]:
+                x = torch.ops.aten.index.Tensor(x, [None] * axis + [item])
+            elif item is Ellipsis:
+                axis = x.dim() - sum(later is not None for later in items[place + 1 :])
+            else:
+                x = x[(slice(None),) * axis + (item,)]
+                axis += item is None or isinstance(item, slice)
+        return x
 
 
 def _captured_flex(
@@ -85,9 +110,10 @@ def _captured_flex(
         if score_mod is not None:
             modified = _modified(score_mod, scores, indices, shape)
     form = watch.form(modified)
-    statistics = options.get("return_lse") or options.get("return_aux")
-    if form is None or not emitting() or statistics:
-        return _on_scores(modified, mask, value, options)
+    kept = modified if mask is None else torch.where(mask, modified, -torch.inf)
+    statistics = kept.logsumexp(-1), kept.amax(-1)
+    if form is None or not emitting():
+        return _with_statistics(_on_scores(kept, value), *statistics, options)
     masks = [m for m in (mask, form.mask) if m is not None]
     causal = len(masks) == 1 and watch.is_causal(masks[0])
     shown = None
@@ -101,24 +127,17 @@ def _captured_flex(
     scale *= form.scale * (form.cap or 1)
     factor = form.factor if scale > 0 else scale if form.factor is None else form.factor * scale
     query = query if factor is None else (query * factor).to(query.dtype)
-    return attention_node(
+    out = attention_node(
         query, key, value, shown,
         causal=causal, scale=scale if scale > 0 else 1.0, softcap=form.cap,
     )[0]  # fmt: skip
+    return _with_statistics(out, *statistics, options)
 
 
-def _on_scores(
-    scores: Tensor, mask: Tensor | None, value: Tensor, options: Mapping[str, Any]
-) -> Any:
+def _on_scores(scores: Tensor, value: Tensor) -> Tensor:
     """Return the attention by its scores, written out. A row without keys gives 0."""
-    hidden = scores.new_full((), -torch.inf)
-    if mask is not None:
-        scores = torch.where(mask, scores, hidden)
-    weights = torch.where(scores == hidden, scores.new_zeros(()), scores.softmax(-1))
-    attended = weights.to(value.dtype) @ value.repeat_interleave(
-        scores.shape[1] // value.shape[1], 1
-    )
-    return _with_statistics(attended, scores.logsumexp(-1), scores.amax(-1), options)
+    weights = torch.where(scores == -torch.inf, scores.new_zeros(()), scores.softmax(-1))
+    return weights.to(value.dtype) @ value.repeat_interleave(scores.shape[1] // value.shape[1], 1)
 
 
 def _with_statistics(out: Tensor, lse: Tensor, top: Tensor, options: Mapping[str, Any]) -> Any:
@@ -253,16 +272,20 @@ def _codes(attend: Any) -> dict[Any, Any]:
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
     """Run functions of torch.compile, and FlexAttention, as PyTorch's operations in this block."""
-    flex = sys.modules.get(_FLEX)
-    flag = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
-    before = getattr(flex, flag, None)
+    flex: Any = sys.modules.get(_FLEX)
+    # The options are of kernels, of which those for the CPU give no largest scores.
+    changed = {
+        "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,
+        "_apply_kernel_options": lambda *_: {"BACKEND": "AUTO"},
+    }
+    before = {name: getattr(flex, name, None) for name in changed}
     compiles = "torch._dynamo" in sys.modules
     with torch.compiler.set_stance("force_eager") if compiles else contextlib.nullcontext():
         if flex is None:
             yield
             return
-        setattr(flex, flag, True)
+        vars(flex).update(changed)
         try:
             yield
         finally:
-            setattr(flex, flag, before)
+            vars(flex).update(before)

@@ -123,8 +123,7 @@ class InputTree:
         """
         arguments = {name: _own(name, value) for name, value in inputs.items()}
         contents = Leaves.of(arguments)
-        tensors: dict[str, Tensor] = {}
-        constants: dict[str, Any] = {}
+        tensors, constants = dict[str, Tensor](), dict[str, Any]()
         for place, leaf in contents.leaves.items():
             owner = contents.owner(place)
             if not isinstance(leaf, (Tensor, *_CONSTANTS)) and not owner:
@@ -294,8 +293,10 @@ class Results:
         try:
             returned = call(arguments)
         except Exception as error:
+            from attn_export.export.run_errors import cause_in_run
+
             at = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in inputs.items())
-            raise ExportError(f"the module raised at {at}: {one_line(error)}") from error
+            raise ExportError(f"the module raised at {at}: {cause_in_run(error)}") from error
         return self.read(returned, arguments)
 
     def read(self, returned: Any, arguments: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attn_export.cases.draw import Bounds, Sizes, draw_inputs
 from attn_export.cases.roles import Trial, find_roles
 from attn_export.errors import AttnExportError, ExportError, UsageError, printable
+from attn_export.export.nested import Leaves
 from attn_export.export.trees import (
     check_bounds,
     check_relations,
@@ -48,9 +50,25 @@ def check_call(module: nn.Module, arguments: Mapping[str, Any], outputs: object)
             f"the inputs {', '.join(arguments)} do not fit {type(module).__name__}"
             f".forward{signature(module.forward)}: {error}"
         ) from error
+    _check_leaves(arguments)
     if isinstance(outputs, str) or not isinstance(outputs, Sequence):
         raise UsageError(f"outputs must be a list of names, such as ['output']; got {outputs!r}")
     _refuse_train_mode(module)
+
+
+def _check_leaves(arguments: Mapping[str, Any]) -> None:
+    """Refuse nested tensors, and functions beside integers only: in a block mask these follow."""
+    contents = Leaves.of(arguments)
+    for place, leaf in contents.leaves.items():
+        if isinstance(leaf, Tensor) and leaf.is_nested:
+            raise UsageError(f"{place} is a nested tensor; pass a padded one, and a mask")
+        owner = contents.owner(place) if isinstance(leaf, FunctionType) else ""
+        inside = [x for at, x in contents.tensors().items() if owner and at.startswith(owner + ".")]
+        if inside and not any(x.is_floating_point() for x in inside):
+            raise UsageError(
+                f"{place} is a function, which is no input of a graph; pass the tensors that it "
+                f"uses, and make {type(contents.objects[owner]).__name__} in forward"
+            )
 
 
 def check_arguments(

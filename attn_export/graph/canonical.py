@@ -12,13 +12,24 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 
 from attn_export.graph.axis_names import name_sums_of_axes
 from attn_export.graph.fuse_cache import fuse_attention
-from attn_export.graph.ir_helpers import constant_name, merge_equal_constants, nodes_of
+from attn_export.graph.ir_helpers import (
+    constant,
+    constant_array,
+    constant_name,
+    insert,
+    ints,
+    merge_equal_constants,
+    nodes_of,
+    optional_input,
+    producer_of,
+)
 from attn_export.graph.lower.tidy import expand_by_position, reshape_by_position
 from attn_export.graph.ort_compat import make_ort_compatible
 
@@ -43,6 +54,7 @@ def canonicalize(
     fold_weight_transposes(model)
     reshape_by_position(model)
     expand_by_position(model)
+    slice_pieces(model)
     fold_constants(
         model,
         onnx_shape_inference=False,
@@ -108,6 +120,31 @@ def fold_weight_transposes(model: ir.Model) -> None:
         source.const_value = ir.tensor(array, name=source.name)
         source.shape = ir.Shape(array.shape)
         node.outputs[0].replace_all_uses_with(source)
+
+
+def slice_pieces(model: ir.Model) -> None:
+    """Replace items of SplitToSequence by Slice: pieces of a size that is computed.
+
+    Few runtimes have sequences, and onnxscript's constant folding raises an error for such sizes.
+    """
+    for item in nodes_of(model, "SequenceAt"):
+        pieces = producer_of(item.inputs[0], "SplitToSequence")
+        number = constant_array(item.inputs[1])
+        size = optional_input(pieces, 1) if pieces is not None else None
+        if pieces is None or number is None or size is None or size.const_value is not None:
+            continue
+        edges = []
+        for edge in (int(number), int(number) + 1):
+            by = constant(model, np.array(edge, size.dtype.numpy() if size.dtype else np.int64))
+            product = insert(item, ir.node("Mul", [size, by]), like=size)
+            flat = ir.node("Reshape", [product, ints(model, 1)])
+            edges.append(insert(item, flat, like=size, shape=ir.Shape([1])))
+        axis = ints(model, pieces.attributes.get_int("axis", 0))
+        piece = ir.node("Slice", [pieces.inputs[0], *edges, axis])
+        sliced = insert(item, piece, like=item.outputs[0])
+        item.outputs[0].replace_all_uses_with(sliced, replace_graph_outputs=True)
+    if nodes_of(model, "SplitToSequence"):  # they must be gone
+        common.RemoveUnusedNodesPass()(model)
 
 
 def drop_unused_outputs(model: ir.Model) -> None:

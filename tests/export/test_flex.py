@@ -3,23 +3,28 @@
 # ruff: noqa: ARG005
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
 from shared import extended
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import (
+    AuxRequest,
     and_masks,
     create_block_mask,
     flex_attention,
     or_masks,
 )
 
-from attn_export import Subject, build
+from attn_export import Axis, Subject, build
+from attn_export.errors import ExportError, UsageError
+from attn_export.export.export import export
 
 H, HKV, D = 4, 2, 4
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
@@ -157,6 +162,30 @@ def with_statistics(m, q, k, v):
     return y.transpose(1, 2).flatten(2) + lse.mean(1)[..., None]
 
 
+def with_largest(m, q, k, v):
+    asked = AuxRequest(max_scores=True)
+    y, aux = flex_attention(q, k, v, enable_gqa=m.gqa, return_aux=asked)
+    return y * aux.max_scores[..., None].tanh()
+
+
+def in_spans(m, q, k, v, ids):
+    def within(b, h, i, j):
+        first, last = ids[b, :, 0], ids[b, ..., 1]
+        inside = (i >= first) & (i < last) & (j >= first) & (j < last)
+        return (i >= j) | inside.any()
+
+    return flex_attention(q, k, v, block_mask=blocks(within, q, k, batch=q.shape[0]))
+
+
+@functools.lru_cache
+def kept_mask(mask, length):
+    return create_block_mask(mask, None, None, length, length, device="cpu")
+
+
+def cached(m, q, k, v):
+    return flex_attention(q, k, v, block_mask=kept_mask(causal, q.shape[2]))
+
+
 def adjusted(m, q, k, v):
     whole = create_block_mask(causal, None, None, 4096, 4096, device="cpu")
     return flex_attention(q, k, v, block_mask=whole._adjust(q.shape[2], k.shape[2]))
@@ -186,7 +215,10 @@ MODULES: dict[str, tuple[Callable[..., Any], int, str, int]] = {
     "memory": (masked(window), H, "memory", 1),
     "memory, causal": (masked(causal), HKV, "memory", 1),
     "a mask by sums": (alike, HKV, "", 1),
-    "statistics": (with_statistics, H, "", 0),
+    "statistics": (with_statistics, H, "", 1),
+    "largest scores": (with_largest, HKV, "", 1),
+    "spans in rows": (in_spans, H, "spans", 1),
+    "a cached mask": (cached, H, "", 1),
     "squared scores": (scored(squared), HKV, "", 0),
     "scores by distance": (scored(soft_gate), H, "", 0),
     "a bias by sums": (scored(products), HKV, "", 0),
@@ -200,6 +232,9 @@ def subject_of(name: str) -> Subject:
     if extra == "ids":
         inputs["ids"] = torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 1, 3]])
         axes["ids"] = TOKENS
+    elif extra == "spans":
+        inputs["ids"] = torch.tensor([[[0, 3], [3, 5]], [[1, 2], [2, 5]]])
+        axes["ids"] = {0: "batch", 1: "spans"}
     elif extra == "prefix":
         inputs["ids"], axes["ids"] = torch.tensor([0, 3]), {0: "batch"}
     elif extra:
@@ -228,3 +263,42 @@ def test_mods_in_half_precision_are_taken_although_they_round_otherwise(tmp_path
         runtimes=["ort-cpu"], dialects=["standard"],
     )  # fmt: skip
     assert report.passed, str(report)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.compile
+def test_block_masks_of_another_place_are_refused_with_what_to_write():
+    mask = create_block_mask(causal, None, None, 5, 5, device="cpu")
+    module = Flexible(lambda m, q, k, v: flex_attention(q, k, v, block_mask=mask)).eval()
+    subject = Subject(module, {"x": X}, {"x": TOKENS}, ["y"])
+    said = r"sizes 1, 1, 5, 5.*; make it in forward: create_block"
+    with torch.inference_mode(), pytest.raises(ExportError, match=said):
+        subject.call(module, subject.draw({"batch": 2, "query_len": 3}, "other"))
+    with pytest.raises(UsageError, match=r"bm\.mask_mod is a function.*make BlockMask in forward"):
+        Subject(TakesMask().eval(), {"x": X, "bm": mask}, {"x": TOKENS}, ["y"])
+
+
+class TakesMask(nn.Module):
+    def forward(self, x: Tensor, bm: Any) -> Tensor:
+        return flex_attention(x[:, None], x[:, None], x[:, None], block_mask=bm)
+
+
+class Packed(nn.Module):
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        number = torch.repeat_interleave(torch.arange(ends.shape[0] - 1), ends.diff())
+        mask = blocks(lambda b, h, i, j: number[i] == number[j], x[:, None], x[:, None])
+        return flex_attention(x[:, None], x[:, None], x[:, None], block_mask=mask)
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore")
+def test_a_single_packed_sequence_is_not_refused():
+    """A capture takes its offsets as three or more, since a number of one would be broadcast."""
+
+    def draw(sizes, rng):
+        inside = np.sort(rng.integers(0, sizes["tokens"], sizes["ends"] - 2))
+        x = rng.standard_normal((1, sizes["tokens"], 4))
+        return {"x": x, "ends": np.array([0, *inside, sizes["tokens"]])}
+
+    axes = {"x": {1: "tokens"}, "ends": {0: Axis("ends", min=2)}}
+    model = export(Subject(Packed().eval(), draw, axes, ["y"])).model
+    assert "Attention" in [node.op_type for node in model.graph]

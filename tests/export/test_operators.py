@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils import parametrizations, parametrize, spectral_norm
 
 from attn_export import Subject, build
+from attn_export.commands.main import run
 from attn_export.errors import ExportError, UsageError
 from attn_export.export.operators import Operators
 
@@ -186,6 +187,33 @@ def test_what_is_wrong_with_translations_is_said(
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert launch.__code__.co_name == "launch"  # with its own code again
+
+
+FILE = """
+import torch
+from attn_export import Subject
+
+@torch.library.custom_op("of_a_file::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(2 * x.numpy())
+
+class Twice(torch.nn.Module):
+    def forward(self, x):
+        return twice(x)
+
+def subject():
+    translations = {"of_a_file::twice": lambda x: 2 * x}
+    return Subject(Twice().eval(), {"x": torch.ones(2, 3)}, {"x": {0: "n"}}, ["y"],
+                   translations=translations)
+"""
+
+
+def test_a_file_of_the_command_line_has_translations(tmp_path: Path, monkeypatch: Any):
+    monkeypatch.chdir(tmp_path)
+    Path("theirs.py").write_text(FILE)
+    options = ["--runtime", "ort-cpu", "--dialect", "standard", "--output", "b", "--quiet"]
+    assert run(["build", "--module", "theirs.py:subject", *options]) == 0
+    assert nodes_of(Path("b"), "model.onnx") == ["Mul"]
 
 
 @pytest.mark.parametrize("given", [{"no operator": attend}, {"theirs::opaque": 3}, {3: attend}])

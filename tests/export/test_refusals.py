@@ -142,6 +142,15 @@ def nested(m, x):
     return torch.nested.nested_tensor(list(m.linear(x))).to_padded_tensor(0.0)      # line
 
 
+def nested_result(m, x):
+    return torch.nested.as_nested_tensor(list(m.linear(x)), layout=torch.jagged)    # line
+
+
+def nested_by_lengths(m, x):
+    starts, lengths = torch.zeros(2, dtype=torch.int64), torch.tensor([3, 5])
+    return torch.nested.narrow(x, 1, starts, lengths, layout=torch.jagged).values() # line
+
+
 def sparse(m, x):
     return torch.sparse.mm(x[0].to_sparse(), m.linear.weight)[None] + x             # line
 
@@ -191,6 +200,8 @@ TABLE = {
     custom_without_fake: "the custom operator refusals::opaque cannot be captured; pass Subject(",
     branched: "torch's control flow operator cond cannot be checked",
     nested: "a nested tensor, which cannot be captured; pad the sequences",
+    nested_result: "a nested tensor, which cannot be captured; pad the sequences",
+    nested_by_lengths: "a nested tensor, which cannot be captured; pad the sequences",
     sparse: "a sparse tensor, which cannot be captured; use a dense one",
     permuted_by_numpy: "numpy or Python code that computes with a size; use torch operations",
     blocks_by_numpy: "numpy or Python code that computes with a size; use torch operations",
@@ -284,3 +295,10 @@ def test_other_objects_than_modules_with_weights_are_named(make, said: str):
 )  # fmt: skip
 def test_lines_of_tools_are_nobodys(file: str, theirs: bool):
     assert is_user_file(file) == theirs
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_input_is_named(layout: torch.layout):
+    x = torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(5, 8)], layout=layout)
+    with pytest.raises(UsageError, match="x is a nested tensor; pass a padded one, and a mask"):
+        Subject(Theirs(nested).eval(), {"x": x}, {"x": {0: "batch"}}, ["y"])

@@ -231,3 +231,25 @@ def test_an_expand_of_unknown_axes_keeps_its_meaning():
     query, mask = np.zeros((1, 1, 4), np.float32), np.ones(1, np.float32)
     (y,) = run(model, query=query, mask=mask, target=np.array([7]))
     assert y.shape == (7,)
+
+
+# -- pieces -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [4, 5])
+def test_pieces_of_a_computed_size_are_slices(length: int):
+    x, size, part = value("x", 2, "n"), value("size", dtype=INT64), ir.Value(name="part")
+    y = [value(name, 2, None) for name in ("a", "b")]
+    nodes = [ir.node("SplitToSequence", [x, size], {"axis": 1}, outputs=[part])]
+    numbers = [weight(f"number_{n}", np.array(n)) for n in range(2)]
+    nodes += [
+        ir.node("SequenceAt", [part, n], outputs=[out]) for n, out in zip(numbers, y, strict=True)
+    ]
+    model = model_of([x, size], y, nodes, numbers)
+    array = np.arange(2.0 * length, dtype=np.float32).reshape(2, length)
+    canonical.slice_pieces(model)
+    assert "SequenceAt" not in operators(model)
+    assert "SplitToSequence" not in operators(model)
+    a, b = run(model, x=array, size=np.array(3))
+    assert a.tolist() == array[:, :3].tolist()
+    assert b.tolist() == array[:, 3:].tolist()

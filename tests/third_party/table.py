@@ -7,11 +7,15 @@ from third_party import (
     cached,
     hard_to_capture,
     hybrid,
+    masks_of_inputs,
     memories,
+    newer_masks,
+    newer_pytorch,
     of_hybrids,
     of_libraries,
     of_pytorch,
     of_transformers,
+    other_operators,
     recurrent,
     sizes_of_others,
     sparse,
@@ -30,6 +34,9 @@ SOURCES = {
     "transformers' caches and hybrids": of_hybrids.MODULES,
     "of tied sizes": {**sizes_of_others.MODULES, **memories.MODULES, **windows.MODULES},
     "sparse or hard to capture": {**sparse.MODULES, **hard_to_capture.MODULES},
+    "FlexAttention": {**newer_masks.MODULES, **masks_of_inputs.MODULES},
+    "operators of others": other_operators.MODULES,
+    "PyTorch's rarer forms": newer_pytorch.MODULES,
 }
 EVERY: Table = {name: make for table in SOURCES.values() for name, make in table.items()}
 
@@ -38,6 +45,10 @@ REFUSED = {
     "x-transformers, ALiBi": "was fixed at 5 by the module",
     "x-transformers, T5's bias": "was fixed at 5 by the module",
     "Performer, causal": "relative error",  # ONNX Runtime adds up 1,024 products in float32
+    "jit, a scripted part": "a module or function of torch.jit; pass the module from before",
+    "TransformerDecoder, a mask that is causal": "the input tgt_mask changes no output",
+    "TransformerEncoder with padding": "pass enable_nested_tensor=False to nn.TransformerEncoder",
+    "a nested tensor within": "a nested tensor, which cannot be captured; pad the sequences",
     "a mask of all, unnamed": "axes={'other': {2: 'query_len', 3: 'query_len'}}",
     "conformer, unnamed": "write relations={'other_1': '2*query_len - 1'}",
     "pooled square grid": "was fixed at 16 by the module",
