@@ -27,6 +27,7 @@ from attn_export.graph.ir_helpers import (
     nodes_of,
     optional_input,
     producer_of,
+    set_type,
 )
 from attn_export.spec.inputs import MASK_FLOOR
 
@@ -54,6 +55,7 @@ class _AxisSize(NamedTuple):
 def make_ort_compatible(model: ir.Model) -> None:
     """Run all passes of this file."""
     clamp_masks(model)
+    _note_unsqueezed(model)
     spread_masks(model)
     spread_batches(model)
     make_scales_positive(model)
@@ -64,6 +66,22 @@ def make_ort_compatible(model: ir.Model) -> None:
             _write_sigmoid(model, node)
         elif node.op_type == "Where" and node.outputs[0].dtype == ir.DataType.BOOL:
             _write_choice(node)
+
+
+def _note_unsqueezed(model: ir.Model) -> None:
+    """Note the types of operands with added axes, which translations leave out."""
+    for node in nodes_of(model, "Attention"):
+        for value in filter(None, node.inputs):
+            unsqueeze = producer_of(value, "Unsqueeze")
+            axes = constant_array(unsqueeze.inputs[1]) if unsqueeze is not None else None
+            if unsqueeze is None or axes is None or value.shape is not None:
+                continue
+            source = unsqueeze.inputs[0]
+            if source is not None and (shape := list(dims(source))):
+                rank = len(shape) + axes.size
+                for axis in sorted(int(a) % rank for a in axes.ravel()):
+                    shape.insert(axis, 1)
+                set_type(value, source.dtype, ir.Shape(shape))
 
 
 def clamp_masks(model: ir.Model) -> None:

@@ -193,3 +193,13 @@ def test_a_mask_that_depends_on_other_axes_than_those_of_the_node_stays():
     }}"""
     model = ir.from_proto(with_constants(onnx.parser.parse_model(text)))
     assert verdicts(model) == [STAYS]
+
+
+def test_a_mask_that_is_a_constant_of_one_size_stays():
+    text = """<ir_version: 11, opset_import: ["" : 23]>
+    g (float[1,4,6,8] Q) => (float[1,4,6,8] Y) { Y = Attention (Q, Q, Q, mask) }"""
+    proto = with_constants(onnx.parser.parse_model(text))
+    blocks = np.kron(np.eye(3), np.ones((2, 2))).astype(bool)
+    mask = np.broadcast_to(blocks, (1, 4, 6, 6)).copy()
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
+    assert verdicts(ir.from_proto(proto)) == [STAYS]

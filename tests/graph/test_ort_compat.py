@@ -99,6 +99,18 @@ def test_a_mask_of_unknown_shape_stays_as_it_is():
     assert operators(model) == ["Attention"]
 
 
+def test_a_mask_whose_added_axis_is_not_described_is_written_out():
+    model = mask_model([B, 1, S])
+    node, axis = node_of(model, "Attention"), weight("axis", np.array([1]))
+    added = ir.node("Unsqueeze", [node.inputs[3], axis])
+    model.graph.initializers.add(axis)
+    model.graph.insert_before(node, added)
+    node.replace_input_with(3, added.outputs[0])
+    ort_compat.make_ort_compatible(model)
+    mask = node.inputs[3]
+    assert (shape_of(mask), mask.dtype) == ([B, 1, L, S], BOOL)
+
+
 def test_a_mask_of_one_key_grows_to_past_and_new_ones():
     inputs = [*qkv(), value("m", B, 1, L, 1, dtype=BOOL)]
     past = [value("past_key", B, H, "past_len", D), value("past_value", B, H, "past_len", DV)]
