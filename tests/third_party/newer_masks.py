@@ -18,8 +18,6 @@ from torch.nn.attention.flex_attention import (
 
 from attn_export import Subject
 
-compiled = torch.compile(flex_attention, dynamic=False)
-
 
 def causal(b, h, q_idx, kv_idx):
     return q_idx >= kv_idx
@@ -67,10 +65,13 @@ class CausalScores(Flex):
 
 
 class SlidingWindow(Flex):
+    def setup(self) -> None:
+        self.compiled = torch.compile(flex_attention, dynamic=False)
+
     def attend(self, q, k, v):
         length = q.shape[-2]
         mask = create_block_mask(sliding(3), None, None, length, length, device=q.device)
-        return compiled(q, k, v, block_mask=mask)
+        return self.compiled(q, k, v, block_mask=mask)
 
 
 class FixedMask(Flex):

@@ -92,7 +92,6 @@ class Parametrized(Flex):
 # -- torch.jit ----------------------------------------------------------------------------------
 
 
-@torch.jit.script
 def masked_softmax(scores: Tensor, mask: Tensor, scale: float) -> Tensor:
     return torch.softmax((scores * scale).masked_fill(mask, -10000.0), dim=-1)
 
@@ -100,10 +99,13 @@ def masked_softmax(scores: Tensor, mask: Tensor, scale: float) -> Tensor:
 class ScriptedFunction(Flex):
     """A fused softmax by torch.jit.script, as in Megatron's early layers."""
 
+    def setup(self) -> None:
+        self.softmax = torch.jit.script(masked_softmax)
+
     def attend(self, q, k, v):
         n = q.shape[2]
         hidden = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
-        return masked_softmax(q @ k.mT, hidden, 1 / math.sqrt(D)) @ v
+        return self.softmax(q @ k.mT, hidden, 1 / math.sqrt(D)) @ v
 
 
 class ScriptedPart(Flex):

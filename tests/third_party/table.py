@@ -66,5 +66,6 @@ NOT_ONE_NODE = {
     "DebertaV2, eager", "timm.SwinTransformerBlock", "heads in the batch, hidden keys",
     "Longformer", "Longformer, strided", "patches", "patches of two sizes",
     "Swin, masks of windows", "Synthesizer", "products with distances", "points apart",
+    "jit, a scripted function",
 }  # fmt: skip
 """Modules with a softmax that is not the one of an `Attention` node."""
