@@ -104,7 +104,7 @@ KEPT: dict[Callable[[], Subject], list[str]] = {
 """What the next step takes, by the function that makes a subject."""
 
 
-@pytest.mark.parametrize("make", extended(KEPT, lambda make: make is crossed))
+@pytest.mark.parametrize("make", extended(KEPT, lambda make: make is growing))
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.every(3)
 def test_its_tensors_are_inputs_and_outputs_and_it_passes(make, tmp_path: Path):
