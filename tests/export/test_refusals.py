@@ -297,6 +297,7 @@ def test_lines_of_tools_are_nobodys(file: str, theirs: bool):
     assert is_user_file(file) == theirs
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_a_nested_input_is_named(layout: torch.layout):
     x = torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(5, 8)], layout=layout)
