@@ -234,15 +234,15 @@ def _replacement(model: ir.Model, a: AttentionNode, trials: MaskTrials) -> _Mask
 def _replacement_by_sizes(mask_graph: MaskGraph) -> _MaskReplacement | None:
     """Return the replacement of a mask that is computed from sizes alone, or None."""
     redundant = causal = True
-    seen = list[MaskTrial]()
+    was_computed = False
     for trial, shown, hidden in shown_and_hidden(mask_graph):
-        seen.append(trial)
+        was_computed = True
         redundant = redundant and bool((shown | ~trial.shown).all())
         visible, future = trial.shown & trial.causal, trial.shown & ~trial.causal
         causal = causal and bool(((shown | ~visible) & (hidden | ~future)).all())
         if not redundant and not causal:
             return None
-    if not seen:  # it could be computed in no trial
+    if not was_computed:  # in any trial
         return None
     if redundant:
         return None, False
