@@ -30,14 +30,14 @@ from attn_export.parts.whole_models.integer_weights import (
 )
 from attn_export.parts.whole_models.loaded_model import in_dtype, load_model
 from attn_export.parts.whole_models.model_reference import reference_of
-from attn_export.parts.whole_models.stored_evidence import (
+from attn_export.quality import OF_LOGITS, Budget, is_logits
+from attn_export.results import CHANGED, Report
+from attn_export.runtimes.run_options import RunOptions
+from attn_export.truth.stored_evidence import (
     MOST_BYTES,
     reduce_evidence,
     reduce_if_large,
 )
-from attn_export.quality import OF_LOGITS, Budget, is_logits
-from attn_export.results import CHANGED, Report
-from attn_export.runtimes.run_options import RunOptions
 
 _NOT_PROMISED = {
     "batch": "batches", "left": "padding on the left", "right": "padding on the right",

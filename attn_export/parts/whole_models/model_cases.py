@@ -11,11 +11,11 @@ import numpy as np
 
 from attn_export.cases.draw import MAX_SIZE, generator
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
-from attn_export.parts.whole_models.stored_evidence import seed_words
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
 from attn_export.spec import Shape
 from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, TOTAL
 from attn_export.tensorfile import numpy_dtype
+from attn_export.truth.stored_evidence import seed_words
 
 SIZES: Final = (1, 2, 3, 7, 8, 9, 63, 64, 65, 127, 128, 129, 511, 512, 513)
 """Lengths of prompts and pasts: around powers of two, where kernels and windows change."""

@@ -18,7 +18,6 @@ from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import fill_ignored_rows, measure
 from attn_export.parts.whole_models.config_mistakes import find_cause
-from attn_export.parts.whole_models.stored_evidence import MOST_BYTES, reduce_if_large
 from attn_export.quality import Budget, Quality
 from attn_export.results import Arrays, Case, Golden
 from attn_export.schema import Allowed
@@ -27,6 +26,7 @@ from attn_export.truth.allowed import narrow
 from attn_export.truth.float64_mode import widened_arrays
 from attn_export.truth.operations import math_backend
 from attn_export.truth.oracle import Oracle
+from attn_export.truth.stored_evidence import MOST_BYTES, reduce_if_large
 from attn_export.truth.ties import TieOrder
 
 _LARGE = 2**26

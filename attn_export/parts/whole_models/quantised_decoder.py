@@ -24,13 +24,13 @@ from attn_export.export.subject import Subject
 from attn_export.graph.quantised_weights import store_integers
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.model_rewrites import rewrite_weights
-from attn_export.parts.whole_models.stored_evidence import MOST_BYTES
 from attn_export.quality import Budget, Quality
 from attn_export.quantiser import QuantisedWeight, quantise
 from attn_export.results import Arrays, Case, Golden
 from attn_export.spec.inputs import BATCH, QUERIES
 from attn_export.spec.low_precision import FLOAT16
 from attn_export.tensorfile import is_floating
+from attn_export.truth.stored_evidence import MOST_BYTES
 
 _BLOCKS = {"int4": (32, 16), "int8": (0,)}
 """The numbers of inputs that may share a scale, by the dtype of weights; 0 for all of an output."""

@@ -21,13 +21,13 @@ from attn_export.bundle.golden import (
 from attn_export.cases.draw import generator
 from attn_export.errors import BundleError
 from attn_export.judge.judge import judge
-from attn_export.parts.whole_models.stored_evidence import (
+from attn_export.results import BASE, Case, Golden
+from attn_export.schema import Allowed
+from attn_export.truth.stored_evidence import (
     reduce_evidence,
     reduce_if_large,
     seed_words,
 )
-from attn_export.results import BASE, Case, Golden
-from attn_export.schema import Allowed
 
 ALLOWED = Allowed(1e-6, 1e-5)
 
