@@ -171,6 +171,11 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         return {o: i for o, i in pairs if o in self.outputs and i in self.inputs}
 
     @property
+    def batch(self) -> str:
+        """The name of the batch axis."""
+        return next((axis for axis, role in self.roles.items() if role == "batch"), "batch")
+
+    @property
     def ends(self) -> dict[str, TensorSignature]:
         """The inputs and outputs by name."""
         return {**self.inputs, **self.outputs}

@@ -19,7 +19,7 @@ Items = list[pytest.Item]
 LONGEST = 32
 """The largest of `blocks.BLOCKS` for which builds in the processes of the tests have cases."""
 
-ALL_BLOCKS, ALL_PASTS = blocks.BLOCKS, blocks.FAR_PASTS
+ALL_BLOCKS, ALL_FAR_CALLS = blocks.BLOCKS, blocks.FAR_CALLS
 
 
 def shorten_cases() -> None:
@@ -28,7 +28,7 @@ def shorten_cases() -> None:
     Command lines that are not forked build with all cases, and so do tests inside `long_cases`.
     """
     blocks.BLOCKS = tuple(block for block in ALL_BLOCKS if block <= LONGEST)
-    blocks.FAR_PASTS = ()
+    blocks.FAR_CALLS = ()
 
 
 def warm_up() -> None:
@@ -43,12 +43,12 @@ def warm_up() -> None:
 @contextlib.contextmanager
 def long_cases() -> Iterator[None]:
     """Have builds in this block make cases of every length."""
-    before = blocks.BLOCKS, blocks.FAR_PASTS
-    blocks.BLOCKS, blocks.FAR_PASTS = ALL_BLOCKS, ALL_PASTS
+    before = blocks.BLOCKS, blocks.FAR_CALLS
+    blocks.BLOCKS, blocks.FAR_CALLS = ALL_BLOCKS, ALL_FAR_CALLS
     try:
         yield
     finally:
-        blocks.BLOCKS, blocks.FAR_PASTS = before
+        blocks.BLOCKS, blocks.FAR_CALLS = before
 
 
 def default_share(items: Sequence[pytest.Item]) -> tuple[Items, Items]:

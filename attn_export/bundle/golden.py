@@ -230,14 +230,26 @@ def check_evidence(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> 
         )
 
 
-def tried_note(cases: Sequence[Case]) -> str:
-    """Return a note with the smallest and the largest tried size of each dynamic axis."""
-    sizes_by_axis: dict[str, list[int]] = {}
-    for case in cases:
-        for name, size in case.sizes.items():
-            sizes_by_axis.setdefault(name, []).append(size)
-    ranges = [f"{name} {min(sizes)}-{max(sizes)}" for name, sizes in sizes_by_axis.items()]
-    return f"sizes: {', '.join(ranges) or 'one, since no axis is dynamic'}"
+_BATCH_GROUPS = ((1, 1), (2, 3), (4, math.inf))
+"""Ranges of batch sizes that are tried with other sizes of their own."""
+
+
+def tried_note(cases: Sequence[Case], batch: str = "batch") -> str:
+    """Return a note with the smallest and the largest tried sizes, for few and many sequences.
+
+    `batch`: The name of the batch axis.
+    """
+    parts = []
+    for low, high in _BATCH_GROUPS:
+        tried = [c.sizes for c in cases if low <= c.sizes.get(batch, 1) <= high]
+        names = dict.fromkeys(name for sizes in tried for name in sizes)
+        ranges = []
+        for name in sorted(names, key=lambda name: name != batch):
+            found = {sizes[name] for sizes in tried if name in sizes}
+            ends = dict.fromkeys((min(found), max(found)))
+            ranges.append(f"{name} {'-'.join(map(str, ends))}")
+        parts += [", ".join(ranges)] if ranges else []
+    return f"sizes: {'; '.join(parts) or 'one, since no axis is dynamic'}"
 
 
 def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 Kernels have paths for whole blocks, for the rest after them, and for one query. So each size is
 tried in each kind of call: a kind is the set of axes that are larger than their least size. Of a
 layer with a cache these are runs without a past, decodes of one query, and chunks after a past.
+Each is tried with several sequences, since graphs mix up batch elements at some lengths only, and
+blocks with one, which graphs branch on.
 """
 
 from __future__ import annotations
@@ -11,18 +13,27 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Literal
 
 from attn_export.cases.draw import Bounds, Sizes
-from attn_export.spec.inputs import BATCH, KEYS, PAST, axes_in, size_of
+from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, axes_in, size_of
 
 BLOCKS: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
 """Block sizes of kernels."""
 
-FAR_PASTS: tuple[int, ...] = (2047, 4096)
-"""Pasts of one decode each: all keys, or the past alone, are a larger block."""
-
 BATCHES = (1, 2, 3, 8, 16, 17)
 """Batch sizes to try in each kind of call."""
+
+_LARGE_BATCHES = (32, 33, 64)
+"""Batch sizes to try in one kind of call, with the least sizes that it has."""
+
+_FEW_QUERIES, _MANY_QUERIES = 33, 256
+"""The largest number of queries to try always after a past, and with one sequence alone."""
+
+FAR_CALLS: tuple[tuple[int, int], ...] = ((1040, 3), (2047, 1), (2047, 3), (4096, 1), (4096, 3))
+"""Long pasts, each with a number of queries. All keys, or the past alone, are a larger block."""
+
+Sequences = Literal["one sequence", "several sequences"]
 
 LAST = 4
 """The rank of conditions that are met last, see `BlockSizes.conditions`."""
@@ -74,28 +85,53 @@ class BlockSizes:
     def conditions(self) -> dict[str, int]:
         """Return all conditions, each with its rank: those of a lower rank are met first.
 
-        Blocks come before the sizes next to them, and calls in which one axis is larger than its
-        least size before others.
+        Blocks come before the sizes next to them, several sequences before one, and calls in which
+        one axis is larger than its least size before others.
         """
         ranks: dict[str, int] = {}
         for kind in self._kinds:
             late = int(len(kind - {KEYS}) > 1)
             for axis in self._axes_of(kind):
                 for size, distance in near_blocks().items():
-                    ranks[self._condition(axis, size, kind)] = 1 + late + distance
+                    for sequences in self._sequences(size, kind):
+                        rank = 1 + late + (distance or sequences == "one sequence")
+                        rank = LAST if late and axis == QUERIES and size > _FEW_QUERIES else rank
+                        ranks[self._condition(axis, size, kind, sequences)] = rank
             if BATCH in self.axes:
                 ranks |= {self._condition(BATCH, size, kind): 1 for size in BATCHES}
+        if BATCH in self.axes:
+            kind = self._kinds[0]
+            ranks |= {self._condition(BATCH, size, kind): LAST - 1 for size in _LARGE_BATCHES}
         return ranks
+
+    def _sequences(self, size: int, kind: Kind) -> list[Sequences | None]:
+        """Return the numbers of sequences to try a size with; None stands for any."""
+        if BATCH not in self.axes:
+            return [None]
+        is_single = (
+            size in BLOCKS
+            and len(kind - {KEYS}) <= 1
+            and (QUERIES not in kind or size <= _MANY_QUERIES)
+        )
+        return ["several sequences", "one sequence"] if is_single else ["several sequences"]
 
     def met(self, sizes: Sizes) -> Iterator[str]:
         """Yield the conditions that these sizes meet."""
         kind = self._kind(sizes)
-        for axis in (BATCH, *self._axes_of(kind)) if kind in self._kinds else ():
-            if axis in sizes:
-                yield self._condition(axis, sizes[axis], kind)
+        if kind not in self._kinds:
+            return
+        batch = sizes.get(BATCH)
+        if batch is not None:
+            yield self._condition(BATCH, batch, kind)
+        sequences: Sequences = "one sequence" if batch == 1 else "several sequences"
+        for axis in self._axes_of(kind):
+            yield self._condition(axis, sizes[axis], kind, sequences if batch else None)
 
-    def _condition(self, axis: str, size: int, kind: Kind) -> str:
-        return f"{axis} {size} where {self._shown(kind)}"
+    def _condition(
+        self, axis: str, size: int, kind: Kind, sequences: Sequences | None = None
+    ) -> str:
+        name = f"{axis} {size} where {self._shown(kind)}"
+        return f"{name}, {sequences}" if sequences else name
 
     def _shown(self, kind: Kind) -> str:
         compared = (
@@ -108,29 +144,32 @@ class BlockSizes:
     def summary(self, missed: Collection[str]) -> str:
         """Return the sizes of all conditions that are missed, by kind of call."""
         parts = []
-        for kind in self._kinds:
+        tried = sorted({*BATCHES, *_LARGE_BATCHES, *near_blocks()})
+        numbers: tuple[Sequences | None, ...] = (None, "several sequences", "one sequence")
+        for kind, sequences in itertools.product(self._kinds, numbers):
             axes: dict[str, list[str]] = {}
             for axis in (BATCH, *self._axes_of(kind)):
-                tried = sorted({*BATCHES, *near_blocks()})
-                sizes = [size for size in tried if self._condition(axis, size, kind) in missed]
+                sizes = [n for n in tried if self._condition(axis, n, kind, sequences) in missed]
                 axes.setdefault(_ranges(sizes), []).append(axis)
             shown = [
                 f"{' and '.join(of_sizes)} {sizes}" for sizes, of_sizes in axes.items() if sizes
             ]
             if shown:
-                parts.append(f"{', '.join(shown)} where {self._shown(kind)}")
+                where = f"{self._shown(kind)}, {sequences}" if sequences else self._shown(kind)
+                parts.append(f"{', '.join(shown)} where {where}")
         return "; ".join(parts)
 
     def candidates(self) -> Iterator[dict[str, int]]:
         """Yield sizes of the free axes that together meet all conditions."""
         for kind in self._kinds:
             for sizes in self._of_kind(kind):
+                for batch in _batches(sizes) if BATCH in self.axes else ():
+                    yield {**sizes, BATCH: batch}
                 if BATCH not in self.axes:
                     yield sizes
-                    continue
-                longest = max(sizes.values())
-                for batch in BATCHES if longest <= 17 else (1, 2) if longest <= 33 else (1,):
-                    yield {**sizes, BATCH: batch}
+        if BATCH in self.axes:
+            least = {axis: size + (axis in self._kinds[0]) for axis, size in self._least.items()}
+            yield from ({**least, BATCH: batch} for batch in _LARGE_BATCHES)
 
     def _of_kind(self, kind: Kind) -> Iterator[dict[str, int]]:
         least, near = self._least, list(near_blocks())
@@ -153,6 +192,16 @@ class BlockSizes:
                 for step in (-2, -1, 0, 1, 2):
                     if min(size - least[one], size + step - least[other]) > 0:
                         yield {**small, one: size, other: size + step}
+
+
+def _batches(sizes: Sizes) -> tuple[int, ...]:
+    """Return the batch sizes to try with other sizes: many with small ones."""
+    if max(sizes.values()) <= 17:
+        return BATCHES
+    # Elements from the third on may be wrong alone: three sequences show that.
+    queries = sizes.get(QUERIES, 1)
+    several = 3 if queries <= 17 else 2
+    return (1, several) if queries in (1, *BLOCKS[:5]) else (several,)
 
 
 def _ranges(sizes: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attn_export.cases.blocks import LAST, near_blocks
 from attn_export.cases.draw import Sizes
-from attn_export.cases.mask_contents import LENGTH_NAMES
+from attn_export.cases.mask_contents import BLOCK_KEYS, LENGTH_NAMES
 from attn_export.spec.inputs import BATCH, KEYS, KNOWN, PAST, QUERIES
 
 LEVELS: Mapping[str, Mapping[str, tuple[float, float]]] = {
@@ -142,6 +142,12 @@ def have_many_keys(sizes: Sizes) -> bool:
     return keys is None or keys >= _MANY_KEYS
 
 
+def have_block_keys(sizes: Sizes) -> bool:
+    """Return whether all blocks of hidden keys fit, or no axis defines the number of keys."""
+    keys = _keys_of(sizes)
+    return keys is None or keys >= BLOCK_KEYS
+
+
 def are_smallest(sizes: Sizes) -> bool:
     """Return whether no size is more than 1."""
     return max(sizes.values(), default=1) == 1
@@ -212,6 +218,13 @@ def content_conditions(
     return names
 
 
+def _has_no_effect(content: str, sizes: Sizes) -> bool:
+    """Return whether a content changes nothing at these sizes, or shows nothing."""
+    if content == "one_visible_element":
+        return sizes.get(BATCH) == 1
+    return content in LENGTH_NAMES and not may_differ_in_length(sizes)
+
+
 def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
     """Yield the conditions that contents meet at these sizes."""
     pattern, many = call_pattern(sizes), have_many_keys(sizes)
@@ -229,7 +242,9 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
     ):
         yield f"{_LARGE_AND_EMPTY}{pattern}"
     for name in contents:
-        if name in LENGTH_NAMES and not may_differ_in_length(sizes):
+        if _has_no_effect(name, sizes) or (
+            name == "hidden_blocks" and may_have_more and not have_block_keys(sizes)
+        ):
             continue
         too_few_keys = few_keys and name in _WITH_MANY_KEYS
         if not too_few_keys and not (small_batch and name == "large_logits"):

@@ -201,6 +201,26 @@ def _equal_tokens(drawn: DrawnCase) -> None:
             array[...] = array[..., :1, :] if drawn.spec is None else array[..., :1, :1]
 
 
+def _zero_tokens(drawn: DrawnCase) -> None:
+    """Make every third token 0, another one in each input and in the next batch element."""
+    for number, name in enumerate(drawn.value_names()):
+        array = drawn.inputs[name]
+        if array.ndim > 1 and array.size:
+            batch_first = array.ndim > 2 and drawn.descriptions[name].shape[:1] == ("batch",)
+            for element, tokens in enumerate(array if batch_first else [array]):
+                tokens[..., (1 - element - number) % 3 :: 3, :] = 0
+
+
+def _equal_keys(drawn: DrawnCase) -> None:
+    """Make four keys after each other equal, with values of their own."""
+    _multiply_all(drawn, factor=SHARP)
+    for name in drawn.inputs.keys() & {"key", "past_key"}:
+        array = drawn.inputs[name]
+        for step in (1, 2, 3):
+            keys = array[..., step::4, :]
+            keys[...] = array[..., ::4, :][..., : keys.shape[-2], :]
+
+
 def _one_hot(drawn: DrawnCase) -> None:
     """Set one power of 2 in each last-axis row and zeros elsewhere: products round only once."""
     for name in drawn.value_names():
@@ -261,6 +281,14 @@ VALUES = (
         "one_hot_rows", "a power of 2 in each row, else zeros", "rounding to few bits", _one_hot,
         is_opaque=True, is_sharp=True,
     ),
+    Content(
+        "zero_tokens", "every third token, key and value is 0", "zeros taken for padding",
+        _zero_tokens,
+    ),
+)  # fmt: skip
+EQUAL_KEYS = Content(
+    "equal_keys", "keys are equal, and their values are not", "equal scores counted once",
+    _equal_keys, may_overflow=True, is_sharp=True,
 )  # fmt: skip
 FUTURE = Content(
     "causal_future", "keys after the query's own are hidden", "a causal mask that is too wide",

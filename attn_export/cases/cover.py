@@ -99,21 +99,24 @@ class Cover:
         """Return the conditions that no case meets whose sizes the module accepts."""
         return [self._names[i] for i in np.flatnonzero((self._open > 0) & ~self._possible())]
 
-    def choose(self, budget: int, most: int, fits: Fits = lambda _: True) -> list[Choice]:
+    def choose(
+        self, budget: int, most: int, fits: Fits = lambda _: True, *, reserve: int = 0
+    ) -> list[Choice]:
         """Return cases, chosen until no affordable case meets another condition.
 
         `budget`: The largest size in bytes of all cases together.
         `most`: The largest size in bytes of one case.
+        `reserve`: The bytes of the budget that are not spent on conditions of the last rank.
         """
         ranks, before = self._ranks, self._open.copy()
         # Fewer cases meet all conditions without an order of ranks, if they fit.
         if self._least_cost() <= budget:
             unordered = np.where(ranks < LAST, 0, LAST)
-            chosen = self._cover(budget, most, fits, unordered, LEAST_COST)
+            chosen = self._cover(budget, most, fits, unordered, LEAST_COST, reserve)
             if not self.missed(LAST - 1):
                 return chosen
             self._open = before
-        return self._cover(budget, most, fits, ranks, CASE_COST)
+        return self._cover(budget, most, fits, ranks, CASE_COST, reserve)
 
     def _least_cost(self) -> float:
         """Return a lower bound of the size of all cases that meet the conditions at blocks."""
@@ -122,7 +125,7 @@ class Cover:
         return float(cheapest[np.isfinite(cheapest)].sum() / table.sum(axis=1).max(initial=1))
 
     def _cover(
-        self, budget: int, most: int, fits: Fits, ranks: np.ndarray, case_cost: int
+        self, budget: int, most: int, fits: Fits, ranks: np.ndarray, case_cost: int, reserve: int
     ) -> list[Choice]:
         """Choose cases for one rank after the other, until no case can be added or left out."""
         step = case_cost // STEPS
@@ -133,7 +136,8 @@ class Cover:
             for rank in sorted(set(ranks)):
                 while True:
                     wanted = self._open * np.where(ranks <= rank, 1, _LATER).astype(np.float32)
-                    best = self._best(min(budget, most), wanted, weights)
+                    left = budget - reserve if rank == LAST else budget
+                    best = self._best(min(left, most), wanted, weights)
                     if best is None:
                         break
                     if self._is_accepted(best[0], fits):
@@ -213,6 +217,7 @@ def _content_key(sizes: Sizes) -> tuple[object, ...]:
         sizes.get(BATCH) == 1,
         sizes.get(BATCH, 0) >= conditions.LEVELS[BATCH]["large"][0],
         conditions.have_many_keys(sizes),
+        conditions.have_block_keys(sizes),
         conditions.may_differ_in_length(sizes),
         conditions.are_smallest(sizes),
         sizes.get(PAST) == 0,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from attn_export.seeded_tensors import random_floats, visible_keys
 from attn_export.spec import AttentionSpec, Input, Shape
 from attn_export.spec.inputs import PAST, Roles, axes_in, renamed, size_of, terms_of
 from attn_export.tensorfile import ArrayDict, is_floating, numpy_dtype
@@ -224,9 +225,6 @@ def by_role(interface: Interface) -> Interface:
 
 # -- random input arrays ------------------------------------------------------------------------
 
-VISIBLE = 0.7
-"""The share of True, or of finite values, in a random mask."""
-
 
 def seed_of(*words: str | int) -> int:
     """Return a seed that depends only on the words."""
@@ -285,22 +283,12 @@ def _draw(name: str, input_: Input, sizes: Sizes, rng: np.random.Generator) -> n
     if dtype == np.bool_:
         # A last axis of 1 that does not count keys may be False everywhere.
         any_value = input_.first is None or input_.shape[-1:] == (1,)
-        mask = _visible(rng, shape, with_first=not any_value)
+        mask = visible_keys(rng, shape, with_first=not any_value)
         return mask if input_.first is not False else ~mask
     if np.issubdtype(dtype, np.integer):
         if input_.first and (input_.low, input_.high) == (0, 1):  # a mask
-            return np.asarray(_visible(rng, shape, with_first=True).astype(dtype))
+            return np.asarray(visible_keys(rng, shape, with_first=True).astype(dtype))
         return rng.integers(*limits(input_, sizes), shape, dtype, endpoint=True)
     if not is_floating(dtype):
         raise ValueError(f"cannot draw values for {name} of type {dtype}")
-    values = rng.standard_normal(shape)
-    if name == "attn_mask" or input_.hides:
-        values = np.where(_visible(rng, shape, with_first=True), values, -np.inf)
-    return np.asarray(values.astype(dtype))
-
-
-def _visible(rng: np.random.Generator, shape: tuple[int, ...], *, with_first: bool) -> np.ndarray:
-    mask = np.asarray(rng.random(shape) < VISIBLE)
-    if with_first and mask.ndim:
-        mask[..., 0] = True
-    return mask
+    return random_floats(rng, shape, dtype, is_mask=name == "attn_mask" or bool(input_.hides))

@@ -14,6 +14,7 @@ from attn_export.cases import blocks
 from attn_export.cases.contents import Content, DrawnCase
 from attn_export.cases.draw import ANY, Interface, Sizes, add_sums, draw_inputs
 from attn_export.cases.influence import base_case, base_sizes, changed_cases, draw_base
+from attn_export.errors import first_few
 from attn_export.results import WHOLE_DECODE, Case
 from attn_export.spec import AttentionSpec, Input
 from attn_export.spec.low_precision import PER_RUN
@@ -236,31 +237,35 @@ def _draw_visible(
     return drawn
 
 
-_FAR_BYTES = 4 * 2**20
-"""Largest size in bytes of a decode after a past of `blocks.FAR_PASTS`: an eighth of all."""
+_FAR_BYTES = 6 * 2**20
+"""Largest size in bytes of a call of `blocks.FAR_CALLS`."""
 
 
-def far_decodes(interface: Interface, budget: int) -> tuple[list[Case], list[str]]:
-    """Return decodes after long pasts in a layer of ours, and a note on those that do not fit."""
+def far_calls(interface: Interface, budget: int) -> tuple[list[Case], list[str]]:
+    """Return calls after long pasts in a layer of ours, and a note on those that do not fit."""
     cases: list[Case] = []
     missed: list[str] = []
     spec = interface.spec
     if spec is None or not spec.has_cache:
         return [], []
-    for past in blocks.FAR_PASTS:
-        sizes = add_sums({"batch": 1, "query_len": 1, "past_len": past}, interface.sums)
+    for past, queries in blocks.FAR_CALLS:
+        batch = 1 if queries == 1 else 2
+        sizes = add_sums({"batch": batch, "query_len": queries, "past_len": past}, interface.sums)
         cost = interface.case_bytes(sizes)
         if cost > min(budget, _FAR_BYTES):
-            missed.append(str(past))
+            missed.append(f"{queries} after {past}")
             continue
         budget -= cost
-        drawn = _draw_visible(interface.inputs, spec, sizes, name := f"far_past_{past}")
-        cases.append(Case(name, "probe", sizes, drawn, f"one query after {past} keys"))
-    note = f"no case decodes after a past of {' or '.join(missed)} keys, which would be too large"
+        name = f"far_past_{past}" if queries == 1 else f"far_past_{past}_L{queries}"
+        drawn = _draw_visible(interface.inputs, spec, sizes, name)
+        cases.append(Case(name, "probe", sizes, drawn, f"queries after {past} keys: {queries}"))
+    note = (
+        f"no case has these queries after long pasts, which would be too large: {first_few(missed)}"
+    )
     return cases, [note] if missed else []
 
 
-_FAR_POSITIONS = tuple(block + step for block in (2048, 4096, 8192) for step in (-1, 0, 1))
+_FAR_POSITIONS = tuple(block + step for block in (2048, 4096, 8192, 16384) for step in (-1, 0, 1))
 """Position ids beyond those of most tables, at blocks and beside them."""
 
 

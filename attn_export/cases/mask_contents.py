@@ -118,7 +118,55 @@ def _one_visible(drawn: DrawnCase) -> None:
             for row, keys in enumerate(
                 np.repeat(cache_lengths, max(len(rows) // len(cache_lengths), 1))
             ):
-                rows[row, (3 * row) % max(keys, 1)] = mask.visible
+                rows[row, (keys - 1 - 3 * row) % max(keys, 1)] = mask.visible
+
+
+def _one_element(drawn: DrawnCase) -> None:
+    """Hide all keys of every batch element but the last."""
+    for mask in _masks(drawn):
+        mask.array[:-1] = mask.hidden
+        mask.array[-1:] = mask.visible
+
+
+_BLOCKS_HIDDEN = (16, 32, 64)
+"""Numbers of keys that are hidden between visible ones, as kernels skip whole blocks."""
+
+BLOCK_KEYS = 2 * sum(_BLOCKS_HIDDEN) - max(_BLOCKS_HIDDEN) + 16
+"""The number of keys in which each of these blocks fits, each after as many visible keys."""
+
+
+def _hidden_blocks(drawn: DrawnCase) -> None:
+    """Hide blocks of keys between visible ones, in another order in each row."""
+    for mask in _masks(drawn):
+        rows = mask.array.reshape(-1, mask.array.shape[-1])
+        rows[...] = mask.visible
+        for number, row in enumerate(rows):
+            start = number % 2  # aligned to blocks, or not
+            for at in range(len(_BLOCKS_HIDDEN)):
+                size = _BLOCKS_HIDDEN[(number + at) % len(_BLOCKS_HIDDEN)]
+                start += 16
+                row[start : min(start + size, len(row) - 1)] = mask.hidden
+                start += size
+
+
+BIASES = (-1e4, -512.0, -64.0, -16.0, 0.0, 6.0, 12.0, 20.0, 40.0)
+"""Numbers that are added to scores: none of them hides a key."""
+
+
+def _large_biases(drawn: DrawnCase) -> None:
+    """Add numbers of many sizes, large ones, low ones, or very low ones to the scores of a row."""
+    for mask in _masks(drawn):
+        if not is_floating(mask.array.dtype):
+            continue
+        rows, random = mask.array.reshape(-1, mask.array.shape[-1]), drawn.random
+        wide = mask.array.dtype.itemsize > 2  # narrow types have no digits left for scores
+        for number, row in enumerate(rows):
+            kind = number % 4 if wide else 0
+            values = (
+                random.choice(BIASES, len(row)), random.uniform(6, 40, len(row)),
+                random.uniform(-32, -16, len(row)), random.uniform(-1000, -992, len(row)),
+            )[kind]  # fmt: skip
+            row[...] = values
 
 
 def _pad(drawn: DrawnCase, *, left: bool) -> None:
@@ -200,6 +248,18 @@ MASKS = (
         "right_padding", "batch elements end early", "keys that are always visible",
         functools.partial(_pad, left=False),
     ),
+    Content(
+        "one_visible_element", "every batch element but one attends to nothing",
+        "the mask of one batch element for all", _one_element, is_opaque=True,
+    ),
+    Content(
+        "hidden_blocks", "blocks of keys are hidden between visible ones",
+        "keys behind a hidden block that are dropped", _hidden_blocks,
+    ),
+)  # fmt: skip
+LARGE_BIASES = Content(
+    "large_biases", f"numbers from {BIASES[0]:g} to {BIASES[-1]:g} are added to scores",
+    "masks that are clipped, or taken for hidden keys", _large_biases, is_sharp=True,
 )  # fmt: skip
 LOWEST = Content(
     "lowest_float", "finfo.min is a low score, not a masked key", "low scores taken for -inf",

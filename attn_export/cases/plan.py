@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attn_export.cases import conditions
 from attn_export.cases.blocks import BLOCKS, BlockSizes
-from attn_export.cases.contents import FUTURE, VALUES, Content, DrawnCase, is_mask
+from attn_export.cases.contents import EQUAL_KEYS, FUTURE, VALUES, Content, DrawnCase, is_mask
 from attn_export.cases.cover import Choice, Cover, Fits
 from attn_export.cases.draw import (
     Bounds,
@@ -25,8 +25,8 @@ from attn_export.cases.draw import (
     is_within,
     largest,
 )
-from attn_export.cases.fixed_cases import far_decodes, fixed_cases, long_cases
-from attn_export.cases.mask_contents import LENGTH_NAMES, LENGTHS, LOWEST, MASKS
+from attn_export.cases.fixed_cases import far_calls, fixed_cases, long_cases
+from attn_export.cases.mask_contents import LARGE_BIASES, LENGTH_NAMES, LENGTHS, LOWEST, MASKS
 from attn_export.errors import first_few
 from attn_export.results import Case
 from attn_export.spec import Input
@@ -41,6 +41,10 @@ is used."""
 
 CASE_BYTES = GOLDEN_BYTES // 2
 """Largest size of one case in bytes."""
+
+_RUN_BYTES, _FEW_WEIGHTS = 6 * GOLDEN_BYTES, 2**20
+"""Largest size of all cases as they are run, of modules of so few weights. Of large cases, seeds of
+inputs and some rows of outputs are stored: see `truth.stored_evidence`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +80,12 @@ class Groups:
         # Masks that a function of the user draws are not changed.
         if mask_inputs and not isinstance(inputs, FunctionInputs):
             floating = any(not m.dtype.startswith(("bool", "int")) for m in mask_inputs)
-            masks = (*MASKS, LOWEST) if floating and spec is not None else MASKS
+            masks = (*MASKS, LOWEST, LARGE_BIASES) if floating and spec is not None else MASKS
         values: tuple[Content, ...] = VALUES
         if spec is not None and (spec.causal or spec.window_right is not None):
-            values = (*VALUES, FUTURE)
+            values = (*values, FUTURE)
+        if spec is not None and inputs.keys() & {"key", "past_key"}:
+            values = (*values, EQUAL_KEYS)
         return cls(values, masks, LENGTHS if spec is not None and spec.in_place else ())
 
     def content_conditions(self, axes: Sequence[str]) -> list[str]:
@@ -102,29 +108,40 @@ class Groups:
 
 def _fit_together(contents: Sequence[Content]) -> bool:
     names = {content.name for content in contents}
-    if names & {"all_keys_masked", "one_visible_key"}:
+    if names & {"all_keys_masked", "one_visible_element", "one_visible_key"}:
         return len(names) == 1
-    if "fully_masked_rows" in names:
+    alone = names & {"fully_masked_rows", "hidden_blocks"}
+    if alone:
         # In a small batch, masked rows would hide the faults that other values show.
-        return names <= {"fully_masked_rows", *LENGTH_NAMES}
+        return names <= {*alone, *LENGTH_NAMES}
     # Unused cache entries are scaled up already: scaled twice, they would overflow.
-    return "beyond_length" not in names or not any(content.may_overflow for content in contents)
+    return "beyond_length" not in names or not (
+        "zero_tokens" in names or any(content.may_overflow for content in contents)
+    )
 
 
-def plan_cases(interface: Interface, fits: Fits = lambda _: True) -> Plan:
-    """Return cases that together meet as many conditions as fit into `GOLDEN_BYTES`."""
-    roles = interface.roles
-    plan = _plan_by_role(by_role(interface), lambda sizes: fits(roles.sizes(sizes)))
+def plan_cases(
+    interface: Interface, fits: Fits = lambda _: True, weights: int = _FEW_WEIGHTS
+) -> Plan:
+    """Return cases that together meet as many conditions as fit into the limits of their size.
+
+    `weights`: The number of weights of the module, whose runs take time.
+    """
+    roles, is_function = interface.roles, isinstance(interface.inputs, FunctionInputs)
+    most = GOLDEN_BYTES if is_function else _RUN_BYTES * _FEW_WEIGHTS // max(weights, _FEW_WEIGHTS)
+    plan = _plan_by_role(
+        by_role(interface), lambda sizes: fits(roles.sizes(sizes)), max(most, GOLDEN_BYTES)
+    )
     cases = [dataclasses.replace(case, sizes=roles.sizes(case.sizes)) for case in plan.cases]
     return Plan(tuple(cases), (*roles.notes(), *plan.notes), interface)
 
 
-def _plan_by_role(interface: Interface, fits: Fits) -> Plan:
+def _plan_by_role(interface: Interface, fits: Fits, most_bytes: int) -> Plan:
     """Return the cases of an interface whose axes have the names of their roles."""
     long, notes = long_cases(interface)
     fixed = [*fixed_cases(interface), *long]
     # Fixed cases are made whatever their size, so they may leave nothing of the limit.
-    budget = GOLDEN_BYTES - sum(interface.case_bytes(case.sizes) for case in fixed)
+    budget = most_bytes - sum(interface.case_bytes(case.sizes) for case in fixed)
     sums, bounds = interface.sums, interface.bounds
     axes = conditions.free_axes(interface.axes, list(sums))
     groups, blocks = Groups.of(interface), BlockSizes(axes, sums, bounds)
@@ -134,9 +151,9 @@ def _plan_by_role(interface: Interface, fits: Fits) -> Plan:
     wanted = [*groups.content_conditions(axes), *at_bounds]
     contents = groups.combinations()
     cover = Cover(axes, blocks, wanted, candidates, costs, contents, bounded=bool(bounds))
-    choices = cover.choose(budget, CASE_BYTES, fits)
+    choices = cover.choose(budget, CASE_BYTES, fits, reserve=most_bytes // 2)
     budget -= sum(interface.case_bytes(chosen) for chosen, _ in choices)
-    far, too_far = far_decodes(interface, budget)
+    far, too_far = far_calls(interface, budget)
     notes += [*too_far, *_notes(cover, blocks)]
     ends = [(axis, high) for axis, sizes in bounds.items() if (high := largest(sizes))]
     unreached = [f"{a} {high}" for a, high in ends if all(each[a] != high for each in candidates)]
@@ -155,11 +172,11 @@ def _notes(cover: Cover, blocks: BlockSizes) -> Iterator[str]:
     others = [name for name in missed if name not in at_blocks]
     if others:
         yield (
-            f"no case meets {len(others)} of {cover.count} conditions, because golden vectors are "
-            f"limited in size: {first_few(others)}"
+            f"no case meets {len(others)} of {cover.count} conditions, since a build would take "
+            f"too long: {first_few(others)}"
         )
     for reason, names in (
-        (f"golden vectors take at most {GOLDEN_BYTES >> 20} MiB", missed),
+        ("a build would take too long", missed),
         ("the module raises there or is too large to try them", cover.refused()),
     ):
         sizes = blocks.summary(names)

@@ -40,6 +40,7 @@ from attn_export.runtimes.run_options import Gate, RunKeywords, RunOptions
 from attn_export.schema import GraphFile
 from attn_export.spec import AttentionSpec
 from attn_export.spec.fields import SEED
+from attn_export.spec.inputs import BATCH
 from attn_export.system_info import check_installed, environment
 from attn_export.temp_folders import scratch
 
@@ -289,7 +290,13 @@ def _golden(
         inputs = subject.input_descriptions()
         shapes = {name: described.shape for name, described in inputs.items()}
         on_module = (*fixed_note(shapes), *truth_notes(oracle, base))
-    return goldens, (*subject.notes, *on_module, *plan.notes, *notes, tried_note(cases))
+    return goldens, (
+        *subject.notes,
+        *on_module,
+        *plan.notes,
+        *notes,
+        tried_note(cases, subject.roles.axis(BATCH)),
+    )
 
 
 def _write(folder: Path, subject: Subject, report: Report, content: dict[str, Any]) -> None:

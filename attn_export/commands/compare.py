@@ -42,6 +42,7 @@ from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import RunOptions
 from attn_export.schema import TensorSignature
 from attn_export.spec import AttentionSpec
+from attn_export.spec.inputs import BATCH
 from attn_export.system_info import check_installed, environment
 from attn_export.temp_folders import scratch
 
@@ -271,7 +272,7 @@ def _golden(
 
     model = compared.model
     oracle = reference.oracle(least_eps(model))
-    plan = reference.plan or plan_cases(reference.interface, reference.takes)
+    plan = reference.plan or plan_cases(reference.interface, reference.takes, reference.weights)
     cases, left_out = reference.computable(oracle, plan.cases)
     plan = dataclasses.replace(plan, cases=tuple(cases))
     start = functools.partial(
@@ -286,7 +287,7 @@ def _golden(
     return goldens, (
         *reference.notes, *filter(None, [names.note()]), *precision_notes(model), *left_out,
         *plan.notes, *notes, *reference.notes_on(oracle, base),
-        tried_note([golden.case for golden in goldens]),
+        tried_note([golden.case for golden in goldens], reference.interface.roles.axis(BATCH)),
     )  # fmt: skip
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_export import system_info
-from attn_export.bundle.golden import GoldenEvidence, Start, write_inputs
-from attn_export.bundle.manifest import bundle_spec
+from attn_export.bundle.golden import GoldenEvidence, Start, read_golden, write_inputs
+from attn_export.bundle.manifest import GOLDEN, bundle_spec
 from attn_export.dialect_names import MODEL
 from attn_export.errors import BundleError, UsageError, counted
 from attn_export.judge.differences import Difference, compare_cases, judge_stored
@@ -17,6 +19,7 @@ from attn_export.quality import Quality
 from attn_export.results import Case, Golden, StoredCase
 from attn_export.runtimes.run_options import Progress
 from attn_export.schema import Manifest
+from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject
@@ -74,7 +77,8 @@ class Truth:
             has_narrow_dtypes=bool(subject.narrow_dtypes()),
         )  # fmt: skip
         quality, of_quality = self._quality(stored.quality, goldens, folder)
-        differences = [*compare_cases(goldens, stored.goldens), *of_quality]
+        reduced = self._reduced(goldens, folder)
+        differences = [*compare_cases(reduced, stored.goldens), *of_quality]
         here = system_info.versions()
         others = [name for name in _OF_CASES if _release(versions, name) != _release(here, name)]
         wrong = [each for each in differences if each.is_wrong]
@@ -93,9 +97,25 @@ class Truth:
                 f"the golden vectors are not those that are computed anew: "
                 f"{counted(len(wrong), 'difference')}, the first: {wrong[0]}"
             )
-        runs, verdicts = judge_stored(goldens, stored.goldens)
+        runs, verdicts = judge_stored(reduced, stored.goldens)
         notes = (*stored.notes, *map(str, differences))
         return GoldenEvidence(goldens, quality, notes, runs, verdicts, error)
+
+    def _reduced(self, goldens: Sequence[Golden], folder: Path) -> list[Golden]:
+        """Return golden vectors in a folder with the rows alone that a bundle stores of them."""
+        with scratch() as copy:  # runtimes still read the inputs
+            shutil.copytree(folder, copy / GOLDEN)
+            if not self._oracle.reduce(copy / GOLDEN):
+                return list(goldens)
+            stored = {golden.case.name: golden for golden in read_golden(copy / GOLDEN)}
+        pairs = ((golden, stored.get(golden.case.name)) for golden in goldens)
+        return [
+            dataclasses.replace(
+                each, allowed=rows.allowed, determined=rows.determined,
+                case=dataclasses.replace(each.case, ignored_rows=rows.case.ignored_rows),
+            )
+            for each, rows in pairs if rows is not None
+        ]  # fmt: skip
 
     def _quality(
         self, stored: Quality | None, goldens: Sequence[Golden], folder: Path

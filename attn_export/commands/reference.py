@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.cases.draw import Interface, add_sums, axis_names, draw_inputs, may_try
+from attn_export.cases.draw import MAX_SIZE, Interface, add_sums, axis_names, draw_inputs, may_try
 from attn_export.cases.roles import Trial, find_roles
 from attn_export.errors import GraphError, UsageError, printable
 from attn_export.graph.axis_names import Misfit, find_relations, find_sums
@@ -41,6 +41,7 @@ class Reference:
         undeclared: The outputs whose declared shapes are no promise, by their names in the graph.
         is_float_model: Whether it is the float model of a quantised graph: budgets limit its
             distance.
+        weights: The number of weights. With more, fewer cases are planned.
     """
 
     whose: str
@@ -57,6 +58,7 @@ class Reference:
     reduce: Callable[[Path], Notes] | None = None
     undeclared: Collection[str] = ()
     is_float_model: bool = False
+    weights: int = MAX_SIZE
 
     def computable(self, oracle: Any, cases: Sequence[Case]) -> tuple[Sequence[Case], Notes]:
         """Return the cases whose truth can be computed, and notes on the others.
@@ -106,7 +108,7 @@ def of_subject(subject: Subject, interface: Interface) -> Reference:
         "the module", interface,
         output_dtypes(lambda: subject.call(subject.module, subject.inputs)), subject.takes,
         lambda least_eps: Oracle(subject, least_eps), subject.notes, truth_notes,
-        bool(subject.narrow_dtypes()),
+        bool(subject.narrow_dtypes()), weights=subject.weights(),
     )  # fmt: skip
 
 

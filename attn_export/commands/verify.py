@@ -228,7 +228,8 @@ def _run(opened: _Opened, replacement: Path | None, evidence_of: _EvidenceOf) ->
 
     runs, verdicts, quality = judge_pool(pool, evidence.goldens, axes)
     notes = (
-        tried_note([golden.case for golden in evidence.goldens]), *buffers_note(opened.files),
+        tried_note([golden.case for golden in evidence.goldens], manifest.batch),
+        *buffers_note(opened.files),
         *undetermined_note(evidence.goldens), *cpu_notes(verdicts, evidence.goldens),
         *evidence.notes, *(claim_notes(quality, pool.run.budgets, "") if quality else ()),
     )  # fmt: skip
@@ -269,8 +270,6 @@ def _evidence(
         return GoldenEvidence(goldens)
     from attn_export.judge.labels import check_labels
 
-    # Not by `Roles`: importing the spec would take longer than the checks.
-    batch = next((axis for axis, role in manifest.roles.items() if role == "batch"), "batch")
     spec, ours = spec_text(folder, manifest), SPEC in manifest.files
     stored = with_inputs(read_golden(folder / GOLDEN), cases, inputs)
     quality = read_quality(folder / GOLDEN, stored, run.budgets, spec)
@@ -280,7 +279,7 @@ def _evidence(
             "errors allowed, which a layer always has; build the bundle again"
         )
     check_evidence(manifest, [g.case for g in stored], ours=ours)
-    check_labels(manifest.inputs, stored, ours=ours, batch=batch)
+    check_labels(manifest.inputs, stored, ours=ours, batch=manifest.batch)
     evidence = GoldenEvidence(stored, quality, claim_notes(quality, run.budgets, spec))
     if not recompute:
         return evidence

@@ -280,12 +280,15 @@ class Subject:
 
     def plan(self) -> Plan:
         """Return the test cases of the subject."""
-        return plan_cases(self.interface(), self.takes)
+        return plan_cases(self.interface(), self.takes, self.weights())
+
+    def weights(self) -> int:
+        """Return the number of weights of the module."""
+        return sum(weight.numel() for weight in self.module.parameters())
 
     def takes(self, sizes: Sizes) -> bool:
         """Return whether the module runs at these sizes; False if to try a user's takes long."""
-        weights = sum(weight.numel() for weight in self.module.parameters())
-        is_quick = may_try(weights, self.sizes_with(sizes), self.sums)
+        is_quick = may_try(self.weights(), self.sizes_with(sizes), self.sums)
         return self.spec is not None or (is_quick and self.runs_with(sizes, "sizes"))
 
     def runs_with(self, changed: Sizes, seed: str) -> bool:

@@ -38,14 +38,15 @@ class _Inputs:
     Attributes:
         ours: Whether the case is that of a layer of ours. The inputs of users' modules have any
             names, and True in a mask may mean either.
-        is_padded: Whether rows of every ignored batch element are compared: all but padding.
+        compared: The ignored batch elements of which rows of every output are compared: all but
+            padding, or those that are stored of a large case.
     """
 
     case: Case
     base: Case
     ours: bool
     batch: str
-    is_padded: bool = False
+    compared: frozenset[int] = frozenset()
 
     @property
     def scale(self) -> float:
@@ -137,6 +138,20 @@ def _has_lowest(inputs: _Inputs) -> bool:
     return False
 
 
+def _has_hidden_block(hidden: np.ndarray) -> bool:
+    """Return whether hidden keys lie between visible ones in every row, if there are enough."""
+    last = hidden.shape[-1] - 1
+    if last <= 16 or hidden[..., 0].any() or hidden[..., -1].any():
+        return bool(last <= 16)
+    return bool(hidden.any(-1).all())
+
+
+def _has_large_bias(inputs: _Inputs) -> bool:
+    """Return whether a mask has numbers as large as biases are."""
+    mask = inputs.case.inputs["attn_mask"].astype(np.float32)
+    return mask.size < MANY or float(np.abs(mask[np.isfinite(mask)]).max(initial=0)) >= 16
+
+
 LOW = {2: -6e4, 4: -3e38, 8: -1e308}
 """Numbers above the lowest finite one, by the size of the type in bytes. Of the two types of 2
 bytes, float16 has the smaller range."""
@@ -174,6 +189,20 @@ def _is_one_hot(array: np.ndarray, _: float) -> bool:
     return not array.ndim or bool((large.sum(-1) == 1).all())
 
 
+def _has_zero_tokens(array: np.ndarray) -> bool:
+    """Return whether tokens of an input are 0, or it has too few tokens."""
+    if array.ndim < 2 or not _is_float(array) or array[..., 0].size < MANY:
+        return array.ndim > 1
+    return bool((array == 0).all(-1).any())
+
+
+def _has_equal_tokens(array: np.ndarray) -> bool:
+    """Return whether the second token of an input is its first one, if it has both."""
+    return array.ndim > 2 and (
+        array.shape[-2] < 2 or np.array_equal(array[..., 0, :], array[..., 1, :])
+    )
+
+
 def _has_large_queries(inputs: _Inputs) -> bool:
     later = inputs.case.inputs["query"][:, 1:].astype(np.float32)
     return later.size < MANY or _largest(later) >= 4 * inputs.scale
@@ -200,9 +229,14 @@ LABELS: Mapping[str, _LabelCheck] = {
     "all_keys_masked": _some_mask(lambda hidden: bool(hidden.all())),
     "fully_masked_rows": _some_mask(lambda hidden: bool(hidden.all(-1).any())),
     "one_visible_key": _some_mask(lambda hidden: bool(((~hidden).sum(-1) == 1).all())),
+    "one_visible_element": _some_mask(
+        lambda hidden: bool(hidden[:-1].all() and not hidden[-1:].all())
+    ),
+    "hidden_blocks": _some_mask(_has_hidden_block),
     "left_padding": lambda inputs: _is_padded(inputs, left=True),
     "right_padding": lambda inputs: _is_padded(inputs, left=False),
     "lowest_float": _has_lowest,
+    "large_biases": _has_large_bias,
     "large_logits": _values(lambda x, scale: x.size < MANY or _largest(x) >= 4 * scale),
     "small_inputs": _values(lambda x, _: _largest(x) <= 0.25),
     "sharp": _values(lambda x, scale: x.size < MANY or _rms(x) >= 1.5 * scale),
@@ -210,6 +244,8 @@ LABELS: Mapping[str, _LabelCheck] = {
     "outliers": _values(lambda x, scale: _largest(x) >= 100 * scale),
     "equal_tokens": _values(_tokens_are_equal),
     "one_hot_rows": _values(_is_one_hot),
+    "zero_tokens": lambda inputs: any(_has_zero_tokens(x) for x in inputs.case.inputs.values()),
+    "equal_keys": lambda inputs: any(map(_has_equal_tokens, inputs.case.inputs.values())),
     "causal_future": _has_large_queries,
     **_LENGTH_LABELS,
 }
@@ -238,7 +274,7 @@ def _all_wrong(
     inputs: Mapping[str, InputSignature], goldens: Sequence[Golden], *, ours: bool, batch: str
 ) -> Iterator[str]:
     base = next(golden.case for golden in goldens if golden.case.name == BASE)
-    stored = [_Inputs(g.case, base, ours, batch, not ours and _compares_all(g)) for g in goldens]
+    stored = [_Inputs(g.case, base, ours, batch, _compared(g)) for g in goldens]
     for each, golden in zip(stored, goldens, strict=True):
         yield from (f"{each.case.name} {wrong}" for wrong in _wrong(each, inputs))
         if not any(map(_has_finite, golden.expected.values())):
@@ -248,11 +284,14 @@ def _all_wrong(
             yield f"no case with two keys has {label}"
 
 
-def _compares_all(golden: Golden) -> bool:
-    """Return whether rows of every ignored batch element are compared, in some output."""
-    per_element = {n: math.prod(array.shape[1:-1]) for n, array in golden.expected.items()}
-    compared = {row // per_element[n] for n, rows in golden.determined.items() for row in rows}
-    return compared.issuperset(golden.case.ignored_rows)
+def _compared(golden: Golden) -> frozenset[int]:
+    """Return the ignored batch elements of which rows are compared, in every output with rows."""
+    elements = [
+        {row // math.prod(array.shape[1:-1]) for row in golden.determined.get(name, ())}
+        for name, array in golden.expected.items()
+        if array.ndim > 1 and array.size and _is_float(array)
+    ]
+    return frozenset(set.intersection(*elements) if elements else ())
 
 
 def _wrong(inputs: _Inputs, signatures: Mapping[str, InputSignature]) -> Iterator[str]:
@@ -291,7 +330,8 @@ def _wrongly_ignored(inputs: _Inputs, signatures: Mapping[str, InputSignature]) 
     """Yield what is wrong with `ignored_rows`: they must be the batch elements with NaN or Inf."""
     case, rows = inputs.case, set[int]()
     has_batch = any(s.shape[:1] == (inputs.batch,) for s in signatures.values())
-    if not has_batch or inputs.is_padded or not (case.ignored_rows or inputs.ours):
+    is_padded = inputs.compared.issuperset(case.ignored_rows)
+    if not has_batch or (not inputs.ours and (is_padded or not case.ignored_rows)):
         return  # a user's module may take NaN or Inf, and graphs may not tell the batch
     for name, array in case.inputs.items():
         is_by_batch = signatures[name].shape[:1] == (inputs.batch,)
@@ -299,7 +339,7 @@ def _wrongly_ignored(inputs: _Inputs, signatures: Mapping[str, InputSignature]) 
             # -Inf belongs to a mask.
             wrong = ~(array.reshape(len(array), -1) < np.inf).all(-1)
             rows |= {int(row) for row in np.flatnonzero(wrong)}
-    for row in sorted(rows.symmetric_difference(case.ignored_rows)):
+    for row in sorted(rows.symmetric_difference({*case.ignored_rows} - (inputs.compared - rows))):
         is_finite = "ignores batch element {}, whose inputs are finite"
         unsaid = "has NaN or Inf in batch element {}, and does not say so"
         yield (unsaid if row in rows else is_finite).format(row)

@@ -64,7 +64,7 @@ def run_count(outputs: Arrays, contents: Collection[str]) -> tuple[int, int]:
 def build_golden(
     case: Case, eager: Arrays, truth: Arrays, runs: Sequence[Arrays], *, in_float32: bool,
     exactly: Collection[str] = (), is_narrower: bool = False,
-    truth_of: Callable[[Arrays], Arrays] | None = None,
+    truth_of: Callable[[Arrays], Arrays] | None = None, noise: dict[str, Measures] | None = None,
 ) -> Golden:  # fmt: skip
     """Return a case with its truth and the error allowed for each output.
 
@@ -77,7 +77,10 @@ def build_golden(
     of the eps of their own type.
     `truth_of`: Computes the truth of other inputs, if NaN and Inf in inputs of the case determine
     those in outputs. Default: batch elements that have them are not compared.
+    `noise`: The errors of runs with random rounding, by output. Those of `runs` are written there;
+    without runs, those of a case of nearly the same sizes are read.
     """
+    noise = {} if noise is None else noise
     expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
     determined = case.judged_rows
     # In narrower graphs an infinity of the narrower type may come first.
@@ -94,9 +97,15 @@ def build_golden(
             continue
         # Rows that are 0 in the output's type must be 0, and have no relative error.
         t = np.where(zero_rows(expected[name])[..., None], 0.0, t) if t.ndim else t
-        rounded = [fill_ignored_rows(run[name], t, *ignored) for run in runs]
+        right = _last_elements(t, [run[name] for run in runs])
+        rounded = [fill_ignored_rows(run[name], right, *ignored) for run in runs]
         least = EPS_FLOAT32 if name in exactly else eps(e.dtype)
-        error = _allowed_error(t, e, expected[name], rounded, in_float32=in_float32, least=least)
+        only_outputs = in_float32 and eps(e.dtype) > EPS_FLOAT32
+        if runs:
+            noise[name] = _noise(t, expected[name], rounded, only_outputs=only_outputs)
+        error = _allowed_error(
+            t, e, expected[name], noise[name], only_outputs=only_outputs, least=least
+        )
         if is_narrower:
             error = _within_limit(error, e.dtype)
         if bool((np.isfinite(t) & ~np.isfinite(e.astype(np.float64))).any()):
@@ -109,32 +118,43 @@ def build_golden(
     return Golden(case, expected, eager, allowed, unusable, determined=determined)
 
 
+def _noise(
+    t: np.ndarray, expected: np.ndarray, runs: Sequence[np.ndarray], *, only_outputs: bool
+) -> Measures:
+    """Return the error of random rounding in one output: `expected` is the truth `t` in its type.
+
+    `only_outputs`: Whether the graph computes in float32 and only rounds its outputs to the type.
+    """
+    if only_outputs:
+        runs, t = [narrow(run, expected.dtype) for run in runs], expected
+    right = _last_elements(t, runs)
+    return _expected_error([_measure_run(run, right) for run in runs])
+
+
 def _allowed_error(
-    t: np.ndarray,
-    e: np.ndarray,
-    expected: np.ndarray,
-    runs: Sequence[np.ndarray],
-    *,
-    in_float32: bool,
+    t: np.ndarray, e: np.ndarray, expected: np.ndarray, noise: Measures, *, only_outputs: bool,
     least: float,
-) -> Allowed:
+) -> Allowed:  # fmt: skip
     """Return the error allowed for one output: `expected` is the truth `t` in the type of `e`.
 
     `least` is the least relative error, unless only outputs are rounded.
     """
     eager_error = Measures(0.0, 0.0)
-    if in_float32 and eps(e.dtype) > EPS_FLOAT32:
+    if only_outputs:
         # Most elements are the rounded truth, and a few the number next to it.
-        noise = _expected_error([_measure_run(narrow(run, e.dtype), expected) for run in runs])
         floor = _one_step(expected)
     else:
-        noise = _expected_error([_measure_run(run, t) for run in runs])
         floor, eager_error = Measures(least, least), measure(e, t)
     safety = SAFETY.get(e.dtype, _USUAL_SAFETY)
     return Allowed(
         max(safety * noise.whole, EAGER * eager_error.whole, FLOOR * floor.whole),
         max(safety * noise.row, EAGER * eager_error.row, FLOOR * floor.row),
     )
+
+
+def _last_elements(array: np.ndarray, runs: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the batch elements that random runs have: all, or the last ones alone."""
+    return array[len(array) - len(runs[0]) :] if array.ndim and runs else array
 
 
 def _within_limit(error: Allowed, dtype: np.dtype) -> Allowed:

@@ -1,6 +1,6 @@
-"""The evidence that is kept of a whole model: seeds of caches, and some positions of outputs.
+"""The evidence that is kept of large cases: seeds of inputs, and some positions of outputs.
 
-All positions of all cases would take gigabytes with a real vocabulary.
+All positions of all cases of a whole model would take gigabytes with a real vocabulary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from attn_export.tensorfile import SEED, is_floating, read_tensor, read_tensors,
 MOST_BYTES = 2**25
 """The largest size of the truths of all graphs of a model, in bytes."""
 
-_POSITIONS = 5
+_POSITIONS = 9
 """The most positions of a batch element: the last, the first, and between them."""
 
 _SEEDED_FROM = 4096
@@ -133,7 +133,8 @@ def _positions(numbers: np.ndarray, judged: np.ndarray) -> Iterator[np.ndarray]:
 def _spread(positions: list[np.ndarray]) -> list[np.ndarray]:
     """Return some positions of a batch element: the last, the first, and others between them."""
     last = len(positions) - 1
-    places = dict.fromkeys([0, last, last // 2, last // 4, last - last // 4])
+    middles = [last * eighths // 8 for eighths in (4, 2, 6, 1, 3, 5, 7)]
+    places = dict.fromkeys([0, last, *middles])
     return [positions[at] for at in places if positions]
 
 
@@ -157,6 +158,7 @@ def _store(
             continue
         _, array = read_tensor(path)
         seeds = [seed_of(*seed_words(case, name)) for case in (entry.name, BASE)]
+        seeds += [seed_of(kind, entry.name, name) for kind in ("case", "probe")]
         if any(write_seed(path.with_suffix(SEED), name, array, seed) for seed in seeds):
             path.unlink()
     arrays = read_tensors(folder, "output", index.outputs)

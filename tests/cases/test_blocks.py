@@ -11,7 +11,7 @@ import onnx
 import pytest
 import shared
 from conftest import interface_of
-from default_share import ALL_PASTS
+from default_share import ALL_FAR_CALLS
 from mutants.planting import Planter, float_values, plant
 
 from attn_export import build, verify
@@ -136,7 +136,7 @@ def test_a_product_with_the_batch_is_tried():
 
 def test_bounds_limit_the_sizes_and_the_least_size_of_an_axis():
     sizes = BlockSizes(["batch", "frames"], {}, {"frames": (3, 40)})
-    assert "frames 16 where frames > 3" in sizes.conditions()
+    assert "frames 16 where frames > 3, one sequence" in sizes.conditions()
     plan = plan_cases(
         Interface({"x": Input(("batch", "frames", 4))}, {"y": ("batch", "frames", 4)},
                   bounds={"frames": range(3, 41)})
@@ -161,9 +161,12 @@ def test_bounds_limit_the_sizes_and_the_least_size_of_an_axis():
 )
 def test_sizes_that_are_left_out_are_named_and_blocks_come_before_their_neighbours(changes):
     plan = plan_of(**{"causal": True, "cache": "append", **changes})
-    tried = [call_of(sizes) for sizes in plainly_tried(plan)]
+    tried = [call_of(sizes) for sizes in plainly_tried(plan) if sizes["batch"] > 1]
     (note,) = (note for note in plan.notes if "at blocks of kernels" in note)
-    parts = dict(zip(CALLS, note.partition(": ")[2].split("; "), strict=True))
+    texts = [part for part in note.partition(": ")[2].split("; ") if "several" in part]
+    parts = {
+        call: next((part for part in texts if where in part), "") for call, where in WHERE.items()
+    }
     for call, holds in CALLS.items():
         for axis in AXES:
             if not can_vary("append", call, axis):
@@ -174,6 +177,10 @@ def test_sizes_that_are_left_out_are_named_and_blocks_come_before_their_neighbou
                 assert block in found or not {block - 1, block + 1} <= found
 
 
+WHERE = {
+    "whole": "where query_len > 1, past_len = 0", "one query": "where query_len = 1, past_len > 0",
+    "chunk": "where query_len > 1, past_len > 0",
+}  # fmt: skip
 NAMES = {"L": "query_len", "P": "past_len", "S": "total_len|capacity"}
 
 
@@ -206,13 +213,13 @@ def test_a_fault_at_one_size_fails(fault: str, tmp_path: Path):
 
 
 def test_a_fault_at_a_far_position_fails(tmp_path: Path):
-    found = failed_cases(shared.bundle_of("in-place"), "position", "", 8193, tmp_path)
+    found = failed_cases(shared.bundle_of("in-place"), "position", "", 16385, tmp_path)
     assert found == {"far_positions", "far_positions_one_query"}
 
 
 @pytest.mark.extended
 def test_faults_at_larger_blocks_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(blocks, "FAR_PASTS", ALL_PASTS)
+    monkeypatch.setattr(blocks, "FAR_CALLS", ALL_FAR_CALLS)
     bundle, spec = tmp_path / "far", shared.spec_of("append")
     assert build(spec, bundle, runtimes=["ort-cpu"], dialects=["portable"]).passed
     assert failed_cases(bundle, "S", "", 2048, tmp_path) == {"far_past_2047"}
@@ -249,18 +256,19 @@ def failed_cases(bundle: Path, axis: str, operator: str, number: int, folder: Pa
     return {v.case for v in report.verdicts if v.status == "failed"}
 
 
-def test_positions_at_and_beside_8192_are_tried_in_one_row_and_in_one_query():
+def test_positions_at_and_beside_16384_are_tried_in_one_row_and_in_one_query():
     plan = plan_of(causal=True, cache="in-place", rotary="half", position_ids=True)
     tried = [
-        c.inputs["position_ids"] for c in plan.cases if (c.inputs["position_ids"] > 8190).any()
+        c.inputs["position_ids"] for c in plan.cases if (c.inputs["position_ids"] > 16382).any()
     ]
-    assert [x.shape for x in tried] == [(1, 9), (9, 1)]
-    assert all({2047, 2048, 4095, 4096, 8191, 8192, 8193} <= set(x.flat) for x in tried)
+    assert [x.shape for x in tried] == [(1, 12), (12, 1)]
+    assert all({2047, 2048, 4095, 4096, 8191, 8192, 8193, 16384} <= set(x.flat) for x in tried)
 
 
 @long
 def test_long_pasts_that_are_left_out_are_named():
-    (note,) = (
-        n for n in plan_of(embed_dim=512, causal=True, cache="append").notes if "past of" in n
+    (note,) = (n for n in plan_of(embed_dim=512, causal=True, cache="append").notes if "pasts" in n)
+    assert note == (
+        "no case has these queries after long pasts, which would be too large: 3 after 1040, "
+        "1 after 2047, 3 after 2047 …"
     )
-    assert note == "no case decodes after a past of 2047 or 4096 keys, which would be too large"

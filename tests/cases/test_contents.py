@@ -213,12 +213,12 @@ def test_all_keys_are_visible_or_none(mask, name, keys):
 
 
 @pytest.mark.parametrize("mask", SHAPES)
-def test_one_key_is_visible_in_each_row_key_0_in_the_first(mask):
+def test_one_key_is_visible_in_each_row_the_last_in_the_first(mask):
     _, after = changed("one_visible_key", attn_mask=mask)
     rows = shown(after["attn_mask"]).reshape(-1, after["attn_mask"].shape[-1])
     assert (rows.sum(axis=-1) == 1).all()
-    assert rows[0, 0]
-    assert len(rows) == 1 or not rows[:, 0].all()
+    assert rows[0, -1]
+    assert len(rows) == 1 or not rows[:, -1].all()
 
 
 def test_values_are_huge_where_one_key_is_visible():

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_export.cases.draw import (
-    VISIBLE,
     concrete_shape,
     draw_inputs,
     generator,
@@ -16,6 +15,7 @@ from attn_export.cases.draw import (
     may_try,
 )
 from attn_export.cases.plan import covering_sizes
+from attn_export.seeded_tensors import VISIBLE
 from attn_export.spec import Input
 
 QUERY = Input(("batch", "query_len", 8))

@@ -55,7 +55,8 @@ unknown_names = st.lists(
 
 
 def plan_of(spec: AttentionSpec) -> Plan:
-    return plan_cases(interface_of(spec))
+    weights = 2 * spec.embed_dim * spec.head_dim * (spec.num_heads + spec.num_kv_heads)
+    return plan_cases(interface_of(spec), weights=weights)
 
 
 def free_of(spec: AttentionSpec) -> list[str]:
@@ -105,7 +106,7 @@ def test_a_small_layer_meets_all_conditions_without_a_note(name):
 
 def test_a_plan_has_as_many_cases_as_it_needs(planned):
     _, plan = planned
-    assert 30 <= len(plan.cases) <= 144
+    assert 30 <= len(plan.cases) <= 210
 
 
 def test_all_cases_of_fixed_sizes_are_there(planned):
@@ -239,8 +240,8 @@ def test_a_large_layer_keeps_every_content_and_single_queries(llama, llama_plan)
 
 def test_a_large_layer_has_a_note_of_what_is_met_by_no_case(llama, llama_plan):
     far, note, _ = llama_plan.notes
-    assert far.startswith("no case decodes after a past of 2047 or 4096 keys")
-    start, _, reason = note.partition(" conditions, because golden vectors are limited in size: ")
+    assert far.startswith("no case has these queries after long pasts")
+    start, _, reason = note.partition(" conditions, since a build would take too long: ")
     assert start.startswith("no case meets ")
     assert reason
     missed, _, wanted = start.split()[3:]
@@ -258,7 +259,7 @@ def test_golden_vectors_stay_within_the_budget_at_any_dimensions(heads, width, c
     fixed = fixed_cases(interface_of(spec))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_module, "GOLDEN_BYTES", kib << 10)
-        plan = plan_of(spec)
+        plan = plan_cases(interface_of(spec), weights=2**40)
     least = bytes_of(Plan(tuple(fixed), (), interface_of(spec)), spec)
     assert bytes_of(plan, spec) <= max(kib << 10, least)
     assert plan.notes or len(plan.cases) > len(fixed)
@@ -314,7 +315,8 @@ def test_sizes_that_a_module_does_not_take_are_not_tried():
     assert plan.notes == (
         "no case has these sizes at blocks of kernels, since the module raises there "
         "or is too large to try them: "
-        "frames 255-257, 511-513, 1023-1025 where frames > 1",
+        "frames 255-257, 511-513, 1023-1025 where frames > 1, several sequences; "
+        "frames 256, 512, 1024 where frames > 1, one sequence",
     )
 
 

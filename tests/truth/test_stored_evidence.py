@@ -73,9 +73,9 @@ def rows_of(one: Golden, name: str) -> np.ndarray:
 def test_the_last_positions_are_stored_and_read_as_they_were(folder):
     before = [read_inputs(case, ["ids", "past", "window"]) for case in stored_cases(folder)[1]]
     (note,) = reduce_evidence(folder, 2**20)
-    # Per case: 5 positions of 2 elements, in 1 row of logits and 2 of present; the second prompt of
+    # Per case: 9 positions of 2 elements, in 1 row of logits and 2 of present; the second prompt of
     # the shortest has 1, the first 3.
-    assert note == "stored evidence: 72 of 294 rows that were judged, of 3 of 3 cases"
+    assert note == "stored evidence: 114 of 294 rows that were judged, of 3 of 3 cases"
     for one, back in zip(GOLDENS, read_golden(folder), strict=True):
         length = one.expected["logits"].shape[1]
         assert {length - 1, 2 * length - 1, 0, length + 2} <= set(back.determined["logits"])
