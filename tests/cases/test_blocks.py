@@ -83,11 +83,12 @@ def can_vary(spec: str, call: str, axis: str) -> bool:
 
 @long
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_layer_of_64_wide_tries_every_size_at_blocks_in_every_call(spec):
+def test_a_layer_of_64_wide_tries_several_sequences_at_every_block_in_every_call(spec):
     plan = plan_of(**SPECS[spec])
     tried = {
         (call, axis, getattr(call_of(sizes), axis))
         for sizes in plainly_tried(plan)
+        if sizes["batch"] > 1
         for call, holds in CALLS.items()
         if holds(call_of(sizes))
         for axis in AXES

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attn_export.cases.contents import (
+    EQUAL_KEYS,
     FUTURE,
     HUGE,
     LARGE,
@@ -29,11 +30,20 @@ from attn_export.cases.contents import (
     is_mask,
 )
 from attn_export.cases.draw import add_sums, draw_inputs, generator
-from attn_export.cases.mask_contents import LENGTHS, LOWEST, MASKS, padding_of
+from attn_export.cases.mask_contents import (
+    BIASES,
+    BLOCK_KEYS,
+    LARGE_BIASES,
+    LENGTHS,
+    LOWEST,
+    MASKS,
+    padding_of,
+)
 from attn_export.spec import Input
 from attn_export.tensorfile import ArrayDict
 
-CONTENTS = {content.name: content for content in (*VALUES, *MASKS, *LENGTHS, FUTURE, LOWEST)}
+ALL = (*VALUES, *MASKS, *LENGTHS, EQUAL_KEYS, FUTURE, LARGE_BIASES, LOWEST)
+CONTENTS = {content.name: content for content in ALL}
 SIZES = {"batch": 3, "query_len": 4, "past_len": 6}
 VALUE_INPUTS = {"query", "past_key", "past_value"}
 
@@ -300,3 +310,50 @@ def test_masks_of_a_users_module_hide_keys_in_their_own_way(wanted, hidden):
     CONTENTS["left_padding"].change(DrawnCase(drawn, inputs, None, sizes, generator("test")))
     assert (drawn["mask"][:, 0] == hidden).all()
     assert (drawn["mask"][:, -1] != hidden).all()
+
+
+LONG = {"batch": 2, "query_len": 3, "past_len": BLOCK_KEYS - 3}
+
+
+@pytest.mark.parametrize("mask", ["bool[B,1,1,S]", "float[B,1,L,S]", "bool[1,S]"])
+def test_blocks_of_16_32_and_64_keys_are_hidden_between_visible_ones(mask):
+    _, after = changed("hidden_blocks", LONG, attn_mask=mask)
+    rows = shown(after["attn_mask"]).reshape(-1, BLOCK_KEYS)
+    for row in rows:
+        edges = np.flatnonzero(np.diff(row.astype(int)))  # each block begins and ends within
+        assert sorted(edges[1::2] - edges[::2]) == [16, 32, 64]
+        assert row[0]
+        assert row[-1]
+
+
+def test_one_batch_element_sees_all_keys_and_the_others_none():
+    _, after = changed("one_visible_element")
+    assert shown(after["attn_mask"]).all(axis=(1, 2, 3)).tolist() == [False, False, True]
+    assert not shown(after["attn_mask"])[:2].any()
+
+
+def test_biases_are_large_low_and_mixed_and_hide_nothing():
+    _, after = changed("large_biases", LONG, attn_mask="float[B,1,L,S]")
+    rows = after["attn_mask"].reshape(-1, BLOCK_KEYS)
+    assert np.isfinite(rows).all()
+    assert set(rows[0].tolist()) == set(BIASES)
+    assert (rows[1] > 6).all()
+    assert rows[1].max() > 30
+    assert (rows[2] < -16).all()
+    assert (rows[3] < -900).all()
+
+
+def test_some_tokens_of_each_input_are_0_others_in_the_next_batch_element():
+    _, after = changed("zero_tokens")
+    for name in VALUE_INPUTS:
+        is_zero = (after[name] == 0).all(-1)
+        assert 0 < is_zero.mean() < 0.6
+        assert (is_zero[0] != is_zero[1]).any()
+
+
+def test_keys_are_equal_where_their_values_are_not():
+    _, after = changed("equal_keys")
+    keys, values = after["past_key"], after["past_value"]
+    assert (keys[:, :, :4] == keys[:, :, :1]).all()
+    assert (keys[:, :, 4:] != keys[:, :, :1]).all()
+    assert (values[:, :, 1:4] != values[:, :, :1]).all()
