@@ -61,8 +61,6 @@ ONLY_IN = {
         "graph/",
         "export/",
         "commands/bundle_graphs",
-        "parts/benchmarks/ort_forms",
-        "parts/benchmarks/query_blocks",
         "parts/cuda_dialect/",
         "parts/linear_attention/lower_linear",
         "parts/whole_models/model_rewrites",

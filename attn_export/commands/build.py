@@ -23,6 +23,7 @@ from attn_export.commands.bundle_graphs import ALL
 from attn_export.commands.options import (
     BUDGET,
     option,
+    removed_option,
     run_options,
     with_help,
     with_options,
@@ -62,11 +63,15 @@ def _refuse_moved(_: object, moved: click.Parameter, value: bool | None) -> None
 
 
 _MOVED = [
-    option(
-        flag, is_flag=True, default=None, hidden=True, expose_value=False, callback=_refuse_moved
-    )
-    for flag in ("--tune", "--dry-run/--no-dry-run", "--evidence")
-]
+    *(
+        option(
+            flag, is_flag=True, default=None, hidden=True, expose_value=False,
+            callback=_refuse_moved,
+        )
+        for flag in ("--dry-run/--no-dry-run", "--evidence")
+    ),
+    removed_option("--tune", "build --dialect ort writes the kernels", is_flag=True),
+]  # fmt: skip
 
 
 @with_help("Build and ship", *EXAMPLES, groups=GROUPS, short=SHORT)

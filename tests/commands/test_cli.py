@@ -60,8 +60,8 @@ WRONG_USE = [
     (("build", "--frobnicate"), 2, "--frobnicate"),
     (("build", "--variant", "mqa", "--evidence"), 2,
      "leave out --evidence; after the build, run attn-export evidence BUNDLE"),
-    (("build", "--variant", "mqa", "--tune"), 2,
-     "leave out --tune; after the build, run attn-export tune BUNDLE"),
+    (("build", "--variant", "mqa", "--tune"), 2, "--tune was removed in 0.2.0"),
+    (("tune", "models/mqa", "--rounds", "1"), 2, "tune was removed in 0.2.0; build writes"),
 ]  # fmt: skip
 
 

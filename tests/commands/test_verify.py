@@ -242,7 +242,10 @@ def test_a_manifest_of_another_format_or_edited_by_hand_is_refused(copy: Path):
             verify(copy)
 
 
-@pytest.mark.parametrize("form", [None, "kernels"])
+TUNED = {"processor": "one", "threads": 2, "milliseconds": {"prefill": {"kernels": 1.5}}}
+
+
+@pytest.mark.parametrize("form", [None, "products"])  # which `tune` of earlier versions wrote
 def test_a_manifest_is_written_again_with_its_order_and_without_further_keys(
     copy: Path, form: str | None
 ):
@@ -250,6 +253,7 @@ def test_a_manifest_is_written_again_with_its_order_and_without_further_keys(
     content["graphs"] = dict(reversed(content["graphs"].items()))
     for graph in content["graphs"].values():
         graph |= {"bound": graph.pop("bound")} | ({"form": form} if form else {})
+    content |= {"tuning": TUNED} if form else {}
     assert write_manifest(copy, content) == read_manifest(copy)
     assert json.dumps(manifest_content(copy)) == json.dumps(content)
 

@@ -39,9 +39,6 @@ INT32 = ir.DataType.INT32
 _MOST_IN_TABLES = 2**17
 """The most positions of tables, which are held in memory."""
 
-_NO_SINK = -1e30
-"""The score of an attention sink without effect: its exponential is 0."""
-
 
 def full_attention(op: Builder, a: AttentionNode) -> ir.Value:
     """Return attention in which every query sees every key, in the node's layout."""
@@ -79,7 +76,7 @@ def causal_attention(op: Builder, a: AttentionNode) -> list[ir.Value]:
     )
     if bias is None:
         return [merged_to_output(op, a, attended), *present]
-    return [merged_to_output(op, a, zero_masked_rows(op, a, attended, bias)), *present]
+    return [merged_to_output(op, a, _zero_masked_rows(op, a, attended, bias)), *present]
 
 
 def in_place_attention(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
@@ -90,24 +87,17 @@ def in_place_attention(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir
     return _attend_and_write(op, a, cache, (a.key, a.value))
 
 
-def integer_attention(
-    op: Builder, a: AttentionNode, integer_cache: QuantisedCache, *, whole_rows: bool = False
-) -> ir.Value:
+def integer_attention(op: Builder, a: AttentionNode, integer_cache: QuantisedCache) -> ir.Value:
     """Return attention of one query per batch element over a cache of integers.
 
     It is in the node's layout. The operator quantises the new keys and values, and reads the
     integers.
-
-    `whole_rows`: Whether the kernel computes all scores of a head before it reads values. It does
-    so if each head has an attention sink (a score without a value). `_NO_SINK` is one that does not
-    change the result.
     """
     scales = (integer_cache.k_scale, integer_cache.v_scale)
     quant_types = ["PER_CHANNEL" if scale.ndim else "PER_TENSOR" for scale in scales]
-    sink = op.array(np.full(a.num_heads, _NO_SINK, np.float32)) if whole_rows else None
     return _attend_and_write(
         op, a, integer_cache.cache, (integer_cache.key, integer_cache.value),
-        *[None] * 4, sink,
+        *[None] * 5,
         *(op.array(s.reshape(1, *s.shape) if s.ndim else s.reshape(1)) for s in scales),
         kv_cache_bit_width=integer_cache.bits,
         k_quant_type=quant_types[0], v_quant_type=quant_types[1],
@@ -190,7 +180,9 @@ def _bias(op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value) -> ir.Value |
     return bias if len(dims(mask)) == 4 else op("Unsqueeze", bias, op.ints(0, 1))
 
 
-def zero_masked_rows(op: Builder, a: AttentionNode, attended: ir.Value, bias: ir.Value) -> ir.Value:
+def _zero_masked_rows(
+    op: Builder, a: AttentionNode, attended: ir.Value, bias: ir.Value
+) -> ir.Value:
     """Return the result `[B, L, H·Dv]` with 0 for queries whose keys are all hidden.
 
     Some kernels give NaN for such queries.
