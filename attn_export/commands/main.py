@@ -107,7 +107,10 @@ _EXIT_CODES = {
 COMMANDS = ("build", "check", "compare", "explain", "lower", "runtimes", "verify")
 """The commands of the core. The module of each has its name."""
 
-_REMOVED = {"tune": "build writes ONNX Runtime's kernels, and bench measures them"}
+_REMOVED = {
+    "site": "sweep --json writes every cell",
+    "tune": "build writes ONNX Runtime's kernels, and bench measures them",
+}
 """The commands of earlier versions, each with what to do instead."""
 
 

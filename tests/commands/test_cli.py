@@ -61,6 +61,7 @@ WRONG_USE = [
     (("build", "--variant", "mqa", "--evidence"), 2,
      "leave out --evidence; after the build, run attn-export evidence BUNDLE"),
     (("build", "--variant", "mqa", "--tune"), 2, "--tune was removed in 0.2.0"),
+    (("site", "heads.sweep", "-o", "x"), 2, "site was removed in 0.2.0; sweep --json writes"),
     (("tune", "models/mqa", "--rounds", "1"), 2, "tune was removed in 0.2.0; build writes"),
 ]  # fmt: skip
 

@@ -28,7 +28,6 @@ SLOW = {
     "scripts/attn-export compare models/gqa/model.onnx models/gqa/model.portable.onnx",
     "scripts/attn-export sweep docs/sweeps/heads.toml --output heads.sweep",
     "scripts/attn-export bisect models/mqa --good 1.28.0 --bad 1.27.0 --install",
-    "scripts/attn-export site heads.sweep --output heads.site",
     "scripts/attn-export probe ort-cpu",
     "scripts/attn-export probe onnx-reference",
 }

@@ -132,7 +132,6 @@ def no_graph(bundle: Path, place: Path, random: Random) -> list[str]:
         ["build", "--module", f"{path}:f", *NO_BUILD, "--output", f"{place}.out"],
         ["build", "--weights", str(path), *NO_BUILD, "--output", f"{place}.out"],
         ["sweep", str(path), "--matrix", "github"],
-        ["site", str(path), "--output", f"{place}.out"],
         ["verify", str(bundle), "--trust", str(path), "--quiet"],
         ["verify", str(path), "--quiet"],
         ["kit", "python", str(path), "--output", f"{place}.out", "--quiet"],
