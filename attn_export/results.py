@@ -7,9 +7,7 @@ import html
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
-
-from msgspec import Meta, Struct
+from typing import TYPE_CHECKING, Literal, Self
 
 from attn_export.error_maps import ErrorMap
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted, printable
@@ -148,15 +146,6 @@ class Verdict:
     worst: float | None = None
     max_abs: float | None = None
     max_rel: float | None = None
-
-
-class ReportFile(Struct, frozen=True):
-    """The part of `report.json` that is read again. Errors are null if they were not measured."""
-
-    name: Text
-    passed: bool
-    verdicts: Annotated[list[Verdict], Meta(max_length=10_000_000)]
-    notes: Annotated[list[Text], Meta(max_length=10_000)] = []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,13 +63,11 @@ def _refuse_moved(_: object, moved: click.Parameter, value: bool | None) -> None
 
 
 _MOVED = [
-    *(
-        option(
-            flag, is_flag=True, default=None, hidden=True, expose_value=False,
-            callback=_refuse_moved,
-        )
-        for flag in ("--dry-run/--no-dry-run", "--evidence")
+    option(
+        "--dry-run/--no-dry-run", default=None, hidden=True, expose_value=False,
+        callback=_refuse_moved,
     ),
+    removed_option("--evidence", "report.json has what it stated", is_flag=True),
     removed_option("--tune", "build --dialect ort writes the kernels", is_flag=True),
 ]  # fmt: skip
 

@@ -108,6 +108,7 @@ COMMANDS = ("build", "check", "compare", "explain", "lower", "runtimes", "verify
 """The commands of the core. The module of each has its name."""
 
 _REMOVED = {
+    "evidence": "report.json has what it stated",
     "site": "sweep --json writes every cell",
     "tune": "build writes ONNX Runtime's kernels, and bench measures them",
 }

@@ -47,7 +47,7 @@ class Part:
             it holds `listed()`, too, which yields those to list, each with what is said of it.
         references: The module of each runtime that the name ``"all"`` does not stand for.
         installs: The module that installs what has a name. It holds `install(name, say)`.
-        verifies: The module with what `verify` asks of signatures and statements: `attested`, as
+        verifies: The module with what `verify` asks of signatures: `attested`, as
             in `commands/attestation`.
         compares: The module that judges graphs of whole models. It holds
             `compare_models(model, graphs, run, layout=, names=, output=)`.
