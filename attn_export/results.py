@@ -105,8 +105,6 @@ class Golden:
         tied: For outputs with ties, a boolean mask of the elements that ties decide. Not stored.
         determined: The rows of `ignored_rows` that are compared nonetheless, by output: their
             numbers, counted through all axes but the last.
-        rows_near_ties: The number of tokens with activations, keys or values that may be rounded
-            either way. Not stored.
         budgets: The limits that alone judge the sizes of errors, over all cases; () for the rule.
     """
 
@@ -117,7 +115,6 @@ class Golden:
     unusable: Mapping[str, str]
     tied: Arrays = dataclasses.field(default_factory=dict)
     determined: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    rows_near_ties: int = 0
     budgets: tuple[Budget, ...] = ()
 
 

@@ -36,7 +36,7 @@ WITH_TORCH = (
     "truth/quality_oracle", "truth/rounding", "truth/ties",
     "parts/attention_operators/fused_kernels", "parts/benchmarks/peers",
     "parts/benchmarks/torch_layers", "parts/linear_attention/called_rules",
-    "parts/linear_attention/linear_layer", "parts/low_precision/", "parts/probe/pytorch",
+    "parts/linear_attention/linear_layer", "parts/probe/pytorch",
     "parts/quantised_checkpoints/", "parts/whole_models/",
 )  # fmt: skip
 

@@ -40,7 +40,6 @@ from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import Gate, RunKeywords, RunOptions
 from attn_export.schema import GraphFile
 from attn_export.spec import AttentionSpec
-from attn_export.spec.fields import SEED
 from attn_export.system_info import check_installed, environment
 from attn_export.temp_folders import scratch
 
@@ -299,10 +298,6 @@ def _write(folder: Path, subject: Subject, report: Report, content: dict[str, An
     """Write the files of the bundle other than the graphs and the golden vectors."""
     if subject.spec is not None:
         (folder / SPEC).write_text(subject.spec.to_toml(), encoding="utf-8")
-        if subject.spec.kv_scales_from != SEED:
-            from attn_export.export.user_scales import write_module_scales
-
-            write_module_scales(folder, subject.module)
     for name, data in subject.files.items():
         (folder / name).write_bytes(data)
     write_report(folder, report, content)

@@ -14,6 +14,7 @@ from attn_export.commands.options import (
     module_option,
     option,
     pairs,
+    removed_option,
     with_options,
 )
 from attn_export.errors import UsageError, WeightsError
@@ -77,13 +78,8 @@ INPUT = (
         help="Mean-pool the key/value heads of the checkpoint to so many.",
     ),
     option(
-        "--kv-scales", type=Path, metavar="FILE",
-        help="A .npz or .safetensors file with k_scale and v_scale of the cache.",
-    ),
-    option(
-        "--calibrate", type=Path, metavar="FILE",
-        help="A file of hidden states, query [B, L, E], from which these scales are "
-        "calibrated.  [default: random tokens]",
+        "--kv-dtype", metavar="float16",
+        help="With --model: the type of a decoder's caches.  [default: that of the model]",
     ),
     option(
         "--seed", type=int, least=0, most=2**63 - 1, default=0, help="Seed of random weights."
@@ -93,7 +89,7 @@ INPUT = (
 GROUPS = {
     "Input": (
         "spec_file", "variant", "module", "model", "all_logits", "layers", "max_len", "weights",
-        "layer", "pool_kv_heads", "kv_scales", "calibrate", "seed", "fields",
+        "layer", "pool_kv_heads", "kv_dtype", "seed", "fields",
     ),
     "Fields of the spec": _SPEC_FIELDS,
     "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
@@ -115,10 +111,10 @@ SHORT = (
 )  # fmt: skip
 """The parameters that --help lists, of more than 70."""
 
-_OF_MODELS = frozenset({"cache", "dtype", "kv_dtype", "weights_dtype"})
+_OF_MODELS = frozenset({"cache", "dtype", "weights_dtype"})
 """The fields of a spec that --model takes as well."""
 
-_ONLY_OF_MODELS = ("all_logits", "layers", "max_len")
+_ONLY_OF_MODELS = ("all_logits", "kv_dtype", "layers", "max_len")
 """The options that only --model takes."""
 
 Buildable: TypeAlias = "Subject | AttentionSpec | Callable[[], Subject]"
@@ -137,6 +133,9 @@ def input_options(command: Command) -> Command:
             if name in changes:
                 raise UsageError(f"--set {name}={text} and its own option both set it; choose one")
             changes[name] = _value(text)
+        if given["kv_dtype"] and not given["model"]:
+            changes["kv_dtype"] = given.pop("kv_dtype")
+            given["kv_dtype"] = None
         _check(given, changes)
         return command(
             name=_name(given), subject=_read(given, changes), seed=given["seed"], **values
@@ -144,7 +143,13 @@ def input_options(command: Command) -> Command:
 
     spec_file = option("spec_file", metavar="[SPEC.toml]", required=False, type=Path)
     fields = (_spec_option(name, FIELDS[name]) for name in _SPEC_FIELDS)
-    return with_options(spec_file, *INPUT, _SET, *fields)(merged)
+    return with_options(spec_file, *INPUT, _SET, *fields, *_REMOVED)(merged)
+
+
+_REMOVED = [
+    removed_option(flag, "a layer has no caches or activations of few bits")
+    for flag in ("--activations", "--calibrate", "--kv-scale", "--kv-scales")
+]
 
 
 _SET = option(
@@ -185,7 +190,7 @@ def _check(given: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     sources = [str(given[name]) for name in kinds if given[name]]
     if len(sources) > 1:
         raise UsageError(f"{' and '.join(sources)} both define the layer; choose one")
-    files = [name for name in ("weights", "kv_scales", "calibrate") if given[name]]
+    files = [name for name in ("weights",) if given[name]]
     whole = next((name for name in ("module", "model") if given[name]), None)
     others = [*changes.keys() - (_OF_MODELS if given["model"] else ()), *files]
     if whole and others:
@@ -226,18 +231,8 @@ def _read(given: Mapping[str, Any], changes: Mapping[str, Any]) -> Buildable:
 
         return of_model
     spec = _spec(given, changes)
-    scales = {name: given[name] for name in ("kv_scales", "calibrate")}
     if given["weights"] is None:
-        spec = spec or AttentionSpec.from_dict(changes)
-        if not any(scales.values()):
-            return spec
-
-        def of_spec() -> Subject:
-            from attn_export.export.subject import Subject
-
-            return Subject.from_spec(spec, seed=given["seed"], **scales)
-
-        return of_spec
+        return spec or AttentionSpec.from_dict(changes)
     from attn_export.weights.checkpoint import open_layer
 
     fields = {} if spec else changes
@@ -248,7 +243,7 @@ def _read(given: Mapping[str, Any], changes: Mapping[str, Any]) -> Buildable:
 
         return Subject.from_checkpoint(
             given["weights"], layer=given["layer"], spec=spec, seed=given["seed"],
-            pool_kv_heads=given["pool_kv_heads"], **scales, **fields,
+            pool_kv_heads=given["pool_kv_heads"], **fields,
         )  # fmt: skip
 
     return of_checkpoint

@@ -35,7 +35,7 @@ _MANY_OUTPUTS = 64
 """The largest number of outputs of a weight for which each output is tried."""
 
 
-def stored_weights(evaluation: Evaluation) -> Iterator[tuple[onnx.NodeProto, QuantisedWeight]]:
+def _stored_weights(evaluation: Evaluation) -> Iterator[tuple[onnx.NodeProto, QuantisedWeight]]:
     """Yield each node that dequantises a weight, with the weight."""
     for node in evaluation.nodes:
         integers = evaluation.initializers.get(node.input[0]) if node.input else None
@@ -71,14 +71,14 @@ def _change_weight(
 
 def _dequantised_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
     """Find weights behind DequantizeLinear."""
-    for node, weight in stored_weights(evaluation):
+    for node, weight in _stored_weights(evaluation):
         compute = functools.partial(_change_weight, node.output[0], weight, weight.integers)
         yield GraphPlace(node.input[0], node.name, compute=compute)
 
 
 def _pairs_of_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
     """Find pairs of weights of the same shape behind DequantizeLinear."""
-    found = list(stored_weights(evaluation))
+    found = list(_stored_weights(evaluation))
     for node, weight in found:
         for other_node, other in found:
             if other_node is not node and other.integers.shape == weight.integers.shape:

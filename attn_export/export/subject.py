@@ -18,7 +18,7 @@ from attn_export.cases.draw import TRACED_SIZES, Interface, add_sums, bounds, dr
 from attn_export.cases.plan import Plan, plan_cases
 from attn_export.errors import ExportError
 from attn_export.export import subject_checks
-from attn_export.export.module_state import quantise_by_spec, weights_of_graph
+from attn_export.export.module_state import weights_of_graph
 from attn_export.export.nested import InputTree, Results
 from attn_export.export.operators import Operators, Translations
 from attn_export.export.trees import (
@@ -37,7 +37,6 @@ from attn_export.spec import AttentionSpec, Input, Shape
 if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes
     from attn_export.export.input_function import InputFunction
-    from attn_export.export.user_scales import Calibration
 
 
 class Subject:
@@ -132,23 +131,19 @@ class Subject:
         spec: AttentionSpec,
         *,
         seed: int = 0,
-        kv_scales: Path | str | None = None,
-        calibrate: Calibration | None = None,
     ) -> Self:
         """Return the `Attention` of a spec, with seeded weights.
 
         Args:
             spec: The spec.
             seed: The seed of the weights. The global random state does not change.
-            kv_scales: A file with the scales of a cache of integers, `k_scale` and `v_scale`.
-            calibrate: Hidden states to calibrate these scales on: a file with `query`
-                `[B, L, E]`, or a function that yields batches of them, by name.
-
-        Raises:
-            WeightsError: If a file does not match the spec, or the spec requires one.
         """
         module = seeded_attention(spec, seed)
-        return cls._from_module(module, quantise_by_spec(module, {}, kv_scales, calibrate))
+        if spec.quantised_weights:
+            from attn_export.attention.quantised import quantise_module
+
+            quantise_module(module)
+        return cls._from_module(module)
 
     @classmethod
     def from_checkpoint(
@@ -159,8 +154,6 @@ class Subject:
         spec: AttentionSpec | None = None,
         pool_kv_heads: int | None = None,
         seed: int = 0,
-        kv_scales: Path | str | None = None,
-        calibrate: Calibration | None = None,
         **fields: Any,
     ) -> Self:
         """Return one attention of a safetensors checkpoint.
@@ -171,8 +164,6 @@ class Subject:
             spec: The spec of the layer. Default: from the `config.json` next to the weights.
             pool_kv_heads: The number of key/value heads after mean-pooling.
             seed: The seed of the weights if there is only a `config.json`.
-            kv_scales: See `from_spec`.
-            calibrate: See `from_spec`.
             fields: Single fields of the spec to change.
 
         Raises:
@@ -188,8 +179,11 @@ class Subject:
         module = seeded_attention(loaded.spec, seed)
         if loaded.weights is not None:
             module.load_state_dict(loaded.weights)
-        notes = quantise_by_spec(module, loaded.integers, kv_scales, calibrate)
-        return cls._from_module(module, (*loaded.notes, *notes))
+        if loaded.spec.quantised_weights or loaded.integers:
+            from attn_export.attention.quantised import quantise_module
+
+            quantise_module(module, loaded.integers)
+        return cls._from_module(module, loaded.notes)
 
     @staticmethod
     def from_model(model: Path | str | nn.Module, **options: Unpack[ModelKeywords]) -> Subject:
@@ -265,7 +259,7 @@ class Subject:
     def narrow_dtypes(self) -> dict[str, str]:
         """Return weights, inputs and outputs in float16 or bfloat16 by name, with their types."""
         if self.has_narrow_caches if self.spec is None else self.spec.dtype == "float32":
-            return {}  # a float16 cache of a float32 layer does not count
+            return {}  # a float16 cache of a float32 model does not count
         state = state_of(self.module)
         if not any(t.dtype in NARROW for t in (*state.values(), *self.inputs.values())):
             return {}

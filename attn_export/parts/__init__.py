@@ -59,8 +59,6 @@ class Part:
             `overflow_notes(path, sets)`, which returns notes for inputs by name.
         checkpoints: The module that reads layers of integers. It holds
             `with_integers(source, config)`, which returns a source whose `integers` gives them.
-        rounds: The module on layers that round inside, to integers or float16. It holds
-            `TieFinder`, `move_off_ties` and `golden`, as `truth/oracle` calls them.
         kinds: The module of each `kind` of layer other than softmax. It holds `make_layer(spec)`.
         captures: The module that replaces functions which a user's module calls while it is
             captured. It holds `capturing(module)`, a context.
@@ -85,7 +83,6 @@ class Part:
     generates: str = ""
     overflows: str = ""
     checkpoints: str = ""
-    rounds: str = ""
     kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
     captures: str = ""
     translates: str = ""

@@ -10,7 +10,7 @@ from attn_export.errors import printable
 from attn_export.parts.benchmarks.bench_terminal import three_digits
 from attn_export.report.tables import markdown_table
 
-FLOAT, FLOAT16 = "float32", "float16"
+FLOAT = "float32"
 PEER_GOAL = 0.90
 
 NAN = float("nan")
@@ -47,7 +47,7 @@ def beside_float(title: str, lines: Sequence[Line], workloads: Workloads) -> str
     for line in lines:
         times = {column: _median(workloads[line.name], column) for column in line.columns}
         # Goals are for candidates with integers only.
-        ours = [time for name, time in times.items() if name not in (FLOAT, FLOAT16)]
+        ours = [time for name, time in times.items() if name != FLOAT]
         ratio = min(ours) / times[FLOAT]
         cells = [three_digits(time) for time in times.values()]
         rows.append((line.name, *cells, *_verdict(ratio, line.goal)))

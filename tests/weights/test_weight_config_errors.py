@@ -103,8 +103,6 @@ def test_constants_of_a_scaling_are_compared_where_they_are_used(changes, messag
         {"norm_eps": 1e-3, "rotary_factor": 3.0, "rotary_original_len": 7},
         {"rotary_theta": 10000},
         {"weights_dtype": "int4", "block_size": 0, "scheme": "asymmetric"},
-        {"weights_dtype": "int8", "activations": "dynamic-int8"},
-        {"cache": "in-place", "kv_dtype": "int8", "kv_scale": "per-channel"},
     ],
 )
 def test_a_spec_may_say_what_the_config_does_not(changes, tmp_path):

@@ -16,12 +16,10 @@ from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower import ort_kernels
 from attn_export.graph.lower.caches import (
     InPlaceCache,
-    QuantisedCache,
     can_be_written_by_operator,
     float16_cache,
     in_place_cache,
     is_bound,
-    quantised_cache,
     transpose_value_cache,
 )
 from attn_export.graph.lower.node_builder import Builder
@@ -78,8 +76,7 @@ def _attend_one_query(op: Builder, a: AttentionNode) -> Sequence[ir.Value] | Non
     """Add attention of one query, and return the outputs of the node; None if no form fits it."""
     if dims(a.query)[-2] != 1 or a.packed or not a.is_plain:
         return None
-    integer_cache = quantised_cache(a)
-    if not appends_to_cache(a, integer_cache):
+    if not appends_to_cache(a):
         return None
     # A single query is the last one, and sees all keys.
     a = dataclasses.replace(a, causal=False)
@@ -92,11 +89,6 @@ def _attend_one_query(op: Builder, a: AttentionNode) -> Sequence[ir.Value] | Non
         if by_kernel and _can_write(a, cache):
             return [ort_kernels.in_place_attention(op, a, cache)]
         return [fold(op, a, a.key, a.value)]
-    if integer_cache is not None:
-        written = (integer_cache.key, integer_cache.value)
-        if _can_write(a, integer_cache.cache, written):
-            return [ort_kernels.integer_attention(op, a, integer_cache)]
-        return [ort_kernels.fold_integers(op, a, integer_cache)]
     if a.q_per_kv > 1 and a.past_key is not None and a.past_value is not None:
         key = op("Concat", a.past_key, a.key, axis=2)
         value = op("Concat", a.past_value, a.value, axis=2)
@@ -116,14 +108,9 @@ def _cache(op: Builder, a: AttentionNode) -> InPlaceCache | None:
     return dataclasses.replace(cache, new_key=new_key, new_value=new_value)
 
 
-def appends_to_cache(a: AttentionNode, integer_cache: QuantisedCache | None = None) -> bool:
-    """Return whether a node has a cache to which it appends one key per query.
-
-    `integer_cache`: Its cache of integers, if that is known, since its proof takes long.
-    """
+def appends_to_cache(a: AttentionNode) -> bool:
+    """Return whether a node has a cache to which it appends one key per query."""
     cache = in_place_cache(a) or float16_cache(a)
-    if cache is None and (integer_cache := integer_cache or quantised_cache(a)) is not None:
-        cache = integer_cache.cache
     new = a.key if cache is None else cache.new_key
     cached = cache is not None or a.past_key is not None
     return cached and bool(dims(new)) and known_equal(dims(new)[-2], dims(a.query)[-2])
@@ -166,11 +153,9 @@ def _mask_spans_all_keys(a: AttentionNode) -> bool:
     return keys != 1 and not mask_may_be_shorter(a, keys)
 
 
-def _can_write(
-    a: AttentionNode, cache: InPlaceCache, written: tuple[ir.Value, ir.Value] | None = None
-) -> bool:
+def _can_write(a: AttentionNode, cache: InPlaceCache) -> bool:
     """Return whether contrib GroupQueryAttention can write the cache of one query itself."""
-    fits = can_be_written_by_operator(cache, *(written or (a.key, a.value)))
+    fits = can_be_written_by_operator(cache, a.key, a.value)
     return a.mask is None and ort_kernels.takes_widths(a) and fits and a.dtype == FLOAT
 
 

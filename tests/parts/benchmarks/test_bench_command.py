@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import shutil
@@ -93,25 +92,15 @@ def test_a_table_and_every_figure(bundle: Path, tmp_path: Path, capsys):
     "changes",
     [
         {},
-        {"kv_dtype": "int8"},
-        {"kv_dtype": "int4", "kv_scale": "per-channel"},
-        {"weights_dtype": "int8", "activations": "dynamic-int8"},
+        {"weights_dtype": "int8"},
     ],
 )
 @pytest.mark.extended
-def test_other_caches(changes: dict, tmp_path: Path, capsys):
+def test_caches_in_place(changes: dict, tmp_path: Path, capsys):
     build(small_spec(cache="in-place", **changes), tmp_path / "b", name="b", runtimes=["ort-cpu"])
     assert run(["bench", str(tmp_path / "b"), *SMALL[:2], *SMALL[4:], "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {c["outcome"] for c in candidates(report, 0).values()} == {"ran"}
-
-
-@pytest.mark.usefixtures("quick", "no_torch")
-def test_a_bundle_with_a_cache_of_integers_is_measured(tmp_path: Path, capsys):
-    spec = small_spec(cache="in-place", kv_dtype="int8", attn_mask="none")
-    build(spec, tmp_path / "b", dialects=["standard"], runtimes=["ort-cpu"])
-    assert run(["bench", str(tmp_path / "b"), *SMALL]) == 0
-    assert "standard ort-cpu" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("quick", "no_torch")
@@ -204,14 +193,6 @@ def test_the_work_of_a_layer_is_that_of_its_projections_and_its_attention():
     assert np.isclose(work.tokens, 2)
     windowed = AttentionSpec(embed_dim=8, num_heads=2, causal=True, window_left=3)
     assert work_of(windowed, sizes).flops == 0
-
-
-def test_bytes_of_a_cache_in_float16_count_half():
-    sizes = {"batch": 1, "query_len": 1, "past_len": 1000}
-    wide = AttentionSpec(embed_dim=8, num_heads=2, causal=True, cache="in-place")
-    narrow = dataclasses.replace(wide, kv_dtype="float16")
-    less = work_of(wide, sizes).bytes - work_of(narrow, sizes).bytes
-    assert less == 1001 * wide.num_kv_heads * 2 * wide.head_dim * 2
 
 
 def test_graphs_that_cannot_run_here_are_no_candidates(bundle: Path, tmp_path: Path):
