@@ -37,12 +37,12 @@ Pairs = Iterable[tuple["np.ndarray", "np.ndarray"]]
 """Pairs of an output of the unquantised model and the same output of the quantised one."""
 
 
-def quality_cases(cases: Sequence[Case]) -> list[int]:
+def quality_cases(goldens: Sequence[Golden]) -> list[int]:
     """Return the indices of the cases in which distances are measured; inputs are random."""
     plain = {
-        number: math.prod(case.inputs["query"].shape[:2])
-        for number, case in enumerate(cases)
-        if is_plain(case)
+        number: math.prod(next(iter(golden.expected.values())).shape[:-1])
+        for number, golden in enumerate(goldens)
+        if is_plain(golden.case)
     }
     fitting = [number for number, rows in plain.items() if rows <= MOST_ROWS] or list(plain)[:1]
     return sorted(sorted(fitting, key=lambda number: -plain[number])[:CASES])

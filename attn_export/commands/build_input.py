@@ -192,7 +192,8 @@ def _check(given: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
         raise UsageError(f"{' and '.join(sources)} both define the layer; choose one")
     files = [name for name in ("weights",) if given[name]]
     whole = next((name for name in ("module", "model") if given[name]), None)
-    others = [*changes.keys() - (_OF_MODELS if given["model"] else ()), *files]
+    taken = {"weights_dtype"} if given["module"] else _OF_MODELS
+    others = [*changes.keys() - taken, *files]
     if whole and others:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise UsageError(f"{flags} with --{whole} {given[whole]}, which defines it; leave it out")
@@ -220,7 +221,9 @@ def _read(given: Mapping[str, Any], changes: Mapping[str, Any]) -> Buildable:
         from attn_export.export.user_module import check_reference, load_subject
 
         check_reference(given["module"])
-        return functools.partial(load_subject, given["module"])
+        dtype = changes.get("weights_dtype", "none")
+        load = functools.partial(load_subject, given["module"])
+        return load if dtype == "none" else lambda: load().with_weights(str(dtype))
     if given["model"]:
 
         def of_model() -> Subject:

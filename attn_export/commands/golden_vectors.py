@@ -241,9 +241,11 @@ def budgets_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...
             f"a budget of {budgets[0]}, and the checkpoint holds integers only: there are no "
             "weights in float to compare with; leave it out"
         )
-    if budgets or spec is None or not _has_float_model(subject):
+    if budgets or not _has_float_model(subject):
         return tuple(budgets)
-    return default_budgets(spec)
+    if subject.linears is not None:
+        return (subject.linears.budget,)
+    return default_budgets(spec) if spec else ()
 
 
 def default_budgets(spec: AttentionSpec) -> tuple[Budget, ...]:
@@ -261,14 +263,14 @@ def write_quality_of(
         The figures; None if the subject is not quantised, or no float model is known that differs.
     """
     spec = subject.spec
-    if spec is None or not spec.quantised_weights:
+    if subject.linears is None and (spec is None or not spec.quantised_weights):
         return None
     from attn_export.bundle.quality_vectors import quality_cases, write_quality
 
     if _has_float_model(subject):
         from attn_export.truth.quality_oracle import measure_quality
 
-        numbers = quality_cases([g.case for g in goldens])
+        numbers = quality_cases(goldens)
         quality, floats = measure_quality(subject, [goldens[number] for number in numbers], budgets)
         if any(distance.part == subject.outputs[0] for distance in quality.outputs):
             write_quality(folder, numbers, floats, quality)
@@ -280,5 +282,7 @@ def write_quality_of(
 def _has_float_model(subject: Subject) -> bool:
     """Return whether a subject is quantised, and its float model is known."""
     module = subject.module
+    if subject.spec is None and subject.oracle is None:
+        return subject.linears is not None
     keeps_integers = getattr(module, "kv_scales", None) is not None
     return keeps_integers or bool(getattr(module, "float_weights", None))

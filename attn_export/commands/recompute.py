@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import onnx
+
 from attn_export import system_info
 from attn_export.bundle.golden import GoldenEvidence, Start, write_inputs
-from attn_export.bundle.manifest import bundle_spec
+from attn_export.bundle.manifest import GOLDEN, bundle_spec
+from attn_export.bundle.quality_vectors import QUALITY
 from attn_export.dialect_names import MODEL
 from attn_export.errors import BundleError, UsageError, counted
+from attn_export.graph.load import load_proto
 from attn_export.judge.differences import Difference, compare_cases, judge_stored
 from attn_export.quality import Quality
 from attn_export.results import Case, Golden, StoredCase
@@ -40,6 +44,9 @@ class Truth:
             from attn_export.export.user_module import load_subject
 
             self.subject = load_subject(module)
+            dtype = _integers_of(folder, manifest, self.subject)
+            if dtype:
+                self.subject = self.subject.with_weights(dtype)
         elif (spec := bundle_spec(folder, manifest)) is not None:
             from attn_export.export.subject import Subject
 
@@ -183,3 +190,19 @@ def _check_names(subject: Subject, manifest: Manifest, module: str | None) -> No
             if module is None:
                 raise BundleError(f"the spec of the bundle {message}; build it again")
             raise UsageError(f"--module {module} {message}")
+
+
+def _integers_of(folder: Path, manifest: Manifest, subject: Subject) -> str:
+    """Return the integers that a bundle's graph holds for weights of a user's module; "" if none.
+
+    A module may have integers of its own: then the bundle has no distance from a float model.
+    """
+    if not (folder / GOLDEN / QUALITY).is_file() or MODEL not in manifest.graphs:
+        return ""
+    weights = {name for name, _ in subject.module.named_parameters()}
+    stored = {
+        onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+        for tensor in load_proto(folder / MODEL).graph.initializer
+        if tensor.name in weights
+    }
+    return next((dtype for dtype in ("int4", "int8") if dtype in stored), "")

@@ -37,6 +37,7 @@ from attn_export.spec import AttentionSpec, Input, Shape
 if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes
     from attn_export.export.input_function import InputFunction
+    from attn_export.export.quantised_linears import QuantisedLinears
 
 
 class Subject:
@@ -79,6 +80,7 @@ class Subject:
     has_narrow_caches = False  # beside a model in float32
     maps_weights = False  # whether the module may read them from the bundle's file
     encoder: Subject | None = None
+    linears: QuantisedLinears | None = None  # of a user's module, if they are rounded
     in_float32: Callable[[], Subject] | None = None  # the same, with its weights widened
 
     def __init__(
@@ -126,12 +128,7 @@ class Subject:
             subject_checks.check_integers(self.inputs)
 
     @classmethod
-    def from_spec(
-        cls,
-        spec: AttentionSpec,
-        *,
-        seed: int = 0,
-    ) -> Self:
+    def from_spec(cls, spec: AttentionSpec, *, seed: int = 0) -> Self:
         """Return the `Attention` of a spec, with seeded weights.
 
         Args:
@@ -168,14 +165,13 @@ class Subject:
 
         Raises:
             WeightsError: If the checkpoint is broken or does not match the spec.
-            SpecError: If the fields contradict each other or the spec.
         """
         from attn_export.weights.checkpoint import load_checkpoint  # few builds read one
 
-        layer = None if layer is None else str(layer)
         loaded = load_checkpoint(
-            Path(path), layer=layer, spec=spec, fields=fields, pool_kv_heads=pool_kv_heads
-        )
+            Path(path), layer=None if layer is None else str(layer), spec=spec, fields=fields,
+            pool_kv_heads=pool_kv_heads,
+        )  # fmt: skip
         module = seeded_attention(loaded.spec, seed)
         if loaded.weights is not None:
             module.load_state_dict(loaded.weights)
@@ -184,6 +180,13 @@ class Subject:
 
             quantise_module(module, loaded.integers)
         return cls._from_module(module, loaded.notes)
+
+    def with_weights(self, dtype: str) -> Subject:
+        """Return a user's module whose linear layers have weights of integers, int8 or int4."""
+        from attn_export.export.quantised_linears import with_integers
+
+        changed: Subject = with_integers(self, dtype)
+        return changed
 
     @staticmethod
     def from_model(model: Path | str | nn.Module, **options: Unpack[ModelKeywords]) -> Subject:

@@ -5,6 +5,7 @@ The distance that each quantised tensor causes is split into those of rounding a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -31,38 +32,51 @@ from attn_export.truth.oracle import Oracle
 def measure_quality(
     subject: Subject, goldens: Sequence[Golden], budgets: Sequence[Budget]
 ) -> tuple[Quality, Sequence[Arrays]]:
-    """Measure a quantised subject against its unquantised module.
+    """Measure a quantised layer of ours, or module of the user, against it before.
 
     Returns:
         The distances, and the outputs of the unquantised module in each case.
     """
     module = subject.module
+    if subject.linears is not None:
+        with subject.linears.as_before(module):
+            oracle = Oracle(subject)
+            floats = [oracle.truth(golden.case.inputs) for golden in goldens]
+        return measure_outputs(floats, goldens, budgets)
     assert isinstance(module, Attention)
     unquantised = unquantise(module)
     inputs = [golden.case.inputs for golden in goldens]
     float_outputs, float_heads = _run(subject, unquantised, inputs)
     _, heads = _run(subject, module, inputs)
-    stored_outputs = [
-        _as_stored(outputs, golden.expected)
-        for outputs, golden in zip(float_outputs, goldens, strict=True)
-    ]
-    pairs = {
-        name: [(f[name], g.expected[name]) for f, g in zip(stored_outputs, goldens, strict=True)]
-        for name, array in goldens[0].expected.items()
-        if is_floating(array.dtype)
-    }
-    outputs, by_head = output_distances(pairs)
+    of_outputs, stored_outputs = measure_outputs(float_outputs, goldens, budgets)
     attended = head_distances(ATTENDED, list(zip(float_heads, heads, strict=True)))
     parts = list(_weight_distances(subject, module, unquantised, inputs, float_outputs))
-    quality = Quality(
-        outputs=tuple(outputs),
-        heads=tuple(each for each in (*attended, *by_head) if is_finite(each)),
+    quality = dataclasses.replace(
+        of_outputs,
+        heads=(*filter(is_finite, attended), *of_outputs.heads),
         weights=tuple(apart for apart, _ in parts if is_finite(apart)),
-        budgets=tuple(budgets),
-        of_logits=logit_distance(pairs, budgets),
         splits=tuple(each for _, each in parts),
     )
     return quality, stored_outputs
+
+
+def measure_outputs(
+    floats: Sequence[Arrays], goldens: Sequence[Golden], budgets: Sequence[Budget]
+) -> tuple[Quality, list[Arrays]]:
+    """Measure outputs of a quantised module against those of the unquantised one.
+
+    Returns:
+        The distances, and the latter outputs in the types of the former.
+    """
+    stored = [_as_stored(f, golden.expected) for f, golden in zip(floats, goldens, strict=True)]
+    pairs = {
+        name: [(f[name], g.expected[name]) for f, g in zip(stored, goldens, strict=True)]
+        for name, array in goldens[0].expected.items()
+        if is_floating(array.dtype)
+    }
+    outputs, heads = output_distances(pairs)
+    logits = logit_distance(pairs, budgets)
+    return Quality(tuple(outputs), tuple(heads), (), tuple(budgets), of_logits=logits), stored
 
 
 def _as_stored(outputs: Arrays, expected: Arrays) -> Arrays:
