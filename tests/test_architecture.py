@@ -37,7 +37,7 @@ WITH_TORCH = (
     "parts/attention_operators/fused_kernels", "parts/benchmarks/peers",
     "parts/benchmarks/torch_layers", "parts/linear_attention/called_rules",
     "parts/linear_attention/linear_layer", "parts/probe/pytorch",
-    "parts/quantised_checkpoints/", "parts/whole_models/",
+    "parts/whole_models/",
 )  # fmt: skip
 
 ONLY_IN = {

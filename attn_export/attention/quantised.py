@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import types
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -14,19 +12,9 @@ from attn_export.errors import WeightsError
 from attn_export.quantiser import QuantisedWeight, quantise
 
 
-def quantise_module(
-    module: Attention, stored: Mapping[str, QuantisedWeight] = types.MappingProxyType({})
-) -> None:
-    """Quantise the weights of a module by its spec, in place.
-
-    `stored`: The integers of its weights, by name, if a checkpoint holds integers. The weights
-    already have the values of these integers. The values before quantisation are not known, so
-    `float_weights` stays empty.
-    """
+def quantise_module(module: Attention) -> None:
+    """Quantise the weights of a module by its spec, in place."""
     spec = module.spec
-    if stored:
-        module.integers = stored
-        return
     integers: dict[str, QuantisedWeight] = {}
     originals: dict[str, Tensor] = {}
     for name, dtype in spec.quantised_weights.items():

@@ -92,8 +92,8 @@ def build_command(
 ) -> int:
     """Build a bundle: export, check, run everywhere, judge.
 
-    The layer comes from SPEC.toml, --variant or dimensions alone, from a checkpoint (--weights), or
-    from your file (--module), or is a whole model (--model). Options change fields of the spec.
+    The layer comes from SPEC.toml, a config.json, --variant or dimensions alone, or from your file
+    (--module), or is a whole model (--model). Options change fields of the spec.
     """
     output = output or Path("models") / name
     with destinations.job(name, run) as run:

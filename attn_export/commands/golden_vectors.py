@@ -236,11 +236,6 @@ def budgets_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...
         raise UsageError(
             f"budget {budgets[0]} needs quantised weights; leave it out, or set weights_dtype"
         )
-    if budgets and not _has_float_model(subject):
-        raise UsageError(
-            f"a budget of {budgets[0]}, and the checkpoint holds integers only: there are no "
-            "weights in float to compare with; leave it out"
-        )
     if budgets or not _has_float_model(subject):
         return tuple(budgets)
     if subject.linears is not None:

@@ -50,7 +50,7 @@ def weight_of(integers: Array, *scales_and_zeros: Array) -> QuantisedWeight:
     return QuantisedWeight("", np.asarray(integers, np.float64), s, z[0] if z else s * 0, False)
 
 
-def read_weight(weight: QuantisedWeight, at: Steps) -> QuantisedWeight:
+def _read_weight(weight: QuantisedWeight, at: Steps) -> QuantisedWeight:
     """Return a weight with the steps ``weight``, ``weight_scales`` and ``weight_zeros``."""
     q, s, z = weight.integers, weight.scales, weight.zero_points
     at["bits"] = 4 if np.abs(q).max(initial=0) < 16 else 8
@@ -65,7 +65,7 @@ def _change_weight(
     output: str, weight: QuantisedWeight, other: Array, _: Values, changes: Changes
 ) -> Mapping[str, Array]:
     at = Steps(changes, {"other": other})
-    dequantised = read_weight(weight, at).dequantised(np.float64)
+    dequantised = _read_weight(weight, at).dequantised(np.float64)
     return {output: dequantised} if np.isfinite(dequantised).all() else {}
 
 

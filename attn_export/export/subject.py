@@ -143,43 +143,40 @@ class Subject:
         return cls._from_module(module)
 
     @classmethod
-    def from_checkpoint(
-        cls,
-        path: Path | str,
-        *,
-        layer: str | int | None = None,
-        spec: AttentionSpec | None = None,
-        pool_kv_heads: int | None = None,
-        seed: int = 0,
-        **fields: Any,
-    ) -> Self:
-        """Return one attention of a safetensors checkpoint.
+    def from_config(cls, path: Path | str, *, layer: int = 0, seed: int = 0, **fields: Any) -> Self:
+        """Return an attention as a config.json describes it, with seeded weights.
 
         Args:
-            path: A ``.safetensors`` file, its index, a ``config.json``, or a folder with one.
-            layer: Its number, or a prefix: ``"layers.3.self_attn"``. Default: 0, or the only one.
-            spec: The spec of the layer. Default: from the `config.json` next to the weights.
-            pool_kv_heads: The number of key/value heads after mean-pooling.
-            seed: The seed of the weights if there is only a `config.json`.
-            fields: Single fields of the spec to change.
+            path: The config.json of a checkpoint, or its folder.
+            layer: The number of the layer, from 0.
+            seed: The seed of the weights.
+            fields: Fields of the spec to change. `causal` and `cross` choose among several.
 
         Raises:
-            WeightsError: If the checkpoint is broken or does not match the spec.
+            WeightsError: If the file is broken, or of models that a spec cannot express.
         """
-        from attn_export.weights.checkpoint import load_checkpoint  # few builds read one
+        from attn_export.weights.from_config import spec_of_config  # few builds read one
 
-        loaded = load_checkpoint(
-            Path(path), layer=None if layer is None else str(layer), spec=spec, fields=fields,
-            pool_kv_heads=pool_kv_heads,
-        )  # fmt: skip
-        module = seeded_attention(loaded.spec, seed)
-        if loaded.weights is not None:
-            module.load_state_dict(loaded.weights)
-        if loaded.spec.quantised_weights or loaded.integers:
-            from attn_export.attention.quantised import quantise_module
+        return cls.from_spec(spec_of_config(Path(path), layer, fields), seed=seed)
 
-            quantise_module(module, loaded.integers)
-        return cls._from_module(module, loaded.notes)
+    @classmethod
+    def from_layer(
+        cls, module: Attention | nn.MultiheadAttention, *, kv_heads: int | None = None
+    ) -> Self:
+        """Return an `Attention` with its own weights, or PyTorch's, which becomes one.
+
+        Args:
+            module: The layer, in eval mode.
+            kv_heads: The number of key/value heads that those of the layer are mean-pooled to.
+        """
+        from attn_export.attention.pooling import pool_kv_heads
+
+        layer = module if isinstance(module, Attention) else Attention.from_torch(module)
+        before = layer.spec.num_kv_heads
+        if kv_heads in (None, before):
+            return cls._from_module(layer)
+        note = f"K/V heads were pooled from {before} to {kv_heads} by their means"
+        return cls._from_module(pool_kv_heads(layer, kv_heads), (note,))
 
     def with_weights(self, dtype: str) -> Subject:
         """Return a user's module whose linear layers have weights of integers, int8 or int4."""

@@ -11,7 +11,7 @@ from attn_export.graph.ir_helpers import (
     add_initializer,
     set_type,
 )
-from attn_export.quantiser import ORDER, QuantisedWeight
+from attn_export.quantiser import QuantisedWeight
 
 FLOAT = ir.DataType.FLOAT
 
@@ -25,8 +25,6 @@ def store_integers(model: ir.Model, weights: Mapping[str, QuantisedWeight]) -> N
             f"{name} differs"
         )
         float_weight.name = f"{name}_float32"
-        if weight.order is not None:
-            _reorder_inputs(model, name, float_weight, weight.order)
         stored = _add_initializers(model, name, weight)
         _dequantise(model, name, weight, float_weight, stored)
 
@@ -64,18 +62,3 @@ def _dequantise(
     output.name = f"{node.name}.out"
     float_weight.replace_all_uses_with(output)
     model.graph.insert_before(model.graph[0], node)
-
-
-def _reorder_inputs(model: ir.Model, name: str, weight: ir.Value, order: np.ndarray) -> None:
-    """Insert a Gather that puts the input of each product in the order of its weight's rows."""
-    indices = add_initializer(model, f"{name}{ORDER}", order, ir.DataType.INT64)
-    for use in list(weight.uses()):
-        product = use.node
-        x = product.inputs[0]
-        assert x is not None
-        assert product.op_type == "MatMul", name
-        node = ir.node("Gather", [x, indices], {"axis": -1}, name=f"{product.name}/Gather")
-        gathered = set_type(node.outputs[0], FLOAT, x.shape)
-        gathered.name = f"{node.name}.out"
-        product.replace_input_with(0, gathered)
-        model.graph.insert_before(product, node)

@@ -57,8 +57,6 @@ class Part:
             `generate(session, ids, count, …)`, as `DecodeSession.generate` calls it.
         overflows: The module that says why a graph overflows. It holds
             `overflow_notes(path, sets)`, which returns notes for inputs by name.
-        checkpoints: The module that reads layers of integers. It holds
-            `with_integers(source, config)`, which returns a source whose `integers` gives them.
         kinds: The module of each `kind` of layer other than softmax. It holds `make_layer(spec)`.
         captures: The module that replaces functions which a user's module calls while it is
             captured. It holds `capturing(module)`, a context.
@@ -82,7 +80,6 @@ class Part:
     builds: str = ""
     generates: str = ""
     overflows: str = ""
-    checkpoints: str = ""
     kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
     captures: str = ""
     translates: str = ""

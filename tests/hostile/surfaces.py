@@ -119,7 +119,7 @@ def no_graph(bundle: Path, place: Path, random: Random) -> list[str]:
         ["verify", str(bundle), "--baseline", str(path), "--quiet", "--runtime", "ort-cpu"],
         ["build", str(path), *NO_BUILD, "--output", f"{place}.out"],
         ["build", "--module", f"{path}:f", *NO_BUILD, "--output", f"{place}.out"],
-        ["build", "--weights", str(path), *NO_BUILD, "--output", f"{place}.out"],
+        ["build", "--model", str(path), *NO_BUILD, "--output", f"{place}.out"],
         ["sweep", str(path), "--matrix", "github"],
         ["verify", str(bundle), "--trust", str(path), "--quiet"],
         ["verify", str(path), "--quiet"],
