@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         MultiHeadAttention,
         MultiQueryAttention,
     )
+    from attn_export.attention.pooling import pool_kv_heads
     from attn_export.commands.assert_parity import assert_parity
     from attn_export.commands.build import build
     from attn_export.commands.verify import verify
@@ -61,6 +62,7 @@ _MODULES = {
     "WeightsError": "attn_export.errors",
     "assert_parity": "attn_export.commands.assert_parity",
     "build": "attn_export.commands.build",
+    "pool_kv_heads": "attn_export.attention.pooling",
     "verify": "attn_export.commands.verify",
 }
 
@@ -86,6 +88,7 @@ __all__ = [
     "WeightsError",
     "assert_parity",
     "build",
+    "pool_kv_heads",
     "verify",
 ]
 

@@ -1,4 +1,4 @@
-"""Tensors of integers: weights of 8 or 4 bits, and what they share with caches and activations.
+"""Tensors of integers: weights of 8 or 4 bits, and what they share with caches and inputs.
 
 onnxruntime.quantization and neural-compressor are not used, because they rewrite whole graphs and
 choose arbitrary float32 scales. The scales here have few digits, so that
@@ -24,9 +24,6 @@ _LEAST_SCALE = 2.0**-100
 
 BLOCK_LARGEST = 127
 """The largest magnitude of the integers of activations with block scales."""
-
-LEAST_BLOCK_SCALE = float(np.finfo(np.float32).smallest_normal)
-"""The smallest scale of a block of activations. Blocks of zeros have it."""
 
 ORDER = "_order"
 """Suffix of the initialiser that holds the input order of a weight (`g_idx` of GPTQ)."""

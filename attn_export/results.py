@@ -7,9 +7,7 @@ import html
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
-
-from msgspec import Meta, Struct
+from typing import TYPE_CHECKING, Literal, Self
 
 from attn_export.error_maps import ErrorMap
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted, printable
@@ -107,8 +105,6 @@ class Golden:
         tied: For outputs with ties, a boolean mask of the elements that ties decide. Not stored.
         determined: The rows of `ignored_rows` that are compared nonetheless, by output: their
             numbers, counted through all axes but the last.
-        rows_near_ties: The number of tokens with activations, keys or values that may be rounded
-            either way. Not stored.
         budgets: The limits that alone judge the sizes of errors, over all cases; () for the rule.
     """
 
@@ -119,7 +115,6 @@ class Golden:
     unusable: Mapping[str, str]
     tied: Arrays = dataclasses.field(default_factory=dict)
     determined: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    rows_near_ties: int = 0
     budgets: tuple[Budget, ...] = ()
 
 
@@ -148,15 +143,6 @@ class Verdict:
     worst: float | None = None
     max_abs: float | None = None
     max_rel: float | None = None
-
-
-class ReportFile(Struct, frozen=True):
-    """The part of `report.json` that is read again. Errors are null if they were not measured."""
-
-    name: Text
-    passed: bool
-    verdicts: Annotated[list[Verdict], Meta(max_length=10_000_000)]
-    notes: Annotated[list[Text], Meta(max_length=10_000)] = []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -110,7 +110,7 @@ class GraphEntry(GraphFile, frozen=True, kw_only=True):
 
 
 class _Tuning(Struct, frozen=True, forbid_unknown_fields=True):
-    """The times in milliseconds by which `tune` selected the forms of graphs."""
+    """The times in milliseconds by which `tune` of earlier versions selected forms of graphs."""
 
     processor: Text
     threads: Count

@@ -30,10 +30,6 @@ BUNDLES: dict[str, dict[str, object]] = {
     "no-cache": {"attn_mask": "float[B,1,L,S]", "attn_weights": True, "add_bias_kv": True},
     "float16": {"cache": "append", "dtype": "float16", "rotary": "half"},
     "bfloat16": {"cache": "in-place", "dtype": "bfloat16", "rotary": "half"},
-    "half-cache": {"cache": "in-place", "kv_dtype": "float16"},
-    "blocks": {
-        "cache": "in-place", "kv_dtype": "int4", "kv_scale": "per-block", "head_dim": 40,
-    },
 }  # fmt: skip
 """Fields of small causal specs, beside E 16 and H 2, for tests of kits and of runtimes."""
 

@@ -36,8 +36,8 @@ WITH_TORCH = (
     "truth/quality_oracle", "truth/rounding", "truth/ties",
     "parts/attention_operators/fused_kernels", "parts/benchmarks/peers",
     "parts/benchmarks/torch_layers", "parts/linear_attention/called_rules",
-    "parts/linear_attention/linear_layer", "parts/low_precision/", "parts/probe/pytorch",
-    "parts/quantised_checkpoints/", "parts/whole_models/",
+    "parts/linear_attention/linear_layer", "parts/probe/pytorch",
+    "parts/whole_models/",
 )  # fmt: skip
 
 ONLY_IN = {
@@ -61,8 +61,6 @@ ONLY_IN = {
         "graph/",
         "export/",
         "commands/bundle_graphs",
-        "parts/benchmarks/ort_forms",
-        "parts/benchmarks/query_blocks",
         "parts/cuda_dialect/",
         "parts/linear_attention/lower_linear",
         "parts/whole_models/model_rewrites",

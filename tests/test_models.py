@@ -74,23 +74,3 @@ def test_a_model_passes_and_its_bundle_is_whole(path: Path, tmp_path: Path):
     plan = plan_cases(interface_of(spec))
     missed = any("limited in size" in note for note in plan.notes)
     assert ("limited in size" in notes) == missed
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"kv_dtype": "int8"},
-        {"kv_dtype": "float16"},
-        {"kv_dtype": "int4", "kv_scale": "per-block"},
-    ],
-    ids=lambda fields: ", ".join(fields.values()),
-)
-def test_a_layer_of_8b_passes_with_a_narrow_cache(fields: dict[str, str], tmp_path: Path):
-    spec = AttentionSpec.from_toml(
-        ROOT / "models" / "llama-3-8b.toml",
-        cache="in-place", dtype="float32", attn_mask="none", **fields,
-    )  # fmt: skip
-    few = {"runtimes": ["ort-cpu"], "dialects": ["ort"]}
-    report = build(spec, tmp_path / "layer", name="llama-3-8b", **few)
-    assert report.passed, str(report)

@@ -13,12 +13,10 @@ from pathlib import Path
 
 import pytest
 import shared
-import torch
 from conftest import ROOT
 from package_files import FILES
-from safetensors.torch import save_file
 
-from attn_export.errors import ExportError, GraphError, WeightsError
+from attn_export.errors import GraphError
 from attn_export.export.operators import Operators
 from attn_export.parts import Part, module_of, parts
 from attn_export.runtimes.catalogue import NAMES, packages
@@ -152,11 +150,6 @@ def test_every_module_that_a_part_names_has_what_the_core_reads(part: Part):
     for module in part.mistakes:
         assert import_module(module).KNOWN
         assert import_module(module).FITTED
-    if part.rounds:
-        found = import_module(part.rounds)
-        assert callable(found.TieFinder)
-        assert callable(found.move_off_ties)
-        assert callable(found.golden)
     if part.recognises:
         assert callable(import_module(part.recognises).recognise)
     for module in part.dialects.values():
@@ -228,27 +221,6 @@ except UsageError as error:
     said = run(env, "-c", code, cwd=tmp_path)
     expected = "sweep.toml has architectures; this installation cannot make dry runs of CUDA False"
     assert said.strip() == expected
-
-
-def test_a_checkpoint_of_integers_is_refused_without_the_part_that_reads_it(
-    bare: tuple[Path, dict[str, str]],
-):
-    folder, env = bare
-    integers = {"model.layers.0.self_attn.q_proj.qweight": torch.zeros(1, dtype=torch.int32)}
-    save_file(integers, folder / "model.safetensors")
-    command = ("-m", "attn_export", "build", "--weights", "model.safetensors", "--output", "none")
-    said = run(env, *command, cwd=folder, code=WeightsError.exit_code)
-    assert re.fullmatch(r".*needs the part quantised_checkpoints, which is missing; .*\n", said)
-
-
-def test_a_cache_of_integers_is_refused_without_the_part_that_knows_its_truth(
-    bare: tuple[Path, dict[str, str]],
-):
-    folder, env = bare
-    small = ("--variant", "mqa", "--embed-dim", "32", "--num-heads", "4", "--causal")
-    command = ("build", *small, "--cache", "in-place", "--kv-dtype", "int8", "--output", "none")
-    said = run(env, "-m", "attn_export", *command, cwd=folder, code=ExportError.exit_code)
-    assert re.fullmatch(r".*need the part low_precision, which is missing; .*\n", said)
 
 
 def names_of(part: str) -> str:

@@ -55,7 +55,7 @@ PUBLIC = [
     "AttentionSpec", "Attention", "AttnExportError", "Axis", "BundleError", "DecodeSession",
     "ExportError", "GraphError", "GroupedQueryAttention", "MultiHeadAttention",
     "MultiQueryAttention", "OutputError", "ParityError", "Report", "RuntimeFailure", "SpecError",
-    "Subject", "UsageError", "WeightsError", "assert_parity", "build", "verify",
+    "Subject", "UsageError", "WeightsError", "assert_parity", "build", "pool_kv_heads", "verify",
 ]  # fmt: skip
 
 

@@ -6,8 +6,6 @@ Legend: B batch, H query heads, Hkv key/value heads, L query length, S key lengt
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -98,7 +96,6 @@ class AddedKeys(nn.Module):
         L: int,
         *,
         causal: bool,
-        change_basis: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return keys, values and mask with the added keys, A of them, appended.
 
@@ -117,7 +114,7 @@ class AddedKeys(nn.Module):
             visible: bool | float = True if mask.dtype == torch.bool else 0.0
             mask = torch.cat([mask, mask.new_full((*mask.shape[:-1], count), visible)], dim=-1)
         if self.spec.add_bias_kv:
-            key = torch.cat([key, _expand_to_batch(change_basis(self.bias_k), key)], dim=2)
+            key = torch.cat([key, _expand_to_batch(self.bias_k, key)], dim=2)
             value = torch.cat([value, _expand_to_batch(self.bias_v, value)], dim=2)
         if self.spec.add_zero_attn:
             key, value = (torch.cat([x, torch.zeros_like(x[:, :, :1])], 2) for x in (key, value))

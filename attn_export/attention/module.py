@@ -19,7 +19,6 @@ from attn_export.spec import AttentionSpec, Shape
 
 if TYPE_CHECKING:
     from attn_export.attention.latent import LatentProjections
-    from attn_export.attention.quantised_cache import CacheRounding, Pair
     from attn_export.quantiser import QuantisedWeight
 
 
@@ -51,17 +50,6 @@ class Attention(nn.Module):
         self.sinks: nn.Parameter | None = (
             nn.Parameter(torch.randn(spec.num_heads)) if spec.sinks else None
         )
-        self.activations: nn.Module = nn.Identity()
-        if spec.activations != "none":
-            from attn_export.attention.quantised_activations import make_activation_rounding
-
-            self.activations = make_activation_rounding(spec)
-        self.kv_scales: CacheRounding | None = None
-        if spec.kv_dtype != "none":
-            # Imported here, since few layers need it.
-            from attn_export.attention.block_scales import make_cache_rounding
-
-            self.kv_scales = make_cache_rounding(spec)
         if spec.dtype != "float32":
             self.to(getattr(torch, spec.dtype))
 
@@ -133,8 +121,7 @@ class Attention(nn.Module):
                 -6e4 in float16.
             past_key: `[B, Hkv, P, D]`, with a cache; P may be 0. `[B, Hkv, S, D]` if the cache is
                 written in place: S is its capacity, and unused elements must be finite. With
-                `kv_latent_dim`, the last axis has `rotary_dim` elements. With `kv_dtype`, the cache
-                is as stored, see `CacheScales` and `BlockScales`.
+                `kv_latent_dim`, the last axis has `rotary_dim` elements.
             past_value: `[B, Hkv, P, Dv]`, or `[B, Hkv, S, Dv]` if the cache is written in place.
                 With `kv_latent_dim`, the last axis has as many elements.
             past_length: The number of past keys of each batch element, int64 `[B]`, at most S - L,
@@ -163,37 +150,22 @@ class Attention(nn.Module):
             turns = self.rotary.turns(queries if position_ids is None else position_ids)
             q, k = self.rotary(q, turns), self.rotary(k, turns)
         attn_mask = self.score_bias(functional.clamp_mask(attn_mask), queries, S, q)
-        q, k = self._change_basis(q), self._change_basis(k)
         attend = self._attend_in_graph if onnx_attention.emitting() else self._attend
         attended, *others = attend(q, k, v, attn_mask, (past_key, past_value), past_length)
         if self.latent is not None:
             attended = self.latent.values(attended)
-        output = self.out_proj(self.activations(attended.transpose(1, 2).flatten(2)))  # [B, L, E]
+        output = self.out_proj(attended.transpose(1, 2).flatten(2))  # [B, L, E]
         return (output, *others) if others else output
-
-    def _change_basis(self, x: Tensor) -> Tensor:
-        """Multiply queries or keys by the Hadamard matrix of a cache with block scales."""
-        return x if self.kv_scales is None else self.kv_scales.change_basis(x)
-
-    def _append(self, past: Past, new: Pair, past_length: Tensor | None) -> tuple[Pair, Pair]:
-        """Return the cache with new keys and values, and what it represents in the layer's type."""
-        key, value = new if self.kv_scales is None else self.kv_scales(*new)
-        key = onnx_attention.append(past[0], key, past_length)
-        present = key, onnx_attention.append(past[1], value, past_length)
-        read = present if self.kv_scales is None else self.kv_scales.read(*present, new[0].dtype)
-        return present, read
 
     def _project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         if self.latent is not None:
             return self.latent.forward(query)
-        query = self.activations(query)
         if self.spec.packed_qkv:
             q, k, v = self.qkv_proj(query).split(self.widths, dim=-1)
         else:
-            pair = (key, value)
-            key, value = (query if x is None else self.activations(x) for x in pair)
+            key, value = (query if x is None else x for x in (key, value))
             q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
         H, Hkv = self.spec.num_heads, self.spec.num_kv_heads
         return self._heads(q, H), self._heads(k, Hkv), self._heads(v, Hkv)
@@ -203,8 +175,8 @@ class Attention(nn.Module):
         past_length: Tensor | None,
     ) -> list[Tensor]:  # fmt: skip
         """Compute attention `[B, H, L, Dv]`; the spec's other outputs follow in the list."""
-        cache, (k, v) = self._append(past, (k, v), past_length)
-        present = cache if self.spec.has_cache else ()
+        k, v = _append(past, k, v, past_length)
+        present = (k, v) if self.spec.has_cache else ()
         k, v, mask, causal = self._with_mask(k, v, mask, q.shape[2], past_length)
         attended, weights = scaled_dot_product_attention(
             q, k, v, mask, causal=causal, scale=self.spec.softmax_scale, softcap=self.spec.softcap,
@@ -222,7 +194,7 @@ class Attention(nn.Module):
         plain = self.sinks is None and self.added_keys is None and self.latent is None
         cache: tuple[Tensor, ...] = ()
         if past_length is not None or not plain:
-            cache, (k, v) = self._append(past, (k, v), past_length)
+            cache = k, v = _append(past, k, v, past_length)
             past = (None, None)
         if plain:
             attended, *joined, weights = onnx_attention.attention_node(
@@ -251,9 +223,7 @@ class Attention(nn.Module):
             shown = functional.visible_keys(past_length, L, k.shape[2], causal=causal)
             mask, causal = functional.restrict(mask, shown), False
         if self.added_keys is not None:
-            k, v, mask = self.added_keys(
-                k, v, mask, L, causal=causal, change_basis=self._change_basis
-            )
+            k, v, mask = self.added_keys(k, v, mask, L, causal=causal)
             causal = False
         if self.latent is not None:
             k = torch.cat([k, v], dim=-1)  # [B, 1, S, R + C]
@@ -296,6 +266,17 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         """Return the spec for `print(module)`."""
         return ", ".join(f"{key}={value!r}" for key, value in self.spec.to_dict().items())
+
+
+def _append(
+    past: Past, key: Tensor, value: Tensor, past_length: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the cache with new keys and values."""
+    key, value = (
+        onnx_attention.append(old, new, past_length)
+        for old, new in zip(past, (key, value), strict=True)
+    )
+    return key, value
 
 
 def _positions(

@@ -124,44 +124,6 @@ def append(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tens
     )
 
 
-def quantise(x: Tensor, scale: Tensor) -> Tensor:
-    """Return integers of a `QuantizeLinear` node: int8, rounded half to even and clipped.
-
-    `x`: New keys or values, float32 `[B, Hkv, L, D]`.
-    `scale`: A scalar, or `[Hkv, 1, D]`. The operator supports scales along one axis only, so `x` is
-    divided by the latter before it.
-    """
-    if scale.dim():
-        x, scale = x / scale, torch.ones(())
-    return torch.onnx.ops.symbolic(
-        "QuantizeLinear", (x, scale, _zero()), dtype=torch.int8, shape=x.shape, version=OPSET
-    )
-
-
-def dequantise(x: Tensor, scale: Tensor) -> Tensor:
-    """Return the float32 product of a `DequantizeLinear` node with scale 1 and the scale.
-
-    ONNX Runtime 1.31 moves `DequantizeLinear` behind a `Transpose` or `Slice` that follows it, and
-    converts int8 to uint8 there. Without a zero point the results are wrong in opset 18; with a
-    zero point it rejects its own graph in opset 24. It does not move the node behind a product.
-
-    `x`: A cache, int8 `[B, Hkv, S, D]`.
-    `scale`: A scalar, or `[Hkv, 1, D]`.
-    """
-    numbers = torch.onnx.ops.symbolic(
-        "DequantizeLinear",
-        (x, torch.ones(()), _zero()),
-        dtype=torch.float32,
-        shape=x.shape,
-        version=OPSET,
-    )
-    return numbers * scale
-
-
-def _zero() -> Tensor:
-    return torch.zeros((), dtype=torch.int8)
-
-
 def sink_attention_nodes(
     query: Tensor,
     key: Tensor,

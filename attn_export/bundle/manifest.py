@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from attn_export.errors import (
     printable,
 )
 from attn_export.output_folder import Digests, replaceable, sha256, take_place, write_errors
-from attn_export.results import ReportFile
 from attn_export.schema import Manifest, TensorSignature
 from attn_export.temp_folders import folder_beside
 from attn_export.untrusted_files import checked, parse_json, read_text
@@ -33,9 +31,6 @@ MANIFEST = "manifest.json"
 SIGNATURE = "model.sig"
 """The file of the detached signature, which the manifest does not list. The tools of OpenSSF expect
 this name."""
-
-EVIDENCE = "evidence"
-"""The folder of statements for other tools, which are made of the manifest and the report."""
 
 FORMAT = "attn-export-bundle/4"
 _GENERATED = ("format", "files", "digest")
@@ -189,26 +184,6 @@ def read_bundle(folder: Path) -> Manifest:
                 "and build it again"
             )
     return manifest
-
-
-def copy_bundle(bundle: Path, folder: Path) -> None:
-    """Copy a bundle that is to be changed to an empty folder, without signature and statements."""
-    manifest = read_bundle(bundle)
-    for name in (*manifest.files, MANIFEST):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(bundle / name, folder / name)
-    read_bundle(folder)  # the files may have been changed after they were read
-    shutil.rmtree(folder / EVIDENCE, ignore_errors=True)
-
-
-def read_report(folder: Path) -> ReportFile:
-    """Read `report.json` of a bundle."""
-    try:
-        return checked(parse_json(read_text(folder / REPORT)), ReportFile)
-    except OSError as error:
-        raise BundleError(f"{folder / REPORT} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise BundleError(f"{folder / REPORT}: {printable(error, 200)}; build it again") from error
 
 
 @contextlib.contextmanager

@@ -37,19 +37,13 @@ Pairs = Iterable[tuple["np.ndarray", "np.ndarray"]]
 """Pairs of an output of the unquantised model and the same output of the quantised one."""
 
 
-def quality_cases(cases: Sequence[Case], *, without_past: bool = False) -> list[int]:
-    """Return the indices of the cases in which distances are measured; inputs are random.
-
-    `without_past`: Whether to choose cases without a past, if there are any. The past of a cache of
-    integers is rounded already, so that cases with a past show less of the distance.
-    """
+def quality_cases(goldens: Sequence[Golden]) -> list[int]:
+    """Return the indices of the cases in which distances are measured; inputs are random."""
     plain = {
-        number: math.prod(case.inputs["query"].shape[:2])
-        for number, case in enumerate(cases)
-        if is_plain(case) and not (without_past and case.sizes["past_len"])
-    }  # fmt: skip
-    if without_past and not plain:
-        return quality_cases(cases)
+        number: math.prod(next(iter(golden.expected.values())).shape[:-1])
+        for number, golden in enumerate(goldens)
+        if is_plain(golden.case)
+    }
     fitting = [number for number, rows in plain.items() if rows <= MOST_ROWS] or list(plain)[:1]
     return sorted(sorted(fitting, key=lambda number: -plain[number])[:CASES])
 

@@ -15,7 +15,6 @@ import numpy as np
 from attn_export.cases.draw import Sizes
 from attn_export.spec import AttentionSpec, Input
 from attn_export.spec.fields import LINEAR
-from attn_export.spec.low_precision import PER_BLOCK
 from attn_export.tensorfile import ArrayDict, is_floating
 
 LARGE, LARGE_FLOAT16 = 24.0, 14.0
@@ -158,9 +157,7 @@ def _multiply_all(drawn: DrawnCase, *, factor: float) -> None:
 def _small(drawn: DrawnCase) -> None:
     """Multiply all inputs by a small factor, which differs in the batch elements of our modules."""
     _multiply_all(drawn, factor=SMALL)
-    # Scales of integers would make the smaller numbers 0.
-    spec = drawn.spec
-    if spec is None or (spec.activations, spec.kv_dtype) != ("none", "none"):
+    if drawn.spec is None:
         return
     for name in drawn.value_names():
         if drawn.descriptions[name].shape[:1] == ("batch",) and not drawn.is_narrow(name):
@@ -170,9 +167,7 @@ def _small(drawn: DrawnCase) -> None:
 
 def _tiny(drawn: DrawnCase) -> None:
     for name in drawn.value_names():
-        # Scales of blocks must be normal numbers: kernels divide by them.
-        blocks = drawn.spec is not None and drawn.spec.activations == PER_BLOCK
-        wide = TINY_CACHE if name.startswith("past_") and not blocks else TINY
+        wide = TINY_CACHE if name.startswith("past_") else TINY
         if drawn.spec is not None and drawn.spec.kind == LINEAR:
             wide = TINY_STATE  # of products of keys, values and decays
         multiply(drawn, name, TINY_FLOAT16 if drawn.is_narrow(name) else wide)

@@ -244,21 +244,10 @@ def concrete_shape(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in shape)
 
 
-Limit = int | np.ndarray
-"""The least or the largest value of all elements, or of each element of the last axis, `[N]`."""
-
-
-def limits(input_: Input, sizes: Sizes) -> tuple[Limit, Limit]:
+def limits(input_: Input, sizes: Sizes) -> tuple[int, int]:
     """Return the least and the largest value of an integer input."""
-    low = input_.low
     high = sizes[input_.high] if isinstance(input_.high, str) else input_.high
-    if not input_.columns:
-        return low, high
-    (width,) = concrete_shape(input_.shape[-1:], sizes)
-    lows, highs = np.full(width, low), np.full(width, high)
-    for start, least, largest in input_.columns:
-        lows[start:], highs[start:] = least, largest
-    return lows, highs
+    return input_.low, high
 
 
 def draw_inputs(

@@ -17,7 +17,6 @@ from attn_export.cases.influence import base_case, base_sizes, changed_cases, dr
 from attn_export.errors import first_few
 from attn_export.results import WHOLE_DECODE, Case
 from attn_export.spec import AttentionSpec, Input
-from attn_export.spec.low_precision import PER_RUN
 from attn_export.tensorfile import ArrayDict, is_floating
 
 NON_FINITE = 1
@@ -29,10 +28,8 @@ def fixed_cases(interface: Interface) -> list[Case]:
     cases = [base_case(interface)]
     cases += [next(changed_cases(interface, name)) for name in interface.inputs]
     batch_first = all("batch" not in shape[1:] for shape in interface.output_shapes.values())
-    # One scale for all batch elements spreads NaN and Inf from one to all.
-    independent = interface.spec is None or interface.spec.activations != PER_RUN
     has_others = interface.bounds.get("batch", ANY)[-1] > NON_FINITE
-    if "batch" in interface.axes and batch_first and independent and has_others:
+    if "batch" in interface.axes and batch_first and has_others:
         cases += _non_finite_cases(interface)
     return cases
 
@@ -146,9 +143,8 @@ def _decode_case(interface: Interface, spec: AttentionSpec) -> tuple[Case | None
     case if a decode step by step differs from a run of the whole sequence.
     """
     # Without a causal mask, tokens would see later tokens, which a decode does not have yet. Some
-    # rotary scalings depend on the length at the time of a key. Quantised activations may have a
-    # scale for each step.
-    if not (spec.has_state or (spec.in_place and spec.causal)) or spec.depends_on_steps:
+    # rotary scalings depend on the length at the time of a key.
+    if not (spec.has_state or (spec.in_place and spec.causal)) or spec.turns_by_length:
         return None, ""
     for tokens in TOKENS:
         past = {} if spec.has_state else {"past_len": 0}

@@ -14,7 +14,6 @@ from attn_export.cases.contents import DrawnCase
 from attn_export.cases.draw import (
     FunctionInputs,
     Interface,
-    Limit,
     Sizes,
     add_sums,
     by_role,
@@ -108,7 +107,7 @@ def _own_key(drawn: DrawnCase) -> int:
     return max(min(S - L + 1, S - 1), 0)
 
 
-def _differing(array: np.ndarray, other: np.ndarray, low: Limit, high: Limit) -> np.ndarray:
+def _differing(array: np.ndarray, other: np.ndarray, low: int, high: int) -> np.ndarray:
     """Return `other`, or a change of it if it is equal to `array`."""
     if not np.array_equal(other, array):
         return other

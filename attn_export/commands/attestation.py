@@ -10,10 +10,9 @@ from pathlib import Path
 from attn_export.errors import UsageError
 from attn_export.parts import parts
 from attn_export.results import Signature
-from attn_export.schema import Manifest
 
-BundleCheck = Callable[[Manifest], Signature | None]
-"""A function that checks what a bundle says of itself, and returns its signature."""
+BundleCheck = Callable[[], Signature | None]
+"""A function that returns the signature of a bundle."""
 
 
 @contextlib.contextmanager
@@ -32,4 +31,4 @@ def attested(
         raise UsageError(
             "--trust needs the part attestation, which is missing; install attn-export whole"
         )
-    yield bundle, lambda _: None
+    yield bundle, lambda: None

@@ -23,6 +23,7 @@ from attn_export.commands.bundle_graphs import ALL
 from attn_export.commands.options import (
     BUDGET,
     option,
+    removed_option,
     run_options,
     with_help,
     with_options,
@@ -39,7 +40,6 @@ from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import Gate, RunKeywords, RunOptions
 from attn_export.schema import GraphFile
 from attn_export.spec import AttentionSpec
-from attn_export.spec.fields import SEED
 from attn_export.spec.inputs import BATCH
 from attn_export.system_info import check_installed, environment
 from attn_export.temp_folders import scratch
@@ -64,10 +64,12 @@ def _refuse_moved(_: object, moved: click.Parameter, value: bool | None) -> None
 
 _MOVED = [
     option(
-        flag, is_flag=True, default=None, hidden=True, expose_value=False, callback=_refuse_moved
-    )
-    for flag in ("--tune", "--dry-run/--no-dry-run", "--evidence")
-]
+        "--dry-run/--no-dry-run", default=None, hidden=True, expose_value=False,
+        callback=_refuse_moved,
+    ),
+    removed_option("--evidence", "report.json has what it stated", is_flag=True),
+    removed_option("--tune", "build --dialect ort writes the kernels", is_flag=True),
+]  # fmt: skip
 
 
 @with_help("Build and ship", *EXAMPLES, groups=GROUPS, short=SHORT)
@@ -91,8 +93,8 @@ def build_command(
 ) -> int:
     """Build a bundle: export, check, run everywhere, judge.
 
-    The layer comes from SPEC.toml, --variant or dimensions alone, from a checkpoint (--weights), or
-    from your file (--module), or is a whole model (--model). Options change fields of the spec.
+    The layer comes from SPEC.toml, a config.json, --variant or dimensions alone, or from your file
+    (--module), or is a whole model (--model). Options change fields of the spec.
     """
     output = output or Path("models") / name
     with destinations.job(name, run) as run:
@@ -303,10 +305,6 @@ def _write(folder: Path, subject: Subject, report: Report, content: dict[str, An
     """Write the files of the bundle other than the graphs and the golden vectors."""
     if subject.spec is not None:
         (folder / SPEC).write_text(subject.spec.to_toml(), encoding="utf-8")
-        if subject.spec.kv_scales_from != SEED:
-            from attn_export.export.user_scales import write_module_scales
-
-            write_module_scales(folder, subject.module)
     for name, data in subject.files.items():
         (folder / name).write_bytes(data)
     write_report(folder, report, content)

@@ -14,9 +14,10 @@ from attn_export.commands.options import (
     module_option,
     option,
     pairs,
+    removed_option,
     with_options,
 )
-from attn_export.errors import UsageError, WeightsError
+from attn_export.errors import UsageError
 from attn_export.spec import VARIANTS, AttentionSpec
 from attn_export.spec.field_rows import Field
 from attn_export.spec.fields import FIELDS, TYPES, default_text
@@ -64,26 +65,12 @@ INPUT = (
         help="With --model: the most tokens of a decoder's cache.  [default: its positions]",
     ),
     option(
-        "--weights", type=Path, metavar="FILE",
-        help="A safetensors checkpoint, its index, or its folder; config.json beside it is read. A "
-        "config.json alone gives random weights.",
-    ),
-    option(
-        "--layer", metavar="N",
-        help="The layer of the checkpoint, or a prefix of tensor names.  [default: 0]",
-    ),
-    option(
         "--pool-kv-heads", type=int, least=1, metavar="N",
-        help="Mean-pool the key/value heads of the checkpoint to so many.",
+        help="With --module: mean-pool the key/value heads of an nn.MultiheadAttention to so many.",
     ),
     option(
-        "--kv-scales", type=Path, metavar="FILE",
-        help="A .npz or .safetensors file with k_scale and v_scale of the cache.",
-    ),
-    option(
-        "--calibrate", type=Path, metavar="FILE",
-        help="A file of hidden states, query [B, L, E], from which these scales are "
-        "calibrated.  [default: random tokens]",
+        "--kv-dtype", metavar="float16",
+        help="With --model: the type of a decoder's caches.  [default: that of the model]",
     ),
     option(
         "--seed", type=int, least=0, most=2**63 - 1, default=0, help="Seed of random weights."
@@ -92,8 +79,8 @@ INPUT = (
 
 GROUPS = {
     "Input": (
-        "spec_file", "variant", "module", "model", "all_logits", "layers", "max_len", "weights",
-        "layer", "pool_kv_heads", "kv_scales", "calibrate", "seed", "fields",
+        "spec_file", "variant", "module", "model", "all_logits", "layers", "max_len",
+        "pool_kv_heads", "kv_dtype", "seed", "fields",
     ),
     "Fields of the spec": _SPEC_FIELDS,
     "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
@@ -104,21 +91,21 @@ GROUPS = {
 EXAMPLES = (
     "build --variant mqa",
     "build layer.toml --set cache=append --dialect ort",
-    "build --weights Llama-3.2-1B --layer 3 --runtime ort-cpu --runtime openvino",
+    "build Llama-3.2-1B/config.json --cache append --runtime ort-cpu --runtime openvino",
     "build --module mine.py:subject -o models/mine --junit junit.xml",
     "build --model tiny-llama --runtime ort-cpu",
 )
 
 SHORT = (
-    "spec_file", "variant", "module", "model", "weights", "layer", "fields", "dialects", "runtimes",
+    "spec_file", "variant", "module", "model", "fields", "dialects", "runtimes",
     "require", "output", "html_file", "quiet",
 )  # fmt: skip
 """The parameters that --help lists, of more than 70."""
 
-_OF_MODELS = frozenset({"cache", "dtype", "kv_dtype", "weights_dtype"})
+_OF_MODELS = frozenset({"cache", "dtype", "weights_dtype"})
 """The fields of a spec that --model takes as well."""
 
-_ONLY_OF_MODELS = ("all_logits", "layers", "max_len")
+_ONLY_OF_MODELS = ("all_logits", "kv_dtype", "layers", "max_len")
 """The options that only --model takes."""
 
 Buildable: TypeAlias = "Subject | AttentionSpec | Callable[[], Subject]"
@@ -137,14 +124,29 @@ def input_options(command: Command) -> Command:
             if name in changes:
                 raise UsageError(f"--set {name}={text} and its own option both set it; choose one")
             changes[name] = _value(text)
+        if given["kv_dtype"] and not given["model"]:
+            changes["kv_dtype"] = given.pop("kv_dtype")
+            given["kv_dtype"] = None
         _check(given, changes)
         return command(
             name=_name(given), subject=_read(given, changes), seed=given["seed"], **values
         )
 
-    spec_file = option("spec_file", metavar="[SPEC.toml]", required=False, type=Path)
+    spec_file = option("spec_file", metavar="[SPEC.toml|config.json]", required=False, type=Path)
     fields = (_spec_option(name, FIELDS[name]) for name in _SPEC_FIELDS)
-    return with_options(spec_file, *INPUT, _SET, *fields)(merged)
+    return with_options(spec_file, *INPUT, _SET, *fields, *_REMOVED)(merged)
+
+
+_REMOVED = [
+    *(
+        removed_option(flag, "a layer has no caches or activations of few bits")
+        for flag in ("--activations", "--calibrate", "--kv-scale", "--kv-scales")
+    ),
+    *(
+        removed_option(flag, "use build --model FOLDER --layers 3-3")
+        for flag in ("--weights", "--layer")
+    ),
+]
 
 
 _SET = option(
@@ -168,14 +170,10 @@ def _name(given: Mapping[str, Any]) -> str:
     if given["module"]:
         return str(given["module"]).rpartition(":")[2]
     if given["spec_file"]:
-        return str(given["spec_file"].stem)
+        path = given["spec_file"].absolute()
+        return str(path.parent.name if path.name == "config.json" else path.stem)
     if given["model"]:
         return str(given["model"].absolute().name)
-    if given["weights"]:
-        path = given["weights"].absolute()
-        # Most checkpoints are called model.safetensors in a folder with the model's name.
-        is_usual = path.name.startswith(("model", "config."))
-        return str(path.parent.name if is_usual else path.name.split(".")[0])
     return given["variant"] or "attention"
 
 
@@ -185,9 +183,9 @@ def _check(given: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     sources = [str(given[name]) for name in kinds if given[name]]
     if len(sources) > 1:
         raise UsageError(f"{' and '.join(sources)} both define the layer; choose one")
-    files = [name for name in ("weights", "kv_scales", "calibrate") if given[name]]
     whole = next((name for name in ("module", "model") if given[name]), None)
-    others = [*changes.keys() - (_OF_MODELS if given["model"] else ()), *files]
+    taken = {"weights_dtype"} if given["module"] else _OF_MODELS
+    others = changes.keys() - taken
     if whole and others:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise UsageError(f"{flags} with --{whole} {given[whole]}, which defines it; leave it out")
@@ -195,17 +193,15 @@ def _check(given: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
         if given[name] and not given["model"]:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} without --model; name the checkpoint")
-    for name in files:
-        if not given[name].exists():
-            raise WeightsError(f"{given[name]} does not exist; check the path")
-    for name in ("layer", "pool_kv_heads"):
-        if given[name] is not None and not given["weights"]:
-            flag = f"--{name.replace('_', '-')} {given[name]}"
-            raise UsageError(f"{flag} without --weights; name the checkpoint")
-    if not (sources or changes or given["weights"]):
+    if given["pool_kv_heads"] and not given["module"]:
+        raise UsageError(
+            f"--pool-kv-heads {given['pool_kv_heads']} without --module; name a function that "
+            "returns an nn.MultiheadAttention"
+        )
+    if not (sources or changes):
         raise UsageError(
             f"nothing to build; give SPEC.toml, --variant {'|'.join(VARIANTS)}, "
-            "--weights FILE, --module PATH.py:FUNCTION or --model FOLDER"
+            "--module PATH.py:FUNCTION or --model FOLDER"
         )
 
 
@@ -215,7 +211,9 @@ def _read(given: Mapping[str, Any], changes: Mapping[str, Any]) -> Buildable:
         from attn_export.export.user_module import check_reference, load_subject
 
         check_reference(given["module"])
-        return functools.partial(load_subject, given["module"])
+        dtype = changes.get("weights_dtype", "none")
+        load = functools.partial(load_subject, given["module"], given["pool_kv_heads"])
+        return load if dtype == "none" else lambda: load().with_weights(str(dtype))
     if given["model"]:
 
         def of_model() -> Subject:
@@ -225,45 +223,12 @@ def _read(given: Mapping[str, Any], changes: Mapping[str, Any]) -> Buildable:
             return Subject.from_model(given["model"], **options, **dict(changes))
 
         return of_model
-    spec = _spec(given, changes)
-    scales = {name: given[name] for name in ("kv_scales", "calibrate")}
-    if given["weights"] is None:
-        spec = spec or AttentionSpec.from_dict(changes)
-        if not any(scales.values()):
-            return spec
-
-        def of_spec() -> Subject:
-            from attn_export.export.subject import Subject
-
-            return Subject.from_spec(spec, seed=given["seed"], **scales)
-
-        return of_spec
-    from attn_export.weights.checkpoint import open_layer
-
-    fields = {} if spec else changes
-    open_layer(given["weights"], given["layer"], spec, fields, given["pool_kv_heads"])
-
-    def of_checkpoint() -> Subject:
-        from attn_export.export.subject import Subject
-
-        return Subject.from_checkpoint(
-            given["weights"], layer=given["layer"], spec=spec, seed=given["seed"],
-            pool_kv_heads=given["pool_kv_heads"], **scales, **fields,
-        )  # fmt: skip
-
-    return of_checkpoint
-
-
-def _spec(given: Mapping[str, Any], changes: Mapping[str, Any]) -> AttentionSpec | None:
-    """Return the spec if the options define one, or None.
-
-    `_read` makes a spec of dimensions alone; without them, config.json gives that of --weights.
-    """
-    if given["spec_file"]:
-        return AttentionSpec.from_toml(given["spec_file"], **changes)
     if given["variant"]:
         return AttentionSpec.variant(given["variant"], **changes)
-    # Without these two fields, `changes` are changes to the fields in config.json.
-    if given["weights"] and {"embed_dim", "num_heads"} <= changes.keys():
+    if not given["spec_file"]:
         return AttentionSpec.from_dict(changes)
-    return None
+    if given["spec_file"].suffix != ".json":
+        return AttentionSpec.from_toml(given["spec_file"], **changes)
+    from attn_export.weights.from_config import spec_of_config
+
+    return spec_of_config(given["spec_file"], fields=changes)

@@ -200,7 +200,9 @@ def _graph_entry(graph: IrGraph, expected: Expected) -> dict[str, Any]:
     if file.dialect != PORTABLE:
         newest = graph.model.opset_imports[""] >= LINEAR_OPSET
         needs["onnxruntime"] = ORT_OF_LINEAR if newest else ORT_NEEDED
-    lines = {str(node.name): origin_of(str(node.name), graph.origins) for node in graph.model.graph}
+    lines = {
+        str(node.name): _origin_of(str(node.name), graph.origins) for node in graph.model.graph
+    }
     return {
         **{name: getattr(file, name) for name in GraphFile.__struct_fields__ if name != "name"},
         "needs": needs,
@@ -210,7 +212,7 @@ def _graph_entry(graph: IrGraph, expected: Expected) -> dict[str, Any]:
     }
 
 
-def origin_of(name: str, origins: Mapping[str, str]) -> str:
+def _origin_of(name: str, origins: Mapping[str, str]) -> str:
     """Return the origin of a node, or of the node that it was lowered from, or ""."""
     while name and name not in origins:
         name = name.rpartition("/")[0]

@@ -5,7 +5,6 @@ For a quantised subject, its distance from the float model is measured and store
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -22,7 +21,6 @@ from attn_export.parts import parts
 from attn_export.quality import Budget, Quality
 from attn_export.results import BASE, CHANGED, Case, Golden
 from attn_export.runtimes.run_options import Progress
-from attn_export.spec.low_precision import BY_BLOCK, FLOAT16
 
 if TYPE_CHECKING:
     from attn_export.cases.plan import Plan
@@ -71,25 +69,12 @@ def golden_vectors(
     if names:
         goldens = [names.golden(golden) for golden in goldens]
     write_index(folder, goldens)
-    return goldens, (*notes, *_near_ties_note(goldens))
+    return goldens, tuple(notes)
 
 
 def _clearly(has_narrow_dtypes: bool) -> float:
     # With narrow types the allowed error is large; the check was also made in float32.
     return 1.0 if has_narrow_dtypes else CLEARLY
-
-
-def _near_ties_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
-    """Return a note on the tokens with values so near a tie that they may be rounded either way."""
-    counts = [golden.rows_near_ties for golden in goldens if golden.rows_near_ties]
-    if not counts:
-        return ()
-    tokens = sum(math.prod(next(iter(g.expected.values())).shape[:-1]) for g in goldens)
-    return (
-        f"in {counted(len(counts), 'case')} of {len(goldens)}, values of {sum(counts)} of {tokens} "
-        "tokens lie so near a tie that either neighbour is right: the error allowed is larger by "
-        "that",
-    )
 
 
 # -- the planned cases that are usable as evidence ----------------------------------------------
@@ -243,37 +228,25 @@ def _is_undefined(case: Case, golden: Golden) -> bool:
 _LEAST_SQNR = {"int8": 30.0, "int4": 12.0}
 """The default budget in dB by the dtype of weights, by docs/results/low-precision-notes.md."""
 
-_LEAST_SQNR_OF_CACHE = {
-    "none": math.inf, FLOAT16: 60.0, "int8": 30.0, "int4": 12.0, BY_BLOCK: 16.0,
-}  # fmt: skip
-"""The default budget in dB by the dtype of a cache, or for block scales. The smallest applies."""
-
 
 def budgets_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]:
     """Return the budgets of a build: those of the user, or the default for a quantised subject."""
     spec = subject.spec
-    if budgets and not (
-        spec.quantised_weights or spec.kv_dtype != "none" if spec else _has_float_model(subject)
-    ):
+    if budgets and not (spec.quantised_weights if spec else _has_float_model(subject)):
         raise UsageError(
-            f"budget {budgets[0]} needs quantised weights or a quantised cache; "
-            "leave it out, or set weights_dtype or kv_dtype"
+            f"budget {budgets[0]} needs quantised weights; leave it out, or set weights_dtype"
         )
-    if budgets and not _has_float_model(subject):
-        raise UsageError(
-            f"a budget of {budgets[0]}, and the checkpoint holds integers only: there are no "
-            "weights in float to compare with; leave it out"
-        )
-    if budgets or spec is None or not _has_float_model(subject):
+    if budgets or not _has_float_model(subject):
         return tuple(budgets)
-    return default_budgets(spec)
+    if subject.linears is not None:
+        return (subject.linears.budget,)
+    return default_budgets(spec) if spec else ()
 
 
 def default_budgets(spec: AttentionSpec) -> tuple[Budget, ...]:
     """Return the budgets of a quantised layer if the user gives none."""
-    of_weights = [_LEAST_SQNR[dtype] for dtype in spec.quantised_weights.values()]
-    of_cache = _LEAST_SQNR_OF_CACHE[BY_BLOCK if spec.kv_scale == BY_BLOCK else spec.kv_dtype]
-    return (Budget("sqnr", min([*of_weights, of_cache])),)
+    least = min(_LEAST_SQNR[dtype] for dtype in spec.quantised_weights.values())
+    return (Budget("sqnr", least),)
 
 
 def write_quality_of(
@@ -285,14 +258,14 @@ def write_quality_of(
         The figures; None if the subject is not quantised, or no float model is known that differs.
     """
     spec = subject.spec
-    if spec is None or not (spec.quantised_weights or spec.kv_dtype != "none"):
+    if subject.linears is None and (spec is None or not spec.quantised_weights):
         return None
     from attn_export.bundle.quality_vectors import quality_cases, write_quality
 
     if _has_float_model(subject):
         from attn_export.truth.quality_oracle import measure_quality
 
-        numbers = quality_cases([g.case for g in goldens], without_past=spec.kv_dtype != "none")
+        numbers = quality_cases(goldens)
         quality, floats = measure_quality(subject, [goldens[number] for number in numbers], budgets)
         if any(distance.part == subject.outputs[0] for distance in quality.outputs):
             write_quality(folder, numbers, floats, quality)
@@ -304,5 +277,7 @@ def write_quality_of(
 def _has_float_model(subject: Subject) -> bool:
     """Return whether a subject is quantised, and its float model is known."""
     module = subject.module
+    if subject.spec is None and subject.oracle is None:
+        return subject.linears is not None
     keeps_integers = getattr(module, "kv_scales", None) is not None
     return keeps_integers or bool(getattr(module, "float_weights", None))

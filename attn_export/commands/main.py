@@ -107,6 +107,13 @@ _EXIT_CODES = {
 COMMANDS = ("build", "check", "compare", "explain", "lower", "runtimes", "verify")
 """The commands of the core. The module of each has its name."""
 
+_REMOVED = {
+    "evidence": "report.json has what it stated",
+    "site": "sweep --json writes every cell",
+    "tune": "build writes ONNX Runtime's kernels, and bench measures them",
+}
+"""The commands of earlier versions, each with what to do instead."""
+
 
 def _of_parts() -> dict[str, str]:
     """Return the module of each command of a part. Commands of the core load no part."""
@@ -127,6 +134,8 @@ class Commands(click.Group):
         if cmd_name not in self.commands:
             is_own = cmd_name in COMMANDS
             module = f"{__package__}.{cmd_name}" if is_own else _of_parts().get(cmd_name)
+            if cmd_name in _REMOVED:
+                raise UsageError(f"{cmd_name} was removed in 0.2.0; {_REMOVED[cmd_name]}")
             if module:
                 found = getattr(import_module(module), f"{cmd_name.replace('-', '_')}_command")
                 self.add_command(_click_command(cmd_name, found))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import click
 
 Command = Callable[..., Any]
-Decorator = Callable[[Command], Command]
+_Decorator = Callable[[Command], Command]
 
 STDOUT = "-"
 """The file name that stands for stdout."""
@@ -50,7 +50,7 @@ def option(*names: str, **settings: Any) -> Option:
     return Option(names, settings)
 
 
-def with_options(*options: Decorator) -> Decorator:
+def with_options(*options: _Decorator) -> _Decorator:
     """Return a decorator that adds options to a command, whose help lists them in this order."""
     return lambda command: functools.reduce(lambda c, add: add(c), reversed(options), command)
 
@@ -64,7 +64,7 @@ def with_help(
     *examples: str,
     groups: Mapping[str, Sequence[str]] | None = None,
     short: Sequence[str] = (),
-) -> Decorator:
+) -> _Decorator:
     """Return a decorator for the help of a command.
 
     Args:
@@ -99,6 +99,17 @@ def json_option(help_text: str) -> Option:
 
 
 quiet_option = option("-q", "--quiet", is_flag=True, help="Print errors only.")
+
+
+def removed_option(flag: str, instead: str, **settings: Any) -> Option:
+    """Return a hidden option that refuses what earlier versions took, and says what to do."""
+
+    def refuse(_: object, __: object, value: object) -> None:
+        if value:
+            raise UsageError(f"{flag} was removed in 0.2.0; {instead}")
+
+    return option(flag, hidden=True, expose_value=False, callback=refuse, **settings)
+
 
 module_option = option(
     "--module", metavar="PATH.py:FUNCTION", help="A function that returns a Subject of your own."
@@ -148,7 +159,7 @@ BUDGET = option(
 )  # fmt: skip
 
 
-def run_options(*others: Option) -> Decorator:
+def run_options(*others: Option) -> _Decorator:
     """Return a decorator for the options of runs and others, such as `BUDGET`.
 
     The command gets them as `run`, a `RunOptions`, in which --cpu NAME is the runtime ort-cpu@NAME.

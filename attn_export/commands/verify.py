@@ -221,7 +221,7 @@ def _run(opened: _Opened, replacement: Path | None, evidence_of: _EvidenceOf) ->
         pool.start, graphs, list(manifest.inputs), axes, caches=manifest.next_inputs
     )
     evidence = evidence_of(folder, manifest, pool, start)
-    signature = opened.check(manifest)
+    signature = opened.check()
     facts = environment()
     from attn_export.judge.judge import undetermined_note
     from attn_export.judge.replay import buffers_note, judge_pool

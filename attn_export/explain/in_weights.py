@@ -35,7 +35,7 @@ _MANY_OUTPUTS = 64
 """The largest number of outputs of a weight for which each output is tried."""
 
 
-def stored_weights(evaluation: Evaluation) -> Iterator[tuple[onnx.NodeProto, QuantisedWeight]]:
+def _stored_weights(evaluation: Evaluation) -> Iterator[tuple[onnx.NodeProto, QuantisedWeight]]:
     """Yield each node that dequantises a weight, with the weight."""
     for node in evaluation.nodes:
         integers = evaluation.initializers.get(node.input[0]) if node.input else None
@@ -50,7 +50,7 @@ def weight_of(integers: Array, *scales_and_zeros: Array) -> QuantisedWeight:
     return QuantisedWeight("", np.asarray(integers, np.float64), s, z[0] if z else s * 0, False)
 
 
-def read_weight(weight: QuantisedWeight, at: Steps) -> QuantisedWeight:
+def _read_weight(weight: QuantisedWeight, at: Steps) -> QuantisedWeight:
     """Return a weight with the steps ``weight``, ``weight_scales`` and ``weight_zeros``."""
     q, s, z = weight.integers, weight.scales, weight.zero_points
     at["bits"] = 4 if np.abs(q).max(initial=0) < 16 else 8
@@ -65,20 +65,20 @@ def _change_weight(
     output: str, weight: QuantisedWeight, other: Array, _: Values, changes: Changes
 ) -> Mapping[str, Array]:
     at = Steps(changes, {"other": other})
-    dequantised = read_weight(weight, at).dequantised(np.float64)
+    dequantised = _read_weight(weight, at).dequantised(np.float64)
     return {output: dequantised} if np.isfinite(dequantised).all() else {}
 
 
 def _dequantised_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
     """Find weights behind DequantizeLinear."""
-    for node, weight in stored_weights(evaluation):
+    for node, weight in _stored_weights(evaluation):
         compute = functools.partial(_change_weight, node.output[0], weight, weight.integers)
         yield GraphPlace(node.input[0], node.name, compute=compute)
 
 
 def _pairs_of_weights(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
     """Find pairs of weights of the same shape behind DequantizeLinear."""
-    found = list(stored_weights(evaluation))
+    found = list(_stored_weights(evaluation))
     for node, weight in found:
         for other_node, other in found:
             if other_node is not node and other.integers.shape == weight.integers.shape:

@@ -20,7 +20,7 @@ from attn_export.tensorfile import Array, is_floating
 KEPT = 12
 """The number of mistakes that are tried on all cases: those that explain the first case best."""
 
-ROUNDINGS = 256
+_ROUNDINGS = 256
 """The largest root mean square difference from the actual output, relative to that of the right one
 and in eps of its type, that is called rounding."""
 
@@ -171,7 +171,7 @@ def _noise(actual: Array) -> float:
     """Return the largest difference that is rounding, in root mean squares of the right output."""
     if actual.dtype == np.float64:
         return NEAR
-    return ROUNDINGS * eps(actual.dtype) if is_floating(actual.dtype) else 0.0
+    return _ROUNDINGS * eps(actual.dtype) if is_floating(actual.dtype) else 0.0
 
 
 def _rows(mistaken: Array, actual: Array, right: Array, noise: float) -> tuple[Array, Array] | None:

@@ -196,11 +196,6 @@ def step(name: str) -> StepChange:
     return lambda _, at: at[name]
 
 
-def of_step(function: Callable[[Array], Array], name: str) -> StepChange:
-    """Return the change to a function of another step."""
-    return lambda _, at: function(at[name])
-
-
 def repeat_first(axis: int) -> StepChange:
     """Return the change by which the first slice along an axis stands for all."""
 
@@ -248,25 +243,6 @@ def together(parts: Sequence[Compute]) -> Compute:
     return lambda values, changes: {
         name: array for part in parts for name, array in part(values, changes).items()
     }
-
-
-InTurn = tuple[str, str, Callable[[Array, Changes], Array]]
-"""Names of a value that is read and of one that is computed, and the function between them."""
-
-
-def in_order(
-    evaluation: Evaluation, parts: Sequence[InTurn], first: Mapping[str, Array] = NOTHING
-) -> Compute:
-    """Return a function that computes values in turn, each with what was changed before it."""
-
-    def compute(values: Values, changes: Changes) -> Mapping[str, Array]:
-        replaced = dict(first)
-        for name, output, part in parts:
-            current = evaluation.recompute(values, replaced) if replaced else values
-            replaced[output] = part(array_of(current, name), changes)
-        return replaced
-
-    return compute
 
 
 def node_place(node: onnx.NodeProto, name: str = "") -> GraphPlace:

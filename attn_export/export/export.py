@@ -140,8 +140,7 @@ def _export(subject: Subject) -> IrGraph:
         if isinstance(subject.module, Attention) and subject.module.integers:
             from attn_export.graph.quantised_weights import store_integers
 
-            activations = subject.module.spec.activations
-            store_integers(model, subject.module.integers, activations=activations)
+            store_integers(model, subject.module.integers)
         outputs = {value.name: value for value in model.graph.outputs}
         model.graph.outputs[:] = [outputs[name] for name in subject.outputs]
     model.producer_name, model.producer_version = "attn-export", None

@@ -1,4 +1,4 @@
-"""Functions that quantise, restore or copy the state of a module, or read it from a graph."""
+"""Functions that restore or copy the state of a module, or read it from a graph."""
 
 from __future__ import annotations
 
@@ -7,49 +7,17 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from attn_export.attention import Attention
 from attn_export.cases.draw import clamp_sizes, may_try
 from attn_export.errors import BundleError, one_line
 from attn_export.export.trees import to_torch
 from attn_export.graph.load import load_graph
-
-if TYPE_CHECKING:
-    from attn_export.export.user_scales import Calibration
-    from attn_export.quantiser import QuantisedWeight
-
-
-# -- quantisation, where a spec says so ---------------------------------------------------------
-
-
-def quantise_by_spec(
-    module: Attention,
-    integers: Mapping[str, QuantisedWeight],
-    scales_file: Path | str | None,
-    calibrate: Calibration | None,
-) -> tuple[str, ...]:
-    """Quantise the weights and the cache of a module in place.
-
-    Returns:
-        Notes for the report.
-    """
-    spec = module.spec
-    quantises = spec.quantised_weights or spec.kv_dtype != "none" or spec.activations != "none"
-    if not quantises and not integers and scales_file is None and calibrate is None:
-        return ()
-    from attn_export.attention.quantised import quantisation_notes, quantise_module
-    from attn_export.export.user_scales import set_user_scales
-
-    quantise_module(module, integers)
-    notes = set_user_scales(module, scales_file, calibrate)
-    return (*notes, *quantisation_notes(module.spec))  # the spec has the origin of the scales now
-
 
 # -- restoration of a module's state after a call -----------------------------------------------
 

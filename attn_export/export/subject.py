@@ -18,7 +18,7 @@ from attn_export.cases.draw import TRACED_SIZES, Interface, add_sums, bounds, dr
 from attn_export.cases.plan import Plan, plan_cases
 from attn_export.errors import ExportError
 from attn_export.export import subject_checks
-from attn_export.export.module_state import quantise_by_spec, weights_of_graph
+from attn_export.export.module_state import weights_of_graph
 from attn_export.export.nested import InputTree, Results
 from attn_export.export.operators import Operators, Translations
 from attn_export.export.trees import (
@@ -37,7 +37,7 @@ from attn_export.spec import AttentionSpec, Input, Shape
 if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes
     from attn_export.export.input_function import InputFunction
-    from attn_export.export.user_scales import Calibration
+    from attn_export.export.quantised_linears import QuantisedLinears
 
 
 class Subject:
@@ -80,6 +80,7 @@ class Subject:
     has_narrow_caches = False  # beside a model in float32
     maps_weights = False  # whether the module may read them from the bundle's file
     encoder: Subject | None = None
+    linears: QuantisedLinears | None = None  # of a user's module, if they are rounded
     in_float32: Callable[[], Subject] | None = None  # the same, with its weights widened
 
     def __init__(
@@ -127,69 +128,62 @@ class Subject:
             subject_checks.check_integers(self.inputs)
 
     @classmethod
-    def from_spec(
-        cls,
-        spec: AttentionSpec,
-        *,
-        seed: int = 0,
-        kv_scales: Path | str | None = None,
-        calibrate: Calibration | None = None,
-    ) -> Self:
+    def from_spec(cls, spec: AttentionSpec, *, seed: int = 0) -> Self:
         """Return the `Attention` of a spec, with seeded weights.
 
         Args:
             spec: The spec.
             seed: The seed of the weights. The global random state does not change.
-            kv_scales: A file with the scales of a cache of integers, `k_scale` and `v_scale`.
-            calibrate: Hidden states to calibrate these scales on: a file with `query`
-                `[B, L, E]`, or a function that yields batches of them, by name.
-
-        Raises:
-            WeightsError: If a file does not match the spec, or the spec requires one.
         """
         module = seeded_attention(spec, seed)
-        return cls._from_module(module, quantise_by_spec(module, {}, kv_scales, calibrate))
+        if spec.quantised_weights:
+            from attn_export.attention.quantised import quantise_module
+
+            quantise_module(module)
+        return cls._from_module(module)
 
     @classmethod
-    def from_checkpoint(
-        cls,
-        path: Path | str,
-        *,
-        layer: str | int | None = None,
-        spec: AttentionSpec | None = None,
-        pool_kv_heads: int | None = None,
-        seed: int = 0,
-        kv_scales: Path | str | None = None,
-        calibrate: Calibration | None = None,
-        **fields: Any,
-    ) -> Self:
-        """Return one attention of a safetensors checkpoint.
+    def from_config(cls, path: Path | str, *, layer: int = 0, seed: int = 0, **fields: Any) -> Self:
+        """Return an attention as a config.json describes it, with seeded weights.
 
         Args:
-            path: A ``.safetensors`` file, its index, a ``config.json``, or a folder with one.
-            layer: Its number, or a prefix: ``"layers.3.self_attn"``. Default: 0, or the only one.
-            spec: The spec of the layer. Default: from the `config.json` next to the weights.
-            pool_kv_heads: The number of key/value heads after mean-pooling.
-            seed: The seed of the weights if there is only a `config.json`.
-            kv_scales: See `from_spec`.
-            calibrate: See `from_spec`.
-            fields: Single fields of the spec to change.
+            path: The config.json of a checkpoint, or its folder.
+            layer: The number of the layer, from 0.
+            seed: The seed of the weights.
+            fields: Fields of the spec to change. `causal` and `cross` choose among several.
 
         Raises:
-            WeightsError: If the checkpoint is broken or does not match the spec.
-            SpecError: If the fields contradict each other or the spec.
+            WeightsError: If the file is broken, or of models that a spec cannot express.
         """
-        from attn_export.weights.checkpoint import load_checkpoint  # few builds read one
+        from attn_export.weights.from_config import spec_of_config  # few builds read one
 
-        layer = None if layer is None else str(layer)
-        loaded = load_checkpoint(
-            Path(path), layer=layer, spec=spec, fields=fields, pool_kv_heads=pool_kv_heads
-        )
-        module = seeded_attention(loaded.spec, seed)
-        if loaded.weights is not None:
-            module.load_state_dict(loaded.weights)
-        notes = quantise_by_spec(module, loaded.integers, kv_scales, calibrate)
-        return cls._from_module(module, (*loaded.notes, *notes))
+        return cls.from_spec(spec_of_config(Path(path), layer, fields), seed=seed)
+
+    @classmethod
+    def from_layer(
+        cls, module: Attention | nn.MultiheadAttention, *, kv_heads: int | None = None
+    ) -> Self:
+        """Return an `Attention` with its own weights, or PyTorch's, which becomes one.
+
+        Args:
+            module: The layer, in eval mode.
+            kv_heads: The number of key/value heads that those of the layer are mean-pooled to.
+        """
+        from attn_export.attention.pooling import pool_kv_heads
+
+        layer = module if isinstance(module, Attention) else Attention.from_torch(module)
+        before = layer.spec.num_kv_heads
+        if kv_heads in (None, before):
+            return cls._from_module(layer)
+        note = f"K/V heads were pooled from {before} to {kv_heads} by their means"
+        return cls._from_module(pool_kv_heads(layer, kv_heads), (note,))
+
+    def with_weights(self, dtype: str) -> Subject:
+        """Return a user's module whose linear layers have weights of integers, int8 or int4."""
+        from attn_export.export.quantised_linears import with_integers
+
+        changed: Subject = with_integers(self, dtype)
+        return changed
 
     @staticmethod
     def from_model(model: Path | str | nn.Module, **options: Unpack[ModelKeywords]) -> Subject:
@@ -265,7 +259,7 @@ class Subject:
     def narrow_dtypes(self) -> dict[str, str]:
         """Return weights, inputs and outputs in float16 or bfloat16 by name, with their types."""
         if self.has_narrow_caches if self.spec is None else self.spec.dtype == "float32":
-            return {}  # a float16 cache of a float32 layer does not count
+            return {}  # a float16 cache of a float32 model does not count
         state = state_of(self.module)
         if not any(t.dtype in NARROW for t in (*state.values(), *self.inputs.values())):
             return {}

@@ -16,17 +16,29 @@ if TYPE_CHECKING:
     from attn_export.export.subject import Subject
 
 
-def load_subject(reference: str) -> Subject:
-    """Call a function in a user's file, which must return a subject."""
+def load_subject(reference: str, kv_heads: int | None = None) -> Subject:
+    """Call a function in a user's file, which must return a subject, or a layer of attention.
+
+    `kv_heads`: The number of key/value heads that those of the layer are mean-pooled to.
+    """
     check_reference(reference)
+    from torch import nn
+
+    from attn_export.attention import Attention
     from attn_export.export.subject import Subject  # imports torch
 
     subject = call_function(reference)
-    if not isinstance(subject, Subject):
+    layer = subject.module if isinstance(subject, Subject) else subject
+    if isinstance(subject, Subject) and kv_heads is None:
+        return subject
+    if isinstance(layer, Attention | nn.MultiheadAttention):
+        return Subject.from_layer(layer, kv_heads=kv_heads)
+    if kv_heads is not None:
         raise UsageError(
-            f"{reference} returned {type(subject).__name__}, not an attn_export.Subject"
+            f"--pool-kv-heads {kv_heads}, and {reference} gives a {type(layer).__name__}; it takes "
+            "an nn.MultiheadAttention or an attn_export.Attention"
         )
-    return subject
+    raise UsageError(f"{reference} returned {type(subject).__name__}, not an attn_export.Subject")
 
 
 def call_function(reference: str, option: str = "--module") -> Any:

@@ -141,12 +141,6 @@ def save_graphs(models: Mapping[str, ir.Model], folder: Path) -> list[str]:
     return [*models, *([WEIGHTS] if weights else [])]
 
 
-def save_beside_weights(model: ir.Model, path: Path) -> None:
-    """Write a graph to a bundle, pointing to weights in the bundle's weight file if it has one."""
-    weights = path.with_name(WEIGHTS)
-    _save_with_offsets(model, path, tensor_places(weights) if weights.is_file() else {})
-
-
 def _weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
     """Return the initialisers that may lie in a separate file."""
     tensors = {name: value.const_value for name, value in model.graph.initializers.items()}

@@ -47,7 +47,7 @@ class Part:
             it holds `listed()`, too, which yields those to list, each with what is said of it.
         references: The module of each runtime that the name ``"all"`` does not stand for.
         installs: The module that installs what has a name. It holds `install(name, say)`.
-        verifies: The module with what `verify` asks of signatures and statements: `attested`, as
+        verifies: The module with what `verify` asks of signatures: `attested`, as
             in `commands/attestation`.
         compares: The module that judges graphs of whole models. It holds
             `compare_models(model, graphs, run, layout=, names=, output=)`.
@@ -57,10 +57,6 @@ class Part:
             `generate(session, ids, count, …)`, as `DecodeSession.generate` calls it.
         overflows: The module that says why a graph overflows. It holds
             `overflow_notes(path, sets)`, which returns notes for inputs by name.
-        checkpoints: The module that reads layers of integers. It holds
-            `with_integers(source, config)`, which returns a source whose `integers` gives them.
-        rounds: The module on layers that round inside, to integers or float16. It holds
-            `TieFinder`, `move_off_ties` and `golden`, as `truth/oracle` calls them.
         kinds: The module of each `kind` of layer other than softmax. It holds `make_layer(spec)`.
         captures: The module that replaces functions which a user's module calls while it is
             captured. It holds `capturing(module)`, a context.
@@ -84,8 +80,6 @@ class Part:
     builds: str = ""
     generates: str = ""
     overflows: str = ""
-    checkpoints: str = ""
-    rounds: str = ""
     kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
     captures: str = ""
     translates: str = ""

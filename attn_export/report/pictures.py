@@ -11,8 +11,8 @@ from attn_export.error_maps import Cells, ErrorMap, ErrorProfile
 from attn_export.report.tables import graph_label
 from attn_export.results import Report, Verdict
 
-PictureText = tuple[float, float, str, str]
-"""PictureText of a picture: where it starts, its class, and what it says."""
+_PictureText = tuple[float, float, str, str]
+"""_PictureText of a picture: where it starts, its class, and what it says."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Picture:
     paths: Mapping[str, str]
     title: str
     words: str
-    texts: tuple[PictureText, ...] = ()
+    texts: tuple[_PictureText, ...] = ()
     apart: bool = False
 
 

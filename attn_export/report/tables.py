@@ -201,7 +201,7 @@ def _row(summary: Summary) -> _TableRow:
 
 # -- matrix of runtimes and graphs --------------------------------------------------------------
 
-Colour = Literal["green", "red", "grey"]
+_Colour = Literal["green", "red", "grey"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +215,7 @@ class MatrixCell:
         worst: The error in a green or failed cell, if there is one.
     """
 
-    colour: Colour
+    colour: _Colour
     text: str
     reason: str
     worst: float | None = None
@@ -229,7 +229,7 @@ class Matrix:
     graphs: tuple[str, ...]
     cells: dict[tuple[str, str], MatrixCell]
 
-    def reasons(self, *colours: Colour) -> dict[str, list[str]]:
+    def reasons(self, *colours: _Colour) -> dict[str, list[str]]:
         """Return the graphs of each ``"runtime: reason"``; by default of red and grey cells."""
         graphs: dict[str, list[str]] = {}
         for (runtime, graph), cell in self.cells.items():

@@ -17,14 +17,12 @@ from typing import Any, Self
 
 from attn_export.errors import SpecError
 from attn_export.spec import rules
-from attn_export.spec.fields import NO_MASK, AttentionFields
+from attn_export.spec.fields import NO_MASK, REMOVED, AttentionFields
 from attn_export.spec.inputs import Input, MaskSpec, Shape
 from attn_export.spec.low_precision import (
-    PER_RUN,
     by_projection,
     inputs_of_own_type,
     parse_weights_dtype,
-    stored_width,
 )
 from attn_export.spec.rules import DTYPES
 from attn_export.spec.variants import USUAL, VARIANTS, check_variant, usual_fields
@@ -63,15 +61,6 @@ class AttentionSpec(AttentionFields):
         if self.kv_latent_dim:
             return self.rotary_dim, self.kv_latent_dim
         return self.head_dim, self.v_head_dim
-
-    @property
-    def stored_widths(self) -> tuple[int, int]:
-        """The widths of `past_key` and `past_value` in elements of the cache's type.
-
-        They are `cache_widths`, or half of them with int4; block scales add 2 bytes for each block.
-        """
-        key_width, value_width = self.cache_widths
-        return stored_width(self, key_width), stored_width(self, value_width)
 
     @property
     def softmax_scale(self) -> float:
@@ -117,11 +106,6 @@ class AttentionSpec(AttentionFields):
     def turns_by_length(self) -> bool:
         """True if the rotary frequencies depend on the number of keys."""
         return self.rotary_scaling in ("dynamic", "longrope")
-
-    @property
-    def depends_on_steps(self) -> bool:
-        """True if a decode step by step differs from a run of the whole sequence."""
-        return self.turns_by_length or self.activations == PER_RUN
 
     @property
     def turn_magnitude(self) -> float:
@@ -209,7 +193,7 @@ class AttentionSpec(AttentionFields):
             shapes["attn_mask"] = tuple(names[axis] for axis in self.mask.axes)
         if self.has_cache:
             past = "capacity" if self.in_place else "past_len"
-            for name, width in zip(("past_key", "past_value"), self.stored_widths, strict=True):
+            for name, width in zip(("past_key", "past_value"), self.cache_widths, strict=True):
                 shapes[name] = ("batch", self.num_kv_heads, past, width)
         shapes |= {f"past_{name}": shape for name, shape in self.states.items()}
         if self.in_place:
@@ -223,7 +207,7 @@ class AttentionSpec(AttentionFields):
         shapes: dict[str, Shape] = {"output": ("batch", "query_len", self.embed_dim)}
         if self.has_cache:
             for name, width in zip(
-                ("present_key", "present_value"), self.stored_widths, strict=True
+                ("present_key", "present_value"), self.cache_widths, strict=True
             ):
                 shapes[name] = ("batch", self.num_kv_heads, self.key_axis, width)
         shapes |= {f"present_{name}": shape for name, shape in self.states.items()}
@@ -263,6 +247,14 @@ class AttentionSpec(AttentionFields):
             SpecError: If a key is unknown or missing, or a value is not allowed.
         """
         known = {field.name for field in dataclasses.fields(cls)}
+        for name in values.keys() & REMOVED.keys():
+            if values[name] != REMOVED[name]:
+                raise SpecError(
+                    f"{name} = {str(values[name])[:60]!r} was removed in 0.2.0: a layer has no "
+                    "caches or activations of few bits; leave it out (a whole model takes "
+                    "--kv-dtype float16)"
+                )
+        values = {name: value for name, value in values.items() if name not in REMOVED}
         for key in values:
             if key not in known:
                 close = difflib.get_close_matches(key, known, n=1)

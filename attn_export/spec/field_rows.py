@@ -83,7 +83,7 @@ NOT_LINEAR: Final = dict.fromkeys(
     (
         "kv_latent_dim", "cross", "packed_qkv", "attn_mask", "attn_weights", "rotary",
         "window_left", "window_right", "softcap", "alibi", "relative_buckets", "add_bias_kv",
-        "add_zero_attn", "sinks", "dropout", "weights_dtype", "activations", "kv_dtype",
+        "add_zero_attn", "sinks", "dropout", "weights_dtype",
     ),
     "linear attention has none; leave it out",
 )  # fmt: skip

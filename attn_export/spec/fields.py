@@ -32,8 +32,10 @@ NO_MASK: Final = "none"
 SOFTMAX, LINEAR = "softmax", "linear"
 """The values of `kind`."""
 
-SEED, OF_DATA, OF_FILE = "seed", "data", "file"
-"""The values of `kv_scales_from`."""
+REMOVED: Final = {
+    "activations": "none", "kv_dtype": "none", "kv_scale": "per-tensor", "kv_scales_from": "seed",
+}  # fmt: skip
+"""The fields of earlier versions, each with its default, which specs that were written have."""
 
 NUMBERS: Final = "tuple[float, ...]"
 """The type of a field that is a list of numbers."""
@@ -270,27 +272,6 @@ class AttentionFields:
     scheme: str = field(
         "the zero of quantised weights: at 0, or stored for each scale (asymmetric)",
         "symmetric", choices=("symmetric", "asymmetric"), in_config=False,
-    )
-    activations: str = field(
-        "the inputs of projections as 8 bits, by scales that each run finds: one for all "
-        "tokens, with int8 weights of one scale for each output, or one for each block of a "
-        "token, with int4 weights in the same blocks",
-        "none", choices=("none", "dynamic-int8", "dynamic-int8-per-block"), in_config=False,
-    )
-    kv_dtype: str = field(
-        "the type of a cache written in place: integers, or float16 beside a layer in float32",
-        "none", choices=("none", "int8", "int4", "float16"), in_config=False,
-    )
-    kv_scale: str = field(
-        "the scales of a cache of integers: one for all keys and one for all values; one for "
-        "each channel of each head; or, with int4, one and a zero point for each block of up "
-        "to 32 channels of each token, found as it is written",
-        "per-tensor", choices=("per-tensor", "per-channel", "per-block"), in_config=False,
-    )
-    kv_scales_from: str = field(
-        "the origin of these scales: random tokens of a seed, hidden states (`--calibrate`), "
-        "or a file of scales (`--kv-scales`)",
-        SEED, choices=(SEED, OF_DATA, OF_FILE), is_option=False, in_config=False,
     )
 # fmt: on
 

@@ -74,8 +74,6 @@ class Input:
         first: The first value of every last-axis row of a bool input or of a mask of 0 and 1: True
             if True means "may attend", False if it means "hidden". None if rows differ.
         hides: Whether a floating point input other than `attn_mask` is a mask with -inf.
-        columns: Ranges of an integer input for parts of its last axis: the index at which a part
-            starts, its least and its largest value. A part ends where the next one starts.
     """
 
     shape: Shape
@@ -84,7 +82,6 @@ class Input:
     high: int | str = 0
     first: bool | None = True
     hides: bool = False
-    columns: tuple[tuple[int, int, int], ...] = ()
 
 
 # -- sums of products of sizes, as text: ``2*query_len - 1`` ------------------------------------

@@ -20,12 +20,7 @@ from attn_export.spec.fields import (
     AttentionFields,
 )
 from attn_export.spec.inputs import MaskSpec
-from attn_export.spec.low_precision import (
-    PROJECTIONS,
-    quantisation,
-    quantised_activations,
-    typed_cache,
-)
+from attn_export.spec.low_precision import PROJECTIONS, quantisation
 
 DTYPES: Final = FIELDS["dtype"].choices
 ROTARY_SCALINGS: Final = FIELDS["rotary_scaling"].choices
@@ -298,7 +293,7 @@ def parse_bias(bias: object) -> str:
 
 RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
     ranges, _kv_heads_divide_heads, combinations, _states, positions, packing, latent,
-    quantisation, typed_cache, quantised_activations,
+    quantisation,
 )  # fmt: skip
 """The rules that are checked last, in order. `check_types` and `derive_fields` run before, and
 `positions` calls `rotary_scaling` and `longrope`."""

@@ -39,12 +39,12 @@ _MOST_SHARP_ROWS = 250
 
 _SHARP_CONTENTS = frozenset(content.name for content in (*VALUES, FUTURE) if content.is_sharp)
 
-SAFETY = {np.dtype(np.float16): 5.0}
+_SAFETY = {np.dtype(np.float16): 5.0}
 """Factor on the error of random rounding, by the dtype of an output. Processors may add up float16
 products in float16, which the random rounding does not do."""
 
 _USUAL_SAFETY = 2.5
-"""`SAFETY` of all other types."""
+"""`_SAFETY` of all other types."""
 
 SPREAD = 4.0
 """The number of standard deviations that are added to the mean error of random rounding."""
@@ -145,7 +145,7 @@ def _allowed_error(
         floor = _one_step(expected)
     else:
         floor, eager_error = Measures(least, least), measure(e, t)
-    safety = SAFETY.get(e.dtype, _USUAL_SAFETY)
+    safety = _SAFETY.get(e.dtype, _USUAL_SAFETY)
     return Allowed(
         max(safety * noise.whole, EAGER * eager_error.whole, FLOOR * floor.whole),
         max(safety * noise.row, EAGER * eager_error.row, FLOOR * floor.row),

@@ -124,7 +124,7 @@ def is_view(func: Any) -> bool:
 # -- every value of a module in its float64 run, with the line of user code behind it ----------
 
 
-MOST_STEPS = 5000
+_MOST_STEPS = 5000
 """The largest number of operations that are recorded: a loop over tokens has many."""
 
 
@@ -152,7 +152,7 @@ class Recording(OperationMode):
         from attn_export.source_location import user_line
 
         out = func(*args, **kwargs)
-        if len(self.steps) < MOST_STEPS:
+        if len(self.steps) < _MOST_STEPS:
             flat = [x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else (arg,))]
             reads = tuple(self._numbers[id(x)] for x in flat if id(x) in self._numbers)
             place = None if self._place is None else self._place()

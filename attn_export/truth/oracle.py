@@ -11,7 +11,6 @@ import contextlib
 import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +18,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from attn_export.attention import Attention
 from attn_export.cases.draw import seed_of
 from attn_export.cases.plan import GOLDEN_BYTES
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import EPS_FLOAT32, Measures, eps
-from attn_export.parts import parts
 from attn_export.results import WHOLE_DECODE, Arrays, Case, Golden
 from attn_export.spec import Shape
 from attn_export.spec.inputs import BATCH
-from attn_export.spec.low_precision import PER_RUN
 from attn_export.tensorfile import is_floating
 from attn_export.truth.allowed import TruthSource, build_golden, run_count
 from attn_export.truth.float64_mode import (
@@ -86,7 +82,6 @@ class Oracle(TruthSource):
         except Exception as error:
             raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
         self.widening = widening_of(self.precise) if subject.spec else ComputeInFloat64()
-        self._ties = self._find_ties()
         self._ranks = self._chooses = False  # known once it was run
         self._noise: dict[tuple[int, ...], dict[str, Measures]] = {}
         self._size = sum(parameter.numel() for parameter in subject.module.parameters())
@@ -105,9 +100,8 @@ class Oracle(TruthSource):
             return self._golden(case)
 
     def move_off_ties(self, case: Case) -> Case | None:
-        """Return the case, moved away from rounding ties if it can be; None if it is unusable."""
-        with self._threads_for(case):
-            return case if self._ties is None else self._rounds.move_off_ties(case, self._ties)
+        """Return the case: a module rounds to no narrower type inside."""
+        return case
 
     def _threads_for(self, case: Case) -> AbstractContextManager[None]:
         """Let PyTorch use several threads for large modules and cases, else one."""
@@ -121,49 +115,17 @@ class Oracle(TruthSource):
         """Reduce the golden vectors in a folder to what is stored of them, and return notes."""
         return reduce_if_large(folder, GOLDEN_BYTES)
 
-    def _find_ties(self) -> Any | None:
-        """Return the finder of values near a tie; None if the module rounds to no narrower type."""
-        module = self.precise
-        spec = module.spec if isinstance(module, Attention) else None
-        if spec is None or spec.activations == spec.kv_dtype == "none":
-            return None
-        name = next((part.rounds for part in parts() if part.rounds), None)
-        if name is None:
-            raise ExportError(
-                "kv_dtype and activations need the part low_precision, which is missing; install "
-                "attn-export whole"
-            )
-        self._rounds = import_module(name)
-
-        def run(inputs: Arrays, number: int | None) -> Arrays:
-            if number is None:
-                return self.truth(inputs)
-            seed = seed_of("ties", number)
-            mode = RandomRounding(EPS_FLOAT32, EPS_FLOAT32, seed, widening=self.widening)
-            return self._noisy(to_torch(widened_arrays(inputs)), mode)
-
-        return self._rounds.TieFinder(module, run)
-
     def _golden(self, case: Case) -> Golden:
         eager = self.eager(case.inputs)
         truth = self.truth(case.inputs)
-        if self._ties and self._ties.has_goldens:
-            found: Golden = self._rounds.golden(self, self._ties, case, eager, truth)
-            return found
         noise = self._noise.setdefault(_size_group(case), {}) if self._is_sampled(case) else {}
         golden = build_golden(
             case, eager, truth, [] if noise else self.noisy_runs(case, eager), noise=noise,
             in_float32=self._computes_in_float32 and case.kind != WHOLE_DECODE,
             is_narrower=self.is_narrower, exactly=self.exactly,
-            truth_of=self.truth if self._determines_nan() else None,
+            truth_of=None if self._chooses else self.truth,
         )  # fmt: skip
         return golden if self.subject.spec else self._with_ties(golden, truth)
-
-    def _determines_nan(self) -> bool:
-        """Return whether NaN in inputs, after a random run, determines NaN in outputs."""
-        spec = self.subject.spec
-        keeps_floats = spec is None or spec.kv_dtype == spec.activations == "none"
-        return keeps_floats and not self._chooses
 
     def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
         """Return the golden of a user's module, with the elements that ties decide marked."""
@@ -280,17 +242,13 @@ class Oracle(TruthSource):
         return lambda tensors: Decisions(tensors.values(), recorded.made)
 
     def _noisy(self, tensors: Any, *modes: AbstractContextManager[Any]) -> Arrays:
-        zero_points = self._ties.subtract_zero_points() if self._ties else None
-        with math_backend(zero_points, *modes):
+        with math_backend(*modes):
             return to_numpy(self.subject.call(self.precise, tensors))
 
     def _can_stack_runs(self, inputs: Arrays) -> bool:
         """Return whether several runs may be stacked along the batch axis."""
-        # Batch elements of our layers are independent, unless they share a scale of activations.
-        spec = self.subject.spec
-        if spec is None or spec.activations == PER_RUN:
-            return False
-        return any(map(self.has_batch, inputs))
+        # Batch elements of our layers are independent.
+        return self.subject.spec is not None and any(map(self.has_batch, inputs))
 
     def has_batch(self, name: str) -> bool:
         """Return whether the first axis of an input is the batch axis."""

@@ -36,8 +36,8 @@ FLOAT16 = torch.finfo(torch.float16)
 HUGE = 1e30
 """The size of numbers that stand for infinity in masks, next to which scores vanish."""
 
-PRODUCTS = frozenset({"addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv"})
-_ADDED_UP = PRODUCTS | {"convolution", "mean", "sum"}
+_PRODUCTS = frozenset({"addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv"})
+_ADDED_UP = _PRODUCTS | {"convolution", "mean", "sum"}
 """Operations whose results are sums of many terms."""
 
 _SIMPLE = frozenset({
@@ -273,7 +273,7 @@ def _terms(
     name: str, out: Tensor, args: Sequence[Any], copies: int, unit: float
 ) -> tuple[Tensor, Tensor | float]:
     """Return the sum of squares of the terms of each result, and the number of terms."""
-    if name in PRODUCTS:
+    if name in _PRODUCTS:
         a, b = args[-2:]
         if copies == 1 or a.shape[0] % copies:
             return _terms_of_product(a, b, unit)

@@ -1,1 +1,1 @@
-"""Checkpoints: one attention layer of a safetensors file, and mean-pooling of its K/V heads."""
+"""The files of checkpoints: tensors, and the spec of an attention layer of a config.json."""

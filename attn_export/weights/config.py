@@ -14,6 +14,9 @@ from typing import Any, Final
 from attn_export.errors import WeightsError
 from attn_export.weights.source import read_json, shown
 
+CROSS, DECODER, ENCODER = "cross", "decoder", "encoder"
+"""The roles of a layer."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Config:
@@ -21,13 +24,11 @@ class Config:
 
     Attributes:
         values: Its values, by key; for a model with images or audio, those of its language model.
-        towers: The values for the encoders of images and audio, by ``"vision"`` and ``"audio"``.
         within: The start of its keys in messages, as of those within another key.
     """
 
     path: Path
     values: Mapping[str, Any]
-    towers: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     within: str = ""
 
     @classmethod
@@ -39,19 +40,7 @@ class Config:
         inner = values.get("text_config")
         if not isinstance(inner, dict):
             return cls(path, values)
-        towers = {name: values.get(f"{name}_config") for name in ("vision", "audio")}
-        return cls(
-            path,
-            {"model_type": values.get("model_type"), **inner},
-            {name: tower for name, tower in towers.items() if isinstance(tower, dict)},
-        )
-
-    def for_tower(self, name: str) -> Config:
-        """Return the config of an encoder of images or audio."""
-        modality = "audio" if name.startswith("audio") else "vision"
-        if modality not in self.towers:
-            raise self.invalid(f"{modality}_config", f"the config of {name}")
-        return Config(self.path, self.towers[modality])
+        return cls(path, {"model_type": values.get("model_type"), **inner})
 
     @property
     def model_type(self) -> str:

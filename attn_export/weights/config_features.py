@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from attn_export.weights.config import Layer
+from attn_export.weights.config import CROSS, ENCODER, Layer
 from attn_export.weights.config_rotary import (
     gemma3_rotary,
     latent_magnitude,
@@ -17,7 +17,6 @@ from attn_export.weights.config_rotary import (
     rotary,
     smollm3_rotary,
 )
-from attn_export.weights.select_layer import CROSS, ENCODER
 
 Fields = dict[str, Any]
 

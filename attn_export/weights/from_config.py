@@ -1,12 +1,11 @@
-"""Spec of one attention layer from a config.json, and its comparison with another spec.
+"""Spec of one attention layer from a config.json.
 
 `families.toml` describes the families of models whose config.json can be read.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,12 +14,9 @@ import msgspec
 
 from attn_export.errors import SpecError, WeightsError
 from attn_export.spec import AttentionSpec
-from attn_export.spec.fields import FIELDS
-from attn_export.spec.rules import unmet
-from attn_export.weights.config import FULL, SLIDING, Config, Layer
+from attn_export.weights.config import CROSS, DECODER, ENCODER, FULL, SLIDING, Config, Layer
 from attn_export.weights.config_features import RULES
-from attn_export.weights.select_layer import ENCODER
-from attn_export.weights.source import shown
+from attn_export.weights.source import CONFIG, shown
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,18 +40,18 @@ FAMILIES: Final[Mapping[str, Family]] = msgspec.toml.decode(
     Path(__file__).with_name("families.toml").read_bytes(), type=dict[str, Family]
 )
 
-GEMMA3: Final = ("gemma3", "gemma3_text")
+_GEMMA3: Final = ("gemma3", "gemma3_text")
 """Names of Gemma 3: the model with images, whose language model is the second, has its keys."""
 
 
-def family_of(model_type: str) -> Family | None:
+def _family_of(model_type: str) -> Family | None:
     """Return the family of a `model_type`, or None if it is unknown."""
-    return FAMILIES.get("gemma3_text" if model_type in GEMMA3 else model_type)
+    return FAMILIES.get("gemma3_text" if model_type in _GEMMA3 else model_type)
 
 
-def find_family(config: Config) -> Family:
+def _find_family(config: Config) -> Family:
     """Return the family of a config."""
-    family = family_of(config.model_type)
+    family = _family_of(config.model_type)
     if family is None:
         raise WeightsError(
             f"{config.path} has model_type {shown(repr(config.model_type))}, which is not in the "
@@ -70,29 +66,50 @@ def find_family(config: Config) -> Family:
     return family
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ConfigSpec:
-    """Spec of one attention layer, read from a config.json.
+_LAYER_COUNTS = (
+    "{side}_layers", "num_{side}_layers", "num_layers", "num_hidden_layers", "n_layers", "n_layer",
+)  # fmt: skip
+"""Keys of the number of layers, of which the first that exists counts; {side} stands for encoder or
+decoder."""
 
-    Attributes:
-        has_biases: Whether config.json states the biases; if not, they are those of the tensors.
+
+def spec_of_config(
+    path: Path, layer: int = 0, fields: Mapping[str, Any] = types.MappingProxyType({})
+) -> AttentionSpec:
+    """Return the spec of one attention layer of a config.json, with some fields changed.
+
+    `path`: The file, or its folder.
+    `fields`: With `causal` or `cross` they say which attention is meant, where there are several.
     """
+    path = path / CONFIG if path.is_dir() else path
+    config = Config.load(path)
+    if config is None:
+        raise WeightsError(f"{path} does not exist; check the path")
+    role = _role(fields)
+    _find_family(config)  # raises an error for a family that is not known
+    side = "encoder" if role == ENCODER else "decoder"
+    keys = [key.format(side=side) for key in _LAYER_COUNTS if config.has(key.format(side=side))]
+    if keys and not 0 <= layer < config.whole(keys[0]):
+        raise WeightsError(
+            f"{path} has {keys[0]} {config.whole(keys[0])}, so there is no layer {layer}"
+        )
+    return AttentionSpec.from_dict({**_fields_of(config, layer, role), **fields})
 
-    spec: AttentionSpec
-    fields: Mapping[str, Any]
-    keys: Mapping[str, str]
-    has_biases: bool
+
+def _role(fields: Mapping[str, Any]) -> str:
+    """Return the role that a layer must have; "" if any."""
+    if not {"causal", "cross"} & fields.keys():
+        return ""
+    if fields.get("cross", False):
+        return CROSS
+    return DECODER if fields.get("causal", False) else ENCODER
 
 
-def read_config_spec(config: Config, number: int, role: str, biases: str | None) -> ConfigSpec:
-    """Return the spec of one attention layer, read from a config.json.
-
-    `biases`: The biases of the checkpoint's tensors, which apply if config.json does not state any;
-    None for those that the family usually has.
-    """
-    family = find_family(config)
+def _fields_of(config: Config, number: int, role: str) -> dict[str, Any]:
+    """Return the fields of the spec of one attention layer, read from a config.json."""
+    family = _find_family(config)
     config = Config(config.path, {**family.defaults, **config.values})
-    fields, keys = _dimensions(config, family, role)
+    fields = _dimensions(config, family, role)
     head_dim = fields.get("head_dim", fields["embed_dim"] // max(fields["num_heads"], 1))
     has_window = _slides(config, family.slides, number)
     described = Layer(config, role, number, fields["num_heads"], head_dim, has_window)
@@ -101,13 +118,12 @@ def read_config_spec(config: Config, number: int, role: str, biases: str | None)
     stated_bias = family.bias
     if stated_bias is None and config.has(family.bias_key):
         stated_bias = "all" if config.flag(family.bias_key) else family.bias_off
-    stored_bias = family.usual_bias if biases is None else biases
-    fields["bias"] = stored_bias if stated_bias is None else stated_bias
+    fields["bias"] = family.usual_bias if stated_bias is None else stated_bias
     try:
-        spec = AttentionSpec.from_dict(fields)
+        AttentionSpec.from_dict(fields)
     except SpecError as error:
         raise WeightsError(f"{config.path}: {error}") from error
-    return ConfigSpec(spec, fields, keys, stated_bias is not None)
+    return fields
 
 
 _PATTERNS: Final[Mapping[str, Callable[[Config, int], bool]]] = {
@@ -143,65 +159,15 @@ def _slides(config: Config, pattern: str | None, number: int) -> bool:
     return bool(layer_types[number] == SLIDING)
 
 
-def _dimensions(config: Config, family: Family, role: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return E and H, Hkv and D if they are stated, and the key of each."""
+def _dimensions(config: Config, family: Family, role: str) -> dict[str, Any]:
+    """Return E and H, and Hkv and D if they are stated."""
     side = "encoder" if role == ENCODER else "decoder"
     fields: dict[str, Any] = {}
-    keys = {}
     for field in ("embed_dim", "num_heads"):
         names = [name.format(side=side) for name in getattr(family, field)]
-        keys[field] = next((name for name in names if config.has(name)), names[0])
-        fields[field] = config.whole(keys[field])
-    keys |= {"num_kv_heads": keys["num_heads"], "head_dim": "head_dim"}
+        fields[field] = config.whole(next((n for n in names if config.has(n)), names[0]))
     for field in ("num_kv_heads", "head_dim"):
         name = getattr(family, field)
         if name and config.has(name):
-            keys[field], fields[field] = name, config.whole(name)
-    return fields, keys
-
-
-def check_agrees(spec: AttentionSpec, in_config: ConfigSpec, config: Config) -> str | None:
-    """Check that a spec does not contradict a config.json.
-
-    Returns:
-        A note on a mask that the caller must pass, or None.
-    """
-    theirs = in_config.spec
-    for field in _compared(spec, in_config):
-        ours, other = getattr(spec, field), getattr(theirs, field)
-        if not _same(ours, other):
-            raise _contradiction(config, field, ours, other)
-    for field, ours, other in (
-        ("scale", spec.softmax_scale, theirs.softmax_scale),
-        ("rotary_magnitude", spec.turn_magnitude, theirs.turn_magnitude),
-    ):
-        if not _same(ours, other):
-            raise _contradiction(config, field, ours, other)
-    if spec.causal == theirs.causal:
-        return None
-    if spec.causal or spec.mask is None:
-        raise _contradiction(config, "causal", spec.causal, theirs.causal)
-    return "the model is causal and the spec is not: attn_mask must hide later keys"
-
-
-def _compared(spec: AttentionSpec, in_config: ConfigSpec) -> list[str]:
-    """Return the names of the fields that have an effect in one of the two specs."""
-    both = (spec, in_config.spec)
-    return [
-        name for name, field in FIELDS.items()
-        if field.in_config and (name != "bias" or in_config.has_biases)
-        and not all(unmet(each, field.acts_with) for each in both)
-    ]  # fmt: skip
-
-
-def _same(ours: object, theirs: object) -> bool:
-    if isinstance(ours, float) and isinstance(theirs, float):
-        return math.isclose(ours, theirs, rel_tol=1e-6)
-    return ours == theirs
-
-
-def _contradiction(config: Config, field: str, ours: object, theirs: object) -> WeightsError:
-    return WeightsError(
-        f"{field} is {ours!r} in the spec and {theirs!r} by {config.path}; change the spec, or "
-        "leave it out"
-    )
+            fields[field] = config.whole(name)
+    return fields

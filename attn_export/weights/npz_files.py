@@ -29,7 +29,7 @@ def read_npz(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, Arra
     """
     with zipfile.ZipFile(io.BytesIO(read_bytes(path, max_bytes))) as archive:
         members = {info.filename.removesuffix(_NPY): info for info in archive.infolist()}
-        check_names(path, members, names)
+        _check_names(path, members, names)
         arrays = {}
         for name, info in members.items():
             if info.file_size > max_bytes:
@@ -59,7 +59,7 @@ def _npy(data: bytes) -> Array:
     return array.reshape(shape, order="F" if is_fortran else "C").copy()
 
 
-def check_names(path: Path, arrays: Iterable[str], names: Sequence[str]) -> None:
+def _check_names(path: Path, arrays: Iterable[str], names: Sequence[str]) -> None:
     """Raise WeightsError if an array has another name."""
     other = [name for name in arrays if name not in names]
     if other:

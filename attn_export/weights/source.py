@@ -1,22 +1,19 @@
 """Access to the tensors of a checkpoint: one safetensors file, a folder, or shards with an index.
 
-Headers and tensors are read on demand, so that only the tensors of one layer of a large checkpoint
-are read. Nothing is ever unpickled.
+Headers and tensors are read on demand. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Final
 
 from safetensors import SafetensorError, safe_open
 
 from attn_export.errors import WeightsError, one_line
-from attn_export.quantiser import QuantisedWeight
-from attn_export.spec import AttentionSpec
 from attn_export.untrusted_files import (
     LONGEST_HEADER,
     open_regular,
@@ -82,39 +79,11 @@ class TensorSource:
                 tensors |= {name: handle.get_tensor(name) for name in names_in_file}
         return tensors
 
-    def integers(
-        self,
-        ours: Mapping[str, str],  # noqa: ARG002 (a plain checkpoint has none)
-        spec: AttentionSpec,
-        kv_heads: int | None,  # noqa: ARG002
-    ) -> tuple[AttentionSpec, dict[str, QuantisedWeight]]:
-        """Return a spec with what it says of integers, and the weights that are stored as such.
-
-        `ours`: Our names of tensors, of which the result has those of the weights; `kv_heads`: the
-        number of K/V heads to pool to.
-        """
-        return spec, {}
-
     def _by_file(self, names: Iterable[str]) -> list[tuple[Path, list[str]]]:
         grouped: dict[Path, list[str]] = {}
         for name in names:
             grouped.setdefault(self.files[name], []).append(name)
         return list(grouped.items())
-
-
-def find_lone_config(path: Path) -> Path | None:
-    """Return the path of a config.json without tensors next to it, or None.
-
-    `path`: A config.json, or a folder with one. A path of a config.json itself is returned even if
-    there are tensors.
-    """
-    if path.name == CONFIG and path.is_file():
-        return path
-    if not (path / CONFIG).is_file():
-        return None
-    endings = (".safetensors", ".index.json", *_PICKLES)
-    has_tensors = any(file.name.endswith(endings) for file in path.iterdir())
-    return None if has_tensors else path / CONFIG
 
 
 def open_source(path: Path) -> TensorSource:
@@ -271,8 +240,3 @@ def listed(items: Iterable[str], separator: str = ", ") -> str:
     every = [shown(item) for item in items]
     more = f"{separator}and {len(every) - _AT_MOST} more" if len(every) > _AT_MOST else ""
     return separator.join(every[:_AT_MOST]) + more
-
-
-def bracketed(shape: Sequence[int]) -> str:
-    """Format a shape, as in ``[32, 64]``."""
-    return f"[{', '.join(map(str, shape))}]"

@@ -10,10 +10,8 @@ from attn_export.errors import printable
 from attn_export.parts.benchmarks.bench_terminal import three_digits
 from attn_export.report.tables import markdown_table
 
-FLOAT, FLOAT16 = "float32", "float16"
+FLOAT = "float32"
 PEER_GOAL = 0.90
-BY = " in "
-"""Separator of a candidate's name and the form of its graph."""
 
 NAN = float("nan")
 
@@ -47,11 +45,11 @@ def beside_float(title: str, lines: Sequence[Line], workloads: Workloads) -> str
     heads = ["", *lines[0].columns, "best of integers / float32", "goal", "met"]
     rows = []
     for line in lines:
-        best = {column: _best(workloads[line.name], column) for column in line.columns}
+        times = {column: _median(workloads[line.name], column) for column in line.columns}
         # Goals are for candidates with integers only.
-        ours = [time for name, (time, _) in best.items() if name not in (FLOAT, FLOAT16)]
-        ratio = min(ours) / best[FLOAT][0]
-        cells = [f"{three_digits(time)}{form}" for time, form in best.values()]
+        ours = [time for name, time in times.items() if name != FLOAT]
+        ratio = min(ours) / times[FLOAT]
+        cells = [three_digits(time) for time in times.values()]
         rows.append((line.name, *cells, *_verdict(ratio, line.goal)))
     return "\n".join([f"## {title}\n", *markdown_table(heads, rows), ""])
 
@@ -74,8 +72,8 @@ def beside_peers(
         candidates = {entry["name"]: entry for entry in workloads[name]["candidates"]}
         if not any(peer in candidates for peer in peers):
             continue
-        ours = min(_best(workloads[name], column)[0] for column in own)
-        theirs = [_best(workloads[name], peer)[0] for peer in peers]
+        ours = min(_median(workloads[name], column) for column in own)
+        theirs = [_median(workloads[name], peer) for peer in peers]
         ratio = ours / min(time for time in theirs if time == time)
         cells = [three_digits(x) for x in (ours, *theirs)]
         rows.append((name, *cells, *_verdict(ratio, PEER_GOAL)))
@@ -88,15 +86,16 @@ def beside_peers(
     return "\n".join(page) if rows else ""
 
 
-def _best(workload: Mapping[str, Any], column: str) -> tuple[float, str]:
-    """Return the least median of a candidate over the forms of its graph, and that form."""
-    times = {
-        entry["name"].partition(BY)[2]: entry["median_ms"]
-        for entry in workload["candidates"]
-        if entry["name"].partition(BY)[0] == column and entry["outcome"] == "ran"
-    }
-    form = min(times, key=lambda name: times[name], default="")
-    return times.get(form, NAN), f" ({form})" if form else ""
+def _median(workload: Mapping[str, Any], column: str) -> float:
+    """Return the median of a candidate; NaN if it did not run."""
+    return next(
+        (
+            float(entry["median_ms"])
+            for entry in workload["candidates"]
+            if entry["name"] == column and entry["outcome"] == "ran"
+        ),
+        NAN,
+    )
 
 
 def _verdict(ratio: float, goal: float) -> tuple[str, str, str]:

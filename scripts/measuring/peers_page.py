@@ -37,8 +37,6 @@ def peers_page(
         "[peers.json](peers.json). What the columns mean: "
         "[performance.md](../performance.md), which has [layers with integers]"
         "(../performance.md#low-precision) as well.",
-        "",
-        "![medians](peers.svg)",
     ]
     results = {result.name: result for result in report.workloads}
     run = [(workload, results[workload.name]) for workload in workloads if workload.name in results]

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from attn_export.errors import AttnExportError, one_line
 from attn_export.graph.load import load_graph
-from attn_export.graph.lower import DECODE, KERNELS, Form, lower
+from attn_export.graph.lower import DECODE, lower
 from attn_export.graph.save import save_graph
 from attn_export.parts.benchmarks.bundle_candidates import (
     FRESH_PROCESS_FROM,
@@ -30,16 +30,13 @@ from measuring.goals import OURS, ROOF, Workload
 # -- our graph in a dialect ---------------------------------------------------------------------
 
 
-def lowered_forms(
-    canonical: Path, dialect: str, folder: Path, choice: Form = KERNELS
-) -> dict[str, GraphFile]:
+def lowered_graphs(canonical: Path, dialect: str, folder: Path) -> dict[str, GraphFile]:
     """Lower a canonical graph to a dialect, and write the results.
 
     Args:
         canonical: The file of the canonical graph.
         dialect: One of `DIALECTS`.
         folder: The folder to write to.
-        choice: The form of the attention nodes.
 
     Returns:
         The graphs by phase: ``""`` for any length and, if the dialect has it, ``"decode"`` for one
@@ -49,7 +46,7 @@ def lowered_forms(
         GraphError: If the dialect cannot express the graph.
     """
     written = {}
-    for key, form in lower(load_graph(canonical), dialect, choice).items():
+    for key, form in lower(load_graph(canonical), dialect).items():
         name = f"{canonical.stem}.{'.'.join(filter(None, (dialect, key)))}.onnx"
         save_graph(form.model, folder / name)
         written[key] = replace(form.file, name=name)
@@ -135,36 +132,33 @@ PLAIN = "measuring.plain_attention:make_plain"
 """The function that makes the layer in plain PyTorch."""
 
 
-def workload_candidates(
-    workload: Workload, folder: Path, choice: Form = KERNELS
-) -> list[Candidate]:
+def workload_candidates(workload: Workload, folder: Path) -> list[Candidate]:
     """Return the candidates of a workload.
 
     Args:
         workload: The workload to measure.
         folder: The folder for graphs. Those that are there already are used again.
-        choice: The form of the attention nodes in our graph.
     """
     folder.mkdir(parents=True, exist_ok=True)
     dims = workload.dims
-    ours = _ours(dims, folder, choice)
+    ours = _ours(dims, folder)
     return [ours, *_peers(dims, folder), *_rooflines(workload, folder)]
 
 
-def _ours(dims: Dims, folder: Path, choice: Form) -> Candidate:
+def _ours(dims: Dims, folder: Path) -> Candidate:
     try:
-        return _lowered(dims, folder, choice)
+        return _lowered(dims, folder)
     except (AttnExportError, RuntimeError) as error:
         return Candidate(OURS, "ours", "graph", {}, dims.work, reason=one_line(error))
 
 
-def _lowered(dims: Dims, folder: Path, choice: Form) -> Candidate:
+def _lowered(dims: Dims, folder: Path) -> Candidate:
     canonical = folder / "ours.onnx"
     if dims.embed_dim:
         make_graph({"function": "measuring.exports:canonical", "spec": layer_spec(dims)}, canonical)
     else:
         save_core(dims, canonical)
-    form = form_for(lowered_forms(canonical, DIALECT, folder, choice), dims.sizes)
+    form = form_for(lowered_graphs(canonical, DIALECT, folder), dims.sizes)
     in_place = bool(dims.past_len) and "past_length" in _inputs_of(folder / form.name)
     return as_candidate(
         OURS, folder, form, dims.inputs(in_place=in_place), dims.outputs(), dims.work

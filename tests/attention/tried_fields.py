@@ -5,8 +5,7 @@ from __future__ import annotations
 from attn_export.spec.fields import FIELDS, TYPES
 
 ELSEWHERE = {
-    "kind", "cross", "causal", "cache", "attn_weights", "dtype", "scheme", "activations",
-    "kv_dtype", "kv_scale", "kv_scales_from",
+    "kind", "cross", "causal", "cache", "attn_weights", "dtype", "scheme",
 }  # fmt: skip
 """Fields with tests of their own, which the tables combine with all others."""
 

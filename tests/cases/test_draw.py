@@ -117,14 +117,6 @@ def test_integers_reach_the_size_that_bounds_them():
     assert limits(Input((1,), "int64", 0, 7), SIZES) == (0, 7)
 
 
-def test_columns_have_ranges_of_their_own():
-    wanted = Input((200, 4), "uint8", 0, 255, columns=((2, 7, 9), (3, 1, 1)))
-    drawn = draw_inputs({"bytes": wanted}, {}, seed_words=())["bytes"]
-    assert drawn[:, :2].min() < 9 < 200 < drawn[:, :2].max()
-    assert set(drawn[:, 2].tolist()) == {7, 8, 9}
-    assert set(drawn[:, 3].tolist()) == {1}
-
-
 @pytest.mark.parametrize(("shape", "found"), [((50, 1), {True, False}), ((50, "key_len"), {True})])
 def test_a_single_bool_may_be_false_where_it_is_no_number_of_keys(shape, found):
     drawn = draw_inputs({"flag": Input(shape, "bool")}, {"key_len": 1}, seed_words=())["flag"]

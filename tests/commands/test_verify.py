@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from attn_export import build, verify
 from attn_export.bundle.golden import stored_cases
 from attn_export.bundle.manifest import manifest_content, read_manifest, write_manifest
-from attn_export.errors import BundleError, GraphError
+from attn_export.errors import BundleError, GraphError, SpecError
 from attn_export.results import Report
 from attn_export.runtimes.run_options import Progress
 
@@ -242,7 +242,10 @@ def test_a_manifest_of_another_format_or_edited_by_hand_is_refused(copy: Path):
             verify(copy)
 
 
-@pytest.mark.parametrize("form", [None, "kernels"])
+TUNED = {"processor": "one", "threads": 2, "milliseconds": {"prefill": {"kernels": 1.5}}}
+
+
+@pytest.mark.parametrize("form", [None, "products"])  # which `tune` of earlier versions wrote
 def test_a_manifest_is_written_again_with_its_order_and_without_further_keys(
     copy: Path, form: str | None
 ):
@@ -250,8 +253,21 @@ def test_a_manifest_is_written_again_with_its_order_and_without_further_keys(
     content["graphs"] = dict(reversed(content["graphs"].items()))
     for graph in content["graphs"].values():
         graph |= {"bound": graph.pop("bound")} | ({"form": form} if form else {})
+    content |= {"tuning": TUNED} if form else {}
     assert write_manifest(copy, content) == read_manifest(copy)
     assert json.dumps(manifest_content(copy)) == json.dumps(content)
+
+
+@pytest.mark.parametrize("activations", ["none", "dynamic-int8"])
+def test_a_bundle_of_what_left_is_verified_and_not_recomputed(activations: str, copy: Path):
+    """Earlier versions wrote these fields into every spec."""
+    with (copy / "spec.toml").open("a") as spec:
+        spec.write(f'activations = "{activations}"\nkv_dtype = "none"\nkv_scale = "per-tensor"\n')
+    write_manifest(copy, manifest_content(copy))
+    assert verify(copy, runtimes=["ort-cpu"], recompute=activations == "none").passed
+    if activations != "none":
+        with pytest.raises(SpecError, match=r"activations = 'dynamic-int8' was removed in 0\.2\.0"):
+            verify(copy, runtimes=["ort-cpu"], recompute=True)
 
 
 def test_a_file_beside_the_bundles_own_is_no_damage(copy: Path):

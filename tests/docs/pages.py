@@ -57,8 +57,6 @@ def after_the_first_command() -> Path:
         for spec in (ROOT / "models").glob("*.toml"):
             shutil.copy(spec, folder / "models")
         shutil.copytree(ROOT / "docs" / "sweeps", folder / "docs" / "sweeps")
-        (folder / "docs" / "results").mkdir()
-        shutil.copy(ROOT / "docs" / "results" / "releases.json", folder / "docs" / "results")
         write_tiny_llama(folder / "checkpoint")
         models = Path("tests", "parts", "whole_models")
         for name in ("exports/llama", "exports/mistral", "exports/whisper", "quantised/llama-int4"):

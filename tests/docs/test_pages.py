@@ -24,19 +24,17 @@ NOT_RUN = "console"
 ELSEWHERE = {FIRST, "scripts/test", "scripts/setup test"}  # ran before; is or made what runs here
 SLOW = {
     "scripts/attn-export bench models/gqa --prefill 64 --decode 256 --rounds 1",
-    "scripts/attn-export tune models/gqa --prefill 64 --decode 256 --rounds 1",
     "scripts/attn-export verify models/mqa --cpu neoverse-n1 --cpu haswell",
     "scripts/attn-export compare models/gqa/model.onnx models/gqa/model.portable.onnx",
     "scripts/attn-export sweep docs/sweeps/heads.toml --output heads.sweep",
     "scripts/attn-export bisect models/mqa --good 1.28.0 --bad 1.27.0 --install",
-    "scripts/attn-export site heads.sweep --output heads.site",
     "scripts/attn-export probe ort-cpu",
     "scripts/attn-export probe onnx-reference",
 }
 """Commands that take long, which `--all` runs; other tests run them too, most for less."""
 LONG = {
     "ci", "sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence",
-    "low-precision", "dry-run", "other-cpus", "whole-models", "build-models", "tune",
+    "low-precision", "dry-run", "other-cpus", "whole-models", "build-models",
     "judge-a-model", "ship-to-cpp", "parity-in-ci",
 }  # fmt: skip
 """Pages that take long, which `--all` runs."""

@@ -31,10 +31,10 @@ def test_a_damaged_case_whose_inputs_have_other_sizes_stays_whole():
         np.testing.assert_array_equal(part["x"], INPUTS["x"])
 
 
-def test_right_integers_of_a_cache_are_no_failure_of_a_smaller_case(tmp_path: Path):
-    graph = Graph(onnx.load(bundle_of("blocks") / "model.onnx"))
+def test_a_smaller_case_has_what_a_causal_mask_changes(tmp_path: Path):
+    graph = Graph(onnx.load(bundle_of("in-place") / "model.onnx"))
     graph.set_attribute(graph.one("Attention"), "is_causal", 0)
     path = tmp_path / "changed.onnx"
     onnx.save(graph.model, path)
-    found = explain(bundle_of("blocks"), on("ort-cpu"), graph=path, seconds=20)
+    found = explain(bundle_of("in-place"), on("ort-cpu"), graph=path, seconds=20)
     assert found.smallest["query_len"] == 2  # the least that a causal mask changes

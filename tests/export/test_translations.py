@@ -93,7 +93,6 @@ KEPT = {
 }
 DECOMPOSED = {
     "rotary": {"rotary": "half"},
-    "a cache of int8": {**IN_PLACE, "kv_dtype": "int8"},
 }
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from attn_export.commands.main import run
 from attn_export.errors import UsageError
@@ -110,11 +107,7 @@ WRONG_PATHS = {
     "build --module nothing": "--module is PATH.py:FUNCTION",
     "build --module mine.py:f --output mine.py": "mine.py exists and is not a folder",
     "build --module mine.py:f --dialect nothing": "unknown dialect 'nothing'",
-    "build --weights nothing": "nothing does not exist",
-    "build --weights ckpt --layer 7": "has no attention '7'; give one of these as --layer: model",
-    "build --weights ckpt --layer model.layers.9": "has no attention 'model.layers.9'",
-    "build --weights ckpt --layer 7 --embed-dim 8 --num-heads 2": "has no attention '7'",
-    "build --weights ckpt/config.json --layer 2": "num_hidden_layers 2, so there is no layer 2",
+    "build nothing/config.json": "nothing/config.json does not exist",
     "compare --module mine.py:f --graph nothing.onnx": "nothing.onnx: no such file",
     "compare --module mine.py:f --graph empty.onnx": "empty.onnx is not an ONNX model",
     "compare --module nothing.py:f --graph empty.onnx": "empty.onnx is not an ONNX model",
@@ -125,18 +118,10 @@ WRONG_PATHS = {
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> Path:
-    """Return a folder with a user's file, a checkpoint of two layers and a file that is empty."""
+    """Return a folder with a user's file, and a file that is empty."""
     folder = tmp_path_factory.mktemp("sources")
     (folder / "mine.py").write_text("import torch")
     (folder / "empty.onnx").touch()
-    (folder / "ckpt").mkdir()
-    names = [f"model.layers.{n}.self_attn.{p}_proj.weight" for n in (0, 1) for p in "qkvo"]
-    save_file(dict.fromkeys(names, np.ones((8, 8), "f")), folder / "ckpt/model.safetensors")
-    config = {
-        "model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2,
-        "max_position_embeddings": 64,
-    }  # fmt: skip
-    (folder / "ckpt/config.json").write_text(json.dumps(config))
     return folder
 
 

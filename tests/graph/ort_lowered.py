@@ -7,9 +7,7 @@ import onnx_ir as ir
 from attention_forms import FORMS, IN_PLACE, SIZES, Form, attributes, bound_run, session
 from onnx.reference import ReferenceEvaluator
 
-from attn_export.graph import IrGraph
-from attn_export.graph import lower as forms_of
-from attn_export.graph.lower import DECODE, KERNELS, lower
+from attn_export.graph.lower import DECODE, lower
 
 FLASH = {
     f"{sharing}, {rank}, {name}": Form(
@@ -35,13 +33,9 @@ FLASH = {
 ALL = FORMS | IN_PLACE | FLASH
 
 
-def lowered(form: Form, choice: forms_of.Form = KERNELS) -> dict[str, IrGraph]:
-    return lower(ir.from_proto(form.model()), "ort", choice)
-
-
-def compare_with_reference(form: Form, choice: forms_of.Form) -> None:
+def compare_with_reference(form: Form) -> None:
     reference, tolerance = ReferenceEvaluator(form.model()), 4e-3 if form.half else 2e-6
-    forms = lowered(form, choice)
+    forms = lower(ir.from_proto(form.model()), "ort")
     for phase, one in forms.items():
         engine = session(one.model)
         for B, L, N, P in SIZES:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from ort_lowered import ALL, compare_with_reference
 
-from attn_export.graph.lower import KERNELS
-
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_form_gives_what_the_reference_gives(name: str):
-    compare_with_reference(ALL[name], KERNELS)
+    compare_with_reference(ALL[name])

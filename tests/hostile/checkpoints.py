@@ -174,7 +174,7 @@ def checkpoint(bundle: Path, place: Path, random: Random) -> list[str]:
     elif kind == 7:
         displace(file, random)
     # A runtime that is not there ends what would be built, after the checkpoint was read.
-    return ["build", "--weights", str(place), *NO_BUILD, "--output", f"{place}.out"]
+    return ["build", "--model", str(place), *NO_BUILD, "--output", f"{place}.out"]
 
 
 NO_BUILD = ["--runtime", "none", "--quiet"]
@@ -195,4 +195,4 @@ def lone_config(bundle: Path, place: Path, random: Random) -> list[str]:
               "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4},
               "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}  # fmt: skip
     (place / "config.json").write_text(json.dumps(changed(config, random)))
-    return ["build", "--weights", str(place), *NO_BUILD, "--output", f"{place}.out"]
+    return ["build", str(place / "config.json"), *NO_BUILD, "--output", f"{place}.out"]

@@ -15,30 +15,19 @@ from typing import Any
 
 import numpy as np
 from hostile.bundles import Random, damaged, displace, maker, pick
-from hostile.checkpoints import NO_BUILD, E, H, header_of, spoiled, tensor, write_safetensors
+from hostile.checkpoints import NO_BUILD, E
 from hostile.values import HOSTILE, changed
 
 
 @maker
-def scales(bundle: Path, place: Path, random: Random) -> list[str]:
-    """Damage a file of scales, or of hidden states."""
-    del bundle
+def arrays(bundle: Path, place: Path, random: Random) -> list[str]:
+    """Damage a file of arrays."""
     place.mkdir()
-    names = ["k_scale", "v_scale"] if random.random() < 0.7 else ["query"]
-    shape = (1,) if len(names) == 2 else (1, 4, E)
-    path = place / pick(random, ["x.npz", "x.safetensors", "x.bin"])
-    if path.suffix == ".safetensors":
-        tensors = spoiled({name: tensor("F32", *shape) for name in names}, random)
-        header = changed(header_of(tensors), random) if random.random() < 0.4 else None
-        write_safetensors(path, tensors, header)
-    else:
-        path.write_bytes(_npz(names, shape, random))
+    path = place / pick(random, ["x.npz", "x.bin"])
+    path.write_bytes(_npz(["query", "past_key"], (1, 4, E), random))
     if random.random() < 0.2:
         displace(path, random)
-    option = "--kv-scales" if len(names) == 2 else "--calibrate"
-    spec = ["--embed-dim", str(E), "--num-heads", str(H), "--causal", "--cache", "append",
-            "--kv-dtype", "int8"]  # fmt: skip
-    return ["build", *spec, option, str(path), *NO_BUILD, "--output", f"{place}.out"]
+    return ["range", str(bundle / "model.onnx"), "--inputs", str(path), "--quiet"]
 
 
 def _npz(names: list[str], shape: tuple[int, ...], random: Random) -> bytes:
@@ -130,9 +119,8 @@ def no_graph(bundle: Path, place: Path, random: Random) -> list[str]:
         ["verify", str(bundle), "--baseline", str(path), "--quiet", "--runtime", "ort-cpu"],
         ["build", str(path), *NO_BUILD, "--output", f"{place}.out"],
         ["build", "--module", f"{path}:f", *NO_BUILD, "--output", f"{place}.out"],
-        ["build", "--weights", str(path), *NO_BUILD, "--output", f"{place}.out"],
+        ["build", "--model", str(path), *NO_BUILD, "--output", f"{place}.out"],
         ["sweep", str(path), "--matrix", "github"],
-        ["site", str(path), "--output", f"{place}.out"],
         ["verify", str(bundle), "--trust", str(path), "--quiet"],
         ["verify", str(path), "--quiet"],
         ["kit", "python", str(path), "--output", f"{place}.out", "--quiet"],

@@ -51,20 +51,8 @@ FEW: dict[str, dict[str, object]] = {
     "in place": {**IN_PLACE, **CAUSAL, **GROUPED, **ROTARY},
     "float16": {**CACHE, **CAUSAL, "dtype": "float16"},
     "bfloat16": {**CACHE, **CAUSAL, "dtype": "bfloat16"},
-    "in place, int8": {**IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int8"},
-    "in place, int4": {**IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int4"},
-    "in place, float16 cache": {**IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "float16"},
-    "in place, int4 by block": {
-        **IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int4", "kv_scale": "per-block",
-        "head_dim": 40,
-    },
     "int8": {"weights_dtype": "int8"},
-    "int8 activations": {**CAUSAL, "weights_dtype": "int8", "activations": "dynamic-int8"},
     "int4": {"weights_dtype": "int4", "block_size": 16},
-    "int4, int8 activations by block": {
-        **CAUSAL, "weights_dtype": "int4", "block_size": 16,
-        "activations": "dynamic-int8-per-block",
-    },
     "int4, asymmetric": {"weights_dtype": "int4", "block_size": 16, "scheme": "asymmetric"},
 }  # fmt: skip
 """The fields of specs, beside E 16 and H 2: what is tried by default."""
@@ -89,23 +77,6 @@ SUBJECTS = FEW | {
     "in place, bfloat16": {**IN_PLACE, **CAUSAL, "dtype": "bfloat16"},
     "in place, float16, norms": {**IN_PLACE, **CAUSAL, "dtype": "float16", "qk_norm": "rms"},
     "in place, padding": {**IN_PLACE, **PADDING},
-    "in place, int8 activations": {
-        **IN_PLACE, **PADDING, "weights_dtype": "int8", "activations": "dynamic-int8",
-    },
-    "in place, int8, int8 activations": {
-        **IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int8", "weights_dtype": "int8",
-        "activations": "dynamic-int8",
-    },
-    "in place, int8, int4, int8 activations by block": {
-        **IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int8", "weights_dtype": "int4",
-        "block_size": 16, "activations": "dynamic-int8-per-block",
-    },
-    "in place, int8 by channel": {
-        **IN_PLACE, **PADDING, "kv_dtype": "int8", "kv_scale": "per-channel",
-    },
-    "in place, int4 by channel": {
-        **IN_PLACE, **PADDING, "kv_dtype": "int4", "kv_scale": "per-channel",
-    },
 }  # fmt: skip
 
 LIMITS = Limits(threads=1, seconds=120, memory_mib=None)

@@ -28,14 +28,17 @@ CONTRIB = (
     "cache, causal",
     "cache, causal, padding, grouped",
     "in place",
-    "in place, int4",
-    "in place, int8",
     "int4",
     "int8",
-    "int8 activations",
     "linear, delta",
 )
 """Subjects whose form for ONNX Runtime is tried by default."""
+
+OF_OTHERS = {
+    "Cast(FLOAT to FLOAT16) with input FLOAT", "DynamicQuantizeLinear", "MatMulInteger",
+    "com.microsoft.MatMulNBits(accuracy_level 4)", "input INT8", "input UINT8",
+}  # fmt: skip
+"""Rows of which no layer has a graph: of whole models, of others, and of earlier versions."""
 
 MILD = {("opencv", "softcap by 50"), ("mnn", "softcap")}
 """Runtimes and subjects whose numbers do not show what is wrong: tanh far from 0, and near it."""
@@ -81,7 +84,7 @@ def test_every_row_is_the_only_reason_for_some_graph(kind: Runtime, shared: Path
         [row for row in kind.unsupported if has.issuperset(row.split(" with "))] for has in features
     ]
     alone = {rows[0] for rows in reasons if len(rows) == 1}
-    assert set(kind.unsupported) == alone
+    assert set(kind.unsupported) - OF_OTHERS == alone - OF_OTHERS
 
 
 @pytest.mark.parametrize("kind", MEASURED, ids=lambda kind: kind.name)

@@ -14,8 +14,6 @@ LONGROPE = {
     "rotary": "half", "rotary_scaling": "longrope", "rotary_short_factors": [1.0] * 4,
     "rotary_long_factors": [2.0] * 4,
 }  # fmt: skip
-INT8_PRODUCTS = {"weights_dtype": "int8", "activations": "dynamic-int8"}
-INT4_PRODUCTS = {"weights_dtype": "int4", "activations": "dynamic-int8-per-block"}
 
 REFUSED = [
     # changes, and what the message has to say
@@ -160,59 +158,12 @@ REFUSED_FEATURES = [
     ({"scheme": "asymmetric"}, ["scheme = 'asymmetric'", "weights_dtype = 'none'"]),
     ({"weights_dtype": "int8", "scheme": "both"}, ["scheme must be one of", "'both'"]),
     ({"weights_dtype": "int8", "dtype": "float16"}, ["'int8'", "dtype = 'float16'", "float32"]),
-    ({"kv_dtype": "int8"}, ["kv_dtype = 'int8'", "cache = 'none'", 'cache = "in-place"']),
-    ({"kv_dtype": "int8", "cache": "append"}, ["cache = 'append'", 'cache = "in-place"']),
-    (
-        {"kv_dtype": "int3", "cache": "in-place"},
-        ["kv_dtype must be one of none, int8, int4", "'int3'"],
-    ),
-    ({"kv_scale": "per-channel"}, ["kv_scale = 'per-channel'", "kv_dtype to one of int8, int4"]),
-    (
-        {"kv_dtype": "int4", "cache": "in-place", "head_dim": 7},
-        ["kv_dtype = 'int4'", "head_dim = 7", "make head_dim even"],
-    ),
-    (
-        {"kv_dtype": "int4", "cache": "in-place", "v_head_dim": 5},
-        ["kv_dtype = 'int4'", "v_head_dim = 5", "make v_head_dim even"],
-    ),
-    (
-        {"kv_dtype": "int8", "cache": "in-place", "kv_scale": "per-block"},
-        ["kv_scale = 'per-block'", "kv_dtype = 'int8'", 'kv_dtype = "int4"'],
-    ),
-    (
-        {"kv_dtype": "int4", "cache": "in-place", "kv_scale": "per-block", "head_dim": 74},
-        ["kv_scale = 'per-block'", "head_dim = 74", "16 to 32", "another kv_scale"],
-    ),
-    (
-        {
-            "kv_dtype": "int4", "cache": "in-place", "kv_scale": "per-block",
-            "kv_scales_from": "file",
-        },
-        ["kv_scales_from = 'file'", "scales of its own", "leave kv_scales_from out"],
-    ),
-    (
-        {"kv_dtype": "int8", "cache": "in-place", "dtype": "float16"},
-        ["kv_dtype = 'int8'", "dtype = 'float16'", "leave dtype out"],
-    ),
-    ({"activations": "int8"}, ["activations must be one of none, dynamic-int8", "'int8'"]),
-    (
-        {"activations": "dynamic-int8"},
-        ["activations = 'dynamic-int8'", "weights_dtype = 'none'", 'weights_dtype = "int8"'],
-    ),
-    ({**INT8_PRODUCTS, "weights_dtype": "int4"}, ["weights_dtype = 'int4'", "int8 weights in all"]),
-    ({**INT8_PRODUCTS, "weights_dtype": "q,k,v=int8"}, ["'q,k,v=int8'", "int8 weights in all"]),
-    (
-        {**INT4_PRODUCTS, "weights_dtype": "int8"},
-        ["activations = 'dynamic-int8-per-block'", "'int8'", 'set weights_dtype = "int4"'],
-    ),
-    ({**INT4_PRODUCTS, "weights_dtype": "q=int4 k,v,out=int8"}, ["'q=int4 k,v,out=int8'", "int4"]),
-    ({**INT4_PRODUCTS, "block_size": 0}, ["block_size = 0", "set block_size to 16, 32, 64 or 128"]),
-    (
-        {**INT4_PRODUCTS, "kv_dtype": "float16", "cache": "in-place"},
-        ["kv_dtype = 'float16'", "'dynamic-int8-per-block'"],
-    ),
-    ({**INT8_PRODUCTS, "block_size": 32}, ["block_size = 32", "takes 0 only"]),
-    ({**INT8_PRODUCTS, "scheme": "asymmetric"}, ["'asymmetric'", "takes 'symmetric' only"]),
+    # what left
+    ({"kv_dtype": "int8", "cache": "in-place"}, ["kv_dtype = 'int8' was removed in 0.2.0"]),
+    ({"kv_dtype": "float16"}, ["kv_dtype = 'float16' was removed", "--kv-dtype float16"]),
+    ({"kv_scale": "per-channel"}, ["kv_scale = 'per-channel' was removed in 0.2.0"]),
+    ({"kv_scales_from": "file"}, ["kv_scales_from = 'file' was removed in 0.2.0"]),
+    ({"activations": "dynamic-int8"}, ["activations = 'dynamic-int8' was removed in 0.2.0"]),
     ({"weights_dtype": "q=int8", "packed_qkv": True}, ["packed_qkv", "'q=int8'", "the same"]),
     *[
         ({"weights_dtype": text}, ["weights_dtype is", "q,k,v=int4 out=int8", repr(text)])

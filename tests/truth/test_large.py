@@ -130,35 +130,6 @@ def test_the_error_allowed_by_blocks_of_columns_is_that_of_a_float64_copy(name, 
                 assert found.row == pytest.approx(allowed.row, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"kv_dtype": "int8"},
-        {"kv_dtype": "float16"},
-        {"kv_dtype": "int4", "kv_scale": "per-block"},
-        {"kv_dtype": "int8", "weights_dtype": "int8", "activations": "dynamic-int8"},
-        {"weights_dtype": "int8", "activations": "dynamic-int8"},
-    ],
-    ids=lambda fields: ", ".join(fields.values()),
-)
-def test_cases_are_moved_away_from_ties_as_with_a_float64_copy(fields, monkeypatch):
-    spec = small_spec(cache="in-place", attn_mask="none", rotary="half", **fields)
-
-    def goldens() -> list[Golden]:
-        oracle = Oracle(Subject.from_spec(spec))
-        cases = [case for case in oracle.subject.plan().cases if case.kind != "probe"][:4]
-        return [oracle.golden(oracle.move_off_ties(case) or case) for case in cases]
-
-    monkeypatch.setattr(float64_mode, "LARGE", WHOLE_COPY)
-    wanted = goldens()
-    monkeypatch.setattr(float64_mode, "LARGE", 64)
-    for one, other in zip(goldens(), wanted, strict=True):
-        for name, array in other.case.inputs.items():
-            np.testing.assert_array_equal(one.case.inputs[name], array)
-        for name, array in other.expected.items():
-            np.testing.assert_array_equal(one.expected[name], array)
-
-
 def test_large_weights_are_shared_and_the_module_stays_as_it_was(monkeypatch):
     monkeypatch.setattr(float64_mode, "LARGE", 200)
     module = Tied()

@@ -1,22 +1,12 @@
-"""Content of config.json in these tests, and a Llama that fits it."""
+"""Content of config.json in these tests."""
 
 from __future__ import annotations
-
-from checkpoints import (
-    LLAMA,
-    random_weights,
-    save,
-    under,
-)  # fmt: skip
-
-from attn_export.spec import AttentionSpec
 
 SIZES = {"hidden_size": 24, "num_attention_heads": 6}
 GQA = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 4096}
 DECODER = {"embed_dim": 24, "num_heads": 6, "num_kv_heads": 2, "head_dim": 8, "bias": "none",
            "causal": True, "rotary": "half"}  # fmt: skip
 MHA = {"embed_dim": 24, "num_heads": 6, "bias": "all"}
-SELF = "model.layers.{}.self_attn."
 LAYER_TYPES = ["full_attention", "sliding_attention"]
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -26,20 +16,8 @@ GEMMA2 = {**GQA, "sliding_window": 16, "query_pre_attn_scalar": 64}
 SIXTEENTH = {"scale": 0.125}
 GEMMA3_SPEC = {**DECODER, **SIXTEENTH, "qk_norm": "rms"}
 GPT_OSS = {**GQA, "attention_bias": True, "sliding_window": 16}
-FALCON_AT, NEOX_AT = "transformer.h.{}.self_attention.", "gpt_neox.layers.{}.attention."
 T5_SIZES = {"d_model": 24, "num_heads": 6, "d_kv": 5, "relative_attention_num_buckets": 8,
             "relative_attention_max_distance": 20}  # fmt: skip
 T5_SPEC = {"embed_dim": 24, "num_heads": 6, "head_dim": 5, "bias": "none", "scale": 1.0}
 BUCKETS = {"relative_buckets": 8, "relative_max_distance": 20}
 SIDES = {"d_model": 24, "encoder_attention_heads": 6, "decoder_attention_heads": 4}
-
-
-def llama(tmp_path, keys=GQA, *, spec=None, family="llama"):
-    """Save a Llama whose tensors match its config by default."""
-    spec = spec or AttentionSpec.from_dict(DECODER)
-    stored = under(SELF.format(0), LLAMA(spec, random_weights(spec)))
-    return save(tmp_path, stored, {"model_type": family, **keys})
-
-
-def torch_close(ours, theirs):
-    return all(((ours[name] - theirs[name]).abs() < 1e-6).all() for name in theirs)

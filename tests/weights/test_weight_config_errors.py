@@ -1,144 +1,19 @@
-"""Errors for a config.json that contradicts a spec, or that a spec cannot express."""
+"""Errors for a config.json that a spec cannot express."""
 
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
-from checkpoints import (
-    BERT,
-    FALCON,
-    GEMMA3,
-    LLAMA,
-    PHI3,
-    random_weights,
-    save,
-    spec_of,
-    under,
-)  # fmt: skip
-from configs import (
-    DECODER,
-    FALCON_AT,
-    GEMMA2,
-    GEMMA3_SPEC,
-    GQA,
-    SELF,
-    llama,
-)
+from configs import GEMMA2, GQA
 
 from attn_export.errors import UsageError, WeightsError
-from attn_export.spec import AttentionSpec
-from attn_export.weights.checkpoint import load_checkpoint
-
-# -- contradictions ------------------------------------------------------------------------------
+from attn_export.weights.from_config import spec_of_config
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_heads": 3, "num_kv_heads": 1, "head_dim": 16}, "num_heads is 3 in the spec and 6"),
-        ({"num_kv_heads": 3}, "num_kv_heads is 3 in the spec and 2"),
-        ({"head_dim": 4}, "head_dim is 4 in the spec and 8"),
-        ({"rotary_theta": 500000.0}, "rotary_theta is 500000.0 in the spec and 10000.0"),
-        ({"rotary_theta": 10000.1}, "rotary_theta is 10000.1 in the spec and 10000.0"),
-        ({"rotary": "interleaved"}, "rotary is 'interleaved' in the spec and 'half'"),
-        ({"rotary": "none"}, "rotary is 'none' in the spec and 'half'"),
-        ({"rotary_dim": 4}, "rotary_dim is 4 in the spec and 8"),
-        ({"rotary_scaling": "linear"}, "rotary_scaling is 'linear' in the spec and 'none'"),
-        ({"add_zero_attn": True}, "add_zero_attn is True in the spec and False"),
-        ({"softcap": 50.0}, "softcap is 50.0 in the spec and None"),
-        ({"window_left": 7}, "window_left is 7 in the spec and None"),
-        ({"qk_norm": "rms"}, "qk_norm is 'rms' in the spec and 'none'"),
-        ({"sinks": True}, "sinks is True in the spec and False"),
-        ({"alibi": True}, "alibi is True in the spec and False"),
-        ({"relative_buckets": 8}, "relative_buckets is 8 in the spec and 0"),
-        ({"bias": "all"}, "bias is 'all' in the spec and 'none'"),
-        ({"scale": 1.0}, "scale is 1.0 in the spec and 0.35"),
-        ({"causal": False}, "causal is False in the spec and True"),
-    ],
-)
-def test_a_spec_that_contradicts_the_config_is_an_error_with_both_values(
-    changes, message, tmp_path
-):
-    path = llama(tmp_path, {**GQA, "attention_bias": False})
-    with pytest.raises(WeightsError) as error:
-        load_checkpoint(path, spec=AttentionSpec.from_dict({**DECODER, **changes}))
-    assert message in str(error.value)
-    assert "config.json" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rotary_magnitude": 1.0}, "rotary_magnitude is 1.0 in the spec and 1.138"),
-        ({"rotary_magnitude": 0.1 * math.log(4) + 1}, None),
-        ({"rotary_low_freq": 2.0}, None),
-        ({"rotary_beta_fast": 16.0}, "rotary_beta_fast is 16.0 in the spec and 32.0"),
-        ({"rotary_truncate": False}, "rotary_truncate is False in the spec and True"),
-        ({"rotary_original_len": 7}, "rotary_original_len is 7 in the spec and 4096"),
-        ({"rotary_factor": 2.0}, "rotary_factor is 2.0 in the spec and 4.0"),
-        ({"rotary_scaling": "linear"}, "rotary_scaling is 'linear' in the spec and 'yarn'"),
-    ],
-)
-def test_constants_of_a_scaling_are_compared_where_they_are_used(changes, message, tmp_path):
-    path = llama(tmp_path, {**GQA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
-    yarn = {"rotary_scaling": "yarn", "rotary_factor": 4.0, "rotary_original_len": 4096}
-    spec = AttentionSpec.from_dict({**DECODER, **yarn, **changes})
-    if message is None:
-        assert load_checkpoint(path, spec=spec).spec == spec
-        return
-    with pytest.raises(WeightsError) as error:
-        load_checkpoint(path, spec=spec)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"packed_qkv": True, "position_ids": True},
-        {"cache": "append", "attn_weights": True, "dropout": 0.1, "attn_mask": "bool[B,1,1,S]"},
-        {"scale": 8**-0.5},
-        {"norm_eps": 1e-3, "rotary_factor": 3.0, "rotary_original_len": 7},
-        {"rotary_theta": 10000},
-        {"weights_dtype": "int4", "block_size": 0, "scheme": "asymmetric"},
-        {"weights_dtype": "int8", "activations": "dynamic-int8"},
-        {"cache": "in-place", "kv_dtype": "int8", "kv_scale": "per-channel"},
-    ],
-)
-def test_a_spec_may_say_what_the_config_does_not(changes, tmp_path):
-    spec = AttentionSpec.from_dict({**DECODER, **changes})
-    assert load_checkpoint(llama(tmp_path), spec=spec).spec == spec
-
-
-def test_a_causal_model_may_take_its_mask_from_outside_and_the_note_says_so(tmp_path):
-    spec = AttentionSpec.from_dict({**DECODER, "causal": False, "attn_mask": "bool[B,1,L,S]"})
-    loaded = load_checkpoint(llama(tmp_path), spec=spec)
-    assert "the model is causal and the spec is not: attn_mask must hide later keys" in loaded.notes
-
-
-@pytest.mark.parametrize(
-    ("keys", "parts"),
-    [
-        ({"num_key_value_heads": 3},
-         ["k_proj.weight is [16, 24], expected [24, 24] (num_key_value_heads 3 * head_dim 8"]),
-        ({"head_dim": 4},
-         ["q_proj.weight is [48, 24], expected [24, 24] (num_attention_heads 6 * head_dim 4",
-          "o_proj.weight is [24, 48], expected [24, 24]"]),
-        ({"hidden_size": 32}, ["q_proj.weight is [48, 24], expected [48, 32]", "hidden_size 32"]),
-        ({"attention_bias": True}, ["q_proj.bias [48] is missing", "o_proj.bias [24] is missing"]),
-    ],
-)  # fmt: skip
-def test_a_config_that_contradicts_the_tensors_is_an_error_with_the_key(keys, parts, tmp_path):
-    with pytest.raises(WeightsError) as error:
-        load_checkpoint(llama(tmp_path, {**GQA, **keys}))
-    for part in (*parts, "config.json"):
-        assert part in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-# -- what it cannot say --------------------------------------------------------------------------
+def config(folder, family, **keys):
+    (folder / "config.json").write_text(json.dumps({"model_type": family, **keys}))
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -193,13 +68,8 @@ def test_a_config_that_contradicts_the_tensors_is_an_error_with_the_key(keys, pa
     ],
 )  # fmt: skip
 def test_a_config_that_our_attention_cannot_be_is_refused_by_name(family, keys, message, tmp_path):
-    folder = {"falcon": (FALCON_AT, FALCON), "bert": ("encoder.layer.{}.attention.", BERT)}
-    prefix, write = folder.get(family, (SELF, PHI3 if family == "phi3" else LLAMA))
-    spec = spec_of()
-    stored = under(prefix.format(0), write(spec, random_weights(spec)))
-    path = save(tmp_path, stored, {"model_type": family, **GQA, **keys})
     with pytest.raises(UsageError) as error:
-        load_checkpoint(path)
+        spec_of_config(config(tmp_path, family, **{**GQA, **keys}))
     assert message in str(error.value)
     assert "config.json" in str(error.value)
     assert "\n" not in str(error.value)
@@ -218,50 +88,24 @@ def test_a_config_that_our_attention_cannot_be_is_refused_by_name(family, keys, 
     ],
 )  # fmt: skip
 def test_no_value_of_any_key_is_more_than_a_line_of_error(key, value, tmp_path):
-    spec = AttentionSpec.from_dict({**GEMMA3_SPEC, "window_left": 15})
-    stored = under(SELF.format(0), GEMMA3(spec, random_weights(spec)))
-    path = save(tmp_path, stored, {"model_type": "gemma3_text", **GEMMA2, key: value})
     said = ""
     try:
-        load_checkpoint(path)
+        spec_of_config(config(tmp_path, **{"family": "gemma3_text", **GEMMA2, key: value}))
     except UsageError as error:
         said = str(error)
     assert "\n" not in said
     assert len(said) < 1000
 
 
-# -- with and without it -------------------------------------------------------------------------
-
-
-def test_without_spec_and_config_the_error_says_what_to_give(tmp_path):
-    path = save(tmp_path, LLAMA(spec_of(), random_weights(spec_of())))
-    with pytest.raises(WeightsError, match=r"give SPEC\.toml, or put the model's config\.json"):
-        load_checkpoint(path)
-
-
-def test_a_config_of_another_kind_of_model_is_noted_where_there_is_a_spec(tmp_path):
-    spec = spec_of()
-    stored = under(SELF.format(0), LLAMA(spec, random_weights(spec)))
-    path = save(tmp_path, stored, {"model_type": "mamba", "hidden_size": 7})
-    loaded = load_checkpoint(path, spec=spec)
-    assert "config.json was not compared: its model_type 'mamba' is not known" in loaded.notes
-
-
 @pytest.mark.parametrize("text", ["{", "[]", "\xff", "[" * 100_000, ""])
 def test_a_config_that_is_not_json_is_an_error(text, tmp_path):
-    path = llama(tmp_path)
     (tmp_path / "config.json").write_text(text, encoding="latin-1")
     with pytest.raises(WeightsError, match=r"config\.json (is not JSON|holds no JSON object)"):
-        load_checkpoint(path)
+        spec_of_config(tmp_path)
 
 
 def test_the_config_is_not_needed_to_be_complete_where_its_class_has_defaults(tmp_path):
     # As published with google/gemma-3-4b-it: heads and widths are those of the class.
-    spec = AttentionSpec.from_dict({
-        "embed_dim": 16, "num_heads": 8, "num_kv_heads": 4, "head_dim": 256, "bias": "none",
-    })  # fmt: skip
-    stored = under(SELF.format(0), LLAMA(spec, random_weights(spec)))
-    path = save(tmp_path, stored, {"model_type": "gemma2", "hidden_size": 16, "sliding_window": 8})
-    loaded = json.loads(json.dumps(load_checkpoint(path).spec.to_dict()))
-    assert (loaded["num_heads"], loaded["num_kv_heads"], loaded["head_dim"]) == (8, 4, 256)
-    assert loaded["scale"] == 256**-0.5
+    found = spec_of_config(config(tmp_path, "gemma2", hidden_size=16, sliding_window=8))
+    assert (found.num_heads, found.num_kv_heads, found.head_dim) == (8, 4, 256)
+    assert found.scale == 256**-0.5

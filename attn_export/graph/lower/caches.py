@@ -1,22 +1,16 @@
-"""Recognition of KV caches: written in place, and there in the layer's type, float16 or integers.
+"""Recognition of KV caches: written in place, and there in the layer's type or in float16.
 
-A cache in place is a `TensorScatter` node in front of an `Attention` node. A cache of integers is
-recognised by value, whatever nodes round and read it: int8, or two neighbouring channels of 4 bits
-in a uint8, the first in the lower half, each increased by 8. The scale is one number, or one for
-each channel.
+A cache in place is a `TensorScatter` node in front of an `Attention` node.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.axis_names import Size, known_equal
 from attn_export.graph.ir_helpers import (
-    chain,
-    computed,
     constant_array,
     dims,
     optional_input,
@@ -27,7 +21,6 @@ from attn_export.graph.ir_helpers import (
 )
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.read import SWAP_LAST_AXES, AttentionNode
-from attn_export.quantiser import cached_integers
 
 _LENGTH = 2
 """The axis of `[B, Hkv, capacity, D]` along which a cache grows."""
@@ -162,108 +155,3 @@ def _is_length(value: ir.Value, size: Size) -> bool:
         return False
     known = dims(node.inputs[0])[node.attributes.get_int("start", 0) :]
     return len(known) > index and known_equal(known[index], size)
-
-
-_MOST_CHANNELS = 2**16
-"""The largest number of channels of all heads with which a cache is tried."""
-
-_BITS = {ir.DataType.INT8: 8, ir.DataType.UINT8: 4}
-"""The bits of an integer, by the type in which a cache stores them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class QuantisedCache:
-    """The cache of integers of an `Attention` node, which reads it dequantised.
-
-    Attributes:
-        cache: The cache. Past keys and values are integers; new ones are floating, before they
-            are divided by the scale.
-        key: The written keys, int8 `[B, Hkv, capacity, D]`, or uint8 `[B, Hkv, capacity, D / 2]`
-            for 4 bits.
-        k_scale: The scale of keys, float32: a scalar, or an array that broadcasts to the keys.
-        bits: The bits of an integer, 8 or 4.
-    """
-
-    cache: InPlaceCache
-    key: ir.Value
-    value: ir.Value
-    k_scale: np.ndarray
-    v_scale: np.ndarray
-    bits: int
-
-
-def quantised_cache(a: AttentionNode) -> QuantisedCache | None:
-    """Return the in-place cache of integers of a node; None if it has none."""
-    keys, values = _stored_integers(a.key), _stored_integers(a.value)
-    if keys is None or values is None:
-        return None
-    (key, k_scale, bits), (value, v_scale, value_bits) = keys, values
-    cache = in_place_cache(dataclasses.replace(a, key=key, value=value))
-    if cache is None or bits != value_bits:
-        return None
-    new_key = _before_rounding(cache.new_key, k_scale, bits)
-    new_value = _before_rounding(cache.new_value, v_scale, bits)
-    if new_key is None or new_value is None:
-        return None
-    cache = dataclasses.replace(cache, new_key=new_key, new_value=new_value)
-    return QuantisedCache(cache, key, value, k_scale, v_scale, bits)
-
-
-def _stored_integers(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None:
-    """Return the integers that a value dequantises, their scale and their bits, or None.
-
-    It is proven by the value of each byte that may be stored.
-    """
-    stored = next((x for x in chain(value) if producer_of(x, "TensorScatter")), None)
-    if stored is None or stored.dtype not in _BITS or len(dims(stored)) != 4:
-        return None
-    bits = _BITS[stored.dtype]
-    every_byte = _trial(np.arange(256).astype(np.uint8).view(stored.dtype.numpy()), stored)
-    if every_byte is None or not _same_length(value, stored):
-        return None
-    found, integers = computed(value, {stored: every_byte}), cached_integers(every_byte, bits)
-    if found is None or found.shape != integers.shape or found.dtype != np.float32:
-        return None
-    ones = np.argmax(integers == 1, axis=2)[:, :, None]
-    scale = np.take_along_axis(found, ones, axis=2)[0]  # [Hkv, 1, D]
-    if not (scale > 0).all() or not np.allclose(found, integers * scale, rtol=1e-6, atol=0):
-        return None
-    return stored, np.asarray(scale.flat[0]) if np.ptp(scale) == 0 else scale, bits
-
-
-def _before_rounding(written: ir.Value, scale: np.ndarray, bits: int) -> ir.Value | None:
-    """Return the value that is divided by a scale and rounded to the integers written, or None."""
-    end = 2 ** (bits - 1)
-    ties = np.arange(-end - 1, end + 1) + 0.5
-    some = np.concatenate([ties - 1e-3, ties + 1e-3, [-9.3 * end, 9.3 * end]])
-    rounds = False  # to even: exact ties can only be tried at some scales
-    for source in chain(written):
-        is_source = rounds and source.dtype == ir.DataType.FLOAT and _same_length(source, written)
-        quotients = _trial(some, source) if is_source else None
-        if quotients is not None:
-            rounded = np.clip(np.round(quotients), -end, end - 1)
-            found = computed(written, {source: (quotients * scale).astype(np.float32)})
-            if found is not None and np.array_equal(cached_integers(found, bits), rounded):
-                return source
-        rounds |= any(producer_of(source, op_type) for op_type in ("Round", "QuantizeLinear"))
-    return None
-
-
-def _same_length(one: ir.Value, other: ir.Value) -> bool:
-    """Return whether two values `[B, H, L, D]` have provably the same L."""
-    sizes, others = dims(one), dims(other)
-    return len(sizes) == len(others) == 4 and known_equal(sizes[_LENGTH], others[_LENGTH])
-
-
-def _trial(values: np.ndarray, like: ir.Value) -> np.ndarray | None:
-    """Return `[2, heads, N, width]`: N values in an order of its own for each channel and row.
-
-    It is None if a value `[B, heads, L, width]` does not have these sizes, or too large ones.
-    """
-    heads, width = dims(like)[1::2] if len(dims(like)) == 4 else (0, 0)
-    if not isinstance(heads, int) or not isinstance(width, int):
-        return None
-    if min(heads, width) < 1 or heads * width > _MOST_CHANNELS:
-        return None
-    every = np.broadcast_to(values[:, None], (2, heads, len(values), width))
-    return np.random.default_rng(0).permuted(every, axis=2)

@@ -21,8 +21,6 @@ from attn_export.graph.lower.caches import in_place_cache, is_bound
 from attn_export.graph.lower.computed_masks import recognise_masks
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
 from attn_export.graph.lower.ort import (
-    KERNELS,
-    Form,
     appends_to_cache,
     holds_values_transposed,
     lower_node,
@@ -73,9 +71,7 @@ NOTHING_TO_LOWER = (
 )
 
 
-def lower(
-    model: ir.Model, dialect: str, form: Form = KERNELS, observed: Observed | None = None
-) -> dict[str, IrGraph]:
+def lower(model: ir.Model, dialect: str, observed: Observed | None = None) -> dict[str, IrGraph]:
     """Lower a graph to a dialect. The result shares the weights with the source.
 
     `model`: A model of any origin with ai.onnx `Attention` nodes, or, for the dialect ``ort``, with
@@ -95,7 +91,7 @@ def lower(
     nodes = [*nodes_of(source, "Attention"), *nodes_of(source, "RotaryEmbedding")]
     source = with_shapes(source, [x for node in nodes for x in node.inputs if x is not None])
     rewrite = REWRITES.get(dialect)
-    graphs = rewrite(source, form) if rewrite else _rewrite_of_part(source, dialect)
+    graphs = rewrite(source) if rewrite else _rewrite_of_part(source, dialect)
     return {
         phase: dataclasses.replace(_finish(lowered), recognised=recognised)
         for phase, lowered in graphs.items()
@@ -115,11 +111,11 @@ def _with_recognised(
     return model, count
 
 
-def _to_standard(model: ir.Model, _: Form) -> dict[str, IrGraph]:
+def _to_standard(model: ir.Model) -> dict[str, IrGraph]:
     return {"": describe(model, STANDARD, bound=bound_caches(model))}
 
 
-def _to_portable(model: ir.Model, _: Form) -> dict[str, IrGraph]:
+def _to_portable(model: ir.Model) -> dict[str, IrGraph]:
     bound = bound_caches(model)
     for node in nodes_of(model, "Attention"):
         lower_to_portable(model, node)
@@ -160,13 +156,13 @@ def prepare_masks(model: ir.Model) -> None:
     spread_masks(model)  # ONNX Runtime refuses masks whose query axis is 1
 
 
-def _to_ort(model: ir.Model, form: Form) -> dict[str, IrGraph]:
+def _to_ort(model: ir.Model) -> dict[str, IrGraph]:
     prepare_masks(model)
     _lower_by_parts(model, ORT)
     bound, layouts = bound_caches(model), _cache_layouts(model)
     graphs = {"": describe(model.clone(), ORT, layouts=layouts, bound=bound)}
     for node in nodes_of(graphs[""].model, "Attention"):
-        lower_node(graphs[""].model, node, form)
+        lower_node(graphs[""].model, node)
     length = query_axis(model)
     if length:
         decode = graphs[DECODE] = describe(
@@ -174,7 +170,7 @@ def _to_ort(model: ir.Model, form: Form) -> dict[str, IrGraph]:
         )
         fix_axis(decode.model, length, 1)
         for node in nodes_of(decode.model, "Attention"):
-            lower_node(decode.model, node, form, one_query=True)
+            lower_node(decode.model, node, one_query=True)
     for lowered in graphs.values():
         tidy(lowered.model)
         if nodes_of(lowered.model, "ReduceSum"):
@@ -193,7 +189,7 @@ def _to_ort(model: ir.Model, form: Form) -> dict[str, IrGraph]:
     return graphs
 
 
-REWRITES: dict[str, Callable[[ir.Model, Form], dict[str, IrGraph]]] = {
+REWRITES: dict[str, Callable[[ir.Model], dict[str, IrGraph]]] = {
     STANDARD: _to_standard, PORTABLE: _to_portable, ORT: _to_ort,
 }  # fmt: skip
 """The functions that rewrite a graph to each dialect of the core."""

@@ -6,12 +6,10 @@ Products with weights of 4 bits become MatMulNBits, which unpacks while it multi
 
 For 8 bits MatMulNBits takes 15 times as long as a product in float32, and ONNX Runtime converts
 DequantizeLinear to it. Such weights are dequantised by Cast, Sub and Mul instead, which ONNX
-Runtime folds when a session is made. Rounding of inputs by the same blocks is left to MatMulNBits.
+Runtime folds when a session is made.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -19,10 +17,9 @@ import onnx_ir as ir
 from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.ir_helpers import add_initializer, nodes_of, optional_input
 from attn_export.graph.lower.node_builder import Builder, take_over
-from attn_export.graph.quantised_weights import FLOAT, read_block_rounding
+from attn_export.graph.quantised_weights import FLOAT
 from attn_export.quantiser import (
     FLOAT32_PRODUCTS,
-    INTEGER_PRODUCTS,
     MIDDLE,
     RANGES,
     QuantisedWeight,
@@ -37,7 +34,6 @@ UINT8 = ir.DataType.UINT8
 
 def multiply_integers(model: ir.Model) -> None:
     """Replace DequantizeLinear nodes of weights that only products read, in place."""
-    roundings: dict[ir.Value, tuple[ir.Value, int] | None] = {}  # several products read one input
     for node in nodes_of(model, "DequantizeLinear"):
         weight = _read(node)
         readers = [use.node for use in node.outputs[0].uses()]
@@ -48,9 +44,7 @@ def multiply_integers(model: ir.Model) -> None:
             continue
         packed = _pack_weight(model, str(node.inputs[0].name if node.inputs[0] else ""), weight)
         for reader in readers:
-            if (x := reader.inputs[0]) is not None and x not in roundings:
-                roundings[x] = read_block_rounding(x)
-            _replace_product(model, reader, weight, packed, roundings)
+            _replace_product(model, reader, weight, packed)
 
 
 def _dequantise_in_float32(model: ir.Model, node: ir.Node, weight: QuantisedWeight) -> None:
@@ -137,18 +131,12 @@ def _pack_bytes(numbers: np.ndarray) -> np.ndarray:
 
 
 def _replace_product(
-    model: ir.Model, node: ir.Node, weight: QuantisedWeight, packed: list[ir.Value],
-    roundings: Mapping[ir.Value, tuple[ir.Value, int] | None],
-) -> None:  # fmt: skip
+    model: ir.Model, node: ir.Node, weight: QuantisedWeight, packed: list[ir.Value]
+) -> None:
     inputs, outputs = weight.integers.shape
-    x, block, level = node.inputs[0], weight.block, FLOAT32_PRODUCTS
-    assert x is not None
-    rounded = roundings[x]
-    if rounded is not None and rounded[1] == block:  # which the operator does itself
-        x, level = rounded[0], INTEGER_PRODUCTS
     (product,) = Builder(model, node).add_node(
-        "MatMulNBits", [x, *packed], 1, MICROSOFT,
-        K=inputs, N=outputs, bits=4, block_size=block, accuracy_level=level,
+        "MatMulNBits", [node.inputs[0], *packed], 1, MICROSOFT,
+        K=inputs, N=outputs, bits=4, block_size=weight.block, accuracy_level=FLOAT32_PRODUCTS,
     )  # fmt: skip
     take_over(node.outputs[0], product)
     model.graph.remove(node, safe=True)

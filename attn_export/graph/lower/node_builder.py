@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.ir_helpers import constant, dims, ints, set_type
+from attn_export.graph.ir_helpers import constant, dims, ints
 
 _NAMES = "attn_export.names"
 """The key in `Graph.meta` of the set of node names, which is kept while a graph is lowered."""
@@ -81,66 +81,6 @@ class Builder:
                 output.dtype = dtype
             branches[name] = ir.Graph([], outputs, nodes=nodes, name=f"{self._before.name}/{name}")
         return self.add_node("If", [condition], count, **branches)
-
-    def add_loop(
-        self,
-        count: ir.Value,
-        build: Callable[[Builder, ir.Value], ir.Value],
-        dtype: ir.DataType,
-        axis: int,
-    ) -> ir.Value:
-        """Return the results of the iterations of a new `Loop`, concatenated.
-
-        `count`: The number of iterations, an int64 scalar.
-        `build`: Builds the nodes of an iteration from its index, an int64 scalar.
-        """
-        inner, nodes = self._inner()
-        sequence_type = ir.SequenceType(ir.TensorType(dtype))
-        number, go_on, before = (
-            ir.val(inner._fresh(f"/{name}")) for name in ("number", "go_on", "before")
-        )
-        set_type(number, ir.DataType.INT64, ir.Shape([]))
-        set_type(go_on, ir.DataType.BOOL, ir.Shape([]))
-        before.type = sequence_type
-        item = build(inner, number)
-        item.dtype = dtype
-        after, go_on_output = inner("SequenceInsert", before, item), inner("Identity", go_on)
-        after.type = sequence_type
-        set_type(go_on_output, ir.DataType.BOOL, ir.Shape([]))
-        body = ir.Graph(
-            [number, go_on, before],
-            [go_on_output, after],
-            nodes=nodes,
-            name=f"{self._before.name}/body",
-        )
-        sequence = self("Loop", count, None, self("SequenceEmpty", dtype=int(dtype)), body=body)
-        sequence.type = sequence_type
-        return self("ConcatFromSequence", sequence, axis=axis)
-
-    def add_scan(
-        self,
-        values: Sequence[ir.Value],
-        build: Callable[[Builder, Sequence[ir.Value]], ir.Value],
-        shape: Sequence[int | str],
-        dtype: ir.DataType,
-    ) -> ir.Value:
-        """Return the results of a new `Scan` over the batch, `[B, …]`.
-
-        It splits values without a copy.
-
-        `values`: The values, `[B, …]`.
-        `build`: Builds the nodes of a batch element from its values, `[1, …]`.
-        `shape`: The shape of the result of a batch element, without the batch axis.
-        """
-        inner, nodes = self._inner()
-        rows = [ir.val(inner._fresh(f"/row_{number}")) for number in range(len(values))]
-        for row, value in zip(rows, values, strict=True):
-            row.type = value.type
-        first = self.ints(0)
-        result_row = build(inner, [inner("Unsqueeze", row, first) for row in rows])
-        result = set_type(inner("Squeeze", result_row, first), dtype, ir.Shape(shape))
-        body = ir.Graph(rows, [result], nodes=nodes, name=f"{self._before.name}/rows")
-        return self("Scan", *values, body=body, num_scan_inputs=len(values))
 
     def add_recurrence(
         self,

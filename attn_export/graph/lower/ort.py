@@ -1,7 +1,7 @@
 """Lowering of `Attention` nodes to the fastest form in ONNX Runtime, for many queries or one.
 
 If no form is faster, the node stays where ONNX Runtime computes it as specified; elsewhere it
-becomes opset 18. docs/performance.md explains the choices; those of a `Form` depend on the machine.
+becomes opset 18. docs/performance.md explains the choices.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower import ort_kernels
 from attn_export.graph.lower.caches import (
     InPlaceCache,
-    QuantisedCache,
     can_be_written_by_operator,
     float16_cache,
     in_place_cache,
     is_bound,
-    quantised_cache,
     transpose_value_cache,
 )
 from attn_export.graph.lower.node_builder import Builder
@@ -45,56 +43,22 @@ _Branch = Callable[[Builder], Sequence[ir.Value]]
 FLOAT, FLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16
 
 
-_AttendAnyLength = Callable[
-    [Builder, AttentionNode, InPlaceCache | None, bool], Sequence[ir.Value] | None
-]
-"""Function that adds attention of any number of queries, given whether the causal kernel fits. It
-returns None where it leaves a node to the kernels."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """Choice of the form of attention nodes.
-
-    Attributes:
-        products: Whether one query is attended by products although a kernel fits.
-        whole_rows: Whether the kernel for one query over a cache of integers computes all scores
-            of a head before it reads values, instead of tile by tile.
-        attend: The function for any number of queries; None for ONNX Runtime's kernels.
-    """
-
-    name: str = "kernels"
-    products: bool = False
-    whole_rows: bool = False
-    attend: _AttendAnyLength | None = None
-
-
-KERNELS = Form()
-
-
-def lower_node(
-    model: ir.Model, node: ir.Node, form: Form = KERNELS, *, one_query: bool = False
-) -> None:
+def lower_node(model: ir.Model, node: ir.Node, *, one_query: bool = False) -> None:
     """Lower a node for any number of queries, or for one."""
     a = read_with_merge(node)
-    outputs = _attend_one_query(Builder(model, node), a, form) if one_query else None
+    outputs = _attend_one_query(Builder(model, node), a) if one_query else None
     if outputs is None:
-        any_length = KERNELS if one_query else form  # forms of one query are for caches alone
-        outputs = _attend_any_length(Builder(model, node), a, any_length)
+        outputs = _attend_any_length(Builder(model, node), a)
     if outputs is not None:
         replace_node(model, a, outputs)
     elif not _runs_as_it_is(a):
         lower_to_portable(model, node)
 
 
-def _attend_any_length(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir.Value] | None:
+def _attend_any_length(op: Builder, a: AttentionNode) -> Sequence[ir.Value] | None:
     """Add attention, and return the outputs of the node; None if no form fits it."""
     cache = _cache(op, a)
     fits_causal_kernel = _fits_causal_kernel(a, cache)
-    if form.attend is not None:
-        outputs = form.attend(op, a, cache, fits_causal_kernel)
-        if outputs is not None:
-            return outputs
     if cache is not None and holds_values_transposed(a, cache):
         return [_attend_transposed_cache(op, a, cache)]
     if cache is not None and fits_causal_kernel:
@@ -108,12 +72,11 @@ def _attend_any_length(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir
     return None
 
 
-def _attend_one_query(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir.Value] | None:
+def _attend_one_query(op: Builder, a: AttentionNode) -> Sequence[ir.Value] | None:
     """Add attention of one query, and return the outputs of the node; None if no form fits it."""
     if dims(a.query)[-2] != 1 or a.packed or not a.is_plain:
         return None
-    integer_cache = quantised_cache(a)
-    if not appends_to_cache(a, integer_cache):
+    if not appends_to_cache(a):
         return None
     # A single query is the last one, and sees all keys.
     a = dataclasses.replace(a, causal=False)
@@ -123,15 +86,9 @@ def _attend_one_query(op: Builder, a: AttentionNode, form: Form) -> Sequence[ir.
             value = transpose_value_cache(op, a, cache)
             return [fold(op, a, a.key, value, transposed=True)]
         by_kernel = a.q_per_kv == 1 or ort_kernels.rotation_inside(a, cache) is not None
-        if not form.products and by_kernel and _can_write(a, cache):
+        if by_kernel and _can_write(a, cache):
             return [ort_kernels.in_place_attention(op, a, cache)]
         return [fold(op, a, a.key, a.value)]
-    if integer_cache is not None:
-        written = (integer_cache.key, integer_cache.value)
-        if not form.products and _can_write(a, integer_cache.cache, written):
-            whole_rows = form.whole_rows
-            return [ort_kernels.integer_attention(op, a, integer_cache, whole_rows=whole_rows)]
-        return [ort_kernels.fold_integers(op, a, integer_cache)]
     if a.q_per_kv > 1 and a.past_key is not None and a.past_value is not None:
         key = op("Concat", a.past_key, a.key, axis=2)
         value = op("Concat", a.past_value, a.value, axis=2)
@@ -151,14 +108,9 @@ def _cache(op: Builder, a: AttentionNode) -> InPlaceCache | None:
     return dataclasses.replace(cache, new_key=new_key, new_value=new_value)
 
 
-def appends_to_cache(a: AttentionNode, integer_cache: QuantisedCache | None = None) -> bool:
-    """Return whether a node has a cache to which it appends one key per query.
-
-    `integer_cache`: Its cache of integers, if that is known, since its proof takes long.
-    """
+def appends_to_cache(a: AttentionNode) -> bool:
+    """Return whether a node has a cache to which it appends one key per query."""
     cache = in_place_cache(a) or float16_cache(a)
-    if cache is None and (integer_cache := integer_cache or quantised_cache(a)) is not None:
-        cache = integer_cache.cache
     new = a.key if cache is None else cache.new_key
     cached = cache is not None or a.past_key is not None
     return cached and bool(dims(new)) and known_equal(dims(new)[-2], dims(a.query)[-2])
@@ -201,11 +153,9 @@ def _mask_spans_all_keys(a: AttentionNode) -> bool:
     return keys != 1 and not mask_may_be_shorter(a, keys)
 
 
-def _can_write(
-    a: AttentionNode, cache: InPlaceCache, written: tuple[ir.Value, ir.Value] | None = None
-) -> bool:
+def _can_write(a: AttentionNode, cache: InPlaceCache) -> bool:
     """Return whether contrib GroupQueryAttention can write the cache of one query itself."""
-    fits = can_be_written_by_operator(cache, *(written or (a.key, a.value)))
+    fits = can_be_written_by_operator(cache, a.key, a.value)
     return a.mask is None and ort_kernels.takes_widths(a) and fits and a.dtype == FLOAT
 
 

@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx_ir as ir
 
 from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.axis_names import BOUNDS
-from attn_export.graph.ir_helpers import dims, set_type
-from attn_export.graph.lower.caches import InPlaceCache, QuantisedCache
+from attn_export.graph.ir_helpers import dims
+from attn_export.graph.lower.caches import InPlaceCache
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.portable import apply_softcap, score_bias, sees_any
 from attn_export.graph.lower.read import (
@@ -38,9 +37,6 @@ INT32 = ir.DataType.INT32
 
 _MOST_IN_TABLES = 2**17
 """The most positions of tables, which are held in memory."""
-
-_NO_SINK = -1e30
-"""The score of an attention sink without effect: its exponential is 0."""
 
 
 def full_attention(op: Builder, a: AttentionNode) -> ir.Value:
@@ -79,69 +75,30 @@ def causal_attention(op: Builder, a: AttentionNode) -> list[ir.Value]:
     )
     if bias is None:
         return [merged_to_output(op, a, attended), *present]
-    return [merged_to_output(op, a, zero_masked_rows(op, a, attended, bias)), *present]
+    return [merged_to_output(op, a, _zero_masked_rows(op, a, attended, bias)), *present]
 
 
 def in_place_attention(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
-    """Return attention of one query per batch element to all its keys, with the cache in place.
+    """Return attention of one query per batch element to all its keys, in the node's layout.
 
-    It is in the node's layout.
-    """
-    return _attend_and_write(op, a, cache, (a.key, a.value))
-
-
-def integer_attention(
-    op: Builder, a: AttentionNode, integer_cache: QuantisedCache, *, whole_rows: bool = False
-) -> ir.Value:
-    """Return attention of one query per batch element over a cache of integers.
-
-    It is in the node's layout. The operator quantises the new keys and values, and reads the
-    integers.
-
-    `whole_rows`: Whether the kernel computes all scores of a head before it reads values. It does
-    so if each head has an attention sink (a score without a value). `_NO_SINK` is one that does not
-    change the result.
-    """
-    scales = (integer_cache.k_scale, integer_cache.v_scale)
-    quant_types = ["PER_CHANNEL" if scale.ndim else "PER_TENSOR" for scale in scales]
-    sink = op.array(np.full(a.num_heads, _NO_SINK, np.float32)) if whole_rows else None
-    return _attend_and_write(
-        op, a, integer_cache.cache, (integer_cache.key, integer_cache.value),
-        *[None] * 4, sink,
-        *(op.array(s.reshape(1, *s.shape) if s.ndim else s.reshape(1)) for s in scales),
-        kv_cache_bit_width=integer_cache.bits,
-        k_quant_type=quant_types[0], v_quant_type=quant_types[1],
-    )  # fmt: skip
-
-
-def _attend_and_write(
-    op: Builder,
-    a: AttentionNode,
-    cache: InPlaceCache,
-    written: tuple[ir.Value, ir.Value],
-    *optional: ir.Value | None,
-    **attributes: int | str,
-) -> ir.Value:
-    """Return attention of one query per batch element, which writes the new keys and values.
-
-    The operator writes them into the past's buffer if the caller binds the same buffer to past and
-    present. Its outputs replace `written`; `optional` are its inputs from the eighth on.
+    The operator writes new keys and values into the past's buffer if the caller binds the same
+    buffer to past and present.
     """
     new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value)
     operands: Sequence[ir.Value | None] = merge_qkv(op, new)
     rotation = rotation_inside(a, cache)
+    tables: Sequence[ir.Value] = ()
     if rotation is not None:
-        operands = rotation.operands(op, new)
-        optional = (*rotation.tables(op, most_keys(cache)), *optional[2:])
-        attributes["do_rotary"] = 1
+        operands, tables = rotation.operands(op, new), rotation.tables(op, most_keys(cache))
     last = op("Cast", cache.lengths, to=INT32)
     total = op("Add", op("ReduceMax", last, keepdims=0), op.scalar(1, INT32))
-    inputs = [*operands, cache.past_key, cache.past_value, last, total, *optional]
+    inputs = [*operands, cache.past_key, cache.past_value, last, total, *tables]
+    turned = {} if rotation is None else {"do_rotary": 1}
     attended, *present = op.add_node(
-        "GroupQueryAttention", inputs, 3, MICROSOFT, **attributes_of(a), **attributes
+        "GroupQueryAttention", inputs, 3, MICROSOFT, **attributes_of(a), **turned
     )
-    for old, new_value in zip(written, present, strict=True):
-        take_over(old, new_value)
+    for old, written in zip((a.key, a.value), present, strict=True):
+        take_over(old, written)
     return merged_to_output(op, a, attended)
 
 
@@ -190,7 +147,9 @@ def _bias(op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value) -> ir.Value |
     return bias if len(dims(mask)) == 4 else op("Unsqueeze", bias, op.ints(0, 1))
 
 
-def zero_masked_rows(op: Builder, a: AttentionNode, attended: ir.Value, bias: ir.Value) -> ir.Value:
+def _zero_masked_rows(
+    op: Builder, a: AttentionNode, attended: ir.Value, bias: ir.Value
+) -> ir.Value:
     """Return the result `[B, L, H·Dv]` with 0 for queries whose keys are all hidden.
 
     Some kernels give NaN for such queries.
@@ -219,23 +178,6 @@ def _repeat_heads(op: Builder, a: AttentionNode, x: ir.Value, width: int) -> ir.
 # the product, the CPU reads K once, and packs the small query matrix instead of K.
 
 
-def fold_integers(op: Builder, a: AttentionNode, integer_cache: QuantisedCache) -> ir.Value:
-    """Return attention as `fold` does, over a cache of integers.
-
-    Integers of 8 bits are only cast. Their scales multiply the query and the output, which are
-    small compared with the cache.
-
-    `a`: The `Attention` node as plain values; its query is `[B, H, 1, D]`.
-    """
-    if integer_cache.bits != 8:
-        return fold(op, a, a.key, a.value)
-    key, value = (
-        set_type(op("Cast", x, to=a.dtype), a.dtype, x.shape)
-        for x in (integer_cache.key, integer_cache.value)
-    )
-    return fold(op, a, key, value, scales=(integer_cache.k_scale, integer_cache.v_scale))
-
-
 def fold(
     op: Builder,
     a: AttentionNode,
@@ -243,7 +185,6 @@ def fold(
     value: ir.Value,
     *,
     transposed: bool = False,
-    scales: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> ir.Value:
     """Return attention of one query per batch element by products, in the node's layout.
 
@@ -251,14 +192,11 @@ def fold(
     `key`: `[B, Hkv, S, D]`, with the past.
     `value`: `[B, Hkv, S, Dv]`, with the past.
     `transposed`: Whether `value` is `[B, Hkv, Dv, S]` instead.
-    `scales`: Factors of key and value, scalars or `[Hkv, 1, D]`; None for 1.
     """
     # With L = 1, `[B, L, H·D]` and `[B, H, L, D]` have the same order of elements.
     query = merged_source(a.query) or a.query
     scaled = op("Mul", query, op.scalar(a.scale, a.dtype))
     rows = op("Reshape", scaled, op.ints(0, a.num_kv_heads, a.q_per_kv, a.head_dim))
-    if scales is not None:
-        rows = op("Mul", rows, op.array(scales[0]))
     scores = _scores(op, a, rows, key)  # [B, Hkv, r, S]
     # `[B, H, 1, S]`, not `[B, Hkv, r, 1, S]`: with grouped scores ONNX Runtime would move a
     # Transpose past the Reshape, which is slow.
@@ -273,8 +211,6 @@ def fold(
         attended = op("Transpose", attended, perm=SWAP_LAST_AXES)
     else:
         attended = op("MatMul", weights, value)  # [B, Hkv, r, Dv]
-    if scales is not None:
-        attended = op("Mul", attended, op.array(scales[1]))
     flat = a.merges_heads and (a.mask is None or same_for_heads(a))
     shape = (1, a.num_heads * a.v_head_dim) if flat else (a.num_heads, 1, a.v_head_dim)
     attended = op("Reshape", attended, op.ints(0, *shape))

@@ -6,8 +6,6 @@ without visible keys to 0. Legend: B, L, S, H, Hkv, D, Dv as everywhere, r = H /
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx_ir as ir
 
@@ -34,15 +32,6 @@ _VisibleKeys = tuple[ir.Value | None, ir.Value | None]
 where a key is visible, or None if all are; and the float mask that is added, or None."""
 
 
-@dataclasses.dataclass(frozen=True)
-class QueryBlock:
-    """A block of queries, `first` to `end - 1` of `total`; each is int64 `[1]`."""
-
-    first: ir.Value
-    end: ir.Value
-    total: ir.Value
-
-
 def visible_keys(
     op: Builder,
     a: AttentionNode,
@@ -50,7 +39,6 @@ def visible_keys(
     S: ir.Value,
     *,
     grouped: bool,
-    rows: QueryBlock | None = None,
 ) -> _VisibleKeys:
     """Return the keys that the mask, the causal limit and the numbers of valid keys leave visible.
 
@@ -65,7 +53,6 @@ def visible_keys(
     added = None
     if a.mask is not None:
         mask = before_expand(a.mask)
-        mask = mask if rows is None else _block_of_mask(op, mask, rows, S)
         mask = _pad_to_all_keys(op, a, mask, S)
         mask = _group_heads(op, a, mask) if grouped else mask
         if mask.dtype == ir.DataType.BOOL:
@@ -77,9 +64,7 @@ def visible_keys(
     if a.causal or a.valid_keys is not None:
         keys = op("Range", op.scalar(0), op("Squeeze", S), op.scalar(1))  # [S]
         if a.causal:
-            conditions.append(
-                op("LessOrEqual", keys, _last_visible(op, a, L, rows, grouped=grouped))
-            )
+            conditions.append(op("LessOrEqual", keys, _last_visible(op, a, L, grouped=grouped)))
         # With causal and no past, the last query is at the last valid key: the causal limit hides
         # invalid keys, too.
         if a.valid_keys is not None and (not a.causal or a.past_key is not None):
@@ -90,9 +75,7 @@ def visible_keys(
     return combined, added
 
 
-def score_bias(
-    op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value, rows: QueryBlock | None = None
-) -> ir.Value | None:
+def score_bias(op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value) -> ir.Value | None:
     """Return the bias on the scores, with -inf for hidden keys; None if all keys are visible.
 
     It broadcasts to `[B, H, L, S]`. Adding it is faster than a Where over all scores.
@@ -100,7 +83,7 @@ def score_bias(
     `L`: The number of queries, int64 `[1]`.
     `S`: The number of keys, with those of the past, int64 `[1]`.
     """
-    keys, added = visible_keys(op, a, L, S, grouped=False, rows=rows)
+    keys, added = visible_keys(op, a, L, S, grouped=False)
     if keys is None:
         return None
     shown = added if added is not None else op.scalar(0.0, a.dtype)
@@ -113,22 +96,9 @@ def sees_any(op: Builder, a: AttentionNode, bias: ir.Value, *, keepdims: int = 1
     return op("Greater", best, op.scalar(-np.inf, a.dtype))
 
 
-def _block_of_mask(op: Builder, mask: ir.Value, rows: QueryBlock, S: ir.Value) -> ir.Value:
-    """Return the part of a mask for a block of queries and the first S keys."""
-    shape: list[Size | None] = list(dims(mask))
-    part = op("Slice", mask, op.ints(0), S, op.ints(-1)) if shape[-1] != 1 else mask
-    if shape[-2] != 1:
-        part = op("Slice", part, rows.first, rows.end, op.ints(-2))
-        shape[-2] = None
-    return set_type(part, mask.dtype, ir.Shape(shape))
-
-
-def _last_visible(
-    op: Builder, a: AttentionNode, L: ir.Value, rows: QueryBlock | None, *, grouped: bool
-) -> ir.Value:
+def _last_visible(op: Builder, a: AttentionNode, L: ir.Value, *, grouped: bool) -> ir.Value:
     """Return the last visible key of each query: `[L, 1]`, or with axes for the batch before it."""
-    first = op.scalar(0) if rows is None else op("Squeeze", rows.first)
-    numbers = op("Range", first, op("Squeeze", L if rows is None else rows.end), op.scalar(1))
+    numbers = op("Range", op.scalar(0), op("Squeeze", L), op.scalar(1))
     column = op("Unsqueeze", numbers, op.ints(1))  # [L, 1]
     if a.past_key is not None:
         return op("Add", column, op.size(a.past_key, 2))

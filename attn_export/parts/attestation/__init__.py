@@ -1,8 +1,5 @@
-"""Attestation: signatures over a bundle, and statements about it for other tools."""
+"""Attestation: signatures over a bundle."""
 
 from attn_export.parts import Part
 
-PART = Part(
-    commands={"evidence": f"{__name__}.statements"},
-    verifies=f"{__name__}.attested",
-)
+PART = Part(verifies=f"{__name__}.attested")

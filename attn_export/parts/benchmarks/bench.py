@@ -81,7 +81,6 @@ class Measuring:
         self,
         manifest: Manifest,
         spec: AttentionSpec | None,
-        default: Sequence[int] = PREFILL_LENGTHS,
     ) -> list[tuple[str, dict[str, int]]]:
         """Return the name of each workload, and the sizes of all axes in it."""
         axes = {axis for signature in manifest.inputs.values() for axis in signature.shape}
@@ -95,7 +94,7 @@ class Measuring:
                 raise UsageError(f"{length} tokens are too many; the bundle takes {most}")
         of_model = IDS in manifest.inputs
         more = {LOGIT_COUNT: 1} if of_model else {}
-        batches, *lengths = _OF_MODELS if of_model else (BATCHES, default, DECODE_LENGTHS)
+        batches, *lengths = _OF_MODELS if of_model else (BATCHES, PREFILL_LENGTHS, DECODE_LENGTHS)
         if not prefill and not decode:
             prefill, decode = (_at_most(some, most) for some in lengths)
             decode = decode if can_decode else ()

@@ -1,16 +1,13 @@
-"""JSON of benchmarks and of tuning."""
+"""JSON of benchmarks."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attn_export.parts.benchmarks.measurements import BenchReport, Measured, WorkloadResult
-from attn_export.report.data import finite, to_json
-
-if TYPE_CHECKING:
-    from attn_export.parts.benchmarks.tune import TuningResult
+from attn_export.report.data import finite
 
 _BENCH_FORMAT = "attn-export-bench/1"
 
@@ -65,14 +62,3 @@ def _candidate(workload: WorkloadResult, measured: Measured) -> dict[str, Any]:
         "ratio_to_best_peer": None if measured.role == "roof" else finite(workload.ratio(measured)),
         "fraction_of_roof": finite(workload.fraction(measured)),
     }
-
-
-def tuned_to_json(tuned: TuningResult) -> str:
-    """Return the measured times, the chosen forms and the report as JSON text."""
-    content = {
-        "format": "attn-export-tune/1",
-        "forms": dict(tuned.forms),
-        "bench": bench_to_dict(tuned.bench),
-        "report": None if tuned.report is None else json.loads(to_json(tuned.report)),
-    }
-    return json.dumps(content, indent=1, allow_nan=False) + "\n"

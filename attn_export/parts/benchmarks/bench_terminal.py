@@ -1,21 +1,15 @@
-"""Benchmarks and tuning in the terminal."""
+"""Benchmarks in the terminal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-import click
 from rich.console import Console
 
-from attn_export.errors import printable
 from attn_export.parts.benchmarks.measurements import BenchReport, Measured, WorkloadResult
 from attn_export.report.tables import UNMEASURED, Column, Style, Styled, Table, in_mib
-from attn_export.report.terminal import as_text, print_report, print_table, say
-
-if TYPE_CHECKING:
-    from attn_export.parts.benchmarks.tune import TuningResult
+from attn_export.report.terminal import as_text, print_table, say
 
 # -- figures ------------------------------------------------------------------------------------
 
@@ -92,22 +86,3 @@ def _bench_row(workload: WorkloadResult, measured: Measured, *, alone: bool) -> 
         cells.append("" if is_roof else three_digits(workload.ratio(measured)))
         cells.append(three_digits(workload.fraction(measured)))
     return tuple(Styled(cell, style) for cell in cells)
-
-
-def print_tuned(tuned: TuningResult, *, quiet: bool) -> None:
-    """Print the times of all forms, the form of each graph, and the result of verifying."""
-    console = Console(stderr=quiet)
-    print_bench(tuned.bench, console)
-    for name, form in tuned.forms.items():
-        click.echo(f"{printable(name)}: {printable(form)}", err=quiet)
-    if tuned.report is None:
-        click.echo("the bundle has these forms already; nothing was written", err=quiet)
-        return
-    if tuned.report.passed:
-        count = len(tuned.report.verdicts)
-        click.echo(f"{count} verdicts passed; the bundle is written", err=quiet)
-        for name in tuned.left_out:
-            click.echo(f"{name} was of the old graphs and is gone; write it again", err=quiet)
-        return
-    print_report(tuned.report, console)
-    click.echo("the bundle stays as it was", err=quiet)

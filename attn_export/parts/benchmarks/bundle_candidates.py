@@ -25,7 +25,6 @@ from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import known_limit
 from attn_export.schema import GraphFile, Manifest
 from attn_export.spec import AttentionSpec, Input
-from attn_export.spec.low_precision import FLOAT_CACHE
 from attn_export.tensorfile import numpy_dtype
 
 RUNTIME = "ort-cpu"
@@ -114,9 +113,8 @@ class BundleCandidates:
 
 
 def _peer_spec(spec: AttentionSpec) -> AttentionSpec:
-    """Return a spec as PyTorch runs it: no quantised cache or activations, an appending cache."""
-    plain = dataclasses.replace(spec, **FLOAT_CACHE, activations="none")
-    return dataclasses.replace(plain, cache="append") if spec.has_cache else plain
+    """Return a spec as PyTorch runs it, with an appending cache."""
+    return dataclasses.replace(spec, cache="append") if spec.has_cache else spec
 
 
 # -- rooflines ----------------------------------------------------------------------------------
@@ -209,11 +207,8 @@ def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Work:
     by_query, by_key = E * H * D + H * Dv * E, spec.kdim * Hkv * D + spec.vdim * Hkv * Dv
     flops = 2 * B * (pairs * H * (D + Dv) + L * by_query + new_keys * by_key)
     size = numpy_dtype(spec.dtype).itemsize
-    keys = S * (spec.kdim + spec.vdim) if spec.cross else S * Hkv * sum(spec.stored_widths)
-    key_size = size
-    if spec.has_cache:
-        key_size = numpy_dtype(spec.inputs()["past_key"].dtype).itemsize
-    return Work(float(flops), float(B * keys * key_size + size * (by_query + by_key)), B * L)
+    keys = S * (spec.kdim + spec.vdim) if spec.cross else S * Hkv * sum(spec.cache_widths)
+    return Work(float(flops), float(size * (B * keys + by_query + by_key)), B * L)
 
 
 def _latent_work(spec: AttentionSpec, B: int, L: int, S: int, pairs: float) -> Work:

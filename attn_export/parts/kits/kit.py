@@ -289,8 +289,8 @@ def _replay(spec: AttentionSpec | None, cases: Sequence[CaseEntry]) -> str | Non
     """Return the name of a case that gives the same results if it is run token by token."""
     if spec is None or not spec.causal or spec.cache == "none":
         return None
-    # Some layers rotate keys by the length of the step, or have one scale for all its tokens.
-    if spec.depends_on_steps:
+    # Some layers rotate keys by the length of the step.
+    if spec.turns_by_length:
         return None
     if spec.in_place:
         return next((case.name for case in cases if case.kind == WHOLE_DECODE), None)

@@ -16,7 +16,7 @@ from attn_export.parts.probe.mask_probes import PLAIN
 from attn_export.parts.probe.probe_graphs import HKV, D, H, ProbeGraph
 from attn_export.tensorfile import ArrayDict
 
-BITS = np.arange(1, 24)
+_BITS = np.arange(1, 24)
 """The exponents b of 1 + 2^-b that are tested; float32 holds all 23."""
 
 STEPS = ("query", "key", "scores", "weights", "value")
@@ -29,7 +29,7 @@ FORMATS = {24: "float32", 11: "TF32", 8: "bfloat16"}
 """Formats by the bits of their significand, its leading 1 included."""
 
 LEAST = 1 / (1 + np.exp(-1.0)) - 0.5
-_LOST: dict[str, np.ndarray | float] = {"value": 2.0**-BITS, "weights": 0.5}
+_LOST: dict[str, np.ndarray | float] = {"value": 2.0**-_BITS, "weights": 0.5}
 """Error of the output if the bit is lost, by step: for each b, or all. Else at least `LEAST`."""
 
 _SLACK = {24: 3, 11: 1, 8: 1}
@@ -64,9 +64,9 @@ def bit_inputs() -> ArrayDict:
     The batch has 23 elements for each of `STEPS`, and a last one for the range. All scores
     contain the factor 1/√D = 1/4.
     """
-    batch = len(STEPS) * len(BITS) + 1
+    batch = len(STEPS) * len(_BITS) + 1
     query, key, value = (np.zeros(shape) for shape in _shapes(batch))
-    for index, b in enumerate(BITS):
+    for index, b in enumerate(_BITS):
         query_case, key_case, scores_case, weights_case, value_case = (
             _batch_index(step, index) for step in range(len(STEPS))
         )
@@ -93,7 +93,7 @@ def _shapes(batch: int) -> Sequence[tuple[int, ...]]:
 
 
 def _batch_index(step: int, index: int) -> int:
-    return step * len(BITS) + index
+    return step * len(_BITS) + index
 
 
 def read_bits(output: np.ndarray) -> ProbeFinding:

@@ -53,7 +53,7 @@ def _finding(finding: ProbeFinding) -> dict[str, str | None]:
 
 # -- in the terminal ----------------------------------------------------------------------------
 
-MARKS = {"onnx": "*", "pytorch": "+"}
+_MARKS = {"onnx": "*", "pytorch": "+"}
 """Mark of a reading that differs from ONNX's or PyTorch's."""
 
 WIDTHS = (19, 26, 17, 15)
@@ -100,7 +100,7 @@ def print_probe(fingerprint: Fingerprint, console: Console) -> None:
 
 
 def _runtime_cell(row: ProbeRow, notes: dict[str, int]) -> str:
-    marks = "".join(mark for name, mark in MARKS.items() if name in row.differs)
+    marks = "".join(mark for name, mark in _MARKS.items() if name in row.differs)
     lines = []
     for finding in row.here:
         is_portable = finding.dialect == PORTABLE and len(row.here) > 1

@@ -3,7 +3,7 @@
 from attn_export.parts import Part
 
 PART = Part(
-    commands=dict.fromkeys(("bisect", "site", "sweep", "worker"), f"{__name__}.sweep_command"),
+    commands=dict.fromkeys(("bisect", "sweep", "worker"), f"{__name__}.sweep_command"),
     runtimes={"NAME==VERSION": f"{__name__}.release"},
     installs={"NAME==VERSION": f"{__name__}.release"},
     # The last release that computes fully masked rows wrong, and the first one that does not.

@@ -18,12 +18,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from attn_export.errors import OutputError, UsageError, one_line
 from attn_export.schema import Count, LongText, Name, RuntimeName, Text
 from attn_export.system_info import versions
-from attn_export.untrusted_files import checked, open_regular, parse_json, read_text, shortened
+from attn_export.untrusted_files import checked, open_regular, shortened
 
 FILE: Final = "cells.sqlite"
 """The name of the file in the folder of a store."""
@@ -222,22 +222,6 @@ def to_json(store: Store) -> str:
     """Return all cells as JSON text."""
     rows = [dataclasses.asdict(row) for row in store.rows()]
     return json.dumps({"format": FORMAT, "cells": rows}, indent=1, allow_nan=False) + "\n"
-
-
-class _Json(Struct, kw_only=True, forbid_unknown_fields=True):
-    format: str
-    cells: list[Row]
-
-
-def read_json(path: Path) -> list[Row]:
-    """Return cells that `to_json` wrote, read from a file."""
-    try:
-        file = checked(parse_json(read_text(path)), _Json)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} has no cells of a sweep: {one_line(error)}") from error
-    if file.format != FORMAT:
-        raise UsageError(f"{path} has the format {file.format[:40]!r} and this reads {FORMAT!r}")
-    return file.cells
 
 
 def _check_files(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`attn-export sweep`, `worker`, `site` and `bisect`."""
+"""`attn-export sweep`, `worker` and `bisect`."""
 
 from __future__ import annotations
 
@@ -200,39 +200,6 @@ def worker_command(scheduler: str, name: str | None, **tls_files: Path | None) -
     from attn_export.parts.sweeps.cluster import security, serve
 
     serve(scheduler, security(**tls_files), name)
-    return 0
-
-
-@with_help("Many layers", "site layers.sweep -o page")
-@option("folder", metavar="STORE", type=Path)
-@option(
-    "-o", "--output", metavar="DIR", required=True, type=Path,
-    help="The folder of the page.",
-)  # fmt: skip
-@option("--title", default="Can I use attention", show_default=True, help="The title of the page.")
-def site_command(folder: Path, output: Path, title: str) -> int:
-    """Write the results of a sweep as a static page, with JSON and CSV beside it.
-
-    STORE may also be a file that `sweep --json` wrote.
-
-    The page shows which runtime computes which layer right, the reason where it does not, and how
-    to repeat each cell.
-    """
-    from attn_export.parts.sweeps.site import write_site
-    from attn_export.parts.sweeps.store import FILE, Store, read_json
-    from attn_export.system_info import environment
-
-    if folder.is_file():
-        rows = read_json(folder)
-    elif (folder / FILE).is_file():
-        with Store.open(folder) as store:
-            rows = store.rows()
-    else:
-        raise UsageError(f"{folder} is not a store of a sweep: it has no {FILE}")
-    facts = environment()
-    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-    write_site(rows, output, title, [f"Written {facts['date']}.", versions])
-    echo(f"page: {output / 'index.html'}")
     return 0
 
 

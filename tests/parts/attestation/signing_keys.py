@@ -13,7 +13,6 @@ from model_signing import hashing, signing
 from attn_export.bundle.manifest import (
     SIGNATURE,
     manifest_content,
-    read_manifest,
     write_manifest,
 )
 from attn_export.commands.attestation import attested
@@ -81,5 +80,5 @@ def with_digests(bundle: Path) -> None:
 
 def signer_of(bundle: Path, key: Path) -> str:
     """Check the signature as `verify --trust` does, and return the signer."""
-    with attested(bundle, str(key), None) as (folder, check):
-        return str(check(read_manifest(folder)))
+    with attested(bundle, str(key), None) as (_, check):
+        return str(check())

@@ -11,7 +11,6 @@ from package_files import loaded_by
     [
         ("bench", "torch onnx_ir onnxruntime rich openvino"),
         ("candidate_worker", "torch onnx onnxruntime"),
-        ("bench_chart", "torch onnx jinja2"),
         ("measuring_commands", "torch numpy onnx onnx_ir onnxruntime rich jinja2"),
     ],
 )

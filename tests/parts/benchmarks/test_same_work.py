@@ -12,7 +12,7 @@ import pytest
 import torch
 from measuring.dims import Dims
 from measuring.plain_attention import PlainAttention, StaticAttention, bare_plain
-from measuring.workload_candidates import DIALECT, form_for, lowered_forms, save_core
+from measuring.workload_candidates import DIALECT, form_for, lowered_graphs, save_core
 
 from attn_export.attention import Attention
 from attn_export.parts.benchmarks import own_graphs, torch_layers
@@ -58,7 +58,7 @@ def plain_output(dims: Dims) -> np.ndarray:
 @pytest.mark.parametrize("dialect", ["standard", DIALECT])
 @pytest.mark.parametrize("dims", SIZES.values(), ids=SIZES)
 def test_our_graphs_give_what_plain_torch_gives(dims: Dims, dialect: str, tmp_path: Path):
-    forms = lowered_forms(save_core(dims, tmp_path / "core.onnx"), dialect, tmp_path)
+    forms = lowered_graphs(save_core(dims, tmp_path / "core.onnx"), dialect, tmp_path)
     form = form_for(forms, dims.sizes)
     feeds = dims.inputs(in_place=bool(dims.past_len))
     got = graph_output(tmp_path / form.name, feeds, form.layouts)

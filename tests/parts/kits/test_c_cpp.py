@@ -37,7 +37,7 @@ from attn_export.parts.kits.kit import LANGUAGES
 # C++ takes long to compile.
 KITS = [("c", name) for name in BUNDLES if name != "append"]
 KITS += [("cpp", name) for name in ("in-place", "float16")]
-DEFAULT = {("c", "no-cache"), ("c", "bfloat16"), ("c", "blocks"), ("cpp", "in-place")}
+DEFAULT = {("c", "no-cache"), ("c", "bfloat16"), ("cpp", "in-place")}
 
 
 @pytest.fixture(params=["c", "cpp"])

@@ -29,7 +29,7 @@ from attn_export.bundle.manifest import FORMAT
 from attn_export.parts.kits.kit import write_kit
 
 Need = Callable[[str], None]
-NAMES = ("append", "in-place", "no-cache", "float16", "half-cache")
+NAMES = ("append", "in-place", "no-cache", "float16")
 
 
 @pytest.fixture(autouse=True)

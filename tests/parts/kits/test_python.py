@@ -36,7 +36,7 @@ from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import write_tensors
 from attn_export.tensorproto import DTYPES
 
-NAMES = ("append", "in-place", "no-cache", "float16", "half-cache")
+NAMES = ("append", "in-place", "no-cache", "float16")
 
 
 def run(kit: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Hostile plans and stores of sweeps: a value, tables, bytes, files, or the JSON is damaged."""
+"""Hostile plans and stores of sweeps: a value, tables, bytes or files are damaged."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 from hostile.bundles import Random, damaged, displace, maker, pick
 from hostile.surfaces import SPEC, write_toml
-from hostile.values import HOSTILE, changed
+from hostile.values import HOSTILE
 
 from attn_export.parts.sweeps.store import FILE, FORMAT, Row, Store
-from attn_export.parts.sweeps.store import to_json as store_to_json
 
 ROW = Row(
     id="a/standard/ort-cpu", source="a", name="n", spec=json.dumps(SPEC), dtype="float32",
@@ -53,19 +52,14 @@ def plan(bundle: Path, place: Path, random: Random) -> list[str]:
 
 @maker
 def store(bundle: Path, place: Path, random: Random) -> list[str]:
-    """Damage the store of a sweep: a value, its tables, its bytes, its files, or its JSON."""
+    """Damage the store of a sweep: a value, its tables, its bytes or its files."""
     del bundle
     place.mkdir()
     folder = place / "s"
     with Store.open(folder) as opened:
         opened.add([ROW])
-        text = store_to_json(opened)
     file = folder / FILE
-    kind = random.integers(6)
-    if kind == 0:
-        path = place / "cells.json"
-        path.write_text(json.dumps(changed(json.loads(text), random)))
-        return ["site", str(path), "--output", str(place / "o")]
+    kind = random.integers(1, 6)
     if kind == 3:
         content = file.read_bytes()
         file.write_bytes(damaged(content, random))
@@ -88,8 +82,4 @@ def store(bundle: Path, place: Path, random: Random) -> list[str]:
                 )
                 connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
             connection.commit()
-    commands = (
-        ["site", str(folder), "--output", str(place / "o")],
-        ["sweep", "--merge", str(folder), "--output", str(place / "o"), "--json", "-"],
-    )
-    return pick(random, commands)
+    return ["sweep", "--merge", str(folder), "--output", str(place / "o"), "--json", "-"]

@@ -1,4 +1,4 @@
-"""Defects over releases: where a series of wrong releases begins and ends, and what is said."""
+"""Bisection: the release in which the verdict on a graph changed, and the causes that are shown."""
 
 from __future__ import annotations
 
@@ -14,58 +14,7 @@ import pytest
 from attn_export import AttentionSpec, build
 from attn_export.commands.main import run
 from attn_export.errors import UsageError
-from attn_export.parts.sweeps.releases import WRONG, bisect, change, defects, plain_cause
-from attn_export.parts.sweeps.store import Row
-
-VERDICTS = {"P": "passed", "F": "failed", "R": "refused"}
-MASKED = "a fully masked row is NaN"
-
-
-def rows(history: str, layer: str = "a", **fields: object) -> list[Row]:
-    """Return the cells of one layer: a letter for each release from 1.8.0 on."""
-    return [
-        Row(
-            id=f"{layer}/{minor}", source=layer, name=layer, spec="{}", dtype="float32",
-            dialect="standard", runtime=f"ort-cpu==1.{minor}.0", verdict=VERDICTS[letter],
-            cause=f"ort-cpu==1.{minor}.0, model.onnx: the graph is right, ort-cpu==1.{minor}.0 is "
-            f"not: {MASKED}, at Attention (attention/module.py:136) (this gives the same numbers)",
-            **fields,
-        )
-        for minor, letter in enumerate(history, 8)
-    ]  # fmt: skip
-
-
-def wrong(row: Row) -> bool:
-    return row.verdict == "failed"
-
-
-SPANS = [
-    ("PPP", []),
-    ("RFFFPP", [("1.9.0", "1.11.0", "1.8.0: refused", "1.12.0")]),
-    ("FFFF", [("1.8.0", "1.11.0", "", "")]),
-    ("PF", [("1.9.0", "1.9.0", "1.8.0: passed", "")]),
-    ("FPFRP", [("1.8.0", "1.8.0", "", "1.9.0"), ("1.10.0", "1.10.0", "1.9.0: passed", "1.12.0")]),
-]
-
-
-@pytest.mark.parametrize(("history", "spans"), SPANS, ids=[history for history, _ in SPANS])
-def test_each_series_of_wrong_releases_is_a_defect(history: str, spans: list):
-    # In the order of text 1.10 comes before 1.9: the releases are numbers.
-    found = defects(reversed(rows(history)), wrong)
-    assert [(d.first, d.last, d.before, d.right_after) for d in found] == spans
-    assert all(d.causes == (MASKED,) for d in found)
-
-
-def test_layers_that_are_wrong_in_the_same_releases_are_one_defect():
-    several = [*rows("PFP", "a"), *rows("PFP", "b"), *rows("FFP", "c"), *rows("PPP", "d")]
-    assert [(d.first, d.layers) for d in defects(several, wrong)] == [("1.9.0", 2), ("1.8.0", 1)]
-
-
-def test_runtimes_without_releases_have_no_defects():
-    plain = [Row(id="x", source="a", name="a", spec="", dtype="", dialect="standard",
-                 runtime="tract", verdict="failed")]  # fmt: skip
-    assert defects(plain, wrong) == []
-
+from attn_export.parts.sweeps.releases import bisect, change, plain_cause
 
 CAUSES = {
     "c, model.onnx: the graph is right, c is not: it is slow": "it is slow",
@@ -80,18 +29,6 @@ CAUSES = {
 def test_causes_are_shown_without_names_of_files(cause: str):
     assert plain_cause(cause) == CAUSES[cause]
 
-
-def test_a_known_cause_comes_before_wrong_numbers():
-    text = "relative error 1 over the whole output"
-    unknown = [
-        Row(id=f"{n}", source=f"{n}", name="x", spec="", dtype="", dialect="standard",
-            runtime="ort-cpu==1.9.0", verdict="failed", cause=text) for n in range(3)
-    ]  # fmt: skip
-    (found,) = defects([*unknown, *rows("PF", "z")[1:]], wrong)
-    assert found.causes == (MASKED, WRONG)
-
-
-# -- bisect -------------------------------------------------------------------------------------
 
 RELEASES = ["ort-cpu==1.28.0", "ort-cpu==1.27.0"]
 

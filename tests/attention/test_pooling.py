@@ -4,14 +4,38 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checkpoints import LLAMA, equal, random_weights, save, spec_of, under
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from attn_export.attention.module import Attention
-from attn_export.errors import WeightsError
-from attn_export.weights.checkpoint import load_checkpoint
-from attn_export.weights.layouts import pool
+from attn_export import Attention, AttentionSpec, pool_kv_heads
+from attn_export.errors import UsageError, WeightsError
+
+
+def spec_of(**fields):
+    return AttentionSpec.from_dict({"embed_dim": 24, "num_heads": 6, "bias": "none", **fields})
+
+
+def random_weights(spec, seed=0):
+    """Return random weights of a spec, norms and sinks included."""
+    random = torch.Generator().manual_seed(seed)
+    state = Attention(spec).state_dict()
+    return {name: torch.randn(x.shape, generator=random) for name, x in state.items()}
+
+
+def equal(ours, theirs):
+    """Return whether tensors are equal to the bit, -0.0 included."""
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(x.view(torch.int32), theirs[name].view(torch.int32)) for name, x in ours.items()
+    )
+
+
+def pool(weights, spec, kv_heads):
+    """Return the spec and the weights of a pooled layer."""
+    layer = Attention(spec).eval()
+    layer.load_state_dict(weights)
+    pooled = pool_kv_heads(layer, kv_heads)
+    return pooled.spec, dict(pooled.state_dict())
 
 
 @st.composite
@@ -155,16 +179,22 @@ def test_a_number_that_does_not_divide_is_an_error_with_both_values(heads):
     assert str(error.value) == said
 
 
-def test_a_checkpoint_is_pooled_after_it_was_read_and_the_note_says_so(tmp_path):
-    spec = spec_of(num_kv_heads=6, bias="all")
-    weights = random_weights(spec)
-    path = save(tmp_path, under("layers.0.self_attn.", LLAMA(spec, weights)))
-    loaded = load_checkpoint(path, spec=spec, pool_kv_heads=2)
-    assert (loaded.spec, loaded.weights.keys()) == (pool(weights, spec, 2)[0], weights.keys())
-    assert equal(loaded.weights, pool(weights, spec, 2)[1])
-    assert "K/V heads were pooled from 6 to 2 by their means" in loaded.notes
-    unchanged = load_checkpoint(path, spec=spec, pool_kv_heads=6)
-    assert equal(unchanged.weights, weights)
-    assert not any("pooled" in note for note in unchanged.notes)
-    with pytest.raises(WeightsError, match="4 pooled K/V heads do not divide num_kv_heads 6"):
-        load_checkpoint(path, spec=spec, pool_kv_heads=4)
+@pytest.mark.parametrize("widths", [{}, {"kdim": 10, "vdim": 14}])
+def test_pytorchs_own_attention_is_pooled_as_what_it_becomes(widths):
+    theirs = nn.MultiheadAttention(24, 6, batch_first=True, **widths).eval().half()
+    ours = Attention.from_torch(theirs)
+    found = pool_kv_heads(theirs, 2)
+    assert equal_in_half(found, pool_kv_heads(ours, 2))
+    assert (found.spec.num_kv_heads, found.spec.kdim) == (2, widths.get("kdim", 24))
+    assert (found.training, found.out_proj.weight.dtype) == (False, torch.float16)
+
+
+def equal_in_half(one, other):
+    return all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+
+
+def test_weights_of_integers_are_refused():
+    layer = Attention(spec_of()).eval()
+    layer.integers = {"q_proj.weight": None}
+    with pytest.raises(UsageError, match="before weights are rounded"):
+        pool_kv_heads(layer, 2)

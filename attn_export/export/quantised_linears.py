@@ -1,0 +1,197 @@
+"""Linear layers whose weights are integers: rounded in the module, and stored so in its graph."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from attn_export.errors import ExportError, UsageError, WeightsError, counted, first_few
+from attn_export.export.mapped_weights import PARTS
+from attn_export.export.module_state import copy_module
+from attn_export.graph.ir_helpers import nodes_of, optional_input, set_type
+from attn_export.graph.lower.node_builder import Builder, take_over
+from attn_export.graph.quantised_weights import store_integers
+from attn_export.quality import Budget
+from attn_export.quantiser import QuantisedWeight, quantise
+
+_BLOCKS = {"int4": (32, 16), "int8": (0,)}
+"""The numbers of inputs that may share a scale, by the dtype of weights; 0 for all of an output."""
+
+_LEAST_SQNR = {"int4": 6.0, "int8": 20.0}
+"""The default budget in dB. Outputs sum up what all layers round, and random weights show most."""
+
+
+class QuantisedLinears:
+    """The weights of a module's linear layers, rounded in place.
+
+    Those of `nn.MultiheadAttention` are rounded, too. Weights that other layers share stay
+    floating, except that of the `head`, which gets one of its own.
+
+    Attributes:
+        floats: The weights before, by the name of the parameter.
+        budget: The limit of the distance from them, if the user gives none.
+        notes: What was rounded, for the report.
+    """
+
+    def __init__(
+        self, module: nn.Module, dtype: str, *, by_input: tuple[type[nn.Module], ...] = (),
+        head: nn.Module | None = None,
+    ) -> None:  # fmt: skip
+        """Round the weights.
+
+        `by_input`: Further linear layers, whose weight is `[in, out]`.
+        """
+        if dtype not in _BLOCKS:
+            raise UsageError(f"weights_dtype is {', '.join(_BLOCKS)} or none; got {dtype!r}")
+        self.budget = Budget("sqnr", _LEAST_SQNR[dtype])
+        self.floats: dict[str, Tensor] = {}
+        self._integers: dict[int, QuantisedWeight] = {}
+        places = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
+        for path, layer in module.named_modules():
+            for name in _names_of(layer, by_input):
+                weight = layer.get_parameter(name)
+                is_own = layer is head or places[id(weight)] == 1
+                if weight.dtype == torch.float32 and is_own:
+                    by_output = not isinstance(layer, by_input)
+                    self._round(path, layer, name, dtype, by_output=by_output)
+        if not self.floats:
+            raise ExportError(
+                "there are no linear layers in float32 to quantise; leave out --weights-dtype"
+            )
+        blocks = sorted({x.block for x in self._integers.values() if x.is_blocked})
+        block = f"in blocks of {' and '.join(map(str, blocks))}" if blocks else "by output"
+        rounded, total = (
+            sum(x.numel() for x in each) for each in (self.floats.values(), module.parameters())
+        )
+        self.notes = (
+            f"{counted(len(self.floats), 'weight')}, {rounded / total:.0%} of all numbers, are "
+            f"{dtype} {block}; embeddings, norms and biases stay floating",
+        )
+
+    def _round(
+        self, path: str, layer: nn.Module, own_name: str, dtype: str, *, by_output: bool
+    ) -> None:
+        name = f"{path}.{own_name}".lstrip(".")
+        weight = layer.get_parameter(own_name).detach()
+        rows = weight.numpy().T if by_output else weight.numpy()
+        block = next((b for b in _BLOCKS[dtype] if not b or len(rows) % b == 0), None)
+        if block is None:
+            raise ExportError(
+                f"{name} has {len(rows)} inputs, no multiple of 16; give --weights-dtype int8"
+            )
+        try:
+            integers = quantise(rows, dtype, block, symmetric=True)
+        except ValueError as error:
+            raise WeightsError(f"the weight {name} cannot be quantised: {error}") from error
+        exact = integers.dequantised()
+        self.floats[name] = weight
+        rounded = torch.from_numpy(np.ascontiguousarray(exact.T) if by_output else exact)
+        setattr(layer, own_name, nn.Parameter(rounded, requires_grad=False))
+        self._integers[rounded.data_ptr()] = integers
+
+    def store(self, model: ir.Model) -> list[str]:
+        """Store the weights of a graph that are rounded as integers.
+
+        Returns:
+            The names of those that it reads in another way than products do: they stay floating.
+        """
+        for node in nodes_of(model, "Gemm"):
+            self._write_out(model, node)
+        stored: dict[str, QuantisedWeight] = {}
+        left: list[str] = []
+        for name, value in model.graph.initializers.items():
+            if value.dtype != ir.DataType.FLOAT or value.const_value is None:
+                continue
+            arrays = value.meta.get(PARTS) or [value.const_value.numpy()]
+            of = [self._integers.get(a.__array_interface__["data"][0]) for a in arrays]
+            parts = [each for each in of if each is not None]
+            if not parts or len(parts) < len(of):
+                continue
+            beside = _beside(parts)
+            if np.array_equal(value.const_value.numpy(), beside.dequantised()):
+                stored[name] = beside
+            else:
+                left.append(name)
+        store_integers(model, stored)
+        return left
+
+    def _write_out(self, model: ir.Model, node: ir.Node) -> None:
+        """Replace the Gemm of a linear layer, whose weight is rounded, by MatMul and Add."""
+        x, weight, bias = (optional_input(node, index) for index in range(3))
+        plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
+        if weight is None or weight.const_value is None or len(weight.uses()) > 1 or not plain:
+            return
+        array = weight.const_value.numpy()
+        found = self._integers.get(array.__array_interface__["data"][0])
+        turned = node.attributes.get_int("transA", 0)
+        if found is None or x is None or turned:
+            return
+        if node.attributes.get_int("transB", 0):
+            weight.const_value = ir.tensor(array.T, name=weight.name)
+            weight.shape = ir.Shape(array.T.shape)
+        op, out = Builder(model, node), node.outputs[0]
+        product = set_type(op("MatMul", x, weight), ir.DataType.FLOAT, out.shape)
+        take_over(out, product if bias is None else op("Add", product, bias))
+        model.graph.remove(node, safe=True)
+
+    @contextlib.contextmanager
+    def as_before(self, module: nn.Module) -> Iterator[None]:
+        """Let a module have its weights before rounding in this block."""
+        parameters = {name: module.get_parameter(name) for name in self.floats}
+        rounded = {name: parameter.data for name, parameter in parameters.items()}
+        try:
+            for name, parameter in parameters.items():
+                parameter.data = self.floats[name]
+            yield
+        finally:
+            for name, parameter in parameters.items():
+                parameter.data = rounded[name]
+
+
+def _names_of(layer: nn.Module, by_input: tuple[type[nn.Module], ...]) -> list[str]:
+    """Return the names of the weights of a linear layer, or of the projections of attention."""
+    names: tuple[str, ...] = ()
+    if isinstance(layer, nn.MultiheadAttention):
+        names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+    elif isinstance(layer, (nn.Linear, *by_input)):
+        names = ("weight",)
+    return [name for name in names if layer._parameters.get(name) is not None]
+
+
+def _beside(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
+    """Return weights of the same inputs as one."""
+    first = weights[0]
+    integers, scales = (
+        np.concatenate([getattr(weight, name) for weight in weights], axis=1)
+        for name in ("integers", "scales")
+    )
+    return QuantisedWeight(first.dtype, integers, scales, None, first.is_blocked)
+
+
+def with_integers(subject: Any, dtype: str) -> Any:
+    """Return the subject of a user's module with the weights of linear layers as integers.
+
+    They are rounded in a copy of the module.
+    """
+    if subject.spec is not None or subject.oracle is not None or subject.linears is not None:
+        raise UsageError("with_weights is for modules of users; others take weights_dtype")
+    changed = copy.copy(subject)
+    changed.module = copy_module(subject.module)
+    changed.linears = linears = QuantisedLinears(changed.module, dtype)
+    notes = changed.notes = (*subject.notes, *linears.notes)
+
+    def store(model: ir.Model) -> None:
+        left = linears.store(model)
+        more = f"in the graph these weights stay floating: {first_few(left)}"
+        changed.notes = (*notes, more) if left else notes
+
+    changed.rewrite = store
+    return changed
