@@ -166,7 +166,7 @@ class InputTree:
         arguments: dict[str, Any] = copy.deepcopy(dict(self._arguments), memo)
         for place, (name, axis) in self.counts.items():
             *path, last = place.split(".")
-            _set(functools.reduce(_child, path, arguments), last, values[name].shape[axis])
+            set_child(functools.reduce(_child, path, arguments), last, values[name].shape[axis])
         return arguments
 
     @functools.cached_property
@@ -192,9 +192,8 @@ class InputTree:
             used.update(there)
             axes = given[there[0]] if there else {}
             if there and there[0] not in (name, place) and isinstance(axes, Mapping):
-                axes = {
-                    at: axis for at, axis in axes.items() if at in range(self.tensors[name].dim())
-                }
+                dims = range(self.tensors[name].dim())
+                axes = {at: axis for at, axis in axes.items() if at in dims}
             if there:
                 found[name] = axes
         return found | {key: value for key, value in given.items() if key not in used}
@@ -236,7 +235,8 @@ def _child(value: Any, key: str) -> Any:
     return next(child for name, child in children_of(value) or () if str(name) == key)
 
 
-def _set(value: Any, key: str, number: Any) -> None:
+def set_child(value: Any, key: str, number: Any) -> None:
+    """Set what a container or an object, which may be frozen, holds by a key or name."""
     if isinstance(value, dict):
         value[next(each for each in value if str(each) == key)] = number
     elif isinstance(value, (list, deque)):

@@ -74,8 +74,8 @@ def _check_leaves(arguments: Mapping[str, Any]) -> None:
 def check_arguments(
     module: nn.Module,
     tensors: Mapping[str, Tensor],
-    axes: Mapping[str, Mapping[int, str]],
     names: Sequence[str],
+    axes: Mapping[str, Mapping[int, str]],
     relations: Mapping[str, str],
     bounds: Bounds,
 ) -> dict[str, int]:
