@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from attn_export import Subject, assert_parity, build
 from attn_export.bundle.golden import read_inputs, stored_cases
 from attn_export.bundle.manifest import GOLDEN
+from attn_export.cases.contents import VALUES, Content, DrawnCase
+from attn_export.cases.draw import draw_inputs
 from attn_export.errors import AttnExportError, ExportError, UsageError
 from attn_export.export.trees import Axis
 from attn_export.export.user_module import load_subject
@@ -66,6 +68,23 @@ def test_each_case_has_the_inputs_of_the_function(tmp_path):
         assert inputs["ends"].max() <= case.sizes["tokens"], case.name
     floats = [read_inputs(case, names)["x"] for case in cases]
     assert max(abs(x).max() for x in floats) > 100, "contents still change numbers"
+
+
+@pytest.mark.parametrize("content", VALUES, ids=lambda content: content.name)
+def test_contents_are_written_into_inputs_of_any_layout(content: Content):
+    def changed(layout: Any) -> np.ndarray:
+        def draw(sizes: Mapping[str, int], rng: np.random.Generator) -> dict[str, Any]:
+            return {"input": layout(torch.from_numpy(rng.standard_normal((sizes["n"], 4, 6))))}
+
+        subject = Subject(nn.Identity().eval(), draw, {"input": {0: "n"}}, ["y"])
+        inputs, sizes = subject.input_descriptions(), {"n": 5}
+        drawn = draw_inputs(inputs, sizes, seed_words=("case",))
+        content.change(DrawnCase(drawn, inputs, None, sizes, np.random.default_rng(0)))
+        return drawn["input"]
+
+    plain = changed(lambda x: x.float())
+    permuted = changed(lambda x: x.float().permute(2, 0, 1).contiguous().permute(1, 2, 0))
+    np.testing.assert_array_equal(permuted, plain)
 
 
 def test_two_builds_draw_alike():
