@@ -30,6 +30,16 @@ WRONG_USE = [
     (("explain", "--runtime", "ort-cpu"), 2, "explain takes a BUNDLE, or --module"),
     (("explain", "b", "--module", "m.py:f", "--graph", "g.onnx", "--runtime", "ort-cpu"), 2,
      "explain takes a BUNDLE, or --module"),
+    *(
+        ((*words, option, f"x={first}", option, f"x={second}"), 2, f"{option} gives x twice")
+        for words, option, first, second in (
+            (("build",), "--set", "1", "2"), (("explain", "b"), "--option", "1", "2"),
+            (("explain", "b"), "--fix-input", "1", "1"),
+            (("compare", "a.onnx", "b.onnx"), "--name", "a", "b"),
+            (("compare", "a.onnx", "b.onnx"), "--range", "1:2", "1:3"),
+            (("compare", "a.onnx", "b.onnx"), "--relation", "a", "b"),
+        )
+    ),
     (("build", "--variant", "mlp"), 2, "unknown variant 'mlp'"),
     (("build", "--variant", "gqa", "--num-kv-heads", "3"), 2,
      "num_heads 8 does not divide by num_kv_heads 3; choose one of 1, 2, 4, 8"),
