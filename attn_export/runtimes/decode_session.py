@@ -100,6 +100,11 @@ class DecodeSession:
     @property
     def lengths(self) -> np.ndarray:
         """The number of cached keys of each batch element, int64 `[B]`."""
+        return self._state.lengths.copy()
+
+    @property
+    def mark(self) -> object:
+        """What is another object after each change of the cache."""
         return self._state.lengths
 
     @property
@@ -257,7 +262,8 @@ class DecodeSession:
 
         Returns:
             An iterator over the next token of each batch element, int64 `[B]`, which is -1 after
-            its end. It ends when all have ended.
+            its end. It ends when all have ended, and raises UsageError once the session has been
+            used for something else.
 
         Raises:
             UsageError: As for `prefill`; or if an option is out of range.
