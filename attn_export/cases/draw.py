@@ -275,7 +275,7 @@ def draw_inputs(
     if isinstance(inputs, FunctionInputs):
         # Contents are written into views of the arrays, and a view needs rows that follow closely.
         drawn = inputs.function(sizes, generator(*seed_words))
-        return {name: np.require(array, requirements="CW") for name, array in drawn.items()}
+        return {name: np.require(array, requirements=("C", "W")) for name, array in drawn.items()}
     return {
         name: _draw(name, input_, sizes, generator(*seed_words, name))
         for name, input_ in inputs.items()

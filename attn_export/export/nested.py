@@ -19,6 +19,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from attn_export.errors import ExportError, UsageError, one_line
+from attn_export.export.input_tensors import checked_inputs, dense
 
 _CONSTANTS = (bool, int, float, str, type(None))
 """Types of constants in inputs. A constant becomes a part of the exported module."""
@@ -119,10 +120,11 @@ class InputTree:
         """Flatten copies of arguments; the same tensor in two places becomes two.
 
         Raises:
-            UsageError: If there is something that is no tensor, constant or copyable object.
+            UsageError: If there is something that is no dense tensor, constant or copyable object.
         """
-        arguments = {name: _own(name, value) for name, value in inputs.items()}
-        contents = Leaves.of(arguments)
+        with checked_inputs(inputs):
+            arguments = {name: _own(name, value) for name, value in inputs.items()}
+            contents = Leaves.of(arguments)
         tensors, constants = dict[str, Tensor](), dict[str, Any]()
         for place, leaf in contents.leaves.items():
             owner = contents.owner(place)
@@ -132,7 +134,7 @@ class InputTree:
                     "and objects with them, and plain constants"
                 )
             if isinstance(leaf, Tensor):
-                tensors[place] = leaf
+                tensors[place] = dense(place, leaf)
             elif not owner:
                 constants[place] = leaf
         return cls(tensors, {name: name for name in tensors}, constants, _arguments=arguments)
@@ -277,13 +279,9 @@ class Results:
             f"forward changes {name} in place; its value after that is the output {output}"
             for name, output in self.changed.items()
         ]
-        kept = [place for place in self.numbers if place not in tree.counts]
-        if kept:
-            notes.append(
-                f"forward changes {', '.join(kept)}, which is no tensor: in the graph it is as in "
-                "the example"
-            )
-        return notes
+        kept = ", ".join(place for place in self.numbers if place not in tree.counts)
+        says = f"forward changes {kept}, which is no tensor: in the graph it is as in the example"
+        return [*notes, says] if kept else notes
 
     def of(
         self, call: Callable[[Any], Any], tree: InputTree, inputs: Mapping[str, Tensor]

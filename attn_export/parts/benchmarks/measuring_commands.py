@@ -36,7 +36,10 @@ def _measuring_options(prefill: str, measured: str) -> Decorator:
             "--rounds", type=int, least=1, default=5, show_default=True,
             help=f"The number of measurements of each {measured}.",
         ),
-        option("--threads", type=int, least=1, help="Threads for computing.  [default: all cores]"),
+        option(
+            "--threads", type=int, least=1, most=1024,
+            help="Threads for computing, at most one per core.  [default: all cores]",
+        ),
     )  # fmt: skip
 
 
