@@ -199,6 +199,21 @@ def test_a_missing_runtime_is_exit_code_5_only_where_it_is_required(cli: Cli, bu
     assert cli("verify", bundle, "--require", "ort-cuda").returncode == 5
 
 
+@pytest.mark.parametrize(("error", "said"), [
+    (OSError(12, "Cannot allocate memory"), "there is too little memory; raise the limit"),
+    (RuntimeError("unable to mmap 9 bytes: Cannot allocate memory (12)"), "too little memory"),
+    (RuntimeError("can't start new thread"), "there are too few threads; raise the limit"),
+    (BlockingIOError(11, "Resource temporarily unavailable"), "there are too few threads"),
+])  # fmt: skip
+def test_a_lack_of_memory_or_threads_is_called_so(error, said: str, monkeypatch, capsys):
+    def raises(*_: object, **__: object) -> int:
+        raise error
+
+    monkeypatch.setattr(group, "main", raises)
+    assert run(["runtimes"]) == 1
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("after", [0.0, 2.5], ids=["at once", "while exporting"])
 def test_interrupted_it_ends_at_once_and_leaves_nothing(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hostile.user_inputs import give
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -145,6 +146,29 @@ def test_a_wrong_function_is_one_line(function, axes, kind, says, tmp_path):
     assert isinstance(raised.value, kind)
     assert len(str(raised.value)) <= 300
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("number", range(60))
+@pytest.mark.filterwarnings("ignore")
+def test_odd_inputs_and_functions_are_taken_or_refused_in_one_line(number: int):
+    assert give(number)
+
+
+@pytest.mark.parametrize(("kind", "says"), [
+    (lambda x: x.to("meta"), "x is a tensor without values"),
+    (lambda x: x.to_sparse(), "x is a sparse_coo tensor; pass a dense one"),
+    (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "x is a quantized tensor"),
+    (lambda x: torch.nested.nested_tensor([x[0], x[0, :1]]), "x is a nested tensor"),
+    (lambda _: np.array([[1], [1, 2]], object), "returns an array: TypeError"),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_like_no_array_is_named(kind, says: str):
+    def draw(sizes: Mapping[str, int], rng: np.random.Generator) -> dict[str, Any]:
+        del rng
+        return {"x": kind(torch.ones(sizes["tokens"], 8)), "ends": torch.ones(sizes["sequences"])}
+
+    with pytest.raises(UsageError, match=says):
+        Subject(Packed().eval(), draw, AXES, ["y"])
 
 
 def test_axes_keep_their_bounds(tmp_path):
