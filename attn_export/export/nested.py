@@ -14,6 +14,7 @@ import re
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from keyword import iskeyword
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -157,6 +158,7 @@ class InputTree:
         keywords: dict[str, str] = {}
         for name in self.tensors:
             word = re.sub(r"\W", "_", name)
+            word = word if word.isidentifier() and not iskeyword(word) else f"_{word}"
             keywords[word if word not in keywords else f"{word}_{len(keywords)}"] = name
         return keywords
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from keyword import iskeyword
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from attn_export.bundle.manifest import GOLDEN
 from attn_export.cases.contents import VALUES, Content, DrawnCase
 from attn_export.cases.draw import draw_inputs
 from attn_export.errors import AttnExportError, ExportError, UsageError
+from attn_export.export.nested import InputTree
 from attn_export.export.trees import Axis
 from attn_export.export.user_module import load_subject
 
@@ -169,6 +171,13 @@ def test_what_is_like_no_array_is_named(kind, says: str):
 
     with pytest.raises(UsageError, match=says):
         Subject(Packed().eval(), draw, AXES, ["y"])
+
+
+def test_inputs_of_any_name_have_keywords():
+    names = ["class", "_class", "1x", "_1x", "a b", "a_b", "None", "file", "é", ""]
+    keywords = InputTree.flatten({name: torch.ones(1) for name in names}).keywords
+    assert list(keywords.values()) == names
+    assert [word for word in keywords if not word.isidentifier() or iskeyword(word)] == []
 
 
 def test_axes_keep_their_bounds(tmp_path):
