@@ -25,7 +25,6 @@ from attn_export.cases.draw import (
 )
 from attn_export.cases.plan import covering_sizes
 from attn_export.errors import ExportError, one_line
-from attn_export.export.guards import broken_guards
 from attn_export.export.subject import Subject
 from attn_export.export.trees import is_close
 from attn_export.spec.inputs import axes_in
@@ -178,6 +177,8 @@ def sizes_to_try(subject: Subject) -> Iterator[dict[str, int]]:
 
 
 def _check_numbers(subject: Subject, program: ExportedProgram, captured: torch.nn.Module) -> None:
+    from attn_export.export.guards import broken_guards
+
     for sizes in sizes_to_try(subject):
         try:
             difference = _difference(subject, captured, sizes)

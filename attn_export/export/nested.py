@@ -20,7 +20,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from attn_export.errors import ExportError, UsageError, one_line
-from attn_export.export.input_tensors import checked_inputs, dense
+from attn_export.export.trees import checked_inputs, dense
 
 _CONSTANTS = (bool, int, float, str, type(None))
 """Types of constants in inputs. A constant becomes a part of the exported module."""
