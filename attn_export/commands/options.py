@@ -107,7 +107,7 @@ module_option = option(
 
 def pairs(_: object, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
     """Return the values of an option that is NAME=VALUE, by name."""
-    found = {}
+    found: dict[str, str] = {}
     for text in texts:
         name, __, value = text.partition("=")
         if not name or not value:

@@ -217,8 +217,8 @@ def _difference(first: _Returned, outcome: _Returned) -> str:
 
 def _seeds() -> tuple[Any, ...]:
     """Return the states of the global random generators."""
-    _, keys, position, *_ = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), keys.tobytes(), position, random.getstate()
+    of_numpy: Any = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), repr(of_numpy), random.getstate()
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, Any]]:
