@@ -105,6 +105,23 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {printable(error) or 'no message'}"
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error, of Python or of a library in C++, is a lack of memory."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in _OF_MEMORY)
+
+
+_OF_MEMORY = (
+    "bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory",
+    "annot allocate memory", "can't allocate memory", "failed to map segment",
+)  # fmt: skip
+
+
+def lacks_threads(error: BaseException) -> bool:
+    """Return whether the system gave no further thread or process."""
+    texts = "can't start new thread", "Resource temporarily unavailable", "pthread_create"
+    return any(text in str(error) for text in texts)
+
+
 def counted(number: int, name: str) -> str:
     """Return a number with the singular or plural of a name: ``1 case``, ``2 cases``."""
     return f"{number} {name}" if number == 1 else f"{number} {name}s"

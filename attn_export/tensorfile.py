@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,14 @@ SEED = ".seed"
 
 ArrayDict = dict[str, Array]
 """Arrays by the names of inputs or outputs."""
+
+
+def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays by name; `np.savez` takes none whose name is one of its parameters, as file."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, np.asanyarray(array), allow_pickle=False)
 
 
 def write_tensor(path: Path, name: str, array: np.ndarray) -> None:

@@ -260,7 +260,9 @@ def draw_inputs(
     make fully masked rows.
     """
     if isinstance(inputs, FunctionInputs):
-        return inputs.function(sizes, generator(*seed_words))
+        # Contents are written into views of the arrays, and a view needs rows that follow closely.
+        drawn = inputs.function(sizes, generator(*seed_words))
+        return {name: np.require(array, requirements=("C", "W")) for name, array in drawn.items()}
     return {
         name: _draw(name, input_, sizes, generator(*seed_words, name))
         for name, input_ in inputs.items()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.errors import OutputError, UsageError
+from attn_export.errors import OutputError, UsageError, printable
 
 if TYPE_CHECKING:
     import click
@@ -118,13 +118,19 @@ module_option = option(
 
 def pairs(_: object, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
     """Return the values of an option that is NAME=VALUE, by name."""
-    found = {}
+    found: dict[str, str] = {}
     for text in texts:
         name, __, value = text.partition("=")
-        found[name] = value
         if not name or not value:
             raise UsageError(f"{option.opts[0]} is {option.metavar}; got {text!r}")
+        _add_once(found, name, value, option)
     return found
+
+
+def _add_once(found: dict[str, Any], name: str, value: Any, option: click.Parameter) -> None:
+    if name in found:
+        raise UsageError(f"{option.opts[0]} gives {printable(name, 60)} twice; leave one out")
+    found[name] = value
 
 
 fix_input_option = option(
@@ -197,9 +203,14 @@ def limit_own_memory() -> None:
     limit_memory(Limits.default().memory_mib or 0)
 
 
-def ranges(_: Any, __: Any, texts: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+def ranges(
+    _: object, option: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, tuple[int, int]]:
     """Return the least and the largest value by name, of texts ``NAME=LOW:HIGH``."""
-    return dict(map(_range, texts))
+    found: dict[str, tuple[int, int]] = {}
+    for name, limits in map(_range, texts):
+        _add_once(found, name, limits, option)
+    return found
 
 
 def _range(text: str) -> tuple[str, tuple[int, int]]:

@@ -18,6 +18,7 @@ from attn_export.graph.save import replace_graph
 from attn_export.output_folder import replaceable, replacement_of, write_errors
 from attn_export.schema import Allowed
 from attn_export.temp_folders import folder_beside
+from attn_export.tensorfile import write_npz
 
 TEMPLATE = Path(__file__).with_name("templates") / "reproduce.py.j2"
 EXPLANATION, SCRIPT = "explanation.json", "reproduce.py"
@@ -50,8 +51,8 @@ def write_folder(
     with replacement_of(folder, "explanation") as staged:
         replace_graph(load_graph(runner.path), staged / runner.path.name, beside=False)
         graph_inputs = runner.to_graph_layout(case.inputs)
-        np.savez(staged / "inputs.npz", **graph_inputs)  # type: ignore[arg-type]
-        np.savez(staged / "expected.npz", **runner.to_graph_layout(right))  # type: ignore[arg-type]
+        write_npz(staged / "inputs.npz", graph_inputs)
+        write_npz(staged / "expected.npz", runner.to_graph_layout(right))
         (staged / SCRIPT).write_text(
             _script(explanation, runner, allowed, dtypes), encoding="utf-8"
         )

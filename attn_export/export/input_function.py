@@ -113,12 +113,18 @@ def _call(function: InputFunction, sizes: Sizes, rng: np.random.Generator) -> di
         raise UsageError(
             f"inputs(sizes, rng) returns {type(inputs).__name__}; return a dict of inputs by name"
         )
-    return {name: tree_map_only(np.ndarray, _tensor, value) for name, value in inputs.items()}
+    try:
+        return {name: tree_map_only(np.ndarray, _tensor, value) for name, value in inputs.items()}
+    except RecursionError as error:
+        raise UsageError("inputs(sizes, rng) returns values nested without end") from error
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"inputs(sizes, rng) returns an array: {one_line(error)}") from error
 
 
 def _tensor(array: np.ndarray) -> Tensor:
     """Return a tensor of an array; float64, numpy's default, becomes float32."""
-    narrow = array.astype(np.float32) if array.dtype == np.float64 else array
+    native = array.dtype.newbyteorder("=")
+    narrow = array.astype(np.float32 if native == np.float64 else native)
     return torch.from_numpy(np.ascontiguousarray(narrow).copy())
 
 

@@ -53,7 +53,15 @@ def run_plainly(
     module: nn.Module, arguments: Mapping[str, Any], operators: AbstractContextManager[Any]
 ) -> Any:
     """Call a user's module, uncompiled, and restore its state; `operators` are in force."""
-    with preserve_state(module), uncompiled(), _loops_of_python(), operators:
+    with preserve_state(module):
+        return run_keeping_state(module, arguments, operators)
+
+
+def run_keeping_state(
+    module: nn.Module, arguments: Mapping[str, Any], operators: AbstractContextManager[Any]
+) -> Any:
+    """Call a user's module, uncompiled; `operators` are in force."""
+    with uncompiled(), _loops_of_python(), operators:
         return module(**arguments)
 
 

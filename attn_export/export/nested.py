@@ -14,11 +14,13 @@ import re
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from keyword import iskeyword
 from typing import Any, Self
 
 from torch import Tensor, nn
 
 from attn_export.errors import ExportError, UsageError, one_line
+from attn_export.export.trees import checked_inputs, dense
 
 _CONSTANTS = (bool, int, float, str, type(None))
 """Types of constants in inputs. A constant becomes a part of the exported module."""
@@ -119,10 +121,11 @@ class InputTree:
         """Flatten copies of arguments; the same tensor in two places becomes two.
 
         Raises:
-            UsageError: If there is something that is no tensor, constant or copyable object.
+            UsageError: If there is something that is no dense tensor, constant or copyable object.
         """
-        arguments = {name: _own(name, value) for name, value in inputs.items()}
-        contents = Leaves.of(arguments)
+        with checked_inputs(inputs):
+            arguments = {name: _own(name, value) for name, value in inputs.items()}
+            contents = Leaves.of(arguments)
         tensors, constants = dict[str, Tensor](), dict[str, Any]()
         for place, leaf in contents.leaves.items():
             owner = contents.owner(place)
@@ -132,7 +135,7 @@ class InputTree:
                     "and objects with them, and plain constants"
                 )
             if isinstance(leaf, Tensor):
-                tensors[place] = leaf
+                tensors[place] = dense(place, leaf)
             elif not owner:
                 constants[place] = leaf
         return cls(tensors, {name: name for name in tensors}, constants, _arguments=arguments)
@@ -155,6 +158,7 @@ class InputTree:
         keywords: dict[str, str] = {}
         for name in self.tensors:
             word = re.sub(r"\W", "_", name)
+            word = word if word.isidentifier() and not iskeyword(word) else f"_{word}"
             keywords[word if word not in keywords else f"{word}_{len(keywords)}"] = name
         return keywords
 
@@ -166,7 +170,7 @@ class InputTree:
         arguments: dict[str, Any] = copy.deepcopy(dict(self._arguments), memo)
         for place, (name, axis) in self.counts.items():
             *path, last = place.split(".")
-            _set(functools.reduce(_child, path, arguments), last, values[name].shape[axis])
+            set_child(functools.reduce(_child, path, arguments), last, values[name].shape[axis])
         return arguments
 
     @functools.cached_property
@@ -192,9 +196,8 @@ class InputTree:
             used.update(there)
             axes = given[there[0]] if there else {}
             if there and there[0] not in (name, place) and isinstance(axes, Mapping):
-                axes = {
-                    at: axis for at, axis in axes.items() if at in range(self.tensors[name].dim())
-                }
+                dims = range(self.tensors[name].dim())
+                axes = {at: axis for at, axis in axes.items() if at in dims}
             if there:
                 found[name] = axes
         return found | {key: value for key, value in given.items() if key not in used}
@@ -236,7 +239,8 @@ def _child(value: Any, key: str) -> Any:
     return next(child for name, child in children_of(value) or () if str(name) == key)
 
 
-def _set(value: Any, key: str, number: Any) -> None:
+def set_child(value: Any, key: str, number: Any) -> None:
+    """Set what a container or an object, which may be frozen, holds by a key or name."""
     if isinstance(value, dict):
         value[next(each for each in value if str(each) == key)] = number
     elif isinstance(value, (list, deque)):
@@ -277,13 +281,9 @@ class Results:
             f"forward changes {name} in place; its value after that is the output {output}"
             for name, output in self.changed.items()
         ]
-        kept = [place for place in self.numbers if place not in tree.counts]
-        if kept:
-            notes.append(
-                f"forward changes {', '.join(kept)}, which is no tensor: in the graph it is as in "
-                "the example"
-            )
-        return notes
+        kept = ", ".join(place for place in self.numbers if place not in tree.counts)
+        says = f"forward changes {kept}, which is no tensor: in the graph it is as in the example"
+        return [*notes, says] if kept else notes
 
     def of(
         self, call: Callable[[Any], Any], tree: InputTree, inputs: Mapping[str, Tensor]

@@ -70,7 +70,7 @@ class Subject:
 
     Raises:
         UsageError: If names or axes do not match each other or the module.
-        ExportError: If a submodule is in train mode.
+        ExportError: If a submodule is in train mode, or the module keeps state between calls.
     """
 
     roles = functools.cached_property(subject_checks.roles_of)
@@ -107,16 +107,14 @@ class Subject:
         named, self.bounds, self.with_least = read_axes(axes, relations)
         if spec is None:
             from attn_export.export.call_results import find_results
+            from attn_export.export.kept_state import refuse_kept_state, unused_copy
 
-            run = functools.partial(self._run, module)
+            run, fresh = functools.partial(self._run, module), unused_copy(module)
             with contextlib.suppress(Exception), torch.inference_mode():  # `call` raises it again
                 self.tree, self.results = find_results(run, self.tree, tuple(outputs))
-        self.outputs = tuple(self.results.places or outputs)
-        self.inputs = dict(self.tree.tensors)
-        named = self.tree.by_name(named)
-        sizes = subject_checks.check_arguments(
-            module, self.inputs, named, self.outputs, relations or {}, self.bounds
-        )
+        self.outputs, self.inputs = tuple(self.results.places or outputs), dict(self.tree.tensors)
+        named, ends = self.tree.by_name(named), (self.inputs, self.outputs)
+        sizes = subject_checks.check_arguments(module, *ends, named, relations or {}, self.bounds)
         self.axes = {name: dict(named.get(name, {})) for name in self.inputs}
         self.tree = self.tree.counting(self.results.numbers, self.axes)
         self.notes = (*notes, *self.results.notes(self.tree))
@@ -124,8 +122,10 @@ class Subject:
         if spec is not None:  # sizes that only bound integers are no axes of the example
             sizes |= {name: TRACED_SIZES[name] for name in bounds(spec.inputs())}
         self.example_sizes = add_sums(sizes, self.sums)
-        if spec is None and not self.function:  # both define the values of integers
-            subject_checks.check_integers(self.inputs)
+        if spec is None:
+            if not self.function:  # which defines the values of integers, as a spec does
+                subject_checks.check_integers(self.inputs)
+            self.notes += tuple(refuse_kept_state(self, fresh))
 
     @classmethod
     def from_spec(cls, spec: AttentionSpec, *, seed: int = 0) -> Self:
@@ -251,8 +251,8 @@ class Subject:
 
         @torch.inference_mode()
         def shapes_at(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-            outputs = self.call(self.module, self.draw(sizes, "shapes"))
-            return {name: tuple(tensor.shape) for name, tensor in outputs.items()}
+            outputs = self.call(self.module, self.draw(sizes, "shapes")).items()
+            return {name: tuple(tensor.shape) for name, tensor in outputs}
 
         return infer_output_shapes(shapes_at, self.example_sizes, self.relations, self.bounds)
 
@@ -296,9 +296,9 @@ class Subject:
 
     def expected(self) -> Expected:
         """Return the expected properties of the subject's graph."""
-        ours, shapes = self.spec is not None, self.output_shapes()
-        inputs = {name: each.shape for name, each in self.input_descriptions().items()}
-        return Expected(inputs, shapes, attentions=int(ours) or None, ours=ours)
+        ours, inputs = self.spec is not None, self.input_descriptions().items()
+        shapes = {name: each.shape for name, each in inputs}
+        return Expected(shapes, self.output_shapes(), attentions=int(ours) or None, ours=ours)
 
     def call(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs of the subject's module, or of a copy of it, by name.

@@ -57,11 +57,9 @@ def check_call(module: nn.Module, arguments: Mapping[str, Any], outputs: object)
 
 
 def _check_leaves(arguments: Mapping[str, Any]) -> None:
-    """Refuse nested tensors, and functions beside integers only: in a block mask these follow."""
+    """Refuse functions beside integers only: in a block mask these follow."""
     contents = Leaves.of(arguments)
     for place, leaf in contents.leaves.items():
-        if isinstance(leaf, Tensor) and leaf.is_nested:
-            raise UsageError(f"{place} is a nested tensor; pass a padded one, and a mask")
         owner = contents.owner(place) if isinstance(leaf, FunctionType) else ""
         inside = [x for at, x in contents.tensors().items() if owner and at.startswith(owner + ".")]
         if inside and not any(x.is_floating_point() for x in inside):
@@ -74,8 +72,8 @@ def _check_leaves(arguments: Mapping[str, Any]) -> None:
 def check_arguments(
     module: nn.Module,
     tensors: Mapping[str, Tensor],
-    axes: Mapping[str, Mapping[int, str]],
     names: Sequence[str],
+    axes: Mapping[str, Mapping[int, str]],
     relations: Mapping[str, str],
     bounds: Bounds,
 ) -> dict[str, int]:

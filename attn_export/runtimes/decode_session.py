@@ -39,6 +39,7 @@ from attn_export.runtimes.decode_inputs import (
     whole_numbers,
 )
 from attn_export.runtimes.decode_state import DecodeState
+from attn_export.runtimes.protocol import Limits
 from attn_export.schema import Manifest
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import ArrayDict
@@ -62,8 +63,8 @@ class DecodeSession:
         bundle: The folder of a bundle with ``cache = "in-place"``, or of a whole model.
         dialect: The dialect of the graphs. Default: the fastest one that the bundle has.
         block: The number of keys by which a full cache grows.
-        threads: The number of threads for computing. Default: the choice of ONNX Runtime, all
-            cores.
+        threads: The number of threads for computing, at most one for each core. Default: the
+            choice of ONNX Runtime, all cores.
         device: ``"cpu"``, or ``"cuda"``, which keeps the cache in the memory of the GPU.
 
     Raises:
@@ -85,7 +86,9 @@ class DecodeSession:
     ) -> None:
         check_device(device)
         block = whole_number("block", block, MOST_KEYS)
-        threads = None if threads is None else whole_number("threads", threads, _MOST_THREADS)
+        if threads is not None:  # they spin between runs: more than there are cores only wait
+            cores = Limits.default().threads
+            threads = min(whole_number("threads", threads, _MOST_THREADS), cores)
         if not isinstance(bundle, str | Path):
             raise UsageError(f"bundle is a {type(bundle).__name__}; give the path of its folder")
         folder = Path(bundle)
@@ -100,6 +103,11 @@ class DecodeSession:
     @property
     def lengths(self) -> np.ndarray:
         """The number of cached keys of each batch element, int64 `[B]`."""
+        return self._state.lengths.copy()
+
+    @property
+    def mark(self) -> object:
+        """What is another object after each change of the cache."""
         return self._state.lengths
 
     @property
@@ -257,7 +265,8 @@ class DecodeSession:
 
         Returns:
             An iterator over the next token of each batch element, int64 `[B]`, which is -1 after
-            its end. It ends when all have ended.
+            its end. It ends when all have ended, and raises UsageError once the session has been
+            used for something else.
 
         Raises:
             UsageError: As for `prefill`; or if an option is out of range.

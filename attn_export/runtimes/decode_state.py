@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from attn_export.cases.draw import add_sums
-from attn_export.errors import UsageError
+from attn_export.errors import BundleError, UsageError
 from attn_export.runtimes.decode_buffers import BoundGraph, Caches
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
@@ -27,6 +27,24 @@ from attn_export.runtimes.decode_inputs import (
 from attn_export.schema import GraphFile, Manifest
 from attn_export.spec import Shape
 from attn_export.tensorfile import ArrayDict, numpy_dtype
+
+_CACHE_AXES = {"batch", CAPACITY}
+_AXES = {*_CACHE_AXES, QUERY_LEN, LOGIT_COUNT, ENCODED}
+"""The axes whose sizes a session knows, in caches and elsewhere."""
+
+
+def _check_axes(manifest: Manifest, sums: Mapping[str, str]) -> None:
+    """Raise an error for a manifest, which anybody may write, whose axes have no size here."""
+    ends = {**manifest.inputs, **manifest.outputs}
+    axes = {name: {x for x in end.shape if isinstance(x, str)} for name, end in ends.items()}
+    wrong = [n for n, of in axes.items() if not of <= {*_AXES, *sums}]
+    wrong += [n for n in manifest.next_inputs.values() if axes[n] != _CACHE_AXES]
+    wrong += [n for n in (PAST_LENGTH,) if n not in ends or [*ends[n].shape] != ["batch"]]
+    if IDS in manifest.inputs:
+        logits = manifest.outputs.get("logits")
+        wrong += [] if logits and isinstance(logits.shape[-1], int) else ["logits"]
+    if wrong:
+        raise BundleError(f"a session cannot tell the sizes of {wrong[0]}; build the bundle again")
 
 
 class DecodeState:
@@ -55,6 +73,7 @@ class DecodeState:
         self._manifest, self._sums, self._sessions = manifest, sums, sessions
         self._block, self._device = block, device
         self._pairs, self.tokens = manifest.next_inputs, next(iter(manifest.inputs))
+        _check_axes(manifest, sums)
         # A model may have positions for so many tokens only.
         self._most = manifest.bounds.get(CAPACITY, (0, None))[1] or MOST_KEYS
         self.caches: Caches | None = None
@@ -115,7 +134,12 @@ class DecodeState:
             axes = self._manifest.inputs[name].shape
             clear_padding(graph.inputs[name], axes, {QUERY_LEN: counts, CAPACITY: ends})
         self._compute(graph, caches, ends)
-        self.kept = {n: a for n, a in arrays.items() if ENCODED in self._manifest.inputs[n].shape}
+        # The caller may write into its arrays later.
+        self.kept = {
+            n: a if a is self.kept.get(n) else a.copy()
+            for n, a in arrays.items()
+            if ENCODED in self._manifest.inputs[n].shape
+        }
         return {
             name: self._without_spare_keys(name, array, keys, caches.capacity)
             for name, array in graph.outputs.items()

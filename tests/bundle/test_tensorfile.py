@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
-from attn_export.tensorfile import read_tensor, write_tensor
+from attn_export.tensorfile import read_tensor, write_npz, write_tensor
 from attn_export.tensorproto import DTYPES
 
 quick = settings(
@@ -206,3 +206,13 @@ def test_noise_gives_no_other_error(path, noise):
         read_tensor(path)
     except ValueError:
         return
+
+
+def test_arrays_of_any_name_are_written_into_one_file(tmp_path: Path):
+    names = ("file", "args", "kwds", "self", "a.b", "a/b", "x")
+    arrays = {name: np.arange(at, dtype=np.float32) for at, name in enumerate(names)}
+    write_npz(tmp_path / "a.npz", arrays)
+    with np.load(tmp_path / "a.npz") as found:
+        assert {name: found[name].tolist() for name in found} == {
+            name: array.tolist() for name, array in arrays.items()
+        }

@@ -30,6 +30,16 @@ WRONG_USE = [
     (("explain", "--runtime", "ort-cpu"), 2, "explain takes a BUNDLE, or --module"),
     (("explain", "b", "--module", "m.py:f", "--graph", "g.onnx", "--runtime", "ort-cpu"), 2,
      "explain takes a BUNDLE, or --module"),
+    *(
+        ((*words, option, f"x={first}", option, f"x={second}"), 2, f"{option} gives x twice")
+        for words, option, first, second in (
+            (("build",), "--set", "1", "2"), (("explain", "b"), "--option", "1", "2"),
+            (("explain", "b"), "--fix-input", "1", "1"),
+            (("compare", "a.onnx", "b.onnx"), "--name", "a", "b"),
+            (("compare", "a.onnx", "b.onnx"), "--range", "1:2", "1:3"),
+            (("compare", "a.onnx", "b.onnx"), "--relation", "a", "b"),
+        )
+    ),
     (("build", "--variant", "mlp"), 2, "unknown variant 'mlp'"),
     (("build", "--variant", "gqa", "--num-kv-heads", "3"), 2,
      "num_heads 8 does not divide by num_kv_heads 3; choose one of 1, 2, 4, 8"),
@@ -188,6 +198,21 @@ def test_a_missing_runtime_is_exit_code_5_only_where_it_is_required(cli: Cli, bu
     assert cli("verify", bundle).returncode == 0
     assert "ort-cuda not run: " in cli("verify", bundle).stdout
     assert cli("verify", bundle, "--require", "ort-cuda").returncode == 5
+
+
+@pytest.mark.parametrize(("error", "said"), [
+    (OSError(12, "Cannot allocate memory"), "there is too little memory; raise the limit"),
+    (RuntimeError("unable to mmap 9 bytes: Cannot allocate memory (12)"), "too little memory"),
+    (RuntimeError("can't start new thread"), "there are too few threads; raise the limit"),
+    (BlockingIOError(11, "Resource temporarily unavailable"), "there are too few threads"),
+])  # fmt: skip
+def test_a_lack_of_memory_or_threads_is_called_so(error, said: str, monkeypatch, capsys):
+    def raises(*_: object, **__: object) -> int:
+        raise error
+
+    monkeypatch.setattr(group, "main", raises)
+    assert run(["runtimes"]) == 1
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -7,7 +7,10 @@ the remedy has become unnecessary.
 from __future__ import annotations
 
 import inspect
+import math
+import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -23,6 +26,7 @@ from attn_export import Axis, Subject, build
 from attn_export.errors import ExportError, GraphError
 from attn_export.export.capture import sizes_to_try
 from attn_export.export.export import export
+from attn_export.export.guards import broken_guards
 
 
 class Branching(nn.Module):
@@ -231,3 +235,21 @@ def test_a_refused_graph_is_one_line_with_the_check_that_refused(tmp_path: Path)
         build(subject_of(Double()), tmp_path / "b")
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("axes", "most", "breaks"), [(2, 40, 41), (7, 4096, 4097), (12, 9, 10)])
+def test_sizes_that_break_a_guard_on_many_axes_are_found_in_little_memory(axes, most, breaks):
+    names = [f"a{at}" for at in range(axes)]
+    subject = SimpleNamespace(
+        tree=SimpleNamespace(keywords={"x": "x"}), axes={"x": dict(enumerate(names))}, bounds={},
+        relations={}, example_sizes=dict.fromkeys(names, 2), sizes_with=dict,
+    )  # fmt: skip
+    product = "*".join(f"L['x'].size()[{at}]" for at in range(axes))
+    program = SimpleNamespace(_guards_code=[f"{product} <= {most}"])
+    tracemalloc.start()
+    try:
+        (sizes,) = broken_guards(subject, program)
+        assert tracemalloc.get_traced_memory()[1] < 32 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert math.prod(sizes.values()) == breaks

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from keyword import iskeyword
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hostile.user_inputs import give
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attn_export import Subject, assert_parity, build
 from attn_export.bundle.golden import read_inputs, stored_cases
 from attn_export.bundle.manifest import GOLDEN
+from attn_export.cases.contents import VALUES, Content, DrawnCase
+from attn_export.cases.draw import draw_inputs
 from attn_export.errors import AttnExportError, ExportError, UsageError
+from attn_export.export.nested import InputTree
 from attn_export.export.trees import Axis
 from attn_export.export.user_module import load_subject
 
@@ -66,6 +71,23 @@ def test_each_case_has_the_inputs_of_the_function(tmp_path):
         assert inputs["ends"].max() <= case.sizes["tokens"], case.name
     floats = [read_inputs(case, names)["x"] for case in cases]
     assert max(abs(x).max() for x in floats) > 100, "contents still change numbers"
+
+
+@pytest.mark.parametrize("content", VALUES, ids=lambda content: content.name)
+def test_contents_are_written_into_inputs_of_any_layout(content: Content):
+    def changed(layout: Any) -> np.ndarray:
+        def draw(sizes: Mapping[str, int], rng: np.random.Generator) -> dict[str, Any]:
+            return {"input": layout(torch.from_numpy(rng.standard_normal((sizes["n"], 4, 6))))}
+
+        subject = Subject(nn.Identity().eval(), draw, {"input": {0: "n"}}, ["y"])
+        inputs, sizes = subject.input_descriptions(), {"n": 5}
+        drawn = draw_inputs(inputs, sizes, seed_words=("case",))
+        content.change(DrawnCase(drawn, inputs, None, sizes, np.random.default_rng(0)))
+        return drawn["input"]
+
+    plain = changed(lambda x: x.float())
+    permuted = changed(lambda x: x.float().permute(2, 0, 1).contiguous().permute(1, 2, 0))
+    np.testing.assert_array_equal(permuted, plain)
 
 
 def test_two_builds_draw_alike():
@@ -126,6 +148,36 @@ def test_a_wrong_function_is_one_line(function, axes, kind, says, tmp_path):
     assert isinstance(raised.value, kind)
     assert len(str(raised.value)) <= 300
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("number", range(60))
+@pytest.mark.filterwarnings("ignore")
+def test_odd_inputs_and_functions_are_taken_or_refused_in_one_line(number: int):
+    assert give(number)
+
+
+@pytest.mark.parametrize(("kind", "says"), [
+    (lambda x: x.to("meta"), "x is a tensor without values"),
+    (lambda x: x.to_sparse(), "x is a sparse_coo tensor; pass a dense one"),
+    (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "x is a quantized tensor"),
+    (lambda x: torch.nested.nested_tensor([x[0], x[0, :1]]), "x is a nested tensor"),
+    (lambda _: np.array([[1], [1, 2]], object), "returns an array: TypeError"),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_like_no_array_is_named(kind, says: str):
+    def draw(sizes: Mapping[str, int], rng: np.random.Generator) -> dict[str, Any]:
+        del rng
+        return {"x": kind(torch.ones(sizes["tokens"], 8)), "ends": torch.ones(sizes["sequences"])}
+
+    with pytest.raises(UsageError, match=says):
+        Subject(Packed().eval(), draw, AXES, ["y"])
+
+
+def test_inputs_of_any_name_have_keywords():
+    names = ["class", "_class", "1x", "_1x", "a b", "a_b", "None", "file", "é", ""]
+    keywords = InputTree.flatten({name: torch.ones(1) for name in names}).keywords
+    assert list(keywords.values()) == names
+    assert [word for word in keywords if not word.isidentifier() or iskeyword(word)] == []
 
 
 def test_axes_keep_their_bounds(tmp_path):

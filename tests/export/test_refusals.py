@@ -206,7 +206,7 @@ TABLE = {
     permuted_by_numpy: "numpy or Python code that computes with a size; use torch operations",
     blocks_by_numpy: "numpy or Python code that computes with a size; use torch operations",
     raises: "ValueError: mine",
-    random: "gives another y for the same inputs; take out what is random",
+    random: "gives another y for the same inputs; it draws random numbers",
     size_of_values: "the shape of y depends on values",
 }
 IN_FORWARD = {

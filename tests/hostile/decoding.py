@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,12 @@ def decode(bundle: Path, number: int) -> str:
         AssertionError: If an error is not one line, or a value reached another row.
     """
     random = np.random.default_rng(number)
-    kinds: list[Callable[[Path, np.random.Generator], str]] = [_options, _arguments, _padding]
+    kinds: list[Callable[[Path, np.random.Generator], str]] = [
+        _options,
+        _arguments,
+        _padding,
+        _order,
+    ]
     try:
         return kinds[number % len(kinds)](bundle, random)
     except AttnExportError as error:
@@ -85,6 +91,44 @@ def _padding(bundle: Path, random: np.random.Generator) -> str:
     for wanted, got in zip(*found, strict=True):
         assert np.array_equal(wanted, got), "what padding holds changes an output"
     return "padding changes nothing"
+
+
+def _order(bundle: Path, random: np.random.Generator) -> str:
+    """Call a session in any order, writing into all that it gives: it holds what it was given."""
+    session, held = DecodeSession(bundle, threads=1, block=8), _query(random)
+    session.prefill(held)["output"][...] = np.nan
+    for _ in range(int(random.integers(1, 7))):
+        rows = random.integers(len(held), size=int(random.integers(1, 4)))
+        count, new = int(random.integers(held.shape[1])), _query(random)
+        call = pick(random, ["step", "reorder", "fork", "rewind", "prefill", "wrong", "lengths"])
+        if call == "step":
+            new = np.resize(new, (len(held), *new.shape[1:]))
+            session.step(new)["output"][...] = np.nan
+            held = np.concatenate([held, new], axis=1)
+        elif call == "reorder":
+            session.reorder(rows)
+            held = held[rows]
+        elif call == "fork":
+            other = session.fork(rows)
+            other.step(held[rows, :1])
+            if random.random() < 0.5:
+                session, held = other, np.concatenate([held[rows], held[rows, :1]], axis=1)
+        elif call == "rewind":
+            session.rewind(count)
+            held = held[:, : held.shape[1] - count]
+        elif call == "prefill":
+            session.prefill(new)
+            held = new.copy()
+            new[...] = np.nan
+        elif call == "wrong":
+            with contextlib.suppress(AttnExportError):
+                session.step(pick(random, WRONG))
+        session.lengths[...] = 0
+    assert session.lengths.tolist() == [held.shape[1]] * len(held)
+    last = session.step(held[:, :1])["output"]
+    whole = DecodeSession(bundle, threads=1).prefill(np.concatenate([held, held[:, :1]], axis=1))
+    assert np.allclose(last, whole["output"][:, -1:], atol=1e-4), "it held something else"
+    return "any order is right"
 
 
 def _query(random: np.random.Generator) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from decoded import Arrays, Sequence, bundle_of, close, open_session
+from hostile.bundles import write_sealed
 from hostile.decoding import decode
 
 from attn_export import DecodeSession
@@ -91,6 +93,23 @@ def test_a_damaged_bundle_is_refused(file: str, tmp_path: Path):
     with (folder / file).open("ab") as damaged:
         damaged.write(b" ")
     refused(BundleError, f"{file} was changed", DecodeSession, folder)
+
+
+@pytest.mark.parametrize(
+    ("end", "name", "shape"),
+    [
+        ("inputs", "past_key", ["batch", 2, "past_value", 8]),
+        ("inputs", "past_value", ["capacity", 2, "capacity", 8]),
+        ("inputs", "past_length", []),
+        ("outputs", "output", ["batch", "past_key", 16]),
+    ],
+)
+def test_axes_without_a_size_are_refused(end: str, name: str, shape: list[object], tmp_path: Path):
+    folder = shutil.copytree(bundle_of("plain"), tmp_path / "bundle")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest[end][name]["shape"] = shape
+    write_sealed(folder, manifest)
+    refused(BundleError, "a session cannot tell the sizes of", DecodeSession, folder)
 
 
 def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path):
@@ -246,7 +265,7 @@ def test_an_error_of_onnx_runtime_is_one_line(monkeypatch: pytest.MonkeyPatch):
     refused(UsageError, "call prefill first", session.step, **SEQUENCE.piece(0, 1))
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(16))
 def test_hostile_arguments_are_one_line_and_spoil_nothing(number: int):
     assert decode(bundle_of("plain"), number)
 

@@ -53,7 +53,7 @@ REFUSED = {
     "conformer, unnamed": "write relations={'other_1': '2*query_len - 1'}",
     "pooled square grid": "was fixed at 16 by the module",
     "Qwen2-VL, slices": "was fixed at",
-    "BigBird, any length": "or leave the axis without a name",
+    "BigBird, any length": "attention_type between calls",  # a short input changes it for good
     "quantize_dynamic": "build the float module, and quantize the bundle",
     "loop, stepwise": "a loop by torch._higher_order_ops.scan",
     "Mamba, free": "a loop by torch._higher_order_ops.scan",

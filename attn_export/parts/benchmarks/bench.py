@@ -63,7 +63,7 @@ class Measuring:
     def measure(self, name: str, planned: _Planned, progress: Progress) -> BenchReport:
         """Measure workloads one after the other."""
         limits = Limits.default()
-        threads = self.threads or limits.threads
+        threads = min(self.threads or limits.threads, limits.threads)  # others would only wait
         limits = dataclasses.replace(limits, seconds=HUNG_AFTER, threads=threads)
         progress.expect(sum(progress_steps(some, self.rounds) for _, _, some in planned))
         workloads, end = [], time.monotonic() + self.seconds

@@ -35,7 +35,10 @@ from attn_export.commands.output import write_file
     "--rounds", type=int, least=1, default=5, show_default=True,
     help="The number of measurements of each candidate.",
 )  # fmt: skip
-@option("--threads", type=int, least=1, help="Threads for computing.  [default: all cores]")
+@option(
+    "--threads", type=int, least=1, most=1024,
+    help="Threads for computing, at most one per core.  [default: all cores]",
+)  # fmt: skip
 @option(
     "--seconds", type=float, least=0, default=300.0, show_default=True,
     help="The time after which no further workload is begun.",

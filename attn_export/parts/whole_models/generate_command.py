@@ -33,7 +33,10 @@ _COUNT = 64
     help="Draw from the likeliest tokens that have P together.",
 )  # fmt: skip
 @option("--seed", type=int, least=0, default=0, show_default=True, metavar="N", help="Of draws.")
-@option("--threads", type=int, least=1, metavar="N", help="Threads.  [default: all cores]")
+@option(
+    "--threads", type=int, least=1, most=1024, metavar="N",
+    help="Threads, at most one per core.  [default: all cores]",
+)  # fmt: skip
 @option("--dialect", metavar="NAME", help="The graphs to run.  [default: the fastest]")
 def generate_command(
     bundle: Path,

@@ -43,14 +43,15 @@ def generate(
     # The last token is not run.
     inputs = {**masks, **(encoded or {})}
     logits = session.prefill(ids, lengths=lengths, more=count - 1, **inputs)["logits"]
-    return _tokens(session, logits, count, ends, draw)
+    # The iterator starts at its first token, when the session may have another cache.
+    return _tokens(session, session.mark, logits, count, ends, draw)
 
 
 def _tokens(
-    session: DecodeSession, logits: np.ndarray, count: int, ends: np.ndarray, draw: _Draws
-) -> Iterator[np.ndarray]:
+    session: DecodeSession, mark: object, logits: np.ndarray, count: int, ends: np.ndarray,
+    draw: _Draws,
+) -> Iterator[np.ndarray]:  # fmt: skip
     random, has_ended = np.random.default_rng(draw.seed), np.zeros(len(logits), bool)
-    held = session.lengths
     for number in range(count):
         token = draw.next(logits[:, -1], random)
         yield np.where(has_ended, _ENDED, token)
@@ -58,10 +59,10 @@ def _tokens(
             has_ended |= np.isin(token, ends)
         if has_ended.all() or number == count - 1:
             return
-        if session.lengths is not held:  # each change of the caches brings a new array
+        if session.mark is not mark:
             raise UsageError("the session was used for something else; generate again")
         logits = session.step(token[:, None], copy=False)["logits"]
-        held = session.lengths
+        mark = session.mark
 
 
 @dataclasses.dataclass(frozen=True)

@@ -151,15 +151,31 @@ def test_all_positions_are_used_and_then_a_step_is_refused(session):
         session.step(IDS[:1, :1])
 
 
+@pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("other", ["generate", "prefill", "step", "rewind", "reorder"])
-def test_tokens_end_in_an_error_once_the_session_does_something_else(other, session):
+def test_tokens_end_in_an_error_once_the_session_does_something_else(other, begun, session):
     tokens = session.generate(IDS, 5)
-    next(tokens)
+    if begun:
+        next(tokens)
     given = {"generate": (IDS + 0, 5), "prefill": (IDS,), "step": (IDS[:, :1],), "rewind": (1,),
              "reorder": ([0, 1],)}[other]  # fmt: skip
     getattr(session, other)(*given)
     with pytest.raises(UsageError, match="used for something else"):
-        next(tokens)
+        list(tokens)
+
+
+def test_what_a_session_hands_out_cannot_change_it(session):
+    wanted = [token.tolist() for token in session.generate(IDS, 4)]
+    found = []
+    for token in session.generate(IDS, 4):
+        found.append(token.tolist())
+        session.lengths[...] = 0
+        token[...] = 0
+    assert found == wanted
+    prefilled = session.prefill(IDS)["logits"]
+    before = prefilled.copy()
+    session.step(IDS[:, :1])["logits"][...] = 0
+    assert (prefilled == before).all()
 
 
 # -- text -------------------------------------------------------------------------------------
