@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from attn_export.commands.source_runs import SourceRuns
-from attn_export.dialect_names import MICROSOFT, STANDARD
+from attn_export.dialect_names import MICROSOFT, PORTABLE, STANDARD
 from attn_export.errors import GraphError, OutputError, UsageError, counted
 from attn_export.graph import IrGraph
 from attn_export.graph.ir_helpers import every_node, nodes_of
@@ -29,6 +31,8 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
     is_foreign = nodes_of(graph, "Softmax") or any(n.domain == MICROSOFT for n in graph.graph)
     is_written_out = not any(nodes_of(graph, name) for name in ("Attention", "LinearAttention"))
     runs = SourceRuns(source) if is_foreign else None
+    if runs is not None and not runs.trials and is_written_out:
+        _refuse_untried(runs, source, graph, dialect)
     graphs = lower(graph, dialect, observed=None if runs is None else runs.observed())
     recognised = graphs[""].recognised
     if dialect == STANDARD and not recognised and is_written_out:
@@ -54,6 +58,17 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
         for path, result in models.items()
     }
     return {"operators": operators, "note": note}
+
+
+def _refuse_untried(runs: SourceRuns, source: Path, graph: ir.Model, dialect: str) -> None:
+    """Refuse contrib attention in a graph that ran at no sizes."""
+    nodes = [n for n in graph.graph if n.domain == MICROSOFT and n.op_type.endswith("Attention")]
+    if nodes and dialect in (STANDARD, PORTABLE):
+        label = nodes[0].name or f"{nodes[0].op_type} of {nodes[0].outputs[0].name}"
+        raise GraphError(
+            f"{source}: {label} cannot be compared with what takes its place, since the graph runs "
+            f"in ONNX Runtime at no sizes that were tried ({runs.problem}); keep it as it is"
+        )
 
 
 _ONLY_OPSET = "there is no Attention node; only the opset was changed"
