@@ -53,6 +53,8 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
     if recognised:
         became = "a node" if recognised == 1 else "nodes"
         note = f"{counted(recognised, 'attention')} written out in operators became {became}"
+        if runs is not None and runs.loses_nan:
+            note += "; a query of which all keys are hidden is NaN in it, and gets 0 in its place"
     operators = {
         str(path): dict(Counter(node.op_type for node in every_node(result.graph)))
         for path, result in models.items()

@@ -58,7 +58,7 @@ class SourceRuns:
             counting,
             {n.input[3] for n in counting if n.input[3:]} - {""},
         )
-        self.problem = ""
+        self.problem, self.loses_nan = "", False
         self.inputs: Mapping[str, Input] = self._described
         self._sums: Mapping[str, str] = known
         self.trials = self._find_trials(known)
@@ -249,6 +249,7 @@ class SourceRuns:
                 )
                 if not all(itertools.starmap(_agree, zip(first, second, strict=True))):
                     return f"it gives other numbers, for {contents}"
+                self.loses_nan |= any(map(_has_more_nan, first, second))
         except Exception as error:  # as in `_runs`
             return f"it could not be compared ({one_line(error)})"
         return ""
@@ -296,6 +297,10 @@ def _session_of(model: Path | bytes, folder: Path | None = None) -> Any:
             "session.model_external_initializers_file_folder_path", str(folder)
         )
     return onnxruntime.InferenceSession(model, options, providers=[CPU_PROVIDER])
+
+
+def _has_more_nan(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.dtype.kind == "f" and bool((np.isnan(one) & ~np.isnan(other)).any())
 
 
 def _agree(one: np.ndarray, other: np.ndarray) -> bool:
