@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
 from attn_export.commands.source_runs import SourceRuns
 from attn_export.dialect_names import MICROSOFT, PORTABLE, STANDARD
 from attn_export.errors import GraphError, OutputError, UsageError, counted
@@ -32,7 +30,7 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
     is_written_out = not any(nodes_of(graph, name) for name in ("Attention", "LinearAttention"))
     runs = SourceRuns(source) if is_foreign else None
     if runs is not None and not runs.trials and is_written_out:
-        _refuse_untried(runs, source, graph, dialect)
+        _refuse_untried(runs, source, dialect)
     graphs = lower(graph, dialect, observed=None if runs is None else runs.observed())
     recognised = graphs[""].recognised
     if dialect == STANDARD and not recognised and is_written_out:
@@ -62,14 +60,13 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
     return {"operators": operators, "note": note}
 
 
-def _refuse_untried(runs: SourceRuns, source: Path, graph: ir.Model, dialect: str) -> None:
+def _refuse_untried(runs: SourceRuns, source: Path, dialect: str) -> None:
     """Refuse contrib attention in a graph that ran at no sizes."""
-    nodes = [n for n in graph.graph if n.domain == MICROSOFT and n.op_type.endswith("Attention")]
-    if nodes and dialect in (STANDARD, PORTABLE):
-        label = nodes[0].name or f"{nodes[0].op_type} of {nodes[0].outputs[0].name}"
+    if dialect in (STANDARD, PORTABLE) and runs.contrib:
         raise GraphError(
-            f"{source}: {label} cannot be compared with what takes its place, since the graph runs "
-            f"in ONNX Runtime at no sizes that were tried ({runs.problem}); keep it as it is"
+            f"{source}: {runs.contrib} cannot be compared with what takes its place, since the "
+            f"graph runs in ONNX Runtime at no sizes that were tried ({runs.problem}); keep it as "
+            "it is"
         )
 
 

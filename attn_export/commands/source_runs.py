@@ -59,6 +59,11 @@ class SourceRuns:
             {n.input[3] for n in counting if n.input[3:]} - {""},
         )
         self.problem, self.loses_nan = "", False
+        contrib = [
+            n for n in self._proto.graph.node if n.domain and n.op_type.endswith("Attention")
+        ]
+        labels = (n.name or f"{n.op_type} of {next(filter(None, n.output), '')}" for n in contrib)
+        self.contrib = next(labels, "")
         self.inputs: Mapping[str, Input] = self._described
         self._sums: Mapping[str, str] = known
         self.trials = self._find_trials(known)
