@@ -126,7 +126,7 @@ def _grouped(op: Builder, node: ir.Node, x: _Operands) -> Sequence[ir.Value]:
             )
         )
         valid = op("Add", start, length)
-    mask, dtype = x.get("attention_bias"), x["query"].dtype
+    mask, dtype = x.get("attention_bias"), x["query"].dtype or ir.DataType.FLOAT
     if mask is not None and start is not None:  # it has no columns for the rest of a buffer
         rest = op("Sub", op.size(key, 2), op.size(mask, 3))
         mask = _grown(mask, op("Pad", mask, op("Concat", op.ints(*[0] * 7), rest, axis=0)))
@@ -141,7 +141,10 @@ def _grouped(op: Builder, node: ir.Node, x: _Operands) -> Sequence[ir.Value]:
         mask = seen
     if sink is not None:
         one_more = op.ints(0, 0, 0, 0, 0, 0, 1, 0)
-        read = tuple(_grown(part, op("Pad", part, one_more), 2) for part in (key, value))
+        read = (
+            _grown(key, op("Pad", key, one_more), 2),
+            _grown(value, op("Pad", value, one_more), 2),
+        )
         before = op("Concat", op.ints(0, 0, 0), op.size(key, 2), op.ints(0, 0, 0, 0), axis=0)
         mask, valid = op("Pad", mask, op.ints(*[0] * 7, 1)), None
         mask = op("Add", mask, op("Pad", sink, before))
