@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -35,6 +35,15 @@ class Signature:
         if self.state == "not checked":
             return f"signature not checked ({self.signer}); --trust checks it"
         return self.state if self.state == "unsigned" else f"signed by {self.signer}"
+
+    @classmethod
+    def joined(cls, signatures: Sequence[Signature | None]) -> Signature | None:
+        """Return what holds for all bundles: one without a signature makes the whole unsigned."""
+        known = [each for each in signatures if each is not None and each.state != "unsigned"]
+        if len(known) < len(signatures):
+            return cls("unsigned") if any(signatures) else None
+        state = min((each.state for each in known), key=("not checked", "verified").index)
+        return cls(state, ", ".join(dict.fromkeys(each.signer for each in known)))
 
 
 Arrays = Mapping[str, "np.ndarray"]
@@ -236,14 +245,14 @@ class Report:
         return replace(
             of_all[0][1], name=name,
             runs=tuple(replace(x, graph=part + x.graph) for part, r in of_all for x in r.runs),
-            verdicts=tuple(
-                replace(x, graph=part + x.graph) for part, r in of_all for x in r.verdicts
-            ),
+            verdicts=tuple(replace(x, graph=at + x.graph) for at, r in of_all for x in r.verdicts),
             notes=tuple(dict.fromkeys(part + note for part, r in of_all for note in r.notes)),
             explanations=tuple(part + cause for part, r in of_all for cause in r.explanations),
             dimensions={part + end: of for part, r in of_all for end, of in r.dimensions.items()},
             error=next((r.error for _, r in of_all if r.error is not None), None),
             quality=Quality.joined({part: r.quality for part, r in of_all if r.quality}),
+            signature=Signature.joined([r.signature for _, r in of_all]),
+            reproduction=next((r.reproduction for _, r in of_all if r.reproduction), None),
         )  # fmt: skip
 
     def raise_if_failed(self) -> None:

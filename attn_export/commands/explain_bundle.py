@@ -117,7 +117,9 @@ class _FailingRun:
         cases = graph_evaluation.choose_cases(trial)
         evaluated, reason = graph_evaluation.evaluate_if_possible(runner, cases, trial)
         right = graph_evaluation.first_right_graph(self.bundled, cases)
-        lossy = graph_evaluation.loses_precision(evaluated, right, cases)
+        others = [other for other in self.bundled if other.path != runner.path]
+        other_right = graph_evaluation.first_right_graph(others, cases) if evaluated else None
+        lossy = graph_evaluation.loses_precision(evaluated, other_right, cases)
         other = self._in_other_runtime() if evaluated is None else None
         fault = fault_attribution.fault_of(evaluated, other, lossy=lossy)
         phase("looking for the first wrong value")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.commands.source_runs import SourceRuns
-from attn_export.dialect_names import MICROSOFT, STANDARD
+from attn_export.dialect_names import MICROSOFT, PORTABLE, STANDARD
 from attn_export.errors import GraphError, OutputError, UsageError, counted
 from attn_export.graph import IrGraph
 from attn_export.graph.ir_helpers import every_node, nodes_of
@@ -29,6 +29,8 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
     is_foreign = nodes_of(graph, "Softmax") or any(n.domain == MICROSOFT for n in graph.graph)
     is_written_out = not any(nodes_of(graph, name) for name in ("Attention", "LinearAttention"))
     runs = SourceRuns(source) if is_foreign else None
+    if runs is not None and not runs.trials and is_written_out:
+        _refuse_untried(runs, source, dialect)
     graphs = lower(graph, dialect, observed=None if runs is None else runs.observed())
     recognised = graphs[""].recognised
     if dialect == STANDARD and not recognised and is_written_out:
@@ -49,11 +51,23 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
     if recognised:
         became = "a node" if recognised == 1 else "nodes"
         note = f"{counted(recognised, 'attention')} written out in operators became {became}"
+        if runs is not None and runs.loses_nan:
+            note += "; a query of which all keys are hidden is NaN in it, and gets 0 in its place"
     operators = {
         str(path): dict(Counter(node.op_type for node in every_node(result.graph)))
         for path, result in models.items()
     }
     return {"operators": operators, "note": note}
+
+
+def _refuse_untried(runs: SourceRuns, source: Path, dialect: str) -> None:
+    """Refuse contrib attention in a graph that ran at no sizes."""
+    if dialect in (STANDARD, PORTABLE) and runs.contrib:
+        raise GraphError(
+            f"{source}: {runs.contrib} cannot be compared with what takes its place, since the "
+            f"graph runs in ONNX Runtime at no sizes that were tried ({runs.problem}); keep it as "
+            "it is"
+        )
 
 
 _ONLY_OPSET = "there is no Attention node; only the opset was changed"

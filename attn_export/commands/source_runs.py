@@ -54,7 +54,16 @@ class SourceRuns:
         self._described, known, _ = described_inputs(self._proto, {})
         self._session = _session_of(path)
         counting = [n for n in self._proto.graph.node if n.op_type == COUNTING]
-        self._counts_keys, self._cached = bool(counting), {n.input[3] for n in counting} - {""}
+        self._counting, self._cached = (
+            counting,
+            {n.input[3] for n in counting if n.input[3:]} - {""},
+        )
+        self.problem, self.loses_nan = "", False
+        contrib = [
+            n for n in self._proto.graph.node if n.domain and n.op_type.endswith("Attention")
+        ]
+        labels = (n.name or f"{n.op_type} of {next(filter(None, n.output), '')}" for n in contrib)
+        self.contrib = next(labels, "")
         self.inputs: Mapping[str, Input] = self._described
         self._sums: Mapping[str, str] = known
         self.trials = self._find_trials(known)
@@ -68,9 +77,11 @@ class SourceRuns:
             self._sums = {**known, **sums}
             free = [axis for axis in axes if axis not in self._sums]
             drawn = [dict(zip(free, itertools.cycle(sizes), strict=False)) for sizes in SIZES]
-            trials = [add_sums({**sizes, one: 1}, self._sums) for sizes in drawn for one in free]
-            if len(found := [trial for trial in trials if self._runs(trial)]) > 1:
-                return found
+            ones = [{axis: 1} for axis in free] or [{}]
+            trials = [add_sums({**sizes, **one}, self._sums) for sizes in drawn for one in ones]
+            found = [trial for trial in trials if self._runs(trial)]
+            if len(found) > 1:
+                return found if free else found[:1]
         return (
             self._first_trials(axes, known, choices)
             or self._first_trials(axes, find_sums(axes, known, self._runs), ({},))
@@ -79,11 +90,18 @@ class SourceRuns:
 
     def _sums_of_counts(self) -> Iterator[dict[str, str]]:
         """Yield the axis that may hold past and new keys of counting nodes: other sums run, too."""
-        past = {self._described[name].shape[2] for name in self._cached & self._described.keys()}
-        shapes = [x.shape for x in self._described.values() if 1 < len(x.shape) < 4]
-        lengths = dict.fromkeys(shape[1] for shape in shapes if isinstance(shape[1], str))
-        for total, new in itertools.permutations(lengths if len(past) == 1 else (), 2):
-            yield {str(total): f"{min(past)} + {new}"}
+        described = self._described
+        past = {described[name].shape[2] for name in self._cached & described.keys()}
+        shapes = [x.shape for x in described.values() if 1 < len(x.shape) < 4]
+        new = dict.fromkeys(shape[1] for shape in shapes)
+        biases = [n.input[10] for n in self._counting if n.input[10:] and n.input[10] in described]
+        totals = dict.fromkeys(described[name].shape[-1] for name in biases) | new
+        pairs = itertools.product(totals, new) if len(past) < 2 and self._counting else ()
+        for total, length in pairs:
+            if isinstance(total, str) and total != length:
+                yield {total: f"{min(past)} + {length}" if past else str(length)}
+        if any(name in described for n in self._counting for name in n.input[5:7]):
+            yield {}
 
     def _first_trials(
         self, axes: Sequence[str], sums: Mapping[str, str] | None,
@@ -134,7 +152,9 @@ class SourceRuns:
     def _runs(self, sizes: Mapping[str, int]) -> bool:
         try:
             self._session.run(None, self._feed(sizes))
-        except Exception:  # ONNX Runtime's errors have no common base class
+        except Exception as error:  # ONNX Runtime's errors have no common base class
+            if not self.problem or {*sizes.values()} <= {1}:
+                self.problem = one_line(error)
             return False
         return True
 
@@ -146,10 +166,37 @@ class SourceRuns:
             )
             if fill is not None and is_mask and feed[name].ndim:
                 feed[name][:1] = fill
-            if is_mask and self._counts_keys:  # padding comes last, and has no defined result
+            if (
+                is_mask and self._counting and feed[name].ndim > 1
+            ):  # padding comes last, and has no defined result
                 feed[name][:] = 1
                 feed[name][:1, -1:] = fill is None or not self._cached
+        for node in self._counting:
+            self._count_keys(node, feed, fewer=fill is not None)
         return feed
+
+    def _count_keys(self, node: Any, feed: ArrayDict, *, fewer: bool) -> None:
+        """Set how many keys a node has, where inputs say it, with one fewer in the first row."""
+        past, lasts, total, bias = (dict(enumerate(node.input)).get(n, "") for n in (3, 5, 6, 10))
+        taken = feed.get(node.input[0])
+        lengths = [array.shape[1] for array in feed.values() if array.ndim in (2, 3)]
+        new = lengths[0] if taken is None and lengths else 1 if taken is None else taken.shape[1]
+        before = feed[past].shape[2] if past in feed else 0
+        keys = feed[bias].shape[-1] if bias in feed else before + new
+        if past in feed and self._is_in_place(node):
+            keys = min(keys, before)
+        if total in feed:
+            feed[total][...] = keys
+        if lasts in feed:
+            feed[lasts][...] = keys - 1
+            feed[lasts][:1] -= fewer and before > 0 and keys > new
+
+    def _is_in_place(self, node: Any) -> bool:
+        """Return whether the cache that a node gives is as long as the one that it gets."""
+        ends = {x.name: x.type.tensor_type.shape.dim for x in (
+            *self._proto.graph.input, *self._proto.graph.output)}  # fmt: skip
+        past, present = (ends.get(name) for name in (node.input[3], [*node.output, "", ""][1]))
+        return bool(past and present) and past[2] == present[2] and past[2] != type(past[2])()
 
     def observed(self) -> Observed | None:
         """Return the shapes of all values in the runs; None if they cannot be seen."""
@@ -201,12 +248,30 @@ class SourceRuns:
             for (contents, fill), trial in itertools.product(CONTENTS.items(), self.trials):
                 sizes = add_sums({**trial, **self._usual(fixed)}, self._sums)
                 feed = self._feed(sizes, fill)
-                first, second = (each.run(None, feed) for each in (self._session, session))
+                first, second = (
+                    self._with_written_keys(feed, each.run(None, feed))
+                    for each in (self._session, session)
+                )
                 if not all(itertools.starmap(_agree, zip(first, second, strict=True))):
                     return f"it gives other numbers, for {contents}"
+                self.loses_nan |= any(map(_has_more_nan, first, second))
         except Exception as error:  # as in `_runs`
             return f"it could not be compared ({one_line(error)})"
         return ""
+
+    def _with_written_keys(
+        self, feed: ArrayDict, outputs: Sequence[np.ndarray]
+    ) -> Sequence[np.ndarray]:
+        """Return outputs with 0 in caches after the last key, where inputs say which it is."""
+        found = {
+            end.name: array for end, array in zip(self._proto.graph.output, outputs, strict=True)
+        }
+        for node in self._counting:
+            counts = feed[node.input[5]].ravel() if node.input[5] in feed else ()
+            for cache in (found[name] for name in node.output[1:3] if name in found):
+                for row, last in zip(cache, counts, strict=False):
+                    row[:, last + 1 :] = 0
+        return outputs
 
     def _usual(self, fixed: Mapping[str, int]) -> dict[str, int]:
         """Return fixed sizes by the names under which axes are drawn."""
@@ -237,6 +302,10 @@ def _session_of(model: Path | bytes, folder: Path | None = None) -> Any:
             "session.model_external_initializers_file_folder_path", str(folder)
         )
     return onnxruntime.InferenceSession(model, options, providers=[CPU_PROVIDER])
+
+
+def _has_more_nan(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.dtype.kind == "f" and bool((np.isnan(one) & ~np.isnan(other)).any())
 
 
 def _agree(one: np.ndarray, other: np.ndarray) -> bool:

@@ -67,6 +67,8 @@ _IN_GRAPH = (
     "its outputs, and no first wrong value was found"
 )
 
+_CORRECTION = "; its outputs become right if"
+
 _SURE = 0.01
 """A mistake that leaves a smaller share of the error unexplained precedes the first wrong node."""
 
@@ -125,11 +127,11 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     """Return the causes in a wrong graph: known mistakes, then the first difference."""
     not_computed = list(_uncomputed_causes(observations, lines))
     first, from_right_graph = observations.first, observations.from_right_graph
-    clause = "the graph is wrong" + ("" if from_right_graph else "; its outputs become right if")
+    clause = "the graph is wrong" + ("" if from_right_graph else _CORRECTION)
     # An observed relation comes before a mistake that would have to be made in some rows alone.
     observed = first is not None and bool(first.relation)
     matches = [match for match in observations.matches if not (observed and match.only)]
-    matches.sort(key=lambda match: first is None or match.node != first.node)
+    matches.sort(key=lambda match: first is None or match.node not in {first.node, *first.among})
     if first is not None and first.in_weights:
         # Wrong weights are seen: a mistake at another node only has the same effect.
         matches = [m for m in matches if m.node in first.relation or m.node == first.node]
@@ -152,10 +154,10 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     # An observed difference comes before a mistake that only gives similar numbers.
     best = matches[0] if matches else None
     # A mistake at another node may only cancel the fault.
-    located = best is not None and (from_right_graph or best.node == first.node)
+    located = best is not None and (from_right_graph or best.node in {first.node, *first.among})
     if best is None or not located or _is_weaker(best, first) or observations.lossy:
         return [*not_computed, changed, *causes]
-    if first.node not in causes[0].sentence:
+    if first.node not in causes[0].sentence and best.node not in first.among:
         both = f"{causes[0].sentence}; it differs from {observations.reference} first at {location}"
         causes[0] = dataclasses.replace(causes[0], sentence=both)
     return [*not_computed, *causes, changed]
@@ -163,7 +165,7 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
 
 def _is_weaker(match: Match, first: Deviation) -> bool:
     """Return whether a mistake explains less than the first wrong value does."""
-    return match.unexplained >= (_SURE if not first.relation else _SURE / 10)
+    return not first.among and match.unexplained >= (_SURE if not first.relation else _SURE / 10)
 
 
 def _uncomputed_causes(observations: Observations, lines: Lines) -> Iterator[Cause]:
@@ -202,7 +204,10 @@ def _cause(match: Match, lines: Lines, clause: str, ending: str = "") -> Cause:
     named = match.node and match.node not in match.effect
     location = (f", at {match.node}" if named else "") + line_suffix(line)
     only = f", but only {match.only}" if match.only else ""
-    says = f"{match.effect}{only}{location} ({_explained_share(match)})"
+    effect = match.effect
+    if clause.endswith(_CORRECTION):
+        effect = effect.replace("what it should be", "what it is")
+    says = f"{effect}{only}{location} ({_explained_share(match)})"
     sentence = f"{clause}: {says}{ending}"
     return Cause(match.kind, sentence, match.node, line, match.unexplained)
 

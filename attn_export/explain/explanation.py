@@ -63,6 +63,8 @@ class Deviation:
         error: The relative L2 distance of the output; infinite if it is not defined.
         relation: The relation of the wrong value to the right one; "" if none is known.
         in_weights: Whether this is the relation of an initialiser of several elements.
+        among: The nodes of which any may be wrong, this one the last, if the right graph computes
+            the value by other ones.
     """
 
     node: str
@@ -73,6 +75,7 @@ class Deviation:
     says: str
     relation: str = ""
     in_weights: bool = False
+    among: tuple[str, ...] = ()
 
     @property
     def location(self) -> str:

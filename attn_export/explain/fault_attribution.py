@@ -19,15 +19,18 @@ from attn_export.explain.graph_evaluation import (
 from attn_export.explain.graph_run import GoldenCase, GraphRun, GraphRunner
 from attn_export.explain.inexact_operators import inexact_operator
 from attn_export.explain.localise import (
+    GRAPHS_AGREE,
     first_difference,
     first_runtime_deviation,
     first_value_in_no_right_graph,
+    value_error,
     write_with_all_outputs,
 )
 from attn_export.explain.match import matches
 from attn_export.explain.mistake import Evidence, Match
 from attn_export.explain.node_differences import NO_SUCH_NODE
 from attn_export.explain.value_relations import first_relation
+from attn_export.float64.evaluate import Values
 from attn_export.results import Arrays
 from attn_export.temp_folders import scratch
 
@@ -87,11 +90,35 @@ def known_mistakes(
     if evidence:
         thorough = first is None or not first.relation
         matching = matches(base.evaluation, evidence, out_of_time, thorough=thorough)
+        if right is None:  # a correction must make the outputs right, which no rounding does
+            matching = [match for match in matching if match.exact and not match.is_rounding]
+        elif first is not None and suspect is not None and not suspect.right:
+            tried = [(case, suspect.values(case)) for case in cases[:ALIKE]]
+            matching = [
+                match for match in matching
+                if match.exact or all(
+                    _gives(match, base, first.value, case, seen) for case, seen in tried
+                )
+            ]  # fmt: skip
     is_wrong = suspect is not None and not suspect.right
-    if not matching and first is None and right is not None and is_wrong:
+    is_unclear = first is None or bool(first.among)
+    if not matching and is_unclear and right is not None and is_wrong:
         # The graphs may differ in structure: search for a mistake that corrects the wrong one.
-        return known_mistakes(suspect, None, trial, cases, out_of_time)
+        return known_mistakes(suspect, None, trial, cases, out_of_time, first)
     return matching, from_right_graph
+
+
+def _gives(
+    match: Match, right: EvaluatedGraph, name: str, case: GoldenCase, wrong_values: Values | None
+) -> bool:
+    """Return whether a mistake gives the first wrong value, as far as can be seen."""
+    values = right.values(case)
+    if values is None or wrong_values is None or name not in right.evaluation.producer:
+        return True
+    replaced = match.place.replaced(values, match.mistake.changes)
+    mistaken = right.evaluation.recompute(values, replaced)
+    before, after = (value_error(wrong_values[name], x[name]) for x in (values, mistaken))
+    return after <= max(GRAPHS_AGREE, before / 2)
 
 
 def _actual_outputs(
@@ -129,7 +156,7 @@ def first_deviation(
     if fault != "graph":
         return _with_line(_first_in_runtime(suspect, trial.failed[0]), lines)
     deviation = _with_line(_first_over_cases(suspect, counterparts, trial), lines)
-    if deviation is None or NO_SUCH_NODE in deviation.says:
+    if deviation is None or deviation.among or NO_SUCH_NODE in deviation.says:
         return _first_unmatched_over_cases(suspect, trial, lines, reference) or deviation
     return deviation
 
@@ -190,15 +217,16 @@ def _first_over_cases(
         if suspect_values is None or right_values is None:
             continue
         compared.append((suspect_values, right_values))
-        deviation = first_difference(
+        found = first_difference(
             suspect.evaluation, suspect_values, counterpart.evaluation, right_values
         )
-        if deviation is not None:
-            deviations.append(deviation)
+        deviations += [found] if found is not None else []
     if not deviations:
         return _first_by_values(suspect, counterparts, cases)
-    first = min(deviations, key=lambda deviation: (order[deviation.node], -deviation.error))
-    relation, in_weights = first_relation(suspect.evaluation, counterpart.evaluation, compared)
+    name, first = min(deviations, key=lambda found: (order[found[1].node], -found[1].error))
+    relation, in_weights = first_relation(
+        name, suspect.evaluation, counterpart.evaluation, compared
+    )
     return dataclasses.replace(first, relation=relation, in_weights=in_weights)
 
 

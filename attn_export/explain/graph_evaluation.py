@@ -137,8 +137,6 @@ def loses_precision(
     """
     if suspect is None or right is None or not suspect.right:
         return False
-    if suspect.runner.path == right.runner.path:
-        return False
     return any(
         is_right_when_rounded(right, case) and not is_right_when_rounded(suspect, case)
         for case in cases

@@ -17,7 +17,7 @@ from attn_export.explain.node_differences import (
     attribute_differences,
     input_differences,
 )
-from attn_export.float64.evaluate import Evaluation, Values, is_float
+from attn_export.float64.evaluate import Evaluation, NotComputedError, Values, is_float
 from attn_export.graph.load import load_model
 from attn_export.measures import measure
 from attn_export.tensorfile import Array
@@ -43,8 +43,12 @@ the names, so that a node without a counterpart proves nothing."""
 
 def first_difference(
     wrong: Evaluation, wrong_values: Values, right: Evaluation, right_values: Values
-) -> Deviation | None:
-    """Return the first difference between two graphs whose values share names."""
+) -> tuple[str, Deviation] | None:
+    """Return the first difference between two graphs whose values share names, and its value.
+
+    With the right value in its place, the outputs are right, or nearer to it: graphs of two
+    dialects may give one name to different things.
+    """
     agreeing = {
         name
         for name in wrong_values
@@ -53,10 +57,30 @@ def first_difference(
     }
     for node in wrong.nodes:
         for name in node.output:
-            if name in right_values and name not in agreeing:
+            if name not in right_values or name in agreeing:
+                continue
+            if _corrects(name, wrong, wrong_values, right_values):
                 error = value_error(wrong_values[name], right_values[name])
-                return _deviation(node, name, error, wrong, right, agreeing)
+                deviation = _deviation(node, name, error, wrong, right, agreeing)
+                return None if deviation is None else (name, deviation)
     return None
+
+
+def _corrects(name: str, wrong: Evaluation, wrong_values: Values, right_values: Values) -> bool:
+    """Return whether outputs come nearer to the right ones if a value is the right one."""
+    value = right_values[name]
+    if value is None:
+        return False
+    try:
+        corrected = wrong.recompute(wrong_values, {name: value})
+    except NotComputedError:
+        return False
+    pairs = [
+        tuple(value_error(v[n], right_values.get(n)) for v in (wrong_values, corrected))
+        for n in wrong.outputs
+    ]
+    is_worse = any(after > max(before, GRAPHS_AGREE) for before, after in pairs)
+    return not is_worse and any(after < before for before, after in pairs)
 
 
 def first_value_in_no_right_graph(
@@ -109,14 +133,21 @@ def _deviation(
     agreeing: set[str],
 ) -> Deviation | None:
     """Describe a wrong node, or one before it that the right graph lacks; None if it is unclear."""
-    unmatched = _unmatched(node, wrong, agreeing)
+    unmatched, counterpart = _unmatched(node, wrong, agreeing), right.producer.get(name)
     unknown_names = sum(name not in right.producer for name in wrong.producer)
     if len(unmatched) > _MAX_UNMATCHED and unknown_names > _MAX_FOREIGN_NAMES * len(wrong.producer):
         return None
-    right_nodes = {(n.op_type, n.name) for n in right.nodes}
-    unknown_nodes = (n for n in wrong.nodes if (n.op_type, n.name) not in right_nodes)
-    first = next((n for n in unknown_nodes if not unmatched.isdisjoint(n.output)), node)
-    counterpart = right.producer.get(name)
+    between = [n for n in wrong.nodes if n is node or not unmatched.isdisjoint(n.output)]
+    if len(between) > 1 and counterpart is not None:
+        there = {name, *_unmatched(counterpart, right, agreeing)}
+        if any(_lacks(wrong, right.producer[value]) for value in there):
+            # Of another dialect: that the right graph has no such node proves nothing.
+            among = [n.name or n.output[0] for n in between]
+            shown = ", ".join(among[:_MAX_UNMATCHED]) + (", …" if among[_MAX_UNMATCHED:] else "")
+            says = f"{shown} compute it from right values, and the right graph by other nodes"
+            return Deviation(node.name, node.op_type, name, "", error, says, among=tuple(among))
+    unknown_nodes = (n for n in between if _lacks(right, n))
+    first = next(unknown_nodes, node)
     if first is not node and len(unmatched) <= _MAX_UNMATCHED:
         differences = [f"{NO_SUCH_NODE} before {node.op_type} {node.name}"]
         differences += [f"there {change}" for change in attribute_differences(node, counterpart)]
@@ -127,6 +158,11 @@ def _deviation(
             first = node
     says = "; ".join(differences)
     return Deviation(first.name, first.op_type, first.output[0], "", error, says)
+
+
+def _lacks(graph: Evaluation, node: onnx.NodeProto) -> bool:
+    """Return whether a graph has no node of this operator and name."""
+    return all((n.op_type, n.name) != (node.op_type, node.name) for n in graph.nodes)
 
 
 def first_runtime_deviation(

@@ -20,9 +20,9 @@ from attn_export.tensorfile import Array, is_floating
 KEPT = 12
 """The number of mistakes that are tried on all cases: those that explain the first case best."""
 
-_ROUNDINGS = 256
+ROUNDINGS, HALF_ROUNDINGS = 256, 8
 """The largest root mean square difference from the actual output, relative to that of the right one
-and in eps of its type, that is called rounding."""
+and in eps of its type, that is called rounding; the second in half precision."""
 
 NEAR = 1e-5
 """The same for actual outputs in float64, in which constants of a graph are rounded to float32."""
@@ -38,6 +38,9 @@ _CONVINCING = 0.02
 """If a mistake leaves a smaller share of the error unexplained, neither mistakes with a factor that
 must be found nor those of single heads are tried."""
 
+_MOST_FACTOR, _MOST_ROWS = 32, 0.9
+"""The factor within which errors of rounding are as large as expected, and the share of rows."""
+
 _IN_ONE_CASE = 3
 """A mistake may leave this many times more of the error unexplained in one case than in all."""
 
@@ -51,6 +54,7 @@ class _Comparison:
         holds: Whether it explains the error of this case, or predicts none where none is.
         rows: The rows where it is made and where it is not, by output; None unless each row is one
             or the other.
+        is_spread: Whether all rows are wrong, and by as much, as by rounding.
     """
 
     remaining: float
@@ -58,6 +62,7 @@ class _Comparison:
     exact: bool
     holds: bool
     rows: Rows | None
+    is_spread: bool = True
 
 
 def matches(
@@ -94,8 +99,8 @@ def _matching(
             break
         for comparison in _compared(mistake, evaluation, evidence[:1]):
             better = comparison.remaining < comparison.total
-            may_hold = better and (comparison.holds or mistake.is_rounding)
-            if may_hold or comparison.rows is not None:
+            holds = comparison.is_spread if mistake.is_rounding else comparison.holds
+            if (better and holds) or comparison.rows is not None:
                 share = comparison.remaining / (comparison.total or 1.0)
                 screened.append((round(share, 3), mistake))
     screened.sort(key=operator.itemgetter(0))
@@ -113,8 +118,11 @@ def _match(mistake: Match, evaluation: Evaluation, evidence: Sequence[Evidence])
     comparisons: list[_Comparison] = []
     for comparison in _compared(mistake, evaluation, evidence):
         comparisons.append(comparison)
-        everywhere = all(c.holds for c in comparisons) or mistake.is_rounding
-        if not everywhere and any(c.rows is None for c in comparisons):
+        if mistake.is_rounding:
+            everywhere = all(c.is_spread for c in comparisons)
+        else:
+            everywhere = all(c.holds for c in comparisons)
+        if not everywhere and (mistake.is_rounding or any(c.rows is None for c in comparisons)):
             return None
     if len(comparisons) < len(evidence):
         return None  # the mistake is impossible in a case
@@ -123,7 +131,7 @@ def _match(mistake: Match, evaluation: Evaluation, evidence: Sequence[Evidence])
     exact = all(c.exact for c in comparisons)
     if everywhere and unexplained <= 1 - _share(mistake, evidence[0]):
         return dataclasses.replace(mistake, unexplained=unexplained, exact=exact)
-    rows = [c.rows for c in comparisons if c.rows is not None]
+    rows = [c.rows for c in comparisons if c.rows is not None and not mistake.is_rounding]
     only = where_made(evaluation, evidence, rows) if len(rows) == len(comparisons) else ""
     if not only:
         return None
@@ -150,7 +158,7 @@ def _compared(
 
 def _compare(mistake: Match, case: Evidence, mistaken: Mapping[str, Array]) -> _Comparison:
     remaining = total = 0.0
-    exact = holds = True
+    exact = holds = is_spread = True
     most = _IN_ONE_CASE * (1 - _share(mistake, case))
     rows: dict[str, tuple[Array, Array]] | None = {}
     for name, right in case.right.items():
@@ -162,16 +170,39 @@ def _compare(mistake: Match, case: Evidence, mistaken: Mapping[str, Array]) -> _
         exact &= math.sqrt(distance) <= noise
         accepted = max(noise, case.allowed.get(name, 0.0), most * math.sqrt(error))
         holds &= math.sqrt(distance) <= accepted
+        is_spread &= not mistake.is_rounding or _is_spread(mistaken[name], actual, right)
         one = None if rows is None else _rows(mistaken[name], actual, right, noise)
         rows = None if rows is None or one is None else {**rows, name: one}
-    return _Comparison(remaining, total, exact, holds, rows)
+    return _Comparison(remaining, total, exact, holds, rows, is_spread)
+
+
+def _is_spread(rounded: Array, actual: Array, right: Array) -> bool:
+    """Return whether rows are wrong as rounding makes them: by as much, and all of them.
+
+    `rounded`: The output that the rounding gives.
+    """
+    if not rounded.shape == actual.shape == right.shape:
+        return False
+    if not actual.size or not actual.ndim:
+        return True
+    expected, found = (
+        np.minimum(element_errors(x.astype(np.float64), right) / _size(right), FAR).max(axis=-1)
+        for x in (rounded, actual)
+    )
+    if found.max() <= NEAR:
+        return True
+    usual = expected >= np.median(expected)
+    are_wrong = (found >= expected / _MOST_FACTOR)[usual]
+    return bool(found.max() <= _MOST_FACTOR * expected.max() and are_wrong.mean() >= _MOST_ROWS)
 
 
 def _noise(actual: Array) -> float:
     """Return the largest difference that is rounding, in root mean squares of the right output."""
     if actual.dtype == np.float64:
         return NEAR
-    return _ROUNDINGS * eps(actual.dtype) if is_floating(actual.dtype) else 0.0
+    if not is_floating(actual.dtype):
+        return 0.0
+    return (HALF_ROUNDINGS if actual.dtype.itemsize < 4 else ROUNDINGS) * eps(actual.dtype)
 
 
 def _rows(mistaken: Array, actual: Array, right: Array, noise: float) -> tuple[Array, Array] | None:

@@ -34,27 +34,24 @@ _PASSED_ON = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose",
 
 
 def first_relation(
-    wrong: Evaluation, right: Evaluation, cases: Sequence[tuple[Values, Values]]
+    name: str, wrong: Evaluation, right: Evaluation, cases: Sequence[tuple[Values, Values]]
 ) -> tuple[str, bool]:
     """Describe how the first wrong value, or what its node reads, differs from the right one.
 
     Returns:
         A clause, "" if no relation is known; and whether it is that of weights.
     """
-    for node in wrong.nodes:
-        for name in node.output:
-            counterpart = right.producer.get(name)
-            if counterpart is None or not _pairs(cases, name, name):
-                continue
-            read = []
-            if counterpart.op_type == node.op_type:
-                names = itertools.zip_longest(node.input, counterpart.input, fillvalue="")
-                read = [pair for pair in names if _pairs(cases, *pair)]
-            names_read = read or [(name, name)]
-            texts = [_relation(right, cases, *pair) for pair in names_read]
-            in_weights = all(right.initializers.get(r, ONE).size > 1 for _, r in names_read)
-            return (" and ".join(dict.fromkeys(texts)), in_weights) if all(texts) else ("", False)
-    return "", False
+    node, counterpart = wrong.producer[name], right.producer.get(name)
+    if counterpart is None or not _pairs(cases, name, name):
+        return "", False
+    read = []
+    if counterpart.op_type == node.op_type:
+        names = itertools.zip_longest(node.input, counterpart.input, fillvalue="")
+        read = [pair for pair in names if _pairs(cases, *pair)]
+    names_read = read or [(name, name)]
+    texts = [_relation(right, cases, *pair) for pair in names_read]
+    in_weights = all(right.initializers.get(r, ONE).size > 1 for _, r in names_read)
+    return (" and ".join(dict.fromkeys(texts)), in_weights) if all(texts) else ("", False)
 
 
 def _pairs(

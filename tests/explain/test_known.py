@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Mapping
 from operator import attrgetter
 
 import numpy as np
@@ -13,10 +14,12 @@ from conftest import ROOT
 from graph_faults import Planted, bundle_of
 from graph_surgery import Graph
 from known_faults import KNOWN_FAULTS
-from named_causes import first_cause
+from named_causes import first_cause, first_cause_of
 
 from attn_export.dialect_names import graph_name
-from attn_export.explain.known import KNOWN, MANY
+from attn_export.explain.in_inputs import IN_PRODUCTS
+from attn_export.explain.known import KNOWN, MANY, made_in
+from attn_export.float64.evaluate import Evaluation
 
 PLANTED_IN = (
     "explain/*_faults",
@@ -67,3 +70,23 @@ def test_an_order_of_inputs_that_is_left_out_is_named_first():
     product = right.one("MatMul", "q_proj/MatMul")
     right.before(product, 0, "Gather", right.constant(order, "q_proj.weight_order"), axis=-1)
     assert first_cause(bundle, right.model, wrong.model) == "input order"
+
+
+@pytest.mark.parametrize(
+    ("positions", "kind"),
+    [(slice(0), "low precision"), (slice(None, None, 5), "")],
+    ids=["every row is wrong", "each fifth position is right"],
+)
+def test_rounding_is_named_only_where_all_rows_are_wrong(positions: slice, kind: str):
+    right = onnx.load(bundle_of("plain") / "model.onnx")
+    mine = Evaluation(right)
+
+    def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        values = mine.values(inputs)
+        (rounding,) = made_in(IN_PRODUCTS[:1], mine, values)
+        output = mine.outputs_of(values)["output"]
+        error = rounding.outputs(mine, values)["output"] - output
+        error[:, positions] = 0.0
+        return {"output": output + error}
+
+    assert first_cause_of(bundle_of("plain"), right, run) == kind

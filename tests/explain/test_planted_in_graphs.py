@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from graph_surgery import Graph
 from hard_faults import HARD_FAULTS
 from shared import extended
 
+from attn_export.bundle.manifest import manifest_content, write_manifest
 from attn_export.commands.explain_bundle import explain
 from attn_export.dialect_names import graph_name
 from attn_export.runtimes.engines.ort_cpu import NO_TELEMETRY
@@ -60,6 +62,28 @@ def test_a_fault_in_a_graph_is_named_first(fault: Planted, tmp_path: Path):
     assert first.kind in fault.kinds, found.sentence
     assert fault.says in first.sentence
     assert found.seconds < 60
+
+
+OWN = {
+    "scale_missing": ("scale", "become right if: the softmax scale is 1/sqrt(head_dim)"),
+    "heads_not_moved": ("changed node", "in the wrong order, as by a reshape; Concat, Expand, "),
+    "rounded_keys": ("precision lost", "Sub planted_"),
+}
+"""Faults of a bundle's own graph, which only graphs of other dialects can be compared with."""
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_no_node_is_blamed_because_another_dialect_has_none(name: str, tmp_path: Path):
+    fault = next(fault for fault in (*FAULTS, *HARD_FAULTS) if fault.name == name)
+    bundle = shutil.copytree(bundle_of(fault.spec), tmp_path / "bundle")
+    graph = planted(fault, bundle, tmp_path)
+    graph.replace(bundle / graph_name(fault.dialect))
+    write_manifest(bundle, manifest_content(bundle))
+    first = explain(bundle, on(fault.runtime), seconds=20).causes[0]
+    kind, says = OWN[name]
+    assert first.kind == kind, first.sentence
+    assert says in first.sentence
+    assert "the right graph has no such node" not in first.sentence
 
 
 def test_the_folder_shows_the_fault_and_none_after_its_correction(tmp_path: Path):

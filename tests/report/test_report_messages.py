@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -17,7 +18,7 @@ from attn_export.report.ci import to_junit
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
 from attn_export.report.terminal import to_text
-from attn_export.results import Case, Golden, Report
+from attn_export.results import Case, Golden, Report, Signature
 from attn_export.schema import Allowed
 
 CAUSE = "bad, model.onnx: the graph is wrong: its scale is 0.3"
@@ -157,3 +158,23 @@ def test_values_that_differ_are_shown_with_digits_that_differ():
 @pytest.mark.parametrize(("number", "says"), [(0, "0 cases"), (1, "1 case"), (2, "2 cases")])
 def test_a_count_agrees_with_its_word(number, says):
     assert counted(number, "case") == says
+
+
+SIGNED, CLAIMED = Signature("verified", "Ann"), Signature("not checked", "Bob")
+JOINED = {
+    "none was looked at": ([None, None], None),
+    "all are signed": ([SIGNED, SIGNED], SIGNED),
+    "two sign": ([SIGNED, Signature("verified", "Bob")], Signature("verified", "Ann, Bob")),
+    "one is a claim": ([SIGNED, CLAIMED], Signature("not checked", "Ann, Bob")),
+    "the last is unsigned": ([SIGNED, Signature("unsigned")], Signature("unsigned")),
+    "one has no signature": ([SIGNED, None], Signature("unsigned")),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_joined_report_is_signed_as_its_parts_are(name: str):
+    signatures, wanted = JOINED[name]
+    parts = [dataclasses.replace(clean(), signature=each) for each in signatures]
+    parts[1] = dataclasses.replace(parts[1], reproduction=Path("b.explained"))
+    joined = Report.joined("all", dict(zip("ab", parts, strict=True)))
+    assert (joined.signature, joined.reproduction) == (wanted, Path("b.explained"))

@@ -85,7 +85,7 @@ def lower(model: ir.Model, dialect: str, observed: Observed | None = None) -> di
         ``"prefill"``.
     """
     (dialect,) = check_dialects([dialect])
-    source, recognised = _with_recognised(model.clone(), dialect, observed)
+    source, recognised = _with_recognised(_with_names(model.clone()), dialect, observed)
     _refuse_other_domains(source, dialect)
     _refuse_without_attention(source, dialect)
     nodes = [*nodes_of(source, "Attention"), *nodes_of(source, "RotaryEmbedding")]
@@ -96,6 +96,13 @@ def lower(model: ir.Model, dialect: str, observed: Observed | None = None) -> di
         phase: dataclasses.replace(_finish(lowered), recognised=recognised)
         for phase, lowered in graphs.items()
     }
+
+
+def _with_names(model: ir.Model) -> ir.Model:
+    """Return a graph of which each node has a name, for messages and the nodes in its place."""
+    for node in every_node(model.graph):
+        node.name = node.name or f"{node.op_type}_{next(x.name for x in node.outputs if x.name)}"
+    return model
 
 
 def _with_recognised(

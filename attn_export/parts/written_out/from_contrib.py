@@ -35,12 +35,10 @@ INPUTS = {
 }  # fmt: skip
 """The names of inputs, by operator."""
 
-_REFUSED = frozenset(
-    {"cache_indirection", "head_sink", "k_scale", "past_sequence_length", "v_scale"}
-)
+_REFUSED = frozenset({"cache_indirection", "k_scale", "past_sequence_length", "v_scale"})
 _ATTRIBUTES = frozenset({
     "do_rotary", "kv_num_heads", "local_window_size", "mask_filter_value", "num_heads",
-    "rotary_interleaved", "scale", "softcap", "unidirectional",
+    "rotary_interleaved", "scale", "smooth_softmax", "softcap", "unidirectional",
 })  # fmt: skip
 """Inputs that no standard operator has, and attributes that one has."""
 
@@ -81,15 +79,15 @@ def _refuse(node: ir.Node, x: _Operands) -> None:
     ]  # fmt: skip
     if any(value.uses() or value.is_graph_output() for value in node.outputs[3:]):
         found.append("the scores as an output")
-    if any(name not in x or len(dims(x[name])) != 3 for name in ("query", "key", "value")):
+    packed = node.op_type == "GroupQueryAttention" and not {"key", "value"} & x.keys()
+    parts = ("query",) if packed else ("query", "key", "value")
+    if any(name not in x or len(dims(x[name])) != 3 for name in parts):
         found.append("packed queries, keys and values")
     if ("past_key" in x) != ("past_value" in x):
         found.append("a cache of keys or values alone")
-    if node.attributes.get_int("local_window_size", -1) > -1 and "attention_bias" in x:
-        found.append("local_window_size with attention_bias")
     if found:
         raise GraphError(
-            f"{node.name or node.op_type}: Attention cannot say {found[0]} of {node.op_type}; "
+            f"{node.name}: Attention cannot say {found[0]} of {node.op_type}; "
             "keep the graph as it is"
         )
 
@@ -107,7 +105,7 @@ def _grouped(op: Builder, node: ir.Node, x: _Operands) -> Sequence[ir.Value]:
     H = node.attributes.get_int("num_heads", 0)
     counts = (H, node.attributes.get_int("kv_num_heads", H))
     start = _start(op, x) if "past_key" in x else None
-    query, key, value = x["query"], x["key"], x["value"]
+    query, key, value = _parts(op, node, x, counts)
     if node.attributes.get_int("do_rotary", 0):
         positions = x.get("position_ids") or _positions(op, x["query"], start)
         query, key = (
@@ -122,21 +120,76 @@ def _grouped(op: Builder, node: ir.Node, x: _Operands) -> Sequence[ir.Value]:
     if start is not None:
         length = op.size(x["query"], 1)
         key, value = (
-            op("TensorScatter", _longer(op, past, present, x), new, start, axis=2)
+            _grown(past, op("TensorScatter", _longer(op, past, present, x), new, start, axis=2), 2)
             for past, present, new in zip(
                 (x["past_key"], x["past_value"]), node.outputs[1:3], (key, value), strict=True
             )
         )
         valid = op("Add", start, length)
-    mask = x.get("attention_bias")
+    mask, dtype = x.get("attention_bias"), x["query"].dtype or ir.DataType.FLOAT
+    if mask is not None and start is not None:  # it has no columns for the rest of a buffer
+        rest = op("Sub", op.size(key, 2), op.size(mask, 3))
+        mask = _grown(mask, op("Pad", mask, op("Concat", op.ints(*[0] * 7), rest, axis=0)))
     window = node.attributes.get_int("local_window_size", -1)
-    if window > -1:
-        mask = _window(op, x["query"], key, start, window)
+    sink = _sink(op, node, x, counts[0])
+    read = key, value
+    if window > -1 or sink is not None:
+        seen = _seen(op, x["query"], key, start, window, causal=sink is not None)
+        if mask is not None or sink is not None:
+            hidden = op.scalar(-np.inf, dtype)
+            seen = op("Where", seen, op.scalar(0.0, dtype) if mask is None else mask, hidden)
+        mask = seen
+    if sink is not None:
+        one_more = op.ints(0, 0, 0, 0, 0, 0, 1, 0)
+        read = (
+            _grown(key, op("Pad", key, one_more), 2),
+            _grown(value, op("Pad", value, one_more), 2),
+        )
+        before = op("Concat", op.ints(0, 0, 0), op.size(key, 2), op.ints(0, 0, 0, 0), axis=0)
+        mask, valid = op("Pad", mask, op.ints(*[0] * 7, 1)), None
+        mask = op("Add", mask, op("Pad", sink, before))
+        rows = dims(x["query"])[:2]
+        set_type(mask, dtype, ir.Shape([rows[0], counts[0], rows[1], ir.SymbolicDim(None)]))
     attended = op(
-        "Attention", query, key, value, mask, None, None, valid, **_attributes(node, causal=True)
-    )
+        "Attention", query, *read, mask, None, None, valid,
+        **_attributes(node, causal=sink is None),
+    )  # fmt: skip
     turned = op("Transpose", attended, perm=SWAP_HEADS_AND_LENGTH)
     return op("Reshape", turned, op.ints(0, 0, -1)), key, value
+
+
+def _grown(before: ir.Value, after: ir.Value, axis: int = -1) -> ir.Value:
+    """Return a value with the type and shape of another, but for one axis of unknown size."""
+    shape = None
+    if dims(before):
+        shape = ir.Shape(dims(before))
+        shape[axis] = ir.SymbolicDim(None)
+    return set_type(after, before.dtype, shape)
+
+
+def _parts(op: Builder, node: ir.Node, x: _Operands, counts: tuple[int, int]) -> Sequence[ir.Value]:
+    """Return queries, keys and values, `[B, L, .]`, which one operand may hold."""
+    if "key" in x:
+        return x["query"], x["key"], x["value"]
+    packed, heads = x["query"], (counts[0], counts[1], counts[1])
+    width = dims(packed)[-1]
+    if not isinstance(width, int):
+        raise GraphError(f"{node.name}: the width of {packed.name} is not known; declare it")
+    sizes = [count * (width // sum(heads)) for count in heads]
+    parts = op.add_node("Split", [packed, op.ints(*sizes)], 3, axis=2)
+    for part, size in zip(parts, sizes, strict=True):
+        set_type(part, packed.dtype, ir.Shape([*dims(packed)[:2], size]))
+    return parts
+
+
+def _sink(op: Builder, node: ir.Node, x: _Operands, heads: int) -> ir.Value | None:
+    """Return the score of one more key, without a value, of each head, `[1, H, 1, 1]`, or None."""
+    shape = op.ints(1, heads, 1, 1)
+    if "head_sink" in x:
+        return op("Reshape", op("Cast", x["head_sink"], to=x["query"].dtype), shape)
+    if node.attributes.get_int("smooth_softmax", 0) > 0:
+        return op("Expand", op.scalar(0.0, x["query"].dtype or ir.DataType.FLOAT), shape)
+    return None
 
 
 def _start(op: Builder, x: _Operands) -> ir.Value:
@@ -177,8 +230,11 @@ def _rotated(
 
 def _split(op: Builder, part: ir.Value, count: int) -> ir.Value:
     width = dims(part)[-1]
-    target = op.ints(0, 0, count, width // count if isinstance(width, int) else -1)
-    return op("Transpose", op("Reshape", part, target), perm=SWAP_HEADS_AND_LENGTH)
+    width = width // count if isinstance(width, int) else -1
+    split = op("Reshape", part, op.ints(0, 0, count, width))
+    shape = [dims(part)[0], count, dims(part)[1], width if width > 0 else ir.SymbolicDim(None)]
+    turned = op("Transpose", split, perm=SWAP_HEADS_AND_LENGTH)
+    return set_type(turned, part.dtype, ir.Shape(shape))
 
 
 def _longer(op: Builder, past: ir.Value, present: ir.Value, x: _Operands) -> ir.Value:
@@ -189,14 +245,17 @@ def _longer(op: Builder, past: ir.Value, present: ir.Value, x: _Operands) -> ir.
     return op("Pad", past, op("Concat", op.ints(*[0] * 6), missing, op.ints(0), axis=0))
 
 
-def _window(
-    op: Builder, query: ir.Value, key: ir.Value, start: ir.Value | None, window: int
-) -> ir.Value:
-    """Return the mask of the last keys up to each query, `[B, 1, L, S]`."""
+def _seen(
+    op: Builder, query: ir.Value, key: ir.Value, start: ir.Value | None, window: int, *,
+    causal: bool,
+) -> ir.Value:  # fmt: skip
+    """Return the keys in the window, if there is one, and up to each query, `[B, 1, L, S]`."""
     length = op("Squeeze", op("Shape", key, start=2, end=3))
     keys = op("Range", op.scalar(0), length, op.scalar(1))
-    first = op("Sub", _positions(op, query, start), op.ints(window))
-    return op("Greater", keys, op("Unsqueeze", first, op.ints(1, 3)))
+    at = op("Unsqueeze", _positions(op, query, start), op.ints(1, 3))
+    masks = [op("LessOrEqual", keys, at)] if causal else []
+    masks += [op("Greater", keys, op("Sub", at, op.ints(window)))] if window > -1 else []
+    return masks[0] if len(masks) == 1 else op("And", *masks)
 
 
 # -- MultiHeadAttention ---------------------------------------------------------------------------
@@ -228,7 +287,7 @@ def _padding(op: Builder, node: ir.Node, x: _Operands) -> ir.Value:
     rank = len(dims(mask))
     if rank not in (2, 3) or dtype is None:
         raise GraphError(
-            f"{node.name or node.op_type}: Attention cannot say a key_padding_mask of lengths; "
+            f"{node.name}: Attention cannot say a key_padding_mask of lengths; "
             "keep the graph as it is"
         )
     low = max(node.attributes.get_float("mask_filter_value", -1e4), np.finfo(dtype.numpy()).min)

@@ -24,6 +24,17 @@ def commands(kit: Path) -> list[str]:
     return [line.partition("#")[0].strip() for line in blocks(kit, "sh")[0].splitlines()]
 
 
+def shapes(kit: Path) -> set[tuple[str, tuple[str, ...]]]:
+    """Return each name with each shape that the page gives it, in a table, a comment or a text."""
+    text = (kit / "README.md").read_text()
+    rows = re.findall(r"^\| \w+ \| `(\w+)` \| \w+ \| `([\w, ]+)` \|$", text, re.MULTILINE)
+    comments = re.findall(r"^ +\"?(\w+)\"?: .*(?://|#) \[(.*)\]$", text, re.MULTILINE)
+    said = re.findall(r"`(\w+)` of `([\w, ]+)`", text)
+    return {
+        (name, tuple(axes.replace('"', "").split(", "))) for name, axes in (*rows, *comments, *said)
+    }
+
+
 def states_the_meaning_of_true(kit: Path) -> bool:
     text = (kit / "README.md").read_text()
     return "means that the query may attend to the key" in text and "has the inverse" in text

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from conftest import Cli
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from shared import extended
 
 from attn_export.commands.lower_here import lower_here
@@ -140,3 +140,26 @@ def test_a_graph_that_cannot_be_lowered_is_refused_in_one_line(
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "x.onnx").exists()
+
+
+FILLED = """<ir_version: 9, opset_import: ["": 18]>
+g (float[B, 2, L, 8] q, float[B, 2, L, 8] k, float[B, 2, L, 8] v, bool[B, 1, L, L] mask)
+=> (float[B, 2, L, 8] y) <float low = {LOW}> {
+    turned = Transpose<perm = [0, 1, 3, 2]>(k)
+    scores = MatMul(q, turned)
+    kept = Where(mask, scores, low)
+    weights = Softmax<axis = -1>(kept)
+    y = MatMul(weights, v)
+}"""
+
+
+@pytest.mark.parametrize(("low", "says"), [("-inf", True), ("-1e9", False)])
+def test_a_note_says_that_queries_without_a_key_are_no_longer_nan(
+    low: str, says: bool, tmp_path: Path
+):
+    model = onnx.parser.parse_model(FILLED.replace("{LOW}", "{0}"))
+    low_tensor = numpy_helper.from_array(np.array(low, np.float32), "low")
+    model.graph.initializer[0].CopyFrom(low_tensor)
+    onnx.save(model, tmp_path / "a.onnx")
+    found = lower_here(str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), "standard")
+    assert ("is NaN in it, and gets 0 in its place" in found["note"]) == says
