@@ -7,7 +7,7 @@ rows of the element must be compared in each output.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +37,23 @@ def without_last(golden: Golden, outputs: Mapping[str, TensorSignature]) -> Iter
         is_dynamic = any(isinstance(axis, str) for axis in outputs[name].shape[-2:-1])
         if is_dynamic and all((row + 1) % count for row in rows):
             yield f"compares no row at the last position of {name}"
+
+
+def rows_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
+    """Return a note on the rows that are compared, if those of a batch element are not."""
+    judged = total = 0
+    for golden in goldens:
+        for name, array in golden.expected.items():
+            count = math.prod(array.shape[:-1]) if array.ndim > 1 else 0
+            ignored = len(golden.case.ignored_rows) * math.prod(array.shape[1:-1]) if count else 0
+            total += count
+            judged += count - ignored + (len(golden.determined.get(name, ())) if count else 0)
+    if judged == total:
+        return ()
+    return (
+        f"{judged} of {total} rows are compared: the others hold padding or NaN, or are not "
+        "stored, by the bundle's own claim",
+    )
 
 
 def wrongly_ignored(
