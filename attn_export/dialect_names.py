@@ -28,6 +28,13 @@ LINEAR_OPSET, ORT_OF_LINEAR = 27, "1.32"
 WEIGHTS = "weights.safetensors"
 """The file of a bundle with the weights that are not embedded in a graph."""
 
+QUANTISED = frozenset({
+    "ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul",
+    "GatherBlockQuantized", "MatMulBnb4", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits",
+    "QAttention", "QGemm", "QLinearConv", "QLinearMatMul", "QMoE", "QuantizeLinear",
+})  # fmt: skip
+"""Operators of quantised values."""
+
 
 def check_dialects(names: Iterable[str], *also: str) -> tuple[str, ...]:
     """Return names of dialects without repetition, and refuse unknown ones."""

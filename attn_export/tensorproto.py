@@ -45,7 +45,7 @@ def parse(data: bytes) -> TensorMessage:
     """Parse a message."""
     dims: list[int] = []
     dtype, name, raw = None, "", None
-    for field, value in _fields(data):
+    for field, value in fields(data):
         if field == DIMS and isinstance(value, int):
             dims.append(value)
         elif field == DIMS and isinstance(value, bytes):  # packed, as some writers do
@@ -76,7 +76,7 @@ def serialise(message: TensorMessage) -> bytes:
     )
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the number and value of each field of a protobuf message."""
     at = 0
     while at < len(data):

@@ -272,8 +272,8 @@ def _missing(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> Iterat
         sizes = {case.sizes.get(axis, 0) for case in cases}
         if len(sizes) < _LEAST_SIZES:
             yield f"{axis} has {len(sizes)} sizes, not {_LEAST_SIZES} or more"
-        smallest = SMALLEST.get(manifest.roles.get(axis, axis))
-        least = manifest.bounds.get(axis, [smallest])[0]
+        smallest = SMALLEST.get(axis if ours else manifest.roles.get(axis, axis))
+        least = smallest if ours else manifest.bounds.get(axis, [smallest])[0]
         if smallest is not None and least == smallest and smallest not in sizes:
             yield f"none has {axis} {smallest}"
     contents = {name for case in cases for name in case.contents}

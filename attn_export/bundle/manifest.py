@@ -66,6 +66,24 @@ def bundles_in(folder: Path) -> dict[str, Path]:
     return {file.parent.name: file.parent for file in sorted(folder.glob(f"*/{MANIFEST}"))}
 
 
+def refuse_other_graphs(folder: Path) -> None:
+    """Raise BundleError if a graph in a bundle, or in a folder of several, is in no manifest.
+
+    Nothing would judge it. What a build that still runs has in a hidden folder is not looked at.
+    """
+    manifests = {path: read_manifest(path) for path in [*bundles_in(folder).values()] or [folder]}
+    there = {*folder.glob("*"), *folder.glob("*/*")}
+    there |= {path / name for path, manifest in manifests.items() for name in manifest.files}
+    listed = {path / name for path, manifest in manifests.items() for name in manifest.graphs}
+    for path in sorted(there - listed):
+        is_hidden = path.relative_to(folder).parts[0].startswith(".")
+        if path.suffix.lower() in (".onnx", ".ort") and not is_hidden:
+            raise BundleError(
+                f"{path} is a graph of which no {MANIFEST} says anything, so that nothing judges "
+                "it; move it away, or build the bundle again"
+            )
+
+
 def failed_folder(output: Path) -> Path:
     """Return the folder of the bundle that a failed build leaves: ``OUTPUT.failed``."""
     return output.with_name(f"{output.name}.failed")

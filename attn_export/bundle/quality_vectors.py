@@ -171,7 +171,7 @@ def write_quality(
 
 def claim_notes(quality: Quality | None, budgets: Sequence[Budget], spec: str) -> tuple[str, ...]:
     """Return a note on what nothing but the bundle itself says of a quantised layer."""
-    if quality is None and _quantised_parts(spec):
+    if quality is None and quantised_parts(spec):
         return ("the float weights are unknown: the bundle's own claim, so there is no budget",)
     if quality is None or budgets:
         return ()
@@ -179,7 +179,7 @@ def claim_notes(quality: Quality | None, budgets: Sequence[Budget], spec: str) -
     return (f"the budget {stated} is the bundle's own claim; --budget sets another",)
 
 
-def _quantised_parts(spec: str) -> set[str]:
+def quantised_parts(spec: str) -> set[str]:
     """Return the fields by which a layer is quantised, from the text of its spec."""
     # `verify` starts sooner without a parser of TOML.
     lines = (line.replace(" ", "").partition("=") for line in spec.splitlines())
@@ -198,7 +198,7 @@ def read_quality(
     Returns:
         The distances; None if the bundle is not quantised or its float model is unknown.
     """
-    quantised = _quantised_parts(spec)
+    quantised = quantised_parts(spec)
     if not (folder / QUALITY).is_file():
         if quantised:
             raise BundleError(

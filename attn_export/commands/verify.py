@@ -27,10 +27,11 @@ from attn_export.bundle.manifest import (
     read_bundle,
     read_manifest,
     refuse_exchange,
+    refuse_other_graphs,
     shapes_of,
     spec_text,
 )
-from attn_export.bundle.quality_vectors import claim_notes, read_quality
+from attn_export.bundle.quality_vectors import claim_notes, quantised_parts, read_quality
 from attn_export.commands.attestation import BundleCheck, attested
 from attn_export.commands.options import BUDGET, limit_own_memory, option, run_options, with_help
 from attn_export.commands.output import Output, output_options
@@ -161,6 +162,8 @@ def _of_all(
     signer: Callable[[Path], AbstractContextManager[tuple[Path, BundleCheck]]],
 ) -> Report:
     """Return the report on a bundle, or one on all bundles in a folder."""
+    if replacement is None:
+        refuse_other_graphs(bundle)
     bundles, reports = bundles_in(bundle) or {"": bundle}, {}
     with contextlib.ExitStack() as stack:
 
@@ -223,9 +226,14 @@ def _run(opened: _Opened, replacement: Path | None, evidence_of: _EvidenceOf) ->
     evidence = evidence_of(folder, manifest, pool, start)
     signature = opened.check()
     facts = environment()
+    from attn_export.judge.claims import check_claims
     from attn_export.judge.judge import undetermined_note
     from attn_export.judge.replay import buffers_note, judge_pool
 
+    spec = spec_text(folder, manifest)
+    if replacement is None:
+        plain_layer = SPEC in manifest.files and not quantised_parts(spec)
+        check_claims(folder, manifest, pool, plain_layer=plain_layer)
     runs, verdicts, quality = judge_pool(pool, evidence.goldens, axes)
     notes = (
         tried_note([golden.case for golden in evidence.goldens], manifest.batch),
@@ -235,7 +243,7 @@ def _run(opened: _Opened, replacement: Path | None, evidence_of: _EvidenceOf) ->
     )  # fmt: skip
     report = Report(
         manifest.name, (*evidence.runs, *runs), (*evidence.verdicts, *verdicts), facts, notes,
-        dimensions=dimensions(manifest.ends, spec_text(folder, manifest)),
+        dimensions=dimensions(manifest.ends, spec),
         error=evidence.error, quality=quality or evidence.quality, signature=signature,
     )  # fmt: skip
     if not report.passed:
@@ -268,9 +276,13 @@ def _evidence(
         goldens, cases = truth.random_cases(sizes, place)
         run.progress.expect(start(cases))
         return GoldenEvidence(goldens)
+    from attn_export.judge.ignored_rows import rows_note
     from attn_export.judge.labels import check_labels
 
     spec, ours = spec_text(folder, manifest), SPEC in manifest.files
+    # Not by `Roles`: importing the spec would take longer than the checks.
+    roles = {} if ours else manifest.roles
+    batch = next((axis for axis, role in roles.items() if role == "batch"), "batch")
     stored = with_inputs(read_golden(folder / GOLDEN), cases, inputs)
     quality = read_quality(folder / GOLDEN, stored, run.budgets, spec)
     if ours and stored[0].budgets:
@@ -279,8 +291,13 @@ def _evidence(
             "errors allowed, which a layer always has; build the bundle again"
         )
     check_evidence(manifest, [g.case for g in stored], ours=ours)
-    check_labels(manifest.inputs, stored, ours=ours, batch=manifest.batch)
-    evidence = GoldenEvidence(stored, quality, claim_notes(quality, run.budgets, spec))
+    check_labels(manifest, stored, ours=ours, batch=batch)
+    if stored[0].budgets:
+        from attn_export.judge.claims import within_limits
+
+        stored = within_limits(folder, manifest, stored)
+    notes = (*claim_notes(quality, run.budgets, spec), *(() if ours else rows_note(stored)))
+    evidence = GoldenEvidence(stored, quality, notes)
     if not recompute:
         return evidence
     from attn_export.commands.recompute import Truth

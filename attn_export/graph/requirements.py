@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from attn_export.dialect_names import MICROSOFT, ORT, PORTABLE, STANDARD
+from attn_export.dialect_names import MICROSOFT, ORT, PORTABLE, QUANTISED, STANDARD
 from attn_export.graph.ir_helpers import (
     MASK_INPUT,
     PAST_KEY_INPUT,
@@ -167,17 +167,15 @@ _NOT_FLOATING = frozenset({
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 """The attributes that state the type of a node's output."""
 
-QUANTISED = frozenset({
-    "ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul",
-    "GatherBlockQuantized", "MatMulBnb4", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits",
-    "QAttention", "QGemm", "QLinearConv", "QLinearMatMul", "QMoE", "QuantizeLinear",
-})  # fmt: skip
-"""Operators of quantised values."""
-
 
 def foreign_features(path: str) -> list[str]:
     """Read a graph from a file, and return its `features`."""
     return list(features(load_graph(Path(path))))
+
+
+def features_of_files(paths: list[str]) -> list[list[str]]:
+    """Return the `features` of several graphs."""
+    return [foreign_features(path) for path in paths]
 
 
 def dialect_of(names: tuple[str, ...]) -> str:

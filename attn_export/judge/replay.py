@@ -220,7 +220,9 @@ def judge_pool(
         if not worker.runtime.keeps_non_finite:
             cases = {name: _without_non_finite(golden) for name, golden in by_name.items()}
             facts["NaN and Inf"] = "not compared"
-        judged, worst, seconds = _judge_worker(worker, graph, count, cases, pool.run, distances)
+        judged, worst, seconds = _judge_worker(
+            worker, pool.file_of(graph), count, cases, pool.run, distances
+        )
         verdicts += judged
         required = worker.outcome != "not run"
         maps = worst.error_maps(axes) if worker.outcome != "refused" else ()
@@ -250,7 +252,7 @@ def buffers_note(graphs: Iterable[GraphFile]) -> tuple[str, ...]:
 
 def _judge_worker(
     worker: Worker,
-    graph: str,
+    graph: GraphFile,
     expected_count: int,
     goldens: Mapping[str, Golden],
     run: RunOptions,
@@ -268,7 +270,7 @@ def _judge_worker(
         if served.seconds is not None:
             seconds[served.case] = round(served.seconds, 6)
         if served.error:
-            verdicts.append(Verdict(name, graph, served.case, "", "error", served.error))
+            verdicts.append(Verdict(name, graph.name, served.case, "", "error", served.error))
         else:
             golden = goldens[served.case]
             judged, outputs = _judge_case(name, graph, golden, served, run.gate)
@@ -290,18 +292,18 @@ def _judge_worker(
 
 
 def _judge_case(
-    runtime: str, graph: str, golden: Golden, result: CaseResult, gate: Gate
+    runtime: str, graph: GraphFile, golden: Golden, result: CaseResult, gate: Gate
 ) -> tuple[list[Verdict], Arrays]:
     """Return the verdicts on a case, and the outputs that they are about.
 
     They are those of the run with separate buffers if it alone fails.
     """
     outputs = result.read_outputs()
-    judged = judge(runtime, graph, golden, outputs, gate)
+    judged = judge(runtime, graph.name, golden, outputs, gate, graph.dialect)
     if not result.separate or _any_failed(judged):
         return judged, outputs
     separate = result.read_separate()
-    judged_separate = judge(runtime, graph, golden, separate, gate)
+    judged_separate = judge(runtime, graph.name, golden, separate, gate, graph.dialect)
     if not _any_failed(judged_separate):
         return judged, outputs
     says = [

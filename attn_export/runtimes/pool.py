@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -78,6 +78,18 @@ class Pool:
             RuntimeRun(name, graph, "not run", reason, name in missed, {})
             for (name, graph), reason in self._reasons.items()
         ]
+
+    def left_out(self) -> Iterator[tuple[Runtime, GraphFile]]:
+        """Yield the runtimes that are here, and graphs that descriptions keep from them."""
+        for selected in self.run.runtimes:
+            for file in self._graph_files.values():
+                here = not self._unavailable[selected.name]
+                if here and (selected.name, file.name) in self._reasons:
+                    yield selected, file
+
+    def file_of(self, graph: str) -> GraphFile:
+        """Return the description of a graph."""
+        return self._graph_files[graph]
 
     def start(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from attn_export.cases.plan import plan_cases
 from attn_export.errors import BundleError
 from attn_export.judge.labels import LABELS, check_labels
 from attn_export.results import Case, Golden
-from attn_export.schema import InputSignature
+from attn_export.schema import InputSignature, Manifest, TensorSignature
 from attn_export.spec import Input
 from attn_export.tensorfile import ArrayDict
 
@@ -46,7 +47,9 @@ def goldens_of(name: str) -> tuple[Golden, ...]:
 def check(name: str, goldens: list[Golden]) -> None:
     interface = INTERFACES[name]
     inputs = {n: InputSignature(i.dtype, i.shape) for n, i in interface.inputs.items()}
-    check_labels(inputs, goldens, ours=interface.spec is not None, batch="batch")
+    outputs = {n: TensorSignature("float32", s) for n, s in interface.output_shapes.items()}
+    manifest = Manifest("", "", {}, {}, inputs, outputs, "", {}, "")
+    check_labels(manifest, goldens, ours=interface.spec is not None, batch="batch")
 
 
 def changed(name: str, applies: Callable[[Case], bool], change: Callable[[ArrayDict], object]):
@@ -142,6 +145,26 @@ def relabelled(applies: Callable[[Case], bool], **fields: object) -> list[Golden
     ]
 
 
+def without_label(label: str) -> list[Golden]:
+    return [
+        dataclasses.replace(g, case=dataclasses.replace(g.case, contents=tuple(
+            each for each in g.case.contents if each != label
+        )))
+        for g in goldens_of("append")
+    ]  # fmt: skip
+
+
+def plain_and_open(**fields: object) -> list[Golden]:
+    """Return cases with open masks and small inputs, which other fields are to excuse."""
+    goldens = changed("append", is_plain, lambda inputs: (OPEN(inputs), shrink(inputs)))
+    return [
+        dataclasses.replace(g, case=dataclasses.replace(g.case, **fields))
+        if is_plain(g.case)
+        else g
+        for g in goldens
+    ]
+
+
 @pytest.mark.parametrize(
     ("forged", "message"),
     [
@@ -153,7 +176,10 @@ def relabelled(applies: Callable[[Case], bool], **fields: object) -> list[Golden
          "has NaN or Inf in batch element"),
         (relabelled(lambda case: case.name == "base", sizes={
             "batch": 1, "query_len": 1, "past_len": 0, "total_len": 1}), "base has sizes"),
-        (relabelled(has("left_padding"), contents=()), "no case with two keys has left_padding"),
+        (without_label("left_padding"), "no case with two keys has left_padding"),
+        (plain_and_open(kind="probe"), "is said to have random inputs"),
+        (plain_and_open(contents=("tried before",)), "is said to have random inputs"),
+        (plain_and_open(about="random; inputs times 0.01"), "is said to have random inputs"),
         ([dataclasses.replace(g, expected={"output": np.full(2, np.nan)})
           for g in goldens_of("append")], "has no finite number in its truth"),
     ],
@@ -183,3 +209,35 @@ def test_batch_elements_that_are_all_nan_are_no_evidence():
     ]
     with pytest.raises(BundleError, match="nan_in_rows ignores all batch elements"):
         check("append", forged)
+
+
+# -- padding, and what is stored of a whole model: rows of ignored batch elements are compared -----
+
+FIRST, LAST = (0, 3, 6), (2, 5, 8)
+"""The numbers of the rows at the first and at the last of 3 positions, in 3 batch elements."""
+
+
+@pytest.mark.parametrize("batch", ["batch", "a name that no input has"])
+@pytest.mark.parametrize(
+    ("determined", "wrong"),
+    [
+        ({"y": LAST, "z": LAST}, ""),
+        ({"y": LAST, "z": (*FIRST, 8)}, ""),
+        ({"z": LAST}, "base ignores batch element 0, whose inputs are finite"),
+        ({"y": LAST[:2], "z": LAST}, "base ignores batch element 2, whose inputs are finite"),
+        ({"y": FIRST, "z": LAST}, "base compares no row at the last position of y"),
+    ],
+)
+def test_rows_of_each_output_are_compared_in_every_batch_element(
+    determined: dict[str, tuple[int, ...]], wrong: str, batch: str
+):
+    shape = ("batch", "tokens", 8)
+    ends = ({"x": InputSignature("float32", shape)},
+            dict.fromkeys(("y", "z"), TensorSignature("float32", shape)))  # fmt: skip
+    values = np.random.default_rng(0).standard_normal((3, 3, 8), np.float32)
+    case = Case("base", "probe", {"batch": 3, "tokens": 3}, {"x": values}, "",
+                ignored_rows=(0, 1, 2))  # fmt: skip
+    golden = Golden(case, {"y": values, "z": values}, {}, {}, {}, determined=determined)
+    manifest = Manifest("", "", {}, {}, *ends, "", {}, "")
+    with pytest.raises(BundleError, match=wrong) if wrong else contextlib.nullcontext():
+        check_labels(manifest, [golden], ours=False, batch=batch)

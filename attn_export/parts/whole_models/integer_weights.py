@@ -18,10 +18,10 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
+from attn_export.dialect_names import QUANTISED
 from attn_export.errors import counted, first_few, one_line, printable
 from attn_export.float64.integer_steps import dequantised, packed_weight, quantised_table
 from attn_export.graph.load import load_model, load_proto, subgraphs
-from attn_export.graph.requirements import QUANTISED
 from attn_export.quantiser import FLOAT32_PRODUCTS
 from attn_export.temp_folders import scratch
 from attn_export.tensorfile import Array
