@@ -48,6 +48,12 @@ def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]
             yield from _graph_tensors(graph)
 
 
+def weight_files(model: onnx.ModelProto, folder: Path) -> set[Path]:
+    """Return the files of external data that a model in a folder names; they may be missing."""
+    entries = (entry for tensor in tensors_of(model) for entry in tensor.external_data)
+    return {folder / entry.value for entry in entries if entry.key == "location"}
+
+
 def external_problems(model: onnx.ModelProto, folder: Path) -> Iterator[str]:
     """Yield defects of external data, which must lie in the folder of the model and be complete."""
     from onnx import TensorProto

@@ -75,7 +75,7 @@ def range_command(
         raise UsageError(f"--dtype {dtype} has no --fix or --budget; build --weights-dtype has one")
     limit_own_memory()
     with (
-        progress(quiet=quiet) as bar, graph_of(path, module, model) as (file, sets),
+        progress(quiet=quiet) as bar, graph_of(path, module, model, fix) as (file, sets),
         fixed_graphs([file], fixed) as (graph,),
     ):  # fmt: skip
         result: Any = (
