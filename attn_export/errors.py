@@ -105,6 +105,25 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {printable(error) or 'no message'}"
 
 
+_OUT_OF_MEMORY = (
+    "bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory",
+    "Cannot allocate memory", "can't allocate memory", "failed to map segment",
+)  # fmt: skip
+"""Parts of messages that report a lack of memory, of what is allocated or mapped."""
+
+_OUT_OF_THREADS = (
+    "can't start new thread", "pthread_create failed", "Resource temporarily unavailable",
+)  # fmt: skip
+
+
+def lacking(error: BaseException) -> str:
+    """Return what the system lacks by an error: ``"memory"``, ``"threads"``, or ``""``."""
+    text = str(error)
+    if isinstance(error, MemoryError) or any(part in text for part in _OUT_OF_MEMORY):
+        return "memory"
+    return "threads" if any(part in text for part in _OUT_OF_THREADS) else ""
+
+
 def counted(number: int, name: str) -> str:
     """Return a number with the singular or plural of a name: ``1 case``, ``2 cases``."""
     return f"{number} {name}" if number == 1 else f"{number} {name}s"

@@ -18,6 +18,7 @@ from attn_export.errors import (
     READER_GONE,
     AttnExportError,
     UsageError,
+    lacking,
     one_line,
     printable,
 )
@@ -69,11 +70,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def _unexpected(error: Exception) -> tuple[str, int]:
     """Return the message and the exit code of an error that is not raised on purpose."""
+    if lacking(error) == "memory":
+        return "there is too little memory; raise the limit (ulimit -v)", AttnExportError.exit_code
+    if lacking(error) == "threads":
+        return "no thread can be started; raise the limit (ulimit -u)", AttnExportError.exit_code
     if isinstance(error, OSError):
         return f"the operating system reports: {one_line(error)}", UsageError.exit_code
-    # This is the message of a shared library that does not fit in the address space.
-    if isinstance(error, MemoryError) or "failed to map segment" in str(error):
-        return "there is too little memory; raise the limit (ulimit -v)", AttnExportError.exit_code
     if isinstance(error, ModuleNotFoundError):
         return missing_package((error.name or "").partition(".")[0]), UsageError.exit_code
     message = f"internal error: {one_line(error)}; report it with the output of {_TRACEBACK}=1"
@@ -97,7 +99,7 @@ def _complain(message: str, code: int) -> int:
 
 
 _EXIT_CODES = {
-    0: "passed", 1: "too little memory, or an internal error", 2: "wrong usage",
+    0: "passed", 1: "too little memory or no thread, or an internal error", 2: "wrong usage",
     3: "the export failed", 4: "a graph was refused", 5: "a runtime failed or is missing",
     6: "parity mismatch", 7: "the bundle is damaged or not signed", INTERRUPTED: "interrupted",
 }  # fmt: skip

@@ -115,7 +115,7 @@ def _of_graph(
 ) -> Reference:
     from attn_export.export.trees import infer_output_shapes
     from attn_export.float64.evaluate import Evaluation
-    from attn_export.graph.load import inlined, load_model
+    from attn_export.graph.load import inlined, load_model, sound
     from attn_export.graph.ranges import (
         declared_outputs,
         described_inputs,
@@ -125,10 +125,11 @@ def _of_graph(
     from attn_export.graph.signature_check import dtype_name
     from attn_export.truth.graph_oracle import GraphOracle
 
-    model = inlined(load_model(path))
-    inputs, known_sums, notes = described_inputs(model, ranges)
+    with sound(path):
+        model = inlined(load_model(path))
+        inputs, known_sums, notes = described_inputs(model, ranges)
     _check_ranges(path, inputs, ranges)
-    graph = GraphRuns(Evaluation(model, str(path)), inputs, declared_outputs(model))
+    graph = GraphRuns(Evaluation(model, str(path)), inputs, declared_outputs(model), str(path))
     axes, weights = axis_names(inputs, known_sums), weight_count(model)
     _check_relations(path, axes, relations)
     known_sums |= relations
@@ -142,7 +143,7 @@ def _of_graph(
         found = ", ".join(f"{axis} = {t}" for axis, t in sums.items() if axis not in known_sums)
         notes = (*notes, f"of the axes, {found}: {path.name} runs at no other sizes")
 
-    equal = {axis: text for axis, text in sums.items() if text in axes}
+    equal = {axis: text for axis, text in sums.items() if text in axes and text != axis}
     sums = {axis: text for axis, text in sums.items() if axis not in equal}
     graph = graph.with_names(equal)
     axes = [axis for axis in axes if axis not in equal]
@@ -169,6 +170,7 @@ class GraphRuns:
     evaluation: Any
     inputs: Mapping[str, Input]
     declared: Mapping[str, Shape]
+    name: str
     problem: str = ""
 
     def with_names(self, names: Mapping[str, str]) -> GraphRuns:
@@ -178,12 +180,16 @@ class GraphRuns:
             for name, input_ in self.inputs.items()
         }
         declared = {name: Roles(names).shape(shape) for name, shape in self.declared.items()}
-        return GraphRuns(self.evaluation, inputs, declared)
+        return GraphRuns(self.evaluation, inputs, declared, self.name)
 
     def sums(
         self, axes: Sequence[str], known: Mapping[str, str], model: Any
     ) -> dict[str, str] | None:
         """Return the axes that must be sums of others, or equal; None if no choice runs."""
+        from attn_export.float64.bounded import refuse_unfit
+
+        for name, input_ in self.inputs.items():
+            refuse_unfit(name, input_, self.name)
         shapes = (input_.shape for input_ in self.inputs.values())
         fixed = {size for shape in shapes for size in shape if isinstance(size, int)}
         fixed |= {size for tensor in model.graph.initializer for size in tensor.dims}

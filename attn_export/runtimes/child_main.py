@@ -20,11 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 from attn_export import errors
-from attn_export.errors import one_line
+from attn_export.errors import lacking, one_line
 from attn_export.runtimes.protocol import EngineDiedError
-
-_OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
-"""Parts of error messages that report a lack of memory."""
 
 _PR_SET_PDEATHSIG = 1
 """Option of prctl(2), from <linux/prctl.h>: the signal to send when the parent thread ends."""
@@ -137,9 +134,7 @@ def outcome_of(error: Exception) -> str:
     """Return the outcome of an error: ``"crashed"``, ``"out of memory"`` or ``"refused"``."""
     if isinstance(error, EngineDiedError):
         return "crashed"
-    if isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
-        return "out of memory"
-    return "refused"
+    return "out of memory" if lacking(error) == "memory" else "refused"
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ class _Writer:
             if not forms and (tensor.name not in self._graph.dtypes or is_output):
                 forms = {tensor.data_type: tensor.name}
             for type_, name in forms.items():
-                array = numpy_helper.to_array(tensor, str(self._graph.path.parent))
+                array = self._graph.array_of(tensor)
                 if type_ == self._narrow:
                     if tensor.name in self._kept.clipped:
                         array = np.clip(array, -self._format.largest, self._format.largest)
