@@ -237,6 +237,8 @@ class GraphRuns:
         try:
             shapes = self.shapes(sizes)
         except NotComputedError as error:
+            if isinstance(error.__cause__, MemoryError):
+                raise  # other small sizes take as much
             self.problem = self.problem or str(error)
             outputs = [next(iter(node.output), "") for node in nodes]
             return Misfit(outputs.index(error.output), error.shapes)

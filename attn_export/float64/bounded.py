@@ -13,15 +13,15 @@ from onnx.reference import ReferenceEvaluator
 from attn_export.errors import GraphError, printable
 from attn_export.spec import Input
 
-MOST_STEPS = 2**20
+MOST_STEPS = 2**18
 """The largest number of nodes that are computed in bodies of `Loop`, `Scan` and `If` in one
 evaluation of a graph. A result of many elements counts as several."""
 
 _ELEMENTS = 2**12
 """The number of elements that take about as long as a step."""
 
-MOST_ELEMENTS = 2**28
-"""The largest number of elements of an input that is drawn."""
+MOST_ELEMENTS = 2**26
+"""The largest number of elements of an input that is drawn, and of a result in a body."""
 
 _TYPES = frozenset({
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -88,10 +88,12 @@ class BoundedEvaluator(ReferenceEvaluator):
         results: Any = super().run(None, feed_inputs, intermediate=True, **options)
         left = _left.get([MOST_STEPS])
         for node in self.rt_nodes_:
-            sizes = (getattr(results.get(name), "size", 0) for name in node.output)
-            left[0] -= 1 + sum(sizes) // _ELEMENTS
-        if left[0] < 0:
-            raise UnboundedError(
-                f"takes more than {MOST_STEPS} steps in its body; let it take fewer"
-            )
+            size = sum(getattr(results[name], "size", 0) for name in node.output if name)
+            left[0] -= 1 + size // _ELEMENTS
+            if left[0] < 0:
+                raise UnboundedError(f"takes more than {MOST_STEPS} steps in its body")
+            if size > MOST_ELEMENTS:
+                raise UnboundedError(
+                    f"has values of more than {MOST_ELEMENTS} elements in its body"
+                )
         return [results[name] for name in output_names or self.output_names]

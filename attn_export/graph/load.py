@@ -172,9 +172,7 @@ def load_graph(path: Path) -> ir.Model:
     """
     proto = load_proto(path)
     refuse_bad_data(proto, path)
-    problem = next(_dangling(proto.graph, set()), "")
-    if problem:
-        raise GraphError(f"{path} is not a sound ONNX model: {problem}; export it again")
+    _refuse_dangling(proto, path)
     import onnx_ir as ir
     from onnx_ir.passes.common import InlinePass
 
@@ -195,10 +193,11 @@ def sound(path: Path | str) -> Iterator[None]:
 
 
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model with the nodes of its functions in place of their calls.
+    """Return a sound model with the nodes of its functions in place of their calls.
 
     Their names begin with those of the calls.
     """
+    _refuse_dangling(proto, "the graph")
     if not proto.functions:
         return proto
     if _node_count(proto, "the graph") > _MOST_INLINED:
@@ -238,6 +237,14 @@ def _embedded_problems(model: onnx.ModelProto) -> Iterator[str]:
             yield f"{name} cannot be read: {one_line(error)}; export it again"
         if min(tensor.dims, default=0) < 0:
             yield f"{name} has the size {min(tensor.dims)}; export it again"
+
+
+def _refuse_dangling(proto: onnx.ModelProto, path: Path | str) -> None:
+    problem = next(_dangling(proto.graph, set()), "")
+    if not all(end.name for end in (*proto.graph.input, *proto.graph.output)):
+        problem = "an input or output has no name"
+    if problem:
+        raise GraphError(f"{path} is not a sound ONNX model: {problem}; export it again")
 
 
 def _dangling(graph: onnx.GraphProto, outer: Set[str]) -> Iterator[str]:

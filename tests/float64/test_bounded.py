@@ -55,6 +55,13 @@ def loop(steps: int, *, condition: bool = True) -> onnx.ModelProto:
     return graph(weights=weights, nodes=[helper.make_node("Loop", given, ["y"], body=body)])
 
 
+def ends(name: str) -> onnx.ModelProto:
+    """Return a model with another name of its output."""
+    model = graph()
+    model.graph.output[0].name = name
+    return model
+
+
 def located(location: str) -> onnx.ModelProto:
     """Return a model whose weight lies in a file."""
     tensor = weight(data_location=TensorProto.EXTERNAL)
@@ -77,14 +84,16 @@ HOSTILE: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "no type": (lambda: graph(0), "x is of the type 0"),
     "a type that is none": (lambda: graph(99), "x is of the type 99"),
     "a negative size": (lambda: graph(dims=[-1, 4]), "x has the size -1"),
-    "a huge size": (lambda: graph(dims=[2**62, 4]), "elements, and 268435456 is the most"),
-    "sizes that are huge together": (lambda: graph(dims=[2**20] * 4), "elements, and 268435456"),
+    "a huge size": (lambda: graph(dims=[2**62, 4]), "elements, and 67108864 is the most"),
+    "sizes that are huge together": (lambda: graph(dims=[2**20] * 4), "elements, and 67108864"),
     "no data": (lambda: times(weight()), "w cannot be read"),
     "too little data": (lambda: times(weight(dims=[10**10], raw_data=bytes(64))), "w cannot be"),
     "a negative weight": (lambda: times(weight(dims=[-1], raw_data=bytes(64))), "the size -1"),
     "a weight without a type": (lambda: times(weight(0, raw_data=bytes(16))), "w cannot be read"),
     "a location with a NUL": (lambda: located("w\0.bin"), "is missing"),
     "an operator with a NUL": (lambda: called("a\0b"), "not a sound ONNX model"),
+    "an output without a name": (lambda: ends(""), "an input or output has no name"),
+    "an output that nothing gives": (lambda: ends("z"), "the output z is given by nothing"),
     "an endless loop": (lambda: loop(2**63 - 1), "takes more than 2000 steps"),
     "a loop without a condition": (lambda: loop(2**40, condition=False), "takes more than 2000"),
 }  # fmt: skip

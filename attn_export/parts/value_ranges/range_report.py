@@ -108,6 +108,9 @@ def _effect(finding: Finding | None, result: RangeResult) -> str:
     if not finding.matters:
         return f"no effect on outputs ({wrong})"
     passed_on = "" if finding.made else "passed on: "
+    if finding.kind == "rounding" and finding.facts.coarse:
+        limit = round(2 / result.analysis.format.eps)
+        return f"whole numbers above {limit:,} become others: outputs wrong by {wrong}"
     if finding.kind == "rounding":
         return f"its digits alone: outputs wrong by {wrong}"
     if finding.absorbed:
