@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.cases.draw import Interface, add_sums, axis_names, draw_inputs, may_try
 from attn_export.cases.roles import Trial, find_roles
-from attn_export.errors import GraphError, UsageError, printable
+from attn_export.errors import ExportError, GraphError, UsageError, printable
 from attn_export.graph.axis_names import Misfit, find_relations, find_sums
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
@@ -65,6 +66,17 @@ class Reference:
         embeddings, that are too short for some cases.
         """
         return (cases, ()) if self.path is None else oracle.computable(cases)
+
+
+@contextlib.contextmanager
+def blamed_on_graph(reference: Any) -> Iterator[None]:
+    """Let what a case cannot show be an error of a graph if the reference is one."""
+    try:
+        yield
+    except ExportError as error:
+        if isinstance(reference, str | Path):
+            raise GraphError(str(error)) from error
+        raise
 
 
 def read_reference(

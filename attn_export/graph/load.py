@@ -133,6 +133,9 @@ def load_proto(path: Path) -> onnx.ModelProto:
         ) from error
     if not model.ir_version or not model.graph.output:
         raise GraphError(f"{path} is not an ONNX model: it has no graph with outputs")
+    for opset in model.opset_import:
+        if not 0 <= opset.version < 2**31:
+            raise GraphError(f"{path} is of the opset {opset.version}, which is none")
     if _node_count(model, path) > MOST_NODES:
         raise GraphError(
             f"{path} calls functions in functions: it has more than {MOST_NODES} nodes without "

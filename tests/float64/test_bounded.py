@@ -62,6 +62,13 @@ def ends(name: str) -> onnx.ModelProto:
     return model
 
 
+def opset(version: int) -> onnx.ModelProto:
+    """Return a model of a version of the operators."""
+    model = graph()
+    model.opset_import[0].version = version
+    return model
+
+
 def located(location: str) -> onnx.ModelProto:
     """Return a model whose weight lies in a file."""
     tensor = weight(data_location=TensorProto.EXTERNAL)
@@ -94,6 +101,7 @@ HOSTILE: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "an operator with a NUL": (lambda: called("a\0b"), "not a sound ONNX model"),
     "an output without a name": (lambda: ends(""), "an input or output has no name"),
     "an output that nothing gives": (lambda: ends("z"), "the output z is given by nothing"),
+    "an opset that is none": (lambda: opset(2**62), "is of the opset 4611686018427387904"),
     "an endless loop": (lambda: loop(2**63 - 1), "takes more than 2000 steps"),
     "a loop without a condition": (lambda: loop(2**40, condition=False), "takes more than 2000"),
 }  # fmt: skip
@@ -128,6 +136,16 @@ def test_an_odd_graph_is_evaluated(name: str, tmp_path: Path, monkeypatch: pytes
     onnx.save_model(FINE[name](), tmp_path / "model.onnx")
     assert ranges_of(tmp_path / "model.onnx", None, (), "float16").analysis.values is not None
     read_reference(tmp_path / "model.onnx", {}, {})
+
+
+def test_an_input_that_changes_nothing_is_an_error_of_the_graph(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    zeros = weight(dims=[4], raw_data=bytes(16))
+    onnx.save_model(times(zeros), tmp_path / "m.onnx")
+    path = str(tmp_path / "m.onnx")
+    assert run(["compare", path, path, "--runtime", "ort-cpu", "--quiet"]) == 4
+    assert "changes no output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
