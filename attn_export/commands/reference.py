@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from attn_export.cases.draw import Interface, add_sums, axis_names, draw_inputs, may_try
 from attn_export.cases.roles import Trial, find_roles
 from attn_export.errors import ExportError, GraphError, UsageError, printable
@@ -15,6 +17,7 @@ from attn_export.graph.axis_names import Misfit, find_relations, find_sums
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
 from attn_export.spec.inputs import Roles, axes_in
+from attn_export.tensorproto import CODES
 
 if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes
@@ -212,6 +215,12 @@ class GraphRuns:
         """Return the outputs at some sizes, by name."""
         drawn = draw_inputs(self.inputs, sizes, seed_words=("sizes",))
         found: Mapping[str, Any] = self.evaluation.outputs_of(self.evaluation.values(drawn))
+        for name, array in found.items():
+            if getattr(array, "dtype", np.dtype(bool)).name not in CODES:
+                raise GraphError(
+                    f"{self.name}: the output {printable(name, 80)} is {array.dtype}, of which no "
+                    "tensor can be stored; cast it in the graph"
+                )
         return found
 
     def roles(self, shapes: Mapping[str, Shape], sums: Mapping[str, str], example: Sizes) -> Roles:

@@ -6,7 +6,6 @@ The reference evaluator of onnx computes each node. `Attention` has an implement
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -16,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnx.reference.op_run import OpRun
+from onnx.reference.op_run import OpFunction, OpRun
 from onnx.reference.ops.op_loop import Loop as ReferenceLoop
 
 from attn_export.errors import GraphError, one_line
@@ -202,12 +201,14 @@ class Evaluation:
         """Return the outputs of a node, by name."""
         operator = self._operators[id(node)]
         try:
-            context = {"context": dict(values)} if operator.need_context() else {}
-            with (
-                np.errstate(all="ignore"), contextlib.redirect_stdout(None),
-                self._steps.counted(id(node)),
-            ):  # fmt: skip
-                outputs = operator.run(*(values[name] for name in node.input), **context)
+            inputs = [values[name] for name in node.input]
+            with np.errstate(all="ignore"):
+                if not operator.need_context() and not isinstance(operator, OpFunction):
+                    outputs = operator.run(*inputs)
+                else:
+                    context = {"context": dict(values)} if operator.need_context() else {}
+                    with self._steps.counted(id(node)):
+                        outputs = operator.run(*inputs, **context)
         except UnboundedError as error:
             raise UnboundedError(f"{node.op_type} {node.name} {error}") from error
         except Exception as error:  # a graph of unknown origin may raise anything

@@ -47,8 +47,10 @@ def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+            for sparse in attribute.sparse_tensors:
                 yield from (sparse.values, sparse.indices)
+            if attribute.HasField("sparse_tensor"):
+                yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
         for graph in subgraphs(node):
             yield from _graph_tensors(graph)
 
@@ -231,15 +233,15 @@ def _embedded_problems(model: onnx.ModelProto) -> Iterator[str]:
     from onnx import TensorProto, numpy_helper
 
     for tensor in tensors_of(model):
-        if tensor.data_location == TensorProto.EXTERNAL or tensor == TensorProto():
-            continue  # as of an attribute that has no sparse tensor
-        name = printable(tensor.name or "a constant", 80)
+        if tensor.data_location == TensorProto.EXTERNAL:
+            continue
+        problem = f"has the size {min(tensor.dims)}" if min(tensor.dims, default=0) < 0 else ""
         try:
             numpy_helper.to_array(tensor)
         except Exception as error:  # what it raises depends on the type
-            yield f"{name} cannot be read: {one_line(error)}; export it again"
-        if min(tensor.dims, default=0) < 0:
-            yield f"{name} has the size {min(tensor.dims)}; export it again"
+            problem = f"cannot be read: {one_line(error)}"
+        if problem:
+            yield f"{printable(tensor.name or 'a constant', 80)} {problem}; export it again"
 
 
 def _refuse_dangling(proto: onnx.ModelProto, path: Path | str) -> None:
@@ -255,19 +257,22 @@ def _dangling(graph: onnx.GraphProto, outer: Set[str]) -> Iterator[str]:
     defined = {"", *outer, *(i.name for i in graph.input), *(t.name for t in graph.initializer)}
     defined |= {t.values.name for t in graph.sparse_initializer}
     for node in graph.node:
-        label = f"the node {printable(node.name or node.op_type, 80)}"
         for name in node.input:
             if name not in defined:
-                yield f"{label} reads {printable(name, 80)}, which nothing before it gives"
+                yield f"{_label(node)} reads {printable(name, 80)}, which nothing before it gives"
         for inner in subgraphs(node):
             yield from _dangling(inner, defined)
         for name in node.output:
             if name and name in defined:
-                yield f"{label} gives {printable(name, 80)}, which is there already"
+                yield f"{_label(node)} gives {printable(name, 80)}, which is there already"
             defined.add(name)
     for output in graph.output:
         if output.name not in defined:
             yield f"the output {printable(output.name, 80)} is given by nothing"
+
+
+def _label(node: onnx.NodeProto) -> str:
+    return f"the node {printable(node.name or node.op_type, 80)}"
 
 
 def _node_count(model: onnx.ModelProto, path: Path | str) -> int:

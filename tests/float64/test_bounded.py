@@ -62,6 +62,13 @@ def ends(name: str) -> onnx.ModelProto:
     return model
 
 
+def cast(type_: int) -> onnx.ModelProto:
+    """Return a model whose output has another type."""
+    model = graph(nodes=[helper.make_node("Cast", ["x"], ["y"], to=type_)])
+    model.opset_import[0].version = 23
+    return model
+
+
 def opset(version: int) -> onnx.ModelProto:
     """Return a model of a version of the operators."""
     model = graph()
@@ -101,6 +108,8 @@ HOSTILE: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "an operator with a NUL": (lambda: called("a\0b"), "not a sound ONNX model"),
     "an output without a name": (lambda: ends(""), "an input or output has no name"),
     "an output that nothing gives": (lambda: ends("z"), "the output z is given by nothing"),
+    "an output of 4 bits": (lambda: cast(TensorProto.FLOAT4E2M1), "y is float4_e2m1fn"),
+    "an output of strings": (lambda: cast(TensorProto.STRING), "y is "),
     "an opset that is none": (lambda: opset(2**62), "is of the opset 4611686018427387904"),
     "an endless loop": (lambda: loop(2**63 - 1), "takes more than 2000 steps"),
     "a loop without a condition": (lambda: loop(2**40, condition=False), "takes more than 2000"),

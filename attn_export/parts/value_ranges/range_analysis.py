@@ -147,7 +147,7 @@ class _Analyser:
             self._lossy.append(list(of_weights))
             outputs = self._run_together(number, inputs)
             errors.append(self._expected[number].error(outputs))
-            if not self._expected[number].passes(outputs):
+            if not self._expected[number].passes(outputs, errors[-1]):
                 bad.append(number)
                 self._try_alone(number, tried)
             self._progress.advance("rounding all values")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from attn_export.errors import GraphError
 from attn_export.float64.evaluate import Evaluation, lift_constants, names_read
 from attn_export.graph.load import (
     embed,
@@ -86,9 +88,13 @@ class StreamedGraph:
         for attribute in (a for node in small.graph.node for a in node.attribute):
             if attribute.name == "to" and FLOATS.get(attribute.i) in NARROW:
                 attribute.i = TensorProto.FLOAT  # runs round by the types of values
-        operators = unknown_operators(small)
-        self.foreign = sorted({operator.__name__ for operator in operators})
-        self._evaluation = Evaluation(small, str(self.path), operators)
+        self.foreign: list[str] = []
+        try:
+            self._evaluation = Evaluation(small, str(self.path))
+        except GraphError:
+            operators = unknown_operators(small)
+            self.foreign = sorted({operator.__name__ for operator in operators})
+            self._evaluation = Evaluation(small, str(self.path), operators)
         self.nodes = self._evaluation.nodes
         self.outputs = self._evaluation.outputs
         self._small = self._evaluation.initializers
@@ -113,7 +119,7 @@ class StreamedGraph:
         ]
         self.uses = Counter(name for names in self.reads for name in names)
 
-    @property
+    @functools.cached_property
     def inputs(self) -> list[str]:
         """The names of the inputs that a user gives."""
         weights = self.weights()
