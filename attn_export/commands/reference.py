@@ -142,6 +142,9 @@ def _of_graph(
 
     with sound(path):
         model = inlined(load_model(path))
+        for output in model.graph.output:
+            if output.type.tensor_type.elem_type:
+                _refuse_odd(str(path), output.name, dtype_name(output))
         inputs, known_sums, notes = described_inputs(model, ranges)
     _check_ranges(path, inputs, ranges)
     graph = GraphRuns(Evaluation(model, str(path)), inputs, declared_outputs(model), str(path))
@@ -216,11 +219,8 @@ class GraphRuns:
         drawn = draw_inputs(self.inputs, sizes, seed_words=("sizes",))
         found: Mapping[str, Any] = self.evaluation.outputs_of(self.evaluation.values(drawn))
         for name, array in found.items():
-            if getattr(array, "dtype", np.dtype(bool)).name not in CODES:
-                raise GraphError(
-                    f"{self.name}: the output {printable(name, 80)} is {array.dtype}, of which no "
-                    "tensor can be stored; cast it in the graph"
-                )
+            if isinstance(array, np.ndarray):
+                _refuse_odd(self.name, name, array.dtype.name)
         return found
 
     def roles(self, shapes: Mapping[str, Shape], sums: Mapping[str, str], example: Sizes) -> Roles:
@@ -268,6 +268,14 @@ class GraphRuns:
                 if sizes.get(str(axis), size) != size and len(declared) == len(shapes[name]):
                     return Misfit(len(nodes), [[sizes[str(axis)]], [size]])
         return None
+
+
+def _refuse_odd(path: str, name: str, dtype: str) -> None:
+    if dtype not in CODES:
+        raise GraphError(
+            f"{path}: the output {printable(name, 80)} is {dtype}, of which no tensor can be "
+            "stored; cast it in the graph"
+        )
 
 
 def _check_relations(path: Path, axes: Sequence[str], relations: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -83,7 +83,7 @@ class Steps:
 class BoundedEvaluator(ReferenceEvaluator):
     """onnx's evaluator, which counts what the bodies of nodes compute."""
 
-    def run(self, output_names: Any, feed_inputs: Mapping[str, Any], **options: Any) -> Any:
+    def run(self, output_names: Any, feed_inputs: dict[str, Any], *_: Any, **options: Any) -> Any:
         """Return the outputs of a body."""
         results: Any = super().run(None, feed_inputs, intermediate=True, **options)
         left = _left.get([MOST_STEPS])
