@@ -19,7 +19,6 @@ from attn_export.graph.load import weight_files
 from attn_export.graph.save import check_replaceable, put_in_place
 from attn_export.output_folder import write_errors
 from attn_export.parts.value_ranges.float_formats import FORMATS
-from attn_export.parts.value_ranges.integer_ranges import IntegerResult, integer_facts
 from attn_export.parts.value_ranges.keep_search import search
 from attn_export.parts.value_ranges.lockstep import Lockstep
 from attn_export.parts.value_ranges.mixed_graph import check_fixable, write_mixed
@@ -67,17 +66,6 @@ def ranges_of(
     return RangeResult(
         path.name, analysis, notes, _mended(graph, sets.sets, analysis, fix, progress)
     )
-
-
-def integers_of(
-    path: Path, sets: InputSets | None, inputs: Sequence[str], dtype: str, progress: Progress
-) -> IntegerResult:
-    """Return how well integers stand for the weights and activations of a graph."""
-    progress.phase("reading the graph")
-    graph = StreamedGraph(path)
-    sets = user_sets(graph, inputs) if inputs else sets or random_sets(graph)
-    facts = integer_facts(graph, sets.sets, dtype, progress)
-    return IntegerResult(path.name, dtype, facts, [sets.note])
 
 
 def overflow_notes(path: Path, sets: Sequence[Mapping[str, Array]]) -> tuple[str, ...]:
