@@ -58,7 +58,7 @@ _left: ContextVar[list[int]] = ContextVar("left")
 """The steps that are left to the node that is computed, as the only element."""
 
 
-class Steps:
+class CountedSteps:
     """The steps that the nodes of a graph took when each was last computed."""
 
     def __init__(self) -> None:

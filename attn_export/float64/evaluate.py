@@ -20,7 +20,7 @@ from onnx.reference.ops.op_loop import Loop as ReferenceLoop
 
 from attn_export.errors import GraphError, one_line
 from attn_export.float64.attention_steps import StepChange, attention
-from attn_export.float64.bounded import BoundedEvaluator, Steps, UnboundedError
+from attn_export.float64.bounded import BoundedEvaluator, CountedSteps, UnboundedError
 from attn_export.float64.contrib_operators import CONTRIB_OPERATORS
 from attn_export.graph.load import inlined, load_model
 from attn_export.parts import parts
@@ -129,7 +129,7 @@ class Evaluation:
             self._evaluator = BoundedEvaluator(self.proto, new_ops=[*OPERATORS, *others])
         except Exception as error:
             raise GraphError(f"{name} cannot be evaluated in float64: {one_line(error)}") from error
-        self._steps = Steps()
+        self._steps = CountedSteps()
         self.nodes: list[onnx.NodeProto] = list(self.proto.graph.node)
         ids = [id(node) for node in self.nodes]
         self._operators = dict(zip(ids, self._evaluator.rt_nodes_, strict=True))
