@@ -105,21 +105,23 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {printable(error) or 'no message'}"
 
 
-def lacks_memory(error: BaseException) -> bool:
-    """Return whether an error, of Python or of a library in C++, is a lack of memory."""
-    return isinstance(error, MemoryError) or any(text in str(error) for text in _OF_MEMORY)
-
-
-_OF_MEMORY = (
+_OUT_OF_MEMORY = (
     "bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory",
     "annot allocate memory", "can't allocate memory", "failed to map segment",
 )  # fmt: skip
+"""Parts of messages that report a lack of memory, of what is allocated or mapped."""
+
+_OUT_OF_THREADS = (
+    "can't start new thread", "pthread_create", "Resource temporarily unavailable",
+)  # fmt: skip
 
 
-def lacks_threads(error: BaseException) -> bool:
-    """Return whether the system gave no further thread or process."""
-    texts = "can't start new thread", "Resource temporarily unavailable", "pthread_create"
-    return any(text in str(error) for text in texts)
+def lacking(error: BaseException) -> str:
+    """Return what the system lacks by an error: ``"memory"``, ``"threads"``, or ``""``."""
+    text = str(error)
+    if isinstance(error, MemoryError) or any(part in text for part in _OUT_OF_MEMORY):
+        return "memory"
+    return "threads" if any(part in text for part in _OUT_OF_THREADS) else ""
 
 
 def counted(number: int, name: str) -> str:

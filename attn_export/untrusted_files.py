@@ -46,13 +46,16 @@ def open_regular(path: Path) -> FileIO:
     return file
 
 
-def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """Return the content of a regular file.
+def read_bytes(
+    path: Path, most: int | None = None, *, start: int = 0, length: int | None = None
+) -> bytes:
+    """Return the content of a regular file, or `length` bytes of it from `start` on.
 
     `most`: The largest allowed size in bytes; None for no limit.
     """
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
+        size = os.fstat(file.fileno()).st_size - start if length is None else length
+        file.seek(start)
         if most is not None and size > most:
             message = f"it has {size} bytes, and {most} is the most"
             raise OSError(errno.EFBIG, message, str(path))

@@ -50,6 +50,7 @@ ONLY_IN = {
     ),
     "jinja2": ("code_templates", "report/html"),
     "onnx.reference": (
+        "float64/bounded",
         "float64/contrib_operators",
         "float64/evaluate",
         "graph/ir_helpers",

@@ -156,12 +156,12 @@ def compare(
     Returns:
         The report. The bundle is in `output` if the report passed, else in `OUTPUT.failed`.
     """
-    from attn_export.commands.reference import read_reference
+    from attn_export.commands.reference import blamed_on_graph, read_reference
 
     run, path = RunOptions.of(run), Path(graph)
     check_installed("torch")
     read = functools.partial(read_reference, reference, ranges or {}, relations or {})
-    with _bundle_folder(output) as (folder, publish):
+    with blamed_on_graph(reference), _bundle_folder(output) as (folder, publish):
         compared = read_compared(path, run.limits)
         report, complete = judge_graph(folder, compared, run, read, names or {})
         if output is not None or not report.passed:

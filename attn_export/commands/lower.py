@@ -31,7 +31,7 @@ def lower_command(model: Path, dialect: str, output: Path, fixed: dict[str, str]
     a graph for one query a step goes to OUT.decode.onnx.
     """
     if fixed and output.exists() and model.exists() and output.samefile(model):
-        raise UsageError(f"{output} is the file to lower; choose another --output")
+        raise UsageError(f"{output} is the file to read; choose another --output")
     with fixed_graphs([model], fixed) as (graph,):
         lowered = lower_file(graph, output, dialect)
     if lowered.note:

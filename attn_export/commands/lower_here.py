@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from attn_export.commands.source_runs import SourceRuns
 from attn_export.dialect_names import MICROSOFT, PORTABLE, STANDARD
-from attn_export.errors import GraphError, OutputError, UsageError, counted
+from attn_export.errors import GraphError, counted
 from attn_export.graph import IrGraph
 from attn_export.graph.ir_helpers import every_node, nodes_of
-from attn_export.graph.load import load_graph, load_proto
+from attn_export.graph.load import load_graph
 from attn_export.graph.lower import lower
 from attn_export.graph.lower.dialects import NOTHING_TO_LOWER
-from attn_export.graph.save import external_files, replace_graph
+from attn_export.graph.save import check_replaceable, external_files, replace_graph
 from attn_export.output_folder import write_errors
 from attn_export.temp_folders import scratch
 
@@ -43,7 +42,7 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
     }
     with write_errors(output):
         for path in models:
-            _check_replaceable(path, source, weights)
+            check_replaceable(path, source)
         beside = target.absolute().parent == source.absolute().parent
         for path, result in models.items():
             replace_graph(result, path, beside=beside, kept=weights)
@@ -71,29 +70,6 @@ def _refuse_untried(runs: SourceRuns, source: Path, dialect: str) -> None:
 
 
 _ONLY_OPSET = "there is no Attention node; only the opset was changed"
-
-
-def _check_replaceable(path: Path, model: Path, weights: Collection[Path]) -> None:
-    """Refuse to replace the input file, or a file that is no graph."""
-    if not os.path.lexists(path):
-        return
-    if path.exists() and path.samefile(model):
-        raise UsageError(f"{path} is the file to lower; choose another --output")
-    if path.exists() and any(path.samefile(other) for other in weights):
-        raise UsageError(f"{path} holds weights of {model}; choose another --output")
-    if not _is_graph_or_empty(path):
-        raise OutputError(
-            f"{path} exists and is not an ONNX model; choose another --output or remove it"
-        )
-
-
-def _is_graph_or_empty(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    try:
-        return path.stat().st_size == 0 or bool(load_proto(path))
-    except GraphError:
-        return False
 
 
 # -- graphs in which attention was recognised, against their source -----------------------------

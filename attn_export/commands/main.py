@@ -18,8 +18,7 @@ from attn_export.errors import (
     READER_GONE,
     AttnExportError,
     UsageError,
-    lacks_memory,
-    lacks_threads,
+    lacking,
     one_line,
     printable,
 )
@@ -71,9 +70,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _unexpected(error: Exception) -> tuple[str, int]:
     """Return the message and the exit code of an error that is not raised on purpose."""
-    if lacks_memory(error):
+    if lacking(error) == "memory":
         return "there is too little memory; raise the limit (ulimit -v)", AttnExportError.exit_code
-    if lacks_threads(error):
+    if lacking(error) == "threads":
         return "there are too few threads; raise the limit (ulimit -u)", AttnExportError.exit_code
     if isinstance(error, OSError):
         return f"the operating system reports: {one_line(error)}", UsageError.exit_code

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from attn_export.cases.draw import MAX_SIZE, Interface, add_sums, axis_names, draw_inputs, may_try
 from attn_export.cases.roles import Trial, find_roles
-from attn_export.errors import GraphError, UsageError, printable
+from attn_export.errors import ExportError, GraphError, UsageError, printable
 from attn_export.graph.axis_names import Misfit, find_relations, find_sums
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
 from attn_export.spec.inputs import Roles, axes_in
+from attn_export.tensorproto import CODES
 
 if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes
@@ -69,6 +73,17 @@ class Reference:
         return (cases, ()) if self.path is None else oracle.computable(cases)
 
 
+@contextlib.contextmanager
+def blamed_on_graph(reference: Any) -> Iterator[None]:
+    """Let what a case cannot show be an error of a graph if the reference is one."""
+    try:
+        yield
+    except ExportError as error:
+        if isinstance(reference, str | Path):
+            raise GraphError(str(error)) from error
+        raise
+
+
 def read_reference(
     reference: Any,
     ranges: Mapping[str, tuple[int, int]],
@@ -117,7 +132,7 @@ def _of_graph(
 ) -> Reference:
     from attn_export.export.trees import infer_output_shapes
     from attn_export.float64.evaluate import Evaluation
-    from attn_export.graph.load import inlined, load_model
+    from attn_export.graph.load import inlined, load_model, sound
     from attn_export.graph.ranges import (
         declared_outputs,
         described_inputs,
@@ -127,10 +142,14 @@ def _of_graph(
     from attn_export.graph.signature_check import dtype_name
     from attn_export.truth.graph_oracle import GraphOracle
 
-    model = inlined(load_model(path))
-    inputs, known_sums, notes = described_inputs(model, ranges)
+    with sound(path):
+        model = inlined(load_model(path))
+        for output in model.graph.output:
+            if output.type.tensor_type.elem_type:
+                _refuse_odd(str(path), output.name, dtype_name(output))
+        inputs, known_sums, notes = described_inputs(model, ranges)
     _check_ranges(path, inputs, ranges)
-    graph = GraphRuns(Evaluation(model, str(path)), inputs, declared_outputs(model))
+    graph = GraphRuns(Evaluation(model, str(path)), inputs, declared_outputs(model), str(path))
     axes, weights = axis_names(inputs, known_sums), weight_count(model)
     _check_relations(path, axes, relations)
     known_sums |= relations
@@ -144,7 +163,7 @@ def _of_graph(
         found = ", ".join(f"{axis} = {t}" for axis, t in sums.items() if axis not in known_sums)
         notes = (*notes, f"of the axes, {found}: {path.name} runs at no other sizes")
 
-    equal = {axis: text for axis, text in sums.items() if text in axes}
+    equal = {axis: text for axis, text in sums.items() if text in axes and text != axis}
     sums = {axis: text for axis, text in sums.items() if axis not in equal}
     graph = graph.with_names(equal)
     axes = [axis for axis in axes if axis not in equal]
@@ -171,6 +190,7 @@ class GraphRuns:
     evaluation: Any
     inputs: Mapping[str, Input]
     declared: Mapping[str, Shape]
+    name: str
     problem: str = ""
 
     def with_names(self, names: Mapping[str, str]) -> GraphRuns:
@@ -180,12 +200,16 @@ class GraphRuns:
             for name, input_ in self.inputs.items()
         }
         declared = {name: Roles(names).shape(shape) for name, shape in self.declared.items()}
-        return GraphRuns(self.evaluation, inputs, declared)
+        return GraphRuns(self.evaluation, inputs, declared, self.name)
 
     def sums(
         self, axes: Sequence[str], known: Mapping[str, str], model: Any
     ) -> dict[str, str] | None:
         """Return the axes that must be sums of others, or equal; None if no choice runs."""
+        from attn_export.float64.bounded import refuse_unfit
+
+        for name, input_ in self.inputs.items():
+            refuse_unfit(name, input_, self.name)
         shapes = (input_.shape for input_ in self.inputs.values())
         fixed = {size for shape in shapes for size in shape if isinstance(size, int)}
         fixed |= {size for tensor in model.graph.initializer for size in tensor.dims}
@@ -196,6 +220,9 @@ class GraphRuns:
         """Return the outputs at some sizes, by name."""
         drawn = draw_inputs(self.inputs, sizes, seed_words=("sizes",))
         found: Mapping[str, Any] = self.evaluation.outputs_of(self.evaluation.values(drawn))
+        for name, array in found.items():
+            if isinstance(array, np.ndarray):
+                _refuse_odd(self.name, name, array.dtype.name)
         return found
 
     def roles(self, shapes: Mapping[str, Shape], sums: Mapping[str, str], example: Sizes) -> Roles:
@@ -233,6 +260,8 @@ class GraphRuns:
         try:
             shapes = self.shapes(sizes)
         except NotComputedError as error:
+            if isinstance(error.__cause__, MemoryError):
+                raise  # other small sizes take as much
             self.problem = self.problem or str(error)
             outputs = [next(iter(node.output), "") for node in nodes]
             return Misfit(outputs.index(error.output), error.shapes)
@@ -241,6 +270,14 @@ class GraphRuns:
                 if sizes.get(str(axis), size) != size and len(declared) == len(shapes[name]):
                     return Misfit(len(nodes), [[sizes[str(axis)]], [size]])
         return None
+
+
+def _refuse_odd(path: str, name: str, dtype: str) -> None:
+    if dtype not in CODES:
+        raise GraphError(
+            f"{path}: the output {printable(name, 80)} is {dtype}, of which no tensor can be "
+            "stored; cast it in the graph"
+        )
 
 
 def _check_relations(path: Path, axes: Sequence[str], relations: Mapping[str, str]) -> None:

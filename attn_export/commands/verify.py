@@ -280,9 +280,6 @@ def _evidence(
     from attn_export.judge.labels import check_labels
 
     spec, ours = spec_text(folder, manifest), SPEC in manifest.files
-    # Not by `Roles`: importing the spec would take longer than the checks.
-    roles = {} if ours else manifest.roles
-    batch = next((axis for axis, role in roles.items() if role == "batch"), "batch")
     stored = with_inputs(read_golden(folder / GOLDEN), cases, inputs)
     quality = read_quality(folder / GOLDEN, stored, run.budgets, spec)
     if ours and stored[0].budgets:
@@ -291,7 +288,7 @@ def _evidence(
             "errors allowed, which a layer always has; build the bundle again"
         )
     check_evidence(manifest, [g.case for g in stored], ours=ours)
-    check_labels(manifest, stored, ours=ours, batch=batch)
+    check_labels(manifest, stored, ours=ours, batch="batch" if ours else manifest.batch)
     if stored[0].budgets:
         from attn_export.judge.claims import within_limits
 

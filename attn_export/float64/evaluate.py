@@ -6,7 +6,6 @@ The reference evaluator of onnx computes each node. `Attention` has an implement
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -16,12 +15,12 @@ from typing import Any, Self
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
+from onnx.reference.op_run import OpFunction, OpRun
 from onnx.reference.ops.op_loop import Loop as ReferenceLoop
 
 from attn_export.errors import GraphError, one_line
 from attn_export.float64.attention_steps import StepChange, attention
+from attn_export.float64.bounded import BoundedEvaluator, CountedSteps, UnboundedError
 from attn_export.float64.contrib_operators import CONTRIB_OPERATORS
 from attn_export.graph.load import inlined, load_model
 from attn_export.parts import parts
@@ -127,9 +126,10 @@ class Evaluation:
     ) -> None:
         try:
             self.proto: onnx.ModelProto = widen_model(model)
-            self._evaluator = ReferenceEvaluator(self.proto, new_ops=[*OPERATORS, *others])
+            self._evaluator = BoundedEvaluator(self.proto, new_ops=[*OPERATORS, *others])
         except Exception as error:
             raise GraphError(f"{name} cannot be evaluated in float64: {one_line(error)}") from error
+        self._steps = CountedSteps()
         self.nodes: list[onnx.NodeProto] = list(self.proto.graph.node)
         ids = [id(node) for node in self.nodes]
         self._operators = dict(zip(ids, self._evaluator.rt_nodes_, strict=True))
@@ -201,9 +201,16 @@ class Evaluation:
         """Return the outputs of a node, by name."""
         operator = self._operators[id(node)]
         try:
-            context = {"context": dict(values)} if operator.need_context() else {}
-            with np.errstate(all="ignore"), contextlib.redirect_stdout(None):
-                outputs = operator.run(*(values[name] for name in node.input), **context)
+            inputs = [values[name] for name in node.input]
+            with np.errstate(all="ignore"):
+                if not operator.need_context() and not isinstance(operator, OpFunction):
+                    outputs = operator.run(*inputs)
+                else:
+                    context = {"context": dict(values)} if operator.need_context() else {}
+                    with self._steps.counted(id(node)):
+                        outputs = operator.run(*inputs, **context)
+        except UnboundedError as error:
+            raise UnboundedError(f"{node.op_type} {node.name} {error}") from error
         except Exception as error:  # a graph of unknown origin may raise anything
             operands = [values.get(name) for name in node.input]
             raise NotComputedError(node, error, operands) from error

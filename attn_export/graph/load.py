@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from attn_export.errors import GraphError, one_line, printable
+from attn_export.errors import AttnExportError, GraphError, one_line, printable
 from attn_export.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
     yield from _node_tensors(graph.node)
 
 
@@ -44,8 +47,18 @@ def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
+            for sparse in attribute.sparse_tensors:
+                yield from (sparse.values, sparse.indices)
+            if attribute.HasField("sparse_tensor"):
+                yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
         for graph in subgraphs(node):
             yield from _graph_tensors(graph)
+
+
+def weight_files(model: onnx.ModelProto, folder: Path) -> set[Path]:
+    """Return the files of external data that a model in a folder names; they may be missing."""
+    entries = (entry for tensor in tensors_of(model) for entry in tensor.external_data)
+    return {folder / entry.value for entry in entries if entry.key == "location"}
 
 
 def external_problems(model: onnx.ModelProto, folder: Path) -> Iterator[str]:
@@ -73,6 +86,8 @@ def _location_problem(tensor: onnx.TensorProto, entries: dict[str, str], size: i
     """Return the defect of a tensor's location in a file of `size` bytes; "" if it has none."""
     from onnx import TensorProto, helper
 
+    if min(tensor.dims, default=0) < 0:
+        return f"has the size {min(tensor.dims)} in"
     try:
         offset = int(entries.get("offset", 0))
         length = int(entries.get("length", size - offset))
@@ -99,6 +114,10 @@ MOST_NODES = 10_000_000
 """The largest number of nodes after all calls of functions are inlined."""
 
 
+_MOST_INLINED = 2**17
+"""The largest number of nodes of a graph with functions that is evaluated node by node."""
+
+
 def load_proto(path: Path) -> onnx.ModelProto:
     """Read an ONNX file without its external data."""
     import onnx
@@ -116,6 +135,9 @@ def load_proto(path: Path) -> onnx.ModelProto:
         ) from error
     if not model.ir_version or not model.graph.output:
         raise GraphError(f"{path} is not an ONNX model: it has no graph with outputs")
+    for opset in model.opset_import:
+        if not 0 <= opset.version < 2**31:
+            raise GraphError(f"{path} is of the opset {opset.version}, which is none")
     if _node_count(model, path) > MOST_NODES:
         raise GraphError(
             f"{path} calls functions in functions: it has more than {MOST_NODES} nodes without "
@@ -126,16 +148,26 @@ def load_proto(path: Path) -> onnx.ModelProto:
 
 def load_model(path: Path) -> onnx.ModelProto:
     """Read an ONNX file with its external data."""
-    from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
-
     model = load_proto(path)
     refuse_bad_data(model, path)
     for tensor in tensors_of(model):
-        if uses_external_data(tensor):
-            load_external_data_for_tensor(tensor, str(path.parent))
-            tensor.ClearField("data_location")
-            del tensor.external_data[:]
+        embed(tensor, path.parent)
     return model
+
+
+def embed(tensor: onnx.TensorProto, folder: Path) -> None:
+    """Put into a tensor its external data, in a folder, which `refuse_bad_data` has checked."""
+    from onnx import TensorProto
+
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    start, length = int(entries.get("offset", 0)), entries.get("length")
+    tensor.raw_data = read_bytes(
+        folder / entries["location"], start=start, length=None if length is None else int(length)
+    )
+    tensor.ClearField("data_location")
+    del tensor.external_data[:]
 
 
 def load_graph(path: Path) -> ir.Model:
@@ -145,26 +177,36 @@ def load_graph(path: Path) -> ir.Model:
     """
     proto = load_proto(path)
     refuse_bad_data(proto, path)
-    problem = next(_dangling(proto.graph, set()), "")
-    if problem:
-        raise GraphError(f"{path} is not a sound ONNX model: {problem}; export it again")
+    _refuse_dangling(proto, path)
     import onnx_ir as ir
     from onnx_ir.passes.common import InlinePass
 
-    try:
+    with sound(path):
         model = ir.load(path)
         return InlinePass()(model).model if model.functions else model
+
+
+@contextlib.contextmanager
+def sound(path: Path | str) -> Iterator[None]:
+    """Turn what libraries raise in this block, of a graph of unknown origin, into a GraphError."""
+    try:
+        yield
+    except (AttnExportError, MemoryError, OSError):
+        raise
     except Exception as error:
         raise GraphError(f"{path} is not a sound ONNX model: {one_line(error)}") from error
 
 
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model with the nodes of its functions in place of their calls.
+    """Return a sound model with the nodes of its functions in place of their calls.
 
     Their names begin with those of the calls.
     """
+    _refuse_dangling(proto, "the graph")
     if not proto.functions:
         return proto
+    if _node_count(proto, "the graph") > _MOST_INLINED:
+        raise GraphError(f"the graph has more than {_MOST_INLINED} nodes without its functions")
     import onnx_ir as ir
     from onnx_ir.passes.common import InlinePass
 
@@ -180,10 +222,34 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def refuse_bad_data(proto: onnx.ModelProto, path: Path) -> None:
-    """Check that external data of a model lies in its folder and is complete."""
-    problem = next(external_problems(proto, path.parent), "")
+    """Check that each tensor has its data, and that external data lies in the model's folder."""
+    problems = (*external_problems(proto, path.parent), *_embedded_problems(proto))
+    if problems:
+        raise GraphError(f"{path}: {problems[0]}")
+
+
+def _embedded_problems(model: onnx.ModelProto) -> Iterator[str]:
+    """Yield tensors whose data in the file do not fit their dimensions."""
+    from onnx import TensorProto, numpy_helper
+
+    for tensor in tensors_of(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            continue
+        problem = f"has the size {min(tensor.dims)}" if min(tensor.dims, default=0) < 0 else ""
+        try:
+            numpy_helper.to_array(tensor)
+        except Exception as error:  # what it raises depends on the type
+            problem = f"cannot be read: {one_line(error)}"
+        if problem:
+            yield f"{printable(tensor.name or 'a constant', 80)} {problem}; export it again"
+
+
+def _refuse_dangling(proto: onnx.ModelProto, path: Path | str) -> None:
+    problem = next(_dangling(proto.graph, set()), "")
+    if not all(end.name for end in (*proto.graph.input, *proto.graph.output)):
+        problem = "an input or output has no name"
     if problem:
-        raise GraphError(f"{path}: {problem}")
+        raise GraphError(f"{path} is not a sound ONNX model: {problem}; export it again")
 
 
 def _dangling(graph: onnx.GraphProto, outer: Set[str]) -> Iterator[str]:
@@ -191,22 +257,25 @@ def _dangling(graph: onnx.GraphProto, outer: Set[str]) -> Iterator[str]:
     defined = {"", *outer, *(i.name for i in graph.input), *(t.name for t in graph.initializer)}
     defined |= {t.values.name for t in graph.sparse_initializer}
     for node in graph.node:
-        label = f"the node {printable(node.name or node.op_type, 80)}"
         for name in node.input:
             if name not in defined:
-                yield f"{label} reads {printable(name, 80)}, which nothing before it gives"
+                yield f"{_label(node)} reads {printable(name, 80)}, which nothing before it gives"
         for inner in subgraphs(node):
             yield from _dangling(inner, defined)
         for name in node.output:
             if name and name in defined:
-                yield f"{label} gives {printable(name, 80)}, which is there already"
+                yield f"{_label(node)} gives {printable(name, 80)}, which is there already"
             defined.add(name)
     for output in graph.output:
         if output.name not in defined:
             yield f"the output {printable(output.name, 80)} is given by nothing"
 
 
-def _node_count(model: onnx.ModelProto, path: Path) -> int:
+def _label(node: onnx.NodeProto) -> str:
+    return f"the node {printable(node.name or node.op_type, 80)}"
+
+
+def _node_count(model: onnx.ModelProto, path: Path | str) -> int:
     """Count the nodes as if all functions were inlined; stop at more than `MOST_NODES`."""
     functions = {(f.domain, f.name): f.node for f in model.functions}
     counts: dict[tuple[str, str], int] = {}

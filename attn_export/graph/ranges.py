@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 
 from attn_export.graph.signature_check import dtype_name, inputs_of
 from attn_export.spec import Input
+from attn_export.spec.inputs import axes_in
 
 SUM = re.compile(r"\s*[\w.]+(\s*\+\s*[\w.]+)+\s*")
 """The name of an axis that is a sum, such as ``past_len + query_len``."""
@@ -58,6 +59,9 @@ def described_inputs(
             first=None if dtype == "bool" and true_hides is None else true_hides is not True,
             hides=dtype.startswith(("float", "bfloat")) and graph.is_added_mask(value.name),
         )  # fmt: skip
+    # An axis that is named as a sum of others is free if the graph has no such others.
+    axes = {axis for input_ in inputs.values() for axis in input_.shape}
+    sums = {axis: text for axis, text in sums.items() if axes.issuperset(axes_in(text))}
     return inputs, sums, tuple(notes)
 
 

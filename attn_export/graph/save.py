@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import re
 import struct
 from collections.abc import Collection, Iterator, Mapping
@@ -13,7 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.dialect_names import WEIGHTS as WEIGHTS
+from attn_export.errors import GraphError, OutputError, UsageError
 from attn_export.graph.ir_helpers import same_bytes
+from attn_export.graph.load import load_proto, tensors_of, weight_files
 from attn_export.output_folder import sha256
 from attn_export.temp_folders import folder_beside
 from attn_export.untrusted_files import safetensors_entries
@@ -180,12 +184,46 @@ def replace_graph(
     with folder_beside(output) as folder:
         ir.save(model, folder / output.name, external_data=data)
         if data is not None:
-            data = _rename_by_digest(folder / output.name, folder / data)
-            (folder / data).replace(output.parent / data)
-        (folder / output.name).replace(output)
+            data = name_by_digest(folder / output.name, folder / data)
+        put_in_place(folder / output.name, data, output, kept)
+
+
+def put_in_place(graph: Path, data: str | None, output: Path, kept: Collection[Path] = ()) -> None:
+    """Let a graph replace another one in one step, after its weights lie beside it.
+
+    The weights of the replaced graph are removed, unless another graph there names them.
+
+    `data`: The file of `name_by_digest` beside the graph, if its weights have one.
+    """
+    if data is not None:
+        graph.with_name(data).replace(output.parent / data)
+    graph.replace(output)
     for path in _data_files(output):
-        if path.name != data and not any(other.samefile(path) for other in kept):
+        is_kept = path.name == data or any(other.samefile(path) for other in kept)
+        if not is_kept and not _is_named_beside(path, output):
             path.unlink()
+
+
+def check_replaceable(output: Path, source: Path, option: str = "--output") -> None:
+    """Refuse to replace the graph that is read, its weights, or a file that is no graph."""
+    if not os.path.lexists(output):
+        return
+    if output.exists() and output.samefile(source):
+        raise UsageError(f"{output} is the file to read; choose another {option}")
+    weights = (path for path in weight_files(load_proto(source), source.parent) if path.exists())
+    if output.exists() and any(map(output.samefile, weights)):
+        raise UsageError(f"{output} holds weights of {source}; choose another {option}")
+    if not _is_graph_or_empty(output):
+        raise OutputError(f"{output} exists and is not an ONNX model; choose another {option}")
+
+
+def _is_graph_or_empty(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        return path.stat().st_size == 0 or bool(load_proto(path))
+    except GraphError:
+        return False
 
 
 def external_files(model: ir.Model) -> set[Path]:
@@ -196,14 +234,14 @@ def external_files(model: ir.Model) -> set[Path]:
     return {Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
 
 
-def _rename_by_digest(graph: Path, data: Path) -> str:
+def name_by_digest(graph: Path, data: Path) -> str:
     """Rename a file of weights by its digest, update the graph, and return the name."""
     import onnx
 
     name = f"{graph.name}.{sha256(data)[:DIGITS]}.data"
     data.rename(data.with_name(name))
     proto = onnx.load(graph, load_external_data=False)
-    for tensor in proto.graph.initializer:
+    for tensor in tensors_of(proto):
         for entry in tensor.external_data:
             if entry.key == "location":
                 entry.value = name
@@ -219,3 +257,14 @@ def _data_files(output: Path) -> list[Path]:
         path for path, match in candidates
         if match and path.is_file() and not path.is_symlink() and sha256(path).startswith(match[1])
     ]  # fmt: skip
+
+
+def _is_named_beside(data: Path, output: Path) -> bool:
+    """Return whether another graph in the folder names a file of weights."""
+    name = data.name.encode()
+    for path in output.parent.glob("*.onnx"):
+        if path.name != output.name and path.is_file() and path.stat().st_size:
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as m:
+                if m.find(name) >= 0:
+                    return True
+    return False

@@ -200,7 +200,7 @@ def _is_one_hot(array: np.ndarray, _: float) -> bool:
 
 def _has_zero_tokens(array: np.ndarray) -> bool:
     """Return whether tokens of an input are 0, or it has too few tokens."""
-    if array.ndim < 2 or not _is_float(array) or array[..., 0].size < MANY:
+    if array.ndim < 2 or not is_floating(array.dtype) or array[..., 0].size < MANY:
         return array.ndim > 1
     return bool((array == 0).all(-1).any())
 

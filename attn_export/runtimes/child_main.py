@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attn_export import errors
-from attn_export.errors import lacks_memory, one_line
+from attn_export.errors import lacking, one_line
 from attn_export.runtimes.protocol import EngineDiedError
 
 _PR_SET_PDEATHSIG = 1
@@ -134,9 +134,7 @@ def outcome_of(error: Exception) -> str:
     """Return the outcome of an error: ``"crashed"``, ``"out of memory"`` or ``"refused"``."""
     if isinstance(error, EngineDiedError):
         return "crashed"
-    if lacks_memory(error):
-        return "out of memory"
-    return "refused"
+    return "out of memory" if lacking(error) == "memory" else "refused"
 
 
 if __name__ == "__main__":

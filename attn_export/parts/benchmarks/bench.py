@@ -60,6 +60,11 @@ class Measuring:
     turn_seconds: float = 0.2
     seconds: float = math.inf
 
+    def __post_init__(self) -> None:
+        cores = Limits.default().threads
+        if (self.threads or 1) > cores:  # they wait for each other: a run takes minutes
+            raise UsageError(f"--threads {self.threads}: this process may use {cores} at once")
+
     def measure(self, name: str, planned: _Planned, progress: Progress) -> BenchReport:
         """Measure workloads one after the other."""
         limits = Limits.default()

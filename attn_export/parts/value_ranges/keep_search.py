@@ -57,6 +57,7 @@ class _Search:
         self._lockstep = Lockstep(graph, analysis.format)
         self._readers = graph.readers()
         self._clipped: Set[str] = frozenset()
+        self._known: dict[tuple[int, Set[int], Set[str]], tuple[Measures, bool]] = {}
 
     def kept(self) -> KeptNodes:
         findings = self._analysis.findings
@@ -72,12 +73,9 @@ class _Search:
         passes = found is not None
         kept = self._reduced(found) if found is not None else nodes
         self._clipped = frozenset(w for w in self._clipped if not kept >= set(self._readers[w]))
-        errors, passed = [], []
-        for number in range(len(self._sets)):
-            (outputs,) = self._outputs(number, [self._run(kept)])
-            errors.append(self._analysis.expected[number].error(outputs))
-            passed.append(self._analysis.expected[number].passes(outputs))
-        return KeptNodes(kept, self._clipped, largest(errors), passes and all(passed))
+        judged = [self._judged(number, kept) for number in range(len(self._sets))]
+        errors, passed = [error for error, _ in judged], all(fits for _, fits in judged)
+        return KeptNodes(kept, self._clipped, largest(errors), passes and passed)
 
     def _around(self, names: Iterable[str]) -> frozenset[int]:
         """Return the nodes that make or read values."""
@@ -92,6 +90,19 @@ class _Search:
 
     def _outputs(self, number: int, runs: Sequence[RoundedRun]) -> Sequence[GraphOutputs]:
         return self._lockstep.run(self._sets[number], runs)
+
+    def _judged(self, number: int, nodes: Set[int]) -> tuple[Measures, bool]:
+        """Return the error of a set of inputs with some nodes kept, and whether it passes."""
+        key = number, nodes, self._clipped
+        if key not in self._known:
+            (outputs,) = self._outputs(number, [self._run(nodes)])
+            self._known[key] = self._verdict(number, outputs)
+        return self._known[key]
+
+    def _verdict(self, number: int, outputs: GraphOutputs) -> tuple[Measures, bool]:
+        expected = self._analysis.expected[number]
+        error = expected.error(outputs)
+        return error, expected.passes(outputs, error)
 
     def _grown(self, nodes: frozenset[int]) -> frozenset[int] | None:
         """Return nodes with further ones until all pass; None if none helps."""
@@ -126,7 +137,8 @@ class _Search:
 
         run = self._run(nodes)
         (outputs,) = self._lockstep.run(self._sets[number], [run], observe)
-        if self._analysis.expected[number].passes(outputs):
+        self._known[number, nodes, self._clipped] = self._verdict(number, outputs)
+        if self._known[number, nodes, self._clipped][1]:
             return None
         worst = sorted(lossy, key=lambda name: -lossy[name])[: len(lossy) // 2 + 1]
         for names in (overflowing, worst, self._coarse(number, run)):
@@ -175,8 +187,9 @@ class _Search:
             base, order = self._run(nodes), sorted(spare)
             runs = [self._run(nodes - {n}, base) for n in order]
             _, *outputs = self._outputs(number, [base, *runs])
-            passes = self._analysis.expected[number].passes
-            spare &= {n for n, found in zip(order, outputs, strict=True) if passes(found)}
+            for n, found in zip(order, outputs, strict=True):
+                self._known[number, nodes - {n}, self._clipped] = self._verdict(number, found)
+            spare = {n for n in order if self._judged(number, nodes - {n})[1]}
         return spare
 
     def _without(self, nodes: frozenset[int], spare: Sequence[int]) -> frozenset[int]:
@@ -184,10 +197,7 @@ class _Search:
         if not spare:
             return nodes
         left = nodes - set(spare)
-        if all(
-            self._analysis.expected[number].passes(self._outputs(number, [self._run(left)])[0])
-            for number in self._analysis.bad
-        ):
+        if all(self._judged(number, left)[1] for number in self._analysis.bad):
             return left
         if len(spare) == 1:
             return nodes

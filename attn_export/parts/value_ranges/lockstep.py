@@ -204,6 +204,8 @@ class _Pass:
                 made.wide = made.narrow
                 if is_wide:
                     made.wide = array if moved else self._in_float32(array)
+            elif is_float(array) and n >= 0 and not moved and self._graph.dtypes[name] == "float32":
+                made.wide = made.narrow = self._in_float32(array)  # as in the reference
             if self._observe and isinstance(array, np.ndarray):
                 read = made.wide if made.narrow is None else made.narrow
                 self._observe(run, Seen(name, n, array, read))

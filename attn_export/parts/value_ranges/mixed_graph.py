@@ -11,6 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from attn_export.errors import UsageError, printable
+from attn_export.graph.save import name_by_digest
 from attn_export.parts.value_ranges.float_formats import FloatFormat
 from attn_export.parts.value_ranges.keep_search import KeptNodes
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
@@ -38,12 +39,18 @@ def check_fixable(graph: StreamedGraph) -> None:
         )
 
 
-def write_mixed(graph: StreamedGraph, kept: KeptNodes, format_: FloatFormat, path: Path) -> None:
-    """Write a graph in a narrow format; its inputs and outputs stay in float32."""
+def write_mixed(
+    graph: StreamedGraph, kept: KeptNodes, format_: FloatFormat, path: Path
+) -> str | None:
+    """Write a graph in a narrow format; its inputs and outputs stay in float32.
+
+    Returns:
+        The name of the file of large weights beside it, which has their digest; None without one.
+    """
     writer = _Writer(graph, kept, format_)
     model = writer.model()
     large = sum(_bytes(tensor) for tensor in graph.proto.graph.initializer) >= _EMBEDDED_BELOW
-    data = data_of(path)
+    data = path.with_name("data")
     with data.open("wb") if large else contextlib.nullcontext() as stream:
         for tensor in writer.tensors():
             if stream is not None and len(tensor.raw_data) >= 1024:
@@ -57,11 +64,7 @@ def write_mixed(graph: StreamedGraph, kept: KeptNodes, format_: FloatFormat, pat
                     tensor.external_data.add(key=key, value=str(value))
             model.graph.initializer.append(tensor)
     onnx.save_model(model, path)
-
-
-def data_of(path: Path) -> Path:
-    """Return the file of the weights of a large graph."""
-    return path.with_name(f"{path.name}.data")
+    return name_by_digest(path, data) if large and data.stat().st_size else None
 
 
 class _Writer:
@@ -105,7 +108,7 @@ class _Writer:
             if not forms and (tensor.name not in self._graph.dtypes or is_output):
                 forms = {tensor.data_type: tensor.name}
             for type_, name in forms.items():
-                array = numpy_helper.to_array(tensor, str(self._graph.path.parent))
+                array = self._graph.array_of(tensor)
                 if type_ == self._narrow:
                     if tensor.name in self._kept.clipped:
                         array = np.clip(array, -self._format.largest, self._format.largest)

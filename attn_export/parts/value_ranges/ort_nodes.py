@@ -12,7 +12,8 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from attn_export.errors import GraphError
+from attn_export.dialect_names import MODEL
+from attn_export.errors import GraphError, printable
 from attn_export.float64.evaluate import OPERATORS, widen_model
 from attn_export.runtimes.child import limited
 from attn_export.temp_folders import scratch
@@ -52,8 +53,10 @@ def _run_model(folder: str, model: str) -> int:
     return len(outputs)
 
 
-def run_beside(model: Path, inputs: Mapping[str, Array]) -> ArrayDict:
+def run_beside(model: Path, inputs: Mapping[str, Array], about: str = "") -> ArrayDict:
     """Return the outputs of a graph in ONNX Runtime on the CPU, in a process with limits.
+
+    `about`: What messages call the graph.  [default: the name of its file]
 
     Raises:
         GraphError: If it refuses the graph, or crashes.
@@ -61,7 +64,10 @@ def run_beside(model: Path, inputs: Mapping[str, Array]) -> ArrayDict:
     with scratch() as folder:
         write_tensors(folder, "input", inputs)
         count = limited(
-            f"{__name__}:_run_model", model.name, folder=str(folder), model=str(model.absolute())
+            f"{__name__}:_run_model",
+            about or model.name,
+            folder=str(folder),
+            model=str(model.absolute()),
         )
         return read_outputs(folder, count)
 
@@ -107,9 +113,9 @@ def _in_ort(
         ir_version=model.ir_version, opset_import=model.opset_import, graph=graph
     )
     with scratch() as folder:
-        onnx.save_model(alone, folder / f"{node.op_type}.onnx")
+        onnx.save_model(alone, folder / MODEL)
         try:
-            outputs = run_beside(folder / f"{node.op_type}.onnx", given)
+            outputs = run_beside(folder / MODEL, given, printable(node.op_type, 60))
         except GraphError as error:
             raise NotImplementedError(str(error)) from error
     return tuple(to_float64(outputs[name]) if name else None for name in node.output)

@@ -147,7 +147,7 @@ class _Analyser:
             self._lossy.append(list(of_weights))
             outputs = self._run_together(number, inputs)
             errors.append(self._expected[number].error(outputs))
-            if not self._expected[number].passes(outputs):
+            if not self._expected[number].passes(outputs, errors[-1]):
                 bad.append(number)
                 self._try_alone(number, tried)
             self._progress.advance("rounding all values")
@@ -219,6 +219,7 @@ class _Analyser:
             free = RoundedRun(self._format.without_limits)
             found = amplified(self._lockstep, self._sets[number], free)
             rough = [self._facts[each.value] for each in found if each.value in self._facts]
+            rough += [facts for facts in self._facts.values() if facts.coarse]
             lossy = [*lossy[:1], *rough[:1], *lossy[1:], *rough[1:]]
         chosen = dict[str, RangeFacts]()
         left = max(_LEAST_TIME, _MOST_TIME * float(self._lockstep.seconds.sum()))

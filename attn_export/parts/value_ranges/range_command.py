@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from attn_export.commands.options import (
     BUDGET,
@@ -21,8 +19,7 @@ from attn_export.commands.options import (
 from attn_export.commands.output import echo, write_file
 from attn_export.errors import UsageError, printable
 
-_INTEGERS = ("int8", "int4")
-_FORMATS = ("float16", "bfloat16", *_INTEGERS)
+_FORMATS = ("float16", "bfloat16")
 _MISMATCH = 6
 
 
@@ -30,7 +27,7 @@ _MISMATCH = 6
     "Find causes",
     "range model.onnx",
     "range model.onnx --fix model.float16.onnx",
-    "range --model tiny-llama --dtype int8",
+    "range --model tiny-llama --dtype bfloat16",
 )  # fmt: skip
 @option("path", metavar="[MODEL.onnx|BUNDLE]", required=False, type=Path)
 @option("--dtype", choices=_FORMATS, default="float16", show_default=True, help="The format.")
@@ -46,7 +43,7 @@ _MISMATCH = 6
 @option(
     "--limit", "limits", multiple=True, metavar="MEASURE<=N",
     help="Exit with 6 beyond this: findings<=0, error<=2 (times that of the digits alone), "
-    "kept<=3 (nodes), margin>=1 (bits); of integers sqnr>=20 (dB).",
+    "kept<=3 (nodes), margin>=1 (bits).",
 )  # fmt: skip
 @json_option("Write facts on every value; - for stdout.")
 @file_option("--html", "html_file", "Write a page with a bar of exponents for each value.")
@@ -59,11 +56,11 @@ def range_command(
     """Show which values of a graph leave float16, and what this does to its outputs.
 
     Each node is computed in float64 and rounded. A value is named if rounding it alone changes the
-    outputs. With --fix, as few nodes as possible stay in float32. --dtype int8 or int4 shows for
-    all that products read ranges, outliers and what each choice of scales loses.
+    outputs. With --fix, as few nodes as possible stay in float32.
     """
     from attn_export.commands.fixed_graphs import fixed_graphs
-    from attn_export.parts.value_ranges.range_flow import graph_of, integers_of, ranges_of
+    from attn_export.parts.value_ranges import range_report as report
+    from attn_export.parts.value_ranges.range_flow import graph_of, ranges_of
     from attn_export.parts.value_ranges.range_result import RangeLimit
     from attn_export.quality import Budget
     from attn_export.report.progress import progress
@@ -71,19 +68,13 @@ def range_command(
     wanted, given = [RangeLimit.parse(text) for text in limits], [Budget.parse(x) for x in budgets]
     if fix is not None and fix.suffix != ".onnx":
         raise UsageError(f"--fix {printable(fix)} is no .onnx file; write OUT.onnx")
-    if dtype in _INTEGERS and (fix or budgets):
-        raise UsageError(f"--dtype {dtype} has no --fix or --budget; build --weights-dtype has one")
     limit_own_memory()
     with (
-        progress(quiet=quiet) as bar, graph_of(path, module, model) as (file, sets),
+        progress(quiet=quiet) as bar, graph_of(path, module, model, fix) as (file, sets),
         fixed_graphs([file], fixed) as (graph,),
     ):  # fmt: skip
-        result: Any = (
-            integers_of(graph, sets, inputs, dtype, bar) if dtype in _INTEGERS
-            else ranges_of(graph, sets, inputs, dtype, fix, given, bar)
-        )  # fmt: skip
+        result = ranges_of(graph, sets, inputs, dtype, fix, given, bar)
     exceeded = [text for text in (limit.exceeded(result.measured) for limit in wanted) if text]
-    report = import_module(f"{__package__}.{'integer' if dtype in _INTEGERS else 'range'}_report")
     if json_file:
         write_file(json_file, report.to_json(result))
     if html_file:

@@ -30,6 +30,7 @@ class RangeFacts:
         subnormal: The largest share that has fewer digits or becomes 0.
         flushed: The largest share that becomes 0.
         loss: The largest relative L2 error of a row that the limits alone make; inf with overflow.
+        coarse: Whether its elements are whole numbers, of which some become others.
     """
 
     name: str
@@ -42,6 +43,7 @@ class RangeFacts:
     subnormal: float = 0.0
     flushed: float = 0.0
     loss: float = 0.0
+    coarse: bool = False
 
     def margin(self, format_: FloatFormat) -> float:
         """Return the bits between the largest magnitude and the limit; negative beyond it."""
@@ -49,7 +51,7 @@ class RangeFacts:
 
     def joined(self, other: RangeFacts) -> RangeFacts:
         """Return the facts over the inputs of both."""
-        names = ("largest", "overflow", "subnormal", "flushed", "loss")
+        names = ("largest", "overflow", "subnormal", "flushed", "loss", "coarse")
         return dataclasses.replace(
             self, smallest=min(self.smallest, other.smallest),
             **{name: max(getattr(self, name), getattr(other, name)) for name in names},
@@ -82,7 +84,8 @@ def facts_of(facts: RangeFacts, x: Array, format_: FloatFormat) -> RangeFacts:
         usable = np.isfinite(sizes)
         largest = float(np.max(sizes, where=usable, initial=0.0))
         smallest = float(np.min(sizes, where=sizes > 0, initial=np.inf))
-    found = dataclasses.replace(facts, largest=largest, smallest=smallest)
+    coarse = largest > 2 / format_.eps and _is_coarse(x, format_)
+    found = dataclasses.replace(facts, largest=largest, smallest=smallest, coarse=coarse)
     overflow = float(format_.overflows(x).mean()) if largest > format_.largest else 0.0
     if smallest >= format_.smallest and not overflow:
         return found
@@ -96,6 +99,12 @@ def facts_of(facts: RangeFacts, x: Array, format_: FloatFormat) -> RangeFacts:
         found, overflow=overflow, subnormal=float(format_.subnormal(x).mean()),
         flushed=float(format_.flushed(x).mean()), loss=loss,
     )  # fmt: skip
+
+
+def _is_coarse(x: Array, format_: FloatFormat) -> bool:
+    """Return whether an array has whole numbers alone, of which some become others."""
+    x = to_float64(x[np.isfinite(x) & (np.abs(x) <= format_.largest)])
+    return bool(x.size and (x == np.rint(x)).all() and (format_.rounded(x) != x).any())
 
 
 def _summed(one: RangeFacts, other: RangeFacts) -> RangeFacts:

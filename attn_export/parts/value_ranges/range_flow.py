@@ -15,12 +15,13 @@ from attn_export.bundle.manifest import GOLDEN
 from attn_export.bundle.quality_vectors import is_plain
 from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, UsageError, first_few
+from attn_export.graph.load import weight_files
+from attn_export.graph.save import check_replaceable, put_in_place
 from attn_export.output_folder import write_errors
 from attn_export.parts.value_ranges.float_formats import FORMATS
-from attn_export.parts.value_ranges.integer_ranges import IntegerResult, integer_facts
 from attn_export.parts.value_ranges.keep_search import search
 from attn_export.parts.value_ranges.lockstep import Lockstep
-from attn_export.parts.value_ranges.mixed_graph import check_fixable, data_of, write_mixed
+from attn_export.parts.value_ranges.mixed_graph import check_fixable, write_mixed
 from attn_export.parts.value_ranges.ort_nodes import run_beside
 from attn_export.parts.value_ranges.range_analysis import Analysis, analyse
 from attn_export.parts.value_ranges.range_inputs import (
@@ -67,17 +68,6 @@ def ranges_of(
     )
 
 
-def integers_of(
-    path: Path, sets: InputSets | None, inputs: Sequence[str], dtype: str, progress: Progress
-) -> IntegerResult:
-    """Return how well integers stand for the weights and activations of a graph."""
-    progress.phase("reading the graph")
-    graph = StreamedGraph(path)
-    sets = user_sets(graph, inputs) if inputs else sets or random_sets(graph)
-    facts = integer_facts(graph, sets.sets, dtype, progress)
-    return IntegerResult(path.name, dtype, facts, [sets.note])
-
-
 def overflow_notes(path: Path, sets: Sequence[Mapping[str, Array]]) -> tuple[str, ...]:
     """Return which values of a graph leave float16, as notes of a build."""
     analysis = analyse(StreamedGraph(path), sets, FORMATS["float16"], Progress())
@@ -96,12 +86,12 @@ def overflow_notes(path: Path, sets: Sequence[Mapping[str, Array]]) -> tuple[str
 
 @contextlib.contextmanager
 def graph_of(
-    path: Path | None, module: str | None, model: Path | None
+    path: Path | None, module: str | None, model: Path | None, fix: Path | None = None
 ) -> Iterator[tuple[Path, InputSets | None]]:
     """Yield the file of a graph, and the inputs that come with it.
 
     Raises:
-        UsageError: If there is not one source.
+        UsageError: If there is not one source, or `fix`, the file to write, is one to keep.
     """
     given = [str(source) for source in (path, module, model) if source is not None]
     if len(given) != 1:
@@ -112,10 +102,11 @@ def graph_of(
     if path is None:
         with scratch(in_memory=False) as folder:
             yield folder / MODEL, _exported(module, model, folder)
-    elif path.is_dir():
-        yield path / MODEL, _stored_sets(path)
     else:
-        yield path, None
+        file = path / MODEL if path.is_dir() else path
+        if fix is not None:
+            check_replaceable(fix, file, "--fix")
+        yield file, _stored_sets(path) if path.is_dir() else None
 
 
 def _stored_sets(bundle: Path) -> InputSets:
@@ -167,7 +158,7 @@ def _mended(
     progress.phase(f"writing {output.name}")
     with write_errors(output), folder_beside(output) as folder:
         new = folder / output.name
-        write_mixed(graph, kept, analysis.format, new)
+        data = write_mixed(graph, kept, analysis.format, new)
         progress.phase("judging the written graph")
         written = StreamedGraph(new)
         lockstep = Lockstep(written, analysis.format, frozenset({analysis.format.name}))
@@ -181,9 +172,7 @@ def _mended(
         )  # fmt: skip
         if passed < len(sets):
             return dataclasses.replace(fix, path="")
-        if data_of(new).exists():
-            data_of(new).replace(data_of(output))
-        new.replace(output)
+        put_in_place(new, data, output, weight_files(graph.proto, graph.path.parent))
     return fix
 
 

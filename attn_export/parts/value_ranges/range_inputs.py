@@ -13,6 +13,7 @@ from onnx import ValueInfoProto
 from attn_export.cases.draw import add_sums, axis_names, draw_inputs
 from attn_export.commands.reference import GraphRuns
 from attn_export.errors import GraphError, UsageError, printable
+from attn_export.float64.bounded import refuse_unfit
 from attn_export.float64.evaluate import Values
 from attn_export.graph.ranges import declared_outputs, described_inputs
 from attn_export.graph.signature_check import dtype_name
@@ -20,7 +21,6 @@ from attn_export.parts.value_ranges.float_formats import FORMATS
 from attn_export.parts.value_ranges.lockstep import Lockstep
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.results import Case
-from attn_export.spec.inputs import axes_in
 from attn_export.tensorfile import Array, is_floating, numpy_dtype
 
 _MOST_BYTES = 2**32
@@ -81,13 +81,7 @@ def random_sets(graph: StreamedGraph) -> InputSets:
     inputs, known_sums, notes = described_inputs(model, {})
     names = set(graph.inputs)
     inputs = {name: input_ for name, input_ in inputs.items() if name in names}
-    runs = GraphRuns(_Streamed(graph), inputs, declared_outputs(model))
-    # An axis that is named as a sum of others is free if the graph has no such others.
-    known_sums = {
-        axis: text
-        for axis, text in known_sums.items()
-        if set(axes_in(text)) <= {*axis_names(inputs, {})}
-    }
+    runs = GraphRuns(_Streamed(graph), inputs, declared_outputs(model), str(graph.path))
     axes = axis_names(inputs, known_sums)
     sums = runs.sums(axes, known_sums, model)
     if sums is None:
@@ -138,6 +132,8 @@ def _checked(graph: StreamedGraph, given: Any, source: str) -> dict[str, Array]:
     if not isinstance(given, Mapping):
         raise UsageError(f"--inputs {source} gives {type(given).__name__}, not arrays by name")
     values = {v.name: v for v in graph.proto.graph.input if v.name in graph.inputs}
+    for name, input_ in described_inputs(graph.proto, {})[0].items():
+        refuse_unfit(name, dataclasses.replace(input_, shape=()), graph.path)
     for kind, names in (
         ("lacks", values.keys() - given.keys()), ("has", given.keys() - values.keys())
     ):  # fmt: skip

@@ -108,6 +108,9 @@ def _effect(finding: Finding | None, result: RangeResult) -> str:
     if not finding.matters:
         return f"no effect on outputs ({wrong})"
     passed_on = "" if finding.made else "passed on: "
+    if finding.kind == "rounding" and finding.facts.coarse:
+        limit = round(2 / result.analysis.format.eps)
+        return f"whole numbers above {limit:,} become others: outputs wrong by {wrong}"
     if finding.kind == "rounding":
         return f"its digits alone: outputs wrong by {wrong}"
     if finding.absorbed:
@@ -198,15 +201,12 @@ def _bar(
     facts: RangeFacts, result: RangeResult, tried: Mapping[str, Finding]
 ) -> dict[str, object]:  # fmt: skip
     finding = tried.get(facts.name)
-    int8 = facts.largest / 127  # the step of int8 with one scale
-    low, high, step = (
-        math.log2(x) if 0 < x < math.inf else 0.0 for x in (facts.smallest, facts.largest, int8)
-    )
+    low, high = (math.log2(x) if 0 < x < math.inf else 0.0 for x in (facts.smallest, facts.largest))
     state = "lost" if finding and finding.matters else "near" if facts.loss else "inside"
     return {
         "anchor": _anchor(facts), "name": printable(facts.node or facts.name, 120),
         "value": printable(facts.name, 120), "operator": facts.operator,
-        "int8": _place(step), "left": _place(low), "right": _place(high), "state": state,
+        "left": _place(low), "right": _place(high), "state": state,
         "largest": f"{facts.largest:.4g}", "smallest": f"{facts.smallest:.2g}",
         "effect": _effect(finding, result) if finding or facts.loss else "",
     }  # fmt: skip

@@ -76,9 +76,12 @@ class ExpectedOutputs:
         errors = [_error(outputs[name], t, self.free[name]) for name, t in self._arrays()]
         return largest(errors)
 
-    def passes(self, outputs: GraphOutputs) -> bool:
-        """Return whether outputs are near enough to the truth."""
-        error = self.error(outputs)
+    def passes(self, outputs: GraphOutputs, error: Measures | None = None) -> bool:
+        """Return whether outputs are near enough to the truth.
+
+        `error`: Their error, if it is known.
+        """
+        error = error or self.error(outputs)
         if not self.budgets:
             return is_within(error, self.allowed)
         return math.isfinite(error.whole) and all(self._is_met(b, outputs) for b in self.budgets)

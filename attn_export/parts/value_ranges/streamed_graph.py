@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,8 +12,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from attn_export.errors import GraphError
 from attn_export.float64.evaluate import Evaluation, lift_constants, names_read
-from attn_export.graph.load import inlined, load_proto, refuse_bad_data
+from attn_export.graph.load import (
+    embed,
+    inlined,
+    load_proto,
+    refuse_bad_data,
+    sound,
+    tensors_of,
+)
 from attn_export.graph.requirements import EXACT
 from attn_export.parts.value_ranges.ort_nodes import unknown_operators
 from attn_export.tensorfile import Array, ArrayDict, numpy_dtype, to_float64
@@ -58,6 +67,10 @@ class StreamedGraph:
         self.path = path
         proto = load_proto(path)
         refuse_bad_data(proto, path)
+        with sound(path):
+            self._read(proto)
+
+    def _read(self, proto: onnx.ModelProto) -> None:
         self.proto = inlined(proto)
         lift_constants(self.proto.graph)
         graph = self.proto.graph
@@ -70,14 +83,18 @@ class StreamedGraph:
         }  # fmt: skip
         small = onnx.ModelProto()
         small.CopyFrom(_without(self.proto, self._large))
-        for tensor in small.graph.initializer:
-            self._embed(tensor)
+        for tensor in tensors_of(small):
+            embed(tensor, self.path.parent)
         for attribute in (a for node in small.graph.node for a in node.attribute):
             if attribute.name == "to" and FLOATS.get(attribute.i) in NARROW:
                 attribute.i = TensorProto.FLOAT  # runs round by the types of values
-        operators = unknown_operators(small)
-        self.foreign = sorted({operator.__name__ for operator in operators})
-        self._evaluation = Evaluation(small, str(path), operators)
+        self.foreign: list[str] = []
+        try:
+            self._evaluation = Evaluation(small, str(self.path))
+        except GraphError:
+            operators = unknown_operators(small)
+            self.foreign = sorted({operator.__name__ for operator in operators})
+            self._evaluation = Evaluation(small, str(self.path), operators)
         self.nodes = self._evaluation.nodes
         self.outputs = self._evaluation.outputs
         self._small = self._evaluation.initializers
@@ -102,7 +119,7 @@ class StreamedGraph:
         ]
         self.uses = Counter(name for names in self.reads for name in names)
 
-    @property
+    @functools.cached_property
     def inputs(self) -> list[str]:
         """The names of the inputs that a user gives."""
         weights = self.weights()
@@ -134,12 +151,19 @@ class StreamedGraph:
             return self.stored(of).transpose(axes)
         tensor = self._large[name]
         if tensor.data_location != TensorProto.EXTERNAL or tensor.data_type not in FLOATS:
-            return np.asarray(numpy_helper.to_array(tensor, str(self.path.parent)))
+            return self.array_of(tensor)
         entries = {entry.key: entry.value for entry in tensor.external_data}
         return np.memmap(
             self.path.parent / entries["location"], numpy_dtype(FLOATS[tensor.data_type]), "r",
             int(entries.get("offset", 0)), tuple(tensor.dims),
         )  # fmt: skip
+
+    def array_of(self, tensor: TensorProto) -> Array:
+        """Return the values of a tensor, which may lie in a file beside the graph."""
+        copy = TensorProto()
+        copy.CopyFrom(tensor)
+        embed(copy, self.path.parent)
+        return np.asarray(numpy_helper.to_array(copy))
 
     def size(self, name: str) -> int:
         """Return the number of elements of a large weight, without reading it."""
@@ -205,11 +229,6 @@ class StreamedGraph:
                 return FLOATS.get(dtype, "float32")
         known = (self.dtypes[name] for name in self.nodes[n].input if name in self.dtypes)
         return next(known, "float32")
-
-    def _embed(self, tensor: TensorProto) -> None:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            array = numpy_helper.to_array(tensor, str(self.path.parent))
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
 
 def _is_float(value: object) -> bool:

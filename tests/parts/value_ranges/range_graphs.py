@@ -125,6 +125,18 @@ CASES = {
         [("MatMul", "x w", "q"), ("Add", "q mask", "scores"), ("Softmax", "scores", "out")],
         {"mask": np.full(WIDTH, -1e9)}, blamed=["mask", "scores"], clipped=["mask"],
     ),
+    "a row that is masked wholly, with large scores": RangeCase(
+        [("MatMul", "x w", "q"), ("Mul", "q large", "s"), ("Add", "s mask", "scores"),
+         ("Softmax", "scores", "p"), ("MatMul", "p w", "out")],
+        {"large": 30.0, "mask": np.repeat([[-1e9], [0.0], [0.0]], WIDTH, 1)},
+        blamed=["mask", "scores"], kept=["scores", "p"],
+    ),
+    "whole numbers that are no numbers of float16": RangeCase(
+        [("CumSum", "ones zero", "count"), ("Mul", "count small", "angle"),
+         ("Cos", "angle", "turned"), ("Mul", "x turned", "out")],
+        {"ones": np.full(WIDTH, 3010.0), "zero": np.array(0), "small": 0.01},
+        blamed=["count", "angle"], kind="rounding", kept=["count", "angle", "turned"],
+    ),
     "a sum of two halves": RangeCase(
         [("Mul", "x large", "y"), ("Add", "y y", "sum"), ("Mul", "sum small", "scaled"),
          ("MatMul", "scaled w", "out")],

@@ -13,9 +13,8 @@ from conftest import Cli
 from range_graphs import CASES, FITTING
 from shared import bundle_of
 
-from attn_export.parts.value_ranges.range_flow import integers_of, ranges_of
+from attn_export.parts.value_ranges.range_flow import ranges_of
 from attn_export.parts.value_ranges.range_inputs import InputSets
-from attn_export.runtimes.run_options import Progress
 
 CASE = CASES["squares of a norm, absorbed"]
 
@@ -85,10 +84,8 @@ def test_a_function_may_give_several_sets(model: Path, cli: Cli, tmp_path: Path)
         (("--inputs", "kind.npz"), "not a .npz file"),
         (("--inputs", "inputs.py:wrong"), "returned int; return a mapping of arrays by name"),
         (("--module", "a.py:f"), "to look at; give one of MODEL.onnx"),
-        (("--dtype", "int8", "--fix", "o.onnx"), "--dtype int8 has no --fix"),
         (("--fix", "half"), "--fix half is no .onnx file"),
         (("--limit", "findings=0"), "--limit is findings<=NUMBER"),
-        (("--limit", "sqnr>=3"), "--limit sqnr is not for this --dtype"),
     ],
 )
 def test_wrong_usage_is_one_line(
@@ -131,45 +128,6 @@ def test_hostile_names_are_harmless(cli: Cli, tmp_path: Path):
     page = (tmp_path / "r.html").read_text()
     assert "<script>" not in page
     assert "\x1b" not in page
-
-
-@pytest.mark.parametrize(("dtype", "least", "most"), [("int8", 38, 50), ("int4", 14, 26)])
-def test_choices_of_scales_lose_what_is_known_of_normal_numbers(
-    dtype: str, least: float, most: float, tmp_path: Path
-):
-    path = FITTING["a norm"].write(tmp_path / "model.onnx")
-    sets = InputSets([FITTING["a norm"].inputs()], "drawn")
-    facts = {f.value: f for f in integers_of(path, sets, (), dtype, Progress()).facts}
-    assert set(facts) == {"x", "z", "w"}
-    for each in facts.values():
-        assert least < each.best < most
-        assert all(each.sqnr["one scale"] <= decibels + 3 for decibels in each.sqnr.values())
-    assert facts["x"].largest == pytest.approx(np.abs(sets.sets[0]["x"]).max())
-
-
-def test_clipping_at_the_scale_of_a_graph_is_counted(tmp_path: Path):
-    nodes = [
-        onnx.helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
-        onnx.helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["out"]),
-    ]
-    shape = ["n", 4]
-    graph = onnx.helper.make_graph(
-        nodes, "quantised",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
-        [onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, shape)],
-        [
-            onnx.numpy_helper.from_array(np.float32(0.01), "scale"),
-            onnx.numpy_helper.from_array(np.int8(0), "zero"),
-        ],
-    )  # fmt: skip
-    opsets = [onnx.helper.make_opsetid("", 18)]
-    onnx.save_model(
-        onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "m.onnx"
-    )
-    x = np.array([[1.0, 2.0, -2.0, 0.5]], np.float32)
-    sets = InputSets([{"x": x}], "given")
-    (facts,) = integers_of(tmp_path / "m.onnx", sets, (), "int8", Progress()).facts
-    assert facts.clipped == 0.5
 
 
 def test_inputs_in_bfloat16_round_further(tmp_path: Path):

@@ -60,6 +60,12 @@ def test_the_value_that_leaves_float16_is_blamed(name: str, tmp_path: Path):
     assert any(finding.absorbed for finding in findings) == case.absorbed
 
 
+def test_whole_numbers_are_called_so(tmp_path: Path):
+    analysis = ranges(CASES["whole numbers that are no numbers of float16"], tmp_path).analysis
+    coarse = {finding.facts.name: finding.facts.coarse for finding in analysis.findings}
+    assert coarse == {"count": True, "angle": False}
+
+
 @pytest.mark.parametrize("name", FITTING)
 def test_nothing_is_blamed_in_a_graph_that_fits(name: str, tmp_path: Path):
     result = ranges(FITTING[name], tmp_path)
