@@ -21,7 +21,7 @@ from attn_export.bundle.manifest import MANIFEST, read_manifest
 from attn_export.cases.draw import TRACED_SIZES, FunctionInputs, Sizes, draw_inputs, generator
 from attn_export.cases.plan import Plan
 from attn_export.commands.reference import Reference
-from attn_export.errors import UsageError
+from attn_export.errors import UsageError, first_few
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
 from attn_export.parts import ModelKeywords
@@ -37,6 +37,7 @@ from attn_export.parts.whole_models.export_layouts import Promise
 from attn_export.parts.whole_models.loaded_model import in_dtype, load_to_build, type_of
 from attn_export.parts.whole_models.model_capture import CapturedDecoder
 from attn_export.parts.whole_models.model_cases import (
+    CaseLimits,
     across,
     prompts,
     situations,
@@ -46,6 +47,7 @@ from attn_export.parts.whole_models.model_part import ModelPart, cut_model
 from attn_export.parts.whole_models.model_reference import (
     judged_by_model,
     limits_of,
+    step_limit,
 )
 from attn_export.parts.whole_models.model_rewrites import rewrite_weights
 from attn_export.parts.whole_models.own_call import OwnCall
@@ -73,6 +75,9 @@ _SUMS: Final = {CAPACITY: f"{PAST} + {QUERIES}"}
 
 _PROMISES: Final[frozenset[Promise]] = frozenset({"batch", "chunk", "chunks", "ragged"})
 _MOST_CASES = 32
+
+_DECODED_MOST, _DECODED_WORK = 1000, 2**33
+"""The most tokens that are decoded from an empty cache, and of them times the weights."""
 
 _IN_PLACE, _APPEND = "in-place", "append"
 
@@ -171,6 +176,28 @@ def built_reference(subject: _BuiltModel, reduce: Callable[[Path], tuple[str, ..
     return judged_by_model(subject, interface, plan, lambda _: subject.own_oracle(), reduce=reduce)
 
 
+def _step_limits(model: Any, most: int) -> tuple[CaseLimits, tuple[str, ...]]:
+    """Return what cases may hold, and a note if the model has more positions than a graph takes."""
+    switch, limits = step_limit(model), limits_of(model, most)
+    if switch is None or switch[0] >= limits.positions:
+        return limits, ()
+    size, kind = switch
+    why = f"beyond {size} tokens, the {kind} angles of all keys change, also of those in a cache"
+    if most:
+        raise UsageError(f"max_len {most}: {why}; give at most {size}")
+    return limits_of(model, size), (f"the graphs take {size} tokens at most: {why}",)
+
+
+def _decoded_sizes(model: Any, limits: CaseLimits) -> tuple[list[int], tuple[str, ...]]:
+    """Return the sizes that a decode from an empty cache crosses, and a note on the others."""
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    most, last = min(_DECODED_MOST, _DECODED_WORK // weights), limits.positions - 3
+    sizes = sorted({8, *(min(size, last) for size in (*limits.thresholds, limits.positions))})
+    left = [str(size) for size in limits.thresholds if most < size < limits.positions]
+    told = f"no decode from an empty cache was tried across {first_few(left)} tokens"
+    return [size for size in sizes if size <= max(most, 8)], (told,) if left else ()
+
+
 class _BuiltModel(Subject):
     """A decoder with caches in place.
 
@@ -183,7 +210,8 @@ class _BuiltModel(Subject):
         weights: QuantisedWeights | None = None, rounds: RoundedCache | None = None,
         part: ModelPart | None = None, appends: bool = False,
     ) -> None:  # fmt: skip
-        self.limits, self.has_narrow_caches = limits_of(model, max_len), bool(rounds)
+        self.limits, told = _step_limits(model, max_len)
+        notes, self.has_narrow_caches = (*notes, *told), bool(rounds)
         stored = FLOAT16 if rounds else type_of(model)
         self._ends = interface_of(
             model, self.limits.vocabulary, stored, part, all_logits=all_logits, appends=appends
@@ -203,6 +231,12 @@ class _BuiltModel(Subject):
         outputs = list(self._ends.outputs)
         super().__init__(decoder, example, axes, outputs, notes=notes, relations=sums)
         decoder.prove(example)
+        # Of other types `in_float32` is decoded.
+        if not (part or self._ends.crosses) and type_of(model) == "float32":
+            caches = {n: x for n, x in example.items() if n.startswith("past_") and x.ndim == 4}
+            crossed, told = _decoded_sizes(model, self.limits)
+            self.notes = *self.notes, *told
+            decoder.prove_decode(caches, crossed, self.limits.vocabulary)
         decoder.kv_scales = rounds
         if not appends:
             self.sums = _SUMS

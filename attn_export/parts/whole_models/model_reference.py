@@ -87,7 +87,7 @@ def reference_of(
         make = functools.partial(FloatModelOracle, subject, model=exact, budgets=budgets)
     return judged_by_model(
         subject, interface, plan, make, undeclared=loose, reduce=reduce,
-        notes=(*subject.notes, *_notes(entry, loose)),
+        notes=(*subject.notes, *_notes(entry, loose, step_limit(model))),
         is_float_model=is_float_model or bool(budgets),
     )  # fmt: skip
 
@@ -109,8 +109,13 @@ def judged_by_model(
     )  # fmt: skip
 
 
-def _notes(entry: Entry, undeclared: set[str]) -> Iterator[str]:
-    """Yield notes on what a graph declares and does not do."""
+def _notes(entry: Entry, undeclared: set[str], switch: tuple[int, str] | None) -> Iterator[str]:
+    """Yield notes on what a graph declares and does not do, and on what caches it needs."""
+    if switch is not None and entry.having("past"):
+        yield (
+            f"beyond {switch[0]} tokens, the {switch[1]} angles of all keys change: a decode that "
+            "comes there needs a cache that is computed anew, as transformers does"
+        )
     if undeclared:
         shown = first_few(sorted(undeclared))
         yield f"declared with another number of axes than they should have: {shown}"
@@ -151,6 +156,25 @@ def limits_of(model: Any, most: int = 0) -> CaseLimits:
     if is_large_model(model):
         limits = dataclasses.replace(limits, cases=_LARGE_CASES, tokens=_LARGE_TOKENS)
     return limits
+
+
+def step_limit(model: Any) -> tuple[int, str] | None:
+    """Return how many tokens a decode may have before all keys change, and why; None if any.
+
+    Some rotary angles depend on the length of the whole sequence: beyond a length transformers
+    computes the keys that its cache holds anew, or new keys no longer fit them.
+    """
+    found = []
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        for layer, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            if kind == "longrope":
+                rope = module.config.rope_parameters
+                name = "original_max_position_embeddings"
+                found.append((int((rope if layer is None else rope[layer])[name]), kind))
+            elif isinstance(kind, str) and "dynamic" in kind:
+                found.append((int(module.original_max_seq_len), kind))
+    return min(found, default=None)
 
 
 def _fitting(entry: Entry, promises: frozenset[Promise]) -> frozenset[Promise]:

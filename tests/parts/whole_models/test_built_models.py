@@ -23,6 +23,7 @@ from attn_export.export.mapped_weights import map_weights
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.graph.save import WEIGHTS, save_graphs, tensor_places
 from attn_export.measures import fill_ignored_rows
+from attn_export.parts.whole_models import built_model
 from attn_export.parts.whole_models.compare_models import compare_models
 
 FEW = ("biogpt", "deepseek_v3", "gemma2", "gpt2", "gpt_oss", "llama4_text", "mixtral")
@@ -100,6 +101,25 @@ def test_cases_keep_to_the_most_tokens_of_a_cache():
         for each in (subject, longer)
     )
     assert 8 < tokens <= 20 < more <= 40
+
+
+SCALED = {"original_max_position_embeddings": 20, "rope_theta": 10000.0, "rope_type": "longrope",
+          "short_factor": [1.0] * 8, "long_factor": [1.5, 2, 3, 4, 5, 6, 7, 8]}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["phi3", "llama"])
+def test_a_decoder_whose_keys_change_at_a_length_takes_fewer_tokens(kind, monkeypatch):
+    own = {"original_max_position_embeddings": 20} if kind == "phi3" else {}
+    model = tiny_decoder(kind, rope_parameters=SCALED, **own)
+    subject = Subject.from_model(model)
+    assert subject.bounds["capacity"][-1] == 20
+    assert "the graphs take 20 tokens at most: beyond 20 tokens, the longrope" in subject.notes[0]
+    with pytest.raises(UsageError, match=r"max_len 30: beyond 20 tokens, .* give at most 20"):
+        Subject.from_model(model, max_len=30)
+    # Any other model that depends on more than its caches is found by decoding.
+    monkeypatch.setattr(built_model, "step_limit", lambda _: None)
+    with pytest.raises(ExportError, match=r"more than its caches and positions: at token \d+"):
+        Subject.from_model(model)
 
 
 @pytest.mark.parametrize("most", [-1, 15, 41])
