@@ -64,6 +64,10 @@ INPUT = (
         help="With --model: the most tokens of a decoder's cache.  [default: its positions]",
     ),
     option(
+        "--text-only", is_flag=True,
+        help="With --model: leave out what the graphs lack, such as towers of images, or adapters.",
+    ),
+    option(
         "--weights", type=Path, metavar="FILE",
         help="A safetensors checkpoint, its index, or its folder; config.json beside it is read. A "
         "config.json alone gives random weights.",
@@ -92,8 +96,8 @@ INPUT = (
 
 GROUPS = {
     "Input": (
-        "spec_file", "variant", "module", "model", "all_logits", "layers", "max_len", "weights",
-        "layer", "pool_kv_heads", "kv_scales", "calibrate", "seed", "fields",
+        "spec_file", "variant", "module", "model", "all_logits", "layers", "max_len", "text_only",
+        "weights", "layer", "pool_kv_heads", "kv_scales", "calibrate", "seed", "fields",
     ),
     "Fields of the spec": _SPEC_FIELDS,
     "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
@@ -118,7 +122,7 @@ SHORT = (
 _OF_MODELS = frozenset({"cache", "dtype", "kv_dtype", "weights_dtype"})
 """The fields of a spec that --model takes as well."""
 
-_ONLY_OF_MODELS = ("all_logits", "layers", "max_len")
+_ONLY_OF_MODELS = ("all_logits", "layers", "max_len", "text_only")
 """The options that only --model takes."""
 
 Buildable: TypeAlias = "Subject | AttentionSpec | Callable[[], Subject]"

@@ -47,8 +47,8 @@ _ROLES: Final[dict[str, Role]] = {
 }  # fmt: skip
 """The inputs that a graph has if the model takes them."""
 
-_OUTPUTS = re.compile(r"(\w+_)?logits|last_hidden_state|pooler_output|\w+_embeds?")
-"""The fields of a model's output that are outputs of the graph."""
+_INNER = re.compile(r"loss|extract_features|\w*hidden_states?(?<!last_hidden_state)")
+"""The fields of a model's output that are no outputs of the graph."""
 
 _PROMISES: Final[frozenset[Promise]] = frozenset({"batch", "left", "right"})
 _MOST_CASES = 24
@@ -255,7 +255,13 @@ def _fields(model: Any, example: Mapping[str, torch.Tensor]) -> list[str]:
             result = model(**example)
     except Exception as error:  # as various as the models
         raise ExportError(f"{model.config.model_type} does not run: {one_line(error)}") from error
-    fields = [n for n, x in result.items() if _OUTPUTS.fullmatch(n) and isinstance(x, torch.Tensor)]
+    batch = len(next(iter(example.values())))
+    fields = [
+        name
+        for name, x in result.items()
+        if isinstance(x, torch.Tensor) and x.ndim > 1 and len(x) == batch
+        and x.is_floating_point() and not _INNER.fullmatch(name)
+    ]  # fmt: skip
     if not fields:
-        raise ExportError(f"{model.config.model_type} has no output of a known name")
+        raise ExportError(f"{model.config.model_type} has no output that could be one of a graph")
     return fields

@@ -34,7 +34,14 @@ from attn_export.parts.whole_models.built_interface import heads_of, interface_o
 from attn_export.parts.whole_models.bundle_text import files_of
 from attn_export.parts.whole_models.cross_capture import CapturedCrossDecoder
 from attn_export.parts.whole_models.export_layouts import Promise
-from attn_export.parts.whole_models.loaded_model import in_dtype, load_to_build, type_of
+from attn_export.parts.whole_models.loaded_model import (
+    in_dtype,
+    left_out_beside,
+    left_out_note,
+    left_out_of,
+    load_to_build,
+    type_of,
+)
 from attn_export.parts.whole_models.model_capture import CapturedDecoder
 from attn_export.parts.whole_models.model_cases import (
     CaseLimits,
@@ -84,7 +91,8 @@ _IN_PLACE, _APPEND = "in-place", "append"
 
 def subject_of_model(
     model: Any, *, all_logits: bool = False, cache: str = _IN_PLACE, dtype: str = "float32",
-    kv_dtype: str = "none", layers: str = "", max_len: int = 0, weights_dtype: str = "none",
+    kv_dtype: str = "none", layers: str = "", max_len: int = 0, text_only: bool = False,
+    weights_dtype: str = "none",
 ) -> Subject:  # fmt: skip
     """Return a subject for a decoder of transformers.
 
@@ -95,6 +103,7 @@ def subject_of_model(
     `kv_dtype`: ``"float16"`` for the caches of a decoder, or none for the type of the model.
     `layers`: The first and the last layer of a part of a decoder, such as ``"0-3"``; "" for all.
     `max_len`: The most tokens of a decoder's cache; 0 for all positions of the model.
+    `text_only`: Whether towers, adapters and what else the graphs lack may be left out.
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
     """
     is_ours, (loaded, notes) = isinstance(model, str | Path), load_to_build(model, dtype)
@@ -124,7 +133,25 @@ def subject_of_model(
     subject.maps_weights = is_ours and not weights and os.name == "posix" and is_large_model(loaded)
     if loaded.config.is_encoder_decoder:
         subject.encoder = BuiltCrossEncoder(loaded, notes)
+    if not layers:
+        _tell_left_out(subject, loaded, Path(model) if is_ours else None, accepts=text_only)
     return subject
+
+
+def _tell_left_out(subject: Subject, model: Any, folder: Path | None, *, accepts: bool) -> None:
+    """Note first what a model has and its graphs lack; refuse it, unless the user accepts that."""
+    parts = [subject, *([subject.encoder] if subject.encoder is not None else [])]
+    unused = left_out_of(model, lambda: [x.call(x.module, x.inputs) for x in parts])
+    beside = left_out_beside(folder) if folder is not None else {}
+    # What a model that generates no text does not use is of no use to its callers.
+    refused = {**beside, **(unused if model.can_generate() else {})}
+    if refused and not accepts:
+        raise UsageError(
+            f"the graphs would lack {'; '.join(refused)}: {'; '.join(refused.values())}, or give "
+            "--text-only to leave it out"
+        )
+    for part in parts:
+        part.notes = *left_out_note({**beside, **unused}), *part.notes
 
 
 def _check(model: Any, dtype: str, **options: str) -> None:

@@ -17,6 +17,7 @@ from attn_export.errors import ExportError, GraphError, UsageError, first_few, o
 from attn_export.export.subject import Subject
 from attn_export.export.trees import named_axes
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
+from attn_export.parts.whole_models.loaded_model import left_out_note, left_out_of
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseLimits, CaseMaker, situations
 from attn_export.parts.whole_models.model_oracle import (
@@ -63,9 +64,9 @@ def reference_of(
     least = 1 if entry.takes_one_token else 2
     shown = dataclasses.replace(chosen[0], new=(max(least, *chosen[0].new),) * len(chosen[0].new))
     example = {n: torch.from_numpy(a) for n, a in maker.inputs(shown, "example").items()}
+    outputs: list[torch.Tensor] = []
     try:
-        with torch.no_grad():
-            outputs = call(**example)
+        unused = left_out_of(model, lambda: outputs.extend(call(**example)))
     except Exception as error:
         raise ExportError(f"{entry.path.name}: the model cannot run: {one_line(error)}") from error
     out_axes = {
@@ -87,7 +88,9 @@ def reference_of(
         make = functools.partial(FloatModelOracle, subject, model=exact, budgets=budgets)
     return judged_by_model(
         subject, interface, plan, make, undeclared=loose, reduce=reduce,
-        notes=(*subject.notes, *_notes(entry, loose, step_limit(model))),
+        notes=(
+            *left_out_note(unused), *subject.notes, *_notes(entry, loose, step_limit(model)),
+        ),
         is_float_model=is_float_model or bool(budgets),
     )  # fmt: skip
 

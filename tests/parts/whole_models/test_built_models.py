@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,12 @@ import pytest
 import torch
 from tiny_decoders import BUILT, REFUSED, built, checkpoint_of, tiny_decoder
 from tiny_encoders import tiny_encoder
-from transformers import AttentionMaskInterface, AutoModelForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 from transformers.masking_utils import causal_mask_function
 
 from attn_export import DecodeSession, Subject, verify
@@ -134,6 +140,61 @@ def test_a_decoder_with_attention_of_its_own_is_refused(kind):
         ExportError, match=f"{kind} (has attention of its own|takes no position_ids)"
     ):
         Subject.from_model(tiny_decoder(kind))
+
+
+def tiny_gemma3() -> Any:
+    """Return a decoder with a tower for images."""
+    text = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 16,
+            "num_hidden_layers": 2, "num_key_value_heads": 1, "vocab_size": 64,
+            "max_position_embeddings": 40, "layer_types": ["full_attention"] * 2}  # fmt: skip
+    image = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2,
+             "num_hidden_layers": 1, "image_size": 16, "patch_size": 8}  # fmt: skip
+    config = CONFIG_MAPPING["gemma3"](
+        text_config=text, vision_config=image, mm_tokens_per_image=1, image_token_id=60,
+        boi_token_id=61, eoi_token_id=62,
+    )  # fmt: skip
+    return AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+
+
+TOWER = "model.vision_tower, model.multi_modal_projector"
+
+
+@pytest.mark.parametrize(
+    ("model", "beside", "lacks", "advice"),
+    [
+        (tiny_gemma3, (), TOWER, "export them by --module"),
+        (
+            lambda: tiny_decoder("llama"), ("adapter_config.json",),
+            "an adapter (adapter_config.json)", "merge it",
+        ),
+        (
+            lambda: tiny_encoder("bert"), ("modules.json",), "pooling (modules.json)",
+            "last_hidden_state",
+        ),
+        (
+            tiny_gemma3, ("adapter_config.json",), f"an adapter (adapter_config.json); {TOWER}",
+            "merge it",
+        ),
+    ],
+    ids=["tower", "adapter", "pooling", "both"],
+)  # fmt: skip
+def test_what_the_graphs_lack_is_refused_or_noted_first(model, beside, lacks, advice, tmp_path):
+    model().save_pretrained(tmp_path)
+    for name in beside:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UsageError, match=f"{re.escape(lacks)}: .*{advice}.* or give --text-only"):
+        Subject.from_model(tmp_path)
+    notes = Subject.from_model(tmp_path, text_only=True).notes
+    assert notes[0].startswith("left out, and not in the graphs: ")
+    assert lacks in notes[0]
+
+
+def test_all_outputs_of_an_encoder_are_those_of_its_graph():
+    subject = Subject.from_model(tiny_encoder("yolos", "YolosForObjectDetection"))
+    assert subject.outputs == ("logits", "pred_boxes", "last_hidden_state")
+    assert Subject.from_model(tiny_encoder("esm")).notes == (
+        "left out, and not in the graphs: contact_head",
+    )
 
 
 def test_what_is_no_model_is_refused(tmp_path):

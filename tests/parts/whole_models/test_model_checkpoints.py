@@ -15,8 +15,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto import modeling_auto
 
 from attn_export.errors import WeightsError
-from attn_export.parts.whole_models import model_checkpoint
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
+from attn_export.parts.whole_models.model_config import config_of
 
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -120,7 +120,7 @@ def test_the_config_of_each_type_is_read_as_save_pretrained_writes_it(kind, tmp_
         pytest.skip("no config by default")
     config.architectures = [named if isinstance(named, str) else named[0]]
     config.save_pretrained(tmp_path)
-    found, _ = model_checkpoint.config_of(tmp_path / "config.json", [])
+    found, _ = config_of(tmp_path / "config.json", [])
     assert found.to_diff_dict() == config.to_diff_dict()
 
 
