@@ -26,6 +26,7 @@ from attn_export.parts.whole_models.cross_capture import ENCODER_MASK
 from attn_export.parts.whole_models.encoder_capture import CapturedEncoder, CrossStates
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise, Role
 from attn_export.parts.whole_models.loaded_model import in_dtype, type_of
+from attn_export.parts.whole_models.model_caches import cache_shapes
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import (
     CaseLimits,
@@ -34,7 +35,7 @@ from attn_export.parts.whole_models.model_cases import (
     situations,
 )
 from attn_export.parts.whole_models.model_oracle import ModelOracle
-from attn_export.parts.whole_models.model_reference import cache_shapes, limits_of
+from attn_export.parts.whole_models.model_reference import limits_of
 from attn_export.parts.whole_models.model_rewrites import rewrite_weights
 from attn_export.results import BASE, Arrays, Case
 from attn_export.runtimes.decode_inputs import ENCODED

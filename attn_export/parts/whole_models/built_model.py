@@ -42,6 +42,7 @@ from attn_export.parts.whole_models.loaded_model import (
     load_to_build,
     type_of,
 )
+from attn_export.parts.whole_models.model_caches import step_limit
 from attn_export.parts.whole_models.model_capture import CapturedDecoder
 from attn_export.parts.whole_models.model_cases import (
     CaseLimits,
@@ -54,7 +55,6 @@ from attn_export.parts.whole_models.model_part import ModelPart, cut_model
 from attn_export.parts.whole_models.model_reference import (
     judged_by_model,
     limits_of,
-    step_limit,
 )
 from attn_export.parts.whole_models.model_rewrites import rewrite_weights
 from attn_export.parts.whole_models.own_call import OwnCall

@@ -18,6 +18,7 @@ from attn_export.export.subject import Subject
 from attn_export.export.trees import named_axes
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.parts.whole_models.loaded_model import left_out_note, left_out_of
+from attn_export.parts.whole_models.model_caches import cache_shapes, features_of, step_limit
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseLimits, CaseMaker, situations
 from attn_export.parts.whole_models.model_oracle import (
@@ -161,25 +162,6 @@ def limits_of(model: Any, most: int = 0) -> CaseLimits:
     return limits
 
 
-def step_limit(model: Any) -> tuple[int, str] | None:
-    """Return how many tokens a decode may have before all keys change, and why; None if any.
-
-    Some rotary angles depend on the length of the whole sequence: beyond a length transformers
-    computes the keys that its cache holds anew, or new keys no longer fit them.
-    """
-    found = []
-    for module in model.modules():
-        kinds = getattr(module, "rope_type", None)
-        for layer, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
-            if kind == "longrope":
-                rope = module.config.rope_parameters
-                name = "original_max_position_embeddings"
-                found.append((int((rope if layer is None else rope[layer])[name]), kind))
-            elif isinstance(kind, str) and "dynamic" in kind:
-                found.append((int(module.original_max_seq_len), kind))
-    return min(found, default=None)
-
-
 def _fitting(entry: Entry, promises: frozenset[Promise]) -> frozenset[Promise]:
     """Return the promises that the inputs of a graph can express."""
     missing: set[Promise] = set() if entry.one("mask") else {"left", "right"}
@@ -224,7 +206,7 @@ def _axes(end: End, entry: Entry, model: Any) -> Shape:
 def _feature_axes(end: End, model: Any) -> Shape:
     if end.role != "features" or all(isinstance(size, int) for size in end.shape[1:]):
         return BATCH, *end.shape[1:]
-    return BATCH, *_features(model, model.main_input_name).shape[1:]
+    return BATCH, *features_of(model, model.main_input_name).shape[1:]
 
 
 def _cache_axes(end: End, model: Any) -> Shape:
@@ -236,46 +218,6 @@ def _cache_axes(end: End, model: Any) -> Shape:
     if end.rolls:
         return BATCH, heads, limits_of(model).window, size
     return BATCH, heads, KEYS if end.of == "encoder" else PAST, size
-
-
-def cache_shapes(model: Any) -> dict[tuple[int, str], tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the number of heads and the size of keys and of values, by layer and whose they are.
-
-    Configs do not hold them for every model, so it runs.
-    """
-    if "attn_export_caches" not in vars(model):
-        ids = torch.zeros(1, 2, dtype=torch.int64)
-        kwargs: dict[str, Any] = {"input_ids": ids}
-        if model.config.is_encoder_decoder:
-            kwargs["decoder_input_ids"] = ids
-            name = model.main_input_name
-            if name != "input_ids":
-                kwargs[name] = _features(model, name)
-                del kwargs["input_ids"]
-        if "input_ids" in kwargs:
-            kwargs["attention_mask"] = torch.ones_like(ids)
-        with torch.no_grad():
-            cache = model(**kwargs, use_cache=True).past_key_values
-        parts = {"decoder": cache}
-        if model.config.is_encoder_decoder:
-            parts = {"decoder": cache.self_attention_cache, "encoder": cache.cross_attention_cache}
-        model.attn_export_caches = {
-            (number, of): tuple((x.shape[1], x.shape[3]) for x in (layer.keys, layer.values))
-            for of, each in parts.items()
-            for number, layer in enumerate(each.layers)
-            if layer.is_initialized
-        }
-    found: dict[tuple[int, str], Any] = model.attn_export_caches
-    return found
-
-
-def _features(model: Any, name: str) -> torch.Tensor:
-    config = model.config
-    if name == "input_features":
-        return torch.zeros(
-            1, config.num_mel_bins, 2 * config.max_source_positions, dtype=model.dtype
-        )
-    raise ExportError(f"models that take {name} and have a decoder are not supported")
 
 
 def _refuse_other_layers(entry: Entry, model: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from tiny_decoders import BUILT, REFUSED, built, checkpoint_of, tiny_decoder
+from tiny_decoders import BUILT, REFUSED, STATES, built, checkpoint_of, tiny_decoder
 from tiny_encoders import tiny_encoder
 from transformers import (
     CONFIG_MAPPING,
@@ -139,6 +139,12 @@ def test_a_decoder_with_attention_of_its_own_is_refused(kind):
     with pytest.raises(
         ExportError, match=f"{kind} (has attention of its own|takes no position_ids)"
     ):
+        Subject.from_model(tiny_decoder(kind))
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_decoder_that_keeps_something_else_is_refused_by_what_it_keeps(kind):
+    with pytest.raises(ExportError, match=f"^{kind} .*{re.escape(STATES[kind][1])}"):
         Subject.from_model(tiny_decoder(kind))
 
 
