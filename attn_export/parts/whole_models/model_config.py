@@ -26,6 +26,9 @@ _CODE = re.compile(
 _IMPLEMENTATION = re.compile(r"_*(attn|experts)_implementation\w*")
 """Keys that name functions of transformers, which are chosen here, or kernels of a hub."""
 
+_MODELS = re.compile(r"MODEL_\w*MAPPING_NAMES")
+"""transformers' tables of classes of models by type."""
+
 _OF_TRANSFORMERS = frozenset({
     "model_type", "architectures", "torch_dtype", "rope_theta", "rope_scaling", "num_labels",
     "partial_rotary_factor", "rope_parameters", "output_attentions", "per_layer_config",
@@ -86,21 +89,27 @@ def _refuse_code(path: Path, key: str, value: Any) -> None:
 def _architecture(path: Path, kind: str, named: object) -> type[PreTrainedModel]:
     """Return the class that config.json names, if transformers has it for this type of model."""
     import transformers
+    from transformers import CONFIG_MAPPING
     from transformers.models.auto import modeling_auto
 
     names = {
         name
-        for table, mapping in vars(modeling_auto).items() if table.endswith("MAPPING_NAMES")
+        for table, mapping in vars(modeling_auto).items() if _MODELS.fullmatch(table)
         for name in _names(mapping.get(kind))
     }  # fmt: skip
     first = named[0] if isinstance(named, list) and named else named
-    if not isinstance(first, str) or first not in names:
+    is_name = isinstance(first, str) and re.fullmatch(r"[A-Za-z]\w*", first)
+    found: Any = getattr(transformers, str(first), None) if is_name else None
+    # Models of the text of a type with towers are in no table.
+    is_model = inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
+    fits = first in names or found.config_class is CONFIG_MAPPING[kind] if is_model else False
+    if not fits:
         raise WeightsError(
             f"{path}: architectures must name a model of {kind} ({listed(sorted(names))}); got "
             f"{shown(repr(first))}"
         )
-    found: type[PreTrainedModel] = getattr(transformers, first)
-    return found
+    architecture: type[PreTrainedModel] = found
+    return architecture
 
 
 def _names(value: str | Sequence[str] | None) -> Sequence[str]:
@@ -114,7 +123,8 @@ def _known(
     """Return the values that a class of configs or the model's code reads, and note the others."""
     from transformers import CONFIG_MAPPING
 
-    sources = (inspect.getsource(sys.modules[each.__module__]) for each in (kind, architecture))
+    classes: tuple[Any, ...] = kind, architecture, architecture.config_class or kind
+    sources = (inspect.getsource(sys.modules[each.__module__]) for each in classes)
     read = set(re.findall(r"[a-z]\w*", " ".join(sources))) - _of_classes()
     read |= kind.attribute_map.keys() | _OF_TRANSFORMERS
     read |= {field.name for field in dataclasses.fields(kind)}

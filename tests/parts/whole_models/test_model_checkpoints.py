@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import transformers
 from shared import extended
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto import modeling_auto
@@ -70,6 +72,9 @@ def test_a_model_is_loaded_as_it_was_saved_beside_files_that_are_not_read(saved,
         ({"model_type": ["llama"]}, "is none of transformers'"),
         ({"architectures": ["Mistral"]}, "architectures must name a model of llama"),
         ({"architectures": [[1]]}, r"architectures must name a model of llama .*; got \[1\]"),
+        ({"architectures": ["PreTrainedModel"]}, "architectures must name a model of llama"),
+        ({"architectures": ["LlamaConfig"]}, "architectures must name a model of llama"),
+        ({"architectures": ["pipelines"]}, "architectures must name a model of llama"),
         ({"architectures": {"x": 1}}, "architectures must name a model of llama"),
         ({"architectures": None}, "architectures must name a model of llama"),
         ({"quantization_config": {"quant_method": "gptq"}}, "has a quantization_config"),
@@ -112,13 +117,16 @@ KEYS_LIKE_CODE = ("wav2vec2", "xmod", "zamba2", "bamba", "mamba2", "nemotron_h",
 @pytest.mark.parametrize("kind", extended(CONFIG_MAPPING, lambda kind: kind in KEYS_LIKE_CODE))
 @pytest.mark.filterwarnings("ignore")
 def test_the_config_of_each_type_is_read_as_save_pretrained_writes_it(kind, tmp_path):
-    tables = (t for n, t in vars(modeling_auto).items() if n.endswith("MAPPING_NAMES"))
-    named = next(table[kind] for table in tables if kind in table)
+    tables = (t for n, t in vars(modeling_auto).items() if re.fullmatch("MODEL_.*MAPPING_NAMES", n))
+    named = next((table[kind] for table in tables if kind in table), None)
+    first = named if isinstance(named, str | None) else named[0]
+    if first is None or not hasattr(transformers, first) or kind == "moshi":
+        pytest.skip("no class of models that transformers exports, or a config that reads itself")
     try:
         config = CONFIG_MAPPING[kind]()
     except Exception:  # some have no config by default
         pytest.skip("no config by default")
-    config.architectures = [named if isinstance(named, str) else named[0]]
+    config.architectures = [first]
     config.save_pretrained(tmp_path)
     found, _ = config_of(tmp_path / "config.json", [])
     assert found.to_diff_dict() == config.to_diff_dict()
