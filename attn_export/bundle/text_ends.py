@@ -69,10 +69,7 @@ def read_generation(folder: Path) -> Generation:
     try:
         values = parse_json(read_text(path))
         if isinstance(values, dict):
-            default = (None, False, 0, 1, 1.0, "never", [], {})
-            others = [
-                name for name in sorted(_UNUSED & values.keys()) if values[name] not in default
-            ]
+            others = [n for n in sorted(_UNUSED & values.keys()) if values[n] not in _NO_EFFECT]
             values = {**values, "unused": values.get("unused", others)}
         return checked(values, Generation)
     except (OSError, ValueError) as error:
