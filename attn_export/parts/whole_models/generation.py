@@ -45,12 +45,12 @@ def generate(
     logits = session.prefill(ids, lengths=lengths, more=count - 1, **inputs)["logits"]
     seen = np.zeros((len(logits), logits.shape[-1]), bool)
     if draw.repetition_penalty != 1:
-        given = np.asarray(ids)
-        held = np.arange(given.shape[1]) < session.lengths[:, None]
+        before = np.asarray(ids)
+        held = np.arange(before.shape[1]) < session.lengths[:, None]
         if attention_mask is not None:
             held = np.asarray(attention_mask) != 0
         rows, columns = np.nonzero(held)
-        seen[rows, given[rows, columns]] = True
+        seen[rows, before[rows, columns]] = True
     return _tokens(session, logits, count, ends, draw, seen)
 
 

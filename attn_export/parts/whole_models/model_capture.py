@@ -276,11 +276,14 @@ def _generated(model: Any, ids: Tensor, short: int, prompt: int) -> Sequence[Ten
 
     mask = torch.ones(2, prompt, dtype=torch.int64)
     mask[1, : prompt - short] = 0
-    found: Sequence[Tensor] = model.generate(
-        ids[:, :prompt], attention_mask=mask, logits_processor=[force],
-        generation_config=GenerationConfig(max_new_tokens=ids.shape[1] - prompt, pad_token_id=0),
+    settings = GenerationConfig(
+        max_new_tokens=ids.shape[1] - prompt, do_sample=False, num_beams=1, pad_token_id=0,
+        eos_token_id=model.config.get_text_config(decoder=True).vocab_size,  # none ends it
         output_logits=True, return_dict_in_generate=True,
-    ).logits  # fmt: skip
+    )  # fmt: skip
+    found: Sequence[Tensor] = model.generate(
+        ids[:, :prompt], attention_mask=mask, logits_processor=[force], generation_config=settings
+    ).logits
     return found
 
 
