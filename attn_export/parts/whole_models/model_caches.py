@@ -39,7 +39,8 @@ def cache_shapes(model: Any) -> dict[tuple[int, str], tuple[tuple[int, int], tup
         if cache is None:
             why = "" if getattr(model.config, "is_decoder", True) else ": is_decoder is false"
             raise ExportError(f"{model.config.model_type} keeps no keys and values{why}")
-        parts = {"decoder": cache}
+        # Some decoders without an encoder have room for its keys.
+        parts = {"decoder": getattr(cache, "self_attention_cache", cache)}
         if model.config.is_encoder_decoder:
             parts = {"decoder": cache.self_attention_cache, "encoder": cache.cross_attention_cache}
         model.attn_export_caches = {
