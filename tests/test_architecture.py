@@ -181,6 +181,7 @@ AS_OTHERS = {
     "float64/fused_attention: packed_attention",
     "float64/fused_layers: mixture_of_experts",
     "parts/linear_attention/linear_operator: _linear_attention",
+    "parts/whole_models/built_model: subject_of_model",
     "parts/whole_models/own_attention: _attend",
 }
 """Functions that users call, and those with the operands of a function of PyTorch or transformers,

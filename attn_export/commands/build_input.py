@@ -65,6 +65,10 @@ INPUT = (
         help="With --model: the most tokens of a decoder's cache.  [default: its positions]",
     ),
     option(
+        "--text-only", is_flag=True,
+        help="With --model: leave out what the graphs lack, such as towers of images, or adapters.",
+    ),
+    option(
         "--pool-kv-heads", type=int, least=1, metavar="N",
         help="With --module: mean-pool the key/value heads of an nn.MultiheadAttention to so many.",
     ),
@@ -79,7 +83,7 @@ INPUT = (
 
 GROUPS = {
     "Input": (
-        "spec_file", "variant", "module", "model", "all_logits", "layers", "max_len",
+        "spec_file", "variant", "module", "model", "all_logits", "layers", "max_len", "text_only",
         "pool_kv_heads", "kv_dtype", "seed", "fields",
     ),
     "Fields of the spec": _SPEC_FIELDS,
@@ -105,7 +109,7 @@ SHORT = (
 _OF_MODELS = frozenset({"cache", "dtype", "weights_dtype"})
 """The fields of a spec that --model takes as well."""
 
-_ONLY_OF_MODELS = ("all_logits", "kv_dtype", "layers", "max_len")
+_ONLY_OF_MODELS = ("all_logits", "kv_dtype", "layers", "max_len", "text_only")
 """The options that only --model takes."""
 
 Buildable: TypeAlias = "Subject | AttentionSpec | Callable[[], Subject]"

@@ -27,6 +27,7 @@ class ModelKeywords(TypedDict, total=False):
     kv_dtype: str
     layers: str
     max_len: int
+    text_only: bool
     weights_dtype: str
     dtype: str
 

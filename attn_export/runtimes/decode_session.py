@@ -259,9 +259,9 @@ class DecodeSession:
             ids: Token ids, `[B, L]`.
             count: The most tokens to generate.
             options: ``temperature`` (0, the default, takes the largest logit), ``top_k``,
-                ``top_p`` and ``seed`` of draws; ``stop``, the ids that end a batch element;
-                `lengths` or `attention_mask` of `prefill`; and ``encoded``, its inputs of a
-                decoder.
+                ``top_p``, ``repetition_penalty`` and ``seed`` of draws; ``stop``, the ids that end
+                a batch element; `lengths` or `attention_mask` of `prefill`; and ``encoded``, its
+                inputs of a decoder.
 
         Returns:
             An iterator over the next token of each batch element, int64 `[B]`, which is -1 after

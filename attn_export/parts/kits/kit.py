@@ -15,7 +15,7 @@ from msgspec import structs
 
 from attn_export.bundle.golden import read_index
 from attn_export.bundle.manifest import GOLDEN, MANIFEST, bundle_spec, read_bundle
-from attn_export.bundle.text_ends import TOKENIZER, read_ends
+from attn_export.bundle.text_ends import TOKENIZER, read_generation
 from attn_export.code_templates import render
 from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGHTS
 from attn_export.errors import UsageError
@@ -121,7 +121,7 @@ def write_kit(
     if not index.cases:
         raise UsageError(f"{bundle} has no case that is stored whole, which kits test")
     context = _facts(manifest, index, spec, graph, decode)
-    context["ids"] = _ids(manifest, read_ends(bundle))
+    context["ids"] = _ids(manifest, read_generation(bundle).ends)
     progress.phase("writing the kit")
     with replacement_of(output, "kit") as folder:
         copy_sources(project, folder)

@@ -26,6 +26,7 @@ from attn_export.parts.whole_models.cross_capture import ENCODER_MASK
 from attn_export.parts.whole_models.encoder_capture import CapturedEncoder, CrossStates
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise, Role
 from attn_export.parts.whole_models.loaded_model import in_dtype, type_of
+from attn_export.parts.whole_models.model_caches import cache_shapes
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import (
     CaseLimits,
@@ -34,7 +35,7 @@ from attn_export.parts.whole_models.model_cases import (
     situations,
 )
 from attn_export.parts.whole_models.model_oracle import ModelOracle
-from attn_export.parts.whole_models.model_reference import cache_shapes, limits_of
+from attn_export.parts.whole_models.model_reference import limits_of
 from attn_export.parts.whole_models.model_rewrites import rewrite_weights
 from attn_export.results import BASE, Arrays, Case
 from attn_export.runtimes.decode_inputs import ENCODED
@@ -47,8 +48,8 @@ _ROLES: Final[dict[str, Role]] = {
 }  # fmt: skip
 """The inputs that a graph has if the model takes them."""
 
-_OUTPUTS = re.compile(r"(\w+_)?logits|last_hidden_state|pooler_output|\w+_embeds?")
-"""The fields of a model's output that are outputs of the graph."""
+_INNER = re.compile(r"loss|extract_features|\w*hidden_states?(?<!last_hidden_state)")
+"""The fields of a model's output that are no outputs of the graph."""
 
 _PROMISES: Final[frozenset[Promise]] = frozenset({"batch", "left", "right"})
 _MOST_CASES = 24
@@ -255,7 +256,13 @@ def _fields(model: Any, example: Mapping[str, torch.Tensor]) -> list[str]:
             result = model(**example)
     except Exception as error:  # as various as the models
         raise ExportError(f"{model.config.model_type} does not run: {one_line(error)}") from error
-    fields = [n for n, x in result.items() if _OUTPUTS.fullmatch(n) and isinstance(x, torch.Tensor)]
+    batch = len(next(iter(example.values())))
+    fields = [
+        name
+        for name, x in result.items()
+        if isinstance(x, torch.Tensor) and x.ndim > 1 and len(x) == batch
+        and x.is_floating_point() and not _INNER.fullmatch(name)
+    ]  # fmt: skip
     if not fields:
-        raise ExportError(f"{model.config.model_type} has no output of a known name")
+        raise ExportError(f"{model.config.model_type} has no output that could be one of a graph")
     return fields

@@ -12,8 +12,8 @@ from attn_export.errors import ExportError, one_line
 from attn_export.parts.whole_models.built_encoder import crossed_end, crossed_of
 from attn_export.parts.whole_models.export_layouts import End, Entry
 from attn_export.parts.whole_models.loaded_model import type_of
+from attn_export.parts.whole_models.model_caches import cache_shapes
 from attn_export.parts.whole_models.model_part import ModelPart
-from attn_export.parts.whole_models.model_reference import cache_shapes
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
     HIDDEN,
@@ -101,8 +101,10 @@ def heads_of(model: Any) -> dict[tuple[str, int], tuple[int, int]]:
     kind = model.config.model_type
     try:
         shapes = cache_shapes(model)
+    except ExportError:
+        raise
     except Exception as error:  # as various as the models
-        raise ExportError(f"{kind} has no keys and values: {one_line(error)}") from error
+        raise ExportError(f"{kind} does not run on two tokens: {one_line(error)}") from error
     layers = sorted(layer for layer, of in shapes if of == "decoder")
     crossed = sorted(layer for layer, of in shapes if of == "encoder")
     count = model.config.get_text_config().num_hidden_layers if not crossed else len(crossed)

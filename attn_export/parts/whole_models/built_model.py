@@ -21,7 +21,7 @@ from attn_export.bundle.manifest import MANIFEST, read_manifest
 from attn_export.cases.draw import TRACED_SIZES, FunctionInputs, Sizes, draw_inputs, generator
 from attn_export.cases.plan import Plan
 from attn_export.commands.reference import Reference
-from attn_export.errors import UsageError
+from attn_export.errors import UsageError, first_few
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
 from attn_export.parts import ModelKeywords
@@ -34,9 +34,18 @@ from attn_export.parts.whole_models.built_interface import heads_of, interface_o
 from attn_export.parts.whole_models.bundle_text import files_of
 from attn_export.parts.whole_models.cross_capture import CapturedCrossDecoder
 from attn_export.parts.whole_models.export_layouts import Promise
-from attn_export.parts.whole_models.loaded_model import in_dtype, load_to_build, type_of
+from attn_export.parts.whole_models.loaded_model import (
+    in_dtype,
+    left_out_beside,
+    left_out_note,
+    left_out_of,
+    load_to_build,
+    type_of,
+)
+from attn_export.parts.whole_models.model_caches import step_limit
 from attn_export.parts.whole_models.model_capture import CapturedDecoder
 from attn_export.parts.whole_models.model_cases import (
+    CaseLimits,
     across,
     prompts,
     situations,
@@ -74,12 +83,16 @@ _SUMS: Final = {CAPACITY: f"{PAST} + {QUERIES}"}
 _PROMISES: Final[frozenset[Promise]] = frozenset({"batch", "chunk", "chunks", "ragged"})
 _MOST_CASES = 32
 
+_DECODED_MOST, _DECODED_WORK = 1000, 2**33
+"""The most tokens that are decoded from an empty cache, and of them times the weights."""
+
 _IN_PLACE, _APPEND = "in-place", "append"
 
 
 def subject_of_model(
     model: Any, *, all_logits: bool = False, cache: str = _IN_PLACE, dtype: str = "float32",
-    kv_dtype: str = "none", layers: str = "", max_len: int = 0, weights_dtype: str = "none",
+    kv_dtype: str = "none", layers: str = "", max_len: int = 0, text_only: bool = False,
+    weights_dtype: str = "none",
 ) -> Subject:  # fmt: skip
     """Return a subject for a decoder of transformers.
 
@@ -90,6 +103,7 @@ def subject_of_model(
     `kv_dtype`: ``"float16"`` for the caches of a decoder, or none for the type of the model.
     `layers`: The first and the last layer of a part of a decoder, such as ``"0-3"``; "" for all.
     `max_len`: The most tokens of a decoder's cache; 0 for all positions of the model.
+    `text_only`: Whether towers, adapters and what else the graphs lack may be left out.
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
     """
     is_ours, (loaded, notes) = isinstance(model, str | Path), load_to_build(model, dtype)
@@ -119,7 +133,25 @@ def subject_of_model(
     subject.maps_weights = is_ours and not weights and os.name == "posix" and is_large_model(loaded)
     if loaded.config.is_encoder_decoder:
         subject.encoder = BuiltCrossEncoder(loaded, notes)
+    if not layers:
+        _tell_left_out(subject, loaded, Path(model) if is_ours else None, accepts=text_only)
     return subject
+
+
+def _tell_left_out(subject: Subject, model: Any, folder: Path | None, *, accepts: bool) -> None:
+    """Note first what a model has and its graphs lack; refuse it, unless the user accepts that."""
+    parts = [subject, *([subject.encoder] if subject.encoder is not None else [])]
+    unused = left_out_of(model, lambda: [x.call(x.module, x.inputs) for x in parts])
+    beside = left_out_beside(folder) if folder is not None else {}
+    # What a model that generates no text does not use is of no use to its callers.
+    refused = {**beside, **(unused if model.can_generate() else {})}
+    if refused and not accepts:
+        raise UsageError(
+            f"the graphs would lack {'; '.join(refused)}: {'; '.join(refused.values())}, or give "
+            "--text-only to leave it out"
+        )
+    for part in parts:
+        part.notes = *left_out_note({**beside, **unused}), *part.notes
 
 
 def _check(model: Any, dtype: str, **options: str) -> None:
@@ -171,6 +203,28 @@ def built_reference(subject: _BuiltModel, reduce: Callable[[Path], tuple[str, ..
     return judged_by_model(subject, interface, plan, lambda _: subject.own_oracle(), reduce=reduce)
 
 
+def _step_limits(model: Any, most: int) -> tuple[CaseLimits, tuple[str, ...]]:
+    """Return what cases may hold, and a note if the model has more positions than a graph takes."""
+    switch, limits = step_limit(model), limits_of(model, most)
+    if switch is None or switch[0] >= limits.positions:
+        return limits, ()
+    size, kind = switch
+    why = f"beyond {size} tokens, the {kind} angles of all keys change, also of those in a cache"
+    if most:
+        raise UsageError(f"max_len {most}: {why}; give at most {size}")
+    return limits_of(model, size), (f"the graphs take {size} tokens at most: {why}",)
+
+
+def _decoded_sizes(model: Any, limits: CaseLimits) -> tuple[list[int], tuple[str, ...]]:
+    """Return the sizes that a decode from an empty cache crosses, and a note on the others."""
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    most, last = min(_DECODED_MOST, _DECODED_WORK // weights), limits.positions - 3
+    sizes = sorted({8, *(min(size, last) for size in (*limits.thresholds, limits.positions))})
+    left = [str(size) for size in limits.thresholds if most < size < limits.positions]
+    told = f"no decode from an empty cache was tried across {first_few(left)} tokens"
+    return [size for size in sizes if size <= max(most, 8)], (told,) if left else ()
+
+
 class _BuiltModel(Subject):
     """A decoder with caches in place.
 
@@ -183,7 +237,8 @@ class _BuiltModel(Subject):
         weights: QuantisedWeights | None = None, rounds: RoundedCache | None = None,
         part: ModelPart | None = None, appends: bool = False,
     ) -> None:  # fmt: skip
-        self.limits, self.has_narrow_caches = limits_of(model, max_len), bool(rounds)
+        self.limits, told = _step_limits(model, max_len)
+        notes, self.has_narrow_caches = (*notes, *told), bool(rounds)
         stored = FLOAT16 if rounds else type_of(model)
         self._ends = interface_of(
             model, self.limits.vocabulary, stored, part, all_logits=all_logits, appends=appends
@@ -203,6 +258,12 @@ class _BuiltModel(Subject):
         outputs = list(self._ends.outputs)
         super().__init__(decoder, example, axes, outputs, notes=notes, relations=sums)
         decoder.prove(example)
+        # Of other types `in_float32` is decoded.
+        if not (part or self._ends.crosses) and type_of(model) == "float32":
+            caches = {n: x for n, x in example.items() if n.startswith("past_") and x.ndim == 4}
+            crossed, told = _decoded_sizes(model, self.limits)
+            self.notes = *self.notes, *told
+            decoder.prove_decode(caches, crossed, self.limits.vocabulary)
         decoder.kv_scales = rounds
         if not appends:
             self.sums = _SUMS

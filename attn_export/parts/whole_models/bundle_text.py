@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.bundle.text_ends import ENDS, TOKENIZER, read_ends
+import msgspec
+
+from attn_export.bundle.text_ends import ENDS, TOKENIZER, Generation, read_generation
 from attn_export.errors import BundleError, ExportError, UsageError, one_line
 from attn_export.runtimes.child import limited
 from attn_export.system_info import check_installed
@@ -27,13 +28,13 @@ class BundleText:
     """The tokenizer of a bundle, read when it is used.
 
     Attributes:
-        stop: The tokens that end a text.
+        generation: The tokens that end a text, and how tokens are drawn.
     """
 
     def __init__(self, bundle: Path) -> None:
         self._path = bundle / TOKENIZER
         self._tokenizer: Any = None
-        self.stop = read_ends(bundle)
+        self.generation = read_generation(bundle)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""
@@ -72,12 +73,12 @@ def files_of(model: Any, checkpoint: Path | None) -> dict[str, bytes]:
     """Return what generation needs besides the graphs: files of a bundle, by name."""
     files = {}
     if model.can_generate():
-        ends = read_ends(checkpoint) if checkpoint is not None else ()
+        said = read_generation(checkpoint) if checkpoint is not None else Generation()
         own = getattr(model.generation_config, "eos_token_id", None)
         if own is None:
             own = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
-        ends = ends or tuple(own if isinstance(own, list) else [] if own is None else [own])
-        files[ENDS] = json.dumps({"eos_token_id": ends}).encode()
+        ends = said.ends or tuple(own if isinstance(own, list) else [] if own is None else [own])
+        files[ENDS] = msgspec.json.encode(msgspec.structs.replace(said, eos_token_id=ends))
     if checkpoint is not None and (checkpoint / TOKENIZER).is_file():
         files[TOKENIZER] = _checked_tokenizer(checkpoint / TOKENIZER)
     return files

@@ -28,7 +28,12 @@ from attn_export.parts.whole_models.integer_weights import (
     with_float_products,
     with_integers,
 )
-from attn_export.parts.whole_models.loaded_model import in_dtype, load_model
+from attn_export.parts.whole_models.loaded_model import (
+    in_dtype,
+    left_out_beside,
+    left_out_note,
+    load_model,
+)
 from attn_export.parts.whole_models.model_reference import reference_of
 from attn_export.quality import OF_LOGITS, Budget, is_logits
 from attn_export.results import CHANGED, Report
@@ -69,7 +74,7 @@ def compare_models(
     run = RunOptions.of(run)
     built, options = built_graphs(Path(graphs))
     if built:
-        subject = functools.cache(lambda: subject_of_model(model, **options))
+        subject = functools.cache(lambda: subject_of_model(model, text_only=True, **options))
         return _compare_built(subject, Path(graphs), built, run, output)
     exported = read_export(Path(graphs), layout, names)
     _refuse_unmeasured(exported, run.budgets)
@@ -104,7 +109,8 @@ def compare_models(
             reports[name] = dataclasses.replace(report, notes=notes_on)
     joined = Report.joined(Path(graphs).absolute().name, reports)
     return dataclasses.replace(
-        joined, notes=(*_layout_notes(exported), *phases, *notes, *joined.notes)
+        joined,
+        notes=(*_left_out(model), *_layout_notes(exported), *phases, *notes, *joined.notes),
     )
 
 
@@ -188,6 +194,11 @@ def _compare_strictly(
         read = functools.partial(reference, changed, entry)
         report = _compare(read, path, plain, output)
         return dataclasses.replace(report, model=entry.path), [note]
+
+
+def _left_out(model: Any) -> tuple[str, ...]:
+    """Return a note on what belongs to the model of a folder, and is not judged."""
+    return left_out_note(left_out_beside(Path(model)) if isinstance(model, str | Path) else {})
 
 
 def _layout_notes(exported: ExportedModel) -> tuple[str, ...]:

@@ -24,14 +24,21 @@ _COUNT = 64
     help="The most tokens to generate.",
 )  # fmt: skip
 @option(
-    "--temperature", type=float, least=0, default=0.0, show_default=True, metavar="T",
-    help="Divides the logits before a token is drawn; 0 takes the largest.",
+    "--temperature", type=float, least=0, metavar="T",
+    help="Divides the logits before a token is drawn; 0 takes the largest.  [default: that of "
+    "generation_config.json, or 0]",
 )  # fmt: skip
 @option("--top-k", type=int, least=1, metavar="K", help="Draw from the K likeliest tokens.")
 @option(
-    "--top-p", type=float, default=1.0, metavar="P",
+    "--top-p", type=float, metavar="P",
     help="Draw from the likeliest tokens that have P together.",
 )  # fmt: skip
+@option(
+    "--repetition-penalty",
+    type=float,
+    metavar="R",
+    help="Makes tokens that were there before less likely, above 1.",
+)
 @option("--seed", type=int, least=0, default=0, show_default=True, metavar="N", help="Of draws.")
 @option(
     "--threads", type=int, least=1, most=1024, metavar="N",
@@ -45,13 +52,13 @@ def generate_command(
     count: int,
     threads: int | None,
     dialect: str | None,
-    top_k: int | None,
     **options: Any,
 ) -> int:
     """Continue a prompt with a whole model that `build --model` wrote, without torch.
 
     Tokens are printed as they come, until the model ends the text. No chat template is applied.
     """
+    from attn_export.bundle.text_ends import ENDS
     from attn_export.parts.whole_models.bundle_text import BundleText
     from attn_export.runtimes.decode_session import DecodeSession
 
@@ -60,7 +67,17 @@ def generate_command(
     session = DecodeSession(bundle, threads=threads, dialect=dialect)
     text = BundleText(bundle)
     start = _ids(ids) if ids is not None else text.encode(str(prompt))
-    tokens = session.generate(np.array([start]), count, stop=text.stop, top_k=top_k or 0, **options)
+    given = {name: value for name, value in options.items() if value is not None}
+    said = text.generation
+    draws = {**said.draws(), **given}
+    if said.draws().keys() - given.keys():
+        shown = ", ".join(f"{name} {value}" for name, value in draws.items() if name != "seed")
+        echo(f"by {ENDS}: {shown}; --temperature 0 takes the largest logits", err=True)
+    if said.unused:
+        echo(
+            f"{ENDS} has, and generate does not use: {printable(', '.join(said.unused))}", err=True
+        )
+    tokens = session.generate(np.array([start]), count, stop=said.ends, **draws)
     single = (int(token[0]) for token in tokens)
     pieces = map(str, single) if ids is not None else text.decode(start, single)
     _print(pieces, " " if ids is not None else "")

@@ -43,17 +43,27 @@ def generate(
     # The last token is not run.
     inputs = {**masks, **(encoded or {})}
     logits = session.prefill(ids, lengths=lengths, more=count - 1, **inputs)["logits"]
+    seen = np.zeros((len(logits), logits.shape[-1]), bool)
+    if draw.repetition_penalty != 1:
+        before = np.asarray(ids)
+        held = np.arange(before.shape[1]) < session.lengths[:, None]
+        if attention_mask is not None:
+            held = np.asarray(attention_mask) != 0
+        rows, columns = np.nonzero(held)
+        seen[rows, before[rows, columns]] = True
     # The iterator starts at its first token, when the session may have another cache.
-    return _tokens(session, session.mark, logits, count, ends, draw)
+    return _tokens(session, session.mark, logits, count, ends, draw, seen)
 
 
 def _tokens(
     session: DecodeSession, mark: object, logits: np.ndarray, count: int, ends: np.ndarray,
-    draw: _Draws,
+    draw: _Draws, seen: np.ndarray,
 ) -> Iterator[np.ndarray]:  # fmt: skip
+    """Yield tokens; `seen` says which there were before, bool `[B, V]`."""
     random, has_ended = np.random.default_rng(draw.seed), np.zeros(len(logits), bool)
     for number in range(count):
-        token = draw.next(logits[:, -1], random)
+        token = draw.next(draw.penalised(logits[:, -1], seen), random)
+        seen[np.arange(len(token)), token] = True
         yield np.where(has_ended, _ENDED, token)
         if ends.size:
             has_ended |= np.isin(token, ends)
@@ -73,11 +83,14 @@ class _Draws:
         temperature: Divides the logits; 0 takes the largest.
         top_k: The number of the likeliest tokens to draw from; 0 for all.
         top_p: The share that the tokens to draw from have together, the likeliest first.
+        repetition_penalty: Divides the positive logits of tokens that were there before, and
+            multiplies the negative ones.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    repetition_penalty: float = 1.0
     seed: int = 0
 
     @classmethod
@@ -92,6 +105,7 @@ class _Draws:
         for name, least, most, says in (
             ("temperature", 0, math.inf, "a number from 0"),
             ("top_p", math.ulp(0), 1.0, "a number above 0, at most 1"),
+            ("repetition_penalty", math.ulp(0), math.inf, "a number above 0"),
             ("top_k", 0, _MOST, f"a whole number from 0 to {_MOST}"),
             ("seed", 0, 2**63, "a whole number from 0"),
         ):
@@ -101,6 +115,14 @@ class _Draws:
             if not is_number or not least <= value <= most or value == math.inf:
                 raise UsageError(f"{name} is {printable(str(value), 40)}; give {says}")
         return draws
+
+    def penalised(self, logits: np.ndarray, seen: np.ndarray) -> np.ndarray:
+        """Return logits `[B, V]` in which tokens that were there before are less likely."""
+        if self.repetition_penalty == 1:
+            return logits
+        wide = logits.astype(np.float64)
+        factor = np.where(wide < 0, self.repetition_penalty, 1 / self.repetition_penalty)
+        return np.where(seen, wide * factor, wide)
 
     def next(self, logits: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Return a token for each row of logits, `[B, V]`: int64 `[B]`."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from attn_export.errors import UsageError
+from attn_export.errors import UsageError, first_few
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -78,3 +80,55 @@ def type_of(model: Any) -> str:
 
 def _name(dtype: torch.dtype | str) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+_BESIDE = {
+    "adapter_config.json": ("an adapter", "merge it, as peft's merge_and_unload does"),
+    "modules.json": (
+        "what sentence-transformers adds, as pooling", "compute that of last_hidden_state",
+    ),
+}  # fmt: skip
+"""Files of a checkpoint that say what else belongs to the model, with what to do."""
+
+
+def left_out_beside(folder: Path) -> dict[str, str]:
+    """Return what belongs to a model by other files of its folder, with what to do."""
+    return {
+        f"{what} ({name})": advice
+        for name, (what, advice) in _BESIDE.items()
+        if (folder / name).exists()
+    }
+
+
+def left_out_of(model: nn.Module, run: Callable[[], object]) -> dict[str, str]:
+    """Return the modules that do nothing in a run, such as towers of images, with what to do."""
+    called: set[nn.Module] = set()
+    hooks = [x.register_forward_pre_hook(lambda x, _: called.add(x)) for x in model.modules()]
+    try:
+        with torch.inference_mode():
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    used = {id(weight) for module in called for weight in module.parameters(recurse=False)}
+    names = [*_unused(model, called, used)]
+    return {first_few(names): "export them by --module"} if names else {}
+
+
+def _unused(
+    module: nn.Module, called: set[nn.Module], used: set[int], path: str = ""
+) -> Iterator[str]:
+    """Yield the paths of modules of which no part was called, and no weight is that of another."""
+    for name, child in module.named_children():
+        if not called.isdisjoint(child.modules()):
+            yield from _unused(child, called, used, f"{path}{name}.")
+        # Some of a list, as experts, wait for other inputs; PyTorch's own use weights alone.
+        elif isinstance(module, nn.ModuleList | nn.ModuleDict | nn.MultiheadAttention):
+            continue
+        elif any(id(weight) not in used for weight in child.parameters()):
+            yield path + name
+
+
+def left_out_note(left_out: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note on what is not in the graphs."""
+    return (f"left out, and not in the graphs: {'; '.join(left_out)}",) if left_out else ()

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from attn_export.attention import functional, onnx_attention
@@ -27,6 +28,9 @@ from attn_export.parts.whole_models.single_nodes import SingleNodes
 
 _MANY = 2**17
 """A number of keys at which layers that scale by it have another factor."""
+
+_STEPS = 5
+"""The number of tokens that are decoded across a size."""
 
 
 class InPlaceLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -189,6 +193,63 @@ class CapturedDecoder(nn.Module):
             raise ExportError(f"{kind} gives layers more than hidden states; leave out --layers")
         self._token = 0
 
+    def prove_decode(
+        self, caches: Mapping[str, Tensor], sizes: Iterable[int], vocabulary: int
+    ) -> None:
+        """Refuse a model that depends on more than its caches and the positions.
+
+        Two prompts, of two lengths, are decoded together from empty caches, once across each size,
+        and compared with what transformers' `generate` makes of the same tokens. Cases have random
+        caches, and would not show it.
+
+        `caches`: Of any number of batch elements and slots.
+        """
+        kind, random = self.model.config.model_type, torch.Generator().manual_seed(0)
+        for size in sizes:
+            prompt = max(size - 2, 2)
+            # Ids with a meaning are first, and some have embeddings of 0, which tie routers.
+            shape = 2, prompt + _STEPS
+            ids = torch.randint(min(8, vocabulary // 2), vocabulary, shape, generator=random)
+            short = prompt if self.reads_length else (prompt + 1) // 2
+            try:
+                with torch.inference_mode():
+                    wanted = _generated(self.model, ids, short, prompt)
+                    found = self._decoded(ids, short, prompt, caches)
+                    wrong = next((n for n, x in enumerate(wanted) if not _near(next(found), x)), -1)
+            except Exception as error:  # as various as the models
+                raise ExportError(f"{kind} cannot be decoded: {one_line(error)}") from error
+            if wrong >= 0:
+                raise ExportError(
+                    f"{kind} depends on more than its caches and positions: at token "
+                    f"{prompt + wrong} transformers' generate gives other logits than a decode "
+                    "from an empty cache"
+                )
+
+    def _decoded(
+        self, ids: Tensor, short: int, prompt: int, caches: Mapping[str, Tensor]
+    ) -> Iterator[Tensor]:
+        """Yield the logits `[B, V]` of each step; the second prompt has the last `short` ids."""
+        starts, logits, held = torch.tensor([0, prompt - short]), [], []
+        for row, start in enumerate(starts.tolist()):  # each alone, as some see padding
+            new = ids[row : row + 1, start:prompt]
+            empty = [x.new_zeros(1, x.shape[1], ids.shape[1], x.shape[3]) for x in caches.values()]
+            last, *filled = self._step(new, torch.zeros(1, dtype=torch.int64), caches, empty)
+            logits.append(last)
+            held.append(filled)
+        yield torch.cat(logits)
+        written = [torch.cat(rows) for rows in zip(*held, strict=True)]
+        for at in range(prompt, ids.shape[1]):
+            last, *written = self._step(ids[:, at : at + 1], at - starts, caches, written)
+            yield last
+
+    def _step(
+        self, ids: Tensor, past: Tensor, names: Iterable[str], caches: Sequence[Tensor]
+    ) -> list[Tensor]:
+        index = torch.full((len(ids), 1), ids.shape[1] - 1)
+        given = dict(zip(names, caches, strict=True))
+        logits, *written = self(ids, past_length=past, logit_index=index, **given)
+        return [logits[:, 0], *written]
+
     def _tried(self, example: Mapping[str, Tensor], seen: int) -> tuple[Call, Tensor]:
         """Return a run and its logits; `seen` is what the cache says that it holds."""
         given = dict(example)
@@ -205,6 +266,30 @@ class CapturedDecoder(nn.Module):
                 f"{one_line(error)}"
             ) from error
         return call, logits
+
+
+def _generated(model: Any, ids: Tensor, short: int, prompt: int) -> Sequence[Tensor]:
+    """Return the logits `[B, V]` of the steps in which transformers' `generate` gives these ids."""
+
+    def force(given: Tensor, scores: Tensor) -> Tensor:
+        return torch.full_like(scores, -math.inf).scatter(1, ids[:, given.shape[1], None], 0.0)
+
+    mask = torch.ones(2, prompt, dtype=torch.int64)
+    mask[1, : prompt - short] = 0
+    settings = GenerationConfig(
+        max_new_tokens=ids.shape[1] - prompt, do_sample=False, num_beams=1, pad_token_id=0,
+        eos_token_id=model.config.get_text_config(decoder=True).vocab_size,  # none ends it
+        output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    found: Sequence[Tensor] = model.generate(
+        ids[:, :prompt], attention_mask=mask, logits_processor=[force], generation_config=settings
+    ).logits
+    return found
+
+
+def _near(found: Tensor, wanted: Tensor) -> bool:
+    """Return whether logits `[B, V]` in float32 differ by what rounding explains."""
+    return bool(((found - wanted).norm(dim=-1) <= 1e-3 * wanted.norm(dim=-1)).all())
 
 
 def _call(past_length: Tensor | None, caches: Mapping[str, Tensor]) -> Call:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import math
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import WeightsError, one_line
+from attn_export.parts.whole_models.model_config import config_of
 from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import scratch
 from attn_export.weights.source import (
@@ -26,36 +25,14 @@ from attn_export.weights.source import (
     TensorSource,
     listed,
     open_source,
-    read_json,
-    shown,
 )
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
-_CODE = re.compile(
-    r"auto_map|custom_\w+|_*(attn|experts)_implementation\w*|use_kernels?|kernel_config|adapter\w*"
-    r"|_auto_class"
-)
-"""Keys that ask for code, or for kernels of a hub, which `_attn_implementation` does as well."""
-
-_OF_TRANSFORMERS = frozenset({
-    "model_type", "architectures", "torch_dtype", "rope_theta", "rope_scaling", "num_labels",
-    "partial_rotary_factor",
-})  # fmt: skip
-"""Keys that transformers reads for every class, beside the fields of the class."""
-
-_IGNORED = frozenset({"transformers_version", "_name_or_path", "use_cache", "_commit_hash"})
-"""Keys without an effect on numbers."""
-
 _LAYERS = re.compile(r"(num_|n_|num_hidden_|encoder_|decoder_|num_encoder_|num_decoder_)layers?")
 """The keys of numbers of layers."""
-
-_DTYPES = ("float32", "float16", "bfloat16")
-
-_MOST = 2**40
-"""The largest size in a config: products of a few such numbers stay exact in float64."""
 
 _BYTES = 12
 """The bytes of memory for each weight: in float32 the model, the graph, and what a runtime makes of
@@ -144,98 +121,10 @@ def read_checkpoint(folder: Path) -> _ModelCheckpoint:
     """
     source = open_source(folder)
     notes: list[str] = []
-    config, architecture = _config_of(folder / CONFIG, notes)
+    config, architecture = config_of(folder / CONFIG, notes)
     stored = source.describe(source.files)
     elements = _bound(folder, config, architecture, stored)
     return _ModelCheckpoint(folder, config, architecture, source, elements, tuple(notes))
-
-
-def _config_of(path: Path, notes: list[str]) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
-    """Return the config in a config.json, and the class of the model that it names."""
-    from transformers import CONFIG_MAPPING
-
-    values = read_json(path, "the config")
-    for key in _keys_of(values):
-        if _CODE.fullmatch(key):
-            raise WeightsError(f"{path} asks for code by {shown(key)}; remove it if you trust it")
-    kind = values.get("model_type")
-    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        raise WeightsError(f"{path}: model_type {shown(repr(kind))} is none of transformers'")
-    if values.get("quantization_config") is not None:
-        raise WeightsError(
-            f"{path} has a quantization_config; give the checkpoint in full precision"
-        )
-    architecture = _architecture(path, kind, values.get("architectures"))
-    cleaned = _known(path, CONFIG_MAPPING[kind], architecture, values, notes)
-    try:
-        return CONFIG_MAPPING[kind](**cleaned), architecture
-    except Exception as error:  # the classes have validators of their own
-        raise WeightsError(f"{path} is no config of {kind}: {one_line(error)}") from error
-
-
-def _keys_of(value: object) -> Iterator[str]:
-    """Yield the keys of an object, and of those within it."""
-    if isinstance(value, dict):
-        yield from value
-    if isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _keys_of(inner)
-
-
-def _architecture(path: Path, kind: str, named: object) -> type[PreTrainedModel]:
-    """Return the class that config.json names, if transformers has it for this type of model."""
-    import transformers
-    from transformers.models.auto import modeling_auto
-
-    names = {
-        name
-        for table, mapping in vars(modeling_auto).items() if table.endswith("MAPPING_NAMES")
-        for name in _names(mapping.get(kind))
-    }  # fmt: skip
-    first = named[0] if isinstance(named, list) and named else named
-    if first not in names:
-        raise WeightsError(
-            f"{path}: architectures must name a model of {kind} ({listed(sorted(names))}); got "
-            f"{shown(repr(first))}"
-        )
-    found: type[PreTrainedModel] = getattr(transformers, str(first))
-    return found
-
-
-def _names(value: str | Sequence[str] | None) -> Sequence[str]:
-    return (value,) if isinstance(value, str) else value or ()
-
-
-def _known(
-    path: Path, kind: type[PreTrainedConfig], architecture: type[PreTrainedModel],
-    values: Mapping[str, Any], notes: list[str], within: str = "",
-) -> dict[str, Any]:  # fmt: skip
-    """Return the values that a class of configs or the model's code reads, and note the others."""
-    from transformers import CONFIG_MAPPING
-
-    sources = (inspect.getsource(sys.modules[each.__module__]) for each in (kind, architecture))
-    read = set(re.findall(r"[a-z]\w*", " ".join(sources)))
-    read |= kind.attribute_map.keys() | _OF_TRANSFORMERS
-    read |= {field.name for field in dataclasses.fields(kind)}
-    known = {key: value for key, value in values.items() if key in read and key not in _IGNORED}
-    for key, value in known.items():
-        if key in ("dtype", "torch_dtype") and value not in (None, *_DTYPES):
-            raise WeightsError(
-                f"{path}: {within}{key} must be {', '.join(_DTYPES)}; got {shown(repr(value))}"
-            )
-        if isinstance(value, int) and abs(value) > _MOST:
-            raise WeightsError(f"{path}: {within}{key} must be at most {_MOST}; got {value}")
-        inner = kind.sub_configs.get(key)
-        if inner is not None and isinstance(value, dict):
-            inner = CONFIG_MAPPING.get(str(value.get("model_type")), inner)
-            if hasattr(inner, "attribute_map"):
-                known[key] = _known(path, inner, architecture, value, notes, f"{within}{key}.")
-    others = sorted(values.keys() - known.keys() - _IGNORED)
-    if others:
-        notes.append(
-            f"config.json: {within}{kind.__name__} does not read {listed(others)}; left out"
-        )
-    return known
 
 
 def _bound(

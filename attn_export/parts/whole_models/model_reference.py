@@ -17,6 +17,8 @@ from attn_export.errors import ExportError, GraphError, UsageError, first_few, o
 from attn_export.export.subject import Subject
 from attn_export.export.trees import named_axes
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
+from attn_export.parts.whole_models.loaded_model import left_out_note, left_out_of
+from attn_export.parts.whole_models.model_caches import cache_shapes, features_of, step_limit
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseLimits, CaseMaker, situations
 from attn_export.parts.whole_models.model_oracle import (
@@ -63,9 +65,9 @@ def reference_of(
     least = 1 if entry.takes_one_token else 2
     shown = dataclasses.replace(chosen[0], new=(max(least, *chosen[0].new),) * len(chosen[0].new))
     example = {n: torch.from_numpy(a) for n, a in maker.inputs(shown, "example").items()}
+    outputs: list[torch.Tensor] = []
     try:
-        with torch.no_grad():
-            outputs = call(**example)
+        unused = left_out_of(model, lambda: outputs.extend(call(**example)))
     except Exception as error:
         raise ExportError(f"{entry.path.name}: the model cannot run: {one_line(error)}") from error
     out_axes = {
@@ -87,7 +89,9 @@ def reference_of(
         make = functools.partial(FloatModelOracle, subject, model=exact, budgets=budgets)
     return judged_by_model(
         subject, interface, plan, make, undeclared=loose, reduce=reduce,
-        notes=(*subject.notes, *_notes(entry, loose)),
+        notes=(
+            *left_out_note(unused), *subject.notes, *_notes(entry, loose, step_limit(model)),
+        ),
         is_float_model=is_float_model or bool(budgets),
     )  # fmt: skip
 
@@ -109,8 +113,13 @@ def judged_by_model(
     )  # fmt: skip
 
 
-def _notes(entry: Entry, undeclared: set[str]) -> Iterator[str]:
-    """Yield notes on what a graph declares and does not do."""
+def _notes(entry: Entry, undeclared: set[str], switch: tuple[int, str] | None) -> Iterator[str]:
+    """Yield notes on what a graph declares and does not do, and on what caches it needs."""
+    if switch is not None and entry.having("past"):
+        yield (
+            f"beyond {switch[0]} tokens, the {switch[1]} angles of all keys change: a decode that "
+            "comes there needs a cache that is computed anew, as transformers does"
+        )
     if undeclared:
         shown = first_few(sorted(undeclared))
         yield f"declared with another number of axes than they should have: {shown}"
@@ -197,7 +206,7 @@ def _axes(end: End, entry: Entry, model: Any) -> Shape:
 def _feature_axes(end: End, model: Any) -> Shape:
     if end.role != "features" or all(isinstance(size, int) for size in end.shape[1:]):
         return BATCH, *end.shape[1:]
-    return BATCH, *_features(model, model.main_input_name).shape[1:]
+    return BATCH, *features_of(model, model.main_input_name).shape[1:]
 
 
 def _cache_axes(end: End, model: Any) -> Shape:
@@ -209,46 +218,6 @@ def _cache_axes(end: End, model: Any) -> Shape:
     if end.rolls:
         return BATCH, heads, limits_of(model).window, size
     return BATCH, heads, KEYS if end.of == "encoder" else PAST, size
-
-
-def cache_shapes(model: Any) -> dict[tuple[int, str], tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the number of heads and the size of keys and of values, by layer and whose they are.
-
-    Configs do not hold them for every model, so it runs.
-    """
-    if "attn_export_caches" not in vars(model):
-        ids = torch.zeros(1, 2, dtype=torch.int64)
-        kwargs: dict[str, Any] = {"input_ids": ids}
-        if model.config.is_encoder_decoder:
-            kwargs["decoder_input_ids"] = ids
-            name = model.main_input_name
-            if name != "input_ids":
-                kwargs[name] = _features(model, name)
-                del kwargs["input_ids"]
-        if "input_ids" in kwargs:
-            kwargs["attention_mask"] = torch.ones_like(ids)
-        with torch.no_grad():
-            cache = model(**kwargs, use_cache=True).past_key_values
-        parts = {"decoder": cache}
-        if model.config.is_encoder_decoder:
-            parts = {"decoder": cache.self_attention_cache, "encoder": cache.cross_attention_cache}
-        model.attn_export_caches = {
-            (number, of): tuple((x.shape[1], x.shape[3]) for x in (layer.keys, layer.values))
-            for of, each in parts.items()
-            for number, layer in enumerate(each.layers)
-            if layer.is_initialized
-        }
-    found: dict[tuple[int, str], Any] = model.attn_export_caches
-    return found
-
-
-def _features(model: Any, name: str) -> torch.Tensor:
-    config = model.config
-    if name == "input_features":
-        return torch.zeros(
-            1, config.num_mel_bins, 2 * config.max_source_positions, dtype=model.dtype
-        )
-    raise ExportError(f"models that take {name} and have a decoder are not supported")
 
 
 def _refuse_other_layers(entry: Entry, model: Any) -> None:

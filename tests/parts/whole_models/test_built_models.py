@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from tiny_decoders import BUILT, REFUSED, built, checkpoint_of, tiny_decoder
+from tiny_decoders import BUILT, REFUSED, STATES, built, checkpoint_of, tiny_decoder
 from tiny_encoders import tiny_encoder
-from transformers import AttentionMaskInterface, AutoModelForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 from transformers.masking_utils import causal_mask_function
 
 from attn_export import DecodeSession, Subject, verify
@@ -23,6 +29,7 @@ from attn_export.export.mapped_weights import map_weights
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.graph.save import WEIGHTS, save_graphs, tensor_places
 from attn_export.measures import fill_ignored_rows
+from attn_export.parts.whole_models import built_model
 from attn_export.parts.whole_models.compare_models import compare_models
 
 FEW = ("biogpt", "deepseek_v3", "gemma2", "gpt2", "gpt_oss", "llama4_text", "mixtral")
@@ -102,6 +109,25 @@ def test_cases_keep_to_the_most_tokens_of_a_cache():
     assert 8 < tokens <= 20 < more <= 40
 
 
+SCALED = {"original_max_position_embeddings": 20, "rope_theta": 10000.0, "rope_type": "longrope",
+          "short_factor": [1.0] * 8, "long_factor": [1.5, 2, 3, 4, 5, 6, 7, 8]}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["phi3", "llama"])
+def test_a_decoder_whose_keys_change_at_a_length_takes_fewer_tokens(kind, monkeypatch):
+    own = {"original_max_position_embeddings": 20} if kind == "phi3" else {}
+    model = tiny_decoder(kind, rope_parameters=SCALED, **own)
+    subject = Subject.from_model(model)
+    assert subject.bounds["capacity"][-1] == 20
+    assert "the graphs take 20 tokens at most: beyond 20 tokens, the longrope" in subject.notes[0]
+    with pytest.raises(UsageError, match=r"max_len 30: beyond 20 tokens, .* give at most 20"):
+        Subject.from_model(model, max_len=30)
+    # Any other model that depends on more than its caches is found by decoding.
+    monkeypatch.setattr(built_model, "step_limit", lambda _: None)
+    with pytest.raises(ExportError, match=r"more than its caches and positions: at token \d+"):
+        Subject.from_model(model)
+
+
 @pytest.mark.parametrize("most", [-1, 15, 41])
 def test_more_tokens_than_positions_are_refused(most):
     with pytest.raises(UsageError, match=f"max_len {most}: give 16 to 40, as many as the model"):
@@ -114,6 +140,67 @@ def test_a_decoder_with_attention_of_its_own_is_refused(kind):
         ExportError, match=f"{kind} (has attention of its own|takes no position_ids)"
     ):
         Subject.from_model(tiny_decoder(kind))
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_decoder_that_keeps_something_else_is_refused_by_what_it_keeps(kind):
+    with pytest.raises(ExportError, match=f"^{kind} .*{re.escape(STATES[kind][1])}"):
+        Subject.from_model(tiny_decoder(kind))
+
+
+def tiny_gemma3() -> Any:
+    """Return a decoder with a tower for images."""
+    text = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 16,
+            "num_hidden_layers": 2, "num_key_value_heads": 1, "vocab_size": 64,
+            "max_position_embeddings": 40, "layer_types": ["full_attention"] * 2}  # fmt: skip
+    image = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2,
+             "num_hidden_layers": 1, "image_size": 16, "patch_size": 8}  # fmt: skip
+    config = CONFIG_MAPPING["gemma3"](
+        text_config=text, vision_config=image, mm_tokens_per_image=1, image_token_id=60,
+        boi_token_id=61, eoi_token_id=62,
+    )  # fmt: skip
+    return AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+
+
+TOWER = "model.vision_tower, model.multi_modal_projector"
+
+
+@pytest.mark.parametrize(
+    ("model", "beside", "lacks", "advice"),
+    [
+        (tiny_gemma3, (), TOWER, "export them by --module"),
+        (
+            lambda: tiny_decoder("llama"), ("adapter_config.json",),
+            "an adapter (adapter_config.json)", "merge it",
+        ),
+        (
+            lambda: tiny_encoder("bert"), ("modules.json",), "pooling (modules.json)",
+            "last_hidden_state",
+        ),
+        (
+            tiny_gemma3, ("adapter_config.json",), f"an adapter (adapter_config.json); {TOWER}",
+            "merge it",
+        ),
+    ],
+    ids=["tower", "adapter", "pooling", "both"],
+)  # fmt: skip
+def test_what_the_graphs_lack_is_refused_or_noted_first(model, beside, lacks, advice, tmp_path):
+    model().save_pretrained(tmp_path)
+    for name in beside:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UsageError, match=f"{re.escape(lacks)}: .*{advice}.* or give --text-only"):
+        Subject.from_model(tmp_path)
+    notes = Subject.from_model(tmp_path, text_only=True).notes
+    assert notes[0].startswith("left out, and not in the graphs: ")
+    assert lacks in notes[0]
+
+
+def test_all_outputs_of_an_encoder_are_those_of_its_graph():
+    subject = Subject.from_model(tiny_encoder("yolos", "YolosForObjectDetection"))
+    assert subject.outputs == ("logits", "pred_boxes", "last_hidden_state")
+    assert Subject.from_model(tiny_encoder("esm")).notes == (
+        "left out, and not in the graphs: contact_head",
+    )
 
 
 def test_what_is_no_model_is_refused(tmp_path):

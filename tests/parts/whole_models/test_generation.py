@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_decoders import built, by_bytes, checkpoint_of
+from tiny_decoders import built, by_bytes, checkpoint_of, tiny_decoder
 from transformers import AutoModelForCausalLM
 
 from attn_export import DecodeSession
+from attn_export.bundle.manifest import manifest_content, write_manifest
 from attn_export.bundle.text_ends import ENDS, TOKENIZER
 from attn_export.errors import AttnExportError, UsageError
-from attn_export.parts.whole_models.bundle_text import BundleText
+from attn_export.parts.whole_models.bundle_text import BundleText, files_of
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +102,7 @@ def test_a_row_that_has_ended_gives_no_more_tokens(session):
         ({"temperature": float("nan")}, "temperature is nan"), ({"top_p": 0}, "top_p is 0"),
         ({"top_p": 1.5}, "top_p is 1.5"), ({"top_k": -2}, "top_k is -2"),
         ({"stop": ["x"]}, "stop is"), ({"stop": 2}, "stop is 2"), ({"stop": None}, "stop is None"),
+        ({"repetition_penalty": 0}, "penalty is 0"),
         ({"seed": -1}, "seed is"), ({"top": 1}, "unknown option top"), ({"ids": [[64]]}, "has 64"),
         ({"ids": [[-1]]}, "has -1"), ({"ids": [[0.5]]}, "give int64"), ({"ids": [["a"]]}, "int64"),
         ({"ids": [[2**70]]}, "give int64"), ({"ids": [1, 2]}, "give .batch, query_len"),
@@ -216,6 +219,34 @@ def test_the_command_prints_the_ids_of_a_prompt(bundle, cli, session):
     assert (said.returncode, said.stdout) == (0, " ".join(map(str, wanted)) + "\n")
 
 
+def test_the_settings_of_a_generation_config_are_used_or_named(bundle, cli, session, tmp_path):
+    folder = shutil.copytree(bundle, tmp_path / "bundle")
+    said = {"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.8, "num_beams": 4,
+            "repetition_penalty": 1.3, "min_p": None, "typical_p": 1.0}  # fmt: skip
+    (tmp_path / ENDS).write_text(json.dumps(said))
+    (folder / ENDS).write_bytes(files_of(tiny_decoder("mistral"), tmp_path)[ENDS])
+    write_manifest(folder, manifest_content(folder))
+    draws = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "repetition_penalty": 1.3}
+    words = ("--ids", ",".join(map(str, IDS[0])), "--count", "9", "--seed", "3")
+    for more, changed in (((), {}), (("--temperature", "0"), {"temperature": 0})):
+        wanted = session.generate(IDS[:1], 9, seed=3, **(draws | changed))
+        found = cli("generate", folder, *words, *more)
+        assert found.stdout == " ".join(str(token[0]) for token in wanted) + "\n"
+        assert "top_p 0.8" in found.stderr
+        assert found.stderr.endswith("has, and generate does not use: num_beams\n")
+
+
+def test_a_penalty_of_repetitions_is_that_of_transformers(bundle, session):
+    model = AutoModelForCausalLM.from_pretrained(checkpoint_of(bundle), dtype=torch.float32)
+    with torch.no_grad():
+        wanted = model.generate(
+            torch.tensor(IDS), max_new_tokens=20, do_sample=False, eos_token_id=None,
+            pad_token_id=0, repetition_penalty=1.5,
+        )[:, 9:]  # fmt: skip
+    tokens = np.stack(list(session.generate(IDS, 20, repetition_penalty=1.5)), axis=1)
+    assert tokens.tolist() == wanted.tolist()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -237,7 +268,7 @@ def test_what_the_command_cannot_continue_is_one_line(words, message, bundle, cl
 def test_the_command_prints_text_until_the_model_ends_it(bundle, cli, session):
     """The checkpoint's config names 2 as the token that ends a text."""
     text = BundleText(bundle)
-    assert text.stop == (2,)
+    assert text.generation.ends == (2,)
     ids = text.encode("TO BE, OR NOT")
     tokens = [int(token[0]) for token in session.generate(np.array([ids]), 20, stop=[2])]
     said = cli("generate", bundle, "--prompt", "TO BE, OR NOT", "--count", "20")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,14 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import transformers
+from shared import extended
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto import modeling_auto
 
 from attn_export.errors import WeightsError
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
+from attn_export.parts.whole_models.model_config import config_of
 
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -54,13 +59,23 @@ def test_a_model_is_loaded_as_it_was_saved_beside_files_that_are_not_read(saved,
     [
         ({"auto_map": {"AutoModel": "m.M"}}, "asks for code by auto_map"),
         ({"_attn_implementation": "kernels-community/x"}, "asks for code by _attn_implementation"),
-        ({"attn_implementation_internal": "x"}, "asks for code by attn_implementation_internal"),
-        ({"text_config": {"_experts_implementation": "x"}}, "by _experts_implementation"),
+        ({"attn_implementation_internal": "x/y"}, "asks for code by attn_implementation_internal"),
+        ({"text_config": {"_experts_implementation": "x/y"}}, "by _experts_implementation"),
+        ({"_attn_implementation": {"text_config": "x/y"}}, "asks for code by _attn_implementation"),
         ({"use_kernels": True}, "asks for code by use_kernels"),
+        ({"attribute_map": {"x": "_attn_implementation"}, "x": "x/y"}, "by attribute_map"),
+        ({"rope_parameters": {"attribute_map": {"x": "y"}}}, "asks for code by attribute_map"),
+        ({"rope_parameters": {"quantization_config": {"x": 1}}}, "has a quantization_config"),
+        ({"use_pretrained_backbone": True}, "asks for code by use_pretrained_backbone"),
         ({"adapters": ["x"]}, "asks for code by adapters"),
         ({"model_type": "os"}, "model_type 'os' is none of transformers'"),
         ({"model_type": ["llama"]}, "is none of transformers'"),
         ({"architectures": ["Mistral"]}, "architectures must name a model of llama"),
+        ({"architectures": [[1]]}, r"architectures must name a model of llama .*; got \[1\]"),
+        ({"architectures": ["PreTrainedModel"]}, "architectures must name a model of llama"),
+        ({"architectures": ["LlamaConfig"]}, "architectures must name a model of llama"),
+        ({"architectures": ["pipelines"]}, "architectures must name a model of llama"),
+        ({"architectures": {"x": 1}}, "architectures must name a model of llama"),
         ({"architectures": None}, "architectures must name a model of llama"),
         ({"quantization_config": {"quant_method": "gptq"}}, "has a quantization_config"),
         ({"dtype": "load"}, "dtype must be float32, float16, bfloat16; got 'load'"),
@@ -79,6 +94,42 @@ def test_a_model_is_loaded_as_it_was_saved_beside_files_that_are_not_read(saved,
 def test_a_config_that_asks_for_code_or_lies_is_refused(saved, tmp_path, changes, message):
     with pytest.raises(WeightsError, match=message):
         read_checkpoint(copy_of(saved, tmp_path, **changes)).load()
+
+
+def test_what_is_no_field_of_a_config_does_not_reach_transformers(saved, tmp_path):
+    """Names of a class, of its methods and of what transformers keeps in a config are no fields."""
+    changes = {
+        "sub_configs": {"x": "y"}, "get_text_config": 3, "name_or_path": "x/y", "default_theta": 5,
+        "transformers_weights": "x.bin", "_attn_implementation": "sdpa", "__class__": "x",
+    }  # fmt: skip
+    checkpoint = read_checkpoint(copy_of(saved, tmp_path, **changes))
+    assert checkpoint.notes == (
+        "config.json: LlamaConfig does not read default_theta, get_text_config, name_or_path, "
+        "sub_configs, transformers_weights; left out",
+    )
+    assert vars(checkpoint.config) == vars(read_checkpoint(saved).config)
+
+
+KEYS_LIKE_CODE = ("wav2vec2", "xmod", "zamba2", "bamba", "mamba2", "nemotron_h", "llava", "gemma3")
+"""Types with fields like ``adapter_stride``, infinities, or configs within."""
+
+
+@pytest.mark.parametrize("kind", extended(CONFIG_MAPPING, lambda kind: kind in KEYS_LIKE_CODE))
+@pytest.mark.filterwarnings("ignore")
+def test_the_config_of_each_type_is_read_as_save_pretrained_writes_it(kind, tmp_path):
+    tables = (t for n, t in vars(modeling_auto).items() if re.fullmatch("MODEL_.*MAPPING_NAMES", n))
+    named = next((table[kind] for table in tables if kind in table), None)
+    first = named if isinstance(named, str | None) else named[0]
+    if first is None or not hasattr(transformers, first) or kind == "moshi":
+        pytest.skip("no class of models that transformers exports, or a config that reads itself")
+    try:
+        config = CONFIG_MAPPING[kind]()
+    except Exception:  # some have no config by default
+        pytest.skip("no config by default")
+    config.architectures = [first]
+    config.save_pretrained(tmp_path)
+    found, _ = config_of(tmp_path / "config.json", [])
+    assert found.to_diff_dict() == config.to_diff_dict()
 
 
 def missing_tensor(folder: Path) -> None:

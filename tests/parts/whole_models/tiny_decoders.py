@@ -68,11 +68,34 @@ REFUSED: dict[str, dict[str, Any]] = {
     "xglm": {"d_model": 32, "attention_heads": 4, "num_layers": 2, "ffn_dim": 64},
 }  # fmt: skip
 
+_LINEAR = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+_MAMBA = {
+    "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 16,
+    "mamba_d_state": 8, "mamba_n_groups": 1,
+}  # fmt: skip
+
+STATES: dict[str, tuple[dict[str, Any], str]] = {
+    "bert": ({}, "keeps no keys and values: is_decoder is false"),
+    "granitemoehybrid": (
+        {**_MAMBA, **_EXPERTS, "num_experts_per_tok": 2},
+        "state-space layers (GraniteMoeHybridMambaLayer)",
+    ),
+    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "convolution layers (Lfm2ShortConv)"),
+    "mamba": ({"state_size": 8}, "state-space layers (MambaMixer)"),
+    "openai-gpt": (_GPT, "keeps no keys and values from step to step"),
+    "qwen3_next": ({**_LINEAR, "num_experts": 0}, "linear-attention layers (Qwen3NextGatedDelta"),
+    "rwkv": ({"attention_hidden_size": 64}, "recurrent layers (RwkvSelfAttention)"),
+}  # fmt: skip
+"""Types that are refused by what they keep, with their fields and a part of the message."""
+
 
 def tiny_decoder(kind: str, **fields: Any) -> Any:
     """Return a model of a type, with other fields of its config."""
     torch.manual_seed(0)
-    of_kind = {**BUILT, **REFUSED}[kind]
+    of_kind = {**BUILT, **REFUSED, **{kind: given for kind, (given, _) in STATES.items()}}[kind]
     config = CONFIG_MAPPING[kind](**{**_SMALL, **of_kind, **fields})
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
 
