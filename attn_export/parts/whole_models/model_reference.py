@@ -66,10 +66,7 @@ def reference_of(
     `of_float`: The float model from which `budgets` limit the distance, if there are any.
     `is_float_model`: Whether the graph is quantised, and the model is not.
     """
-    call, limits = ModelCall(model, entry).eval(), limits_of(model)
-    sizes = (end.shape[1] for end in entry.having("past") if len(end.shape) == 3)
-    longest = min([limits.longest, *(size for size in sizes if isinstance(size, int))])
-    limits = dataclasses.replace(limits, longest=longest)
+    call, limits = ModelCall(model, entry).eval(), _limits_for(model, entry)
     axes = {name: _axes(end, entry, model) for name, end in entry.inputs.items()}
     _refuse_other_layers(entry, model)
     make_cases = functools.partial(
@@ -77,8 +74,6 @@ def reference_of(
         entry, limits, pads_left="left" in promises,
     )  # fmt: skip
     maker = make_cases(axes=axes)
-    if entry.one("features") and entry.one("ids"):  # scores of all texts by all images
-        promises -= {"left"}
     chosen = situations(entry, limits, _fitting(entry, promises))
     if entry.one("features") and not entry.one("ids"):
         chosen = tuple(feature_situations(entry, least_length(model)))
@@ -185,9 +180,19 @@ def _tables(model: Any) -> list[int]:
     ]
 
 
+def _limits_for(model: Any, entry: Entry) -> CaseLimits:
+    """Return the limits of a model, with those of caches whose size a graph fixes."""
+    limits = limits_of(model)
+    sizes = (end.shape[1] for end in entry.having("past") if len(end.shape) == 3)
+    longest = min([limits.longest, *(size for size in sizes if isinstance(size, int))])
+    return dataclasses.replace(limits, longest=longest)
+
+
 def _fitting(entry: Entry, promises: frozenset[Promise]) -> frozenset[Promise]:
     """Return the promises that the inputs of a graph can express."""
     missing: set[Promise] = set() if entry.one("mask") else {"left", "right"}
+    if entry.one("features") and entry.one("ids"):
+        missing.add("left")  # a score of a text and an image has an axis for each
     if any(end.rolls for end in entry.having("past")):
         missing.add("right")  # ONNX Runtime refuses it there
     if entry.takes_one_token:

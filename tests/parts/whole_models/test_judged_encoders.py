@@ -75,7 +75,7 @@ def test_cases_of_a_model_without_caches_have_its_sizes(kind):
 
 @pytest.mark.parametrize(
     ("usual", "axes", "advice"),
-    [("vector", 2, "--name pooler_output=vector"), ("vector", 4, ""), ("sentence_embedding", 2, "")],
+    [("vector", 2, "pooler_output=vector"), ("vector", 4, ""), ("sentence_embedding", 2, "")],
 )  # fmt: skip
 def test_advice_to_name_an_output_is_given_where_it_helps(usual, axes, advice):
     ends = {usual: End(usual, "value", "float32", (BATCH,) * axes, usual=usual)}
