@@ -65,7 +65,7 @@ _STATES = re.compile(r"(?i).*(conv|ssm|recurrent)\w*[._]?(state|cache)s?.*")
 _ENCODER = ("encoder", "cross", "cross_attention_cache")
 """Names of caches of the encoder's keys and values."""
 
-_MOST_GRAPHS = 8
+_MOST_GRAPHS = 40
 """The largest number of graphs in a folder."""
 
 

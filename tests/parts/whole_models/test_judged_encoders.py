@@ -10,6 +10,7 @@ from tiny_encoders import _IMAGE, _TEXT, tiny_encoder
 from tiny_pairs import _T5, _WHISPER
 
 from attn_export.errors import AttnExportError
+from attn_export.parts.whole_models import compare_models
 from attn_export.parts.whole_models.export_layouts import End, Entry
 from attn_export.parts.whole_models.model_reference import reference_of
 
@@ -99,3 +100,13 @@ def test_graphs_with_the_last_logits_alone_are_judged_by_those(axes, shape):
     right = next(case for case in reference.plan.cases if case.name.startswith("right"))
     golden = reference.oracle(0.0).golden(right)
     assert golden.expected["logits"].ndim == shape
+
+
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [("model", ""), ("model_q4", "sqnr>=6"), ("decoder_model_merged_fp16", "sqnr>=50"),
+     ("model_quantized", "sqnr>=20"), ("decoder_with_past", "")],
+)  # fmt: skip
+def test_variants_of_a_graph_have_a_budget(name, budget):
+    entry = Entry(Path(f"{name}.onnx"), name, "", {}, {})
+    assert "".join(map(str, compare_models._budgets_of(entry))) == budget
