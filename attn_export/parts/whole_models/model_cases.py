@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -215,9 +216,8 @@ class CaseMaker:
         end, valid, inputs = self.entry.inputs[name], base.valid(), self.inputs(base, base.name)
         case = dataclasses.replace(base, name=f"{CHANGED}{name}", about=f"another {name}")
         other = self.inputs(case, case.name)
-        if end.role in ("branch", "window", "write at", "lengths"):
-            return None
-        if end.role == "mask" and not self.pads_left:
+        fixed = "branch", "window", "write at", "lengths", "" if self.pads_left else "mask"
+        if end.role in fixed:
             return None
         if end.role == "mask":
             valid = valid.copy()
@@ -296,9 +296,9 @@ class CaseMaker:
         past, shape = max(situation.past), self.axes[end.name]
         padded = ~valid.all(1) | any(e.rolls for e in self.entry.having("past"))
         if end.role == "value" and not {QUERIES, ""} & {*shape[:-1]}:  # of no tokens but the last
-            inner = [self.sizes(situation).get(str(a), a) for a in shape[1:-1]]
+            inner = [int(self.sizes(situation).get(str(a), a)) for a in shape[1:-1]]
             padded = padded & (valid[:, -1] | (inner != [1]))
-            return tuple(np.flatnonzero(np.repeat(padded, np.prod(inner, dtype=int))).tolist())
+            return tuple(np.flatnonzero(np.repeat(padded, math.prod(inner))).tolist())
         if end.of == "encoder":
             valid = np.ones((len(valid), self.sizes(situation)[KEYS]), bool)
         elif end.role != "present" or not self.entry.having("past"):
