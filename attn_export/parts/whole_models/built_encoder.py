@@ -24,20 +24,20 @@ from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
 from attn_export.parts.whole_models.cross_capture import ENCODER_MASK
 from attn_export.parts.whole_models.encoder_capture import CapturedEncoder, CrossStates
+from attn_export.parts.whole_models.encoder_inputs import (
+    EncoderCases,
+    feature_situations,
+    least_length,
+    main_input,
+)
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise, Role
 from attn_export.parts.whole_models.loaded_model import in_dtype, type_of
 from attn_export.parts.whole_models.model_caches import cache_shapes
 from attn_export.parts.whole_models.model_call import ModelCall
-from attn_export.parts.whole_models.model_cases import (
-    CaseLimits,
-    CaseMaker,
-    Situation,
-    situations,
-)
+from attn_export.parts.whole_models.model_cases import CaseLimits, Situation, situations
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.model_reference import limits_of
 from attn_export.parts.whole_models.model_rewrites import rewrite_weights
-from attn_export.results import BASE, Arrays, Case
 from attn_export.runtimes.decode_inputs import ENCODED
 from attn_export.spec import Input, Shape
 from attn_export.spec.inputs import BATCH, QUERIES
@@ -60,13 +60,13 @@ class BuiltEncoder(Subject):
 
     def __init__(self, model: Any, notes: tuple[str, ...]) -> None:
         inputs = _inputs_of(model)
-        self._limits, self._least = _limits(model, inputs), _least_length(model)
+        self._limits, self._least = _limits(model, inputs), least_length(model)
         ends = {
             name: End(name, _ROLES[name], each.dtype, each.shape) for name, each in inputs.items()
         }
         entry = Entry(Path(MODEL), "model", "attn-export", ends, {})
         axes = {name: each.shape for name, each in inputs.items()}
-        self._maker = _EncoderCases(entry, self._limits, axes, pads_left="input_ids" in inputs)
+        self._maker = EncoderCases(entry, self._limits, axes, pads_left="input_ids" in inputs)
         self._described = FunctionInputs(inputs, self._drawn)
         # Of several frames: an axis of one would be taken for a fixed one.
         sizes = {**TRACED_SIZES, QUERIES: self._least * 4 + 1}
@@ -121,15 +121,7 @@ class BuiltEncoder(Subject):
         if "input_ids" in entry.inputs:
             yield from situations(entry, limits, _PROMISES)
             return
-        at = self._least
-        yield Situation(BASE, "random numbers", (at + 4,) * 2, (0,) * 2)
-        if not entry.one("mask"):
-            yield from (Situation(f"batch_{n}", "numbers", (1,) * n, (0,) * n) for n in (1, 3))
-            return
-        for batch, size in ((1, at), (3, at + 1), (1, at + 2), (2, 2 * at), (1, 9 * at)):
-            yield Situation(f"length_{size}", "a sound", (size,) * batch, (0,) * batch)
-        for new in ((at + 9, at), (2 * at, at + 1, 3 * at)):
-            yield Situation(f"right_{max(new)}", "padding", new, (0,) * len(new), "right")
+        yield from feature_situations(entry, self._least)
 
     def _drawn(self, sizes: Sizes, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Return random inputs; batch elements but the first are padded on the right."""
@@ -173,28 +165,11 @@ def crossed_end(name: str, described: Input, dtype: str) -> End:
     return End(name, "past", dtype, described.shape, int(layer), part, "encoder")
 
 
-class _EncoderCases(CaseMaker):
-    """Makes inputs of a graph without caches; rows of padded tokens alone are not judged."""
-
-    hides = False
-    """Whether a token that is padding may see nothing; what models make of that differs."""
-
-    def _case(self, situation: Situation, inputs: Arrays, valid: np.ndarray) -> Case:
-        if not self.entry.one("ids"):
-            valid = np.ones_like(valid)
-        return super()._case(situation, inputs, valid)
-
-    def _judged(self, end: End, situation: Situation, valid: np.ndarray) -> tuple[int, ...]:
-        if self.hides and len(self.axes[end.name]) == 2 and not valid[:, 0].all():
-            return ()  # it may be that of a token that sees nothing
-        return super()._judged(end, situation, valid)
-
-
 def _inputs_of(model: Any) -> dict[str, Input]:
     """Return the description of every input that the graph of a model has."""
     config, name = model.config, model.main_input_name
     accepted = inspect.signature(model.forward).parameters
-    found = {name: _main_input(config, name, type_of(model))}
+    found = {name: main_input(config, name, type_of(model))}
     shape = found[name].shape
     if len(shape) == 2 and "attention_mask" in accepted:
         found["attention_mask"] = Input(shape, "int64", 0, 1)
@@ -204,42 +179,12 @@ def _inputs_of(model: Any) -> dict[str, Input]:
     return found
 
 
-def _main_input(config: Any, name: str, dtype: str) -> Input:
-    if name == "input_ids":
-        return Input((BATCH, QUERIES), "int64", 0, config.get_text_config().vocab_size - 1)
-    if name == "pixel_values" and hasattr(config, "image_size"):
-        size = config.image_size
-        sizes = size if isinstance(size, list | tuple) else (size, size)
-        return Input((BATCH, config.num_channels, *sizes), dtype)
-    if name == "input_values" and hasattr(config, "conv_kernel"):
-        return Input((BATCH, QUERIES), dtype)
-    if name == "input_values" and hasattr(config, "num_mel_bins"):
-        return Input((BATCH, config.max_length, config.num_mel_bins), dtype)
-    if name == "input_features" and hasattr(config, "max_source_positions"):
-        return Input((BATCH, config.num_mel_bins, 2 * config.max_source_positions), dtype)
-    raise ExportError(f"{config.model_type} takes {name}, whose sizes are not known")
-
-
 def _limits(model: Any, inputs: Mapping[str, Input]) -> CaseLimits:
     """Return what cases may hold; some models have fewer positions than their config says."""
     if "input_ids" not in inputs:
         return CaseLimits(1, MAX_SIZE)
     limits = limits_of(model)
-    for name, part in model.named_modules():
-        if "position" in name and isinstance(part, nn.Embedding) and part.padding_idx is not None:
-            most = min(limits.positions, part.num_embeddings - part.padding_idx - 1)
-            limits = dataclasses.replace(limits, positions=most, longest=min(limits.longest, most))
     return dataclasses.replace(limits, cases=min(_MOST_CASES, limits.cases))
-
-
-def _least_length(model: Any) -> int:
-    """Return the least number of samples of which convolutions make two frames, or else 1."""
-    sizes = (getattr(model.config, f"conv_{name}", ()) for name in ("kernel", "stride"))
-    steps = [*zip(*sizes, strict=False)]
-    least = 2 if steps else 1
-    for kernel, stride in reversed(steps):
-        least = (least - 1) * stride + kernel
-    return least
 
 
 def _layers(model: Any) -> int:

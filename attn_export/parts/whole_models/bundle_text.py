@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,21 @@ from typing import Any
 import msgspec
 
 from attn_export.bundle.text_ends import ENDS, TOKENIZER, Generation, read_generation
-from attn_export.errors import BundleError, ExportError, UsageError, one_line
-from attn_export.runtimes.child import limited
+from attn_export.errors import BundleError, GraphError, UsageError, one_line
+from attn_export.runtimes.child import Child, ChildFailedError, child_command, limited
+from attn_export.runtimes.child_main import Jobs, Send
+from attn_export.runtimes.protocol import Limits
 from attn_export.system_info import check_installed
 from attn_export.untrusted_files import read_bytes
 
 _MOST_BYTES = 2**26
 """The largest size of a tokenizer."""
+
+_MOST_LENGTH = 2**20
+"""The most tokens of a prompt, and the most characters of few tokens."""
+
+_MOST_MIB = 2**11
+"""The memory of a process with a tokenizer."""
 
 _BROKEN = "\ufffd"
 """What stands for bytes that are no character yet."""
@@ -25,7 +35,7 @@ _CONTEXT = 6
 
 
 class BundleText:
-    """The tokenizer of a bundle, read when it is used.
+    """The tokenizer of a bundle, which a process with limits reads and runs: it is native code.
 
     Attributes:
         generation: The tokens that end a text, and how tokens are drawn.
@@ -33,12 +43,12 @@ class BundleText:
 
     def __init__(self, bundle: Path) -> None:
         self._path = bundle / TOKENIZER
-        self._tokenizer: Any = None
+        self._child: Child | None = None
         self.generation = read_generation(bundle)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""
-        ids: list[int] = self._read().encode(text).ids
+        ids: list[int] = self._asked(text=text)
         if not ids:
             raise UsageError("the prompt has no token; give a text")
         return ids
@@ -48,25 +58,40 @@ class BundleText:
 
         `before`: The tokens before them.
         """
-        decode, ids = self._read().decode, list(before[-_CONTEXT:])
+        ids = list(before[-_CONTEXT:])
         start, shown = 0, len(ids)
         for token in tokens:
             ids.append(token)
-            old, new = decode(ids[start:shown]), decode(ids[start:])
+            old, new = self._asked(ids=[ids[start:shown], ids[start:]])
             if len(new) > len(old) and not new.endswith(_BROKEN):
                 yield new[len(old) :]
                 start, shown = shown, len(ids)
-        yield decode(ids[start:])[len(decode(ids[start:shown])) :]
+        old, new = self._asked(ids=[ids[start:shown], ids[start:]])
+        yield new[len(old) :]
 
-    def _read(self) -> Any:
-        if self._tokenizer is None:
-            if not self._path.is_file():
-                raise UsageError(f"{self._path.parent} has no {TOKENIZER}; give --ids 1,2,3")
-            import tokenizers
-
-            content = _checked_tokenizer(self._path)
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
-        return self._tokenizer
+    def _asked(self, **job: Any) -> Any:
+        """Return what the process makes of a text, or of lists of ids."""
+        limits = dataclasses.replace(Limits.default(), memory_mib=_MOST_MIB)
+        try:
+            if self._child is None:
+                if not self._path.is_file():
+                    raise UsageError(f"{self._path.parent} has no {TOKENIZER}; give --ids 1,2,3")
+                _refuse_large(self._path)
+                command = child_command(f"{__name__}:_serve", limits, str(self._path))
+                self._child = Child(command)
+                weakref.finalize(self, self._child.close)
+                self._child.receive(limits.seconds)
+            self._child.send(job)
+            return self._child.receive(limits.seconds)["value"]
+        except ChildFailedError as error:
+            if self._child is not None:
+                self._child.close()
+                self._child = None
+            kind = UsageError if error.kind == UsageError.__name__ else BundleError
+            if error.kind:
+                raise kind(str(error)) from error
+            what = "text" if "text" in job else "tokens"
+            raise BundleError(f"{self._path}: its tokenizer, given {what}, {error}") from error
 
 
 def files_of(model: Any, checkpoint: Path | None) -> dict[str, bytes]:
@@ -87,20 +112,48 @@ def files_of(model: Any, checkpoint: Path | None) -> dict[str, bytes]:
 def _checked_tokenizer(path: Path) -> bytes:
     """Return a tokenizer's file, which a process with limits has read before."""
     check_installed("tokenizers")
+    _refuse_large(path)
     try:
-        content = read_bytes(path, _MOST_BYTES)
+        limited(f"{__name__}:_loaded", str(path), path=str(path), only_tried=True)
+        return read_bytes(path, _MOST_BYTES)
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror}") from error
-    limited(f"{__name__}:_try_tokenizer", str(path), path=str(path))
-    return content
+    except GraphError as error:
+        raise BundleError(str(error)) from error
 
 
-def _try_tokenizer(path: str) -> None:
-    """Read a tokenizer and let it encode a text; it is native code, and may crash."""
+def _refuse_large(path: Path) -> None:
+    if path.stat().st_size > _MOST_BYTES:
+        raise BundleError(f"{path} is larger than {_MOST_BYTES >> 20} MiB")
+
+
+# -- in the process with limits -----------------------------------------------------------------
+
+
+def _loaded(path: str, *, only_tried: bool = False) -> Any:
+    """Return a tokenizer; it is native code, and may crash."""
     import tokenizers
 
     try:
         tokenizer = tokenizers.Tokenizer.from_file(path)
-        tokenizer.decode(tokenizer.encode("Hello, world\n").ids)
     except Exception as error:  # as the package raises them
-        raise ExportError(f"{path} is no tokenizer: {one_line(error)}") from error
+        raise BundleError(f"{path} is no tokenizer: {one_line(error)}") from error
+    return None if only_tried else tokenizer
+
+
+def _serve(send: Send, jobs: Jobs, path: str) -> None:
+    """Encode texts, and decode lists of ids."""
+    tokenizer = _loaded(path)
+    send("returned", value=None)
+    while True:
+        job = jobs.get()
+        try:
+            if "text" in job:
+                value = tokenizer.encode(job["text"]).ids
+            else:
+                value = [tokenizer.decode(ids) for ids in job["ids"]]
+        except Exception as error:  # as the package raises them
+            raise UsageError(f"{path} refuses the text: {one_line(error)}") from error
+        if max([len(value), *(len(x) for x in value if isinstance(x, str))]) > _MOST_LENGTH:
+            raise UsageError(f"{path} makes more than {_MOST_LENGTH} tokens or characters of it")
+        send("returned", value=value)

@@ -15,6 +15,7 @@ from attn_export.bundle.manifest import failed_folder
 from attn_export.commands.compare import compare
 from attn_export.commands.reference import Reference
 from attn_export.errors import UsageError, counted
+from attn_export.graph.load import load_proto
 from attn_export.parts.whole_models.built_model import (
     built_graphs,
     built_reference,
@@ -80,38 +81,76 @@ def compare_models(
     _refuse_unmeasured(exported, run.budgets)
     run.progress.phase("reading the checkpoint")
     own, notes = load_model(model)
-    ends = (end for entry in exported.entries for end in entry.outputs.values())
-    dtype = next((end.dtype for end in ends if "float" in end.dtype), "float32")
-    loaded, notes = in_dtype(own, notes, dtype, f"judged as {dtype}, the type of the graphs")
     reports, phases = dict[str, Report](), list[str]()
-    bundles = len(exported.entries) * (2 if run.budgets else 1)
-    most_bytes = MOST_BYTES // bundles
+    budgets = {entry.phase: run.budgets or _budgets_of(entry) for entry in exported.entries}
+    most_bytes = MOST_BYTES // (len(budgets) + sum(map(bool, budgets.values())))
+    types = {entry.phase: _type_of(entry) for entry in exported.entries}
+    models = {
+        dtype: in_dtype(own, (), dtype, f"judged as {dtype}, the type of the graphs")
+        for dtype in dict.fromkeys(types.values())
+    }
+    notes = *notes, *dict.fromkeys(note for _, told in models.values() for note in told)
     for entry in exported.entries:
         reference = functools.partial(
             reference_of, promises=exported.layout.promises,
             reduce=functools.partial(reduce_evidence, most_bytes=most_bytes),
         )  # fmt: skip
-        place = Path(output) / entry.phase if output is not None else None
-        strict, told = _compare_strictly(loaded, entry, reference, run, place)
-        reports |= {entry.phase: strict} if strict is not None else {}
-        phases += [*([_phase_note(entry, strict)] if strict is not None else []), *told]
-        if run.budgets:
-            # Replayed on all rows, where these are few, so that the figures are the same.
-            read = functools.partial(
-                reference, loaded, entry, of_float=own, budgets=run.budgets,
-                reduce=functools.partial(reduce_if_large, most_bytes=most_bytes),
-            )  # fmt: skip
-            name = f"{entry.phase}-budget"
-            place = Path(output) / name if output is not None else None
-            report = _compare(read, entry.path, run, place)
-            # Where both are there, they have the same notes.
-            notes_on = report.notes if strict is None else ()
-            reports[name] = dataclasses.replace(report, notes=notes_on)
+        one = dataclasses.replace(run, budgets=budgets[entry.phase])
+        found, told = _judge_entry(
+            models[types[entry.phase]][0], own, entry, reference, one, output, most_bytes
+        )
+        reports |= found
+        phases += told
     joined = Report.joined(Path(graphs).absolute().name, reports)
     return dataclasses.replace(
         joined,
         notes=(*_left_out(model), *_layout_notes(exported), *phases, *notes, *joined.notes),
     )
+
+
+def _judge_entry(
+    loaded: Any, own: Any, entry: Entry, reference: Callable[..., Reference], run: RunOptions,
+    output: Path | str | None, most_bytes: int,
+) -> tuple[dict[str, Report], list[str]]:  # fmt: skip
+    """Return the reports on a graph by the names of their bundles, and notes.
+
+    `loaded`: The model `own` in the type of the graph.
+    """
+    place = Path(output) / entry.phase if output is not None else None
+    strict, told = _compare_strictly(loaded, entry, reference, run, place)
+    reports = {} if strict is None else {entry.phase: strict}
+    phases = [*([] if strict is None else [_phase_note(entry, strict)]), *told]
+    if run.budgets:
+        # Replayed on all rows, where these are few, so that the figures are the same.
+        read = functools.partial(
+            reference, loaded, entry, of_float=own, budgets=run.budgets,
+            reduce=functools.partial(reduce_if_large, most_bytes=most_bytes),
+        )  # fmt: skip
+        name = f"{entry.phase}-budget"
+        report = _compare(read, entry.path, run, place and place.with_name(name))
+        # Where both are there, they have the same notes.
+        notes_on = report.notes if strict is None else ()
+        reports[name] = dataclasses.replace(report, notes=notes_on)
+    return reports, phases
+
+
+_VARIANTS = {
+    "fp16": 50, **dict.fromkeys(("int8", "uint8", "q8", "quantized"), 20),
+    **dict.fromkeys(("q4", "q4f16", "bnb4"), 6),
+}  # fmt: skip
+"""The least SQNR in dB of variants of a graph, by the last part of their names."""
+
+
+def _budgets_of(entry: Entry) -> tuple[Budget, ...]:
+    """Return the budget of a variant such as ``model_q4.onnx``; of other graphs, none."""
+    _, _, variant = entry.path.stem.rpartition("_")
+    return (Budget("sqnr", _VARIANTS[variant]),) if variant in _VARIANTS else ()
+
+
+def _type_of(entry: Entry) -> str:
+    """Return the floating type of a graph's outputs."""
+    types = (end.dtype for end in entry.outputs.values())
+    return next((dtype for dtype in types if "float" in dtype), "float32")
 
 
 def _compare_built(
@@ -164,6 +203,8 @@ def _compare_strictly(
         The report; None if a budget must do, as notes say.
     """
     operators = quantised_operators(entry.path)
+    if run.budgets and not operators and _type_of(entry) == "float32" and _is_half(entry.path):
+        return None, [f"{entry.phase}: computes in float16, so judged by the budget alone"]
     plain = dataclasses.replace(run, budgets=())
     if not operators:
         read = functools.partial(reference, model, entry)
@@ -199,6 +240,15 @@ def _compare_strictly(
 def _left_out(model: Any) -> tuple[str, ...]:
     """Return a note on what belongs to the model of a folder, and is not judged."""
     return left_out_note(left_out_beside(Path(model)) if isinstance(model, str | Path) else {})
+
+
+def _is_half(path: Path) -> bool:
+    """Return whether most weights of a graph are in float16."""
+    import onnx
+
+    weights = [x for x in load_proto(path).graph.initializer if len(x.dims) > 1]
+    half = [x for x in weights if x.data_type == onnx.TensorProto.FLOAT16]
+    return 2 * len(half) > len(weights)
 
 
 def _layout_notes(exported: ExportedModel) -> tuple[str, ...]:

@@ -56,14 +56,16 @@ _OUTPUT_ROLES: Final[tuple[tuple[Role, str], ...]] = (
     ("present", rf"(?:output\.)?{_CACHES[0]}"),
     ("present", rf"present\.{_CACHES[1]}"),
     ("present", rf"updated_(?P<part>key|value)_cache\.{_LAYER}"),
-    ("value", r"(?:\w+_)?logits|(?:\w+_)?last_hidden_state|pooler_output|\w+_embeds"),
-    ("value", r"hidden_states\.[0-9]{1,4}|encoder_hidden_states"),
+    ("value", r"(?!(?:output\.)?(?:past_key_values|present)).*"),
 )
+
+_STATES = re.compile(r"(?i).*(conv|ssm|recurrent)\w*[._]?(state|cache)s?.*")
+"""Names of caches that hold no keys and values."""
 
 _ENCODER = ("encoder", "cross", "cross_attention_cache")
 """Names of caches of the encoder's keys and values."""
 
-_MOST_GRAPHS = 8
+_MOST_GRAPHS = 40
 """The largest number of graphs in a folder."""
 
 
@@ -72,6 +74,7 @@ class End:
     """An input or output of a graph.
 
     Attributes:
+        usual: The name that layouts and transformers have for it.
         layer: The number of the layer of a cache.
         part: Whether a cache has keys or values.
         of: Whose cache it is: of the decoder's own tokens, or of the encoder's.
@@ -85,6 +88,7 @@ class End:
     layer: int = -1
     part: str = ""
     of: str = "decoder"
+    usual: str = ""
 
     @property
     def rolls(self) -> bool:
@@ -233,11 +237,7 @@ def _entry(path: Path, phase: str, names: Mapping[str, str]) -> Entry:
     outputs = {
         x.name: end for x in model.graph.output if (end := _end(x, _OUTPUT_ROLES, names, unknown))
     }
-    if unknown:
-        raise GraphError(
-            f"{path}: no layout has {first_few([printable(x, 60) for x in unknown])}; say what "
-            "they are with --name NAME=THEIRS, NAME as another exporter calls it"
-        )
+    _refuse_unknown(model, path, unknown, {end.role for end in inputs.values()})
     if not any(end.role in ("ids", "features", "states") for end in inputs.values()):
         raise GraphError(
             f"{path} has no input_ids and no features: it is no graph of a whole model"
@@ -250,18 +250,43 @@ def _entry(path: Path, phase: str, names: Mapping[str, str]) -> Entry:
     return Entry(path, phase, model.producer_name, inputs, outputs, unread)
 
 
+def _refuse_unknown(model: Any, path: Path, unknown: Sequence[str], roles: set[Role]) -> None:
+    """Refuse inputs and outputs that mean nothing; say that names may be given where that helps."""
+    if not unknown:
+        ends = [value.name for value in (*inputs_of(model), *model.graph.output)]
+        states = [name for name in ends if _STATES.fullmatch(name)]
+        if states:
+            raise GraphError(f"{path}: {_shown(states)}: caches of states are not supported")
+        return
+    what = f"{path}: no layout has {_shown(unknown)}"
+    if any(map(_STATES.fullmatch, unknown)):
+        raise GraphError(f"{what}: caches of states are not supported")
+    missing = {"input_ids": "ids", "attention_mask": "mask", "position_ids": "positions"}
+    usual = [name for name, role in missing.items() if role not in roles]
+    axes = {len([*_axes(x)]) for x in inputs_of(model) if x.name in unknown}
+    if axes <= {2} and (not usual or "features" in roles):
+        raise GraphError(f"{what}; inputs of this kind are not supported")
+    advice = "say what they are with --name NAME=THEIRS, NAME as another exporter calls it"
+    raise GraphError(f"{what}; {advice}")
+
+
+def _shown(names: Sequence[str]) -> str:
+    return first_few([printable(name, 60) for name in names])
+
+
 def _end(
     value: Any, roles: Sequence[tuple[Role, str]], names: Mapping[str, str], unknown: list[str]
 ) -> End | None:
     name: str = value.name
+    usual = names.get(name, name)
     for role, pattern in roles:
-        match = re.fullmatch(pattern, names.get(name, name))
+        match = re.fullmatch(pattern, usual)
         if match:
             groups = match.groupdict()
             return End(
                 name, role, dtype_name(value), tuple(_axes(value)),
                 int(groups.get("layer") or -1), groups.get("part") or "",
-                "encoder" if groups.get("of") in _ENCODER else "decoder",
+                "encoder" if groups.get("of") in _ENCODER else "decoder", usual,
             )  # fmt: skip
     unknown.append(name)
     return None

@@ -96,8 +96,15 @@ def _ids(text: str) -> list[int]:
 
 
 def _print(pieces: Iterator[str], between: str) -> None:
-    """Print texts as they come; control characters are escaped."""
+    """Print texts as they come, with nothing that a terminal or a CI system would obey."""
+    line = ""
     for number, piece in enumerate(pieces):
-        safe = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in piece)
-        echo((between if number else "") + "".join(safe), nl=False)
+        safe = between if number else ""
+        for char in piece:
+            begun = (line + char).lstrip()
+            is_command = begun == "::" or begun.endswith("##[")
+            is_shown = (char.isprintable() or char in "\n\t") and not is_command
+            line = "" if char == "\n" else begun[-3:]
+            safe += char if is_shown else f"\\x{ord(char):02x}" if is_command else ascii(char)[1:-1]
+        echo(safe, nl=False)
     echo("")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from attn_export.errors import ExportError
+from attn_export.errors import ExportError, printable
 from attn_export.parts.whole_models.export_layouts import End, Entry, Role
 from attn_export.runtimes.decode_inputs import NEXT_HIDDEN
 
@@ -58,6 +58,7 @@ class ModelCall(nn.Module):
     `entry`: The graph, whose inputs and outputs are known.
 
     Attributes:
+        is_decoder: Whether the graph has caches, or reads an encoder's output.
         rounds: What rounds keys and values for the cache, if it has another type than the model.
         others: The layers that are left out. Masks ask them, too, how many keys there are.
     """
@@ -69,14 +70,16 @@ class ModelCall(nn.Module):
         super().__init__()
         self.model, self.entry = model, entry
         self.config: Any = model.config
-        self._has_encoder = bool(self.config.is_encoder_decoder)
+        # Heads on an encoder alone have the config of both.
+        has_decoder = "decoder_input_ids" in inspect.signature(model.forward).parameters
+        self._has_encoder = bool(self.config.is_encoder_decoder) and has_decoder
         has_cache = bool(entry.having("past") or entry.having("present"))
-        self._is_decoder = has_cache or (self._has_encoder and entry.one("states") is not None)
+        self.is_decoder = has_cache or (self._has_encoder and entry.one("states") is not None)
 
     def forward(self, **given: Tensor) -> list[Tensor]:
         """Return the outputs of the graph, in its order."""
         inputs = _Given(self.entry, given)
-        if not self._is_decoder:
+        if not self.is_decoder:
             callee: Any = self.model.get_encoder() if self._has_encoder else self.model
             return self._outputs(callee(**self._plain(callee, inputs)), inputs, None, None)
         own, mask = self._cache(inputs)
@@ -113,10 +116,12 @@ class ModelCall(nn.Module):
     def _plain(self, callee: nn.Module, inputs: _Given) -> dict[str, Any]:
         """Return the arguments of a model without a cache."""
         accepted = inspect.signature(callee.forward).parameters
+        own = {end.role: end.usual or end.name for end in self.entry.inputs.values()}
         names = {
             "ids": "input_ids", "mask": "attention_mask", "positions": "position_ids",
             "token types": "token_type_ids",
-            "features": next((name for name in _FEATURES if name in accepted), ""),
+            # A graph may take the sounds of a model by another name.
+            "features": next((n for n in (own.get("features"), *_FEATURES) if n in accepted), ""),
         }  # fmt: skip
         given = {names[role]: tensor for role, tensor in inputs.roles.items() if role in names}
         return given | ({"use_cache": False} if "use_cache" in accepted else {})
@@ -180,12 +185,26 @@ class ModelCall(nn.Module):
             elif end.role == "present":
                 outputs.append(self._present(end, inputs, own, cross))
             else:
-                field, _, number = _FIELDS.get(name, name).partition(".")
-                value = getattr(result, field, None)
-                if value is None:
-                    raise ExportError(f"the model has no output {name!r}")
-                outputs.append(value[int(number)] if number else value)
+                outputs.append(self._value(result, end))
         return outputs
+
+    def _value(self, result: Any, end: End) -> Tensor:
+        """Return a field of the model's output; of logits, the last if a graph has no others."""
+        usual = end.usual or end.name
+        value = result
+        for part in _FIELDS.get(usual, usual).split("."):
+            is_item = isinstance(value, list | tuple) and part.isdecimal() and len(part) < 5
+            if is_item and int(part) < len(value):
+                value = value[int(part)]
+            else:
+                value = value.get(part) if isinstance(value, Mapping) else None
+        if not isinstance(value, Tensor):
+            raise ExportError(_no_output(result, end, self.entry))
+        if end.usual != "logits" or value.ndim != 3 or self.entry.takes_one_token:
+            return value
+        if len(end.shape) == 2 and end.shape[1] == value.shape[2]:
+            return value[:, -1]
+        return value[:, -1:] if len(end.shape) == 3 and end.shape[1] == 1 else value
 
     def _present(self, end: End, inputs: _Given, own: _Recorded, cross: Any) -> Tensor:
         """Return keys or values after a run: those of the past, then those of the new tokens."""
@@ -212,6 +231,18 @@ class ModelCall(nn.Module):
             return past.scatter(2, slots[:, None, :, None].expand_as(new), new)
         flat = new.transpose(1, 2).flatten(2)
         return past.scatter(1, slots[..., None].expand_as(flat), flat)
+
+
+def _no_output(result: Mapping[str, Any], end: End, entry: Entry) -> str:
+    """Return what is wrong with an output, and how to name it where that can help."""
+    given = {name: x.ndim for name, x in result.items() if isinstance(x, Tensor)}
+    used = {each.usual for each in entry.outputs.values()}
+    free = [n for n, axes in given.items() if n not in used and axes == len(end.shape)]
+    name = printable(end.name, 60)
+    text = f"{entry.path}: {name} is no output of the model, which gives {', '.join(given)}"
+    if end.usual == "sentence_embedding":
+        return f"{text}; pooling is not judged: export the model alone"
+    return f"{text}; if it is {free[0]}, give --name {free[0]}={name}" if free else text
 
 
 class _Given:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -215,9 +216,8 @@ class CaseMaker:
         end, valid, inputs = self.entry.inputs[name], base.valid(), self.inputs(base, base.name)
         case = dataclasses.replace(base, name=f"{CHANGED}{name}", about=f"another {name}")
         other = self.inputs(case, case.name)
-        if end.role in ("branch", "window", "write at", "lengths"):
-            return None
-        if end.role == "mask" and not self.pads_left:
+        fixed = "branch", "window", "write at", "lengths", "" if self.pads_left else "mask"
+        if end.role in fixed:
             return None
         if end.role == "mask":
             valid = valid.copy()
@@ -295,7 +295,11 @@ class CaseMaker:
         """Return the rows of an output that hold tokens, counted through all axes but the last."""
         past, shape = max(situation.past), self.axes[end.name]
         padded = ~valid.all(1) | any(e.rolls for e in self.entry.having("past"))
-        if end.of == "encoder" or end.name == "pooler_output":
+        if end.role == "value" and not {QUERIES, ""} & {*shape[:-1]}:  # of no tokens but the last
+            inner = [int(self.sizes(situation).get(str(a), a)) for a in shape[1:-1]]
+            padded = padded & (valid[:, -1] | (inner != [1]))
+            return tuple(np.flatnonzero(np.repeat(padded, math.prod(inner))).tolist())
+        if end.of == "encoder":
             valid = np.ones((len(valid), self.sizes(situation)[KEYS]), bool)
         elif end.role != "present" or not self.entry.having("past"):
             valid = valid[:, past:]
@@ -304,11 +308,8 @@ class CaseMaker:
             valid = np.broadcast_to(at < valid.shape[1], (len(valid), len(at)))
         elif self.entry.one("write at"):
             valid = self._written(shape, situation)
-        rows = valid[:, None, :] if len(shape) == 4 else valid
-        if len(shape) == 4:
-            rows = np.broadcast_to(rows, (len(valid), int(shape[1]), valid.shape[1]))
-        if len(shape) == 2:
-            rows = np.ones(len(valid), bool)
+        rows = valid[:, None] if len(shape) == 4 else valid
+        rows = np.broadcast_to(rows, (len(valid), *map(int, shape[1:-2]), valid.shape[1]))
         return tuple(np.flatnonzero(rows & padded.reshape(-1, *(1,) * (rows.ndim - 1))).tolist())
 
     def _written(self, shape: Shape, situation: Situation) -> np.ndarray:

@@ -100,6 +100,8 @@ class ModelOracle(Oracle):
         # An encoder-decoder may run each batch element by itself, with decisions of its own.
         config: Any = getattr(self.subject.module, "config", None)
         crosses = config is not None and config.is_encoder_decoder
+        # Scores of texts by images have an axis for each of the two batches.
+        crosses |= {"input_ids", "pixel_values"} <= inputs.keys()
         return not self._is_large and not crosses and all(map(self.has_batch, inputs))
 
     def quality(self, _: Path, __: Sequence[Golden], ___: Sequence[Budget]) -> Quality | None:

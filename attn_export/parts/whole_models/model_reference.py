@@ -9,16 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from attn_export.cases.draw import MAX_SIZE, Interface
 from attn_export.cases.plan import Plan
 from attn_export.commands.reference import Reference, of_subject
-from attn_export.errors import ExportError, GraphError, UsageError, first_few, one_line
+from attn_export.errors import (
+    GraphError,
+    UsageError,
+    first_few,
+)
 from attn_export.export.subject import Subject
 from attn_export.export.trees import named_axes
+from attn_export.parts.whole_models.encoder_inputs import (
+    EncoderCases,
+    feature_situations,
+    hides_tokens,
+    least_length,
+    main_input,
+    named_shapes,
+    output_shapes,
+)
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.parts.whole_models.loaded_model import left_out_note, left_out_of
-from attn_export.parts.whole_models.model_caches import cache_shapes, features_of, step_limit
+from attn_export.parts.whole_models.model_caches import cache_shapes, step_limit
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseLimits, CaseMaker, situations
 from attn_export.parts.whole_models.model_oracle import (
@@ -53,28 +67,31 @@ def reference_of(
     `of_float`: The float model from which `budgets` limit the distance, if there are any.
     `is_float_model`: Whether the graph is quantised, and the model is not.
     """
-    call, limits = ModelCall(model, entry).eval(), limits_of(model)
-    sizes = (end.shape[1] for end in entry.having("past") if len(end.shape) == 3)
-    longest = min([limits.longest, *(size for size in sizes if isinstance(size, int))])
-    limits = dataclasses.replace(limits, longest=longest)
+    call, limits = ModelCall(model, entry).eval(), _limits_for(model, entry)
     axes = {name: _axes(end, entry, model) for name, end in entry.inputs.items()}
     _refuse_other_layers(entry, model)
-    maker = CaseMaker(entry, limits, axes, pads_left="left" in promises)
+    make_cases = functools.partial(
+        CaseMaker if call.is_decoder else EncoderCases,
+        entry, limits, pads_left="left" in promises,
+    )  # fmt: skip
+    maker = make_cases(axes=axes)
     chosen = situations(entry, limits, _fitting(entry, promises))
+    if entry.one("features") and not entry.one("ids"):
+        chosen = tuple(feature_situations(entry, least_length(model)))
     # Axes of 1 in an example would be taken for fixed ones.
     least = 1 if entry.takes_one_token else 2
     shown = dataclasses.replace(chosen[0], new=(max(least, *chosen[0].new),) * len(chosen[0].new))
     example = {n: torch.from_numpy(a) for n, a in maker.inputs(shown, "example").items()}
-    outputs: list[torch.Tensor] = []
-    try:
-        unused = left_out_of(model, lambda: outputs.extend(call(**example)))
-    except Exception as error:
-        raise ExportError(f"{entry.path.name}: the model cannot run: {one_line(error)}") from error
-    out_axes = {
-        name: _output_axes(end, tuple(tensor.shape), axes, entry)
-        for (name, end), tensor in zip(entry.outputs.items(), outputs, strict=True)
-    }
-    maker = CaseMaker(entry, limits, {**axes, **out_axes}, pads_left="left" in promises)
+    shapes: list[tuple[int, ...]] = []
+    unused = left_out_of(model, lambda: shapes.extend(output_shapes(call, example)))
+    if call.is_decoder:
+        ends = zip(entry.outputs.items(), shapes, strict=True)
+        out_axes = {name: _output_axes(end, shape, axes, entry) for (name, end), shape in ends}
+    else:
+        out_axes = named_shapes(call, shapes, maker, shown)
+    maker = make_cases(axes={**axes, **out_axes})
+    if isinstance(maker, EncoderCases):
+        maker.hides = hides_tokens(call, example)
     named = {name: named_axes(shape) for name, shape in axes.items()}
     sums = {TOTAL: f"{PAST} + {QUERIES}"} if TOTAL in {a for s in axes.values() for a in s} else {}
 
@@ -138,7 +155,7 @@ def limits_of(model: Any, most: int = 0) -> CaseLimits:
     """
     config = model.config.get_text_config(decoder=True)
     names = ("max_position_embeddings", "max_target_positions")
-    longest = min(getattr(config, name, None) or MAX_SIZE for name in names)
+    longest = min([getattr(config, name, None) or MAX_SIZE for name in names] + _tables(model))
     if most and not _LEAST <= most <= longest:
         raise UsageError(f"max_len {most}: give {_LEAST} to {longest}, as many as the model has")
     longest = most or longest
@@ -149,12 +166,13 @@ def limits_of(model: Any, most: int = 0) -> CaseLimits:
     rope = getattr(config, "rope_parameters", None) or {}
     for each in (rope, *(x for x in rope.values() if isinstance(x, dict))):  # of kinds of layers
         thresholds.add(each.get("original_max_position_embeddings"))
+    vocabulary = getattr(config, "vocab_size", None) or 1  # none of images
     ids = [getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")]
     flat = {i for x in ids for i in (x if isinstance(x, list) else [x]) if i is not None}
     sizes = sorted(x for x in thresholds if isinstance(x, int) and (x < most or not most))
     limits = CaseLimits(
-        config.vocab_size, min(longest, MOST), tuple(sizes),
-        tuple(sorted(i for i in flat if 0 <= i < config.vocab_size)),
+        vocabulary, min(longest, MOST), tuple(sizes),
+        tuple(sorted(i for i in flat if 0 <= i < vocabulary)),
         getattr(config, "sliding_window", None) or 0, positions=longest,
     )  # fmt: skip
     if is_large_model(model):
@@ -162,9 +180,28 @@ def limits_of(model: Any, most: int = 0) -> CaseLimits:
     return limits
 
 
+def _tables(model: Any) -> list[int]:
+    """Return the positions of tables that begin with padding, fewer than the config says."""
+    return [
+        part.num_embeddings - part.padding_idx - 1
+        for name, part in model.named_modules()
+        if "position" in name and isinstance(part, nn.Embedding) and part.padding_idx is not None
+    ]
+
+
+def _limits_for(model: Any, entry: Entry) -> CaseLimits:
+    """Return the limits of a model, with those of caches whose size a graph fixes."""
+    limits = limits_of(model)
+    sizes = (end.shape[1] for end in entry.having("past") if len(end.shape) == 3)
+    longest = min([limits.longest, *(size for size in sizes if isinstance(size, int))])
+    return dataclasses.replace(limits, longest=longest)
+
+
 def _fitting(entry: Entry, promises: frozenset[Promise]) -> frozenset[Promise]:
     """Return the promises that the inputs of a graph can express."""
     missing: set[Promise] = set() if entry.one("mask") else {"left", "right"}
+    if entry.one("features") and entry.one("ids"):
+        missing.add("left")  # a score of a text and an image has an axis for each
     if any(end.rolls for end in entry.having("past")):
         missing.add("right")  # ONNX Runtime refuses it there
     if entry.takes_one_token:
@@ -185,7 +222,7 @@ def _axes(end: End, entry: Entry, model: Any) -> Shape:
     by_role: dict[str, Shape] = {
         "ids": (BATCH, QUERIES), "positions": (BATCH, QUERIES), "token types": (BATCH, QUERIES),
         "mask": (BATCH, TOTAL if past else QUERIES),
-        "states": (BATCH, KEYS, model.config.hidden_size),
+        "states": (BATCH, KEYS, getattr(model.config, "hidden_size", 0)),
         "states mask": (BATCH, KEYS), "write at": (BATCH,), "lengths": (BATCH,),
         "branch": end.shape, "window": (), "features": _feature_axes(end, model),
         "past": _cache_axes(end, model),
@@ -206,7 +243,7 @@ def _axes(end: End, entry: Entry, model: Any) -> Shape:
 def _feature_axes(end: End, model: Any) -> Shape:
     if end.role != "features" or all(isinstance(size, int) for size in end.shape[1:]):
         return BATCH, *end.shape[1:]
-    return BATCH, *features_of(model, model.main_input_name).shape[1:]
+    return main_input(model.config, end.usual or end.name, str(end.dtype)).shape
 
 
 def _cache_axes(end: End, model: Any) -> Shape:

@@ -144,7 +144,13 @@ def _edited(at: str, module: Any, change: Callable[[Any, _Forward], Any]) -> lis
 
 def other_ends(model: Any) -> Iterator[Variant]:
     """Yield models with other embeddings or logits."""
-    last, weight = model.get_output_embeddings(), model.get_input_embeddings().weight
+    try:
+        last, first = model.get_output_embeddings(), model.get_input_embeddings()
+    except NotImplementedError:  # of several towers
+        return
+    weight = getattr(first, "weight", None)
+    if weight is None or weight.ndim != 2:  # of patches
+        return
     ends: tuple[list[tuple[str, Any]], list[tuple[str, Any]]] = ([], [])
     for at, module in model.named_modules():
         if module is last or getattr(module, "weight", None) is weight:

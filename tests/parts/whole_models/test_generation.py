@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from attn_export import DecodeSession
 from attn_export.bundle.manifest import manifest_content, write_manifest
 from attn_export.bundle.text_ends import ENDS, TOKENIZER
-from attn_export.errors import AttnExportError, UsageError
+from attn_export.errors import AttnExportError, BundleError, UsageError
+from attn_export.parts.whole_models import generate_command
 from attn_export.parts.whole_models.bundle_text import BundleText, files_of
 
 
@@ -204,6 +205,52 @@ def test_a_tokenizer_that_cannot_be_read_is_one_line(content, message, tmp_path)
     with pytest.raises(AttnExportError, match=message) as caught:
         BundleText(tmp_path).encode("x")
     assert "\n" not in str(caught.value)
+
+
+def _hostile(**fields: object) -> str:
+    """Return a tokenizer of words, with other fields."""
+    words = {"type": "WordLevel", "vocab": {"A": 0, "::": 1, "error": 2}, "unk_token": "[UNK]"}
+    none = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    return json.dumps({
+        "version": "1.0", "added_tokens": [], **none, "pre_tokenizer": {"type": "Whitespace"},
+        "model": words, **fields,
+    })  # fmt: skip
+
+
+_LONGER = {"type": "Replace", "pattern": {"String": "A"}, "content": "A" * 10**5}
+_SLOW = {"type": "Split", "pattern": {"Regex": "(A+)+$"}, "behavior": "Isolated",
+         "invert": False}  # fmt: skip
+HOSTILE = {
+    "unknown": (_hostile(), "B", UsageError, "refuses the text: .*UNK"),
+    "bomb": (
+        _hostile(normalizer={"type": "Sequence", "normalizers": [_LONGER] * 3}), "A", BundleError,
+        "its tokenizer, given text, ",
+    ),
+    "panic": (_hostile(pre_tokenizer=_SLOW), "A" * 40 + "D", BundleError, "given text, .*anic"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_tokenizer_acts_within_limits(kind, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("attn_export.parts.whole_models.bundle_text._MOST_MIB", 256)
+    content, prompt, error, message = HOSTILE[kind]
+    (tmp_path / TOKENIZER).write_text(content)
+    with pytest.raises(error, match=message) as caught:
+        BundleText(tmp_path).encode(prompt)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        (["::error::x"], ":\\x3aerror::x"), (["a\n :", ":warning::"], "a\n :\\x3awarning::"),
+        (["a ##", "[error]b"], "a ##\\x5berror]b"), (["a::b", "\x1b[1m"], "a::b\\x1b[1m"),
+    ],
+)  # fmt: skip
+def test_text_gives_a_ci_system_no_command(pieces, shown, capsys):
+    generate_command._print(iter(pieces), "")
+    assert capsys.readouterr().out == shown + "\n"
 
 
 @pytest.mark.parametrize("ends", [{"eos_token_id": [-1]}, {"eos_token_id": "2"}, []])

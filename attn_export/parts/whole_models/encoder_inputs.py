@@ -1,0 +1,128 @@
+"""Models without caches: the sizes of images and sounds, their cases, and the axes of outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from attn_export.errors import AttnExportError, ExportError, one_line
+from attn_export.parts.whole_models.export_layouts import End, Entry
+from attn_export.parts.whole_models.model_call import ModelCall
+from attn_export.parts.whole_models.model_cases import CaseMaker, Situation
+from attn_export.parts.whole_models.own_attention import Call, attending
+from attn_export.results import BASE, Arrays, Case
+from attn_export.spec import Input, Shape
+from attn_export.spec.inputs import BATCH, QUERIES
+
+
+def main_input(config: Any, name: str, dtype: str) -> Input:
+    """Return the description of the main input of a model; its sizes are those of the config."""
+    if name == "input_ids":
+        return Input((BATCH, QUERIES), "int64", 0, config.get_text_config().vocab_size - 1)
+    if name == "pixel_values":
+        config = getattr(config, "vision_config", config)  # of the images beside texts
+    if name == "pixel_values" and hasattr(config, "image_size"):
+        size = config.image_size
+        sizes = size if isinstance(size, list | tuple) else (size, size)
+        return Input((BATCH, config.num_channels, *sizes), dtype)
+    if name == "input_values" and hasattr(config, "conv_kernel"):
+        return Input((BATCH, QUERIES), dtype)
+    if name == "input_values" and hasattr(config, "num_mel_bins"):
+        return Input((BATCH, config.max_length, config.num_mel_bins), dtype)
+    if name == "input_features" and hasattr(config, "max_source_positions"):
+        return Input((BATCH, config.num_mel_bins, 2 * config.max_source_positions), dtype)
+    raise ExportError(f"{config.model_type} takes {name}, whose sizes are not known")
+
+
+def least_length(model: Any) -> int:
+    """Return the least number of samples of which convolutions make two frames, or else 1."""
+    sizes = (getattr(model.config, f"conv_{name}", ()) for name in ("kernel", "stride"))
+    steps = [*zip(*sizes, strict=False)]
+    least = 2 if steps else 1
+    for kernel, stride in reversed(steps):
+        least = (least - 1) * stride + kernel
+    return least
+
+
+def feature_situations(entry: Entry, least: int) -> Iterator[Situation]:
+    """Yield situations of images or sounds: batches, and lengths and padding where there are any.
+
+    `least`: The least length of a sound.
+    """
+    yield Situation(BASE, "random numbers", (least + 4,) * 2, (0,) * 2)
+    if not entry.one("mask"):
+        yield from (Situation(f"batch_{n}", "numbers", (1,) * n, (0,) * n) for n in (1, 3))
+        return
+    at = least
+    for batch, size in ((1, at), (3, at + 1), (1, at + 2), (2, 2 * at), (1, 9 * at)):
+        yield Situation(f"length_{size}", "a sound", (size,) * batch, (0,) * batch)
+    for new in ((at + 9, at), (2 * at, at + 1, 3 * at)):
+        yield Situation(f"right_{max(new)}", "padding", new, (0,) * len(new), "right")
+
+
+def named_shapes(
+    call: ModelCall, shapes: Sequence[tuple[int, ...]], maker: CaseMaker, shown: Situation
+) -> dict[str, Shape]:
+    """Return the axes of the outputs of a model without caches, by a run of other sizes.
+
+    `shapes`: Those in the situation `shown`.
+    """
+    count, length = len(shown.new) + 1, 2 * max(shown.new) + 1
+    other = dataclasses.replace(shown, new=(length,) * count, past=(0,) * count)
+    inputs = {n: torch.from_numpy(a) for n, a in maker.inputs(other, "example").items()}
+    before, after = maker.sizes(shown), maker.sizes(other)
+    named = {(before[axis], after[axis]): axis for axis in (QUERIES, BATCH)}
+
+    def axis_of(size: int, larger: int) -> int | str:
+        return size if size == larger else named.get((size, larger), "")
+
+    others = output_shapes(call, inputs)
+    return {
+        name: tuple(itertools.starmap(axis_of, zip(one, two, strict=True)))
+        for name, one, two in zip(call.entry.outputs, shapes, others, strict=True)
+    }
+
+
+def output_shapes(call: ModelCall, inputs: Mapping[str, torch.Tensor]) -> list[tuple[int, ...]]:
+    """Return the shapes of the outputs of a run."""
+    try:
+        with torch.no_grad():
+            return [tuple(tensor.shape) for tensor in call(**inputs)]
+    except AttnExportError:
+        raise
+    except Exception as error:  # as various as the models
+        name = call.entry.path.name
+        raise ExportError(f"{name}: the model cannot run: {one_line(error)}") from error
+
+
+def hides_tokens(call: ModelCall, inputs: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether a layer hides tokens that are no padding, as a window does."""
+    seen = Call(None)
+    try:
+        with torch.inference_mode(), attending(call.model, seen):
+            call(**inputs)
+    except Exception:  # of attention that is the model's own
+        return False
+    return seen.hides
+
+
+class EncoderCases(CaseMaker):
+    """Makes inputs of a graph without caches; rows of padded tokens alone are not judged."""
+
+    hides = False
+    """Whether a token that is padding may see nothing; what models make of that differs."""
+
+    def _case(self, situation: Situation, inputs: Arrays, valid: np.ndarray) -> Case:
+        if not self.entry.one("ids"):
+            valid = np.ones_like(valid)
+        return super()._case(situation, inputs, valid)
+
+    def _judged(self, end: End, situation: Situation, valid: np.ndarray) -> tuple[int, ...]:
+        if self.hides and len(self.axes[end.name]) == 2 and not valid[:, 0].all():
+            return ()  # it may be that of a token that sees nothing
+        return super()._judged(end, situation, valid)
