@@ -22,7 +22,7 @@ from attn_export.explain.experiments import (
     run_scaled_inputs,
     shrink_case,
 )
-from attn_export.explain.explanation import Cause, Deviation, Explanation
+from attn_export.explain.explanation import Cause, Deviation, Explanation, Work
 from attn_export.explain.graph_evaluation import EvaluatedGraph
 from attn_export.explain.graph_run import (
     GoldenCase,
@@ -41,7 +41,7 @@ from attn_export.runtimes.run_options import Progress, RunOptions
 from attn_export.schema import Manifest
 
 SECONDS = 45.0
-"""The default time after which no further mistake, experiment or smaller case is tried."""
+"""The default work after which no further mistake, experiment or smaller case is tried."""
 
 RULE = "by the judge's rule alone: --atol, --rtol and baselines are not applied"
 _DECODES = "whole decodes were not looked at: verify runs them"
@@ -52,21 +52,6 @@ ONLY_SEPARATE = (
 ELSEWHERE = ("ort-cpu", "onnx-reference")
 """Other runtimes in which a failing graph is run for comparison. The first also replaces float64
 for graphs that cannot be evaluated."""
-
-
-class _Deadline:
-    """The time after which no further experiment starts, in seconds from now."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._started = seconds, time.monotonic()
-
-    def elapsed(self) -> float:
-        """Return the seconds since the start."""
-        return time.monotonic() - self._started
-
-    def is_over(self) -> bool:
-        """Return whether the time has passed."""
-        return self.elapsed() > self._seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +71,8 @@ class _FailingRun:
     bundled: Sequence[GraphRunner]
     reference: ValueReference
     progress: Progress
-    deadline: _Deadline
+    work: Work
+    more: str
 
     def explanation(self, output: Path | None) -> Explanation:
         """Explain a failing run: no outputs, outputs of other names or shapes, or wrong values.
@@ -133,11 +119,11 @@ class _FailingRun:
             )
         phase("trying known mistakes")
         mistakes = fault_attribution.known_mistakes(
-            evaluated, right, trial, cases, self.deadline.is_over, first
+            evaluated, right, trial, cases, self.work.is_over, first
         )
         phase("running it in other ways")
         results = dict(self._experiments(right, within=fault != "graph"))
-        pattern = self._pattern()
+        pattern, ended = self._pattern(), self.work.note(self.more)
         not_computed = {} if evaluated is None else evaluated.not_computed
         seen = Observations(
             fault, runner.runtime.name, *mistakes, first, pattern, not_computed,
@@ -151,7 +137,7 @@ class _FailingRun:
             first=first,
             experiments=tuple(results),
             pattern=pattern.lines,
-            notes=(*base.notes, reason) if reason else base.notes,
+            notes=(*base.notes, *filter(None, [reason]), *ended),
         )
         return explained, right or evaluated
 
@@ -168,7 +154,7 @@ class _FailingRun:
                 case.golden, case=dataclasses.replace(case.golden.case, inputs=case.inputs)
             )
             outputs = self.trial.ran.outputs[case.name]
-            found = self.reference.cause(golden, outputs, self.deadline.is_over)
+            found = self.reference.cause(golden, outputs, self.work.is_over)
             if found is not None:
                 at = f"; first wrong value: {first.location}" if first is not None else ""
                 sentence = f"the graph is wrong: {found.sentence}{at}"
@@ -193,7 +179,7 @@ class _FailingRun:
     def _experiments(
         self, right: EvaluatedGraph | None, *, within: bool
     ) -> Iterator[KindedExperiment]:
-        runner, trial, is_over = self.runner, self.trial, self.deadline.is_over
+        runner, trial, is_over = self.runner, self.trial, self.work.is_over
         if within:
             yield from rerun_in_runtime(runner, trial, self.cases, is_over)
             if right is not None and not is_over():
@@ -214,10 +200,8 @@ class _FailingRun:
         self.progress.phase("looking for the smallest case")
         right = evaluated if evaluated is not None and evaluated.right else None
         case, axes = self.trial.failed[0], shapes_of(self.manifest.inputs)
-        smallest = shrink_case(self.runner, case, right, axes, out_of_time=self.deadline.is_over)
-        explained = dataclasses.replace(
-            explained, smallest=smallest.sizes, folder=output, seconds=self.deadline.elapsed()
-        )
+        smallest = shrink_case(self.runner, case, right, axes, out_of_time=self.work.is_over)
+        explained = dataclasses.replace(explained, smallest=smallest.sizes, folder=output)
         if output is not None:
             dtypes = {name: array.dtype.name for name, array in case.golden.expected.items()}
             write_folder(output, explained, self.runner, smallest, dtypes)
@@ -234,8 +218,14 @@ def explain(
     output: Path | str | None = None,
     seconds: float = SECONDS,
     reference: ValueReference | None = None,
+    work: Work | None = None,
+    more: str = "a greater --seconds",
 ) -> Explanation:
-    """Return an explanation for the first graph of a bundle with which a runtime fails cases."""
+    """Return an explanation for the first graph of a bundle with which a runtime fails cases.
+
+    `work`: What may be tried, in place of `seconds`.
+    `more`: What goes on with a search that ended early.
+    """
     if math.isnan(seconds):
         raise UsageError("seconds must be a number; got nan")
     target = _available_runtime(run, options or {})
@@ -247,7 +237,7 @@ def explain(
     make_runners = functools.partial(_runners, folder, manifest, run, options or {})
     runners, bundled = list(make_runners(replacement)), list(make_runners(None))
     run.progress.phase(f"running {counted(len(cases), 'case')} in {target.name}")
-    deadline, found, runs = _Deadline(seconds), None, {}
+    started, found, runs = time.monotonic(), None, {}
     place = Path(output) if output else None
     reasons: list[str] = []
     for runner in runners:
@@ -259,7 +249,7 @@ def explain(
         if not trial.all_passed:
             failing = _FailingRun(
                 runner, trial, manifest, cases, bundled, reference or ValueReference(),
-                run.progress, deadline,
+                run.progress, work or Work(seconds), more,
             )  # fmt: skip
             found = failing.explanation(place)
             break
@@ -273,7 +263,7 @@ def explain(
             target.name, ", ".join(runs), runners[0].options, "none", cases=ran, notes=notes
         )
     distance = quality_sentences(folder, runs)
-    return dataclasses.replace(found, seconds=deadline.elapsed(), distance=distance)
+    return dataclasses.replace(found, seconds=time.monotonic() - started, distance=distance)
 
 
 def _available_runtime(run: RunOptions, options: Options) -> Runtime:

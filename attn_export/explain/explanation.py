@@ -12,8 +12,34 @@ from attn_export.errors import counted
 if TYPE_CHECKING:
     pass
 
-OutOfTime = Callable[[], bool]
-"""Function that returns whether the time limit has passed; nothing further may be started then."""
+OutOfTime = Callable[..., bool]
+"""`Work.is_over`, or a function like it; nothing further may be started when it returns True."""
+
+ENDED_EARLY = "the search for causes ended early"
+"""The begin of the note on a search that has tried as much as it may."""
+
+
+class Work:
+    """The work of a search, which ends it: unlike the clock, equal on each machine at each load.
+
+    `seconds`: What may be tried, in seconds of an idle core, as estimated from sizes.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left, self.runs, self.ended_early = seconds, 0, False
+
+    def is_over(self, cost: float = 0.2) -> bool:
+        """Return whether no work is left; else count another trial run, of this cost."""
+        self.ended_early |= self._left <= 0
+        if not self.ended_early:
+            self._left, self.runs = self._left - cost, self.runs + 1
+        return self.ended_early
+
+    def note(self, advice: str) -> tuple[str, ...]:
+        """Return a note if the search ended early, with what goes on."""
+        tried = f"{ENDED_EARLY}, after {counted(self.runs, 'trial run')}: {advice} goes on"
+        return (tried,) if self.ended_early else ()
+
 
 Lines = Mapping[str, str]
 """The source line of the module for each node, by the name of the node."""

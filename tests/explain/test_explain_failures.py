@@ -56,7 +56,7 @@ def test_a_gate_that_the_rule_would_let_pass_is_not_explained(bundle: Path):
     assert explain_failures.explain_failures(report, bundle).explanations == ()
 
 
-def test_an_explanation_ends_when_its_time_is_over(bundle: Path, wrong: Path):
+def test_an_explanation_ends_when_its_work_is_done(bundle: Path, wrong: Path):
     report = verify(bundle, graph=wrong, runtimes=["ort-cpu"])
     assert len(explain_failures.explain_failures(report, bundle, wrong).explanations) == 1
     assert explain_failures.explain_failures(report, bundle, wrong, seconds=0.0).explanations == ()

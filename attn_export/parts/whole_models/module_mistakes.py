@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from transformers import masking_utils
 from transformers.activations import ACT2CLS, ACT2FN
 
+from attn_export.parts.whole_models.changed_configs import fields_of
 from attn_export.parts.whole_models.changed_models import (
     Edit,
     Variant,
     by_place,
     changed,
-    fields_of,
 )
 
 # -- what modules compute -----------------------------------------------------------------------
