@@ -49,6 +49,9 @@ ONLY_SEPARATE = (
     "it fails where past and present have separate buffers, as in a plain run of a session; with "
     "shared ones the graph reads what it has just written"
 )
+_CERTAIN = 0.01
+"""The largest unexplained share of a second cause."""
+
 ELSEWHERE = ("ort-cpu", "onnx-reference")
 """Other runtimes in which a failing graph is run for comparison. The first also replaces float64
 for graphs that cannot be evaluated."""
@@ -142,11 +145,29 @@ class _FailingRun:
         return explained, right or evaluated
 
     def _changes(self, first: Deviation | None) -> Iterator[Cause]:
-        """Yield the change of the reference that gives the outputs of a failing case.
+        """Yield the change of the reference behind the failing cases, of large errors first.
+
+        Those of small errors are said in the same sentence, if they have another cause.
+        """
+        groups = self.trial.groups() if self.reference.cause is not None else []
+        found = [cause for group in groups for cause in self._change(group)]
+        if not found:
+            return
+        largest, *others = found
+        text = largest.sentence
+        for other in others:
+            # A weak match may be of the same cause.
+            if other.kind != largest.kind and (other.unexplained or 0) <= _CERTAIN:
+                text += f"; where errors are smaller: {other.sentence}"
+        at = f"; first wrong value: {first.location}" if first is not None else ""
+        yield dataclasses.replace(largest, sentence=f"the graph is wrong: {text}{at}")
+
+    def _change(self, group: Sequence[GoldenCase]) -> Iterator[Cause]:
+        """Yield the change of the reference that gives the outputs of one of some failing cases.
 
         It is the smallest, in which some queries may see nothing; then the base case.
         """
-        smallest, *others = self.trial.failed
+        smallest, *others = group
         for case in (smallest, *(case for case in others if case.name == BASE)):
             if self.reference.cause is None:
                 return
@@ -156,9 +177,7 @@ class _FailingRun:
             outputs = self.trial.ran.outputs[case.name]
             found = self.reference.cause(golden, outputs, self.work.is_over)
             if found is not None:
-                at = f"; first wrong value: {first.location}" if first is not None else ""
-                sentence = f"the graph is wrong: {found.sentence}{at}"
-                yield dataclasses.replace(found, sentence=sentence)
+                yield found
                 return
 
     def _lines(self) -> dict[str, str]:

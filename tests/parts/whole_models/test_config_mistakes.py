@@ -255,6 +255,21 @@ def other_layer_order(model: Any, _: str) -> None:
         a.data, b.data = b.data, a.data
 
 
+def past_last(model: Any, _: str) -> None:
+    update = Recorded.update
+
+    class PastLast(Recorded):
+        def update(self, key_states: Any, value_states: Any, layer_idx: int, *_: Any, **__: Any):
+            both = update(self, key_states, value_states, layer_idx)
+            new = key_states.shape[2]
+            return tuple(torch.cat([x[..., -new:, :], x[..., :-new, :]], -2) for x in both)
+
+    model.register_forward_pre_hook(
+        lambda _, __, kwargs: setattr(kwargs["past_key_values"], "__class__", PastLast),
+        with_kwargs=True,
+    )
+
+
 ALL, SECOND = slice(None), slice(1, 2)
 QUICK: list[tuple[str, str, Any]] = [
     ("llama", "positions", call("position_ids", lambda own, _: own[0].repeat(3, 1))),
@@ -270,6 +285,7 @@ QUICK: list[tuple[str, str, Any]] = [
 
 MORE: list[tuple[str, str, Any]] = [
     ("mistral", "window", rebuilt(sliding_window=64)),
+    ("llama", "past", past_last),
     ("gpt2", "another checkpoint", lambda _, name: model_of(name, 7)),
     ("gpt_oss", "truncate is True", rebuilt(rope_parameters={**YARN, "truncate": True})),
     ("gpt_oss", "sinks", parameters("sinks", lambda x: x - 1e9)),
