@@ -22,7 +22,7 @@ from attn_export.explain.experiments import (
     run_scaled_inputs,
     shrink_case,
 )
-from attn_export.explain.explanation import Cause, Deviation, Explanation, Work
+from attn_export.explain.explanation import Cause, Deviation, Explanation, SearchWork
 from attn_export.explain.graph_evaluation import EvaluatedGraph
 from attn_export.explain.graph_run import (
     GoldenCase,
@@ -74,7 +74,7 @@ class _FailingRun:
     bundled: Sequence[GraphRunner]
     reference: ValueReference
     progress: Progress
-    work: Work
+    work: SearchWork
     more: str
 
     def explanation(self, output: Path | None) -> Explanation:
@@ -237,7 +237,7 @@ def explain(
     output: Path | str | None = None,
     seconds: float = SECONDS,
     reference: ValueReference | None = None,
-    work: Work | None = None,
+    work: SearchWork | None = None,
     more: str = "a greater --seconds",
 ) -> Explanation:
     """Return an explanation for the first graph of a bundle with which a runtime fails cases.
@@ -268,7 +268,7 @@ def explain(
         if not trial.all_passed:
             failing = _FailingRun(
                 runner, trial, manifest, cases, bundled, reference or ValueReference(),
-                run.progress, work or Work(seconds), more,
+                run.progress, work or SearchWork(seconds), more,
             )  # fmt: skip
             found = failing.explanation(place)
             break

@@ -50,10 +50,10 @@ def explain_failures(
     if not failed or (reference is not None and reference.is_float_model):
         return dataclasses.replace(report, explanations=(*sentences,)) if sentences else report
     from attn_export.commands.explain_bundle import explain
-    from attn_export.explain.explanation import ENDED_EARLY, Work
+    from attn_export.explain.explanation import ENDED_EARLY, SearchWork
 
     run = RunOptions.of(run)
-    work = Work(math.inf if run.search_more else seconds)
+    work = SearchWork(math.inf if run.search_more else seconds)
     more = "attn-export explain" if reference is None else "--search-more"
     for number, name in enumerate(list(failed)[:RUNTIMES]):
         if work.is_over(0.0):

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     pass
 
 OutOfTime = Callable[..., bool]
-"""`Work.is_over`, or a function like it; nothing further may be started when it returns True."""
+"""`SearchWork.is_over`, or one like it; nothing further may be started when it returns True."""
 
 ENDED_EARLY = "the search for causes ended early"
 """The begin of the note on a search that has tried as much as it may."""
 
 
-class Work:
+class SearchWork:
     """The work of a search, which ends it: unlike the clock, equal on each machine at each load.
 
     `seconds`: What may be tried, in seconds of an idle core, as estimated from sizes.

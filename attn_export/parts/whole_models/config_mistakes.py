@@ -38,6 +38,12 @@ from attn_export.parts.whole_models.parameter_mistakes import (
     other_parameters,
     scaled_parameters,
 )
+from attn_export.parts.whole_models.tried_mistakes import (
+    EQUAL,
+    TriedMistake,
+    order_of,
+    said_of,
+)
 
 _Run = Callable[[nn.Module], Mapping[str, np.ndarray]]
 
@@ -46,10 +52,6 @@ _ROWS = (
     other_frequencies, other_parameters, other_ends, exchanged_parameters, scaled_parameters,
 )  # fmt: skip
 """Sources of wrong variants of a model, the most likely first."""
-
-_EQUAL = 1e-3
-"""A mistake that leaves a smaller share of the error unexplained ends the search: others of another
-source could only be as good."""
 
 _SURE = 0.01
 """If a mistake leaves a smaller share unexplained, no others are tried in single layers."""
@@ -86,26 +88,6 @@ _FAR = 10.0
 """The error of an element that is not finite, in root mean squares of the output."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tried:
-    """A mistake that was made in a model.
-
-    Attributes:
-        unexplained: The share of the error that it leaves.
-        cosine: That of its error and the error to explain.
-        ratio: The length of the latter in its direction, in lengths of its error.
-        moved: Which outputs it changes.
-        is_fit: Whether its number was sought; not that of a round one that explains all.
-    """
-
-    variant: Variant
-    unexplained: float
-    cosine: float
-    ratio: float
-    moved: Sequence[bool]
-    is_fit: bool = False
-
-
 class _Search:
     """Search for the mistakes that give a model the outputs of a wrong graph."""
 
@@ -135,20 +117,20 @@ class _Search:
             differences.append(np.nan_to_num(difference, nan=far, posinf=far, neginf=-far))
         return differences
 
-    def everywhere(self, only: str = "") -> list[_Tried]:
+    def everywhere(self, only: str = "") -> list[TriedMistake]:
         """Try the mistakes in the whole model, or `only` those of one subject; the best first."""
-        tried: list[_Tried] = []
+        tried: list[TriedMistake] = []
         for row in _ROWS if self.size else ():
             tried += self._each(v for v in row(self._model) if only in ("", v.subject))
-            if any(one.unexplained < _EQUAL for one in tried):
+            if any(one.unexplained < EQUAL for one in tried):
                 break
         numbers = (one for one in tried if one.variant.other and abs(one.cosine) > _FITS)
         if min((one.unexplained for one in tried), default=1.0) >= _SURE:
             for one in sorted(numbers, key=_rank)[:_BESIDE]:
                 tried += self._fitted(one)
-        return sorted(tried, key=_order)
+        return sorted(tried, key=order_of)
 
-    def in_parts(self, tried: Sequence[_Tried]) -> list[_Tried]:
+    def in_parts(self, tried: Sequence[TriedMistake]) -> list[TriedMistake]:
         """Try the mistakes in one layer and in the places of one name, too; the best first.
 
         The layers that change the outputs that are wrong come first.
@@ -166,9 +148,9 @@ class _Search:
         for one in self._each(part for *_, part in sorted(parts, key=lambda each: each[:3])):
             least = _ALIKE if one.variant.kind == SCALED else _FITS
             found += [one, *(self._fitted(one) if abs(one.cosine) > least else ())]
-            if min(one.unexplained for one in found) < _EQUAL:
+            if min(one.unexplained for one in found) < EQUAL:
                 break
-        return sorted(found, key=_order)
+        return sorted(found, key=order_of)
 
     def _unlike_layers(self) -> Iterator[tuple[str, int]]:
         """Yield how many outputs are wrong and not changed by a layer's weights, or the reverse."""
@@ -179,7 +161,7 @@ class _Search:
                 for one in self._each([Variant("", "", edits)]):
                     yield at, sum(a != b for a, b in zip(wrong, one.moved, strict=True))
 
-    def _each(self, variants: Iterable[Variant]) -> Iterator[_Tried]:
+    def _each(self, variants: Iterable[Variant]) -> Iterator[TriedMistake]:
         for variant in variants:
             if self._out_of_time(self._cost):
                 return
@@ -194,25 +176,32 @@ class _Search:
             length, along = float(np.linalg.norm(step)), float(step @ self._error)
             if length:
                 left = float(np.linalg.norm(self._error - step)) / self.size
-                yield _Tried(variant, left, along / (length * self.size), along / length**2, moved)
+                yield TriedMistake(
+                    variant, left, along / (length * self.size), along / length**2, moved
+                )
 
     def _beside_in(self, variant: Variant) -> list[Edit]:
         """Return the edits beside which mistakes are made, for a variant that is built anew."""
-        if variant.model is None:
-            return []
-        at = variant.model.get_submodule
-        return [dataclasses.replace(e, owner=at(self._paths[id(e.owner)])) for e in self._beside]
+        return self._moved(self._beside, variant.model) if variant.model is not None else []
 
-    def _fitted(self, tried: _Tried) -> list[_Tried]:
+    def _moved(self, edits: Iterable[Edit], to: nn.Module) -> list[Edit]:
+        """Return edits of this model as those of another of the same modules."""
+        paths = ((edit, self._paths.get(id(edit.owner))) for edit in edits)
+        return [
+            edit if path is None else dataclasses.replace(edit, owner=to.get_submodule(path))
+            for edit, path in paths
+        ]
+
+    def _fitted(self, tried: TriedMistake) -> list[TriedMistake]:
         """Try other wrong numbers, each as far from the right one as the error suggests.
 
         Returns:
             Those tried, with round numbers near the last one first.
         """
-        found: list[_Tried] = []
+        found: list[TriedMistake] = []
         other = tried.variant.other
         for _ in range(_STEPS):
-            if other is None or tried.variant.numbers is None or tried.unexplained < _EQUAL:
+            if other is None or tried.variant.numbers is None or tried.unexplained < EQUAL:
                 break
             right, wrong = tried.variant.numbers
             number = max(right + (wrong - right) * tried.ratio, wrong / 4)
@@ -224,20 +213,29 @@ class _Search:
         if other is None or not found:
             return found
         near = self._each(map(other, tried.variant.round_numbers()))
-        return [*(dataclasses.replace(x, is_fit=x.unexplained >= _EQUAL) for x in near), *found]
+        return [*(dataclasses.replace(x, is_fit=x.unexplained >= EQUAL) for x in near), *found]
 
-    def tried_beside(self, first: Variant, only: str = "") -> tuple[_Search, list[_Tried]]:
+    def tried_beside(self, first: Variant, only: str = "") -> tuple[_Search, list[TriedMistake]]:
         """Try the mistakes beside another; the best first."""
         edits = first.edits if first.model is None else ()
         with first.applied(self._model) as model:
             search = _Search(model, self._run, self._got, self._out_of_time, edits)
-            return search, search.everywhere(only)
+            tried = search.everywhere(only)
+        moved = [
+            one if one.variant.model is not None else dataclasses.replace(
+                one, variant=dataclasses.replace(
+                    one.variant, edits=(*search._moved(one.variant.edits, self._model),)
+                )
+            )
+            for one in tried[:1]
+        ]  # fmt: skip
+        return search, moved
 
-    def refined(self, pair: list[_Tried], left: float) -> tuple[list[_Tried], float]:
+    def refined(self, pair: list[TriedMistake], left: float) -> tuple[list[TriedMistake], float]:
         """Return a pair of mistakes, each sought again beside the other, and what they leave."""
         for _ in range(_STEPS):
             again, beside = pair
-            if left < _EQUAL:
+            if left < EQUAL or None not in (again.variant.model, beside.variant.model):
                 break
             search, tried = self.tried_beside(beside.variant, again.variant.subject)
             now = search.size / self.size * tried[0].unexplained if tried else left
@@ -279,15 +277,15 @@ def find_cause(
         both = first.unexplained * second[0].unexplained if second else left
         if both < min(left / 2, most):
             chain, left = search.refined([first, second[0]], both)
-        if left < _EQUAL:
+        if left < EQUAL:
             break
     if left >= _SURE:
         best = search.in_parts(tried)[0]
         if best.unexplained < left / 2:
             chain, left = [best], best.unexplained
-    if left > (_EQUAL if chain[0].variant.kind == SCALED else _LIKELY):
+    if left > (EQUAL if chain[0].variant.kind == SCALED else _LIKELY):
         return None
-    said = ", and ".join(map(_said, chain))
+    said = ", and ".join(map(said_of, chain))
     share = math.floor((1 - left) * 1e4) / 1e4
     places = {edit.at for edit in chain[0].variant.edits}
     node = places.pop() if len(places) == len(chain) == 1 else ""
@@ -295,26 +293,15 @@ def find_cause(
     return Cause(chain[0].variant.kind, sentence, node, "", left)
 
 
-def _helping(tried: Sequence[_Tried]) -> list[_Tried]:
+def _helping(tried: Sequence[TriedMistake]) -> list[TriedMistake]:
     """Return the best mistakes that help, one of each field or place."""
-    best: dict[str, _Tried] = {}
+    best: dict[str, TriedMistake] = {}
     for one in tried:
         if one.unexplained < _HELPS:
             best.setdefault(one.variant.subject, one)
     return list(best.values())[:_BESIDE]
 
 
-def _said(one: _Tried) -> str:
-    """Return what is wrong; a number that was sought is no more than a fit."""
-    return f"{one.variant.sentence} (a fit)" if one.is_fit else one.variant.sentence
-
-
-def _rank(tried: _Tried) -> tuple[float, bool]:
+def _rank(tried: TriedMistake) -> tuple[float, bool]:
     """Return what to sort numbers by; one of the config says more than the scale of a weight."""
     return -round(abs(tried.cosine), 2), tried.variant.kind == SCALED
-
-
-def _order(tried: _Tried) -> float:
-    # Noise must not decide between mistakes that fit alike, nor a fit go before another mistake.
-    left = round(tried.unexplained, 4) + (_EQUAL if tried.is_fit else 0)
-    return max(left, _EQUAL) if tried.variant.kind == SCALED else left

@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, DynamicCache, EncoderDecoderCache, masking_utils
 
-from attn_export.explain.explanation import Cause, Work
+from attn_export.explain.explanation import Cause, SearchWork
 from attn_export.parts.whole_models.config_mistakes import find_cause
 from attn_export.truth.float64_mode import ComputeInFloat64, widened_copy
 from attn_export.truth.operations import math_backend
@@ -150,7 +150,7 @@ def run(model: nn.Module) -> dict[str, np.ndarray]:
 
 def cause_of(name: str, wrong: nn.Module, seconds: float = 60.0) -> Cause | None:
     got = outputs(wrong)
-    return find_cause(widened_copy(model_of(name)), run, got, Work(seconds).is_over)
+    return find_cause(widened_copy(model_of(name)), run, got, SearchWork(seconds).is_over)
 
 
 def rebuilt(**changes: Any) -> Callable[[Any, str], Any]:
@@ -353,7 +353,7 @@ def test_numbers_that_were_sought_are_round_or_called_a_fit(
 def test_a_search_ends_by_its_work_alone():
     wrong = rebuilt(hidden_act="gelu", rms_norm_eps=1e-2)(model_of("llama"), "llama")
     right, got = widened_copy(model_of("llama")), outputs(wrong)
-    few, again = Work(0.3), Work(0.3)
+    few, again = SearchWork(0.3), SearchWork(0.3)
     causes = [find_cause(right, run, got, work.is_over) for work in (few, again)]
     assert few.ended_early
     assert few.runs == again.runs > 1
@@ -372,7 +372,7 @@ def test_a_search_ends_by_its_work_alone():
 def test_what_the_config_leaves_out_is_named(name: str, field: str, wrong: float):
     right = model_of(name, **{field: None})
     got = outputs(rebuilt(**{field: wrong})(right, name))
-    cause = find_cause(widened_copy(right), run, got, Work(math.inf).is_over)
+    cause = find_cause(widened_copy(right), run, got, SearchWork(math.inf).is_over)
     assert cause is not None
     assert re.match(rf"{field} is {wrong:.0f}\S* where the config says None \(", cause.sentence)
 
@@ -387,7 +387,7 @@ def test_what_the_config_leaves_out_is_named(name: str, field: str, wrong: float
 def test_a_right_model_has_no_cause_and_is_as_before_in_the_end(name: str):
     model = widened_copy(model_of(name))
     before, (got, truth) = dict(vars(model)), (outputs(model_of(name)), run(model))
-    assert find_cause(model, run, got, Work(math.inf).is_over) is None
+    assert find_cause(model, run, got, SearchWork(math.inf).is_over) is None
     after = run(model)
     assert vars(model).keys() == before.keys()
     assert all(np.array_equal(after[key], truth[key]) for key in truth)
