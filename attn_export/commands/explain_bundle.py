@@ -75,7 +75,6 @@ class _FailingRun:
     reference: ValueReference
     progress: Progress
     work: SearchWork
-    more: str
 
     def explanation(self, output: Path | None) -> Explanation:
         """Explain a failing run: no outputs, outputs of other names or shapes, or wrong values.
@@ -126,7 +125,7 @@ class _FailingRun:
         )
         phase("running it in other ways")
         results = dict(self._experiments(right, within=fault != "graph"))
-        pattern, ended = self._pattern(), self.work.note(self.more)
+        pattern, ended = self._pattern(), self.work.note()
         not_computed = {} if evaluated is None else evaluated.not_computed
         seen = Observations(
             fault, runner.runtime.name, *mistakes, first, pattern, not_computed,
@@ -235,17 +234,12 @@ def explain(
     case: str | None = None,
     options: Options | None = None,
     output: Path | str | None = None,
-    seconds: float = SECONDS,
+    seconds: float | SearchWork = SECONDS,
     reference: ValueReference | None = None,
-    work: SearchWork | None = None,
-    more: str = "a greater --seconds",
 ) -> Explanation:
-    """Return an explanation for the first graph of a bundle with which a runtime fails cases.
-
-    `work`: What may be tried, in place of `seconds`.
-    `more`: What goes on with a search that ended early.
-    """
-    if math.isnan(seconds):
+    """Return an explanation for the first graph of a bundle with which a runtime fails cases."""
+    work = seconds if isinstance(seconds, SearchWork) else SearchWork(seconds)
+    if not isinstance(seconds, SearchWork) and math.isnan(seconds):
         raise UsageError("seconds must be a number; got nan")
     target = _available_runtime(run, options or {})
     folder, replacement = Path(bundle), Path(graph) if graph else None
@@ -268,7 +262,7 @@ def explain(
         if not trial.all_passed:
             failing = _FailingRun(
                 runner, trial, manifest, cases, bundled, reference or ValueReference(),
-                run.progress, work or SearchWork(seconds), more,
+                run.progress, work,
             )  # fmt: skip
             found = failing.explanation(place)
             break

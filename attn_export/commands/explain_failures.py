@@ -53,8 +53,8 @@ def explain_failures(
     from attn_export.explain.explanation import ENDED_EARLY, SearchWork
 
     run = RunOptions.of(run)
-    work = SearchWork(math.inf if run.search_more else seconds)
     more = "attn-export explain" if reference is None else "--search-more"
+    work = SearchWork(math.inf if run.search_more else seconds, more)
     for number, name in enumerate(list(failed)[:RUNTIMES]):
         if work.is_over(0.0):
             break
@@ -62,7 +62,7 @@ def explain_failures(
             with ctrl_c_raises():
                 explanation = explain(
                     bundle, dataclasses.replace(run, runtimes=(runtime(name),)), graph=graph,
-                    work=work, more=more, reference=reference,
+                    seconds=work, reference=reference,
                     output=None if number else reproduction,
                 )  # fmt: skip
         except AttnExportError as error:

@@ -23,9 +23,11 @@ class SearchWork:
     """The work of a search, which ends it: unlike the clock, equal on each machine at each load.
 
     `seconds`: What may be tried, in seconds of an idle core, as estimated from sizes.
+    `more`: What goes on with a search that ended early.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, more: str = "a greater --seconds") -> None:
+        self._more = more
         self._left, self.runs, self.ended_early = seconds, 0, False
 
     def is_over(self, cost: float = 0.2) -> bool:
@@ -35,9 +37,9 @@ class SearchWork:
             self._left, self.runs = self._left - cost, self.runs + 1
         return self.ended_early
 
-    def note(self, advice: str) -> tuple[str, ...]:
+    def note(self) -> tuple[str, ...]:
         """Return a note if the search ended early, with what goes on."""
-        tried = f"{ENDED_EARLY}, after {counted(self.runs, 'trial run')}: {advice} goes on"
+        tried = f"{ENDED_EARLY}, after {counted(self.runs, 'trial run')}: {self._more} goes on"
         return (tried,) if self.ended_early else ()
 
 

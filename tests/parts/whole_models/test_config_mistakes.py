@@ -353,12 +353,12 @@ def test_numbers_that_were_sought_are_round_or_called_a_fit(
 def test_a_search_ends_by_its_work_alone():
     wrong = rebuilt(hidden_act="gelu", rms_norm_eps=1e-2)(model_of("llama"), "llama")
     right, got = widened_copy(model_of("llama")), outputs(wrong)
-    few, again = SearchWork(0.3), SearchWork(0.3)
+    few, again = (SearchWork(0.3, "--search-more") for _ in range(2))
     causes = [find_cause(right, run, got, work.is_over) for work in (few, again)]
     assert few.ended_early
     assert few.runs == again.runs > 1
     assert causes[0] == causes[1]
-    (note,) = few.note("--search-more")
+    (note,) = few.note()
     assert note.endswith(f"after {few.runs} trial runs: --search-more goes on")
 
 
