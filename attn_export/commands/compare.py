@@ -23,6 +23,7 @@ from attn_export.commands.explain_failures import LONG, SECONDS, explain_failure
 from attn_export.commands.fixed_graphs import fixed_graphs
 from attn_export.commands.options import (
     BUDGET,
+    SEARCH_MORE,
     fix_input_option,
     limit_own_memory,
     module_option,
@@ -61,6 +62,8 @@ _EXAMPLES = (
 OTHER = "reference.onnx"
 """The file name of the reference in the bundle of a comparison of two graphs."""
 
+Signatures = Mapping[str, TensorSignature]
+
 
 @with_help("Judge", *_EXAMPLES)
 @option("graphs", nargs=-1, metavar="[A.onnx B.onnx]", type=Path)
@@ -88,7 +91,7 @@ OTHER = "reference.onnx"
     help="An axis of A that equals another, or a sum: total_len=past_len+query_len.",
 )  # fmt: skip
 @fix_input_option
-@run_options(BUDGET)
+@run_options(BUDGET, SEARCH_MORE)
 @option("-o", "--output", type=Path, metavar="DIR", help="Write graph and truth as a bundle.")
 @output_options
 def compare_command(
@@ -289,9 +292,6 @@ def _golden(
         *plan.notes, *notes, *reference.notes_on(oracle, base),
         tried_note([golden.case for golden in goldens], reference.interface.roles.axis(BATCH)),
     )  # fmt: skip
-
-
-Signatures = Mapping[str, TensorSignature]
 
 
 def _complete(

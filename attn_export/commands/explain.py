@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @option(
     "--seconds", type=float, least=1, default=45.0, show_default=True,
-    help="The time after which no further experiment starts.",
+    help="The work after which nothing further is tried, in seconds of an idle core.",
 )  # fmt: skip
 @json_option("Write the explanation as JSON; - for stdout, without other output.")
 @option("-q", "--quiet", is_flag=True, help="Print only the cause, in one sentence.")

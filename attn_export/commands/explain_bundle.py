@@ -22,7 +22,7 @@ from attn_export.explain.experiments import (
     run_scaled_inputs,
     shrink_case,
 )
-from attn_export.explain.explanation import Cause, Deviation, Explanation
+from attn_export.explain.explanation import Cause, Deviation, Explanation, SearchWork
 from attn_export.explain.graph_evaluation import EvaluatedGraph
 from attn_export.explain.graph_run import (
     GoldenCase,
@@ -41,7 +41,7 @@ from attn_export.runtimes.run_options import Progress, RunOptions
 from attn_export.schema import Manifest
 
 SECONDS = 45.0
-"""The default time after which no further mistake, experiment or smaller case is tried."""
+"""The default work after which no further mistake, experiment or smaller case is tried."""
 
 RULE = "by the judge's rule alone: --atol, --rtol and baselines are not applied"
 _DECODES = "whole decodes were not looked at: verify runs them"
@@ -49,24 +49,12 @@ ONLY_SEPARATE = (
     "it fails where past and present have separate buffers, as in a plain run of a session; with "
     "shared ones the graph reads what it has just written"
 )
+_CERTAIN = 0.01
+"""The largest unexplained share of a second cause."""
+
 ELSEWHERE = ("ort-cpu", "onnx-reference")
 """Other runtimes in which a failing graph is run for comparison. The first also replaces float64
 for graphs that cannot be evaluated."""
-
-
-class _Deadline:
-    """The time after which no further experiment starts, in seconds from now."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._started = seconds, time.monotonic()
-
-    def elapsed(self) -> float:
-        """Return the seconds since the start."""
-        return time.monotonic() - self._started
-
-    def is_over(self) -> bool:
-        """Return whether the time has passed."""
-        return self.elapsed() > self._seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +74,7 @@ class _FailingRun:
     bundled: Sequence[GraphRunner]
     reference: ValueReference
     progress: Progress
-    deadline: _Deadline
+    work: SearchWork
 
     def explanation(self, output: Path | None) -> Explanation:
         """Explain a failing run: no outputs, outputs of other names or shapes, or wrong values.
@@ -135,11 +123,11 @@ class _FailingRun:
             )
         phase("trying known mistakes")
         mistakes = fault_attribution.known_mistakes(
-            evaluated, right, trial, cases, self.deadline.is_over, first
+            evaluated, right, trial, cases, self.work.is_over, first
         )
         phase("running it in other ways")
         results = dict(self._experiments(right, within=fault != "graph"))
-        pattern = self._pattern()
+        pattern, ended = self._pattern(), self.work.note()
         not_computed = {} if evaluated is None else evaluated.not_computed
         seen = Observations(
             fault, runner.runtime.name, *mistakes, first, pattern, not_computed,
@@ -153,16 +141,34 @@ class _FailingRun:
             first=first,
             experiments=tuple(results),
             pattern=pattern.lines,
-            notes=(*base.notes, reason) if reason else base.notes,
+            notes=(*base.notes, *filter(None, [reason]), *ended),
         )
         return explained, right or evaluated
 
     def _changes(self, first: Deviation | None) -> Iterator[Cause]:
-        """Yield the change of the reference that gives the outputs of a failing case.
+        """Yield the change of the reference behind the failing cases, of large errors first.
+
+        Those of small errors are said in the same sentence, if they have another cause.
+        """
+        groups = self.trial.groups() if self.reference.cause is not None else []
+        found = [cause for group in groups for cause in self._change(group)]
+        if not found:
+            return
+        largest, *others = found
+        text = largest.sentence
+        for other in others:
+            # A weak match may be of the same cause.
+            if other.kind != largest.kind and (other.unexplained or 0) <= _CERTAIN:
+                text += f"; where errors are smaller: {other.sentence}"
+        at = f"; first wrong value: {first.location}" if first is not None else ""
+        yield dataclasses.replace(largest, sentence=f"the graph is wrong: {text}{at}")
+
+    def _change(self, group: Sequence[GoldenCase]) -> Iterator[Cause]:
+        """Yield the change of the reference that gives the outputs of one of some failing cases.
 
         It is the smallest, in which some queries may see nothing; then the base case.
         """
-        smallest, *others = self.trial.failed
+        smallest, *others = group
         for case in (smallest, *(case for case in others if case.name == BASE)):
             if self.reference.cause is None:
                 return
@@ -170,11 +176,9 @@ class _FailingRun:
                 case.golden, case=dataclasses.replace(case.golden.case, inputs=case.inputs)
             )
             outputs = self.trial.ran.outputs[case.name]
-            found = self.reference.cause(golden, outputs, self.deadline.is_over)
+            found = self.reference.cause(golden, outputs, self.work.is_over)
             if found is not None:
-                at = f"; first wrong value: {first.location}" if first is not None else ""
-                sentence = f"the graph is wrong: {found.sentence}{at}"
-                yield dataclasses.replace(found, sentence=sentence)
+                yield found
                 return
 
     def _lines(self) -> dict[str, str]:
@@ -195,7 +199,7 @@ class _FailingRun:
     def _experiments(
         self, right: EvaluatedGraph | None, *, within: bool
     ) -> Iterator[KindedExperiment]:
-        runner, trial, is_over = self.runner, self.trial, self.deadline.is_over
+        runner, trial, is_over = self.runner, self.trial, self.work.is_over
         if within:
             yield from rerun_in_runtime(runner, trial, self.cases, is_over)
             if right is not None and not is_over():
@@ -216,10 +220,8 @@ class _FailingRun:
         self.progress.phase("looking for the smallest case")
         right = evaluated if evaluated is not None and evaluated.right else None
         case, axes = self.trial.failed[0], shapes_of(self.manifest.inputs)
-        smallest = shrink_case(self.runner, case, right, axes, out_of_time=self.deadline.is_over)
-        explained = dataclasses.replace(
-            explained, smallest=smallest.sizes, folder=output, seconds=self.deadline.elapsed()
-        )
+        smallest = shrink_case(self.runner, case, right, axes, out_of_time=self.work.is_over)
+        explained = dataclasses.replace(explained, smallest=smallest.sizes, folder=output)
         if output is not None:
             dtypes = {name: array.dtype.name for name, array in case.golden.expected.items()}
             write_folder(output, explained, self.runner, smallest, dtypes)
@@ -234,11 +236,12 @@ def explain(
     case: str | None = None,
     options: Options | None = None,
     output: Path | str | None = None,
-    seconds: float = SECONDS,
+    seconds: float | SearchWork = SECONDS,
     reference: ValueReference | None = None,
 ) -> Explanation:
     """Return an explanation for the first graph of a bundle with which a runtime fails cases."""
-    if math.isnan(seconds):
+    work = seconds if isinstance(seconds, SearchWork) else SearchWork(seconds)
+    if not isinstance(seconds, SearchWork) and math.isnan(seconds):
         raise UsageError("seconds must be a number; got nan")
     target = _available_runtime(run, options or {})
     folder, replacement = Path(bundle), Path(graph) if graph else None
@@ -249,7 +252,7 @@ def explain(
     make_runners = functools.partial(_runners, folder, manifest, run, options or {})
     runners, bundled = list(make_runners(replacement)), list(make_runners(None))
     run.progress.phase(f"running {counted(len(cases), 'case')} in {target.name}")
-    deadline, found, runs = _Deadline(seconds), None, {}
+    started, found, runs = time.monotonic(), None, {}
     place = Path(output) if output else None
     reasons: list[str] = []
     for runner in runners:
@@ -261,7 +264,7 @@ def explain(
         if not trial.all_passed:
             failing = _FailingRun(
                 runner, trial, manifest, cases, bundled, reference or ValueReference(),
-                run.progress, deadline,
+                run.progress, work,
             )  # fmt: skip
             found = failing.explanation(place)
             break
@@ -275,7 +278,7 @@ def explain(
             target.name, ", ".join(runs), runners[0].options, "none", cases=ran, notes=notes
         )
     distance = quality_sentences(folder, runs)
-    return dataclasses.replace(found, seconds=deadline.elapsed(), distance=distance)
+    return dataclasses.replace(found, seconds=time.monotonic() - started, distance=distance)
 
 
 def _available_runtime(run: RunOptions, options: Options) -> Runtime:

@@ -1,9 +1,9 @@
-"""Explanations of the failures in a report, within a time limit."""
+"""Explanations of the failures in a report, by a limited number of trial runs."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from attn_export.explain.eager_values import ValueReference
 
 SECONDS = 20.0
-"""The time after which no further experiment is started, so that failed tests end soon."""
+"""The work after which no further experiment is started, so that failed tests end soon."""
 
 LONG = 90.0
-"""That time where changes of a reference are searched, which is a whole model."""
+"""That work where changes of a reference are searched, which is a whole model."""
 
 RUNTIMES = 2
 """The number of runtimes whose failures are explained: most often, others have the same cause."""
@@ -50,17 +50,19 @@ def explain_failures(
     if not failed or (reference is not None and reference.is_float_model):
         return dataclasses.replace(report, explanations=(*sentences,)) if sentences else report
     from attn_export.commands.explain_bundle import explain
+    from attn_export.explain.explanation import ENDED_EARLY, SearchWork
 
-    run, started = RunOptions.of(run), time.monotonic()
+    run = RunOptions.of(run)
+    more = "attn-export explain" if reference is None else "--search-more"
+    work = SearchWork(math.inf if run.search_more else seconds, more)
     for number, name in enumerate(list(failed)[:RUNTIMES]):
-        remaining = seconds - (time.monotonic() - started)
-        if remaining <= 0:
+        if work.is_over(0.0):
             break
         try:
             with ctrl_c_raises():
                 explanation = explain(
                     bundle, dataclasses.replace(run, runtimes=(runtime(name),)), graph=graph,
-                    seconds=remaining, reference=reference,
+                    seconds=work, reference=reference,
                     output=None if number else reproduction,
                 )  # fmt: skip
         except AttnExportError as error:
@@ -71,6 +73,8 @@ def explain_failures(
             break
         if explanation.fault != "none":  # "none" if only a gate or a baseline fails
             sentences.append(explanation.sentence)
+            ended = next((x for x in explanation.notes if x.startswith(ENDED_EARLY)), None)
+            sentences += [f"{name}: {ended}"] if ended else []
             report = dataclasses.replace(
                 report, reproduction=report.reproduction or explanation.folder
             )

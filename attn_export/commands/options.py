@@ -164,6 +164,11 @@ BUDGET = option(
     "cosine>=0.99, row<=0.1, kl<=0.01 (nats), top1>=0.99.  [default of layers: by weights-dtype]",
 )  # fmt: skip
 
+SEARCH_MORE = option(
+    "--search-more", is_flag=True,
+    help="Search for causes to the end, however long that takes.",
+)  # fmt: skip
+
 
 def run_options(*others: Option) -> _Decorator:
     """Return a decorator for the options of runs and others, such as `BUDGET`.
@@ -175,15 +180,17 @@ def run_options(*others: Option) -> _Decorator:
         @functools.wraps(command)
         def merged(
             runtimes: tuple[str, ...], cpus: tuple[str, ...], require: tuple[str, ...],
-            atol: float | None, rtol: float | None, budgets: tuple[str, ...] = (), **values: Any,
+            atol: float | None, rtol: float | None, budgets: tuple[str, ...] = (),
+            search_more: bool = False, **values: Any,
         ) -> Any:  # fmt: skip
             from attn_export.runtimes.run_options import RunOptions
 
             if cpus:
                 runtimes = (*(runtimes or (CPU,)), *(f"{CPU}@{name}" for name in cpus))
             run = RunOptions.of(
-                runtimes=runtimes, require=require, atol=atol, rtol=rtol, budgets=budgets
-            )
+                runtimes=runtimes, require=require, atol=atol, rtol=rtol, budgets=budgets,
+                search_more=search_more,
+            )  # fmt: skip
             return command(run=run, **values)
 
         return with_options(*RUNS, *others)(merged)

@@ -12,8 +12,36 @@ from attn_export.errors import counted
 if TYPE_CHECKING:
     pass
 
-OutOfTime = Callable[[], bool]
-"""Function that returns whether the time limit has passed; nothing further may be started then."""
+OutOfTime = Callable[..., bool]
+"""`SearchWork.is_over`, or one like it; nothing further may be started when it returns True."""
+
+ENDED_EARLY = "the search for causes ended early"
+"""The begin of the note on a search that has tried as much as it may."""
+
+
+class SearchWork:
+    """The work of a search, which ends it: unlike the clock, equal on each machine at each load.
+
+    `seconds`: What may be tried, in seconds of an idle core, as estimated from sizes.
+    `more`: What goes on with a search that ended early.
+    """
+
+    def __init__(self, seconds: float, more: str = "a greater --seconds") -> None:
+        self._more = more
+        self._left, self.runs, self.ended_early = seconds, 0, False
+
+    def is_over(self, cost: float = 0.2) -> bool:
+        """Return whether no work is left; else count another trial run, of this cost."""
+        self.ended_early |= self._left <= 0
+        if not self.ended_early:
+            self._left, self.runs = self._left - cost, self.runs + 1
+        return self.ended_early
+
+    def note(self) -> tuple[str, ...]:
+        """Return a note if the search ended early, with what goes on."""
+        tried = f"{ENDED_EARLY}, after {counted(self.runs, 'trial run')}: {self._more} goes on"
+        return (tried,) if self.ended_early else ()
+
 
 Lines = Mapping[str, str]
 """The source line of the module for each node, by the name of the node."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from attn_export.bundle.golden import read_golden, read_inputs, stored_cases
 from attn_export.bundle.manifest import GOLDEN
 from attn_export.errors import UsageError
 from attn_export.judge.judge import judge
+from attn_export.measures import fill_ignored_rows, measure
 from attn_export.results import WHOLE_DECODE, Arrays, Golden
 from attn_export.runtimes.process import RunResult, run_once
 from attn_export.runtimes.protocol import Limits, Options, Runtime
 from attn_export.runtimes.worker import to_case_layout, to_graph_layout
 from attn_export.schema import GraphFile, Manifest
+from attn_export.tensorfile import is_floating
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +95,31 @@ class GraphRun:
     def all_passed(self) -> bool:
         """True if every case ran and passed."""
         return self.ran.outcome == "ran" and not self.failed
+
+    def groups(self) -> list[list[GoldenCase]]:
+        """Return failed cases of large errors, and those of much smaller ones; no empty lists."""
+        errors = {case.name: _error(case, self.ran.outputs.get(case.name)) for case in self.failed}
+        least = max(filter(math.isfinite, errors.values()), default=0.0) / _APART
+        large = [case for case in self.failed if errors[case.name] >= least]
+        small = [case for case in self.failed if errors[case.name] < least]
+        return [group for group in (large, small) if group]
+
+
+_APART = 30.0
+"""The ratio of errors from which on they are thought to have two causes."""
+
+
+def _error(case: GoldenCase, outputs: Arrays | None) -> float:
+    """Return the largest relative error of an output; infinite if one has another shape."""
+    largest = 0.0
+    for name, truth in case.golden.expected.items():
+        got = None if outputs is None else outputs.get(name)
+        if got is None or got.shape != truth.shape:
+            return math.inf
+        if is_floating(truth.dtype):
+            left_out = case.golden.case.ignored_rows, case.golden.determined.get(name, ())
+            largest = max(largest, measure(fill_ignored_rows(got, truth, *left_out), truth).whole)
+    return largest
 
 
 def is_right(golden: Golden, outputs: Arrays) -> bool:

@@ -93,9 +93,9 @@ def _matching(
     out_of_time: OutOfTime,
 ) -> list[Match]:
     """Return the mistakes that hold in all cases: those that explain the first one best."""
-    screened = []
+    screened, cost = [], _cost(evidence)
     for mistake in mistakes:
-        if out_of_time():
+        if out_of_time(cost):
             break
         for comparison in _compared(mistake, evaluation, evidence[:1]):
             better = comparison.remaining < comparison.total
@@ -236,13 +236,24 @@ def _size(right: Array) -> float:
     return math.sqrt(float(np.square(finite).mean())) if finite.size and finite.any() else 1.0
 
 
+_FITTED_RUNS = 85
+"""The number of runs by which a factor is found."""
+
+
+def _cost(evidence: Sequence[Evidence]) -> float:
+    """Return about how many seconds a mistake takes in the first case: a run from its place on."""
+    values = evidence[0].values
+    return len(values) * 1e-5 + sum(np.size(x) for x in values.values()) * 2e-9
+
+
 def _fitted_mistakes(
     evaluation: Evaluation, cases: Sequence[Evidence], out_of_time: OutOfTime
 ) -> Iterator[Match]:
     """Yield mistakes that are wrong by a factor, each with its best one."""
     found = ((make, place) for at, make in FITTED for place in at(evaluation, cases[0].values))
+    cost = _FITTED_RUNS * _cost(cases)
     for make, place in found:
-        if out_of_time():
+        if out_of_time(cost):
             return
 
         def made(log: float, make: Maker = make, place: GraphPlace = place) -> Match:

@@ -59,6 +59,7 @@ class RunKeywords(TypedDict, total=False):
     atol: float | None
     rtol: float | None
     budgets: Sequence[str]
+    search_more: bool
     limits: Limits | None
     progress: Progress | None
 
@@ -71,6 +72,7 @@ class RunOptions:
         runtimes: The runtimes, in order.
         required: The names of the runtimes that must run at least one graph.
         budgets: Limits for the error of a quantised model against the float model.
+        search_more: Whether the search for causes has no end but its own.
         limits: The limits of each runtime's process.
     """
 
@@ -78,6 +80,7 @@ class RunOptions:
     required: frozenset[str]
     gate: Gate = Gate()
     budgets: tuple[Budget, ...] = ()
+    search_more: bool = False
     limits: Limits = dataclasses.field(default_factory=Limits.default)
     progress: Progress = dataclasses.field(default_factory=Progress)
 
@@ -97,6 +100,7 @@ class RunOptions:
         atol: float | None = None,
         rtol: float | None = None,
         budgets: Sequence[str] = (),
+        search_more: bool = False,
         limits: Limits | None = None,
         progress: Progress | None = None,
     ) -> RunOptions:
@@ -109,7 +113,7 @@ class RunOptions:
         return cls(
             tuple(_by_name([*chosen, *require]).values()),
             frozenset(_by_name([*named, *require, _ALWAYS_REQUIRED])),
-            Gate(atol, rtol), tuple(map(Budget.parse, budgets)),
+            Gate(atol, rtol), tuple(map(Budget.parse, budgets)), search_more,
             limits or Limits.default(), progress or Progress(),
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from conftest import ROOT, Cli, command, on
@@ -19,6 +20,9 @@ from attn_export.commands import explain_bundle as job
 from attn_export.commands import explain_failures
 from attn_export.commands.assert_parity import failure
 from attn_export.commands.explain_bundle import explain
+from attn_export.explain.graph_run import GoldenCase, GraphRun
+from attn_export.results import Case, Golden
+from attn_export.runtimes.process import RunResult
 
 CAUSE = "the graph is wrong: the causal mask is not applied"
 
@@ -56,7 +60,7 @@ def test_a_gate_that_the_rule_would_let_pass_is_not_explained(bundle: Path):
     assert explain_failures.explain_failures(report, bundle).explanations == ()
 
 
-def test_an_explanation_ends_when_its_time_is_over(bundle: Path, wrong: Path):
+def test_an_explanation_ends_when_its_work_is_done(bundle: Path, wrong: Path):
     report = verify(bundle, graph=wrong, runtimes=["ort-cpu"])
     assert len(explain_failures.explain_failures(report, bundle, wrong).explanations) == 1
     assert explain_failures.explain_failures(report, bundle, wrong, seconds=0.0).explanations == ()
@@ -149,3 +153,21 @@ def test_the_reproducer_is_not_named_after_a_path_of_this_machine(
     explain(bundle, on("ort-cpu"), graph=wrong, output=tmp_path / "folder")
     for path in (tmp_path / "folder").iterdir():
         assert str(ROOT).encode() not in path.read_bytes()
+
+
+def test_failing_cases_are_grouped_by_the_size_of_their_errors():
+    truth = np.ones((2, 3))
+
+    def case(name: str) -> GoldenCase:
+        made = Case(name, "shape", {}, {}, "")
+        return GoldenCase(name, {}, {}, Golden(made, {"y": truth}, {}, {}, {}))
+
+    errors = {"all": 1e-4, "left": 0.3, "other": 2e-4, "padded": 0.2, "other shape": None}
+    outputs = {n: {"y": truth[:1] if e is None else truth + e} for n, e in errors.items()}
+    ran = RunResult("ran", "", outputs, {}, {})
+    failed = tuple(map(case, outputs))
+    groups = GraphRun(ran, failed, ()).groups()
+    assert [[case.name for case in group] for group in groups] == [
+        ["left", "padded", "other shape"], ["all", "other"],
+    ]  # fmt: skip
+    assert GraphRun(ran, failed[:1], ()).groups() == [[failed[0]]]

@@ -13,8 +13,16 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from attn_export.explain.explanation import Cause
-from attn_export.parts.whole_models.changed_models import Edit, Variant, layer_of, other_configs
+from attn_export.explain.explanation import Cause, OutOfTime
+from attn_export.parts.whole_models.changed_configs import other_configs
+from attn_export.parts.whole_models.changed_models import (
+    Edit,
+    Variant,
+    changed,
+    enlarged,
+    layer_of,
+    run_cost,
+)
 from attn_export.parts.whole_models.module_mistakes import (
     other_activations,
     other_ends,
@@ -30,7 +38,12 @@ from attn_export.parts.whole_models.parameter_mistakes import (
     other_parameters,
     scaled_parameters,
 )
-from attn_export.truth.float64_mode import is_large
+from attn_export.parts.whole_models.tried_mistakes import (
+    EQUAL,
+    TriedMistake,
+    order_of,
+    said_of,
+)
 
 _Run = Callable[[nn.Module], Mapping[str, np.ndarray]]
 
@@ -39,10 +52,6 @@ _ROWS = (
     other_frequencies, other_parameters, other_ends, exchanged_parameters, scaled_parameters,
 )  # fmt: skip
 """Sources of wrong variants of a model, the most likely first."""
-
-_EQUAL = 1e-3
-"""A mistake that leaves a smaller share of the error unexplained ends the search: others of another
-source could only be as good."""
 
 _SURE = 0.01
 """If a mistake leaves a smaller share unexplained, no others are tried in single layers."""
@@ -79,37 +88,22 @@ _FAR = 10.0
 """The error of an element that is not finite, in root mean squares of the output."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tried:
-    """A mistake that was made in a model.
-
-    Attributes:
-        unexplained: The share of the error that it leaves.
-        cosine: That of its error and the error to explain.
-        ratio: The length of the latter in its direction, in lengths of its error.
-        moved: Which outputs it changes.
-    """
-
-    variant: Variant
-    unexplained: float
-    cosine: float
-    ratio: float
-    moved: Sequence[bool]
-
-
 class _Search:
     """Search for the mistakes that give a model the outputs of a wrong graph."""
 
     def __init__(
-        self, model: nn.Module, run: _Run, got: Mapping[str, np.ndarray],
-        out_of_time: Callable[[], bool],
+        self, model: nn.Module, run: _Run, got: Mapping[str, np.ndarray], out_of_time: OutOfTime,
+        beside: Sequence[Edit] = (),
     ) -> None:  # fmt: skip
         self._model, self._run, self._out_of_time = model, run, out_of_time
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        self._beside = [edit for edit in beside if id(edit.owner) in self._paths]
         self._got, self._truth = got, run(model)
+        self._cost = run_cost(model, self._truth)
         self._names = [n for n in got if np.issubdtype(self._truth[n].dtype, np.floating)]
         self._errors = self._differences(got)
         self._error = np.concatenate(self._errors)
-        self._size = float(np.linalg.norm(self._error))
+        self.size = float(np.linalg.norm(self._error))
 
     def _differences(self, outputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Return the differences of outputs from the truth, each relative to its size."""
@@ -123,20 +117,20 @@ class _Search:
             differences.append(np.nan_to_num(difference, nan=far, posinf=far, neginf=-far))
         return differences
 
-    def everywhere(self) -> list[_Tried]:
-        """Try the mistakes in the whole model; the best first."""
-        tried: list[_Tried] = []
-        for row in _ROWS if self._size else ():
-            tried += self._each(row(self._model))
-            if any(one.unexplained < _EQUAL for one in tried):
+    def everywhere(self, only: str = "") -> list[TriedMistake]:
+        """Try the mistakes in the whole model, or `only` those of one subject; the best first."""
+        tried: list[TriedMistake] = []
+        for row in _ROWS if self.size else ():
+            tried += self._each(v for v in row(self._model) if only in ("", v.subject))
+            if any(one.unexplained < EQUAL for one in tried):
                 break
         numbers = (one for one in tried if one.variant.other and abs(one.cosine) > _FITS)
         if min((one.unexplained for one in tried), default=1.0) >= _SURE:
             for one in sorted(numbers, key=_rank)[:_BESIDE]:
                 tried += self._fitted(one)
-        return sorted(tried, key=_order)
+        return sorted(tried, key=order_of)
 
-    def in_parts(self, tried: Sequence[_Tried]) -> list[_Tried]:
+    def in_parts(self, tried: Sequence[TriedMistake]) -> list[TriedMistake]:
         """Try the mistakes in one layer and in the places of one name, too; the best first.
 
         The layers that change the outputs that are wrong come first.
@@ -154,25 +148,26 @@ class _Search:
         for one in self._each(part for *_, part in sorted(parts, key=lambda each: each[:3])):
             least = _ALIKE if one.variant.kind == SCALED else _FITS
             found += [one, *(self._fitted(one) if abs(one.cosine) > least else ())]
-            if found[-1].unexplained < _EQUAL:
+            if min(one.unexplained for one in found) < EQUAL:
                 break
-        return sorted(found, key=_order)
+        return sorted(found, key=order_of)
 
     def _unlike_layers(self) -> Iterator[tuple[str, int]]:
         """Yield how many outputs are wrong and not changed by a layer's weights, or the reverse."""
         wrong = [float(np.linalg.norm(error)) > _MOVED for error in self._errors]
         for at, layer in self._model.named_modules():
             if at and layer_of(at) == at:
-                edits = tuple(_enlarged(layer))
+                edits = tuple(enlarged(layer))
                 for one in self._each([Variant("", "", edits)]):
                     yield at, sum(a != b for a, b in zip(wrong, one.moved, strict=True))
 
-    def _each(self, variants: Iterable[Variant]) -> Iterator[_Tried]:
+    def _each(self, variants: Iterable[Variant]) -> Iterator[TriedMistake]:
         for variant in variants:
-            if self._out_of_time():
+            if self._out_of_time(self._cost):
                 return
             try:
-                with variant.applied(self._model) as model:
+                edits = self._beside_in(variant)
+                with variant.applied(self._model) as model, changed(edits):
                     differences = self._differences(self._run(model))
             except Exception:  # impossible in this model, in as many ways as there are models
                 continue
@@ -180,22 +175,74 @@ class _Search:
             step = np.concatenate(differences)
             length, along = float(np.linalg.norm(step)), float(step @ self._error)
             if length:
-                left = float(np.linalg.norm(self._error - step)) / self._size
-                yield _Tried(variant, left, along / (length * self._size), along / length**2, moved)
+                left = float(np.linalg.norm(self._error - step)) / self.size
+                yield TriedMistake(
+                    variant, left, along / (length * self.size), along / length**2, moved
+                )
 
-    def _fitted(self, tried: _Tried) -> Iterator[_Tried]:
-        """Try other wrong numbers, each as far from the right one as the error suggests."""
+    def _beside_in(self, variant: Variant) -> list[Edit]:
+        """Return the edits beside which mistakes are made, for a variant that is built anew."""
+        return self._moved(self._beside, variant.model) if variant.model is not None else []
+
+    def _moved(self, edits: Iterable[Edit], to: nn.Module) -> list[Edit]:
+        """Return edits of this model as those of another of the same modules."""
+        paths = ((edit, self._paths.get(id(edit.owner))) for edit in edits)
+        return [
+            edit if path is None else dataclasses.replace(edit, owner=to.get_submodule(path))
+            for edit, path in paths
+        ]
+
+    def _fitted(self, tried: TriedMistake) -> list[TriedMistake]:
+        """Try other wrong numbers, each as far from the right one as the error suggests.
+
+        Returns:
+            Those tried, with round numbers near the last one first.
+        """
+        found: list[TriedMistake] = []
+        other = tried.variant.other
         for _ in range(_STEPS):
-            other, numbers = tried.variant.other, tried.variant.numbers
-            if other is None or numbers is None or tried.unexplained < _EQUAL:
-                return
-            right, wrong = numbers
+            if other is None or tried.variant.numbers is None or tried.unexplained < EQUAL:
+                break
+            right, wrong = tried.variant.numbers
             number = max(right + (wrong - right) * tried.ratio, wrong / 4)
             after = list(self._each([other(number)])) if number > 0 else []
             if not after:
-                return
-            tried = after[0]
-            yield tried
+                break
+            tried = dataclasses.replace(after[0], is_fit=True)
+            found.append(tried)
+        if other is None or not found:
+            return found
+        near = self._each(map(other, tried.variant.round_numbers()))
+        return [*(dataclasses.replace(x, is_fit=x.unexplained >= EQUAL) for x in near), *found]
+
+    def tried_beside(self, first: Variant, only: str = "") -> tuple[_Search, list[TriedMistake]]:
+        """Try the mistakes beside another; the best first."""
+        edits = first.edits if first.model is None else ()
+        with first.applied(self._model) as model:
+            search = _Search(model, self._run, self._got, self._out_of_time, edits)
+            tried = search.everywhere(only)
+        moved = [
+            one if one.variant.model is not None else dataclasses.replace(
+                one, variant=dataclasses.replace(
+                    one.variant, edits=(*search._moved(one.variant.edits, self._model),)
+                )
+            )
+            for one in tried[:1]
+        ]  # fmt: skip
+        return search, moved
+
+    def refined(self, pair: list[TriedMistake], left: float) -> tuple[list[TriedMistake], float]:
+        """Return a pair of mistakes, each sought again beside the other, and what they leave."""
+        for _ in range(_STEPS):
+            again, beside = pair
+            if left < EQUAL or None not in (again.variant.model, beside.variant.model):
+                break
+            search, tried = self.tried_beside(beside.variant, again.variant.subject)
+            now = search.size / self.size * tried[0].unexplained if tried else left
+            if now > _HELPS * left:
+                break
+            pair, left = [beside, tried[0]], now
+        return pair, left
 
     def is_unrelated(self) -> bool:
         """Return whether no output resembles the truth."""
@@ -204,17 +251,8 @@ class _Search:
             return all(abs(np.corrcoef(a, b)[0, 1]) < _UNRELATED for a, b in pairs)
 
 
-def _enlarged(module: nn.Module) -> Iterator[Edit]:
-    """Yield edits that make the parameters of a module larger."""
-    for path, old in module.named_parameters():
-        if not is_large(old):
-            place, _, name = path.rpartition(".")
-            value = nn.Parameter(old.detach() * 1.25, requires_grad=False)
-            yield Edit("", module.get_submodule(place), name, value)
-
-
 def find_cause(
-    model: Any, run: _Run, got: Mapping[str, np.ndarray], out_of_time: Callable[[], bool]
+    model: Any, run: _Run, got: Mapping[str, np.ndarray], out_of_time: OutOfTime
 ) -> Cause | None:
     """Return the mistake that gives a model the outputs of a wrong graph; None if none does.
 
@@ -222,7 +260,7 @@ def find_cause(
         model: The model in float64, as transformers runs it; it is as before in the end.
         run: Returns the float64 outputs of a model for the same inputs, by name.
         got: The outputs of the graph.
-        out_of_time: Says whether to stop with what was found.
+        out_of_time: Counts a trial run of some cost, and says whether to stop with what was found.
     """
     search = _Search(model, run, got, out_of_time)
     tried = search.everywhere()
@@ -231,32 +269,39 @@ def find_cause(
     if tried[0].unexplained > _LIKELY and search.is_unrelated():
         sentence = "no output resembles the model's: all layers differ, as in another checkpoint"
         return Cause("another checkpoint", sentence)
-    chain, left = [tried[0].variant], tried[0].unexplained
-    for first in tried[:_BESIDE] if left >= _ALONE else ():
-        if first.unexplained < _HELPS:
-            with first.variant.applied(model) as changed:
-                second = _Search(changed, run, got, out_of_time).everywhere()
-            both = first.unexplained * second[0].unexplained if second else left
-            if both < min(left / 2, _ALONE):
-                chain, left = [first.variant, second[0].variant], both
+    chain, left = [tried[0]], tried[0].unexplained
+    # One that explains nearly all is the cause of all, unless a pair leaves nothing.
+    most = _ALONE if left >= _ALONE else _SURE
+    for first in _helping(tried) if left >= _SURE else ():
+        _, second = search.tried_beside(first.variant)
+        both = first.unexplained * second[0].unexplained if second else left
+        if both < min(left / 2, most):
+            chain, left = search.refined([first, second[0]], both)
+        if left < EQUAL:
+            break
     if left >= _SURE:
         best = search.in_parts(tried)[0]
         if best.unexplained < left / 2:
-            chain, left = [best.variant], best.unexplained
-    if left > (_EQUAL if chain[0].kind == SCALED else _LIKELY):
+            chain, left = [best], best.unexplained
+    if left > (EQUAL if chain[0].variant.kind == SCALED else _LIKELY):
         return None
-    said = ", and ".join(variant.sentence for variant in chain)
+    said = ", and ".join(map(said_of, chain))
     share = math.floor((1 - left) * 1e4) / 1e4
-    places = {edit.at for edit in chain[0].edits}
+    places = {edit.at for edit in chain[0].variant.edits}
     node = places.pop() if len(places) == len(chain) == 1 else ""
-    return Cause(chain[0].kind, f"{said} (explains {share:.2%} of the error)", node, "", left)
+    sentence = f"{said} (explains {share:.2%} of the error)"
+    return Cause(chain[0].variant.kind, sentence, node, "", left)
 
 
-def _rank(tried: _Tried) -> tuple[float, bool]:
+def _helping(tried: Sequence[TriedMistake]) -> list[TriedMistake]:
+    """Return the best mistakes that help, one of each field or place."""
+    best: dict[str, TriedMistake] = {}
+    for one in tried:
+        if one.unexplained < _HELPS:
+            best.setdefault(one.variant.subject, one)
+    return list(best.values())[:_BESIDE]
+
+
+def _rank(tried: TriedMistake) -> tuple[float, bool]:
     """Return what to sort numbers by; one of the config says more than the scale of a weight."""
     return -round(abs(tried.cosine), 2), tried.variant.kind == SCALED
-
-
-def _order(tried: _Tried) -> float:
-    left = round(tried.unexplained, 4)  # noise must not decide between mistakes that fit alike
-    return max(left, _EQUAL) if tried.variant.kind == SCALED else left

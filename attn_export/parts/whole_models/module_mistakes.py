@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import masking_utils
 from transformers.activations import ACT2CLS, ACT2FN
+from transformers.cache_utils import DynamicLayer
 
+from attn_export.parts.whole_models.changed_configs import fields_of
 from attn_export.parts.whole_models.changed_models import (
     Edit,
     Variant,
     by_place,
     changed,
-    fields_of,
 )
 
 # -- what modules compute -----------------------------------------------------------------------
@@ -111,6 +112,10 @@ _FORWARDS: Sequence[tuple[str, str, str, Callable[[Any, _Forward], Any]]] = (
      _REPEAT(lambda _: lambda x, count: x.repeat(1, count, 1, 1))),
     ("KV heads", ".*Attention", "{} has the first KV head for all", _REPEAT(
         lambda old: lambda x, count: old(x[:, :1].expand_as(x), count))),
+    ("pooler", ".*Pooler", "{} reads the last token where the model reads the first",
+     lambda _, old: lambda x: old(x.flip(1))),
+    ("pooler", ".*Pooler", "{} reads the mean of the tokens where the model reads the first",
+     lambda _, old: lambda x: old(x.mean(1, keepdim=True))),
     ("norm", ".*Norm", "{} is missing", lambda *_: lambda x, *_, **__: x),
     ("norm mean", ".*Norm", "the mean is subtracted in {}, or the reverse", _without_mean),
     ("router", ".*Router", "weights of experts are not normalised in {}",
@@ -225,6 +230,17 @@ def other_masks(_: Any) -> Iterator[Variant]:
             return old(**{**given, **change(given)})
 
         yield Variant(kind, sentence, (Edit("", masking_utils, "sdpa_mask", mask),))
+    sentence = "keys and values of the past come after the new ones"
+    yield Variant("past", sentence, (Edit("", DynamicLayer, "update", _past_last),))
+
+
+_update = DynamicLayer.update
+
+
+def _past_last(self: Any, keys: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    _update(self, keys, *args, **kwargs)
+    self.keys, self.values = (x.roll(keys.shape[-2], -2) for x in (self.keys, self.values))
+    return self.keys, self.values
 
 
 _POSITIONS: Sequence[tuple[str, Callable[[Tensor, Tensor, Tensor | None], Any]]] = (

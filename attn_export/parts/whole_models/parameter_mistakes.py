@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attn_export.parts.whole_models.changed_configs import fields_of
 from attn_export.parts.whole_models.changed_models import (
     Edit,
     Variant,
     by_place,
-    fields_of,
     layer_of,
     starred,
 )
@@ -230,7 +230,8 @@ def other_frequencies(model: Any) -> Iterator[Variant]:
     def powered(number: float) -> Variant:
         edits = tuple(Edit(f"{at}.{name}", m, name, x**number) for at, m, name, x in places)
         sentence = f"rope_theta is {base**number:.6g} where the config says {base:.6g}"
-        return Variant("rotary base", sentence, edits, None, (1.0, number), powered)
+        shown = (lambda x: base**x, lambda x: math.log(x, base))
+        return Variant("rotary base", sentence, edits, None, (1.0, number), powered, shown)
 
     def scaled(number: float) -> Variant:
         edits = tuple(Edit(f"{at}.{name}", m, name, x * number) for at, m, name, x in places)

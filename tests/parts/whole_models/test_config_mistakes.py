@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import sys
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, DynamicCache, EncoderDecoderCache, masking_utils
 
-from attn_export.explain.explanation import Cause
+from attn_export.explain.explanation import Cause, SearchWork
 from attn_export.parts.whole_models.config_mistakes import find_cause
 from attn_export.truth.float64_mode import ComputeInFloat64, widened_copy
 from attn_export.truth.operations import math_backend
@@ -34,6 +34,7 @@ YARN = {
 WINDOWED = {**SMALL, "head_dim": 16, "sliding_window": 4}
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {**SMALL, "attention_bias": True}),
+    "cohere": ("CohereForCausalLM", {**SMALL, "pad_token_id": 0}),
     "qwen3": ("Qwen3ForCausalLM", {**SMALL, "head_dim": 16}),
     "gemma3_text": ("Gemma3ForCausalLM", {
         **WINDOWED, "layer_types": ["sliding_attention", "full_attention"],
@@ -149,8 +150,7 @@ def run(model: nn.Module) -> dict[str, np.ndarray]:
 
 def cause_of(name: str, wrong: nn.Module, seconds: float = 60.0) -> Cause | None:
     got = outputs(wrong)
-    end = time.monotonic() + seconds
-    return find_cause(widened_copy(model_of(name)), run, got, lambda: time.monotonic() > end)
+    return find_cause(widened_copy(model_of(name)), run, got, SearchWork(seconds).is_over)
 
 
 def rebuilt(**changes: Any) -> Callable[[Any, str], Any]:
@@ -255,6 +255,21 @@ def other_layer_order(model: Any, _: str) -> None:
         a.data, b.data = b.data, a.data
 
 
+def past_last(model: Any, _: str) -> None:
+    update = Recorded.update
+
+    class PastLast(Recorded):
+        def update(self, key_states: Any, value_states: Any, layer_idx: int, *_: Any, **__: Any):
+            both = update(self, key_states, value_states, layer_idx)
+            new = key_states.shape[2]
+            return tuple(torch.cat([x[..., -new:, :], x[..., :-new, :]], -2) for x in both)
+
+    model.register_forward_pre_hook(
+        lambda _, __, kwargs: setattr(kwargs["past_key_values"], "__class__", PastLast),
+        with_kwargs=True,
+    )
+
+
 ALL, SECOND = slice(None), slice(1, 2)
 QUICK: list[tuple[str, str, Any]] = [
     ("llama", "positions", call("position_ids", lambda own, _: own[0].repeat(3, 1))),
@@ -270,6 +285,7 @@ QUICK: list[tuple[str, str, Any]] = [
 
 MORE: list[tuple[str, str, Any]] = [
     ("mistral", "window", rebuilt(sliding_window=64)),
+    ("llama", "past", past_last),
     ("gpt2", "another checkpoint", lambda _, name: model_of(name, 7)),
     ("gpt_oss", "truncate is True", rebuilt(rope_parameters={**YARN, "truncate": True})),
     ("gpt_oss", "sinks", parameters("sinks", lambda x: x - 1e9)),
@@ -316,6 +332,37 @@ def test_the_mistake_that_was_made_is_the_cause(case: tuple[str, str, Any]):
 
 
 @pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("llama", {"rope_parameters": {**LOCAL, "rope_theta": 9500.0}},
+         r"rope_theta is 9500 where the config says 10000 \("),
+        ("llama", {"rope_parameters": {**LOCAL, "rope_theta": 9876.54}}, r"rope_.* \(a fit\)"),
+        ("cohere", {"logit_scale": 0.1, "layer_norm_eps": 1e-2},
+         r"(?=.*logit_scale is 0\.1 where).*layer_norm_eps is 0\.01 where"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else None,
+)  # fmt: skip
+def test_numbers_that_were_sought_are_round_or_called_a_fit(
+    name: str, changes: Mapping[str, Any], said: str
+):
+    cause = cause_of(name, rebuilt(**changes)(model_of(name), name))
+    assert cause is not None
+    assert re.match(said, cause.sentence), cause
+
+
+def test_a_search_ends_by_its_work_alone():
+    wrong = rebuilt(hidden_act="gelu", rms_norm_eps=1e-2)(model_of("llama"), "llama")
+    right, got = widened_copy(model_of("llama")), outputs(wrong)
+    few, again = (SearchWork(0.3, "--search-more") for _ in range(2))
+    causes = [find_cause(right, run, got, work.is_over) for work in (few, again)]
+    assert few.ended_early
+    assert few.runs == again.runs > 1
+    assert causes[0] == causes[1]
+    (note,) = few.note()
+    assert note.endswith(f"after {few.runs} trial runs: --search-more goes on")
+
+
+@pytest.mark.parametrize(
     ("name", "field", "wrong"),
     [
         ("mistral", "sliding_window", 8),
@@ -325,7 +372,7 @@ def test_the_mistake_that_was_made_is_the_cause(case: tuple[str, str, Any]):
 def test_what_the_config_leaves_out_is_named(name: str, field: str, wrong: float):
     right = model_of(name, **{field: None})
     got = outputs(rebuilt(**{field: wrong})(right, name))
-    cause = find_cause(widened_copy(right), run, got, lambda: False)
+    cause = find_cause(widened_copy(right), run, got, SearchWork(math.inf).is_over)
     assert cause is not None
     assert re.match(rf"{field} is {wrong:.0f}\S* where the config says None \(", cause.sentence)
 
@@ -340,7 +387,7 @@ def test_what_the_config_leaves_out_is_named(name: str, field: str, wrong: float
 def test_a_right_model_has_no_cause_and_is_as_before_in_the_end(name: str):
     model = widened_copy(model_of(name))
     before, (got, truth) = dict(vars(model)), (outputs(model_of(name)), run(model))
-    assert find_cause(model, run, got, lambda: False) is None
+    assert find_cause(model, run, got, SearchWork(math.inf).is_over) is None
     after = run(model)
     assert vars(model).keys() == before.keys()
     assert all(np.array_equal(after[key], truth[key]) for key in truth)
