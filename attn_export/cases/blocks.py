@@ -200,7 +200,7 @@ def _batches(sizes: Sizes) -> tuple[int, ...]:
         return BATCHES
     # Elements from the third on may be wrong alone: three sequences show that.
     queries = sizes.get(QUERIES, 1)
-    several = 3 if queries <= 17 else 2
+    several = 3 if queries <= _MANY_QUERIES + 1 else 2
     return (1, several) if queries in (1, *BLOCKS[:5]) else (several,)
 
 

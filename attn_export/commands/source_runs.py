@@ -196,7 +196,9 @@ class SourceRuns:
         ends = {x.name: x.type.tensor_type.shape.dim for x in (
             *self._proto.graph.input, *self._proto.graph.output)}  # fmt: skip
         past, present = (ends.get(name) for name in (node.input[3], [*node.output, "", ""][1]))
-        return bool(past and present) and past[2] == present[2] and past[2] != type(past[2])()
+        if not past or not present:
+            return False
+        return bool(past[2] == present[2] and past[2] != type(past[2])())
 
     def observed(self) -> Observed | None:
         """Return the shapes of all values in the runs; None if they cannot be seen."""

@@ -75,7 +75,7 @@ def compare_models(
     run = RunOptions.of(run)
     built, options = built_graphs(Path(graphs))
     if built:
-        subject = functools.cache(lambda: subject_of_model(model, text_only=True, **options))
+        subject = functools.cache(lambda: subject_of_model(model, **{**options, "text_only": True}))
         return _compare_built(subject, Path(graphs), built, run, output)
     exported = read_export(Path(graphs), layout, names)
     _refuse_unmeasured(exported, run.budgets)

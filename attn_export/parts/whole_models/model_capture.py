@@ -276,7 +276,7 @@ def _generated(model: Any, ids: Tensor, short: int, prompt: int) -> Sequence[Ten
 
     mask = torch.ones(2, prompt, dtype=torch.int64)
     mask[1, : prompt - short] = 0
-    settings = GenerationConfig(
+    settings = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=ids.shape[1] - prompt, do_sample=False, num_beams=1, pad_token_id=0,
         eos_token_id=model.config.get_text_config(decoder=True).vocab_size,  # none ends it
         output_logits=True, return_dict_in_generate=True,

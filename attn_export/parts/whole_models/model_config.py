@@ -142,9 +142,9 @@ def _known(
             raise WeightsError(f"{path}: {within}{key} must be at most {_MOST}; got {value}")
         inner = kind.sub_configs.get(key)
         if inner is not None and isinstance(value, dict):
-            named = value.get("model_type")
+            named = str(value.get("model_type"))
             # Its `get` finds only classes that were asked for before.
-            inner = CONFIG_MAPPING[named] if str(named) in CONFIG_MAPPING else inner
+            inner = CONFIG_MAPPING[named] if named in CONFIG_MAPPING else inner
             if not hasattr(inner, "attribute_map"):  # a class for any type
                 raise WeightsError(
                     f"{path}: {within}{key} must have a model_type of transformers'; got "
