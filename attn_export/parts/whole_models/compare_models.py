@@ -75,7 +75,8 @@ def compare_models(
     run = RunOptions.of(run)
     built, options = built_graphs(Path(graphs))
     if built:
-        subject = functools.cache(lambda: subject_of_model(model, **{**options, "text_only": True}))
+        of_build: dict[str, Any] = {**options, "text_only": True}
+        subject = functools.cache(lambda: subject_of_model(model, **of_build))
         return _compare_built(subject, Path(graphs), built, run, output)
     exported = read_export(Path(graphs), layout, names)
     _refuse_unmeasured(exported, run.budgets)

@@ -117,11 +117,12 @@ class ModelCall(nn.Module):
         """Return the arguments of a model without a cache."""
         accepted = inspect.signature(callee.forward).parameters
         own = {end.role: end.usual or end.name for end in self.entry.inputs.values()}
+        features = (own.get("features", ""), *_FEATURES)
         names = {
             "ids": "input_ids", "mask": "attention_mask", "positions": "position_ids",
             "token types": "token_type_ids",
             # A graph may take the sounds of a model by another name.
-            "features": next((n for n in (own.get("features", ""), *_FEATURES) if n in accepted), ""),
+            "features": next((n for n in features if n in accepted), ""),
         }  # fmt: skip
         given = {names[role]: tensor for role, tensor in inputs.roles.items() if role in names}
         return given | ({"use_cache": False} if "use_cache" in accepted else {})

@@ -144,7 +144,8 @@ def _known(
         if inner is not None and isinstance(value, dict):
             named = str(value.get("model_type"))
             # Its `get` finds only classes that were asked for before.
-            inner = CONFIG_MAPPING[named] if named in CONFIG_MAPPING else inner
+            if named in CONFIG_MAPPING:
+                inner = CONFIG_MAPPING[named]
             if not hasattr(inner, "attribute_map"):  # a class for any type
                 raise WeightsError(
                     f"{path}: {within}{key} must have a model_type of transformers'; got "
