@@ -83,8 +83,8 @@ def run_mine(place: Path) -> dict:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--weights", "llama"], "--weights was removed in 0.2.0; use build --model FOLDER --lay"),
-        (["--layer", "1"], "--layer was removed in 0.2.0"),
+        (["--weights", "llama"], "--weights was removed in 0.3.0; use build --model FOLDER --lay"),
+        (["--layer", "1"], "--layer was removed in 0.3.0"),
         (["--pool-kv-heads", "1", "--variant", "mha"], "--pool-kv-heads 1 without --module"),
         (["--pool-kv-heads", "3", "--module", "mine.py:theirs"], "choose one of 1, 2, 4"),
         (["--pool-kv-heads", "2", "--module", "mine.py:other"], "gives a Linear; it takes an nn."),

@@ -137,7 +137,7 @@ class Commands(click.Group):
             is_own = cmd_name in COMMANDS
             module = f"{__package__}.{cmd_name}" if is_own else _of_parts().get(cmd_name)
             if cmd_name in _REMOVED:
-                raise UsageError(f"{cmd_name} was removed in 0.2.0; {_REMOVED[cmd_name]}")
+                raise UsageError(f"{cmd_name} was removed in 0.3.0; {_REMOVED[cmd_name]}")
             if module:
                 found = getattr(import_module(module), f"{cmd_name.replace('-', '_')}_command")
                 self.add_command(_click_command(cmd_name, found))

@@ -106,7 +106,7 @@ def removed_option(flag: str, instead: str, **settings: Any) -> Option:
 
     def refuse(_: object, __: object, value: object) -> None:
         if value:
-            raise UsageError(f"{flag} was removed in 0.2.0; {instead}")
+            raise UsageError(f"{flag} was removed in 0.3.0; {instead}")
 
     return option(flag, hidden=True, expose_value=False, callback=refuse, **settings)
 

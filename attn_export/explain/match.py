@@ -66,7 +66,7 @@ class _Comparison:
 
 
 def matches(
-    evaluation: Evaluation, evidence: Sequence[Evidence], out_of_time: OutOfTime = lambda: False,
+    evaluation: Evaluation, evidence: Sequence[Evidence], out_of_time: OutOfTime = lambda _: False,
     *, thorough: bool = True,
 ) -> list[Match]:  # fmt: skip
     """Return the mistakes that explain the actual outputs, the best first.

@@ -250,7 +250,7 @@ class AttentionSpec(AttentionFields):
         for name in values.keys() & REMOVED.keys():
             if values[name] != REMOVED[name]:
                 raise SpecError(
-                    f"{name} = {str(values[name])[:60]!r} was removed in 0.2.0: a layer has no "
+                    f"{name} = {str(values[name])[:60]!r} was removed in 0.3.0: a layer has no "
                     "caches or activations of few bits; leave it out (a whole model takes "
                     "--kv-dtype float16)"
                 )

@@ -37,7 +37,6 @@ from attn_export.truth.float64_mode import (
 )
 from attn_export.truth.operations import Recording, RoundingRecorder, math_backend, threads
 from attn_export.truth.rounding import RandomRounding
-from attn_export.truth.stored_evidence import reduce_if_large
 
 if TYPE_CHECKING:
     from attn_export.float64 import ReferenceStep
@@ -113,6 +112,8 @@ class Oracle(TruthSource):
 
     def reduce(self, folder: Path) -> tuple[str, ...]:
         """Reduce the golden vectors in a folder to what is stored of them, and return notes."""
+        from attn_export.truth.stored_evidence import reduce_if_large
+
         return reduce_if_large(folder, GOLDEN_BYTES)
 
     def _golden(self, case: Case) -> Golden:

@@ -68,11 +68,11 @@ WRONG_USE = [
     (("check", "truncated.onnx"), 4, "not an ONNX model"),
     (("frobnicate",), 2, "frobnicate"),
     (("build", "--frobnicate"), 2, "--frobnicate"),
-    (("build", "--variant", "mqa", "--evidence"), 2, "--evidence was removed in 0.2.0"),
-    (("evidence", "models/mqa"), 2, "evidence was removed in 0.2.0; report.json has what"),
-    (("build", "--variant", "mqa", "--tune"), 2, "--tune was removed in 0.2.0"),
-    (("site", "heads.sweep", "-o", "x"), 2, "site was removed in 0.2.0; sweep --json writes"),
-    (("tune", "models/mqa", "--rounds", "1"), 2, "tune was removed in 0.2.0; build writes"),
+    (("build", "--variant", "mqa", "--evidence"), 2, "--evidence was removed in 0.3.0"),
+    (("evidence", "models/mqa"), 2, "evidence was removed in 0.3.0; report.json has what"),
+    (("build", "--variant", "mqa", "--tune"), 2, "--tune was removed in 0.3.0"),
+    (("site", "heads.sweep", "-o", "x"), 2, "site was removed in 0.3.0; sweep --json writes"),
+    (("tune", "models/mqa", "--rounds", "1"), 2, "tune was removed in 0.3.0; build writes"),
 ]  # fmt: skip
 
 

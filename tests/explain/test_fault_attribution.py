@@ -52,7 +52,7 @@ def test_a_mistake_is_found_although_the_outputs_are_transposed(suspect: Evaluat
     case = case_without_bias()
     outputs = {"one": {"y": case.inputs["x"] + BIAS}}
     trial = GraphRun(SimpleNamespace(outputs=outputs), (case,), ())
-    found, _ = known_mistakes(suspect, None, trial, [case], lambda: False)
+    found, _ = known_mistakes(suspect, None, trial, [case], lambda _: False)
     assert [match.kind for match in found] == ["missing bias"]
 
 

@@ -159,11 +159,11 @@ REFUSED_FEATURES = [
     ({"weights_dtype": "int8", "scheme": "both"}, ["scheme must be one of", "'both'"]),
     ({"weights_dtype": "int8", "dtype": "float16"}, ["'int8'", "dtype = 'float16'", "float32"]),
     # what left
-    ({"kv_dtype": "int8", "cache": "in-place"}, ["kv_dtype = 'int8' was removed in 0.2.0"]),
+    ({"kv_dtype": "int8", "cache": "in-place"}, ["kv_dtype = 'int8' was removed in 0.3.0"]),
     ({"kv_dtype": "float16"}, ["kv_dtype = 'float16' was removed", "--kv-dtype float16"]),
-    ({"kv_scale": "per-channel"}, ["kv_scale = 'per-channel' was removed in 0.2.0"]),
-    ({"kv_scales_from": "file"}, ["kv_scales_from = 'file' was removed in 0.2.0"]),
-    ({"activations": "dynamic-int8"}, ["activations = 'dynamic-int8' was removed in 0.2.0"]),
+    ({"kv_scale": "per-channel"}, ["kv_scale = 'per-channel' was removed in 0.3.0"]),
+    ({"kv_scales_from": "file"}, ["kv_scales_from = 'file' was removed in 0.3.0"]),
+    ({"activations": "dynamic-int8"}, ["activations = 'dynamic-int8' was removed in 0.3.0"]),
     ({"weights_dtype": "q=int8", "packed_qkv": True}, ["packed_qkv", "'q=int8'", "the same"]),
     *[
         ({"weights_dtype": text}, ["weights_dtype is", "q,k,v=int4 out=int8", repr(text)])

@@ -152,7 +152,7 @@ def test_a_kit_continues_a_text(language, need, tmp_path):
 
     def continued(prompt: str) -> str:
         ids = text.encode(prompt)
-        tokens = session.generate(np.array([ids]), 30, stop=text.stop)
+        tokens = session.generate(np.array([ids]), 30, stop=text.generation.ends)
         return "".join(text.decode(ids, (int(row[0]) for row in tokens)))
 
     found = {

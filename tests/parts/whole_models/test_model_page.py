@@ -50,7 +50,9 @@ def test_the_page_generates_from_ids_and_from_text(engine, need, tmp_path):
 def check(page: Page) -> None:
     session, text = DecodeSession(built("mistral"), threads=1), BundleText(built("mistral"))
     ids = text.encode("NOT")
-    tokens = [int(row[0]) for row in session.generate(np.array([ids]), COUNT, stop=text.stop)]
+    tokens = [
+        int(row[0]) for row in session.generate(np.array([ids]), COUNT, stop=text.generation.ends)
+    ]
     speed = rf"{len(tokens)} tokens: the first after \d+ ms, then \d+\.\d tokens/s"
     assert re.fullmatch(speed, submit(page, "ids", ",".join(map(str, ids)), COUNT))
     assert page.evaluate(GENERATED) == " ".join(map(str, tokens))
