@@ -18,6 +18,9 @@ from attn_export.untrusted_files import checked, parse_json, read_text
 _MOST = 2**28
 """The most values that a seed stands for."""
 
+_FIRST = 16
+"""The number of values that are drawn to rule out a seed."""
+
 _Unsigned = Annotated[int, Meta(ge=0, lt=2**32)]
 
 
@@ -47,6 +50,11 @@ def write_seed(path: Path, name: str, array: np.ndarray, seed: int) -> bool:
     if dtype not in ("bool", "float16", "float32", "float64") or array.size > _MOST:
         return False
     is_mask = dtype == "bool" or bool(np.isneginf(array).any())
+    start = min(array.size, _FIRST)
+    if not is_mask and not np.array_equal(
+        _drawn((start,), dtype, seed, is_mask=False), array.reshape(-1)[:start]
+    ):
+        return False  # most seeds that are tried
     if not np.array_equal(_drawn(array.shape, dtype, seed, is_mask=is_mask), array):
         return False
     checksum = zlib.crc32(array.tobytes())

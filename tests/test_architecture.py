@@ -185,9 +185,9 @@ AS_OTHERS = {
     "parts/whole_models/own_attention: _attend",
     "truth/allowed: build_golden",
 }
-"""Functions that users call, that take all that is known of a case, and those with the operands of a
-function of PyTorch or transformers, or of ONNX's operator. The options of a command are parameters of
-a function `*_command`."""
+"""Functions that users call, that take all that is known of a case, or that have the operands of a
+function of PyTorch or transformers, or of ONNX's operator. Options of a command are parameters of a
+function `*_command`."""
 
 
 def test_functions_have_few_parameters():

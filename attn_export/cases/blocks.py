@@ -95,7 +95,8 @@ class BlockSizes:
                 for size, distance in near_blocks().items():
                     for sequences in self._sequences(size, kind):
                         rank = 1 + late + (distance or sequences == "one sequence")
-                        rank = LAST if late and axis == QUERIES and size > _FEW_QUERIES else rank
+                        if self._is_costly(axis, size, kind):
+                            rank = LAST
                         ranks[self._condition(axis, size, kind, sequences)] = rank
             if BATCH in self.axes:
                 ranks |= {self._condition(BATCH, size, kind): 1 for size in BATCHES}
@@ -103,6 +104,13 @@ class BlockSizes:
             kind = self._kinds[0]
             ranks |= {self._condition(BATCH, size, kind): LAST - 1 for size in _LARGE_BATCHES}
         return ranks
+
+    def _is_costly(self, axis: str, size: int, kind: Kind) -> bool:
+        """Return whether many queries are needed: after a past, or next to a large block."""
+        if len(kind - {KEYS}) > 1:
+            return axis == QUERIES and size > _FEW_QUERIES
+        counts_queries = QUERIES in kind and axis in (QUERIES, *self.sums)
+        return counts_queries and size > _MANY_QUERIES + 1 and size not in BLOCKS
 
     def _sequences(self, size: int, kind: Kind) -> list[Sequences | None]:
         """Return the numbers of sequences to try a size with; None stands for any."""

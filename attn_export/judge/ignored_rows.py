@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 def compared_elements(golden: Golden) -> Set[int]:
     """Return the ignored batch elements of which rows are compared in each output that has rows."""
-    found = set(golden.case.ignored_rows)
-    for name, array in golden.expected.items():
-        if array.ndim > 1 and array.size:
-            found &= {r // math.prod(array.shape[1:-1]) for r in golden.determined.get(name, ())}
-    return found
+    elements = [
+        {row // math.prod(array.shape[1:-1]) for row in golden.determined.get(name, ())}
+        for name, array in golden.expected.items()
+        if array.ndim > 1 and array.size
+    ]
+    return set(golden.case.ignored_rows).intersection(*elements) if elements else set()
 
 
 def without_last(golden: Golden, outputs: Mapping[str, TensorSignature]) -> Iterator[str]:

@@ -52,8 +52,11 @@ _MOST_JOINED = 128
 ONE_THREAD_BELOW = 4_000_000
 _LARGE_CASE = 60_000
 """Modules with fewer parameters run on one thread, except in cases with inputs of so many elements:
-handing over smaller matrices takes as long as computing them. Of such cases, one batch element is
-run with random rounding."""
+handing over smaller matrices takes as long as computing them."""
+
+_SAMPLED_CASE = 8_000
+"""The number of elements of random inputs from which on one batch element is run with random
+rounding."""
 
 
 class Oracle(TruthSource):
@@ -220,7 +223,8 @@ class Oracle(TruthSource):
         So are cases whose sizes lie next to the same blocks.
         """
         is_plain = not case.contents and not case.ignored_rows and case.kind != WHOLE_DECODE
-        return self._has_large_inputs(case) and is_plain and self._can_stack_runs(case.inputs)
+        size = sum(array.size for array in case.inputs.values())
+        return size >= _SAMPLED_CASE and is_plain and self._can_stack_runs(case.inputs)
 
     def _sampled(self, case: Case) -> Arrays:
         """Return the inputs of runs with random rounding: of some cases the last batch element."""
