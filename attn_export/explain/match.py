@@ -243,7 +243,10 @@ _FITTED_RUNS = 85
 def _cost(evidence: Sequence[Evidence]) -> float:
     """Return about how many seconds a mistake takes in the first case: a run from its place on."""
     values = evidence[0].values
-    return len(values) * 1e-5 + sum(x.size for x in values.values() if x is not None) * 2e-9
+    return (
+        len(values) * 1e-5
+        + sum(x.size for x in values.values() if isinstance(x, np.ndarray)) * 2e-9
+    )
 
 
 def _fitted_mistakes(

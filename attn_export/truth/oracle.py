@@ -223,6 +223,8 @@ class Oracle(TruthSource):
         So are cases whose sizes lie next to the same blocks.
         """
         is_plain = not case.contents and not case.ignored_rows and case.kind != WHOLE_DECODE
+        if self.subject.spec is None:
+            return False
         size = sum(array.size for array in case.inputs.values())
         return size >= _SAMPLED_CASE and is_plain and self._can_stack_runs(case.inputs)
 

@@ -264,7 +264,7 @@ def test_each_example_of_a_command_is_one_that_it_takes():
 
 def test_the_help_of_build_is_in_groups_with_examples_and_lacks_no_option(cli: Cli):
     short = cli("build", "--help").stdout
-    assert len(re.findall(r"^  (?:-\w, )?--(?!help)", short, re.MULTILINE)) == 12
+    assert len(re.findall(r"^  (?:-\w, )?--(?!help)", short, re.MULTILINE)) == 10
     shown = cli("build", "--help-all").stdout
     for text in (short, shown):
         heads = re.findall(r"^(\w[\w ]+):$", text, re.MULTILINE)

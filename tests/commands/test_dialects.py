@@ -172,7 +172,7 @@ def gelu() -> Subject:
 def test_a_dialect_that_does_not_fit_is_left_out_with_a_note_or_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def refuse(_model, _form):
+    def refuse(_model):
         raise GraphError("Gelu: no form in opset 18; keep the standard dialect")
 
     monkeypatch.setitem(REWRITES, "portable", refuse)

@@ -266,7 +266,7 @@ def test_a_bundle_of_what_left_is_verified_and_not_recomputed(activations: str, 
     write_manifest(copy, manifest_content(copy))
     assert verify(copy, runtimes=["ort-cpu"], recompute=activations == "none").passed
     if activations != "none":
-        with pytest.raises(SpecError, match=r"activations = 'dynamic-int8' was removed in 0\.2\.0"):
+        with pytest.raises(SpecError, match=r"activations = 'dynamic-int8' was removed in 0\.3\.0"):
             verify(copy, runtimes=["ort-cpu"], recompute=True)
 
 

@@ -169,8 +169,8 @@ def test_an_input_that_changes_nothing_is_an_error_of_the_graph(
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (RuntimeError("can't start new thread"), "no thread can be started"),
-        (BlockingIOError(11, "Resource temporarily unavailable"), "no thread can be started"),
+        (RuntimeError("can't start new thread"), "there are too few threads"),
+        (BlockingIOError(11, "Resource temporarily unavailable"), "there are too few threads"),
         (OSError(12, "Cannot allocate memory"), "there is too little memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "there is too little memory"),
     ],

@@ -75,7 +75,7 @@ def _built(name: str, folder: Path) -> Report:
     whole = name in JUDGED
     with pytest.MonkeyPatch.context() as patch:
         if not whole:
-            patch.setattr(Cover, "choose", lambda *_: [])
+            patch.setattr(Cover, "choose", lambda *_, **__: [])
             patch.setattr(fixed_cases, "_decode_case", lambda *_: (None, ""))
             patch.setattr(jobs_build, "_judge_in_float32", lambda *_: None)
         few = DIALECTS.get(name, ["standard", "ort"])

@@ -25,6 +25,10 @@ UNNAMED = {
     # Rounded states lead to others that round elsewhere.
     ("gated delta, gqa", "state in bfloat16"),
     ("delta of one rate, gqa", "state in bfloat16"),
+    ("gated delta by channel", "state in bfloat16"),
+    ("gated delta, mqa", "state in bfloat16"),
+    # Another mistake explains some of the cases as well, and none all of them.
+    ("delta of one rate, gqa", "new state at chunks of 16"),
 }
 """Specs and faults whose cause is not found."""
 

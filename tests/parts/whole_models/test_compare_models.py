@@ -136,7 +136,8 @@ def test_sizes_at_which_the_angles_of_a_kind_of_layers_change_are_tried():
 def test_what_a_graph_declares_wrongly_or_does_not_read_is_noted():
     reference, errors = reference_and_errors("t5/mobius")
     assert max(errors.values()) < 1e-4
-    shapes, unread = reference.notes
+    left_out, shapes, unread = reference.notes
+    assert left_out == "left out, and not in the graphs: encoder"
     assert shapes.endswith("they should have: present.0.cross.key, present.0.cross.value")
     assert unread.endswith(": past_key_values.0.cross.key, past_key_values.0.cross.value")
 
