@@ -27,8 +27,16 @@ UNNAMED = {
     ("delta of one rate, gqa", "state in bfloat16"),
     ("gated delta by channel", "state in bfloat16"),
     ("gated delta, mqa", "state in bfloat16"),
-    # Another mistake explains some of the cases as well, and none all of them.
-    ("delta of one rate, gqa", "new state at chunks of 16"),
+    # Few of the chosen cases have more than 16 tokens.
+    *(
+        (name, "new state at chunks of 16")
+        for name in (
+            "delta of one rate, gqa",
+            "gated, gqa",
+            "gated by channel, mqa",
+            "gated delta, mqa",
+        )
+    ),
 }
 """Specs and faults whose cause is not found."""
 
