@@ -107,11 +107,8 @@ class Oracle(TruthSource):
 
     def _threads_for(self, case: Case) -> AbstractContextManager[None]:
         """Let PyTorch use several threads for large modules and cases, else one."""
-        is_large = self._has_large_inputs(case) or self._size >= ONE_THREAD_BELOW
+        is_large = _input_size(case) >= _LARGE_CASE or self._size >= ONE_THREAD_BELOW
         return threads(torch.get_num_threads() if is_large else 1)
-
-    def _has_large_inputs(self, case: Case) -> bool:
-        return sum(array.size for array in case.inputs.values()) >= _LARGE_CASE
 
     def reduce(self, folder: Path) -> tuple[str, ...]:
         """Reduce the golden vectors in a folder to what is stored of them, and return notes."""
@@ -225,8 +222,7 @@ class Oracle(TruthSource):
         is_plain = not case.contents and not case.ignored_rows and case.kind != WHOLE_DECODE
         if self.subject.spec is None:
             return False
-        size = sum(array.size for array in case.inputs.values())
-        return size >= _SAMPLED_CASE and is_plain and self._can_stack_runs(case.inputs)
+        return _input_size(case) >= _SAMPLED_CASE and is_plain and self._can_stack_runs(case.inputs)
 
     def _sampled(self, case: Case) -> Arrays:
         """Return the inputs of runs with random rounding: of some cases the last batch element."""
@@ -260,6 +256,10 @@ class Oracle(TruthSource):
     def has_batch(self, name: str) -> bool:
         """Return whether the first axis of an input is the batch axis."""
         return self.subject.axes[name].get(0) == self.subject.roles.axis(BATCH)
+
+
+def _input_size(case: Case) -> int:
+    return sum(array.size for array in case.inputs.values())
 
 
 def _size_group(case: Case) -> tuple[int, ...]:
