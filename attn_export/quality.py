@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from attn_export.errors import UsageError, printable
-from attn_export.schema import Distance, Split
+from attn_export.schema import Distance
 
 MEASURES = {"sqnr": ">=", "cosine": ">=", "row": "<=", "kl": "<=", "top1": ">="}
 """The measures of budgets, with their relations to the limit: SQNR in dB, cosine, the largest
@@ -27,9 +27,6 @@ _SHOWN = 12
 
 _SHARES = ("cosine", "top1")
 """The measures whose limit is at most 1."""
-
-ATTENDED = "attention"
-"""The name of the attention result before the output projection, which still has heads."""
 
 NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
@@ -96,23 +93,14 @@ class Quality:
     """Distances of a quantised model from the float model.
 
     Attributes:
-        heads: The distance of each head, for outputs that have heads and for the attention result
-            before `out_proj`.
-        weights: The distances of the first output if only one weight is quantised, or only the
-            cache, its keys, its values or the activations.
         of_logits: The distance of the first output as logits, if a budget limits it; or that of
             each output of a runtime that holds logits.
-        splits: The errors of the first output if only one tensor is quantised, split by rounding
-            and clipping.
         sentences: Those of `missed`, if these are the distances of several models.
     """
 
     outputs: tuple[Distance, ...]
-    heads: tuple[Distance, ...]
-    weights: tuple[Distance, ...]
     budgets: tuple[Budget, ...]
     of_logits: tuple[LogitDistance, ...] = ()
-    splits: tuple[Split, ...] = ()
     sentences: tuple[str, ...] | None = None
 
     @classmethod
@@ -123,7 +111,7 @@ class Quality:
             return None
         return cls(
             tuple(replace(x, part=model + x.part) for model, q in of_all for x in q.outputs),
-            (), (), tuple(dict.fromkeys(budget for _, q in of_all for budget in q.budgets)),
+            tuple(dict.fromkeys(budget for _, q in of_all for budget in q.budgets)),
             tuple(
                 dataclasses.replace(x, part=model + x.part) for model, q in of_all
                 for x in q.of_logits
@@ -138,12 +126,11 @@ class Quality:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """A sentence for each missed budget of an output, with the tensor that matters most."""
+        """A sentence for each missed budget of an output."""
         if self.sentences is not None:
             return self.sentences
         return tuple(
             f"{part.part}: {budget.measure} {getattr(part, budget.measure):.4g}, budget {budget}"
-            f"{self._worst(part)}"
             for budget in self.budgets
             for part in self._parts_of(budget)
             if not budget.is_met(part)
@@ -153,15 +140,10 @@ class Quality:
         """Return whether there is a distance that a budget limits."""
         return budget.measure not in OF_LOGITS or bool(self.of_logits)
 
-    def shown(self) -> list[tuple[str, Distance]]:
-        """Return the distances for a table: a prefix for the name of the part, and the distance."""
-        head = worst(self.heads)
+    def shown(self) -> list[Distance]:
+        """Return the distances for a table: the largest, in the order of the outputs."""
         least = sorted(self.outputs, key=lambda distance: distance.sqnr)[:_SHOWN]
-        return [
-            *(("", distance) for distance in self.outputs if distance in least),
-            *((("worst head: ", head),) if head else ()),
-            *(("only ", distance) for distance in self.weights),
-        ]
+        return [distance for distance in self.outputs if distance in least]
 
     @property
     def logits_sentence(self) -> str:
@@ -176,31 +158,10 @@ class Quality:
             return self.of_logits
         return self.outputs
 
-    def _worst(self, part: Distance | LogitDistance) -> str:
-        # For an output without heads, those of the attention result before it are used.
-        prefixes = (f"{part.part} head ", f"{ATTENDED} head ")
-        of_output, of_attention = (
-            [head for head in self.heads if head.part.startswith(prefix)] for prefix in prefixes
-        )
-        clauses = [
-            ("the worst head is", worst(of_output or of_attention)),
-            ("most matters", worst(self.weights)),
-        ]
-        return "".join(
-            f"; {words} {distance.part} ({distance.sqnr:.1f} dB)"
-            for words, distance in clauses
-            if distance
-        )
-
 
 def is_logits(output: str) -> bool:
     """Return whether an output of a whole model holds logits, by its name."""
     return output.endswith("logits")
-
-
-def worst(distances: Sequence[Distance]) -> Distance | None:
-    """Return the distance with the smallest SQNR; None if there are no distances."""
-    return min(distances, key=lambda distance: distance.sqnr, default=None)
 
 
 def is_finite(distance: Distance) -> bool:

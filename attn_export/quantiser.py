@@ -99,7 +99,7 @@ class QuantisedWeight:
         return weights
 
 
-def quantise(weight: Array, dtype: str, block_size: int, *, symmetric: bool) -> QuantisedWeight:
+def quantise(weight: Array, dtype: str, block_size: int) -> QuantisedWeight:
     """Return a weight as integers. The scale of each block is chosen so that no value is clipped.
 
     `weight`: float32 `[in, out]`.
@@ -107,21 +107,11 @@ def quantise(weight: Array, dtype: str, block_size: int, *, symmetric: bool) -> 
     if not np.isfinite(weight).all():
         raise ValueError("it holds NaN or infinite values, which no integer stands for")
     blocks = _in_blocks(weight, block_size or len(weight))
-    integer_dtype = dtype if symmetric else f"u{dtype}"
-    low, high = RANGES[integer_dtype]
-    if symmetric:
-        scales = _few_digits(np.abs(blocks).max(axis=1) / high)
-        zeros = np.zeros_like(scales)
-    else:
-        least, most = (np.minimum(blocks.min(axis=1), 0.0), np.maximum(blocks.max(axis=1), 0.0))
-        scales = _few_digits((most.astype(np.float64) - least) / high)
-        zeros = np.clip(np.rint(-least / scales), low, high)
-    integers = np.clip(np.rint(blocks / scales[:, None]) + zeros[:, None], low, high)
-    stored = np.int8 if symmetric else np.uint8
-    return QuantisedWeight(
-        integer_dtype, integers.astype(stored).reshape(weight.shape), scales,
-        None if symmetric else zeros.astype(stored), bool(block_size),
-    )  # fmt: skip
+    low, high = RANGES[dtype]
+    scales = _few_digits(np.abs(blocks).max(axis=1) / high)
+    integers = np.clip(np.rint(blocks / scales[:, None]), low, high)
+    stored = integers.astype(np.int8).reshape(weight.shape)
+    return QuantisedWeight(dtype, stored, scales, None, bool(block_size))
 
 
 def _in_blocks(array: Array, block: int) -> Array:

@@ -266,44 +266,22 @@ class Distance(Struct, frozen=True, forbid_unknown_fields=True):
     row: float
 
 
-class Split(Struct, frozen=True, forbid_unknown_fields=True):
-    """Error of the first output if one tensor is quantised, split by rounding and clipping.
+class QualityFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of `golden/quality.json`. It is empty if there is no float model to measure.
 
-    Attributes:
-        part: The tensor: a weight, the keys or the values of the cache, or the activations.
-        rounding: The SQNR in dB of rounding errors alone, which are at most half a step; None if
-            there are none.
-        clipped: The SQNR in dB of clipping errors alone, of values outside the integers' range;
-            None if there are none.
+    Bundles before 0.3.0 have `heads`, `weights` and `splits`, which nothing reads.
     """
 
-    part: Name
-    rounding: float | None
-    clipped: float | None
-    share: float
-
-    @property
-    def sentence(self) -> str:
-        """The figures in words."""
-        rounding = "nothing" if self.rounding is None else f"{self.rounding:.1f} dB"
-        clipped = "nothing" if self.clipped is None else f"{self.clipped:.1f} dB"
-        share = f" ({self.share:.2%} of its values)" if self.share else ""
-        return f"{self.part}: rounding {rounding}, clipping {clipped}{share}"
-
-
-class QualityFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of `golden/quality.json`. It is empty if there is no float model to measure."""
-
     cases: Annotated[list[Count], Meta(max_length=100)]
-    heads: Annotated[list[Distance], Meta(max_length=100_000)]
-    weights: Annotated[list[Distance], Meta(max_length=100)]
     budgets: Annotated[list[Name], Meta(max_length=10)]
-    splits: Annotated[list[Split], Meta(max_length=100)] = []
+    heads: Annotated[list[dict[Name, object]], Meta(max_length=100_000)] = []
+    weights: Annotated[list[dict[Name, object]], Meta(max_length=100)] = []
+    splits: Annotated[list[dict[Name, object]], Meta(max_length=100)] = []
 
     def __post_init__(self) -> None:
         """Check rules that involve several fields."""
-        if not self.cases and (self.heads or self.weights or self.budgets or self.splits):
-            raise ValueError("it has figures, and names no case")
+        if self.budgets and not self.cases:
+            raise ValueError("it has a budget, and names no case")
         if self.cases and not self.budgets:
             raise ValueError("it names no budget")
 

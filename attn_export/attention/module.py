@@ -6,7 +6,6 @@ P past length, E model width, D head width, Dv value head width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -19,7 +18,6 @@ from attn_export.spec import AttentionSpec, Shape
 
 if TYPE_CHECKING:
     from attn_export.attention.latent import LatentProjections
-    from attn_export.quantiser import QuantisedWeight
 
 
 class Attention(nn.Module):
@@ -27,18 +25,11 @@ class Attention(nn.Module):
 
     Query head h attends to key/value head ``h // q_per_kv`` (blocks, as
     `Tensor.repeat_interleave`; Ainslie et al. 2023).
-
-    Attributes:
-        integers: The integers and scales of quantised weights, by name. The parameters of these
-            names hold the dequantised values.
-        float_weights: The same weights before quantisation.
     """
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.integers: Mapping[str, QuantisedWeight] = {}
-        self.float_weights: Mapping[str, Tensor] = {}
         self._add_projections()
         self.q_norm: nn.Module = _head_norm(spec)
         self.k_norm: nn.Module = _head_norm(spec)

@@ -36,13 +36,13 @@ def pool_kv_heads(module: Attention | nn.MultiheadAttention, kv_heads: int) -> A
 
     Raises:
         WeightsError: If it does not divide it.
-        UsageError: If the module is no softmax attention, or its weights are integers.
+        UsageError: If the module is no softmax attention.
     """
     if isinstance(module, nn.MultiheadAttention):
         module = Attention.from_torch(module)
     spec = module.spec
-    if spec.kind != SOFTMAX or module.integers:
-        raise UsageError("K/V heads are pooled of softmax attention, before weights are rounded")
+    if spec.kind != SOFTMAX:
+        raise UsageError("K/V heads are pooled of softmax attention")
     pooled_spec, weights = _pooled(module.state_dict(), spec, kv_heads)
     pooled = Attention(pooled_spec)
     pooled.load_state_dict(weights)

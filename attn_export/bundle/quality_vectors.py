@@ -1,8 +1,7 @@
 """Outputs of the unquantised model, stored with the golden vectors, and distances from them.
 
-`golden/quality.json` names the cases, and holds the figures that need the module. `float_I.pb` is
-the float64 output of the unquantised model, rounded to the output's type; it lies next to
-`output_I.pb`.
+`golden/quality.json` names the cases and the budgets. `float_I.pb` is the float64 output of the
+unquantised model, rounded to the output's type; it lies next to `output_I.pb`.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import asdict
-
-from attn_export.bundle.golden import data_set
+from attn_export.bundle.golden import data_set, read_index
 from attn_export.errors import BundleError, UsageError
 from attn_export.quality import OF_LOGITS, Budget, LogitDistance, Quality, is_finite
 from attn_export.results import Arrays, Case, Golden
@@ -30,8 +27,6 @@ FLOAT = "float"
 MOST_ROWS, CASES = 64, 4
 """The most queries of a case, in all batch elements together, and the number of cases. The largest
 cases of random inputs are chosen."""
-
-HEAD_AXIS, RANK_WITH_HEADS = 1, 4
 
 Pairs = Iterable[tuple["np.ndarray", "np.ndarray"]]
 """Pairs of an output of the unquantised model and the same output of the quantised one."""
@@ -132,38 +127,23 @@ def logit_distance(
     return (sums.logits(part),)
 
 
-def head_distances(name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Distance]:
-    """Return the distance of each head of an output `[B, heads, L or S, D or S]`."""
-    count = pairs[0][0].shape[HEAD_AXIS]
-    return [
-        distance(f"{name} head {head}", ((f[:, head], q[:, head]) for f, q in pairs))
-        for head in range(count)
-    ]
-
-
 def output_distances(
     pairs: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]],
-) -> tuple[list[Distance], list[Distance]]:
-    """Return the distance of each floating output, and of each head of outputs with heads."""
-    whole = [distance(name, arrays) for name, arrays in pairs.items()]
-    with_heads = (name for name, arrays in pairs.items() if arrays[0][0].ndim == RANK_WITH_HEADS)
-    by_head = [each for name in with_heads for each in head_distances(name, pairs[name])]
-    return [d for d in whole if is_finite(d)], [d for d in by_head if is_finite(d)]
+) -> tuple[Distance, ...]:
+    """Return the distance of each output that differs."""
+    return tuple(filter(is_finite, (distance(name, arrays) for name, arrays in pairs.items())))
 
 
 def write_quality(
     folder: Path, numbers: Sequence[int], floats: Sequence[Arrays], quality: Quality
 ) -> None:
-    """Write the outputs of the unquantised model, and the figures that need the module."""
+    """Write the outputs of the unquantised model, and name the cases."""
     from attn_export.tensorfile import write_tensors
 
     for number, outputs in zip(numbers, floats, strict=True):
         write_tensors(folder / data_set(number), FLOAT, outputs)
     content = {
         "cases": list(numbers),
-        "heads": [asdict(each) for each in quality.heads],
-        "weights": [asdict(each) for each in quality.weights],
-        "splits": [asdict(each) for each in quality.splits],
         "budgets": [str(budget) for budget in quality.budgets],
     }
     (folder / QUALITY).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -185,6 +165,14 @@ def quantised_parts(spec: str) -> set[str]:
     lines = (line.replace(" ", "").partition("=") for line in spec.splitlines())
     fields = {name: value for name, _, value in lines}
     return {n for n in ("weights_dtype", "kv_dtype") if fields.get(n, '"none"') != '"none"'}
+
+
+def measured_folders(folder: Path) -> list[str]:
+    """Return the folders of the cases in which distances were measured; none if there are none."""
+    path = folder / QUALITY
+    if not path.is_file():
+        return []
+    return [data_set(number) for number in checked(parse_json(read_text(path)), QualityFile).cases]
 
 
 def read_quality(
@@ -212,17 +200,14 @@ def read_quality(
             raise ValueError("it names no case")  # only float weights may be unknown
         pairs = _read_pairs(folder, content.cases, goldens)
         limits = tuple(budgets) or tuple(map(Budget.parse, content.budgets))
-        outputs, _ = output_distances(pairs)
+        outputs = output_distances(pairs)
         if pairs and not any(distance.part == next(iter(pairs)) for distance in outputs):
             raise ValueError("the outputs of the float model are those of the quantised one")
     except (OSError, ValueError, KeyError, UsageError) as error:
         raise BundleError(f"{folder / QUALITY} cannot be used: {error}; build again") from error
     if not pairs:
         return None
-    return Quality(
-        tuple(outputs), tuple(content.heads), tuple(content.weights), limits,
-        logit_distance(pairs, limits), tuple(content.splits),
-    )  # fmt: skip
+    return Quality(outputs, limits, logit_distance(pairs, limits))
 
 
 def _read_pairs(
@@ -232,10 +217,11 @@ def _read_pairs(
     from attn_export.tensorfile import is_floating, read_tensors
 
     pairs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    by_folder = dict(zip((case.folder for case in read_index(folder).cases), goldens, strict=True))
     for number in numbers:
-        if number >= len(goldens):
+        if data_set(number) not in by_folder:
             raise ValueError(f"there is no case {number}")
-        expected = goldens[number].expected
+        expected = by_folder[data_set(number)].expected
         floats = read_tensors(folder / data_set(number), FLOAT, list(expected))
         for name, q in expected.items():
             if (floats[name].shape, floats[name].dtype) != (q.shape, q.dtype):

@@ -217,7 +217,6 @@ def _judge(
         The report, and the content of the manifest.
     """
     pool.run.progress.phase("exporting")
-    from attn_export.commands.golden_vectors import write_quality_of
     from attn_export.export.export import export
     from attn_export.judge.judge import undetermined_note
     from attn_export.judge.replay import buffers_note, judge_pool
@@ -237,10 +236,7 @@ def _judge(
     pool.add(graph.file for graph in graphs)
     oracle: Any = subject.oracle() if subject.oracle else Oracle(subject)
     goldens, notes = _golden(folder, subject, oracle, pool)
-    if subject.oracle:
-        quality = oracle.quality(folder / GOLDEN, goldens, budgets)
-    else:
-        quality = write_quality_of(folder / GOLDEN, subject, goldens, budgets)
+    quality = oracle.quality(folder / GOLDEN, goldens, budgets)
     runs, verdicts, _ = judge_pool(pool, goldens, subject.expected().outputs)
     refuted = bundle_graphs.remove_refuted(folder, graphs, verdicts, dialects)
     if refuted:

@@ -18,7 +18,7 @@ from attn_export.cases.influence import CLEARLY, check_influence, find_influence
 from attn_export.cases.mask_contents import MASKS
 from attn_export.errors import ExportError, UsageError, counted, first_few
 from attn_export.parts import parts
-from attn_export.quality import Budget, Quality
+from attn_export.quality import Budget
 from attn_export.results import BASE, CHANGED, Case, Golden
 from attn_export.runtimes.run_options import Progress
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from attn_export.cases.plan import Plan
     from attn_export.export.subject import Subject
     from attn_export.graph.signature_check import TensorNames
-    from attn_export.spec import AttentionSpec
     from attn_export.truth.allowed import TruthSource
 
 
@@ -225,59 +224,13 @@ def _is_undefined(case: Case, golden: Golden) -> bool:
 
 # -- quantised subjects: distance from the float model, and budgets -----------------------------
 
-_LEAST_SQNR = {"int8": 30.0, "int4": 12.0}
-"""The default budget in dB by the dtype of weights, by docs/results/low-precision-notes.md."""
-
 
 def budgets_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]:
-    """Return the budgets of a build: those of the user, or the default for a quantised subject."""
-    spec = subject.spec
-    if budgets and not (spec.quantised_weights if spec else _has_float_model(subject)):
+    """Return the budgets of a build: those of the user, or the default of a quantised subject."""
+    if subject.budget is not None:
+        return tuple(budgets) or (subject.budget,)
+    if budgets:
         raise UsageError(
             f"budget {budgets[0]} needs quantised weights; leave it out, or set weights_dtype"
         )
-    if budgets or not _has_float_model(subject):
-        return tuple(budgets)
-    if subject.linears is not None:
-        return (subject.linears.budget,)
-    return default_budgets(spec) if spec else ()
-
-
-def default_budgets(spec: AttentionSpec) -> tuple[Budget, ...]:
-    """Return the budgets of a quantised layer if the user gives none."""
-    least = min(_LEAST_SQNR[dtype] for dtype in spec.quantised_weights.values())
-    return (Budget("sqnr", least),)
-
-
-def write_quality_of(
-    folder: Path, subject: Subject, goldens: Sequence[Golden], budgets: Sequence[Budget]
-) -> Quality | None:
-    """Measure a quantised subject against its float model, and store data for `verify`.
-
-    Returns:
-        The figures; None if the subject is not quantised, or no float model is known that differs.
-    """
-    spec = subject.spec
-    if subject.linears is None and (spec is None or not spec.quantised_weights):
-        return None
-    from attn_export.bundle.quality_vectors import quality_cases, write_quality
-
-    if _has_float_model(subject):
-        from attn_export.truth.quality_oracle import measure_quality
-
-        numbers = quality_cases(goldens)
-        quality, floats = measure_quality(subject, [goldens[number] for number in numbers], budgets)
-        if any(distance.part == subject.outputs[0] for distance in quality.outputs):
-            write_quality(folder, numbers, floats, quality)
-            return quality
-    write_quality(folder, [], [], Quality((), (), (), ()))
-    return None
-
-
-def _has_float_model(subject: Subject) -> bool:
-    """Return whether a subject is quantised, and its float model is known."""
-    module = subject.module
-    if subject.spec is None and subject.oracle is None:
-        return subject.linears is not None
-    keeps_integers = getattr(module, "kv_scales", None) is not None
-    return keeps_integers or bool(getattr(module, "float_weights", None))
+    return ()

@@ -59,7 +59,7 @@ class Truth:
                 f"{folder} is of a module of your own: give --module PATH.py:FUNCTION, which the "
                 "truth is computed from"
             )
-        self.progress = progress
+        self.progress, self._bundle = progress, folder
         _check_names(self.subject, manifest, module)
         from attn_export.truth.oracle import Oracle
 
@@ -108,10 +108,12 @@ class Truth:
         """Return golden vectors in a folder with the rows alone that a bundle stores of them."""
         with scratch() as copy:  # runtimes still read the inputs
             shutil.copytree(folder, copy / GOLDEN)
+            if (stored := self._bundle / GOLDEN / QUALITY).is_file():
+                shutil.copy(stored, copy / GOLDEN)  # its cases are stored whole
             if not self._oracle.reduce(copy / GOLDEN):
                 return list(goldens)
-            stored = {golden.case.name: golden for golden in read_golden(copy / GOLDEN)}
-        pairs = ((golden, stored.get(golden.case.name)) for golden in goldens)
+            reduced = {golden.case.name: golden for golden in read_golden(copy / GOLDEN)}
+        pairs = ((golden, reduced.get(golden.case.name)) for golden in goldens)
         return [
             dataclasses.replace(
                 each, allowed=rows.allowed, determined=rows.determined,
@@ -122,13 +124,13 @@ class Truth:
 
     def _of_quality(self, stored: Quality | None) -> list[Difference]:
         """Return how a stored distance from the float model differs from that of a build."""
-        from attn_export.commands.golden_vectors import default_budgets
-
         spec = self.subject.spec
-        if stored is None or spec is None or not spec.quantised_weights:
+        if stored is None or spec is None or spec.weights_dtype == "none":
             return []
+        from attn_export.export.quantised_linears import default_budget
+
         differences = []
-        default = default_budgets(spec)
+        default = (default_budget(spec.weights_dtype),)
         if stored.budgets != default:
             shown = [", ".join(map(str, budgets)) for budgets in (stored.budgets, default)]
             differences.append(Difference(f"the budget is {shown[0]}, and by default {shown[1]}"))

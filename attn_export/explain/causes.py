@@ -238,8 +238,6 @@ def _quality_sentences(quality: Quality, runs: Mapping[str, GraphRun]) -> Iterat
     kernels = [f"{_kernel_sqnr(run, first.part)} in {graph}" for graph, run in runs.items()]
     alone = ", ".join(kernels)
     yield f"{first.part}: {first.sqnr:.1f} dB after quantising; of the kernel alone {alone}"
-    for split in quality.splits:
-        yield split.sentence
 
 
 def _kernel_sqnr(run: GraphRun, output: str) -> str:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from attn_export.attention import Attention
 from attn_export.attention.onnx_attention import emit_canonical_attention
 from attn_export.attention.positions import NARROW
 from attn_export.cases.draw import ANY, largest
@@ -137,10 +136,6 @@ def _export(subject: Subject) -> IrGraph:
             name_output_axes(model, subject.output_shapes)
         if subject.rewrite is not None:
             subject.rewrite(model)
-        if isinstance(subject.module, Attention) and subject.module.integers:
-            from attn_export.graph.quantised_weights import store_integers
-
-            store_integers(model, subject.module.integers)
         outputs = {value.name: value for value in model.graph.outputs}
         model.graph.outputs[:] = [outputs[name] for name in subject.outputs]
     model.producer_name, model.producer_version = "attn-export", None

@@ -29,6 +29,11 @@ _LEAST_SQNR = {"int4": 6.0, "int8": 20.0}
 """The default budget in dB. Outputs sum up what all layers round, and random weights show most."""
 
 
+def default_budget(dtype: str) -> Budget:
+    """Return the limit of the distance from the weights before, if the user gives none."""
+    return Budget("sqnr", _LEAST_SQNR[dtype])
+
+
 class QuantisedLinears:
     """The weights of a module's linear layers, rounded in place.
 
@@ -37,7 +42,6 @@ class QuantisedLinears:
 
     Attributes:
         floats: The weights before, by the name of the parameter.
-        budget: The limit of the distance from them, if the user gives none.
         notes: What was rounded, for the report.
     """
 
@@ -51,7 +55,6 @@ class QuantisedLinears:
         """
         if dtype not in _BLOCKS:
             raise UsageError(f"weights_dtype is {', '.join(_BLOCKS)} or none; got {dtype!r}")
-        self.budget = Budget("sqnr", _LEAST_SQNR[dtype])
         self.floats: dict[str, Tensor] = {}
         self._integers: dict[int, QuantisedWeight] = {}
         places = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
@@ -88,7 +91,7 @@ class QuantisedLinears:
                 f"{name} has {len(rows)} inputs, no multiple of 16; give --weights-dtype int8"
             )
         try:
-            integers = quantise(rows, dtype, block, symmetric=True)
+            integers = quantise(rows, dtype, block)
         except ValueError as error:
             raise WeightsError(f"the weight {name} cannot be quantised: {error}") from error
         exact = integers.dequantised()
@@ -177,15 +180,15 @@ def _beside(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
 
 
 def with_integers(subject: Any, dtype: str) -> Any:
-    """Return the subject of a user's module with the weights of linear layers as integers.
-
-    They are rounded in a copy of the module.
-    """
-    if subject.spec is not None or subject.oracle is not None or subject.linears is not None:
-        raise UsageError("with_weights is for modules of users; others take weights_dtype")
+    """Return a subject with the weights of linear layers as integers, in a copy of its module."""
+    if subject.oracle is not None or subject.linears is not None:
+        raise UsageError(
+            "weights are rounded once; of a whole model, give from_model weights_dtype"
+        )
     changed = copy.copy(subject)
     changed.module = copy_module(subject.module)
     changed.linears = linears = QuantisedLinears(changed.module, dtype)
+    changed.budget = default_budget(dtype)
     notes = changed.notes = (*subject.notes, *linears.notes)
 
     def store(model: ir.Model) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes
     from attn_export.export.input_function import InputFunction
     from attn_export.export.quantised_linears import QuantisedLinears
+    from attn_export.quality import Budget
 
 
 class Subject:
@@ -80,7 +81,8 @@ class Subject:
     has_narrow_caches = False  # beside a model in float32
     maps_weights = False  # whether the module may read them from the bundle's file
     encoder: Subject | None = None
-    linears: QuantisedLinears | None = None  # of a user's module, if they are rounded
+    linears: QuantisedLinears | None = None  # if their weights are integers
+    budget: Budget | None = None  # the limit of the distance from the float model, if there is one
     in_float32: Callable[[], Subject] | None = None  # the same, with its weights widened
 
     def __init__(
@@ -135,12 +137,9 @@ class Subject:
             spec: The spec.
             seed: The seed of the weights. The global random state does not change.
         """
-        module = seeded_attention(spec, seed)
-        if spec.quantised_weights:
-            from attn_export.attention.quantised import quantise_module
-
-            quantise_module(module)
-        return cls._from_module(module)
+        subject = cls._from_module(seeded_attention(spec, seed))
+        dtype = spec.weights_dtype
+        return subject if dtype == "none" else subject.with_weights(dtype)
 
     @classmethod
     def from_config(cls, path: Path | str, *, layer: int = 0, seed: int = 0, **fields: Any) -> Self:
@@ -178,11 +177,11 @@ class Subject:
         note = f"K/V heads were pooled from {before} to {kv_heads} by their means"
         return cls._from_module(pool_kv_heads(layer, kv_heads), (note,))
 
-    def with_weights(self, dtype: str) -> Subject:
-        """Return a user's module whose linear layers have weights of integers, int8 or int4."""
+    def with_weights(self, dtype: str) -> Self:
+        """Return a copy whose linear layers have weights of integers, int8 or int4."""
         from attn_export.export.quantised_linears import with_integers
 
-        changed: Subject = with_integers(self, dtype)
+        changed: Self = with_integers(self, dtype)
         return changed
 
     @staticmethod

@@ -38,4 +38,4 @@ class RuntimeDistances:
         outputs = [sums.distance(part) for _, part, sums in named]
         logits = [sums.logits(part) for name, part, sums in named if is_logits(name)]
         kept = tuple(filter(is_finite, outputs))
-        return Quality(kept, (), (), self._budgets, tuple(logits))
+        return Quality(kept, self._budgets, tuple(logits))

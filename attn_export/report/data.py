@@ -43,11 +43,10 @@ def to_json(report: Report) -> str:
 
 def _quality(quality: Quality) -> dict[str, Any]:
     content: dict[str, Any] = {
-        name: [asdict(value) for value in getattr(quality, name)]
-        for name in ("outputs", "heads", "weights", "splits")
+        "outputs": [asdict(distance) for distance in quality.outputs],
+        "budgets": [str(budget) for budget in quality.budgets],
+        "missed": list(quality.missed),
     }
-    content["budgets"] = [str(budget) for budget in quality.budgets]
-    content["missed"] = list(quality.missed)
     if quality.logits:
         content["logits"] = dataclasses.asdict(quality.logits)
     if len(quality.of_logits) > 1:

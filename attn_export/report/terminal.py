@@ -212,12 +212,12 @@ def _print_quality(quality: Quality, console: Console) -> None:
     say(f"quantised against float weights, budget {as_text(budgets)}", console)
     rows = (
         (
-            f"{title}{distance.part}",
+            distance.part,
             f"{distance.sqnr:.1f}",
             f"{distance.cosine:.6f}",
             f"{distance.row:.1e}",
         )
-        for title, distance in quality.shown()
+        for distance in quality.shown()
     )
     print_table(Table(QUALITY, tuple(rows)), console)
     if quality.logits:

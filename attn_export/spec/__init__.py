@@ -17,16 +17,14 @@ from typing import Any, Self
 
 from attn_export.errors import SpecError
 from attn_export.spec import rules
-from attn_export.spec.fields import NO_MASK, REMOVED, AttentionFields
+from attn_export.spec.fields import INT4_BLOCK, NO_MASK, REMOVED, AttentionFields
 from attn_export.spec.inputs import Input, MaskSpec, Shape
-from attn_export.spec.low_precision import (
-    by_projection,
-    inputs_of_own_type,
-    parse_weights_dtype,
-)
 from attn_export.spec.rules import DTYPES
 from attn_export.spec.variants import USUAL, VARIANTS, check_variant, usual_fields
 from attn_export.untrusted_files import read_toml
+
+_LAST_POSITION = 4095
+"""The largest position id in test cases."""
 
 __all__ = ["DTYPES", "VARIANTS", "AttentionSpec", "Input", "MaskSpec", "Shape"]
 
@@ -41,8 +39,6 @@ class AttentionSpec(AttentionFields):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bias", rules.parse_bias(self.bias))
-        dtypes = parse_weights_dtype(self.weights_dtype)
-        object.__setattr__(self, "weights_dtype", dtypes)
         rules.check_types(self)
         rules.derive_fields(self)
         for rule in rules.RULES:
@@ -129,15 +125,6 @@ class AttentionSpec(AttentionFields):
         return self.bias == "all" or projection in self.bias.split(",")
 
     @property
-    def quantised_weights(self) -> dict[str, str]:
-        """The integer type of each quantised weight, by name: ``{"q_proj.weight": "int4"}``."""
-        packed = dict.fromkeys("qkv", "qkv") if self.packed_qkv else {}
-        return {
-            f"{packed.get(name, name)}_proj.weight": dtype
-            for name, dtype in by_projection(self.weights_dtype).items()
-        }
-
-    @property
     def key_axis(self) -> str:
         """The name of S: the axis over which softmax runs."""
         if self.cross:
@@ -176,9 +163,16 @@ class AttentionSpec(AttentionFields):
         """Return the description of every graph input, by name, in order."""
         dtypes = {"attn_mask": "bool"} if self.mask and self.mask.dtype == "bool" else {}
         shapes = self.input_shapes()
-        return {
+        inputs = {
             name: Input(shape, dtypes.get(name, self.dtype)) for name, shape in shapes.items()
-        } | inputs_of_own_type(self, shapes)
+        }
+        if self.in_place:
+            inputs["past_length"] = Input(shapes["past_length"], "int64", 0, "past_len")
+        if self.position_ids:
+            # If frequencies change with the length, some cases are longer and some are not.
+            last = self.rotary_original_len * 3 // 2 if self.turns_by_length else _LAST_POSITION
+            inputs["position_ids"] = Input(shapes["position_ids"], "int64", 0, last)
+        return inputs
 
     def input_shapes(self) -> dict[str, Shape]:
         """Return the shape of every graph input, by name, in order; dynamic axes by name."""
@@ -247,11 +241,14 @@ class AttentionSpec(AttentionFields):
             SpecError: If a key is unknown or missing, or a value is not allowed.
         """
         known = {field.name for field in dataclasses.fields(cls)}
+        usual: dict[str, object] = dict(REMOVED)
+        if values.get("weights_dtype") == "int4":
+            usual["block_size"] = INT4_BLOCK
         for name in values.keys() & REMOVED.keys():
-            if values[name] != REMOVED[name]:
+            if values[name] != usual[name]:
                 raise SpecError(
-                    f"{name} = {str(values[name])[:60]!r} was removed in 0.3.0: a layer has no "
-                    "caches or activations of few bits; leave it out (a whole model takes "
+                    f"{name} = {str(values[name])[:60]!r} was removed in 0.3.0; leave "
+                    "it out (of few bits are weights alone, by weights_dtype; whole models take "
                     "--kv-dtype float16)"
                 )
         values = {name: value for name, value in values.items() if name not in REMOVED}

@@ -34,8 +34,12 @@ SOFTMAX, LINEAR = "softmax", "linear"
 
 REMOVED: Final = {
     "activations": "none", "kv_dtype": "none", "kv_scale": "per-tensor", "kv_scales_from": "seed",
+    "scheme": "symmetric", "block_size": 0,
 }  # fmt: skip
 """The fields of earlier versions, each with its default, which specs that were written have."""
+
+INT4_BLOCK: Final = 32
+"""The inputs that share a scale of int4, which such specs have as `block_size`."""
 
 NUMBERS: Final = "tuple[float, ...]"
 """The type of a field that is a list of numbers."""
@@ -261,17 +265,9 @@ class AttentionFields:
         "float32", choices=("float32", "float16", "bfloat16"), in_config=False,
     )
     weights_dtype: str = field(
-        "the integers that hold the weights of projections: int8, int4, or by projection as in "
-        "q,k,v=int4 out=int8",
-        "none", in_config=False, excludes=LATENT,
-    )
-    block_size: int = field(
-        "the inputs that share a scale (16, 32, 64 or 128); 0: all inputs of an output",
-        DERIVED, usual="32 with int4, else 0", least=0, most=128, in_config=False,
-    )
-    scheme: str = field(
-        "the zero of quantised weights: at 0, or stored for each scale (asymmetric)",
-        "symmetric", choices=("symmetric", "asymmetric"), in_config=False,
+        "the integers that hold the weights of projections",
+        "none", choices=("none", "int8", "int4"), in_config=False, needs={"dtype": ("float32",)},
+        excludes=LATENT,
     )
 # fmt: on
 

@@ -20,9 +20,9 @@ from attn_export.spec.fields import (
     AttentionFields,
 )
 from attn_export.spec.inputs import MaskSpec
-from attn_export.spec.low_precision import PROJECTIONS, quantisation
 
 DTYPES: Final = FIELDS["dtype"].choices
+PROJECTIONS: Final = ("q", "k", "v", "out")
 ROTARY_SCALINGS: Final = FIELDS["rotary_scaling"].choices
 
 LONGEST: Final = 120
@@ -87,7 +87,6 @@ def derive_fields(spec: AttentionFields) -> None:
     default("rotary_dim", spec.head_dim)
     default("kdim", spec.embed_dim)
     default("vdim", spec.kdim)
-    default("block_size", 32 if "int4" in spec.weights_dtype else 0)
     if spec.attn_mask != NO_MASK:
         object.__setattr__(spec, "attn_mask", str(MaskSpec.parse(spec.attn_mask)))
 
@@ -293,7 +292,6 @@ def parse_bias(bias: object) -> str:
 
 RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
     ranges, _kv_heads_divide_heads, combinations, _states, positions, packing, latent,
-    quantisation,
 )  # fmt: skip
 """The rules that are checked last, in order. `check_types` and `derive_fields` run before, and
 `positions` calls `rotary_scaling` and `longrope`."""

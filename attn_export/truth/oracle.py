@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ from attn_export.truth.rounding import RandomRounding
 
 if TYPE_CHECKING:
     from attn_export.float64 import ReferenceStep
+    from attn_export.quality import Budget, Quality
     from attn_export.truth.ties import TieOrder
 
 WIDER, TIED_RUNS = 8.0, 4
@@ -115,6 +116,25 @@ class Oracle(TruthSource):
         from attn_export.truth.stored_evidence import reduce_if_large
 
         return reduce_if_large(folder, GOLDEN_BYTES)
+
+    def quality(
+        self, folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget]
+    ) -> Quality | None:
+        """Return the distance from the weights before rounding, and store the outputs of these."""
+        linears = self.subject.linears
+        if linears is None:
+            return None
+        from attn_export.bundle.quality_vectors import quality_cases, write_quality
+        from attn_export.truth.quality_oracle import measure_outputs
+
+        numbers = quality_cases(goldens)
+        chosen = [goldens[number] for number in numbers]
+        with linears.as_before(self.subject.module):
+            before = Oracle(self.subject)
+            floats = [before.truth(golden.case.inputs) for golden in chosen]
+        quality, stored = measure_outputs(floats, chosen, budgets)
+        write_quality(folder, numbers, stored, quality)
+        return quality
 
     def _golden(self, case: Case) -> Golden:
         eager = self.eager(case.inputs)

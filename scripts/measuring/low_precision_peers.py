@@ -18,7 +18,7 @@ from measuring import genai_peer, torchao_peer
 
 OPENVINO: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "OpenVINO int8": (PORTABLE, {"weights_dtype": "int8"}),
-    "OpenVINO int4": (STANDARD, {"weights_dtype": "int4", "block_size": 128}),
+    "OpenVINO int4": (STANDARD, {"weights_dtype": "int4"}),
 }
 """Dialect and fields of the spec for each. OpenVINO rounds the inputs of products by default."""
 

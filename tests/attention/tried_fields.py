@@ -5,7 +5,7 @@ from __future__ import annotations
 from attn_export.spec.fields import FIELDS, TYPES
 
 ELSEWHERE = {
-    "kind", "cross", "causal", "cache", "attn_weights", "dtype", "scheme",
+    "kind", "cross", "causal", "cache", "attn_weights", "dtype",
 }  # fmt: skip
 """Fields with tests of their own, which the tables combine with all others."""
 

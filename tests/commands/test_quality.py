@@ -68,24 +68,10 @@ def test_distances_of_outputs_are_those_of_the_stored_vectors(bundle: Path, repo
     }
 
 
-def test_heads_and_weights_say_what_matters(report: Report):
-    assert report.quality is not None
-    heads = {each.part for each in report.quality.heads}
-    assert {f"attention head {h}" for h in range(4)} <= heads
-    assert {f"present_key head {h}" for h in range(2)} <= heads
-    weights = {each.part: each.sqnr for each in report.quality.weights}
-    assert set(weights) == {f"{name}_proj.weight" for name in ("q", "k", "v", "out")}
-    # each alone does less harm than all together
-    assert min(weights.values()) > report.quality.outputs[0].sqnr
-
-
 def test_every_report_shows_the_distance_apart_from_the_errors(report: Report):
     text = to_text(report, "--json FILE")
-    assert "quantised against float weights, budget sqnr>=12" in text
-    assert "only q_proj.weight" in text
-    page = to_html(report)
-    assert "Quantised against float weights" in page
-    assert "only q_proj.weight" in page
+    assert "quantised against float weights, budget sqnr>=6" in text
+    assert "Quantised against float weights" in to_html(report)
 
 
 def test_a_missed_budget_fails_in_every_format_that_ci_reads(bundle: Path):
@@ -117,8 +103,6 @@ def test_a_stored_reference_is_judged_again_by_any_budget(bundle: Path, budget: 
     if code:
         said = report.quality.missed[0]
         assert budget in said
-        assert "the worst head is attention head" in said
-        assert "most matters" in said
         assert said in str(report)
 
 
@@ -190,12 +174,12 @@ def test_a_budget_without_quantised_weights_is_refused(tmp_path: Path, bundle: P
         verify(bundle, runtimes=["ort-cpu"], budgets=["sqnr>=3"], sizes=["batch=1"])
 
 
-CLAIM = "the budget sqnr>=12 is the bundle's own claim; --budget sets another"
+CLAIM = "the budget sqnr>=6 is the bundle's own claim; --budget sets another"
 
 
 def test_a_budget_is_the_claim_of_the_bundle_unless_the_user_gives_it(bundle: Path, report: Report):
     assert CLAIM in report.notes
-    given = verify(bundle, runtimes=["ort-cpu"], budgets=["sqnr>=12"])
+    given = verify(bundle, runtimes=["ort-cpu"], budgets=["sqnr>=6"])
     assert not any("claim" in note for note in given.notes)
 
 
@@ -245,7 +229,7 @@ def test_a_quantised_layer_without_a_float_model_is_no_evidence(
 def test_the_claims_of_a_bundle_on_its_float_model_are_said(bundle: Path, tmp_path: Path):
     options: dict[str, Any] = {"runtimes": ["ort-cpu"], "recompute": True}
     notes = verify(forged(bundle, tmp_path / "a", lower_budget), **options).notes
-    assert "the budget is sqnr>=1, and by default sqnr>=12" in notes
+    assert "the budget is sqnr>=1, and by default sqnr>=6" in notes
     assert any("distance from them is its own claim" in note for note in notes)
     report = verify(forged(bundle, tmp_path / "b", forget_float_model), runtimes=["ort-cpu"])
     assert report.quality is None
@@ -257,7 +241,7 @@ BROKEN = {
     "figures and no case": lambda q: q["cases"].clear(),
     "another case": lambda q: q["cases"].append(0 if 0 not in q["cases"] else 1),
     "a budget that is none": lambda q: q["budgets"].append("sqnr>=x"),
-    "text for a number": lambda q: q["heads"][0].update(sqnr="1"),
+    "text for a number": lambda q: q["cases"].append("1"),
     "a further key": lambda q: q.update(more=1),
 }
 

@@ -11,29 +11,23 @@ from conftest import small_spec
 from onnx import numpy_helper
 from shared import extended, judged_graphs, passed_bundle, passed_graphs
 
-from attn_export import Subject, verify
+from attn_export import Subject, build, verify
 from attn_export.commands.main import run
 from attn_export.errors import BundleError
 from attn_export.graph.checks import check_graph
 from attn_export.graph.load import load_model
+from attn_export.truth import oracle
 
 pytestmark = pytest.mark.xdist_group("test_quantised_weights")  # its bundles are shared
 
 SPECS = {
-    "int4": {"weights_dtype": "int4"},
-    "int4 asymmetric, by 16": {
-        "weights_dtype": "int4", "block_size": 16, "scheme": "asymmetric", "rotary": "half",
-        "cache": "in-place",
-    },
-    "int8": {"weights_dtype": "int8", "packed_qkv": True},
-    "int8 asymmetric": {"weights_dtype": "int8", "scheme": "asymmetric", "qk_norm": "rms"},
-    "int8 by 32": {"weights_dtype": "int8", "block_size": 32, "bias": "none"},
-    "int4 by output": {"weights_dtype": "int4", "block_size": 0, "sinks": True},
-    "mixed": {"weights_dtype": "q,v=int4 out=int8", "block_size": 16, "attn_weights": True},
-    "cross": {"weights_dtype": "int4", "cross": True, "causal": False, "cache": "none",
-              "kdim": 64, "block_size": 16},
+    "int4, in place": {"weights_dtype": "int4", "rotary": "half", "cache": "in-place"},
+    "int4, cross": {"weights_dtype": "int4", "cross": True, "causal": False, "cache": "none",
+                    "kdim": 64, "vdim": 48},
+    "int8, packed": {"weights_dtype": "int8", "packed_qkv": True, "attn_weights": True},
+    "int8, norm, no bias": {"weights_dtype": "int8", "qk_norm": "rms", "bias": "none"},
 }  # fmt: skip
-KEPT = ("int4 asymmetric, by 16", "mixed")
+KEPT = ("int4, in place", "int8, packed")
 
 
 def bundle_of(name: str) -> Path:
@@ -50,31 +44,37 @@ def held(folder: Path, graph: str = "model.onnx") -> dict[str, np.ndarray]:
 def test_every_form_computes_what_its_integers_say(name: str):
     files = judged_graphs(bundle_of(name))
     # opset 18 has neither blocks nor 4 bits
-    spec = small_spec(**SPECS[name])
-    assert ("model.portable.onnx" in files) == ("int4" not in name and not spec.block_size)
+    assert ("model.portable.onnx" in files) == ("int4" not in name)
 
 
 @pytest.mark.parametrize("name", extended(SPECS, lambda name: name in KEPT))
 def test_integers_in_the_graph_are_the_weights_of_the_module(name: str):
     spec = small_spec(**SPECS[name])
     subject, graph = Subject.from_spec(spec), held(bundle_of(name))
-    for weight, dtype in spec.quantised_weights.items():
+    assert len(subject.linears.floats) == (2 if spec.packed_qkv else 4)
+    for weight, before in subject.linears.floats.items():
         integers = graph[weight].astype(float)
         assert onnx.helper.np_dtype_to_tensor_dtype(graph[weight].dtype) == getattr(
-            onnx.TensorProto, ("U" if spec.scheme == "asymmetric" else "") + dtype.upper()
+            onnx.TensorProto, spec.weights_dtype.upper()
         )
         scales = np.atleast_2d(graph[f"{weight}_scale"]).astype(float)
-        zeros = np.atleast_2d(graph.get(f"{weight}_zero_point", np.zeros_like(scales)))
-        block = len(integers) // len(scales)
-        meant = (integers - zeros.astype(float).repeat(block, 0)) * scales.repeat(block, 0)
+        meant = integers * scales.repeat(len(integers) // len(scales), 0)
         module = subject.module.get_parameter(weight).detach().numpy()
         assert (meant == module.T).all(), weight
-        before = subject.module.float_weights[weight].numpy()
-        assert not (module == before).all(), weight
+        assert not (module == before.numpy()).all(), weight
 
 
-def test_the_truth_of_stored_integers_is_the_stored_truth():
-    report = verify(bundle_of("mixed"), runtimes=["ort-cpu"], recompute=True)
+@pytest.mark.parametrize("kib", [None, 200])
+def test_the_truth_of_stored_integers_is_the_stored_truth(kib: int | None, tmp_path, monkeypatch):
+    bundle = bundle_of("int4, in place")
+    if kib:  # few rows of the large cases are stored
+        monkeypatch.setattr(oracle, "GOLDEN_BYTES", kib << 10)
+        bundle, spec = tmp_path / "b", small_spec(**SPECS["int4, in place"])
+        few = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
+        report = build(spec, bundle, **few)
+        assert any(note.startswith("stored evidence") for note in report.notes), str(report)
+        assert verify(bundle, runtimes=["ort-cpu"]).quality == report.quality
+    report = verify(bundle, runtimes=["ort-cpu"], recompute=True)
     assert report.passed, str(report)
     assert "golden" in passed_graphs(report)
 
@@ -84,7 +84,7 @@ SCALES = {"NaN": np.nan, "infinite": np.inf, "zero": 0.0, "negative": -1.0}
 
 @pytest.mark.parametrize("name", SCALES)
 def test_a_scale_that_is_none_is_refused_in_one_line(name: str, tmp_path: Path):
-    model = load_model(bundle_of("mixed") / "model.onnx")
+    model = load_model(bundle_of("int4, cross") / "model.onnx")
     (scale,) = (t for t in model.graph.initializer if t.name == "v_proj.weight_scale")
     values = numpy_helper.to_array(scale).copy()
     values[1, 2] = SCALES[name]
@@ -94,18 +94,19 @@ def test_a_scale_that_is_none_is_refused_in_one_line(name: str, tmp_path: Path):
     found = [f.message for f in check_graph(path) if f.check == "quantisation_scales"]
     # Other quantisers write negative scales, and zeros for blocks of zeros.
     assert len(found) == (not np.isfinite(SCALES[name]))
-    assert all("1 of 32 scales in v_proj.weight_scale are not" in message for message in found)
+    assert all(
+        f"1 of {values.size} scales in v_proj.weight_scale are not" in message for message in found
+    )
     with pytest.raises(BundleError, match="not positive and finite") as error:
-        Subject.from_graph(small_spec(**SPECS["mixed"]), path)
+        Subject.from_graph(small_spec(**SPECS["int4, cross"]), path)
     assert "\n" not in str(error.value)
 
 
 def test_onnx_runtime_unpacks_weights_as_it_multiplies():
-    model = load_model(bundle_of("mixed") / "model.ort.decode.onnx")
+    model = load_model(bundle_of("int4, in place") / "model.ort.onnx")
     found = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
     numbers = [{a.name: a.i for a in node.attribute} for node in found]
-    # Those of 8 bits are float32 in its memory: as integers they are much slower.
-    assert [n["bits"] for n in numbers] == [4, 4]
+    assert [n["bits"] for n in numbers] == [4] * 4
     # Level 1 keeps the inputs in float32; by default they may be rounded to 8 bits.
     assert {n["accuracy_level"] for n in numbers} == {1}
     assert "DequantizeLinear" not in {node.op_type for node in model.graph.node}
@@ -113,7 +114,7 @@ def test_onnx_runtime_unpacks_weights_as_it_multiplies():
 
 def test_the_reason_that_opset_18_is_left_out_is_in_the_report(tmp_path: Path, capsys):
     spec = tmp_path / "layer.toml"
-    spec.write_text(small_spec(**SPECS["mixed"]).to_toml(), encoding="utf-8")
+    spec.write_text(small_spec(**SPECS["int4, cross"]).to_toml(), encoding="utf-8")
     assert run(["build", str(spec), "--dialect", "portable", "--output", str(tmp_path / "b")]) == 4
     said = capsys.readouterr().err
     assert "DequantizeLinear has neither blocks nor integers of 4 bits in opset 18" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import onnx
@@ -11,7 +12,7 @@ from conftest import Cli
 from torch import Tensor, nn
 
 from attn_export import Subject, build, verify
-from attn_export.errors import ExportError, UsageError
+from attn_export.errors import ExportError, UsageError, WeightsError
 
 MINE = """
 import torch
@@ -84,9 +85,10 @@ def test_shared_weights_stay_floating_and_the_users_module_as_it_was(tmp_path: P
 
 
 class Narrow(nn.Module):
-    def __init__(self, width: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, width: int, dtype=torch.float32, value: float = 0.5) -> None:
         super().__init__()
         self.inner = nn.Linear(width, 4, dtype=dtype)
+        nn.init.constant_(self.inner.weight[2:], value)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x)
@@ -99,6 +101,18 @@ class Narrow(nn.Module):
         (Narrow(10), "int4", ExportError, "inner.weight has 10 inputs, no multiple of 16"),
         (Narrow(16, torch.float16), "int4", ExportError, "no linear layers in float32"),
         (nn.Identity(), "int8", ExportError, "no linear layers in float32"),
+        (
+            Narrow(16, value=math.nan),
+            "int8",
+            WeightsError,
+            "inner.weight cannot be .*NaN or inf",
+        ),
+        (
+            Narrow(16, value=math.inf),
+            "int4",
+            WeightsError,
+            "inner.weight cannot be .*NaN or inf",
+        ),
     ],
 )
 def test_what_cannot_be_rounded_is_refused(module: nn.Module, dtype: str, error, message: str):
@@ -111,6 +125,6 @@ def test_what_cannot_be_rounded_is_refused(module: nn.Module, dtype: str, error,
         subject.with_weights(dtype)
 
 
-def test_it_is_for_modules_of_users_and_only_once():
-    with pytest.raises(UsageError, match="is for modules of users"):
+def test_weights_are_rounded_only_once():
+    with pytest.raises(UsageError, match="weights are rounded once"):
         odd().with_weights("int8").with_weights("int8")

@@ -19,16 +19,13 @@ from attn_export.explain.in_weights import WEIGHT_ROWS
 
 # As many heads for keys, so that a weight may be read transposed.
 SQUARE = {"num_kv_heads": 4}
-WEIGHTS4 = {**SQUARE, "weights_dtype": "int4", "block_size": 16}
-WEIGHTS8 = {**SQUARE, "weights_dtype": "int8"}
-ASYMMETRIC = {"scheme": "asymmetric"}
+TWO_BLOCKS = {"embed_dim": 64}
 LAYERS = {
-    "int4": edited(WEIGHTS4, weights.ANY | weights.OF_NIBBLES),
-    "uint4": edited(
-        {**WEIGHTS4, **ASYMMETRIC}, weights.ANY | weights.OF_NIBBLES | weights.OF_ZEROS),
-    "int8": edited(WEIGHTS8, weights.ANY),
-    "uint8": edited({**WEIGHTS8, **ASYMMETRIC}, weights.ANY | weights.OF_ZEROS),
-}  # fmt: skip
+    "int4": edited(
+        {**SQUARE, **TWO_BLOCKS, "weights_dtype": "int4"}, weights.ANY | weights.OF_NIBBLES
+    ),
+    "int8": edited({**SQUARE, "weights_dtype": "int8"}, weights.ANY),
+}
 
 
 FAULTS, NAMED = all_faults(LAYERS), all_faults(LAYERS, named=True)

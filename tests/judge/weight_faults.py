@@ -10,7 +10,7 @@ from onnx import helper
 from planted_faults import Edit, Faults, digits, neighbours
 
 W = "v_proj.weight"
-INTEGERS, SCALE, ZERO = range(3)
+INTEGERS, SCALE = range(2)
 Change = Callable[[np.ndarray], np.ndarray]
 
 
@@ -26,10 +26,9 @@ def read(part: int, change: Change, of: str = "") -> Edit:
         right = held[part]
         held[part] = change(graph.initializer(of).astype(np.float64) if of else right.copy())
         assert not np.array_equal(held[part], right), "no change"
-        scales, zeros = (np.atleast_2d(x) for x in (held[SCALE], (held[ZERO:] or [0])[0]))
-        integers, blocks = held[INTEGERS], len(scales)
-        meant = integers.reshape(blocks, -1, integers.shape[-1]) - np.expand_dims(zeros, 1)
-        meant = (meant * scales[:, None]).reshape(integers.shape).astype(np.float32)
+        integers, scales = held[INTEGERS], np.atleast_2d(held[SCALE])
+        blocks = integers.reshape(len(scales), -1, integers.shape[-1])
+        meant = (blocks * scales[:, None]).reshape(integers.shape).astype(np.float32)
         node.CopyFrom(
             helper.make_node("Identity", [graph.constant(meant, "meant")], node.output, node.name)
         )
@@ -88,12 +87,3 @@ OF_NIBBLES: Faults = {
     "blocks of twice the size": ("scale axis", read(SCALE, lambda s: np.repeat(s[::2], 2, 0))),
     "scale of the wrong axis": ("scale axis", read(SCALE, lambda s: s.T.reshape(s.shape))),
 }
-OF_ZEROS: Faults = {
-    "one zero point off by one": ("", read(ZERO, one_more(5))),
-    "zero point one higher": ("zero point", read(ZERO, lambda z: z + 1)),
-    "zero point one lower": ("zero point", read(ZERO, lambda z: z - 1)),
-    "zero points left out": ("zero point", read(ZERO, lambda z: z * 0)),
-    "zero points in the middle": ("zero point", read(
-        ZERO, lambda z: z * 0 + 2 ** round(np.log2(z.max())))),
-    "zero points of the next output": ("zero point", read(ZERO, lambda z: np.roll(z, 1, -1))),
-}  # fmt: skip

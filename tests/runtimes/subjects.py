@@ -52,8 +52,7 @@ FEW: dict[str, dict[str, object]] = {
     "float16": {**CACHE, **CAUSAL, "dtype": "float16"},
     "bfloat16": {**CACHE, **CAUSAL, "dtype": "bfloat16"},
     "int8": {"weights_dtype": "int8"},
-    "int4": {"weights_dtype": "int4", "block_size": 16},
-    "int4, asymmetric": {"weights_dtype": "int4", "block_size": 16, "scheme": "asymmetric"},
+    "int4": {"weights_dtype": "int4"},
 }  # fmt: skip
 """The fields of specs, beside E 16 and H 2: what is tried by default."""
 

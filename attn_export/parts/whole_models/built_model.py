@@ -22,6 +22,7 @@ from attn_export.cases.draw import TRACED_SIZES, FunctionInputs, Sizes, draw_inp
 from attn_export.cases.plan import Plan
 from attn_export.commands.reference import Reference
 from attn_export.errors import UsageError, first_few
+from attn_export.export.quantised_linears import default_budget
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
 from attn_export.parts import ModelKeywords
@@ -59,10 +60,11 @@ from attn_export.parts.whole_models.model_reference import (
 from attn_export.parts.whole_models.model_rewrites import rewrite_weights
 from attn_export.parts.whole_models.own_call import OwnCall
 from attn_export.parts.whole_models.quantised_decoder import (
+    BUDGET_OF_CACHE,
     QuantisedModelOracle,
     QuantisedWeights,
 )
-from attn_export.parts.whole_models.rounded_cache import RoundedCache, rounded_cache
+from attn_export.parts.whole_models.rounded_cache import FLOAT16, RoundedCache, rounded_cache
 from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
@@ -75,7 +77,6 @@ from attn_export.runtimes.decode_inputs import (
 )
 from attn_export.spec import Input, Shape
 from attn_export.spec.inputs import PAST, QUERIES, TOTAL, Roles
-from attn_export.spec.low_precision import FLOAT16
 
 _SUMS: Final = {CAPACITY: f"{PAST} + {QUERIES}"}
 """In cases that are drawn, caches are filled by the longest past and the new tokens."""
@@ -273,7 +274,9 @@ class _BuiltModel(Subject):
             in_dtype(model, (), "float32")[0], (), max_len=max_len, all_logits=all_logits, part=part
         )
         if weights:
-            self.rewrite, decoder.float_weights = weights.rewrite, weights.floats
+            self.rewrite = weights.rewrite
+        if weights or rounds:
+            self.budget = default_budget(weights.dtype) if weights else BUDGET_OF_CACHE
         self.roles = Roles(caches=self._ends.caches)
 
     def input_descriptions(self) -> dict[str, Input]:

@@ -78,7 +78,6 @@ class CapturedDecoder(nn.Module):
     Attributes:
         reads_length: Whether the model reads how many keys the cache holds, for more than masks and
             positions. As transformers pads on the left, that is the longest past of the batch.
-        float_weights: The weights before they were rounded, by name, if they were.
         kv_scales: What rounds keys and values for the caches, if these have a narrower type.
     """
 
@@ -89,7 +88,6 @@ class CapturedDecoder(nn.Module):
         super().__init__()
         self.model, self.reads_length = model, False
         self._nodes = SingleNodes(model)
-        self.float_weights: Mapping[str, Tensor] = {}
 
     def forward(
         self, input_ids: Tensor | None = None, hidden_states: Tensor | None = None,

@@ -24,8 +24,8 @@ from attn_export.spec.inputs import BATCH, QUERIES
 from attn_export.truth.quality_oracle import measure_outputs
 from attn_export.truth.stored_evidence import MOST_BYTES
 
-_LEAST_SQNR_OF_CACHE = 50.0
-"""The default budget in dB of a cache in float16."""
+BUDGET_OF_CACHE = Budget("sqnr", 50.0)
+"""The default budget of a cache in float16."""
 
 _MOST_ROWS, _CASES = 64, 4
 """The most tokens of a case, and the number of cases, in which the distance is measured."""
@@ -39,6 +39,7 @@ class QuantisedWeights(QuantisedLinears):
 
     def __init__(self, model: Any, dtype: str) -> None:
         super().__init__(model, dtype, by_input=(Conv1D,), head=model.get_output_embeddings())
+        self.dtype = dtype
 
     def rewrite(self, model: ir.Model) -> None:
         """Pack products, and store the weights of a graph that are rounded as integers."""
@@ -56,7 +57,6 @@ class QuantisedModelOracle(ModelOracle):
         super().__init__(subject, 0.0)
         self.exactly = [name for name in subject.outputs if name.startswith("present_")]
         self._weights = weights
-        self._budget = weights.budget if weights else Budget("sqnr", _LEAST_SQNR_OF_CACHE)
 
     def noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
         """Return runs with random rounding, in which values near a tie are rounded either way."""
@@ -69,7 +69,6 @@ class QuantisedModelOracle(ModelOracle):
         self, folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget]
     ) -> Quality:
         """Return the distance from the model before, and store its outputs with small evidence."""
-        budgets = tuple(budgets) or (self._budget,)
         all_sizes = [golden.case.sizes for golden in goldens]
         tokens = {i: sizes[BATCH] * sizes[QUERIES] for i, sizes in enumerate(all_sizes)}
         few = [number for number, count in tokens.items() if count <= _MOST_ROWS]

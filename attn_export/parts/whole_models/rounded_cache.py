@@ -12,7 +12,9 @@ from torch import Tensor
 from attn_export.cases.draw import seed_of
 from attn_export.errors import UsageError
 from attn_export.measures import EPS_FLOAT32
-from attn_export.spec.low_precision import FLOAT16
+
+FLOAT16 = "float16"
+"""The `kv_dtype` of a model whose caches are narrower than it."""
 
 _SAFETY = 4.0
 """The factor of a margin on the error of a run."""
