@@ -190,7 +190,10 @@ def _limits(model: Any, inputs: Mapping[str, Input]) -> CaseLimits:
 def _layers(model: Any) -> int:
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     if layers is None:
-        raise ExportError(f"{model.config.model_type} does not say how many layers it has")
+        raise ExportError(
+            f"{model.config.model_type} has no num_hidden_layers; models without layers of one "
+            "kind are not supported"
+        )
     return int(layers)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.dialect_names import MODEL
-from attn_export.errors import ExportError, one_line
+from attn_export.errors import ExportError
 from attn_export.parts.whole_models.built_encoder import crossed_end, crossed_of
 from attn_export.parts.whole_models.export_layouts import End, Entry
 from attn_export.parts.whole_models.loaded_model import type_of
@@ -98,13 +98,7 @@ def interface_of(
 
 def heads_of(model: Any) -> dict[tuple[str, int], tuple[int, int]]:
     """Return the number and the size of heads by ``"key"`` or ``"value"`` and layer."""
-    kind = model.config.model_type
-    try:
-        shapes = cache_shapes(model)
-    except ExportError:
-        raise
-    except Exception as error:  # as various as the models
-        raise ExportError(f"{kind} does not run on two tokens: {one_line(error)}") from error
+    kind, shapes = model.config.model_type, cache_shapes(model)
     layers = sorted(layer for layer, of in shapes if of == "decoder")
     crossed = sorted(layer for layer, of in shapes if of == "encoder")
     count = model.config.get_text_config().num_hidden_layers if not crossed else len(crossed)

@@ -45,7 +45,8 @@ class CapturedCrossDecoder(CapturedDecoder):
         call.encoded, call.crossed = caches.get(ENCODER_MASK), keys
         layers: Any = [_CrossLayer(*pair) for pair in zip(keys, values, strict=True)]
         model: Any = self.model
-        states = keys[0].new_zeros(ids.shape[0], keys[0].shape[2], model.config.hidden_size)
+        config = getattr(model.config, "encoder", model.config)
+        states = keys[0].new_zeros(ids.shape[0], keys[0].shape[2], config.hidden_size)
         length: Any = call.past_length
         with self._at_positions(functional.positions(length, ids.shape[1])):
             logits: Tensor = model(
@@ -60,8 +61,8 @@ class CapturedCrossDecoder(CapturedDecoder):
         super().prove(example)
         if self.reads_length:
             raise ExportError(
-                f"{self.model.config.model_type} counts positions for the whole batch, which "
-                "caches of unequal length have no use for"
+                f"{self.model.config.model_type} counts positions for the whole batch; batches of "
+                "prompts of unequal length are not supported for it"
             )
 
     @contextlib.contextmanager

@@ -34,7 +34,7 @@ def main_input(config: Any, name: str, dtype: str) -> Input:
         return Input((BATCH, QUERIES), dtype)
     if name == "input_values" and hasattr(config, "num_mel_bins"):
         return Input((BATCH, config.max_length, config.num_mel_bins), dtype)
-    if name == "input_features" and hasattr(config, "max_source_positions"):
+    if name == "input_features" and {"num_mel_bins", "max_source_positions"} <= vars(config).keys():
         return Input((BATCH, config.num_mel_bins, 2 * config.max_source_positions), dtype)
     raise ExportError(f"{config.model_type} takes {name}, whose sizes are not known")
 

@@ -34,8 +34,14 @@ def cache_shapes(model: Any) -> dict[tuple[int, str], tuple[tuple[int, int], tup
                 del kwargs["input_ids"]
         if "input_ids" in kwargs:
             kwargs["attention_mask"] = torch.ones_like(ids)
-        with torch.no_grad():
-            cache = model(**kwargs, use_cache=True).past_key_values
+        try:
+            with torch.no_grad():
+                cache = model(**kwargs, use_cache=True).past_key_values
+        except Exception as error:  # as various as the models
+            raise ExportError(
+                f"{model.config.model_type} does not run on two tokens and gives no cache; models "
+                "that need more are not supported"
+            ) from error
         if cache is None:
             why = "" if getattr(model.config, "is_decoder", True) else ": is_decoder is false"
             raise ExportError(f"{model.config.model_type} keeps no keys and values{why}")
@@ -56,14 +62,15 @@ def cache_shapes(model: Any) -> dict[tuple[int, str], tuple[tuple[int, int], tup
 def _refuse_other_caches(model: Any) -> None:
     """Refuse a model whose layers keep something else than keys and values, by what they hold."""
     config, taken = model.config, inspect.signature(model.forward).parameters
-    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    keeps = "past_key_values" in taken
+    kinds = {type(layer) for layer in DynamicCache(config=config).layers} if keeps else set()
     found = sorted({_state_of(x) for x in model.modules()} - {""})
     if any(issubclass(kind, LinearAttentionCacheLayerMixin) for kind in kinds) or (
-        "past_key_values" not in taken and found
+        found and not keeps
     ):
         found = found or ["recurrent layers"]
         raise ExportError(f"{config.model_type} has {first_few(found)}, which are not supported")
-    if "past_key_values" not in taken:
+    if not keeps:
         raise ExportError(f"{config.model_type} keeps no keys and values from step to step")
     others = sorted(x.__name__ for x in kinds - {DynamicLayer, DynamicSlidingWindowLayer})
     if others:
@@ -91,6 +98,11 @@ def _state_of(module: nn.Module) -> str:
 def features_of(model: Any, name: str) -> torch.Tensor:
     """Return an input of zeros for a model that takes no tokens."""
     config = model.config
+    if (
+        name == "input_features"
+        and not {"num_mel_bins", "max_source_positions"} <= vars(config).keys()
+    ):
+        raise ExportError(f"{config.model_type} takes {name}, whose sizes are not known")
     if name == "input_features":
         return torch.zeros(
             1, config.num_mel_bins, 2 * config.max_source_positions, dtype=model.dtype

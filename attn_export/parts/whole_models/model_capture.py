@@ -260,8 +260,8 @@ class CapturedDecoder(nn.Module):
                 )
         except Exception as error:  # as various as the models
             raise ExportError(
-                f"{self.model.config.model_type} does not run with a cache in place: "
-                f"{one_line(error)}"
+                f"{self.model.config.model_type} does not run with a cache in place; models whose "
+                "decoders need something else are not supported"
             ) from error
         return call, logits
 

@@ -99,10 +99,21 @@ def test_the_padding_of_an_encoder_that_is_dropped_is_found(monkeypatch):
     assert worst_error(subject.encoder, 12)[0] > 1e-4
 
 
+REFUSALS = {
+    "led": "has attention of its own",
+    "m2m_100": "counts positions for the whole batch; .* are not supported for it",
+    "mvp": "has attention of its own",
+    "pegasus_x": "does not run with a cache in place; .* are not supported",
+    "speech_to_text": "takes input_features, whose sizes are not known",
+    "switch_transformers": "gives no cache; models that need more are not supported",
+}
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_an_encoder_decoder_with_rules_of_its_own_is_refused(kind):
-    with pytest.raises(ExportError, match=f"{kind} (has attention of its own|counts positions)"):
+    with pytest.raises(ExportError, match=f"{kind} .*{REFUSALS[kind]}$|{REFUSALS[kind]}:") as error:
         Subject.from_model(tiny_pair(kind))
+    assert str(error.value).startswith(f"{kind} ")
 
 
 @pytest.mark.extended

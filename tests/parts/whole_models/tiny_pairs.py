@@ -47,8 +47,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "m2m_100": ("M2M100ForConditionalGeneration", _BART),
     "mvp": ("MvpForConditionalGeneration", _BART),
+    "pegasus_x": ("PegasusXForConditionalGeneration", _BART),
+    "speech_to_text": (
+        "Speech2TextForConditionalGeneration", {**_BART, "max_source_positions": 12},
+    ),
+    "switch_transformers": ("SwitchTransformersForConditionalGeneration", _T5),
 }  # fmt: skip
-"""Types whose attention or positions are their own."""
+"""Types whose attention, positions, caches or inputs are their own."""
 
 
 def tiny_pair(kind: str) -> Any:
