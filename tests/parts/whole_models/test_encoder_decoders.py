@@ -105,15 +105,14 @@ REFUSALS = {
     "mvp": "has attention of its own",
     "pegasus_x": "does not run with a cache in place; .* are not supported",
     "speech_to_text": "takes input_features, whose sizes are not known",
-    "switch_transformers": "gives no cache; models that need more are not supported",
+    "switch_transformers": "does not run on two tokens and gives no cache; .* not supported",
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_an_encoder_decoder_with_rules_of_its_own_is_refused(kind):
-    with pytest.raises(ExportError, match=f"{kind} .*{REFUSALS[kind]}$|{REFUSALS[kind]}:") as error:
+    with pytest.raises(ExportError, match=f"^{kind} {REFUSALS[kind]}"):
         Subject.from_model(tiny_pair(kind))
-    assert str(error.value).startswith(f"{kind} ")
 
 
 @pytest.mark.extended
