@@ -26,15 +26,16 @@ def main_input(config: Any, name: str, dtype: str) -> Input:
         return Input((BATCH, QUERIES), "int64", 0, config.get_text_config().vocab_size - 1)
     if name == "pixel_values":
         config = getattr(config, "vision_config", config)  # of the images beside texts
-    if name == "pixel_values" and hasattr(config, "image_size"):
-        size = config.image_size
+    fields = vars(config)
+    if name == "pixel_values" and {"image_size", "num_channels"} <= fields.keys():
+        size, frames = config.image_size, fields.get("num_frames")  # of a video
         sizes = size if isinstance(size, list | tuple) else (size, size)
-        return Input((BATCH, config.num_channels, *sizes), dtype)
-    if name == "input_values" and hasattr(config, "conv_kernel"):
+        return Input((BATCH, *([frames] if frames else []), config.num_channels, *sizes), dtype)
+    if name == "input_values" and "conv_kernel" in fields:
         return Input((BATCH, QUERIES), dtype)
-    if name == "input_values" and hasattr(config, "num_mel_bins"):
+    if name == "input_values" and {"max_length", "num_mel_bins"} <= fields.keys():
         return Input((BATCH, config.max_length, config.num_mel_bins), dtype)
-    if name == "input_features" and {"num_mel_bins", "max_source_positions"} <= vars(config).keys():
+    if name == "input_features" and {"num_mel_bins", "max_source_positions"} <= fields.keys():
         return Input((BATCH, config.num_mel_bins, 2 * config.max_source_positions), dtype)
     raise ExportError(f"{config.model_type} takes {name}, whose sizes are not known")
 

@@ -159,8 +159,10 @@ def limits_of(model: Any, most: int = 0) -> CaseLimits:
     if most and not _LEAST <= most <= longest:
         raise UsageError(f"max_len {most}: give {_LEAST} to {longest}, as many as the model has")
     longest = most or longest
+    layers: Any = config.per_layer_config if config.is_heterogeneous else [config]
     thresholds = {
-        getattr(config, name, None)
+        getattr(layer, name, None)
+        for layer in layers
         for name in ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
     }
     rope = getattr(config, "rope_parameters", None) or {}
@@ -173,7 +175,8 @@ def limits_of(model: Any, most: int = 0) -> CaseLimits:
     limits = CaseLimits(
         vocabulary, min(longest, MOST), tuple(sizes),
         tuple(sorted(i for i in flat if 0 <= i < vocabulary)),
-        getattr(config, "sliding_window", None) or 0, positions=longest,
+        min(filter(None, (getattr(x, "sliding_window", None) for x in layers)), default=0),
+        positions=longest,
     )  # fmt: skip
     if is_large_model(model):
         limits = dataclasses.replace(limits, cases=_LARGE_CASES, tokens=_LARGE_TOKENS)

@@ -55,6 +55,7 @@ BUILT: dict[str, tuple[str, dict[str, Any]]] = {
     "siglip_text_model": ("SiglipTextModel", {**_TEXT, "projection_size": 32}),
     "siglip_vision_model": ("SiglipVisionModel", _IMAGE), "splinter": ("SplinterModel", _TEXT),
     "unispeech": ("UniSpeechModel", _SOUND), "unispeech-sat": ("UniSpeechSatModel", _SOUND),
+    "videomae": ("VideoMAEModel", {**_IMAGE, "num_frames": 4}),
     "vit": ("ViTModel", _IMAGE), "vit_msn": ("ViTMSNModel", _IMAGE),
     "wav2vec2": ("Wav2Vec2Model", _SOUND), "xlm-roberta": ("XLMRobertaModel", _TEXT),
     "xmod": ("XmodModel", {**_TEXT, "languages": ["en"], "default_language": "en"}),
