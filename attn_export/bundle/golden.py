@@ -8,6 +8,7 @@ numpy is imported inside functions: `verify` starts the runtimes' processes befo
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -230,26 +231,35 @@ def check_evidence(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> 
         )
 
 
-_BATCH_GROUPS = ((1, 1), (2, 3), (4, math.inf))
-"""Ranges of batch sizes that are tried with other sizes of their own."""
+_BATCHES_APART = 3
+"""The largest batch size that is tried with other sizes of its own; larger ones share theirs."""
 
 
 def tried_note(cases: Sequence[Case], batch: str = "batch") -> str:
-    """Return a note with the smallest and the largest tried sizes, for few and many sequences.
+    """Return a note with the smallest and the largest tried sizes, for each number of sequences.
 
     `batch`: The name of the batch axis.
     """
+    sizes_of: dict[int, list[Mapping[str, int]]] = {}
+    for case in cases:
+        sizes_of.setdefault(min(case.sizes.get(batch, 1), _BATCHES_APART + 1), []).append(
+            case.sizes
+        )
+
+    def others(tried: Sequence[Mapping[str, int]]) -> str:
+        names = dict.fromkeys(name for sizes in tried for name in sizes if name != batch)
+        return ", ".join(_range(name, tried) for name in names)
+
     parts = []
-    for low, high in _BATCH_GROUPS:
-        tried = [c.sizes for c in cases if low <= c.sizes.get(batch, 1) <= high]
-        names = dict.fromkeys(name for sizes in tried for name in sizes)
-        ranges = []
-        for name in sorted(names, key=lambda name: name != batch):
-            found = {sizes[name] for sizes in tried if name in sizes}
-            ends = dict.fromkeys((min(found), max(found)))
-            ranges.append(f"{name} {'-'.join(map(str, ends))}")
-        parts += [", ".join(ranges)] if ranges else []
-    return f"sizes: {'; '.join(parts) or 'one, since no axis is dynamic'}"
+    for text, alike in itertools.groupby((sizes_of[size] for size in sorted(sizes_of)), others):
+        batches = _range(batch, [*itertools.chain(*alike)])
+        parts += [", ".join(filter(None, (batches, text)))]
+    return f"sizes: {'; '.join(filter(None, parts)) or 'one, since no axis is dynamic'}"
+
+
+def _range(axis: str, tried: Sequence[Mapping[str, int]]) -> str:
+    found = {sizes[axis] for sizes in tried if axis in sizes}
+    return f"{axis} {'-'.join(map(str, dict.fromkeys((min(found), max(found)))))}" if found else ""
 
 
 def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:

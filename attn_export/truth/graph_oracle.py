@@ -200,16 +200,22 @@ def _noisy(array: Any, mode: RandomRounding) -> np.ndarray:
 def _in_torch(
     node: onnx.NodeProto, values: Values, mode: RandomRounding
 ) -> dict[str, np.ndarray] | None:
-    """Return the output of an operator of `TORCH`, rounded at random; None for all others."""
+    """Return the output of an operator of `TORCH`, rounded at random; None for all others.
+
+    None, too, if PyTorch refuses the operands, which NumPy took, as in a product with a scalar.
+    """
     operator = TORCH.get(node.op_type)
     arrays = [values[name] for name in node.input]
     floats = [array for array in arrays if is_float(array)]
     if operator is None or node.domain not in ("", "ai.onnx") or len(node.output) > 1 or not floats:
         return None
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    tensors = [None if a is None else torch.from_numpy(np.array(a)) for a in arrays]
-    with mode:
-        result = operator(tensors, attributes)
+    try:
+        tensors = [None if a is None else torch.from_numpy(np.array(a)) for a in arrays]
+        with mode:
+            result = operator(tensors, attributes)
+    except Exception:  # a graph of unknown origin may raise anything
+        return None
     return None if result is None else {node.output[0]: result.numpy()}
 
 

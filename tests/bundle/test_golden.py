@@ -14,6 +14,7 @@ from attn_export.bundle.golden import (
     INDEX,
     read_golden,
     stored_cases,
+    tried_note,
     write_index,
     write_inputs,
     write_outputs,
@@ -250,3 +251,19 @@ def test_stored_cases_with_another_index_are_refused(damage, folder):
     damage(folder)
     with pytest.raises(BundleError):
         stored_cases(folder)
+
+
+NOTES = {
+    "batch 1, n 1-9; batch 2, n 1-8; batch 3, n 5": [(1, 1), (1, 9), (2, 1), (2, 8), (3, 5)],
+    "batch 1-2, n 1-9; batch 3, n 9; batch 4-64, n 2": [
+        (1, 1), (1, 9), (2, 1), (2, 9), (3, 9), (4, 2), (64, 2),
+    ],
+    "batch 1, n 7; batch 2, n 8; batch 3, n 7": [(1, 7), (2, 8), (3, 7)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("note", NOTES)
+def test_the_note_on_sizes_does_not_join_sizes_that_were_not_tried_together(note: str):
+    sizes = ({"batch": batch, "n": length} for batch, length in NOTES[note])
+    cases = [Case("one", "shape", each, {}, "") for each in sizes]
+    assert tried_note(cases) == f"sizes: {note}"

@@ -103,3 +103,16 @@ def test_elements_are_gathered_by_indices_of_a_smaller_shape(axis: int):
     inputs = {"x": np.arange(12, dtype=np.float32).reshape(3, 4), "at": np.array([[0, -1], [2, 1]])}
     y = Evaluation(onnx.parser.parse_model(text)).values(inputs)["y"]
     assert np.array_equal(y, [[0, 9], [8, 5]] if axis == 0 else [[0, 3], [6, 5]])
+
+
+@pytest.mark.parametrize("operator", ["MatMul", "Gemm"])
+def test_a_product_with_a_scalar_which_only_numpy_takes_has_a_truth(operator: str):
+    text = f"""
+    <ir_version: 10, opset_import: ["" : 18]>
+    g (float[] x) => (float[2, 2] y) <float[2, 2] w = {{1.0, 2.0, 3.0, 4.0}}>
+    {{ y = {operator} (x, w) }}
+    """
+    graph, x = Evaluation(onnx.parser.parse_model(text)), np.array(3, np.float32)
+    oracle = GraphOracle(graph, "the graph", np.dtype(np.float32), {"y": (2, 2)})
+    golden = oracle.golden(Case("one", "shape", {}, {"x": x}, ""))
+    assert golden.expected["y"].tolist() == [[3, 6], [9, 12]]
