@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -172,12 +173,23 @@ def limits_of(model: Any, most: int = 0) -> CaseLimits:
     sizes = sorted(x for x in thresholds if isinstance(x, int) and (x < most or not most))
     limits = CaseLimits(
         vocabulary, min(longest, MOST), tuple(sizes),
-        tuple(sorted(i for i in flat if 0 <= i < vocabulary)),
+        tuple(sorted(i for i in flat if 0 <= i < vocabulary)), _tying(model, vocabulary),
         getattr(config, "sliding_window", None) or 0, positions=longest,
     )  # fmt: skip
     if is_large_model(model):
         limits = dataclasses.replace(limits, cases=_LARGE_CASES, tokens=_LARGE_TOKENS)
     return limits
+
+
+def _tying(model: Any, vocabulary: int) -> tuple[int, ...]:
+    """Return the tokens whose embedding is 0, as that of padding, in a mixture of experts."""
+    config = model.config.get_text_config(decoder=True)
+    weight = getattr(model.get_input_embeddings(), "weight", None)
+    is_mixture = any(re.match("(?!_).*experts", name) for name in vars(config))
+    if weight is None or weight.ndim != 2 or not is_mixture:
+        return ()
+    found = torch.nonzero(~weight.any(-1)).flatten().tolist()
+    return tuple(found) if len(found) < min(vocabulary, len(weight)) else ()
 
 
 def _tables(model: Any) -> list[int]:

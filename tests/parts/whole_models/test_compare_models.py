@@ -228,6 +228,16 @@ def test_a_small_number_of_cases_has_each_kind():
     assert len({s.name for s in chosen}) == len(chosen)
 
 
+@pytest.mark.parametrize(("name", "left_out"), [("mixtral", True), ("llama", False)])
+def test_random_prompts_leave_out_the_padding_that_ties_a_router(name, left_out):
+    model = read_checkpoint(EXPORTS / name / "checkpoint").load()
+    model.get_input_embeddings().weight.data[7] = 0
+    exported = read_export(EXPORTS / name / "mobius")
+    plan = reference_of(model, exported.entries[0], exported.layout.promises).plan
+    assert plan is not None
+    assert any(7 in case.inputs["input_ids"] for case in plan.cases) != left_out
+
+
 @pytest.mark.parametrize("name", ["llama/mobius-static", "t5/optimum-merged", "bert/optimum"])
 def test_a_threshold_that_is_a_usual_length_names_no_case_twice(name):
     exported = read_export(EXPORTS / name)
