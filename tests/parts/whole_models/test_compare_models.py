@@ -209,6 +209,15 @@ def test_a_layout_is_recognised(export, title):
     assert read_export(EXPORTS / export).layout.title == title
 
 
+def test_an_axis_of_an_output_that_is_called_1_has_any_size():
+    path = EXPORTS / "t5" / "optimum" / "decoder_with_past_model.onnx"
+    (entry,) = read_export(path).entries
+    assert entry.outputs["logits"].shape == ("batch_size", "1", 64)
+    reference = reference_of(read_checkpoint(path.parents[1] / "checkpoint").load(), entry,
+                             frozenset({"batch", "chunk", "chunks"}))  # fmt: skip
+    assert reference.interface.output_shapes["logits"] == ("batch", "query_len", 64)
+
+
 def test_padding_is_no_token():
     left = Situation("x", "", new=(3, 1), past=(0, 0))
     right = dataclasses.replace(left, side="right")
