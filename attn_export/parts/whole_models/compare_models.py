@@ -15,7 +15,6 @@ from attn_export.bundle.manifest import failed_folder
 from attn_export.commands.compare import compare
 from attn_export.commands.reference import Reference
 from attn_export.errors import UsageError, counted
-from attn_export.graph.load import load_proto
 from attn_export.parts.whole_models.built_model import (
     built_graphs,
     built_reference,
@@ -35,7 +34,7 @@ from attn_export.parts.whole_models.loaded_model import (
     left_out_note,
     load_model,
 )
-from attn_export.parts.whole_models.model_reference import reference_of
+from attn_export.parts.whole_models.model_reference import is_half, reference_of
 from attn_export.quality import OF_LOGITS, Budget, is_logits
 from attn_export.results import CHANGED, Report
 from attn_export.runtimes.run_options import RunOptions
@@ -204,7 +203,7 @@ def _compare_strictly(
         The report; None if a budget must do, as notes say.
     """
     operators = quantised_operators(entry.path)
-    if run.budgets and not operators and _type_of(entry) == "float32" and _is_half(entry.path):
+    if run.budgets and not operators and _type_of(entry) == "float32" and is_half(entry.path):
         return None, [f"{entry.phase}: computes in float16, so judged by the budget alone"]
     plain = dataclasses.replace(run, budgets=())
     if not operators:
@@ -241,15 +240,6 @@ def _compare_strictly(
 def _left_out(model: Any) -> tuple[str, ...]:
     """Return a note on what belongs to the model of a folder, and is not judged."""
     return left_out_note(left_out_beside(Path(model)) if isinstance(model, str | Path) else {})
-
-
-def _is_half(path: Path) -> bool:
-    """Return whether most weights of a graph are in float16."""
-    import onnx
-
-    weights = [x for x in load_proto(path).graph.initializer if len(x.dims) > 1]
-    half = [x for x in weights if x.data_type == onnx.TensorProto.FLOAT16]
-    return 2 * len(half) > len(weights)
 
 
 def _layout_notes(exported: ExportedModel) -> tuple[str, ...]:

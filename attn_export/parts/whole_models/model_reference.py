@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import nn
 
@@ -22,6 +23,7 @@ from attn_export.errors import (
 )
 from attn_export.export.subject import Subject
 from attn_export.export.trees import named_axes
+from attn_export.graph.load import load_proto
 from attn_export.parts.whole_models.encoder_inputs import (
     EncoderCases,
     feature_situations,
@@ -32,6 +34,7 @@ from attn_export.parts.whole_models.encoder_inputs import (
     output_shapes,
 )
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
+from attn_export.parts.whole_models.integer_weights import quantised_operators
 from attn_export.parts.whole_models.loaded_model import left_out_note, left_out_of
 from attn_export.parts.whole_models.model_caches import cache_shapes, step_limit
 from attn_export.parts.whole_models.model_call import ModelCall
@@ -101,7 +104,13 @@ def reference_of(
     interface = Interface(subject.input_descriptions(), out_axes, sums=sums, roles=subject.roles)
     plan = Plan(maker.cases(chosen), (), interface, is_settled=True)
     loose = {e.name for e in entry.outputs.values() if 0 < len(e.shape) != len(out_axes[e.name])}
-    make: Any = functools.partial(ModelOracle, subject)
+    is_narrow = is_half(entry.path) or bool(quantised_operators(entry.path))
+    is_narrow |= any(weight.dtype != torch.float32 for weight in model.parameters())
+
+    def make(least_eps: float) -> ModelOracle:
+        # Of values that a float32 graph casts to a narrower type, no right one has any.
+        return ModelOracle(subject, least_eps if is_narrow else 0.0)
+
     if budgets:
         exact = ModelCall(of_float, entry).eval()
         make = functools.partial(FloatModelOracle, subject, model=exact, budgets=budgets)
@@ -129,6 +138,13 @@ def judged_by_model(
         notes_on=lambda oracle, base: (*oracle.tokens_note(), *truth_notes(oracle, base)),
         **fields,
     )  # fmt: skip
+
+
+def is_half(path: Path) -> bool:
+    """Return whether most weights of a graph are in float16."""
+    weights = [x for x in load_proto(path).graph.initializer if len(x.dims) > 1]
+    half = [x for x in weights if x.data_type == onnx.TensorProto.FLOAT16]
+    return 2 * len(half) > len(weights)
 
 
 def _notes(entry: Entry, undeclared: set[str], switch: tuple[int, str] | None) -> Iterator[str]:
