@@ -48,7 +48,7 @@ _MOST_LETTERS = 60
 _NEAR_WEIGHT = 1.0
 """The largest relative distance of a weight from the parameter that it is taken for."""
 
-_VARIED = 4
+MANY_NUMBERS = 4
 """An array with more distinct numbers than this does not match by coincidence."""
 
 
@@ -90,7 +90,7 @@ def first_unmatched_node(
         name: value
         for name, value in values.items()
         # Masks of the same model may be made in many ways, also of huge numbers, or of 0 and 1.
-        if _is_comparable(value) and (whose.cause is None or not _is_mask(value))
+        if _is_comparable(value) and (whose.cause is None or not is_mask(value))
     }
     matches: dict[str, list[int]] = {}
     for name, value in comparable.items():
@@ -143,7 +143,8 @@ def _source_of_nan(graph: Evaluation, values: Values) -> Deviation | None:
     return None
 
 
-def _is_mask(value: Array) -> bool:
+def is_mask(value: Array) -> bool:
+    """Return whether a value hides keys: by truth values, by 0 and 1, or by huge numbers."""
     if value.dtype == np.bool_:
         return True
     return bool((np.abs(value) > _HUGE).any() or np.isin(value, (0, 1)).all())
@@ -152,7 +153,7 @@ def _is_mask(value: Array) -> bool:
 def _is_varied(value: Array) -> bool:
     """Return whether a value has enough distinct numbers for a match to be no coincidence."""
     finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value[:0]
-    return len(np.unique(finite)) > _VARIED
+    return len(np.unique(finite)) > MANY_NUMBERS
 
 
 def _with_sources(graph: Evaluation, matched: set[str], varied: set[str]) -> set[str]:

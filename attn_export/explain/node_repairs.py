@@ -37,6 +37,8 @@ _BEFORE, _BEHIND = 3, 7
 """The number of steps before, and of nodes behind, the first wrong value that are changed."""
 
 _MOST_AXES = 4
+_HIDING, _HUGE = 1e4, 1e30
+"""The size of numbers that hide keys at least, and one that surely does."""
 
 
 def _gelu(x: Array) -> Array:
@@ -113,7 +115,7 @@ def node_repair(
     known = [(case, values) for case, values in computed if values is not None]
     if not known or known[0][0] is not cases[0]:
         return None
-    near, cost = _near(evaluation, first.node), len(evaluation.nodes) * 1e-4
+    near, cost = _near(evaluation, first.node, known[0][1]), len(evaluation.nodes) * 1e-4
     alone = ((node, [node]) for node in near)
     alike = ((node, _alike(evaluation, node)) for node in near[: _BEHIND + 1])
     for node, changed in (*alone, *(each for each in alike if len(each[1]) > 1)):
@@ -139,22 +141,34 @@ def _alike(graph: Evaluation, one: onnx.NodeProto) -> list[onnx.NodeProto]:
     ]  # fmt: skip
 
 
-def _near(graph: Evaluation, name: str) -> list[onnx.NodeProto]:
+def _near(graph: Evaluation, name: str, values: Values) -> list[onnx.NodeProto]:
     """Return nodes near to one: itself, those behind it, those before it, then those of masks."""
     start = next((n for n in graph.nodes if name in (n.name, n.output[0])), None)
     if start is None:
         return []
-    values, behind = set(start.output), [start]
+    reached, behind = set(start.output), [start]
     for node in graph.nodes:
-        if len(behind) <= _BEHIND and node is not start and values.intersection(node.input):
-            values.update(node.output)
+        if len(behind) <= _BEHIND and node is not start and reached.intersection(node.input):
+            reached.update(node.output)
             behind.append(node)
     before, level = list[onnx.NodeProto](), [start]
     for _ in range(_BEFORE):
         level = [graph.producer[x] for node in level for x in node.input if x in graph.producer]
         before += level
-    of_masks = [n for n in graph.nodes if n.op_type in {*_COMPARED, *_JOINED, "Not", "Where"}]
+    of_masks = [
+        n for n in graph.nodes
+        if n.op_type in {*_COMPARED, *_JOINED, "Not", "Where"} or _hides_little(values[n.output[0]])
+    ]  # fmt: skip
     return list({id(node): node for node in (*behind, *before, *of_masks)}.values())
+
+
+def _hides_little(value: object) -> bool:
+    """Return whether a value adds 0 to some scores, and one negative number to others, not huge."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or not value.size:
+        return False
+    return bool(
+        np.isin(value, (0, value.min())).all() and -_HIDING < value.min() < value.max() == 0
+    )
 
 
 def _makes_right(
@@ -190,6 +204,9 @@ def _repairs(node: onnx.NodeProto, values: Values) -> Iterator[_Repair]:
     if len(node.output) > 1 or not isinstance(value, np.ndarray):
         return
     is_float = value.dtype.kind == "f" and value.size > 1
+    if _hides_little(value):
+        text = f"adds {value.min():.6g} to the scores of hidden keys, and should add a huge number"
+        yield _Repair(text, _hidden, of_output=True)
     if node.op_type in _ACTIVATIONS and is_float:
         has_bias = "Gelu" in node.op_type and len(operands) == 2
         for name, function in _OF_ONE.items():
@@ -250,6 +267,10 @@ def _of_axes(node: onnx.NodeProto, ndim: int, operands: Sequence[object]) -> Ite
 
 def _other_branches(condition: Array, one: Array, other: Array) -> Array:
     return np.asarray(np.where(condition, other, one))
+
+
+def _hidden(value: Array) -> Array:
+    return np.where(value < 0, -_HUGE, value)
 
 
 def _first(function: _Function) -> _Function:

@@ -75,5 +75,16 @@ def test_a_node_behind_the_first_wrong_value_and_all_of_a_kind_are_found():
     assert "Tanh m, and 1 node like it, should be Erf" in both.sentence
 
 
+def test_a_mask_that_hides_too_little_is_named():
+    masked = (
+        "[c] l = Less(x, z) [d] f = Cast <to = 1> (l) [k] k = Constant <value_float = {}> () "
+        "[m] m = Mul(f, k) [n] s = Add(x, m) [s] y = Softmax(s)"
+    )
+    cause = repaired(masked.format("-1.0"), masked.format("-1e30"))
+    assert "Mul m adds -1 to the scores of hidden keys, and should add a huge number" in (
+        cause.sentence
+    )
+
+
 def test_what_no_single_node_explains_is_not_named():
     assert repaired("[n] y = Neg(x)", "[n] y = Cos(z)") is None

@@ -14,7 +14,7 @@ from typing import Any
 from attn_export.bundle.manifest import failed_folder
 from attn_export.commands.compare import compare
 from attn_export.commands.reference import Reference
-from attn_export.errors import UsageError, counted
+from attn_export.errors import GraphError, UsageError, counted
 from attn_export.parts.whole_models.built_model import (
     built_graphs,
     built_reference,
@@ -130,8 +130,25 @@ def _judge_entry(
         report = _compare(read, entry.path, run, place and place.with_name(name))
         # Where both are there, they have the same notes.
         notes_on = report.notes if strict is None else ()
+        if not report.passed and (text := _where_it_leaves(read(), entry.path)):
+            why = f"{entry.path.name}, distance from the float model: {text}"
+            report = dataclasses.replace(report, explanations=(*report.explanations, why))
         reports[name] = dataclasses.replace(report, notes=notes_on)
     return reports, phases
+
+
+def _where_it_leaves(reference: Reference, path: Path) -> str:
+    """Return where a graph leaves the float model in the base case; "" if it is not known."""
+    from attn_export.explain.distant_values import load_quantised, where_it_leaves
+
+    cases = reference.plan.cases if reference.plan else ()
+    inputs = {name: array.copy() for name, array in cases[0].inputs.items()}
+    try:
+        graph = load_quantised(path)
+        values = graph.values(inputs)
+    except GraphError:
+        return ""
+    return where_it_leaves(graph, values, reference.oracle(0.0).steps(inputs))
 
 
 _VARIANTS = {
