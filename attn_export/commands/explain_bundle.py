@@ -22,7 +22,13 @@ from attn_export.explain.experiments import (
     run_scaled_inputs,
     shrink_case,
 )
-from attn_export.explain.explanation import Cause, Deviation, Explanation, SearchWork
+from attn_export.explain.explanation import (
+    Cause,
+    Deviation,
+    Explanation,
+    Lines,
+    SearchWork,
+)
 from attn_export.explain.graph_evaluation import EvaluatedGraph
 from attn_export.explain.graph_run import (
     GoldenCase,
@@ -31,6 +37,7 @@ from attn_export.explain.graph_run import (
     golden_cases,
     graph_files_to_examine,
 )
+from attn_export.explain.node_repairs import node_repair
 from attn_export.explain.pattern import Pattern, pattern_of
 from attn_export.explain.reproduce import check_folder, write_folder
 from attn_export.graph.load import load_proto
@@ -137,13 +144,36 @@ class _FailingRun:
         explained = dataclasses.replace(
             base,
             fault=fault,
-            causes=(*(self._changes(first) if fault != "runtime" else ()), *found),
+            causes=(
+                *(self._within(evaluated, first, lines) if fault != "runtime" else ()),
+                *found,
+            ),
             first=first,
             experiments=tuple(results),
             pattern=pattern.lines,
             notes=(*base.notes, *filter(None, [reason]), *ended),
         )
         return explained, right or evaluated
+
+    def _within(
+        self, evaluated: EvaluatedGraph | None, first: Deviation | None, lines: Lines
+    ) -> Iterator[Cause]:
+        """Yield the change of the reference, and of one node where the former explains less."""
+        changes = list(self._changes(first))
+        is_sure = any(
+            (cause.unexplained or 0) <= _CERTAIN and not cause.is_fit for cause in changes
+        )
+        repair = None
+        if not is_sure and self.reference.cause and evaluated is not None and first is not None:
+            some = graph_evaluation.sample_cases(self.trial.failed, 2 * fault_attribution.ALIKE)
+            some = [*some, *graph_evaluation.sample_cases(self.trial.passed, 2)]
+            ran = self.trial.ran.outputs
+            some = [
+                case for case in some if (values := evaluated.values(case)) is not None
+                and fault_attribution.is_as_run(evaluated, values, ran.get(case.name, {}))
+            ]  # fmt: skip
+            repair = node_repair(evaluated, first, some, lines, self.work.is_over) if some else None
+        yield from (*filter(None, [repair]), *changes)
 
     def _changes(self, first: Deviation | None) -> Iterator[Cause]:
         """Yield the change of the reference behind the failing cases, of large errors first.

@@ -9,16 +9,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
 import onnx
+from onnx import helper
 
+from attn_export.errors import printable
 from attn_export.explain.explanation import Cause, Deviation, Lines, OutOfTime
+from attn_export.explain.relations import relation
 from attn_export.float64 import ReferenceStep
-from attn_export.float64.evaluate import Evaluation, Values
+from attn_export.float64.evaluate import ROUNDED_TO, Evaluation, Values
 from attn_export.measures import measure_strictly
 from attn_export.results import Arrays, Golden
 from attn_export.tensorfile import Array
@@ -38,7 +42,13 @@ reference computes in another way."""
 _HUGE = 1e30
 """The size above which a number hides keys."""
 
-_VARIED = 4
+_MOST_LETTERS = 60
+"""The most letters of a name of a value in a sentence."""
+
+_NEAR_WEIGHT = 1.0
+"""The largest relative distance of a weight from the parameter that it is taken for."""
+
+MANY_NUMBERS = 4
 """An array with more distinct numbers than this does not match by coincidence."""
 
 
@@ -73,11 +83,14 @@ def first_unmatched_node(
     Nodes whose inputs match those of a step, and whose output does not, take precedence. Return
     None if all values match, or if so few do that the reference computes in another way.
     """
+    source = None if any(map(_has_nan, (s.value for s in steps))) else _source_of_nan(graph, values)
+    if source is not None:
+        return source
     comparable = {
         name: value
         for name, value in values.items()
         # Masks of the same model may be made in many ways, also of huge numbers, or of 0 and 1.
-        if _is_comparable(value) and (whose.cause is None or not _is_mask(value))
+        if _is_comparable(value) and (whose.cause is None or not is_mask(value))
     }
     matches: dict[str, list[int]] = {}
     for name, value in comparable.items():
@@ -94,6 +107,11 @@ def first_unmatched_node(
     wrong_values = comparable.keys() - right_values
     nodes = [node for node in graph.nodes if not wrong_values.isdisjoint(node.output)]
     for node in nodes:
+        weights = _wrong_weight(graph, node, values, matches, steps)
+        if weights is not None:
+            return dataclasses.replace(
+                _deviation(node, values, whose.name, None, lines), says=weights
+            )
         unmatched_step = _unmatched_step(node, matches, matched, steps)
         if unmatched_step is not None:
             return _deviation(node, values, whose.name, unmatched_step, lines)
@@ -105,7 +123,28 @@ def _is_comparable(value: object) -> TypeGuard[Array]:
     return isinstance(value, np.ndarray) and value.dtype.kind in "fb" and value.size > 1
 
 
-def _is_mask(value: Array) -> bool:
+def _has_nan(value: object) -> TypeGuard[Array]:
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f" and bool(np.isnan(value).any())
+
+
+def _source_of_nan(graph: Evaluation, values: Values) -> Deviation | None:
+    """Return the first node that makes NaN of numbers; None if there is none."""
+    for node in graph.nodes:
+        value = values.get(node.output[0])
+        if not _has_nan(value) or any(_has_nan(values.get(name)) for name in node.input):
+            continue
+        says = "it gives NaN, which no value of the model is"
+        read = values.get(node.input[0])
+        if node.op_type == "Softmax" and read is not None and (read == -np.inf).all(-1).any():
+            says = f"{says}: all keys of a query are hidden by -Inf"
+        return Deviation(
+            node.name or node.output[0], node.op_type, node.output[0], "", math.inf, says
+        )
+    return None
+
+
+def is_mask(value: Array) -> bool:
+    """Return whether a value hides keys: by truth values, by 0 and 1, or by huge numbers."""
     if value.dtype == np.bool_:
         return True
     return bool((np.abs(value) > _HUGE).any() or np.isin(value, (0, 1)).all())
@@ -114,7 +153,7 @@ def _is_mask(value: Array) -> bool:
 def _is_varied(value: Array) -> bool:
     """Return whether a value has enough distinct numbers for a match to be no coincidence."""
     finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value[:0]
-    return len(np.unique(finite)) > _VARIED
+    return len(np.unique(finite)) > MANY_NUMBERS
 
 
 def _with_sources(graph: Evaluation, matched: set[str], varied: set[str]) -> set[str]:
@@ -126,18 +165,77 @@ def _with_sources(graph: Evaluation, matched: set[str], varied: set[str]) -> set
     return matched | sources
 
 
+def _wrong_weight(
+    graph: Evaluation, node: onnx.NodeProto, values: Values, matches: Mapping[str, Sequence[int]],
+    steps: Sequence[ReferenceStep],
+) -> str | None:  # fmt: skip
+    """Return how a weight that a node reads differs from that of the model; None if it does not.
+
+    It is near to a parameter of its size, and all else that the node reads is right.
+    """
+    read = [name for name in node.input if _is_comparable(values.get(name))]
+    wrong = [name for name in read if name not in matches]
+    if len(wrong) != 1 or wrong[0] not in graph.initializers:
+        return None
+    weight = graph.initializers[wrong[0]]
+    found = [
+        (distance(turned, step.value), number, turned)
+        for number, step in enumerate(steps)
+        if not step.reads and not step.line and step.value.dtype.kind == "f"
+        for turned in (weight, weight.T)
+        if turned.shape == step.value.shape
+    ]
+    least, number, turned = min(found, key=lambda each: each[:2], default=(math.inf, 0, weight))
+    if least > _NEAR_WEIGHT:
+        return None
+    own = steps[number]
+    units = ("row", "column") if weight.ndim == 2 else ("element",) if weight.ndim == 1 else ()
+    changed = relation([(turned, own.value)], units) or _rows_apart(turned, own.value)
+    name = printable(wrong[0], _MOST_LETTERS)
+    return f"its weight {name}, {own.operation} in the model, {changed}"
+
+
+def _rows_apart(weight: Array, right: Array) -> str:
+    """Return where a weight differs, and by how much."""
+    differs = np.abs(weight - right) > _MODULE_AGREES * np.abs(right).max()
+    return (
+        f"is {distance(weight, right):.1e} away in {int(differs.sum())} of {differs.size} elements"
+    )
+
+
 def _unmatched_step(
     node: onnx.NodeProto,
     matches: Mapping[str, Sequence[int]],
     matched_steps: set[int],
     steps: Sequence[ReferenceStep],
 ) -> ReferenceStep | None:
-    """Return a step that reads a value of the node, and whose result the graph does not have."""
+    """Return a step that reads values of the node, and whose result the graph does not have.
+
+    It is the one that does what the node should, as far as the names of operations tell.
+    """
     read = {number for name in node.input for number in matches.get(name, ())}
-    for number, step in enumerate(steps):
-        if number not in matched_steps and read.intersection(step.reads):
-            return step
-    return None
+    found = [
+        (_does(node, step), len(read.intersection(step.reads)), -number, step)
+        for number, step in enumerate(steps)
+        if number not in matched_steps and read.intersection(step.reads)
+    ]
+    return max(found, key=lambda each: each[:3])[-1] if found else None
+
+
+_OPERATIONS: Mapping[str, str] = {
+    "Cast": "_to_copy", "Concat": "cat|stack", "Conv": "convolution", "Gather": "embedding|index.*",
+    "Gemm": "addmm|mm", "LayerNormalization": "native_layer_norm", "MatMul": "(ba?d?d?b)?mm|addmm",
+    "ReduceMax": "a?max", "ReduceMean": "mean", "ReduceSum": "sum", "Reshape": "_?(unsafe_)?view",
+    "Softmax": "_(safe_)?softmax", "Sqrt": "r?sqrt", "Swish": "silu",
+    "Transpose": "transpose|permute|t", "Where": "where|masked_fill",
+}  # fmt: skip
+"""What operators are in PyTorch, as patterns, where it has other names."""
+
+
+def _does(node: onnx.NodeProto, step: ReferenceStep) -> bool:
+    """Return whether a step of PyTorch is of the sort of a node, by name."""
+    pattern = _OPERATIONS.get(node.op_type, node.op_type.lower())
+    return re.fullmatch(pattern, step.operation) is not None
 
 
 def _deviation(
@@ -147,12 +245,25 @@ def _deviation(
     value = values[name]
     line = lines.get(node.name, "") or (step.line if step else "")
     says, error = f"{reference} has no such value", math.inf
-    if step is not None:
-        location = f" at {step.line}" if step.line not in ("", line) else ""
-        says = f"{step.operation} of {reference}{location} gives other numbers there"
+    rounded = next((a.i for a in node.attribute if a.name == ROUNDED_TO), None)
+    if rounded is not None:
+        kind = helper.tensor_dtype_to_np_dtype(rounded).name
+        says = f"it rounds {printable(node.input[0], _MOST_LETTERS)} to {kind}"
+    elif step is not None:
+        there = f" at {step.line}" if step.line not in ("", line) else ""
+        reads = ", ".join(printable(x, _MOST_LETTERS) for x in node.input[:3] if x)
+        says = f"it is {node.op_type} of {reads}, where {reference} has {step.operation}{there}"
         if _is_comparable(value) and value.shape == step.value.shape:
             error = distance(value, step.value)
-            says += f", {error:.1e} away" if math.isfinite(error) else ""
+            units = [f"part of axis {axis}" for axis in range(value.ndim)]
+            changed = relation([(value, step.value)], units)
+            away = f", {error:.1e} away" if math.isfinite(error) else ""
+            if changed:
+                says = f"it {changed}, by {step.operation} of {reference}{there}"
+            elif _does(node, step):
+                says = f"its numbers are not those of {step.operation} of {reference}{there}{away}"
+            else:
+                says += away
     return Deviation(node.name or name, node.op_type, name, line, error, says)
 
 

@@ -60,6 +60,7 @@ class Cause:
         node: The name of the node; "" if the cause is not in one node.
         line: The line of the module that the node came from; "" if not known.
         unexplained: The share of the error that it leaves unexplained; None if not measured.
+        is_fit: Whether a number in it was sought, and is no round one.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class Cause:
     node: str = ""
     line: str = ""
     unexplained: float | None = None
+    is_fit: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

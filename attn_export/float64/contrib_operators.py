@@ -93,6 +93,7 @@ _FUNCTIONS: Mapping[str, Mapping[str, _Function]] = {
     MICROSOFT: {
         "Attention": fused_attention.packed_attention,
         "BiasGelu": fused_layers.bias_gelu,
+        "EmbedLayerNormalization": fused_layers.embed_layer_norm,
         "FastGelu": fused_layers.fast_gelu,
         "FusedMatMul": fused_layers.fused_matmul,
         "Gelu": fused_layers.gelu,

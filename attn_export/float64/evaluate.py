@@ -30,7 +30,7 @@ Values = Mapping[str, Array | None]
 
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 NARROW = FLOATS - {onnx.TensorProto.FLOAT}
-_ROUNDED_TO = "rounded_to"
+ROUNDED_TO = "rounded_to"
 """Attribute that `widen_model` adds to a Cast: the narrower type to which it rounds in float64."""
 
 
@@ -66,12 +66,12 @@ class Attention(OpRun):
 
 
 class Cast(OpRun):
-    """`Cast` for the reference evaluator; with the attribute `_ROUNDED_TO` it rounds in float64."""
+    """`Cast` for the reference evaluator; with the attribute `ROUNDED_TO` it rounds in float64."""
 
     op_domain = ""
 
     def _run(self, x: Array, to: int = 0, **attributes: Any) -> tuple[Array]:
-        narrow = attributes.get(_ROUNDED_TO)
+        narrow = attributes.get(ROUNDED_TO)
         if narrow is not None:
             return (to_float64(x.astype(helper.tensor_dtype_to_np_dtype(narrow))),)
         return (x.astype(helper.tensor_dtype_to_np_dtype(to)),)
@@ -280,7 +280,7 @@ def _widen_attribute(
 ) -> None:
     if attribute.name == "to" and attribute.i in FLOATS:  # Cast
         if attribute.i in narrow:
-            node.attribute.append(helper.make_attribute(_ROUNDED_TO, attribute.i))
+            node.attribute.append(helper.make_attribute(ROUNDED_TO, attribute.i))
         attribute.i = onnx.TensorProto.DOUBLE
     elif attribute.type == onnx.AttributeProto.TENSOR:
         _widen_tensor(attribute.t)

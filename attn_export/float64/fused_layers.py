@@ -56,6 +56,24 @@ def skip_layer_norm(
     return scaled if beta is None else scaled + beta, None, None, total
 
 
+def embed_layer_norm(
+    ids: Array, segments: Array | None, words: Array, positions: Array, kinds: Array | None,
+    gamma: Array, beta: Array, mask: Array | None = None, position_ids: Array | None = None,
+    *, epsilon: float = 1e-12,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Return the layer norm of summed embeddings, the number of tokens that are seen, and the sum.
+
+    Positions are those of the slots, whatever the mask hides.
+    """
+    at = np.arange(ids.shape[1]) if position_ids is None else position_ids
+    total = words[ids] + positions[at]
+    if kinds is not None:
+        total = total + kinds[np.zeros_like(ids) if segments is None else segments]
+    seen = np.zeros(len(ids)) if mask is None else (mask != 0).sum(1)
+    scaled = _normalised(total, epsilon, centred=True)[0] * gamma + beta
+    return scaled, seen.astype(np.int32), total
+
+
 # -- activations ---------------------------------------------------------------------------------
 
 

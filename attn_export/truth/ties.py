@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attn_export.errors import counted
 from attn_export.measures import fill_ignored_rows, measure_strictly
-from attn_export.results import Arrays, Golden
+from attn_export.results import Arrays, Case, Golden
 from attn_export.rule import TIES, TIES_ADVICE
 from attn_export.tensorfile import is_floating
 from attn_export.truth.operations import RANKING, OperationMode, name_of
@@ -38,11 +38,14 @@ ORDERS: tuple[_Order, ...] = (torch.arange, lambda n: torch.arange(n - 1, -1, -1
 
 
 class TieOrder(OperationMode):
-    """Mode in which `sort` and `topk` return equal values in a given order."""
+    """Mode in which `sort` and `topk` return equal values in a given order.
 
-    def __init__(self, order: _Order) -> None:
+    `near`: The distance of values that count as equal, relative to the largest of those ranked.
+    """
+
+    def __init__(self, order: _Order, near: float = 0.0) -> None:
         super().__init__()
-        self._order = order
+        self._order, self._near = order, near
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = name_of(func)
@@ -57,9 +60,18 @@ class TieOrder(OperationMode):
             return func(*args, **kwargs)
         down = bool(options.get("largest", True) if name == "topk" else options.get("descending"))
         order = self._order(x.shape[axis]).to(x.device)
-        values, indices = x.index_select(axis, order).sort(dim=axis, descending=down, stable=True)
+        ranked = self._in_steps(x, axis).index_select(axis, order)
+        values, places = ranked.sort(dim=axis, descending=down, stable=True)
         count = options.get("k", x.shape[axis])
-        return values.narrow(axis, 0, count), order[indices.narrow(axis, 0, count)]
+        indices = order[places.narrow(axis, 0, count)]
+        return x.gather(axis, indices) if self._near else values.narrow(axis, 0, count), indices
+
+    def _in_steps(self, x: Tensor, axis: int) -> Tensor:
+        """Return values in steps, in which those near to each other are most often equal."""
+        if not self._near or not x.is_floating_point():
+            return x
+        step = self._near * x.abs().amax(axis, keepdim=True)
+        return torch.where(step > 0, (x / step).round(), x)
 
 
 def mark_ties(
@@ -95,6 +107,49 @@ def mark_ties(
                 f"the order of equal values, which PyTorch's topk does not define; {TIES_ADVICE}"
             )
     return dataclasses.replace(golden, unusable=unusable, tied=tied)
+
+
+def without_tied_rows(
+    golden: Golden, truth: Arrays, orders: Sequence[Arrays]
+) -> tuple[Case, int] | None:
+    """Return a case without the rows that ties decide, and their number.
+
+    A position whose experts have equal scores is no evidence, nor are those that read it.
+
+    `orders`: The float64 outputs in other orders of equal values.
+
+    Returns:
+        None if a batch element has no row left in an output, or the case no last position.
+    """
+    case, left, count = golden.case, dict[str, np.ndarray](), 0
+    elements = set(case.ignored_rows)
+    for name, t in truth.items():
+        if t.ndim < 2 or not t.size:
+            continue
+        compared = np.ones(t.shape[:-1], bool)
+        compared[list(case.ignored_rows)] = False
+        compared.ravel()[list(golden.determined.get(name, ()))] = True
+        tied = np.zeros_like(compared)
+        with np.errstate(invalid="ignore"):  # padding may be infinite
+            for run in orders:
+                far = np.linalg.norm(run[name] - t, axis=-1)
+                tied |= far > _SAME * np.linalg.norm(t, axis=-1)
+        tied &= compared
+        left[name] = compared & ~tied
+        elements |= set(np.flatnonzero(tied.reshape(len(t), -1).any(1)).tolist())
+        count += int(tied.sum())
+    if not count:
+        return case, 0
+    judged = {}
+    for name, rows in left.items():
+        by_element = rows.reshape(len(rows), -1)
+        has_last = rows.ndim < 2 or rows[..., -1].any()
+        if not by_element.any(1).all() or (len(elements) == len(rows) and not has_last):
+            return None
+        within = np.isin(np.arange(len(rows)), list(elements))[:, None]
+        judged[name] = tuple(np.flatnonzero(by_element & within).tolist())
+    ignored = tuple(sorted(elements))
+    return dataclasses.replace(case, ignored_rows=ignored, judged_rows=judged), count
 
 
 def _changed(t: np.ndarray, runs: Sequence[np.ndarray]) -> np.ndarray:

@@ -243,6 +243,11 @@ REST = {
     "SkipSimplifiedLayerNormalization with a bias": row(
         "SkipSimplifiedLayerNormalization", outputs="y   sum", attributes={"epsilon": 1e-3},
         **SKIPPED, bias=normal("bias", E)),
+    "EmbedLayerNormalization": row(
+        "EmbedLayerNormalization", outputs="y lengths", ids=int32(1, 4, 2, 0).reshape(2, 2),
+        segments=int32(0, 1, 1, 0).reshape(2, 2),
+        **of(words=(6, 8), positions=(3, 8), kinds=(2, 8), gamma=(8,), beta=(8,)),
+        mask=int32(1, 1, 0, 1).reshape(2, 2)),
     "Gelu": row("Gelu", "", x=TOKENS),
     "Gelu by tanh": row("Gelu", "", "y", {"approximate": "tanh"}, x=TOKENS),
     "Gelu of ONNX Runtime": row("Gelu", x=TOKENS),

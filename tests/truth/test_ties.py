@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from attn_export import Subject, build
 from attn_export.commands.explain_failures import explain_failures
 from attn_export.judge.judge import judge
-from attn_export.results import Case
+from attn_export.parts.whole_models.model_oracle import ModelOracle
+from attn_export.results import Case, Golden
 from attn_export.truth.oracle import Oracle
 from attn_export.truth.ties import ORDERS, TieOrder
 
@@ -121,3 +122,56 @@ def test_a_build_says_ties_and_passes_without(how: str, equal: bool, says: str, 
     explanations = explain_failures(report, tmp_path / "b.failed").explanations
     assert len(explanations) == bool(says)
     assert all(said.startswith("ties: in ") and says in said for said in explanations)
+
+
+class Mixture(nn.Module):
+    """A token takes one of four experts by its embedding, and the next ones read what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.router = nn.Embedding(8, 16), nn.Linear(16, 4, bias=False)
+        self.experts = nn.Parameter(torch.randn(4, 16))
+        self.embedding.weight.data[0] = 0
+        # Nearer to each other than rounding, where they are the best.
+        self.router.weight.data[3] = self.router.weight.data[2] * (1 + 1e-7)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.embedding(ids)
+        _, chosen = self.router(x).topk(1)
+        return (x + self.experts[chosen[..., 0]]).cumsum(1), x
+
+
+def mixture_golden(rows: list[list[int]], name: str = "c") -> Golden:
+    ids = torch.tensor(rows)
+    axes = {"ids": {0: "batch", 1: "query_len"}}
+    of = Subject(Mixture().eval(), {"ids": ids}, axes, ["hidden", "embedded"])
+    return ModelOracle(of, 0.0).golden(Case(name, "shape", {}, {"ids": ids.numpy()}, ""))
+
+
+def near_tie() -> int:
+    with torch.inference_mode():
+        return int((mix := Mixture()).router(mix.embedding.weight).argmax(-1).ge(2).int().argmax())
+
+
+@pytest.mark.parametrize("tied", [0, near_tie()])
+def test_positions_that_a_tied_choice_of_experts_decides_are_not_compared(tied: int):
+    golden = mixture_golden([[1, tied, 2], [1, 1, 1]])
+    assert not golden.unusable
+    assert golden.case.ignored_rows == (0,)
+    assert golden.determined == {"hidden": (0,), "embedded": (0, 1, 2)}
+    got = {name: array.copy() for name, array in golden.expected.items()}
+    got["hidden"][0, 1:] += 1
+    assert [v.status for v in judge("r", "g", golden, got)] == ["passed"] * 2
+    for name, place in (("hidden", (0, 0)), ("embedded", (0, 1)), ("hidden", (1, 2))):
+        wrong = {n: a.copy() for n, a in golden.expected.items()}
+        wrong[name][place] += 1
+        assert {v.output for v in judge("r", "g", golden, wrong) if v.status == "failed"} == {name}
+
+
+def test_a_case_of_which_ties_leave_too_little_is_left_out_or_no_evidence():
+    for rows in ([[0, 1], [1, 1]], [[1, 0], [1, 0]]):
+        left_out, base = mixture_golden(rows), mixture_golden(rows, "base")
+        assert left_out.tied
+        assert not left_out.unusable
+        assert base.unusable.keys() == {"hidden"}

@@ -140,6 +140,8 @@ def _with_field(
         if isinstance(layers, nn.ModuleList) and not layer_of(at)
         for number, _ in layers.named_children()
     )
+    if isinstance(new, dict):
+        return _with_number(model, field, kind, sentence, edits, built, old, new)
     # The error of a softcap is linear in this power of it, which is 0 if there is none.
     power = -2.0 if kind == "softcap" else 1.0
     if type(new) is not float or (type(old) is not float and (old is not None or power > 0)):
@@ -152,6 +154,43 @@ def _with_field(
     numbers = 0.0 if old is None else old**power, new**power
     shown = (lambda x: float(x ** (1 / power)), lambda x: float(x**power))
     return Variant(kind, sentence, edits, built, numbers, other, shown)
+
+
+def _with_number(
+    model: Any, field: tuple[str, str], kind: str, sentence: str, edits: tuple[Edit, ...],
+    built: nn.Module, old: Mapping[str, Any], new: Mapping[str, Any],
+) -> Variant:  # fmt: skip
+    """Return a model whose rotary positions have another number, which may be sought."""
+    places = list(_differing(old, new))
+    if len(places) != 1 or not all(type(x) is float for x in places[0][1:]):
+        return Variant(kind, sentence, edits, built)
+    ((path, right, wrong),) = places
+
+    def other(number: float) -> Variant:
+        changed_part = _replaced(old, path, number)
+        of = f" of {path[0]}" if path[1:] else ""
+        about = f"{path[-1]}{of} is {number:.6g} where the config says {right:g}"
+        return _with_field(model, field, kind, changed_part, about)
+
+    return Variant(kind, sentence, edits, built, (right, wrong), other)
+
+
+def _differing(
+    old: Mapping[str, Any], new: Mapping[str, Any]
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Yield the paths at which two nested dicts differ, with both values."""
+    for key in old.keys() | new.keys():
+        one, other = old.get(key), new.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from (((key, *path), *pair) for path, *pair in _differing(one, other))
+        elif one != other:
+            yield (key,), one, other
+
+
+def _replaced(values: Mapping[str, Any], path: tuple[str, ...], number: float) -> dict[str, Any]:
+    key, *rest = path
+    new = _replaced(values[key], (*rest,), number) if rest else number
+    return {**values, key: new}
 
 
 def _rebuilt(model: Any, config: Any) -> Any:

@@ -14,8 +14,7 @@ from typing import Any
 from attn_export.bundle.manifest import failed_folder
 from attn_export.commands.compare import compare
 from attn_export.commands.reference import Reference
-from attn_export.errors import UsageError, counted
-from attn_export.graph.load import load_proto
+from attn_export.errors import GraphError, UsageError, counted
 from attn_export.parts.whole_models.built_model import (
     built_graphs,
     built_reference,
@@ -35,7 +34,7 @@ from attn_export.parts.whole_models.loaded_model import (
     left_out_note,
     load_model,
 )
-from attn_export.parts.whole_models.model_reference import reference_of
+from attn_export.parts.whole_models.model_reference import is_half, reference_of
 from attn_export.quality import OF_LOGITS, Budget, is_logits
 from attn_export.results import CHANGED, Report
 from attn_export.runtimes.run_options import RunOptions
@@ -131,8 +130,25 @@ def _judge_entry(
         report = _compare(read, entry.path, run, place and place.with_name(name))
         # Where both are there, they have the same notes.
         notes_on = report.notes if strict is None else ()
+        if not report.passed and (text := _where_it_leaves(read(), entry.path)):
+            why = f"{entry.path.name}, distance from the float model: {text}"
+            report = dataclasses.replace(report, explanations=(*report.explanations, why))
         reports[name] = dataclasses.replace(report, notes=notes_on)
     return reports, phases
+
+
+def _where_it_leaves(reference: Reference, path: Path) -> str:
+    """Return where a graph leaves the float model in the base case; "" if it is not known."""
+    from attn_export.explain.distant_values import load_quantised, where_it_leaves
+
+    cases = reference.plan.cases if reference.plan else ()
+    inputs = {name: array.copy() for name, array in cases[0].inputs.items()}
+    try:
+        graph = load_quantised(path)
+        values = graph.values(inputs)
+    except GraphError:
+        return ""
+    return where_it_leaves(graph, values, reference.oracle(0.0).steps(inputs))
 
 
 _VARIANTS = {
@@ -204,7 +220,7 @@ def _compare_strictly(
         The report; None if a budget must do, as notes say.
     """
     operators = quantised_operators(entry.path)
-    if run.budgets and not operators and _type_of(entry) == "float32" and _is_half(entry.path):
+    if run.budgets and not operators and _type_of(entry) == "float32" and is_half(entry.path):
         return None, [f"{entry.phase}: computes in float16, so judged by the budget alone"]
     plain = dataclasses.replace(run, budgets=())
     if not operators:
@@ -241,15 +257,6 @@ def _compare_strictly(
 def _left_out(model: Any) -> tuple[str, ...]:
     """Return a note on what belongs to the model of a folder, and is not judged."""
     return left_out_note(left_out_beside(Path(model)) if isinstance(model, str | Path) else {})
-
-
-def _is_half(path: Path) -> bool:
-    """Return whether most weights of a graph are in float16."""
-    import onnx
-
-    weights = [x for x in load_proto(path).graph.initializer if len(x.dims) > 1]
-    half = [x for x in weights if x.data_type == onnx.TensorProto.FLOAT16]
-    return 2 * len(half) > len(weights)
 
 
 def _layout_notes(exported: ExportedModel) -> tuple[str, ...]:

@@ -283,14 +283,15 @@ def find_cause(
         best = search.in_parts(tried)[0]
         if best.unexplained < left / 2:
             chain, left = [best], best.unexplained
-    if left > (EQUAL if chain[0].variant.kind == SCALED else _LIKELY):
+    is_fit = any(one.is_fit for one in chain)
+    if left > (EQUAL if chain[0].variant.kind == SCALED else _SURE if is_fit else _LIKELY):
         return None
     said = ", and ".join(map(said_of, chain))
     share = math.floor((1 - left) * 1e4) / 1e4
     places = {edit.at for edit in chain[0].variant.edits}
     node = places.pop() if len(places) == len(chain) == 1 else ""
     sentence = f"{said} (explains {share:.2%} of the error)"
-    return Cause(chain[0].variant.kind, sentence, node, "", left)
+    return Cause(chain[0].variant.kind, sentence, node, "", left, is_fit)
 
 
 def _helping(tried: Sequence[TriedMistake]) -> list[TriedMistake]:

@@ -263,7 +263,7 @@ def _refuse_unknown(model: Any, path: Path, unknown: Sequence[str], roles: set[R
         raise GraphError(f"{what}: caches of states are not supported")
     missing = {"input_ids": "ids", "attention_mask": "mask", "position_ids": "positions"}
     usual = [name for name, role in missing.items() if role not in roles]
-    axes = {len([*_axes(x)]) for x in inputs_of(model) if x.name in unknown}
+    axes = {len(x.type.tensor_type.shape.dim) for x in inputs_of(model) if x.name in unknown}
     if axes <= {2} and (not usual or "features" in roles):
         raise GraphError(f"{what}; inputs of this kind are not supported")
     advice = "say what they are with --name NAME=THEIRS, NAME as another exporter calls it"
@@ -284,7 +284,7 @@ def _end(
         if match:
             groups = match.groupdict()
             return End(
-                name, role, dtype_name(value), tuple(_axes(value)),
+                name, role, dtype_name(value), tuple(_axes(value, role)),
                 int(groups.get("layer") or -1), groups.get("part") or "",
                 "encoder" if groups.get("of") in _ENCODER else "decoder", usual,
             )  # fmt: skip
@@ -292,7 +292,9 @@ def _end(
     return None
 
 
-def _axes(value: Any) -> Iterator[int | str]:
+def _axes(value: Any, role: Role) -> Iterator[int | str]:
     for dim in value.type.tensor_type.shape.dim:
         text = dim.dim_param
-        yield int(text) if text.isascii() and text.isdigit() else text or dim.dim_value
+        # In outputs "1" is the size of the exporter's example.
+        is_size = text.isascii() and text.isdigit() and role != "value"
+        yield int(text) if is_size else text or dim.dim_value

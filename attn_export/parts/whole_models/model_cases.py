@@ -71,6 +71,7 @@ class CaseLimits:
         longest: The largest number of positions in cases.
         thresholds: Sizes at which the config changes something, such as windows.
         special: Token ids with a meaning: padding, start, end.
+        tying: Token ids that random prompts leave out: routers give all experts the same score.
         window: The number of keys that a query of a layer with a window sees.
         cases: The largest number of cases of a graph.
         tokens: The largest number of new tokens of all its cases.
@@ -81,6 +82,7 @@ class CaseLimits:
     longest: int
     thresholds: tuple[int, ...] = ()
     special: tuple[int, ...] = ()
+    tying: tuple[int, ...] = ()
     window: int = 0
     cases: int = 62
     tokens: int = 100_000
@@ -289,6 +291,9 @@ class CaseMaker:
             return np.full(shape, self.limits.vocabulary // 2)
         if tokens == "special":
             return random.choice(np.array(self.limits.special), shape)
+        if self.limits.tying:
+            others = np.setdiff1d(np.arange(self.limits.vocabulary), self.limits.tying)
+            return random.choice(others, shape)
         return random.integers(0, self.limits.vocabulary, shape)
 
     def _judged(self, end: End, situation: Situation, valid: np.ndarray) -> tuple[int, ...]:

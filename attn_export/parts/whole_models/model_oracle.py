@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -16,18 +17,18 @@ from attn_export.errors import counted
 from attn_export.explain.explanation import Cause, OutOfTime
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
-from attn_export.measures import fill_ignored_rows, measure
+from attn_export.measures import eps, fill_ignored_rows, measure
 from attn_export.parts.whole_models.config_mistakes import find_cause
 from attn_export.quality import Budget, Quality
-from attn_export.results import Arrays, Case, Golden
+from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
 from attn_export.schema import Allowed
 from attn_export.tensorfile import is_floating
 from attn_export.truth.allowed import narrow
 from attn_export.truth.float64_mode import widened_arrays
 from attn_export.truth.operations import math_backend
-from attn_export.truth.oracle import Oracle
+from attn_export.truth.oracle import WIDER, Oracle
 from attn_export.truth.stored_evidence import MOST_BYTES, reduce_if_large
-from attn_export.truth.ties import TieOrder
+from attn_export.truth.ties import ORDERS, TieOrder, without_tied_rows
 
 _LARGE = 2**26
 """The number of weights, 256 MiB in float32, above which a model is large."""
@@ -48,11 +49,12 @@ class ModelOracle(Oracle):
     Attributes:
         tokens: The number of positions whose logits were compared.
         ties: The number of those whose two largest logits differ by less than the error allowed.
+        tied: The number of rows of outputs that the order of equal scores of experts decides.
     """
 
     def __init__(self, subject: Subject, least_eps: float) -> None:
         super().__init__(subject, least_eps)
-        self.tokens = self.ties = 0
+        self.tokens = self.ties = self.tied = 0
         self._is_large, self._errors = is_large_model(subject.module), list[dict[str, float]]()
         self._last: tuple[Arrays, dict[str, np.ndarray]] | None = None
 
@@ -66,11 +68,34 @@ class ModelOracle(Oracle):
             kept.reshape(len(logits), -1)[list(case.ignored_rows)] = False
             kept[list(golden.determined.get("logits", ()))] = True
             least = np.partition(rows[kept], -2)[:, -2:]
-            margins = (least[:, 1] - least[:, 0]) / np.linalg.norm(rows[kept], axis=-1)
+            sizes = np.linalg.norm(rows[kept], axis=-1)
+            margins = (least[:, 1] - least[:, 0]) / np.where(sizes > 0, sizes, 1.0)
             self.tokens += len(margins)
             # Each of the two logits may be off by the error of the row.
             self.ties += int((margins <= 2 * allowed.row).sum())
         return golden
+
+    def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
+        """Return the golden without the rows that ties of a router decide, anew if there are any.
+
+        A case of which too little is left is marked, so that it is left out.
+        """
+        if not self._ranks or not all(is_floating(array.dtype) for array in truth.values()):
+            return super()._with_ties(golden, truth)
+        near = WIDER * max(eps(a.dtype) for a in golden.eager.values() if is_floating(a.dtype))
+        modes = [TieOrder(order, near) for order in ORDERS]
+        found = without_tied_rows(
+            golden, truth, [self.truth(golden.case.inputs, mode) for mode in modes]
+        )
+        if found is None:
+            marked = super()._with_ties(golden, truth)
+            is_fixed = golden.case.name == BASE or golden.case.name.startswith(CHANGED)
+            tied = marked.tied or {name: np.ones(t.shape, bool) for name, t in truth.items()}
+            unusable = marked.unusable if is_fixed else golden.unusable
+            return dataclasses.replace(marked, tied=tied, unusable=unusable)
+        case, count = found
+        self.tied += count
+        return self._golden(case) if count else golden
 
     def truth(self, inputs: Arrays, order: TieOrder | None = None) -> dict[str, np.ndarray]:
         """Return the outputs of the float64 copy; those of a large model are kept for the case."""
@@ -115,11 +140,19 @@ class ModelOracle(Oracle):
     def tokens_note(self) -> tuple[str, ...]:
         """Return a note on the tokens that greedy decoding takes."""
         if not self.tokens:
-            return ()
+            return (*self._tied_note(),)
         return (
             f"greedy tokens: {self.tokens} positions; where logits pass, tokens are equal, but for "
             f"{counted(self.ties, 'tie')} within the error allowed",
+            *self._tied_note(),
         )
+
+    def _tied_note(self) -> Iterator[str]:
+        if self.tied:
+            yield (
+                f"equal scores: {counted(self.tied, 'row')} of outputs are not compared, since the "
+                "model may choose any of several experts there, whose scores are equal"
+            )
 
     def places(self) -> AbstractContextManager[Callable[[], str] | None]:
         """Return a context with a function that returns the path of the module that runs."""
@@ -164,7 +197,7 @@ class FloatModelOracle(ModelOracle):
         self, subject: Subject, least_eps: float, model: nn.Module, budgets: tuple[Budget, ...]
     ) -> None:
         Oracle.__init__(self, subject, least_eps, model)
-        self.tokens = self.ties = 0
+        self.tokens = self.ties = self.tied = 0
         self._is_large, self._budgets = False, budgets
 
     def golden(self, case: Case) -> Golden:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import nn
 
@@ -21,6 +23,7 @@ from attn_export.errors import (
 )
 from attn_export.export.subject import Subject
 from attn_export.export.trees import named_axes
+from attn_export.graph.load import load_proto
 from attn_export.parts.whole_models.encoder_inputs import (
     EncoderCases,
     feature_situations,
@@ -31,6 +34,7 @@ from attn_export.parts.whole_models.encoder_inputs import (
     output_shapes,
 )
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
+from attn_export.parts.whole_models.integer_weights import quantised_operators
 from attn_export.parts.whole_models.loaded_model import left_out_note, left_out_of
 from attn_export.parts.whole_models.model_caches import cache_shapes, step_limit
 from attn_export.parts.whole_models.model_call import ModelCall
@@ -100,7 +104,13 @@ def reference_of(
     interface = Interface(subject.input_descriptions(), out_axes, sums=sums, roles=subject.roles)
     plan = Plan(maker.cases(chosen), (), interface, is_settled=True)
     loose = {e.name for e in entry.outputs.values() if 0 < len(e.shape) != len(out_axes[e.name])}
-    make: Any = functools.partial(ModelOracle, subject)
+    is_narrow = is_half(entry.path) or bool(quantised_operators(entry.path))
+    is_narrow |= any(weight.dtype != torch.float32 for weight in model.parameters())
+
+    def make(least_eps: float) -> ModelOracle:
+        # Of values that a float32 graph casts to a narrower type, no right one has any.
+        return ModelOracle(subject, least_eps if is_narrow else 0.0)
+
     if budgets:
         exact = ModelCall(of_float, entry).eval()
         make = functools.partial(FloatModelOracle, subject, model=exact, budgets=budgets)
@@ -128,6 +138,13 @@ def judged_by_model(
         notes_on=lambda oracle, base: (*oracle.tokens_note(), *truth_notes(oracle, base)),
         **fields,
     )  # fmt: skip
+
+
+def is_half(path: Path) -> bool:
+    """Return whether most weights of a graph are in float16."""
+    weights = [x for x in load_proto(path).graph.initializer if len(x.dims) > 1]
+    half = [x for x in weights if x.data_type == onnx.TensorProto.FLOAT16]
+    return 2 * len(half) > len(weights)
 
 
 def _notes(entry: Entry, undeclared: set[str], switch: tuple[int, str] | None) -> Iterator[str]:
@@ -174,13 +191,24 @@ def limits_of(model: Any, most: int = 0) -> CaseLimits:
     sizes = sorted(x for x in thresholds if isinstance(x, int) and (x < most or not most))
     limits = CaseLimits(
         vocabulary, min(longest, MOST), tuple(sizes),
-        tuple(sorted(i for i in flat if 0 <= i < vocabulary)),
+        tuple(sorted(i for i in flat if 0 <= i < vocabulary)), _tying(model, vocabulary),
         min(filter(None, (getattr(x, "sliding_window", None) for x in layers)), default=0),
         positions=longest,
     )  # fmt: skip
     if is_large_model(model):
         limits = dataclasses.replace(limits, cases=_LARGE_CASES, tokens=_LARGE_TOKENS)
     return limits
+
+
+def _tying(model: Any, vocabulary: int) -> tuple[int, ...]:
+    """Return the tokens whose embedding is 0, as that of padding, in a mixture of experts."""
+    config = model.config.get_text_config(decoder=True)
+    weight = getattr(model.get_input_embeddings(), "weight", None)
+    is_mixture = any(re.match("(?!_).*experts", name) for name in vars(config))
+    if weight is None or weight.ndim != 2 or not is_mixture:
+        return ()
+    found = torch.nonzero(~weight.any(-1)).flatten().tolist()
+    return tuple(found) if len(found) < min(vocabulary, len(weight)) else ()
 
 
 def _tables(model: Any) -> list[int]:

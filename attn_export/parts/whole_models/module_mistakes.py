@@ -203,10 +203,17 @@ def _without_past(arguments: _Arguments) -> Tensor | None:
     return mask
 
 
+def _first_ones(mask: Tensor | None) -> Tensor | None:
+    """Return a mask `[B, S]` with as many ones in each row, all at its begin."""
+    return None if mask is None else mask.sort(-1, descending=True).values
+
+
 _MASKS: Sequence[tuple[str, str, Callable[[_Arguments], _Arguments]]] = (
     ("padding", "padding is not masked", lambda _: {"attention_mask": None}),
     ("padding", "every batch element has the padding of element 0",
      lambda a: {"attention_mask": a["attention_mask"][:1].expand_as(a["attention_mask"])}),
+    ("padding", "the mask is read as a number of tokens, the first ones, so padding on the left is "
+     "seen", lambda a: {"attention_mask": _first_ones(a["attention_mask"])}),
     ("mask", "the mask is not causal",
      lambda _: {"mask_function": masking_utils.bidirectional_mask_function}),
     ("mask", "the mask is causal", lambda a: {"mask_function": masking_utils.and_masks(

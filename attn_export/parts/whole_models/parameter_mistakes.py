@@ -168,13 +168,15 @@ _NUMBERS: Sequence[tuple[str, str, str, str, Callable[[Any, Any, int], Sequence[
     ("rotary scaling", ".*attention_scaling", ".*", "the factor on cos and sin", lambda *_: (1.0,)),
     ("experts", "top_k|num_experts_per_tok", ".*", "the number of experts per token",
      lambda value, *_: (value - 1, value + 1, 1)),
+    ("router", r"\w*(scaling_factor|router\w*scale|route_scale)", ".*(Mo[Ee]|Router|Gate|Sparse).*",
+     "the factor of routers", lambda *_: (1.0,)),
     ("activation", "alpha", ".*(Experts|MLP)", "alpha", lambda *_: (1.0, 1.702)),
     ("activation", "limit", ".*(Experts|MLP)", "limit", lambda *_: (1e30, 7.0, 1.0)),
 )  # fmt: skip
 """Changes of numbers: kind, patterns of their name and of their module's class, what they are,
 values from the present one, the module and the width of the model."""
 
-_NAMED = re.compile("eps|per_tok|top_k|alpha|limit")
+_NAMED = re.compile("eps|per_tok|top_k|alpha|limit|scaling_factor|rout")
 """The fields of configs that hold such numbers."""
 
 _NEAR = 1.05

@@ -209,6 +209,15 @@ def test_a_layout_is_recognised(export, title):
     assert read_export(EXPORTS / export).layout.title == title
 
 
+def test_an_axis_of_an_output_that_is_called_1_has_any_size():
+    path = EXPORTS / "t5" / "optimum" / "decoder_with_past_model.onnx"
+    (entry,) = read_export(path).entries
+    assert entry.outputs["logits"].shape == ("batch_size", "1", 64)
+    reference = reference_of(read_checkpoint(path.parents[1] / "checkpoint").load(), entry,
+                             frozenset({"batch", "chunk", "chunks"}))  # fmt: skip
+    assert reference.interface.output_shapes["logits"] == ("batch", "query_len", 64)
+
+
 def test_padding_is_no_token():
     left = Situation("x", "", new=(3, 1), past=(0, 0))
     right = dataclasses.replace(left, side="right")
@@ -226,6 +235,16 @@ def test_a_small_number_of_cases_has_each_kind():
     assert sum(len(s.new) * max(s.new) for s in chosen) <= 200
     assert {s.name.split("_")[0] for s in chosen} >= {"base", "left", "past", "largest"}
     assert len({s.name for s in chosen}) == len(chosen)
+
+
+@pytest.mark.parametrize(("name", "left_out"), [("mixtral", True), ("llama", False)])
+def test_random_prompts_leave_out_the_padding_that_ties_a_router(name, left_out):
+    model = read_checkpoint(EXPORTS / name / "checkpoint").load()
+    model.get_input_embeddings().weight.data[7] = 0
+    exported = read_export(EXPORTS / name / "mobius")
+    plan = reference_of(model, exported.entries[0], exported.layout.promises).plan
+    assert plan is not None
+    assert any(7 in case.inputs["input_ids"] for case in plan.cases) != left_out
 
 
 @pytest.mark.parametrize("name", ["llama/mobius-static", "t5/optimum-merged", "bert/optimum"])
