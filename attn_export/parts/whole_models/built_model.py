@@ -58,6 +58,7 @@ from attn_export.parts.whole_models.model_reference import (
 )
 from attn_export.parts.whole_models.model_rewrites import rewrite_weights
 from attn_export.parts.whole_models.own_call import OwnCall
+from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes
 from attn_export.parts.whole_models.quantised_decoder import (
     QuantisedModelOracle,
     QuantisedWeights,
@@ -197,9 +198,19 @@ def built_graphs(folder: Path) -> tuple[list[str], ModelKeywords]:
     return graphs, options
 
 
-def built_reference(subject: _BuiltModel, reduce: Callable[[Path], tuple[str, ...]]) -> Reference:
-    """Return the reference for a graph that was built of a model."""
-    interface, plan = subject.interface(), subject.plan()
+def built_reference(
+    subject: _BuiltModel, reduce: Callable[[Path], tuple[str, ...]],
+    read: Callable[..., OwnInputs],
+) -> Reference:  # fmt: skip
+    """Return the reference for a graph that was built of a model.
+
+    `read`: Reads the user's own inputs of graphs.
+    """
+    interface, plan, maker = subject.interface(), subject.plan(), subject.maker()
+    module: Any = subject.module
+    own = read([maker.entry], module.model)
+    given = own.cases(maker, _PROMISES, pads_any=True)
+    plan = dataclasses.replace(plan, cases=(*plan.cases, *given), notes=own_notes(own))
     return judged_by_model(subject, interface, plan, lambda _: subject.own_oracle(), reduce=reduce)
 
 
@@ -293,8 +304,7 @@ class _BuiltModel(Subject):
         """Return the cases: a cover of lengths and pasts, and those across windows and chunks."""
         limits = dataclasses.replace(self.limits, cases=min(_MOST_CASES, self.limits.cases))
         entry, appends = self._ends.entry, self._ends.appends
-        axes = {n: x.shape for n, x in self._ends.inputs.items()} | dict(self._ends.outputs)
-        maker = BuiltCases(entry, limits, axes, pads_left=False)
+        maker = self.maker()
         cover = situations(entry, limits, _PROMISES - ({"ragged"} if appends else set()))
         chosen = [
             each.with_equal_pasts() if appends else each
@@ -302,6 +312,11 @@ class _BuiltModel(Subject):
             if each.kind != WHOLE_DECODE and (each.tokens == "random" or entry.one("ids"))
         ]
         return Plan(maker.cases(tuple(chosen)), (), self.interface(), is_settled=True)
+
+    def maker(self) -> BuiltCases:
+        """Return what makes the inputs of cases."""
+        axes = {n: x.shape for n, x in self._ends.inputs.items()} | dict(self._ends.outputs)
+        return BuiltCases(self._ends.entry, self.limits, axes, pads_left=False)
 
     def own_oracle(self) -> ModelOracle:
         """Return the source of the truth: the model as transformers runs it."""
