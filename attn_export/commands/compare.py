@@ -74,6 +74,10 @@ Signatures = Mapping[str, TensorSignature]
     help="The checkpoint of a whole model: config.json and safetensors.",
 )  # fmt: skip
 @option(
+    "--adapter", type=Path, metavar="FOLDER",
+    help="A LoRA adapter of --model, as peft saves it, merged into its weights.",
+)  # fmt: skip
+@option(
     "--graphs", "exported", type=Path, metavar="FOLDER",
     help="The graphs that another exporter made of --model, or of the model of --module.",
 )  # fmt: skip
@@ -104,6 +108,7 @@ def compare_command(
     module: str | None,
     graph: Path | None,
     model: Path | None,
+    adapter: Path | None,
     exported: Path | None,
     layout: str | None,
     fixed: dict[str, str],
@@ -123,13 +128,15 @@ def compare_command(
         if (model is None) == (module is None) or graph or graphs or fixed:
             raise UsageError("--graphs FOLDER is for --model FOLDER, or for --module alone")
         limit_own_memory()
-        given = {"layout": layout, "output": output}
+        given = {"layout": layout, "adapter": adapter, "output": output}
         given |= {name: options[name] for name in ("names", "inputs")}
         with destinations.job(exported.absolute().name, run) as run:
             report = compare_models(model or load_subject(str(module)), exported, run, **given)
         return destinations.render(report, output)
-    if model is not None or layout is not None:
-        raise UsageError("--model and --layout need --graphs FOLDER, the graphs to judge")
+    if model is not None or layout is not None or adapter is not None:
+        raise UsageError(
+            "--model, --adapter and --layout need --graphs FOLDER, the graphs to judge"
+        )
     has_module = module is not None and graph is not None and not graphs
     if not has_module and (module is not None or graph is not None or len(graphs) != 2):
         raise UsageError(

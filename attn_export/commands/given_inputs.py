@@ -66,8 +66,8 @@ def read_given(source: str, names: Collection[str], *, takes_prompts: bool) -> G
         found = call_function(source, "--inputs")
         found = [found] if isinstance(found, Mapping) else found
     else:
-        prompts = " FILE.json, FILE.txt" * takes_prompts
-        raise UsageError(f"--inputs is FILE.npz,{prompts} or PATH.py:FUNCTION; got {source!r}")
+        prompts = ", FILE.json, FILE.txt" * takes_prompts
+        raise UsageError(f"--inputs is FILE.npz{prompts} or PATH.py:FUNCTION; got {source!r}")
     if not isinstance(found, Iterable) or isinstance(found, str):
         raise UsageError(
             f"--inputs {source} returned {type(found).__name__}; return a mapping of arrays by "

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ from attn_export.parts.whole_models.loaded_model import (
     load_to_build,
     type_of,
 )
+from attn_export.parts.whole_models.lora_adapter import merge_adapter
 from attn_export.parts.whole_models.model_caches import step_limit
 from attn_export.parts.whole_models.model_capture import CapturedDecoder
 from attn_export.parts.whole_models.model_cases import (
@@ -91,13 +92,14 @@ _IN_PLACE, _APPEND = "in-place", "append"
 
 
 def subject_of_model(
-    model: Any, *, all_logits: bool = False, cache: str = _IN_PLACE, dtype: str = "float32",
-    kv_dtype: str = "none", layers: str = "", max_len: int = 0, text_only: bool = False,
-    weights_dtype: str = "none",
+    model: Any, *, adapter: Path | str | None = None, all_logits: bool = False,
+    cache: str = _IN_PLACE, dtype: str = "float32", kv_dtype: str = "none", layers: str = "",
+    max_len: int = 0, text_only: bool = False, weights_dtype: str = "none",
 ) -> Subject:  # fmt: skip
     """Return a subject for a decoder of transformers.
 
     `model`: The folder of a checkpoint, or a model of transformers.
+    `adapter`: The folder of a LoRA adapter, which is merged into the weights.
     `all_logits`: Whether all logits are wanted, so that there is no input `logit_index`.
     `cache`: How the caches of a decoder grow: ``"in-place"`` or ``"append"``.
     `dtype`: The type of weights, caches and logits.
@@ -108,6 +110,8 @@ def subject_of_model(
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
     """
     is_ours, (loaded, notes) = isinstance(model, str | Path), load_to_build(model, dtype)
+    if adapter is not None:
+        notes = *notes, merge_adapter(adapter, model, loaded)
     weights, rounds, part = None, rounded_cache(kv_dtype), None
     _check(
         loaded, dtype, weights_dtype=weights_dtype, kv_dtype=kv_dtype, cache=cache, layers=layers
@@ -135,15 +139,17 @@ def subject_of_model(
     if loaded.config.is_encoder_decoder:
         subject.encoder = BuiltCrossEncoder(loaded, notes)
     if not layers:
-        _tell_left_out(subject, loaded, Path(model) if is_ours else None, accepts=text_only)
+        beside = left_out_beside(Path(model), adapter) if is_ours else {}
+        _tell_left_out(subject, loaded, beside, accepts=text_only)
     return subject
 
 
-def _tell_left_out(subject: Subject, model: Any, folder: Path | None, *, accepts: bool) -> None:
+def _tell_left_out(
+    subject: Subject, model: Any, beside: Mapping[str, str], *, accepts: bool
+) -> None:
     """Note first what a model has and its graphs lack; refuse it, unless the user accepts that."""
     parts = [subject, *([subject.encoder] if subject.encoder is not None else [])]
     unused = left_out_of(model, lambda: [x.call(x.module, x.inputs) for x in parts])
-    beside = left_out_beside(folder) if folder is not None else {}
     # What a model that generates no text does not use is of no use to its callers.
     refused = {**beside, **(unused if model.can_generate() else {})}
     if refused and not accepts:

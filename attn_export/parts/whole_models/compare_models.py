@@ -35,6 +35,7 @@ from attn_export.parts.whole_models.loaded_model import (
     left_out_note,
     load_model,
 )
+from attn_export.parts.whole_models.lora_adapter import merge_adapter
 from attn_export.parts.whole_models.model_reference import reference_of
 from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes, read_own
 from attn_export.quality import OF_LOGITS, Budget, is_logits
@@ -62,6 +63,7 @@ def compare_models(
     layout: str | None = None,
     names: Mapping[str, str] | None = None,
     inputs: Sequence[str] = (),
+    adapter: Path | str | None = None,
     output: Path | str | None = None,
 ) -> Report:
     """Judge the graphs of an exported model by the model as transformers runs it.
@@ -71,6 +73,7 @@ def compare_models(
     `layout`: One of `LAYOUTS`; by default as recognised.
     `names`: `{name that a layout has: name in the graphs}` where they differ.
     `inputs`: Files or functions with inputs of the user's own, which are cases, too.
+    `adapter`: The folder of a LoRA adapter, which is merged into the weights of the checkpoint.
 
     Returns:
         One report on all graphs. With `output`, each has a bundle in a folder of its name there.
@@ -79,7 +82,7 @@ def compare_models(
     built, options = built_graphs(Path(graphs))
     folder = Path(model) if isinstance(model, str | Path) else None
     if built:
-        of_build: dict[str, Any] = {**options, "text_only": True}
+        of_build: dict[str, Any] = {**options, "text_only": True, "adapter": adapter}
         subject = functools.cache(lambda: subject_of_model(model, **of_build))
         read = functools.partial(read_own, inputs, folder=folder)
         return _compare_built(subject, Path(graphs), built, run, output, read)
@@ -97,6 +100,9 @@ def compare_models(
         dtype: in_dtype(own, (), dtype, f"judged as {dtype}, the type of the graphs")
         for dtype in dict.fromkeys(types.values())
     }
+    if adapter is not None:
+        # In the type of the graphs, as who loads the base in it and merges then.
+        notes = *notes, merge_adapter(adapter, model, own, *(one for one, _ in models.values()))
     notes = *notes, *dict.fromkeys(note for _, told in models.values() for note in told)
     for entry in exported.entries:
         reference = functools.partial(
@@ -110,10 +116,9 @@ def compare_models(
         reports |= found
         phases += told
     joined = Report.joined(Path(graphs).absolute().name, reports)
-    return dataclasses.replace(
-        joined,
-        notes=(*_left_out(model), *_layout_notes(exported), *phases, *notes, *joined.notes),
-    )
+    left_out = left_out_note(left_out_beside(folder, adapter) if folder is not None else {})
+    notes = *left_out, *_layout_notes(exported), *phases, *notes, *joined.notes
+    return dataclasses.replace(joined, notes=notes)
 
 
 def _judge_entry(
@@ -246,11 +251,6 @@ def _compare_strictly(
         read = functools.partial(reference, changed, entry)
         report = _compare(read, path, plain, output)
         return dataclasses.replace(report, model=entry.path), [note]
-
-
-def _left_out(model: Any) -> tuple[str, ...]:
-    """Return a note on what belongs to the model of a folder, and is not judged."""
-    return left_out_note(left_out_beside(Path(model)) if isinstance(model, str | Path) else {})
 
 
 def _is_half(path: Path) -> bool:
