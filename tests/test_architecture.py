@@ -175,6 +175,7 @@ AS_OTHERS = {
     "attention/functional: scaled_dot_product_attention",
     "attention/onnx_attention: attention_node",
     "commands/assert_parity: assert_parity",
+    "commands/compare: compare",
     "commands/verify: verify",
     "float64/fused_attention: group_query_attention",
     "float64/fused_attention: multi_head_attention",

@@ -65,8 +65,12 @@ INPUT = (
         help="With --model: the most tokens of a decoder's cache.  [default: its positions]",
     ),
     option(
+        "--adapter", type=Path, metavar="FOLDER",
+        help="With --model: a LoRA adapter as peft saves it, merged into the weights.",
+    ),
+    option(
         "--text-only", is_flag=True,
-        help="With --model: leave out what the graphs lack, such as towers of images, or adapters.",
+        help="With --model: leave out what the graphs lack, such as towers of images.",
     ),
     option(
         "--pool-kv-heads", type=int, least=1, metavar="N",
@@ -83,8 +87,8 @@ INPUT = (
 
 GROUPS = {
     "Input": (
-        "spec_file", "variant", "module", "model", "all_logits", "layers", "max_len", "text_only",
-        "pool_kv_heads", "kv_dtype", "seed", "fields",
+        "spec_file", "variant", "module", "model", "adapter", "all_logits", "layers", "max_len",
+        "text_only", "pool_kv_heads", "kv_dtype", "seed", "fields",
     ),
     "Fields of the spec": _SPEC_FIELDS,
     "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
@@ -109,7 +113,7 @@ SHORT = (
 _OF_MODELS = frozenset({"cache", "dtype", "weights_dtype"})
 """The fields of a spec that --model takes as well."""
 
-_ONLY_OF_MODELS = ("all_logits", "kv_dtype", "layers", "max_len", "text_only")
+_ONLY_OF_MODELS = ("adapter", "all_logits", "kv_dtype", "layers", "max_len", "text_only")
 """The options that only --model takes."""
 
 Buildable: TypeAlias = "Subject | AttentionSpec | Callable[[], Subject]"

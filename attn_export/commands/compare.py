@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +34,11 @@ from attn_export.commands.options import (
     with_help,
 )
 from attn_export.commands.output import Output, output_options
-from attn_export.errors import AttnExportError, UsageError, printable
+from attn_export.errors import AttnExportError, UsageError, one_line, printable
 from attn_export.graph import Graph
 from attn_export.graph.load import load_proto
 from attn_export.judge.gate import cpu_notes
-from attn_export.results import BASE, Golden, Report
+from attn_export.results import BASE, Case, Golden, Report
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import RunOptions
 from attn_export.schema import TensorSignature
@@ -74,6 +74,10 @@ Signatures = Mapping[str, TensorSignature]
     help="The checkpoint of a whole model: config.json and safetensors.",
 )  # fmt: skip
 @option(
+    "--adapter", type=Path, metavar="FOLDER",
+    help="A LoRA adapter of --model, as peft saves it, merged into its weights.",
+)  # fmt: skip
+@option(
     "--graphs", "exported", type=Path, metavar="FOLDER",
     help="The graphs that another exporter made of --model, or of the model of --module.",
 )  # fmt: skip
@@ -90,6 +94,11 @@ Signatures = Mapping[str, TensorSignature]
     "--relation", "relations", multiple=True, metavar="AXIS=SUM", callback=pairs,
     help="An axis of A that equals another, or a sum: total_len=past_len+query_len.",
 )  # fmt: skip
+@option(
+    "--inputs", multiple=True, metavar="FILE|PATH.py:FUNCTION",
+    help="Inputs of your own as cases, too: FILE.npz by name; of --model also prompts, as ids in "
+    "FILE.json or text in FILE.txt.",
+)  # fmt: skip
 @fix_input_option
 @run_options(BUDGET, SEARCH_MORE)
 @option("-o", "--output", type=Path, metavar="DIR", help="Write graph and truth as a bundle.")
@@ -99,6 +108,7 @@ def compare_command(
     module: str | None,
     graph: Path | None,
     model: Path | None,
+    adapter: Path | None,
     exported: Path | None,
     layout: str | None,
     fixed: dict[str, str],
@@ -118,12 +128,15 @@ def compare_command(
         if (model is None) == (module is None) or graph or graphs or fixed:
             raise UsageError("--graphs FOLDER is for --model FOLDER, or for --module alone")
         limit_own_memory()
-        given = {"layout": layout, "names": options["names"], "output": output}
+        given = {"layout": layout, "adapter": adapter, "output": output}
+        given |= {name: options[name] for name in ("names", "inputs")}
         with destinations.job(exported.absolute().name, run) as run:
             report = compare_models(model or load_subject(str(module)), exported, run, **given)
         return destinations.render(report, output)
-    if model is not None or layout is not None:
-        raise UsageError("--model and --layout need --graphs FOLDER, the graphs to judge")
+    if model is not None or layout is not None or adapter is not None:
+        raise UsageError(
+            "--model, --adapter and --layout need --graphs FOLDER, the graphs to judge"
+        )
     has_module = module is not None and graph is not None and not graphs
     if not has_module and (module is not None or graph is not None or len(graphs) != 2):
         raise UsageError(
@@ -146,6 +159,7 @@ def compare(
     names: Mapping[str, str] | None = None,
     ranges: Mapping[str, tuple[int, int]] | None = None,
     relations: Mapping[str, str] | None = None,
+    inputs: Sequence[str] = (),
     output: Path | str | None = None,
     reproduction: Path | None = None,
 ) -> Report:
@@ -155,6 +169,7 @@ def compare(
     by equal names, and the remaining ones by position.
     `ranges`: `{input of the reference: (smallest, largest)}`, inclusive, of integer inputs, if the
     reference is a graph. Default: as `graph/ranges` reads them from it.
+    `inputs`: Files or functions with inputs of the user's own, which are cases, too.
 
     Returns:
         The report. The bundle is in `output` if the report passed, else in `OUTPUT.failed`.
@@ -166,7 +181,7 @@ def compare(
     read = functools.partial(read_reference, reference, ranges or {}, relations or {})
     with blamed_on_graph(reference), _bundle_folder(output) as (folder, publish):
         compared = read_compared(path, run.limits)
-        report, complete = judge_graph(folder, compared, run, read, names or {})
+        report, complete = judge_graph(folder, compared, run, read, names or {}, inputs)
         if output is not None or not report.passed:
             try:
                 right = complete()
@@ -205,10 +220,12 @@ def judge_graph(
     run: RunOptions,
     read: Callable[[], Reference],
     given: Mapping[str, str],
+    inputs: Sequence[str] = (),
 ) -> tuple[Report, Callable[[], ValueReference]]:
     """Run all cases, and judge them by the reference, which is read while the runtimes start.
 
     `given`: The names in the graph by those of the reference, as the user states them.
+    `inputs`: The sources of the user's own inputs.
 
     Returns:
         The report, and a function that completes the bundle for `explain`.
@@ -227,18 +244,18 @@ def judge_graph(
         from attn_export.judge.replay import judge_pool
 
         axes = _axes(reference, names)
-        goldens, notes = _golden(folder, pool, reference, compared, names)
+        goldens, notes = _golden(folder, pool, reference, compared, names, inputs)
         runs, verdicts, quality = judge_pool(pool, goldens, axes)
-    inputs, outputs = (
+    taken, given_back = (
         {name: TensorSignature(array.dtype.name, axes[name]) for name, array in arrays.items()}
         for arrays in (goldens[0].case.inputs, goldens[0].expected)
     )
     report = Report(
         printable(compared.path.stem), runs, verdicts, environment(),
         (*notes, *undetermined_note(goldens), *cpu_notes(verdicts, goldens)),
-        compared.path, dimensions=dimensions({**inputs, **outputs}), quality=quality,
+        compared.path, dimensions=dimensions({**taken, **given_back}), quality=quality,
     )  # fmt: skip
-    ends = inputs, outputs
+    ends = taken, given_back
     return report, functools.partial(_complete, folder, compared, reference, names, ends, report)
 
 
@@ -266,6 +283,7 @@ def _golden(
     reference: Reference,
     compared: Graph[onnx.ModelProto],
     names: TensorNames,
+    inputs: Sequence[str],
 ) -> tuple[list[Golden], tuple[str, ...]]:
     """Write the cases and run them; return them with their truth, and notes for the report."""
     from attn_export.bundle.golden import tried_note
@@ -277,7 +295,8 @@ def _golden(
     oracle = reference.oracle(least_eps(model))
     plan = reference.plan or plan_cases(reference.interface, reference.takes, reference.weights)
     cases, left_out = reference.computable(oracle, plan.cases)
-    plan = dataclasses.replace(plan, cases=tuple(cases))
+    own = _own_cases(reference, oracle, names, inputs)
+    plan = dataclasses.replace(plan, cases=(*cases, *own))
     start = functools.partial(
         pool.start, compared.path.parent.absolute(), list(names.inputs.values()),
         _axes(reference, names), caches=_caches(reference, names),
@@ -292,6 +311,24 @@ def _golden(
         *plan.notes, *notes, *reference.notes_on(oracle, base),
         tried_note([golden.case for golden in goldens], reference.interface.roles.axis(BATCH)),
     )  # fmt: skip
+
+
+def _own_cases(
+    reference: Reference, oracle: Any, names: TensorNames, inputs: Sequence[str]
+) -> list[Case]:
+    """Return the cases of the user's own inputs, which the reference must be able to compute."""
+    from attn_export.commands.given_inputs import own_cases
+
+    cases = own_cases(inputs, reference.interface, names.inputs, reference.whose)
+    run = oracle.eager if reference.path is None else oracle.values
+    for case in cases:
+        try:
+            run(case.inputs)
+        except Exception as error:  # as various as modules
+            raise UsageError(
+                f"--inputs {case.about}: {reference.whose} refuses them: {one_line(error)}"
+            ) from error
+    return cases
 
 
 def _complete(

@@ -22,6 +22,7 @@ from attn_export.system_info import check_installed
 class ModelKeywords(TypedDict, total=False):
     """How a whole model is built, beside what every build takes."""
 
+    adapter: Path | str | None
     all_logits: bool
     cache: str
     kv_dtype: str

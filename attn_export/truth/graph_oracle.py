@@ -82,6 +82,10 @@ class GraphOracle(TruthSource):
         note = f"left out, since {self._name} does not take them: {first_few(left_out)}"
         return computed, (note,)
 
+    def values(self, inputs: Arrays) -> Values:
+        """Return the values of a run in float64."""
+        return self._evaluation.values(inputs)
+
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, the graph's own outputs, and the error allowed."""
         evaluation = self._evaluation

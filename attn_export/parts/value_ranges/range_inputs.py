@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from onnx import ValueInfoProto
 
 from attn_export.cases.draw import add_sums, axis_names, draw_inputs
+from attn_export.commands.given_inputs import fitting, read_given
 from attn_export.commands.reference import GraphRuns
 from attn_export.errors import GraphError, UsageError, printable
 from attn_export.float64.bounded import refuse_unfit
@@ -21,10 +20,7 @@ from attn_export.parts.value_ranges.float_formats import FORMATS
 from attn_export.parts.value_ranges.lockstep import Lockstep
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.results import Case
-from attn_export.tensorfile import Array, is_floating, numpy_dtype
-
-_MOST_BYTES = 2**32
-"""The largest size of a user's file of inputs."""
+from attn_export.tensorfile import Array
 
 _MOST_SETS = 32
 """The largest number of stored cases that are used."""
@@ -51,21 +47,8 @@ def user_sets(graph: StreamedGraph, sources: Sequence[str]) -> InputSets:
     """
     sets: list[Mapping[str, Array]] = []
     for source in sources:
-        if source.endswith(".npz"):
-            found: Any = [_arrays_in(Path(source), graph.inputs)]
-        else:
-            from attn_export.export.user_module import call_function
-
-            found = call_function(source, "--inputs")
-            found = [found] if isinstance(found, Mapping) else found
-        if not isinstance(found, Iterable) or isinstance(found, str):
-            raise UsageError(
-                f"--inputs {source} returned {type(found).__name__}; return a mapping of arrays by "
-                "name, or several"
-            )
-        sets += [_checked(graph, each, source) for each in found]
-    if not sets:
-        raise UsageError(f"--inputs {sources[0]} gives no inputs; return at least one mapping")
+        given = read_given(source, graph.inputs, takes_prompts=False)
+        sets += [_checked(graph, each, source) for each in given.sets]
     return InputSets(sets, f"inputs of {', '.join(sources)}")
 
 
@@ -114,54 +97,27 @@ class _Streamed:
         return values
 
 
-def _arrays_in(path: Path, names: Sequence[str]) -> Mapping[str, Array]:
-    from attn_export.weights.npz_files import read_npz
-
-    try:
-        return read_npz(path, names, _MOST_BYTES)
-    except OSError as error:
-        raise UsageError(f"--inputs {path}: {error.strerror or error}") from error
-    except UsageError:
-        raise
-    except Exception as error:  # a file may hold anything
-        raise UsageError(f"--inputs {path} is not a .npz file: {error}") from error
-
-
-def _checked(graph: StreamedGraph, given: Any, source: str) -> dict[str, Array]:
+def _checked(graph: StreamedGraph, given: Mapping[str, Any], source: str) -> dict[str, Array]:
     """Return arrays in the types of a graph's inputs; raise UsageError if they do not fit."""
-    if not isinstance(given, Mapping):
-        raise UsageError(f"--inputs {source} gives {type(given).__name__}, not arrays by name")
     values = {v.name: v for v in graph.proto.graph.input if v.name in graph.inputs}
     for name, input_ in described_inputs(graph.proto, {})[0].items():
         refuse_unfit(name, dataclasses.replace(input_, shape=()), graph.path)
-    for kind, names in (
-        ("lacks", values.keys() - given.keys()), ("has", given.keys() - values.keys())
-    ):  # fmt: skip
-        for name in sorted(map(str, names)):
+    for name in values:
+        if name not in given:
             raise UsageError(
-                f"--inputs {source} {kind} {printable(name, 60)}; the inputs of {graph.path} are "
+                f"--inputs {source} lacks {printable(name, 60)}; the inputs of {graph.path} are "
                 f"{printable(', '.join(values), 200)}"
             )
     return {
-        name: _fitting(value, np.asarray(given[name]), source) for name, value in values.items()
-    }
-
-
-def _fitting(value: ValueInfoProto, array: Array, source: str) -> Array:
-    dtype = numpy_dtype(dtype_name(value))
-    dims = [
-        d.dim_value if d.HasField("dim_value") else -1 for d in value.type.tensor_type.shape.dim
-    ]
-    has_shape = value.type.tensor_type.HasField("shape")
-    fits = not has_shape or (
-        len(dims) == array.ndim
-        and all(want in (-1, size) for want, size in zip(dims, array.shape, strict=True))
-    )
-    number = array.dtype.kind in "biuf" or is_floating(array.dtype)
-    same_kind = is_floating(dtype) or array.dtype.kind in "biu"
-    if not (fits and number and same_kind):
-        raise UsageError(
-            f"--inputs {source}: {printable(value.name, 60)} is {array.dtype} {list(array.shape)}; "
-            f"the graph takes {dtype.name} {[size if size >= 0 else '?' for size in dims]}"
+        name: fitting(
+            given[name], name, dtype_name(value), _shape(value), source, "the graph"
         )
-    return array.astype(dtype)
+        for name, value in values.items()
+    }  # fmt: skip
+
+
+def _shape(value: ValueInfoProto) -> tuple[int | str, ...] | None:
+    """Return the declared axes of an input, with "?" for those without a size."""
+    kind = value.type.tensor_type
+    sizes = (d.dim_value if d.HasField("dim_value") else "?" for d in kind.shape.dim)
+    return (*sizes,) if kind.HasField("shape") else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -54,6 +55,13 @@ class BuiltCases(CaseMaker):
         case = dataclasses.replace(base, name=f"{CHANGED}{name}", about=f"another {name}")
         return self._case(case, inputs, base.valid())
 
+    def own(self, name: str, about: str, given: Mapping[str, np.ndarray]) -> Case:
+        """Return the case of inputs of the user's own, with the logits of all new tokens."""
+        if LOGIT_INDEX in self.axes and LOGIT_INDEX not in given:
+            batch, query = next(iter(given.values())).shape[:2]
+            given = {**given, LOGIT_INDEX: np.tile(np.arange(query), (batch, 1))}
+        return super().own(name, about, given)
+
     def _case(self, situation: Situation, inputs: Arrays, _: np.ndarray) -> Case:
         return Case(situation.name, situation.kind, self.sizes(situation), inputs, situation.about)
 
@@ -69,8 +77,10 @@ class BuiltCases(CaseMaker):
             sizes[TOTAL] = past + query
         if any(end.of == "encoder" for end in self.entry.inputs.values()):
             sizes[ENCODED] = super().sizes(situation)[KEYS]
-        return sizes | (
-            {LOGIT_COUNT: min(query, 1 + number % 3)} if LOGIT_INDEX in self.axes else {}
+        return (
+            sizes
+            | ({LOGIT_COUNT: min(query, 1 + number % 3)} if LOGIT_INDEX in self.axes else {})
+            | {axis: size for axis, size in situation.sizes.items() if axis in (KEYS, LOGIT_COUNT)}
         )
 
     def inputs(self, situation: Situation, seed: str) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +43,7 @@ from attn_export.parts.whole_models.loaded_model import (
     load_to_build,
     type_of,
 )
+from attn_export.parts.whole_models.lora_adapter import merge_adapter
 from attn_export.parts.whole_models.model_caches import step_limit
 from attn_export.parts.whole_models.model_capture import CapturedDecoder
 from attn_export.parts.whole_models.model_cases import (
@@ -59,6 +60,7 @@ from attn_export.parts.whole_models.model_reference import (
 )
 from attn_export.parts.whole_models.model_rewrites import rewrite_weights
 from attn_export.parts.whole_models.own_call import OwnCall
+from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes
 from attn_export.parts.whole_models.quantised_decoder import (
     BUDGET_OF_CACHE,
     QuantisedModelOracle,
@@ -91,13 +93,14 @@ _IN_PLACE, _APPEND = "in-place", "append"
 
 
 def subject_of_model(
-    model: Any, *, all_logits: bool = False, cache: str = _IN_PLACE, dtype: str = "float32",
-    kv_dtype: str = "none", layers: str = "", max_len: int = 0, text_only: bool = False,
-    weights_dtype: str = "none",
+    model: Any, *, adapter: Path | str | None = None, all_logits: bool = False,
+    cache: str = _IN_PLACE, dtype: str = "float32", kv_dtype: str = "none", layers: str = "",
+    max_len: int = 0, text_only: bool = False, weights_dtype: str = "none",
 ) -> Subject:  # fmt: skip
     """Return a subject for a decoder of transformers.
 
     `model`: The folder of a checkpoint, or a model of transformers.
+    `adapter`: The folder of a LoRA adapter, which is merged into the weights.
     `all_logits`: Whether all logits are wanted, so that there is no input `logit_index`.
     `cache`: How the caches of a decoder grow: ``"in-place"`` or ``"append"``.
     `dtype`: The type of weights, caches and logits.
@@ -108,6 +111,8 @@ def subject_of_model(
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
     """
     is_ours, (loaded, notes) = isinstance(model, str | Path), load_to_build(model, dtype)
+    if adapter is not None:
+        notes = *notes, merge_adapter(adapter, model, loaded)
     weights, rounds, part = None, rounded_cache(kv_dtype), None
     _check(
         loaded, dtype, weights_dtype=weights_dtype, kv_dtype=kv_dtype, cache=cache, layers=layers
@@ -135,15 +140,17 @@ def subject_of_model(
     if loaded.config.is_encoder_decoder:
         subject.encoder = BuiltCrossEncoder(loaded, notes)
     if not layers:
-        _tell_left_out(subject, loaded, Path(model) if is_ours else None, accepts=text_only)
+        beside = left_out_beside(Path(model), adapter) if is_ours else {}
+        _tell_left_out(subject, loaded, beside, accepts=text_only)
     return subject
 
 
-def _tell_left_out(subject: Subject, model: Any, folder: Path | None, *, accepts: bool) -> None:
+def _tell_left_out(
+    subject: Subject, model: Any, beside: Mapping[str, str], *, accepts: bool
+) -> None:
     """Note first what a model has and its graphs lack; refuse it, unless the user accepts that."""
     parts = [subject, *([subject.encoder] if subject.encoder is not None else [])]
     unused = left_out_of(model, lambda: [x.call(x.module, x.inputs) for x in parts])
-    beside = left_out_beside(folder) if folder is not None else {}
     # What a model that generates no text does not use is of no use to its callers.
     refused = {**beside, **(unused if model.can_generate() else {})}
     if refused and not accepts:
@@ -198,9 +205,19 @@ def built_graphs(folder: Path) -> tuple[list[str], ModelKeywords]:
     return graphs, options
 
 
-def built_reference(subject: _BuiltModel, reduce: Callable[[Path], tuple[str, ...]]) -> Reference:
-    """Return the reference for a graph that was built of a model."""
-    interface, plan = subject.interface(), subject.plan()
+def built_reference(
+    subject: _BuiltModel, reduce: Callable[[Path], tuple[str, ...]],
+    read: Callable[..., OwnInputs],
+) -> Reference:  # fmt: skip
+    """Return the reference for a graph that was built of a model.
+
+    `read`: Reads the user's own inputs of graphs.
+    """
+    interface, plan, maker = subject.interface(), subject.plan(), subject.maker()
+    module: Any = subject.module
+    own = read([maker.entry], module.model)
+    given = own.cases(maker, _PROMISES, pads_any=True)
+    plan = dataclasses.replace(plan, cases=(*plan.cases, *given), notes=own_notes(own))
     return judged_by_model(subject, interface, plan, lambda _: subject.own_oracle(), reduce=reduce)
 
 
@@ -296,8 +313,7 @@ class _BuiltModel(Subject):
         """Return the cases: a cover of lengths and pasts, and those across windows and chunks."""
         limits = dataclasses.replace(self.limits, cases=min(_MOST_CASES, self.limits.cases))
         entry, appends = self._ends.entry, self._ends.appends
-        axes = {n: x.shape for n, x in self._ends.inputs.items()} | dict(self._ends.outputs)
-        maker = BuiltCases(entry, limits, axes, pads_left=False)
+        maker = self.maker()
         cover = situations(entry, limits, _PROMISES - ({"ragged"} if appends else set()))
         chosen = [
             each.with_equal_pasts() if appends else each
@@ -305,6 +321,11 @@ class _BuiltModel(Subject):
             if each.kind != WHOLE_DECODE and (each.tokens == "random" or entry.one("ids"))
         ]
         return Plan(maker.cases(tuple(chosen)), (), self.interface(), is_settled=True)
+
+    def maker(self) -> BuiltCases:
+        """Return what makes the inputs of cases."""
+        axes = {n: x.shape for n, x in self._ends.inputs.items()} | dict(self._ends.outputs)
+        return BuiltCases(self._ends.entry, self.limits, axes, pads_left=False)
 
     def own_oracle(self) -> ModelOracle:
         """Return the source of the truth: the model as transformers runs it."""

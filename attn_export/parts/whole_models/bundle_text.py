@@ -75,7 +75,7 @@ class BundleText:
         try:
             if self._child is None:
                 if not self._path.is_file():
-                    raise UsageError(f"{self._path.parent} has no {TOKENIZER}; give --ids 1,2,3")
+                    raise UsageError(f"{self._path.parent} has no {TOKENIZER}; give token ids")
                 _refuse_large(self._path)
                 command = child_command(f"{__name__}:_serve", limits, str(self._path))
                 self._child = Child(command)

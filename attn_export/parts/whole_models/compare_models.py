@@ -34,7 +34,9 @@ from attn_export.parts.whole_models.loaded_model import (
     left_out_note,
     load_model,
 )
+from attn_export.parts.whole_models.lora_adapter import merge_adapter
 from attn_export.parts.whole_models.model_reference import is_half, reference_of
+from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes, read_own
 from attn_export.quality import OF_LOGITS, Budget, is_logits
 from attn_export.results import CHANGED, Report
 from attn_export.runtimes.run_options import RunOptions
@@ -59,6 +61,8 @@ def compare_models(
     *,
     layout: str | None = None,
     names: Mapping[str, str] | None = None,
+    inputs: Sequence[str] = (),
+    adapter: Path | str | None = None,
     output: Path | str | None = None,
 ) -> Report:
     """Judge the graphs of an exported model by the model as transformers runs it.
@@ -67,20 +71,26 @@ def compare_models(
     `graphs`: The folder of the graphs, or one graph.
     `layout`: One of `LAYOUTS`; by default as recognised.
     `names`: `{name that a layout has: name in the graphs}` where they differ.
+    `inputs`: Files or functions with inputs of the user's own, which are cases, too.
+    `adapter`: The folder of a LoRA adapter, which is merged into the weights of the checkpoint.
 
     Returns:
         One report on all graphs. With `output`, each has a bundle in a folder of its name there.
     """
     run = RunOptions.of(run)
     built, options = built_graphs(Path(graphs))
+    folder = Path(model) if isinstance(model, str | Path) else None
     if built:
-        of_build: dict[str, Any] = {**options, "text_only": True}
+        of_build: dict[str, Any] = {**options, "text_only": True, "adapter": adapter}
         subject = functools.cache(lambda: subject_of_model(model, **of_build))
-        return _compare_built(subject, Path(graphs), built, run, output)
+        read = functools.partial(read_own, inputs, folder=folder)
+        return _compare_built(subject, Path(graphs), built, run, output, read)
     exported = read_export(Path(graphs), layout, names)
     _refuse_unmeasured(exported, run.budgets)
     run.progress.phase("reading the checkpoint")
     own, notes = load_model(model)
+    given = read_own(inputs, exported.entries, own, folder)
+    notes = *notes, *own_notes(given)
     reports, phases = dict[str, Report](), list[str]()
     budgets = {entry.phase: run.budgets or _budgets_of(entry) for entry in exported.entries}
     most_bytes = MOST_BYTES // (len(budgets) + sum(map(bool, budgets.values())))
@@ -89,10 +99,13 @@ def compare_models(
         dtype: in_dtype(own, (), dtype, f"judged as {dtype}, the type of the graphs")
         for dtype in dict.fromkeys(types.values())
     }
+    if adapter is not None:
+        # In the type of the graphs, as who loads the base in it and merges then.
+        notes = *notes, merge_adapter(adapter, model, own, *(one for one, _ in models.values()))
     notes = *notes, *dict.fromkeys(note for _, told in models.values() for note in told)
     for entry in exported.entries:
         reference = functools.partial(
-            reference_of, promises=exported.layout.promises,
+            reference_of, promises=exported.layout.promises, own=given,
             reduce=functools.partial(reduce_evidence, most_bytes=most_bytes),
         )  # fmt: skip
         one = dataclasses.replace(run, budgets=budgets[entry.phase])
@@ -102,10 +115,9 @@ def compare_models(
         reports |= found
         phases += told
     joined = Report.joined(Path(graphs).absolute().name, reports)
-    return dataclasses.replace(
-        joined,
-        notes=(*_left_out(model), *_layout_notes(exported), *phases, *notes, *joined.notes),
-    )
+    left_out = left_out_note(left_out_beside(folder, adapter) if folder is not None else {})
+    notes = *left_out, *_layout_notes(exported), *phases, *notes, *joined.notes
+    return dataclasses.replace(joined, notes=notes)
 
 
 def _judge_entry(
@@ -172,15 +184,18 @@ def _type_of(entry: Entry) -> str:
 
 def _compare_built(
     subject: Callable[[], Any], folder: Path, graphs: Sequence[str], run: RunOptions,
-    output: Path | str | None,
+    output: Path | str | None, read: Callable[..., OwnInputs],
 ) -> Report:  # fmt: skip
-    """Judge graphs of our own, which take tokens by the lengths of pasts and have no masks."""
+    """Judge graphs of our own, which take tokens by the lengths of pasts and have no masks.
+
+    `read`: Reads the user's own inputs of graphs.
+    """
     if run.budgets:
         raise UsageError(f"a budget of {run.budgets[0]}: {folder} is not quantised; leave it out")
     reduce = functools.partial(reduce_if_large, most_bytes=MOST_BYTES // len(graphs))
     reports = {
         Path(name).stem: _compare(
-            lambda: built_reference(subject(), reduce), folder / name, run,
+            lambda: built_reference(subject(), reduce, read), folder / name, run,
             Path(output) / Path(name).stem if output else None,
         )
         for name in graphs
@@ -252,11 +267,6 @@ def _compare_strictly(
         read = functools.partial(reference, changed, entry)
         report = _compare(read, path, plain, output)
         return dataclasses.replace(report, model=entry.path), [note]
-
-
-def _left_out(model: Any) -> tuple[str, ...]:
-    """Return a note on what belongs to the model of a folder, and is not judged."""
-    return left_out_note(left_out_beside(Path(model)) if isinstance(model, str | Path) else {})
 
 
 def _layout_notes(exported: ExportedModel) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from attn_export.parts.whole_models.changed_models import (
     layer_of,
     run_cost,
 )
+from attn_export.parts.whole_models.lora_adapter import other_adapters
 from attn_export.parts.whole_models.module_mistakes import (
     other_activations,
     other_ends,
@@ -48,8 +49,9 @@ from attn_export.parts.whole_models.tried_mistakes import (
 _Run = Callable[[nn.Module], Mapping[str, np.ndarray]]
 
 _ROWS = (
-    other_activations, other_inputs, other_masks, other_numbers, other_forwards, other_configs,
-    other_frequencies, other_parameters, other_ends, exchanged_parameters, scaled_parameters,
+    other_adapters, other_activations, other_inputs, other_masks, other_numbers, other_forwards,
+    other_configs, other_frequencies, other_parameters, other_ends, exchanged_parameters,
+    scaled_parameters,
 )  # fmt: skip
 """Sources of wrong variants of a model, the most likely first."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attn_export.errors import AttnExportError, ExportError, one_line
+from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
 from attn_export.parts.whole_models.export_layouts import End, Entry
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseMaker, Situation
@@ -89,8 +89,13 @@ def named_shapes(
     }
 
 
-def output_shapes(call: ModelCall, inputs: Mapping[str, torch.Tensor]) -> list[tuple[int, ...]]:
-    """Return the shapes of the outputs of a run."""
+def output_shapes(
+    call: ModelCall, inputs: Mapping[str, torch.Tensor], given: str = ""
+) -> list[tuple[int, ...]]:
+    """Return the shapes of the outputs of a run.
+
+    `given`: What the inputs are, if they are the user's own.
+    """
     try:
         with torch.no_grad():
             return [tuple(tensor.shape) for tensor in call(**inputs)]
@@ -98,6 +103,9 @@ def output_shapes(call: ModelCall, inputs: Mapping[str, torch.Tensor]) -> list[t
         raise
     except Exception as error:  # as various as the models
         name = call.entry.path.name
+        if given:
+            text = f"--inputs {given}: the model refuses them: {one_line(error)}"
+            raise UsageError(text) from error
         raise ExportError(f"{name}: the model cannot run: {one_line(error)}") from error
 
 

@@ -82,8 +82,10 @@ def _name(dtype: torch.dtype | str) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+ADAPTER = "adapter_config.json"
+
 _BESIDE = {
-    "adapter_config.json": ("an adapter", "merge it, as peft's merge_and_unload does"),
+    ADAPTER: ("an adapter", "merge it with --adapter FOLDER"),
     "modules.json": (
         "what sentence-transformers adds, as pooling", "compute that of last_hidden_state",
     ),
@@ -91,12 +93,15 @@ _BESIDE = {
 """Files of a checkpoint that say what else belongs to the model, with what to do."""
 
 
-def left_out_beside(folder: Path) -> dict[str, str]:
-    """Return what belongs to a model by other files of its folder, with what to do."""
+def left_out_beside(folder: Path, adapter: Path | str | None = None) -> dict[str, str]:
+    """Return what belongs to a model by other files of its folder, with what to do.
+
+    `adapter`: The folder of an adapter that is merged.
+    """
     return {
         f"{what} ({name})": advice
         for name, (what, advice) in _BESIDE.items()
-        if (folder / name).exists()
+        if (folder / name).exists() and not (adapter and name == ADAPTER)
     }
 
 

@@ -6,11 +6,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from attn_export.cases.draw import MAX_SIZE, generator
+from attn_export.commands.given_inputs import solved_sizes
+from attn_export.errors import UsageError
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
 from attn_export.spec import Shape
@@ -35,6 +37,8 @@ class Situation:
         kind: The kind of the case.
         side: Where the new tokens of shorter batch elements are padded; pasts are on the left.
         tokens: ``"random"``, ``"largest"``, ``"equal"`` or ``"special"``.
+        slots: Which slots hold tokens, if that is more than `new` and `past` say.
+        sizes: The sizes of axes, of inputs of the user's own.
     """
 
     name: str
@@ -44,6 +48,8 @@ class Situation:
     side: str = "left"
     tokens: str = "random"
     kind: str = "shape"
+    slots: np.ndarray | None = None
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def with_equal_pasts(self) -> Situation:
         """Return the same with the longest past in all batch elements."""
@@ -51,6 +57,8 @@ class Situation:
 
     def valid(self) -> np.ndarray:
         """Return which slots hold tokens, bool `[B, P + L]`."""
+        if self.slots is not None:
+            return self.slots
         query, past = max(self.new), max(self.past)
         new, old = np.array(self.new)[:, None], np.array(self.past)[:, None]
         at = np.arange(query)
@@ -120,7 +128,7 @@ def _even(
     """Yield situations whose batch elements all have the same lengths."""
     counts, has_past = itertools.cycle(batches), bool(entry.having("past"))
 
-    def even(name: str, about: str, new: int, past: int, **changes: str) -> Situation:
+    def even(name: str, about: str, new: int, past: int, **changes: Any) -> Situation:
         batch = batches[0] if changes or name == BASE else next(counts)
         return Situation(name, about, (new,) * batch, (past,) * batch, **changes)
 
@@ -236,6 +244,28 @@ class CaseMaker:
             inputs[name] = other[name]
         return self._case(case, inputs, valid)
 
+    def own(self, name: str, about: str, given: Mapping[str, np.ndarray]) -> Case:
+        """Return the case of inputs of the user's own; those that are left out follow from them.
+
+        Pasts that are left out are empty.
+        """
+        shapes = {end: self.axes[end] for end in given}
+        sizes = {PAST: 0, QUERIES: 1} | solved_sizes(given, shapes, about)
+        past = sizes[PAST]
+        total = past + sizes[QUERIES]
+        if sizes.setdefault(TOTAL, total) != total:
+            raise UsageError(
+                f"--inputs {about}: a mask of {sizes[TOTAL]} for {past} past and {sizes[QUERIES]} "
+                f"new tokens; give {total}"
+            )
+        mask = next((given[e.name] for e in self.entry.having("mask") if e.name in given), None)
+        slots = np.ones((sizes[BATCH], sizes[TOTAL]), bool) if mask is None else mask != 0
+        new, old = (sizes[QUERIES],) * sizes[BATCH], (past,) * sizes[BATCH]
+        situation = Situation(name, about, new, old, slots=slots, sizes=sizes)
+        inputs = self.inputs(situation, name)
+        inputs |= {end: array for end, array in given.items() if end in inputs}
+        return self._case(situation, inputs, situation.valid())
+
     def _case(self, situation: Situation, inputs: Arrays, valid: np.ndarray) -> Case:
         # The free slots of a cache that rolls are no evidence.
         rolls = any(end.rolls for end in self.entry.having("past"))
@@ -259,6 +289,7 @@ class CaseMaker:
         return {
             BATCH: len(situation.new), QUERIES: query, PAST: past, TOTAL: past + query,
             KEYS: 5 if situation.name.startswith((BASE, CHANGED)) else states,
+            **situation.sizes,
         }  # fmt: skip
 
     def inputs(self, situation: Situation, seed: str) -> dict[str, np.ndarray]:

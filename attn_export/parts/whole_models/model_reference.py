@@ -44,6 +44,7 @@ from attn_export.parts.whole_models.model_oracle import (
     ModelOracle,
     is_large_model,
 )
+from attn_export.parts.whole_models.own_inputs import OwnInputs
 from attn_export.quality import Budget
 from attn_export.spec import Shape
 from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, TOTAL, Roles
@@ -62,12 +63,14 @@ def reference_of(
     promises: frozenset[Promise],
     reduce: Callable[[Path], tuple[str, ...]] | None = None,
     *,
+    own: OwnInputs | None = None,
     of_float: Any = None,
     budgets: tuple[Budget, ...] = (),
     is_float_model: bool = False,
 ) -> Reference:
     """Return the reference for one graph, with the cases that its layout allows.
 
+    `own`: The user's own inputs.
     `of_float`: The float model from which `budgets` limit the distance, if there are any.
     `is_float_model`: Whether the graph is quantised, and the model is not.
     """
@@ -79,7 +82,8 @@ def reference_of(
         entry, limits, pads_left="left" in promises,
     )  # fmt: skip
     maker = make_cases(axes=axes)
-    chosen = situations(entry, limits, _fitting(entry, promises))
+    fitting = _fitting(entry, promises)
+    chosen = situations(entry, limits, fitting)
     if entry.one("features") and not entry.one("ids"):
         chosen = tuple(feature_situations(entry, least_length(model)))
     # Axes of 1 in an example would be taken for fixed ones.
@@ -102,7 +106,10 @@ def reference_of(
     subject = Subject(call, lambda *_: example, named, list(entry.outputs), relations=sums)
     subject.roles = Roles(caches=_caches(entry))
     interface = Interface(subject.input_descriptions(), out_axes, sums=sums, roles=subject.roles)
-    plan = Plan(maker.cases(chosen), (), interface, is_settled=True)
+    given = [*own.cases(maker, fitting)] if own else []
+    for case in given:
+        output_shapes(call, {n: torch.from_numpy(a) for n, a in case.inputs.items()}, case.about)
+    plan = Plan((*maker.cases(chosen), *given), (), interface, is_settled=True)
     loose = {e.name for e in entry.outputs.values() if 0 < len(e.shape) != len(out_axes[e.name])}
     is_narrow = is_half(entry.path) or bool(quantised_operators(entry.path))
     is_narrow |= any(weight.dtype != torch.float32 for weight in model.parameters())
@@ -223,9 +230,10 @@ def _tables(model: Any) -> list[int]:
 def _limits_for(model: Any, entry: Entry) -> CaseLimits:
     """Return the limits of a model, with those of caches whose size a graph fixes."""
     limits = limits_of(model)
-    sizes = (end.shape[1] for end in entry.having("past") if len(end.shape) == 3)
+    sizes = [end.shape[1] for end in entry.having("past") if len(end.shape) == 3]
     longest = min([limits.longest, *(size for size in sizes if isinstance(size, int))])
-    return dataclasses.replace(limits, longest=longest)
+    positions = min([limits.positions, *(size for size in sizes if isinstance(size, int))])
+    return dataclasses.replace(limits, longest=longest, positions=positions)
 
 
 def _fitting(entry: Entry, promises: frozenset[Promise]) -> frozenset[Promise]:
