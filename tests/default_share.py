@@ -16,6 +16,14 @@ from attn_export.system_info import reuse_memory
 
 Items = list[pytest.Item]
 
+QUICK = {
+    "bundle/test_golden.py",
+}
+"""The files that run with --quick: those of every room that need least time for what they cover.
+
+They need no other runtimes and no Chromium. Measured by the CPU time of each test on 2026-11-28.
+"""
+
 LONGEST = 32
 """The largest of `blocks.BLOCKS` for which builds in the processes of the tests have cases."""
 

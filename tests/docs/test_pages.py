@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from conftest import ROOT
 from pages import FIRST, PAGES, WRITTEN, after_the_first_command, blocks, run
 from shared import extended, missing
 
+from attn_export.commands.main import cli
 from attn_export.errors import AttnExportError
 from attn_export.spec import AttentionSpec
 
@@ -35,9 +38,10 @@ SLOW = {
 LONG = {
     "ci", "sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence",
     "low-precision", "dry-run", "other-cpus", "whole-models", "build-models",
-    "judge-a-model", "ship-to-cpp", "parity-in-ci",
+    "judge-a-model", "ship-to-cpp", "parity-in-ci", "commands", "graphs-of-others", "runtimes",
+    "value-ranges",
 }  # fmt: skip
-"""Pages that take long, which `--all` runs."""
+"""Pages that take long, which `--all` runs. By default their commands are only read."""
 
 FROM_CODE = runpy.run_path(str(ROOT / "scripts" / "update_docs"), run_name="not main")
 
@@ -76,6 +80,17 @@ def test_commands_and_snippets_work_in_the_order_of_the_page(
                 cwd=folder, capture_output=True, text=True,
             )  # fmt: skip
             assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_has_the_options_that_it_is_given(page: Path):
+    with click.Context(cli) as parent:
+        for line in {line for block in blocks(page) for line in block.commands} - ELSEWHERE:
+            program, *words = shlex.split(line, comments=True)
+            if program == "scripts/attn-export" and not {"--help", "--version"} & {*words}:
+                command = cli.get_command(parent, words[0])
+                assert command is not None, line
+                command.make_context(words[0], words[1:], parent)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
