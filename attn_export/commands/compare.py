@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from attn_export.bundle.manifest import GOLDEN, dimensions, failed_folder, staging
-from attn_export.commands.compare_whole import compare_models
+from attn_export.commands.compare_whole import compare_models, compare_quantised
 from attn_export.commands.compared_graph import (
     match_names,
     read_compared,
@@ -146,6 +146,10 @@ def compare_command(
     with fixed_graphs([graph] if graph else graphs, fixed) as (*others, judged):
         reference = functools.partial(load_subject, module) if module else others[0]
         with destinations.job(judged.stem, run) as run:
+            if module and run.budgets:
+                given = {name: options[name] for name in ("names", "inputs")}
+                report = compare_quantised(reference, judged, run, output=output, **given)
+                return destinations.render(report, output)
             report = compare(reference, judged, run, output=output, **options)
         bundle = output if output is None or report.passed else failed_folder(output)
         return destinations.render(report, bundle)
@@ -235,7 +239,7 @@ def judge_graph(
         reference = read()
         if run.budgets and not reference.is_float_model:
             raise UsageError(
-                f"a budget of {run.budgets[0]}, which is for graphs of whole models; leave it out"
+                f"a budget of {run.budgets[0]}, which is for --module or --model; leave it out"
             )
         names = match_names(compared, reference, given)
         pool.add([compared.file])

@@ -17,6 +17,13 @@ def is_whole_model(of: Any) -> bool:
     return any(base.__name__ == "PreTrainedModel" for base in type(of).__mro__)
 
 
+def compare_quantised(load: Any, graph: Path, run: RunOptions, **options: Any) -> Report:
+    """Judge a quantised graph of a module by budgets: see the part that does it."""
+    part = models_module("compares", ("torch",))
+    report: Report = part.compare_quantised(load, graph, run, **options)
+    return report
+
+
 def compare_models(model: Any, graphs: Path | str, run: RunOptions, **options: Any) -> Report:
     """Judge graphs of a whole model: see the part that does it."""
     report: Report = models_module("compares").compare_models(model, graphs, run, **options)

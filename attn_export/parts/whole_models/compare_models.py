@@ -20,6 +20,7 @@ from attn_export.parts.whole_models.built_model import (
     built_reference,
     subject_of_model,
 )
+from attn_export.parts.whole_models.compare_quantised import compare_quantised
 from attn_export.parts.whole_models.export_layouts import Entry, ExportedModel, read_export
 from attn_export.parts.whole_models.integer_weights import (
     integers_note,
@@ -45,6 +46,8 @@ from attn_export.truth.stored_evidence import (
     reduce_evidence,
     reduce_if_large,
 )
+
+__all__ = ["compare_models", "compare_quantised"]
 
 _NOT_PROMISED = {
     "batch": "batches", "left": "padding on the left", "right": "padding on the right",

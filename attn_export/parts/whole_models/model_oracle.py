@@ -203,13 +203,16 @@ class FloatModelOracle(ModelOracle):
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, which allows any error."""
         with self._threads_for(case):
-            eager, truth = self.eager(case.inputs), self.truth(case.inputs)
-        expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
-        any_error = Allowed(math.inf, math.inf)
-        allowed = {n: any_error if is_floating(t.dtype) else None for n, t in expected.items()}
-        return Golden(
-            case, expected, eager, allowed, {}, determined=case.judged_rows, budgets=self._budgets
-        )
+            return budgeted(self, case, self._budgets)
+
+
+def budgeted(oracle: Oracle, case: Case, budgets: tuple[Budget, ...]) -> Golden:
+    """Return a case with its truth, which allows any error: budgets alone judge it."""
+    eager, truth = oracle.eager(case.inputs), oracle.truth(case.inputs)
+    expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
+    any_error = Allowed(math.inf, math.inf)
+    allowed = {n: any_error if is_floating(t.dtype) else None for n, t in expected.items()}
+    return Golden(case, expected, eager, allowed, {}, determined=case.judged_rows, budgets=budgets)
 
 
 @contextlib.contextmanager
