@@ -180,6 +180,7 @@ AS_OTHERS = {
     "float64/fused_attention: group_query_attention",
     "float64/fused_attention: multi_head_attention",
     "float64/fused_attention: packed_attention",
+    "float64/fused_layers: embed_layer_norm",
     "float64/fused_layers: mixture_of_experts",
     "parts/linear_attention/linear_operator: _linear_attention",
     "parts/whole_models/built_model: subject_of_model",

@@ -9,17 +9,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx.reference.op_run import OpRun
 
 from attn_export.explain.eager_values import MANY_NUMBERS, distance, is_mask
 from attn_export.float64 import ReferenceStep
 from attn_export.float64.evaluate import Evaluation, Values
-from attn_export.graph.load import inlined, load_model
 from attn_export.tensorfile import Array
 
 _RELATED = 0.7
@@ -33,27 +29,6 @@ _NEIGHBOURS = 10
 
 _JUMP = 4.0
 """The factor by which the distance grows at a node that does more than round."""
-
-
-class DequantizeLinear(OpRun):
-    """`DequantizeLinear` before opset 19, which the reference evaluator lacks."""
-
-    op_domain = ""
-
-    def _run(
-        self, x: Array, scale: Array, zero: Array | None = None, **attributes: Any
-    ) -> tuple[Array]:
-        axis = attributes.get("axis") or 1
-        shape = [-1 if at == axis % x.ndim else 1 for at in range(x.ndim)] if scale.size > 1 else []
-        shifted = x.astype(np.float64) - (0 if zero is None else zero.reshape(shape))
-        return (np.asarray(shifted * scale.reshape(shape)),)
-
-
-def load_quantised(path: Path) -> Evaluation:
-    """Read a graph that quantises, of any opset."""
-    model = inlined(load_model(path))
-    opset = next((o.version for o in model.opset_import if not o.domain), 0)
-    return Evaluation(model, path.name, [DequantizeLinear] if opset < 19 else [])
 
 
 @dataclasses.dataclass(frozen=True)

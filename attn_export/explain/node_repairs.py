@@ -115,11 +115,13 @@ def node_repair(
     known = [(case, values) for case, values in computed if values is not None]
     if not known or known[0][0] is not cases[0]:
         return None
-    near, cost = _near(evaluation, first.node, known[0][1]), len(evaluation.nodes) * 1e-4
-    alone = ((node, [node]) for node in near)
+    near, of_masks = _near(evaluation, first.node), _of_masks(evaluation, known[0][1])
+    cost = len(evaluation.nodes) * 1e-4
+    alone = ((node, [node]) for node in (*near, *of_masks))
     alike = ((node, _alike(evaluation, node)) for node in near[: _BEHIND + 1])
     for node, changed in (*alone, *(each for each in alike if len(each[1]) > 1)):
-        for repair in _repairs(node, known[0][1]):
+        repairs = _repairs(node, known[0][1])
+        for repair in repairs if node in near else _of_elements(node, known[0][1]):
             if out_of_time(cost):
                 return None
             if all(_makes_right(graph, repair, changed, case, values) for case, values in known):
@@ -141,8 +143,8 @@ def _alike(graph: Evaluation, one: onnx.NodeProto) -> list[onnx.NodeProto]:
     ]  # fmt: skip
 
 
-def _near(graph: Evaluation, name: str, values: Values) -> list[onnx.NodeProto]:
-    """Return nodes near to one: itself, those behind it, those before it, then those of masks."""
+def _near(graph: Evaluation, name: str) -> list[onnx.NodeProto]:
+    """Return nodes near to one: itself, those behind it, then those before it."""
     start = next((n for n in graph.nodes if name in (n.name, n.output[0])), None)
     if start is None:
         return []
@@ -155,11 +157,14 @@ def _near(graph: Evaluation, name: str, values: Values) -> list[onnx.NodeProto]:
     for _ in range(_BEFORE):
         level = [graph.producer[x] for node in level for x in node.input if x in graph.producer]
         before += level
-    of_masks = [
+    return list({id(node): node for node in (*behind, *before)}.values())
+
+
+def _of_masks(graph: Evaluation, values: Values) -> list[onnx.NodeProto]:
+    return [
         n for n in graph.nodes
         if n.op_type in {*_COMPARED, *_JOINED, "Not", "Where"} or _hides_little(values[n.output[0]])
     ]  # fmt: skip
-    return list({id(node): node for node in (*behind, *before, *of_masks)}.values())
 
 
 def _hides_little(value: object) -> bool:
@@ -204,24 +209,24 @@ def _repairs(node: onnx.NodeProto, values: Values) -> Iterator[_Repair]:
     if len(node.output) > 1 or not isinstance(value, np.ndarray):
         return
     is_float = value.dtype.kind == "f" and value.size > 1
-    if _hides_little(value):
-        text = f"adds {value.min():.6g} to the scores of hidden keys, and should add a huge number"
-        yield _Repair(text, _hidden, of_output=True)
     if node.op_type in _ACTIVATIONS and is_float:
         has_bias = "Gelu" in node.op_type and len(operands) == 2
         for name, function in _OF_ONE.items():
             text = "should not be there" if name == "Identity" else f"should be {name}"
             if name != node.op_type:
                 yield _Repair(text, _with_bias(function) if has_bias else _first(function))
-    yield from _of_elements(node)
+    yield from _of_elements(node, values)
     yield from _of_axes(node, value.ndim, operands)
     for name, function in _OF_ONE.items() if is_float else ():
         if name not in (node.op_type, "Identity"):
             yield _Repair(f"should be followed by {name}", function, of_output=True)
 
 
-def _of_elements(node: onnx.NodeProto) -> Iterator[_Repair]:
-    kind = node.op_type
+def _of_elements(node: onnx.NodeProto, values: Values) -> Iterator[_Repair]:
+    kind, value = node.op_type, values[node.output[0]]
+    if isinstance(value, np.ndarray) and _hides_little(value):
+        text = f"adds {value.min():.6g} to the scores of hidden keys, and should add a huge number"
+        yield _Repair(text, _hidden, of_output=True)
     for table in (_OF_TWO, _COMPARED, _JOINED):
         if kind in table and len(node.input) == 2:
             yield from (_Repair(f"should be {n}", f) for n, f in table.items() if n != kind)

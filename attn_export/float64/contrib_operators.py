@@ -42,6 +42,20 @@ class MatMulNBits(OpRun):
         return round_by_block(x, block, Steps({}))
 
 
+class DequantizeLinear(OpRun):
+    """`DequantizeLinear` before opset 19, which the reference evaluator lacks."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: Array, scale: Array, zero: Array | None = None, **attributes: Any
+    ) -> tuple[Array]:
+        axis = attributes.get("axis") or 1
+        shape = [-1 if at == axis % x.ndim else 1 for at in range(x.ndim)] if scale.size > 1 else []
+        shifted = x.astype(np.float64) - (0 if zero is None else zero.reshape(shape))
+        return (np.asarray(shifted * scale.reshape(shape)),)
+
+
 class GatherBlockQuantized(OpRun):
     """Rows of a table of integers, dequantised."""
 

@@ -21,7 +21,7 @@ from onnx.reference.ops.op_loop import Loop as ReferenceLoop
 from attn_export.errors import GraphError, one_line
 from attn_export.float64.attention_steps import StepChange, attention
 from attn_export.float64.bounded import BoundedEvaluator, CountedSteps, UnboundedError
-from attn_export.float64.contrib_operators import CONTRIB_OPERATORS
+from attn_export.float64.contrib_operators import CONTRIB_OPERATORS, DequantizeLinear
 from attn_export.graph.load import inlined, load_model
 from attn_export.parts import parts
 from attn_export.tensorfile import Array, to_float64
@@ -30,6 +30,9 @@ Values = Mapping[str, Array | None]
 
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 NARROW = FLOATS - {onnx.TensorProto.FLOAT}
+_WITH_BLOCKS = 19
+"""The first opset whose `DequantizeLinear` the reference evaluator has."""
+
 ROUNDED_TO = "rounded_to"
 """Attribute that `widen_model` adds to a Cast: the narrower type to which it rounds in float64."""
 
@@ -124,6 +127,8 @@ class Evaluation:
     def __init__(
         self, model: onnx.ModelProto, name: str = "the graph", others: Sequence[type[OpRun]] = ()
     ) -> None:
+        opset = next((o.version for o in model.opset_import if not o.domain), 0)
+        others = [*others, *([DequantizeLinear] if opset < _WITH_BLOCKS else ())]
         try:
             self.proto: onnx.ModelProto = widen_model(model)
             self._evaluator = BoundedEvaluator(self.proto, new_ops=[*OPERATORS, *others])

@@ -9,8 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from attn_export.explain.distant_values import load_quantised, where_it_leaves
+from attn_export.explain.distant_values import where_it_leaves
 from attn_export.float64 import ReferenceStep
+from attn_export.float64.evaluate import Evaluation
 
 X = np.random.default_rng(0).standard_normal((4, 8))
 LAYERS, ROUNDED = 24, 0.01
@@ -60,12 +61,12 @@ def steps() -> list[ReferenceStep]:
     ],
 )
 def test_the_node_that_does_more_than_round_is_named(wrong, says, opset, tmp_path):
-    graph = load_quantised(graph_of(tmp_path, wrong, opset))
+    graph = Evaluation.load(graph_of(tmp_path, wrong, opset))
     assert says in where_it_leaves(graph, graph.values({"x": X}), steps())
 
 
 def test_where_nothing_resembles_the_model_any_more_is_said(tmp_path):
-    graph, model = load_quantised(graph_of(tmp_path, -1, 21)), steps()
+    graph, model = Evaluation.load(graph_of(tmp_path, -1, 21)), steps()
     others = np.random.default_rng(99).standard_normal((LAYERS, 4, 8)) * 50
     model[10:] = [ReferenceStep("add", "", other, (0,)) for other in others[: len(model) - 10]]
     text = where_it_leaves(graph, graph.values({"x": X}), model)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -141,7 +142,7 @@ def _with_field(
         for number, _ in layers.named_children()
     )
     if isinstance(new, dict):
-        return _with_number(model, field, kind, sentence, edits, built, old, new)
+        return _with_number(model, field, Variant(kind, sentence, edits, built), old, new)
     # The error of a softcap is linear in this power of it, which is 0 if there is none.
     power = -2.0 if kind == "softcap" else 1.0
     if type(new) is not float or (type(old) is not float and (old is not None or power > 0)):
@@ -157,22 +158,21 @@ def _with_field(
 
 
 def _with_number(
-    model: Any, field: tuple[str, str], kind: str, sentence: str, edits: tuple[Edit, ...],
-    built: nn.Module, old: Mapping[str, Any], new: Mapping[str, Any],
+    model: Any, field: tuple[str, str], variant: Variant, old: Mapping[str, Any],
+    new: Mapping[str, Any],
 ) -> Variant:  # fmt: skip
-    """Return a model whose rotary positions have another number, which may be sought."""
+    """Return a variant whose rotary positions have another number, if it is one, to be sought."""
     places = list(_differing(old, new))
     if len(places) != 1 or not all(type(x) is float for x in places[0][1:]):
-        return Variant(kind, sentence, edits, built)
+        return variant
     ((path, right, wrong),) = places
 
     def other(number: float) -> Variant:
-        changed_part = _replaced(old, path, number)
         of = f" of {path[0]}" if path[1:] else ""
         about = f"{path[-1]}{of} is {number:.6g} where the config says {right:g}"
-        return _with_field(model, field, kind, changed_part, about)
+        return _with_field(model, field, variant.kind, _replaced(old, path, number), about)
 
-    return Variant(kind, sentence, edits, built, (right, wrong), other)
+    return dataclasses.replace(variant, numbers=(right, wrong), other=other)
 
 
 def _differing(

@@ -154,12 +154,13 @@ def _judge_entry(
 
 def _where_it_leaves(reference: Reference, path: Path) -> str:
     """Return where a graph leaves the float model in the base case; "" if it is not known."""
-    from attn_export.explain.distant_values import load_quantised, where_it_leaves
+    from attn_export.explain.distant_values import where_it_leaves
+    from attn_export.float64.evaluate import Evaluation
 
     cases = reference.plan.cases if reference.plan else ()
     inputs = {name: array.copy() for name, array in cases[0].inputs.items()}
     try:
-        graph = load_quantised(path)
+        graph = Evaluation.load(path)
         values = graph.values(inputs)
     except GraphError:
         return ""
