@@ -284,3 +284,13 @@ def test_a_row_of_one_element_that_vanishes_gets_inputs_of_other_signs():
     assert usable.case.about == case.about
     for name, array in usable.case.inputs.items():
         assert np.array_equal(np.abs(array), np.abs(case.inputs[name]))
+
+
+def test_the_error_allowed_for_short_rows_depends_on_no_other_case():
+    # Their worst error is that of the row that nearly vanishes.
+    subject = Subject.from_spec(small_spec(embed_dim=64, num_kv_heads=1, head_dim=1))
+    near, case = case_of(subject, 3, 63, 0), case_of(subject, 3, 64, 0)
+    alone, after = Oracle(subject), Oracle(subject)
+    after.golden(near)
+    expected = alone.golden(case).allowed
+    assert after.golden(case).allowed == expected
