@@ -193,6 +193,7 @@ def test_the_core_names_a_dialect_of_a_part_and_verifies_its_graphs(
 
 
 @pytest.mark.parametrize("part", PARTS)
+@pytest.mark.every(4)
 def test_the_modules_of_a_part_are_imported_without_the_other_parts(part: str, tmp_path: Path):
     env = copy_without(tmp_path, *(other for other in PARTS if other != part))
     folder = tmp_path / "attn_export" / "parts" / part

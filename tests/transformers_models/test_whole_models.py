@@ -55,7 +55,8 @@ def test_a_model_without_a_cache_passes(name, implementation, layers, inputs, ou
 
 
 # With a window, without.
-@pytest.mark.parametrize("name", [pytest.param("mistral", marks=EXTENDED), "gpt2"])
+@pytest.mark.parametrize("name", ["mistral", "gpt2"])
+@pytest.mark.extended
 def test_every_layer_of_a_model_has_its_cache(name, tmp_path):
     built = Built(decoder(name), tmp_path)
     assert (built.count("Attention"), built.with_past) == (2, 2)

@@ -48,7 +48,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_a_module_of_transformers_becomes_one_node(name: str, tmp_path: Path, need):
     need("ort-cpu==1.32.0")
     with torch.random.fork_rng():

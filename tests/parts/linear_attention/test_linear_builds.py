@@ -50,6 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize("name", EACH)
+@pytest.mark.every(4)
 def test_every_graph_passes_in_every_runtime_that_has_the_operators(name: str, built, need):
     need(NEWER)
     report, bundle = built(name)
@@ -121,7 +122,7 @@ for name in sys.argv[3:]:
 
 
 @pytest.mark.parametrize("name", [each for each in EACH if "no state" not in each.values[0]])
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_the_state_after_each_of_300_steps_is_right(name: str, built, need, tmp_path: Path):
     need(NEWER)
     module = EveryState(seeded_attention(LINEAR_SPECS[name])).eval()
