@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import shared
 import torch
-from default_share import default_share, long_cases, shorten_cases
+from default_share import default_share, is_quick, long_cases, shorten_cases
 from forking import fork_from_now_on, forking, run_forked, started_anew
 
 from attn_export.cases.draw import Interface
@@ -44,6 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     parser.addoption("--all", action="store_true", help="run the tests marked `extended` too")
     parser.addoption(
+        "--quick",
+        action="store_true",
+        help="run only the files that take least time: default_share.QUICK",
+    )
+    parser.addoption(
         "--kills", type=int, metavar="N",
         help="kill each command at so many random moments (tests/killed_commands); default 2, "
         "with --all 6",
@@ -53,6 +58,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--all"):
         shorten_cases()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files before they are imported: with all, that alone takes long."""
+    if not config.getoption("--quick") or not collection_path.match("test_*.py"):
+        return None
+    return True if not is_quick(str(collection_path.relative_to(ROOT / "tests"))) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
