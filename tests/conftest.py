@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import shared
 import torch
-from default_share import QUICK, default_share, long_cases, shorten_cases
+from default_share import default_share, is_quick, long_cases, shorten_cases
 from forking import fork_from_now_on, forking, run_forked, started_anew
 
 from attn_export.cases.draw import Interface
@@ -44,7 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     parser.addoption("--all", action="store_true", help="run the tests marked `extended` too")
     parser.addoption(
-        "--quick", action="store_true", help="run only the files of `default_share.QUICK`"
+        "--quick",
+        action="store_true",
+        help="run only the files that take least time: default_share.QUICK",
     )
     parser.addoption(
         "--kills", type=int, metavar="N",
@@ -62,7 +64,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave out files before they are imported: with all, that alone takes long."""
     if not config.getoption("--quick") or not collection_path.match("test_*.py"):
         return None
-    return str(collection_path.relative_to(ROOT / "tests")) not in QUICK or None
+    return True if not is_quick(str(collection_path.relative_to(ROOT / "tests"))) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

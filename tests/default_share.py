@@ -16,13 +16,26 @@ from attn_export.system_info import reuse_memory
 
 Items = list[pytest.Item]
 
-QUICK = {
-    "bundle/test_golden.py",
-}
-"""The files that run with --quick: those of every room that need least time for what they cover.
-
-They need no other runtimes and no Chromium. Measured by the CPU time of each test on 2026-11-28.
+_QUICK = """
+attention/features attention/forbidden_keys attention/from_torch attention/in_place attention/latent
+attention/module_contract attention/pooling attention/positions attention/training
+bundle/golden bundle/tensorfile cases/contents cases/draw code_templates
+commands/cli commands/old_bundles explain/patterns
+float64/bounded float64/exporters_operators float64/loops
+graph/canonical graph/checks graph/computed_masks graph/lower_ort graph/lower_portable
+graph/opset18_table judge/judge judge/measures parts/probe/readings report/terminal source_files
+spec/any_spec spec/spec_files spec/spec_refusals spec/spec_values truth/rounding truth/ties
+weights/weight_config weights/weight_config_errors weights/weight_sources
 """
+QUICK = frozenset(_QUICK.split())
+"""The files of tests that run with --quick, without `test_` and the suffix: thousands of tests that
+take milliseconds each. They start few processes, and need no other runtimes and no Chromium."""
+
+
+def is_quick(test: str) -> bool:
+    """Return whether a file below `tests` runs with --quick."""
+    return test.replace("test_", "").removesuffix(".py") in QUICK
+
 
 LONGEST = 32
 """The largest of `blocks.BLOCKS` for which builds in the processes of the tests have cases."""

@@ -84,7 +84,7 @@ def explain_command(
     from attn_export.explain.reproduce import to_json
     from attn_export.export.user_module import load_subject
     from attn_export.report.progress import progress
-    from attn_export.report.result_terminal import print_explanation
+    from attn_export.report.terminal import print_explanation
 
     path = bundle if module is None else graph
     if path is None or (bundle is not None and module is not None):
