@@ -11,8 +11,8 @@ import onnx
 
 from attn_export.bundle.golden import read_golden, read_inputs, stored_cases
 from attn_export.bundle.manifest import GOLDEN
+from attn_export.explain.faults.fault import Evidence
 from attn_export.explain.match import matches
-from attn_export.explain.mistake import Evidence
 from attn_export.float64.evaluate import Evaluation
 from attn_export.results import Arrays
 

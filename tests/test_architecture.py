@@ -64,9 +64,9 @@ ONLY_IN = {
         "commands/bundle_graphs",
         "parts/cuda_dialect/",
         "parts/linear_attention/lower_linear",
-        "parts/whole_models/model_rewrites",
-        "parts/whole_models/quantised_decoder",
-        "parts/written_out/",
+        "parts/whole_models/build/rewrites",
+        "parts/whole_models/build/quantised_decoder",
+        "parts/decomposed/",
     ),
     "safetensors": ("weights/",),
     "model_signing": ("parts/attestation/attested",),
@@ -183,8 +183,8 @@ AS_OTHERS = {
     "float64/fused_layers: embed_layer_norm",
     "float64/fused_layers: mixture_of_experts",
     "parts/linear_attention/linear_operator: _linear_attention",
-    "parts/whole_models/built_model: subject_of_model",
-    "parts/whole_models/own_attention: _attend",
+    "parts/whole_models/build/model: subject_of_model",
+    "parts/whole_models/build/attention: _attend",
     "truth/allowed: build_golden",
 }
 """Functions that users call, that take all that is known of a case, or that have the operands of a

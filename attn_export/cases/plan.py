@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from attn_export.cases import conditions
 from attn_export.cases.blocks import BLOCKS, BlockSizes
 from attn_export.cases.contents import EQUAL_KEYS, FUTURE, VALUES, Content, DrawnCase, is_mask
-from attn_export.cases.cover import Choice, Cover, Fits
+from attn_export.cases.coverage import Choice, Cover, Fits
 from attn_export.cases.draw import (
     Bounds,
     FunctionInputs,

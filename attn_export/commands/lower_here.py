@@ -26,13 +26,13 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
     graph = load_graph(source)
     weights = {path for path in external_files(graph) if path.exists()}
     is_foreign = nodes_of(graph, "Softmax") or any(n.domain == MICROSOFT for n in graph.graph)
-    is_written_out = not any(nodes_of(graph, name) for name in ("Attention", "LinearAttention"))
+    is_decomposed = not any(nodes_of(graph, name) for name in ("Attention", "LinearAttention"))
     runs = SourceRuns(source) if is_foreign else None
-    if runs is not None and not runs.trials and is_written_out:
+    if runs is not None and not runs.trials and is_decomposed:
         _refuse_untried(runs, source, dialect)
     graphs = lower(graph, dialect, observed=None if runs is None else runs.observed())
     recognised = graphs[""].recognised
-    if dialect == STANDARD and not recognised and is_written_out:
+    if dialect == STANDARD and not recognised and is_decomposed:
         raise GraphError(NOTHING_TO_LOWER.format(dialect=dialect))
     if runs is not None and recognised:
         _compare_with_source(runs, source, graphs)
@@ -46,7 +46,7 @@ def lower_here(model: str, output: str, dialect: str) -> dict[str, Any]:
         beside = target.absolute().parent == source.absolute().parent
         for path, result in models.items():
             replace_graph(result, path, beside=beside, kept=weights)
-    note = _ONLY_OPSET if is_written_out else ""
+    note = _ONLY_OPSET if is_decomposed else ""
     if recognised:
         became = "a node" if recognised == 1 else "nodes"
         note = f"{counted(recognised, 'attention')} written out in operators became {became}"

@@ -276,8 +276,8 @@ def _evidence(
         goldens, cases = truth.random_cases(sizes, place)
         run.progress.expect(start(cases))
         return GoldenEvidence(goldens)
+    from attn_export.judge.golden_index_check import check_labels
     from attn_export.judge.ignored_rows import rows_note
-    from attn_export.judge.labels import check_labels
 
     spec, ours = spec_text(folder, manifest), SPEC in manifest.files
     stored = with_inputs(read_golden(folder / GOLDEN), cases, inputs)

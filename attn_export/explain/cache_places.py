@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import onnx
 
-from attn_export.explain.mistake import (
+from attn_export.explain.faults.fault import (
     Changes,
     GraphPlace,
     array_of,

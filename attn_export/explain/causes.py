@@ -19,8 +19,8 @@ from attn_export.explain.explanation import (
     Lines,
     line_suffix,
 )
+from attn_export.explain.faults.fault import Match
 from attn_export.explain.graph_run import GoldenCase, GraphRun
-from attn_export.explain.mistake import Match
 from attn_export.explain.pattern import Pattern
 from attn_export.float64.evaluate import NotComputedError
 from attn_export.quality import Quality

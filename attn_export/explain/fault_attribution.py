@@ -10,6 +10,7 @@ import numpy as np
 from attn_export.explain.branches import in_one_branch
 from attn_export.explain.eager_values import ValueReference, first_unmatched_node
 from attn_export.explain.explanation import Deviation, Fault, Lines, OutOfTime
+from attn_export.explain.faults.fault import Evidence, Match
 from attn_export.explain.graph_evaluation import (
     EvaluatedGraph,
     evaluate_if_right,
@@ -27,7 +28,6 @@ from attn_export.explain.localise import (
     write_with_all_outputs,
 )
 from attn_export.explain.match import matches
-from attn_export.explain.mistake import Evidence, Match
 from attn_export.explain.node_differences import NO_SUCH_NODE
 from attn_export.explain.value_relations import first_relation
 from attn_export.float64.evaluate import Values

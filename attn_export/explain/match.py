@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from attn_export.explain.explanation import OutOfTime
-from attn_export.explain.known import FITTED, KNOWN, LAST, MANY, made_in
-from attn_export.explain.mistake import Evidence, GraphPlace, Maker, Match
+from attn_export.explain.faults.fault import Evidence, GraphPlace, Maker, Match
+from attn_export.explain.faults.known import FITTED, KNOWN, LAST, MANY, made_in
 from attn_export.explain.row_conditions import Rows, where_made
 from attn_export.float64.evaluate import Evaluation, NotComputedError
 from attn_export.measures import element_errors, eps

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import onnx
 
+from attn_export.explain.faults.fault import Evidence
 from attn_export.explain.input_roles import axes_of, input_roles
-from attn_export.explain.mistake import Evidence
 from attn_export.explain.pattern import separating_conditions
 from attn_export.float64.evaluate import Evaluation
 from attn_export.tensorfile import Array

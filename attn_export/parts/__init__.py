@@ -67,7 +67,8 @@ class Part:
         operators: The module that computes further operators in float64. It holds `OPERATORS`.
         lowers: The module that replaces the nodes of an operator of ai.onnx in a dialect. It holds
             `lower(model, dialect)`.
-        mistakes: Modules of further known mistakes: `KNOWN` and `FITTED`, as in `explain/known`.
+        mistakes: Modules of further known mistakes: `KNOWN` and `FITTED`, as in
+            `explain/faults/known`.
         tests_need: The names of what the part's tests need to be installed.
     """
 

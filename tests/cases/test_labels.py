@@ -16,7 +16,7 @@ from attn_export.cases.draw import Interface
 from attn_export.cases.mask_contents import LENGTHS, LOWEST, MASKS
 from attn_export.cases.plan import plan_cases
 from attn_export.errors import BundleError
-from attn_export.judge.labels import LABELS, check_labels
+from attn_export.judge.golden_index_check import LABELS, check_labels
 from attn_export.results import Case, Golden
 from attn_export.schema import InputSignature, Manifest, TensorSignature
 from attn_export.spec import Input

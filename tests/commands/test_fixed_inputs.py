@@ -102,7 +102,7 @@ def merged_decoder(path: Path) -> Path:
 def test_a_merged_decoder_is_compared_and_lowered_as_the_branch(
     cached: bool, cli: Cli, tmp_path: Path
 ):
-    """Its attention is recognised by `parts/written_out`."""
+    """Its attention is recognised by `parts/decomposed`."""
     merged = merged_decoder(tmp_path / "merged.onnx")
     plain = decoder(tmp_path / "plain.onnx", cached=cached)
     fix = ["--fix-input", f"use_cache_branch={'True' if cached else 0}"]

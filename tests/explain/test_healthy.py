@@ -13,6 +13,7 @@ from shared import extended
 from attn_export import build
 from attn_export.bundle.manifest import read_manifest
 from attn_export.commands.explain_bundle import explain
+from attn_export.explain.faults.fault import Evidence
 from attn_export.explain.graph_evaluation import evaluate_graph
 from attn_export.explain.graph_run import (
     GoldenCase,
@@ -21,7 +22,6 @@ from attn_export.explain.graph_run import (
     graph_files_to_examine,
 )
 from attn_export.explain.match import matches
-from attn_export.explain.mistake import Evidence
 from attn_export.float64.evaluate import Evaluation
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits

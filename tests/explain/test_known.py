@@ -17,8 +17,8 @@ from known_faults import KNOWN_FAULTS
 from named_causes import first_cause, first_cause_of
 
 from attn_export.dialect_names import graph_name
-from attn_export.explain.in_inputs import IN_PRODUCTS
-from attn_export.explain.known import KNOWN, MANY, made_in
+from attn_export.explain.faults.inputs import IN_PRODUCTS
+from attn_export.explain.faults.known import KNOWN, MANY, made_in
 from attn_export.float64.evaluate import Evaluation
 
 PLANTED_IN = (

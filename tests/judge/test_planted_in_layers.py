@@ -15,7 +15,7 @@ from quantised_layers import (
     of_layer,
 )
 
-from attn_export.explain.in_weights import WEIGHT_ROWS
+from attn_export.explain.faults.weights import WEIGHT_ROWS
 
 # As many heads for keys, so that a weight may be read transposed.
 SQUARE = {"num_kv_heads": 4}

@@ -16,7 +16,7 @@ from shared import once
 
 from attn_export import DecodeSession, Report, Subject, build
 from attn_export.cases import fixed_cases
-from attn_export.cases.cover import Cover
+from attn_export.cases.coverage import Cover
 from attn_export.commands import build as jobs_build
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import numpy_dtype

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from attn_export.explain.in_attention import SCALES
-from attn_export.explain.mistake import (
+from attn_export.explain.faults.attention import SCALES
+from attn_export.explain.faults.fault import (
     Changes,
     Fitted,
     GraphPlace,

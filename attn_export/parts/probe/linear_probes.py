@@ -11,7 +11,7 @@ import numpy as np
 
 from attn_export.cases.draw import generator
 from attn_export.dialect_names import LINEAR_OPSET
-from attn_export.explain.mistake import Changes, constant, plain, step
+from attn_export.explain.faults.fault import Changes, constant, plain, step
 from attn_export.float64.attention_steps import StepChange
 from attn_export.float64.evaluate import OPERATORS, Evaluation
 from attn_export.parts.probe.findings import Probe

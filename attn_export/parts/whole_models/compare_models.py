@@ -15,7 +15,7 @@ from attn_export.bundle.manifest import failed_folder
 from attn_export.commands.compare import compare
 from attn_export.commands.reference import Reference
 from attn_export.errors import GraphError, UsageError, counted
-from attn_export.parts.whole_models.built_model import (
+from attn_export.parts.whole_models.build.model import (
     built_graphs,
     built_reference,
     subject_of_model,

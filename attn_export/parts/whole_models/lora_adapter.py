@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attn_export.errors import UsageError, WeightsError, counted, printable
-from attn_export.parts.whole_models.changed_models import Edit, Variant, by_place
+from attn_export.parts.whole_models.faults.changed_models import Edit, Variant, by_place
 from attn_export.parts.whole_models.loaded_model import ADAPTER
 from attn_export.untrusted_files import shortened
 from attn_export.weights.source import listed, open_source, read_json, shown

@@ -13,8 +13,8 @@ from linear_faults import CAUSES, FAULTS
 from linear_specs import LINEAR_SPECS
 
 from attn_export import Subject
+from attn_export.explain.faults.fault import Evidence
 from attn_export.explain.match import matches
-from attn_export.explain.mistake import Evidence
 from attn_export.export.export import export
 from attn_export.float64.evaluate import Evaluation
 from attn_export.results import Arrays

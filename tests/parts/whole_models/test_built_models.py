@@ -29,7 +29,7 @@ from attn_export.export.mapped_weights import map_weights
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.graph.save import WEIGHTS, save_graphs, tensor_places
 from attn_export.measures import fill_ignored_rows
-from attn_export.parts.whole_models import built_model
+from attn_export.parts.whole_models.build import model as built_model
 from attn_export.parts.whole_models.compare_models import compare_models
 
 FEW = ("biogpt", "deepseek_v3", "gemma2", "gpt2", "gpt_oss", "llama4_text", "mixtral")

@@ -17,7 +17,7 @@ from transformers import AttentionMaskInterface
 from attn_export import DecodeSession, Subject, verify
 from attn_export.commands.main import run
 from attn_export.errors import ExportError
-from attn_export.parts.whole_models.cross_capture import CapturedCrossDecoder
+from attn_export.parts.whole_models.build.cross_capture import CapturedCrossDecoder
 
 COUNT = 24
 """The number of tokens that are decoded."""

@@ -17,7 +17,7 @@ from attn_export import Subject
 from attn_export.export.export import export
 from attn_export.graph.ir_helpers import nodes_of
 from attn_export.graph.lower import DECODE, lower
-from attn_export.parts.whole_models.single_nodes import SingleNodes
+from attn_export.parts.whole_models.build.single_nodes import SingleNodes
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Known faults: what a graph or a runtime may do wrong, as changes of a reference."""

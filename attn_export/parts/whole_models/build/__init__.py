@@ -1,0 +1,1 @@
+"""Building whole models: capture, cases and rewrites of their graphs."""

@@ -1,0 +1,216 @@
+"""The subject of `attn-export build --model` for a model without caches, such as an encoder.
+
+It is exported as `CapturedEncoder`, and judged by the model as transformers runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from attn_export.cases.draw import MAX_SIZE, TRACED_SIZES, FunctionInputs, Sizes, generator
+from attn_export.cases.plan import Plan
+from attn_export.dialect_names import MODEL
+from attn_export.errors import ExportError, one_line
+from attn_export.export.subject import Subject
+from attn_export.export.trees import Axis, named_axes, to_torch
+from attn_export.parts.whole_models.build.cross_capture import ENCODER_MASK
+from attn_export.parts.whole_models.build.encoder_capture import CapturedEncoder, CrossStates
+from attn_export.parts.whole_models.build.rewrites import rewrite_weights
+from attn_export.parts.whole_models.encoder_inputs import (
+    EncoderCases,
+    feature_situations,
+    least_length,
+    main_input,
+)
+from attn_export.parts.whole_models.export_layouts import End, Entry, Promise, Role
+from attn_export.parts.whole_models.loaded_model import in_dtype, type_of
+from attn_export.parts.whole_models.model_caches import cache_shapes
+from attn_export.parts.whole_models.model_call import ModelCall
+from attn_export.parts.whole_models.model_cases import CaseLimits, Situation, situations
+from attn_export.parts.whole_models.model_oracle import ModelOracle
+from attn_export.parts.whole_models.model_reference import limits_of
+from attn_export.runtimes.decode_inputs import ENCODED
+from attn_export.spec import Input, Shape
+from attn_export.spec.inputs import BATCH, QUERIES
+
+_ROLES: Final[dict[str, Role]] = {
+    "input_ids": "ids", "pixel_values": "features", "input_values": "features",
+    "input_features": "features", "attention_mask": "mask", "token_type_ids": "token types",
+}  # fmt: skip
+"""The inputs that a graph has if the model takes them."""
+
+_INNER = re.compile(r"loss|extract_features|\w*hidden_states?(?<!last_hidden_state)")
+"""The fields of a model's output that are no outputs of the graph."""
+
+_PROMISES: Final[frozenset[Promise]] = frozenset({"batch", "left", "right"})
+_MOST_CASES = 24
+
+
+class BuiltEncoder(Subject):
+    """A model without caches, with its own inputs: tokens, an image, or sound."""
+
+    def __init__(self, model: Any, notes: tuple[str, ...]) -> None:
+        inputs = _inputs_of(model)
+        self._limits, self._least = _limits(model, inputs), least_length(model)
+        ends = {
+            name: End(name, _ROLES[name], each.dtype, each.shape) for name, each in inputs.items()
+        }
+        entry = Entry(Path(MODEL), "model", "attn-export", ends, {})
+        axes = {name: each.shape for name, each in inputs.items()}
+        self._maker = EncoderCases(entry, self._limits, axes, pads_left="input_ids" in inputs)
+        self._described = FunctionInputs(inputs, self._drawn)
+        # Of several frames: an axis of one would be taken for a fixed one.
+        sizes = {**TRACED_SIZES, QUERIES: self._least * 4 + 1}
+        example = to_torch(self._drawn(sizes, generator("example")))
+        names, own, layers = self._parts(model, entry, example)
+        encoder = CapturedEncoder(own).eval()
+        length = Axis(QUERIES, min=self._least, max=self._limits.positions)
+        named = {
+            name: {at: length if axis == QUERIES else axis for at, axis in named_axes(of).items()}
+            for name, of in axes.items()
+        }
+        super().__init__(encoder, example, named, names, notes=notes)
+        self._maker.hides = encoder.prove(example, layers)
+        self._outputs = super().output_shapes()
+        outputs = {n: End(n, "value", type_of(model), of) for n, of in self._outputs.items()}
+        self._maker.entry = dataclasses.replace(entry, outputs=outputs)
+        self._maker.axes = {**axes, **self._outputs}
+        self.oracle, self.rewrite = self.own_oracle, rewrite_weights
+        self.in_float32 = lambda: type(self)(*in_dtype(model, (), "float32"))
+
+    def _parts(
+        self, model: Any, entry: Entry, example: Mapping[str, torch.Tensor]
+    ) -> tuple[list[str], nn.Module, int]:
+        """Return the names of the outputs, a module that gives them, and the number of layers."""
+        names = _fields(model, example)
+        outputs = {name: End(name, "value", type_of(model), ()) for name in names}
+        own = ModelCall(model, dataclasses.replace(entry, outputs=outputs))
+        return names, own, _layers(model)
+
+    def input_descriptions(self) -> dict[str, Input]:
+        """Return the description of every input, by name."""
+        return self._described
+
+    def output_shapes(self) -> dict[str, Shape]:
+        """Return the shape of every output; dynamic axes by name."""
+        return self._outputs
+
+    def plan(self) -> Plan:
+        """Return the cases: lengths and padding, or batches of images."""
+        return Plan(
+            self._maker.cases(tuple(self._situations())), (), self.interface(), is_settled=True
+        )
+
+    def own_oracle(self) -> ModelOracle:
+        """Return the source of the truth: the model as transformers runs it."""
+        module: Any = self.module
+        subject = Subject(module.own, lambda *_: dict(self.inputs), self.axes, list(self.outputs))
+        return ModelOracle(subject, 0.0)
+
+    def _situations(self) -> Iterator[Situation]:
+        entry, limits = self._maker.entry, self._limits
+        if "input_ids" in entry.inputs:
+            yield from situations(entry, limits, _PROMISES)
+            return
+        yield from feature_situations(entry, self._least)
+
+    def _drawn(self, sizes: Sizes, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """Return random inputs; batch elements but the first are padded on the right."""
+        length, count = sizes.get(QUERIES, 1), sizes[BATCH]
+        least = min(self._least, length)
+        new = (length, *random.integers(least, length + 1, count - 1).tolist())
+        seed = f"drawn_{random.integers(2**31)}"
+        return self._maker.inputs(Situation(seed, "", new, (0,) * count, "right"), seed)
+
+
+class BuiltCrossEncoder(BuiltEncoder):
+    """The encoder of a model that has a decoder, whose layers' keys and values it gives."""
+
+    def _parts(
+        self, model: Any, _: Entry, __: Mapping[str, torch.Tensor]
+    ) -> tuple[list[str], nn.Module, int]:
+        names = [name for name in crossed_of(model) if name != ENCODER_MASK]
+        return names, CrossStates(model), _layers(model) + len(names)
+
+
+def crossed_of(model: Any) -> dict[str, Input]:
+    """Return the inputs of the encoder's tokens: ``cross_key_0``, …, and which are padding."""
+    if not model.config.is_encoder_decoder:
+        return {}
+    found = {
+        f"cross_{part}_{layer}": Input((BATCH, heads, ENCODED, size), type_of(model))
+        for (layer, of), pair in cache_shapes(model).items()
+        if of == "encoder"
+        for part, (heads, size) in zip(("key", "value"), pair, strict=True)
+    }
+    if model.main_input_name == "input_ids":  # others are of one length
+        found[ENCODER_MASK] = Input((BATCH, ENCODED), "int64", 0, 1)
+    return found
+
+
+def crossed_end(name: str, described: Input, dtype: str) -> End:
+    """Return what an input of the encoder's tokens is."""
+    if name == ENCODER_MASK:
+        return End(name, "states mask", described.dtype, described.shape)
+    _, part, layer = name.split("_")
+    return End(name, "past", dtype, described.shape, int(layer), part, "encoder")
+
+
+def _inputs_of(model: Any) -> dict[str, Input]:
+    """Return the description of every input that the graph of a model has."""
+    config, name = model.config, model.main_input_name
+    accepted = inspect.signature(model.forward).parameters
+    found = {name: main_input(config, name, type_of(model))}
+    shape = found[name].shape
+    if len(shape) == 2 and "attention_mask" in accepted:
+        found["attention_mask"] = Input(shape, "int64", 0, 1)
+    types = getattr(config, "type_vocab_size", None) or 0
+    if name == "input_ids" and "token_type_ids" in accepted and types > 1:
+        found["token_type_ids"] = Input(shape, "int64", 0, types - 1, first=None)
+    return found
+
+
+def _limits(model: Any, inputs: Mapping[str, Input]) -> CaseLimits:
+    """Return what cases may hold; some models have fewer positions than their config says."""
+    if "input_ids" not in inputs:
+        return CaseLimits(1, MAX_SIZE)
+    limits = limits_of(model)
+    return dataclasses.replace(limits, cases=min(_MOST_CASES, limits.cases))
+
+
+def _layers(model: Any) -> int:
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    if layers is None:
+        raise ExportError(
+            f"{model.config.model_type} has no num_hidden_layers; models without layers of one "
+            "kind are not supported"
+        )
+    return int(layers)
+
+
+def _fields(model: Any, example: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the fields of a model's output that are outputs of its graph."""
+    try:
+        with torch.inference_mode():
+            result = model(**example)
+    except Exception as error:  # as various as the models
+        raise ExportError(f"{model.config.model_type} does not run: {one_line(error)}") from error
+    batch = len(next(iter(example.values())))
+    fields = [
+        name
+        for name, x in result.items()
+        if isinstance(x, torch.Tensor) and x.ndim > 1 and len(x) == batch
+        and x.is_floating_point() and not _INNER.fullmatch(name)
+    ]  # fmt: skip
+    if not fields:
+        raise ExportError(f"{model.config.model_type} has no output that could be one of a graph")
+    return fields

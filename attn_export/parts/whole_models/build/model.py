@@ -1,0 +1,341 @@
+"""The subject of `attn-export build --model`: a decoder with caches in place.
+
+It is exported as `CapturedDecoder`, and judged by the model as transformers runs it: with its own
+caches and masks.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from attn_export.bundle.manifest import MANIFEST, read_manifest
+from attn_export.cases.draw import TRACED_SIZES, FunctionInputs, Sizes, draw_inputs, generator
+from attn_export.cases.plan import Plan
+from attn_export.commands.reference import Reference
+from attn_export.errors import UsageError, first_few
+from attn_export.export.quantised_linears import default_budget
+from attn_export.export.subject import Subject
+from attn_export.export.trees import Axis, named_axes, to_torch
+from attn_export.parts import ModelKeywords
+from attn_export.parts.whole_models.build.call import OwnCall
+from attn_export.parts.whole_models.build.capture import CapturedDecoder
+from attn_export.parts.whole_models.build.cases import BuiltCases, with_index
+from attn_export.parts.whole_models.build.cross_capture import CapturedCrossDecoder
+from attn_export.parts.whole_models.build.encoder import (
+    BuiltCrossEncoder,
+    BuiltEncoder,
+)
+from attn_export.parts.whole_models.build.interface import heads_of, interface_of
+from attn_export.parts.whole_models.build.part import ModelPart, cut_model
+from attn_export.parts.whole_models.build.quantised_decoder import (
+    BUDGET_OF_CACHE,
+    QuantisedModelOracle,
+    QuantisedWeights,
+)
+from attn_export.parts.whole_models.build.rewrites import rewrite_weights
+from attn_export.parts.whole_models.build.rounded_cache import FLOAT16, RoundedCache, rounded_cache
+from attn_export.parts.whole_models.bundle_text import files_of
+from attn_export.parts.whole_models.export_layouts import Promise
+from attn_export.parts.whole_models.loaded_model import (
+    in_dtype,
+    left_out_beside,
+    left_out_note,
+    left_out_of,
+    load_to_build,
+    type_of,
+)
+from attn_export.parts.whole_models.lora_adapter import merge_adapter
+from attn_export.parts.whole_models.model_caches import step_limit
+from attn_export.parts.whole_models.model_cases import (
+    CaseLimits,
+    across,
+    prompts,
+    situations,
+)
+from attn_export.parts.whole_models.model_oracle import ModelOracle, is_large_model
+from attn_export.parts.whole_models.model_reference import (
+    judged_by_model,
+    limits_of,
+)
+from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes
+from attn_export.results import WHOLE_DECODE
+from attn_export.runtimes.decode_inputs import (
+    CAPACITY,
+    ENCODED,
+    HIDDEN,
+    LOGIT_COUNT,
+    LOGIT_INDEX,
+    NEXT_HIDDEN,
+    PAST_LENGTH,
+)
+from attn_export.spec import Input, Shape
+from attn_export.spec.inputs import PAST, QUERIES, TOTAL, Roles
+
+_SUMS: Final = {CAPACITY: f"{PAST} + {QUERIES}"}
+"""In cases that are drawn, caches are filled by the longest past and the new tokens."""
+
+_PROMISES: Final[frozenset[Promise]] = frozenset({"batch", "chunk", "chunks", "ragged"})
+_MOST_CASES = 32
+
+_DECODED_MOST, _DECODED_WORK = 1000, 2**33
+"""The most tokens that are decoded from an empty cache, and of them times the weights."""
+
+_IN_PLACE, _APPEND = "in-place", "append"
+
+
+def subject_of_model(
+    model: Any, *, adapter: Path | str | None = None, all_logits: bool = False,
+    cache: str = _IN_PLACE, dtype: str = "float32", kv_dtype: str = "none", layers: str = "",
+    max_len: int = 0, text_only: bool = False, weights_dtype: str = "none",
+) -> Subject:  # fmt: skip
+    """Return a subject for a decoder of transformers.
+
+    `model`: The folder of a checkpoint, or a model of transformers.
+    `adapter`: The folder of a LoRA adapter, which is merged into the weights.
+    `all_logits`: Whether all logits are wanted, so that there is no input `logit_index`.
+    `cache`: How the caches of a decoder grow: ``"in-place"`` or ``"append"``.
+    `dtype`: The type of weights, caches and logits.
+    `kv_dtype`: ``"float16"`` for the caches of a decoder, or none for the type of the model.
+    `layers`: The first and the last layer of a part of a decoder, such as ``"0-3"``; "" for all.
+    `max_len`: The most tokens of a decoder's cache; 0 for all positions of the model.
+    `text_only`: Whether towers, adapters and what else the graphs lack may be left out.
+    `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
+    """
+    is_ours, (loaded, notes) = isinstance(model, str | Path), load_to_build(model, dtype)
+    if adapter is not None:
+        notes = *notes, merge_adapter(adapter, model, loaded)
+    weights, rounds, part = None, rounded_cache(kv_dtype), None
+    _check(
+        loaded, dtype, weights_dtype=weights_dtype, kv_dtype=kv_dtype, cache=cache, layers=layers
+    )
+    if not is_ours and (weights_dtype != "none" or layers):
+        loaded = copy.deepcopy(loaded)
+    if layers:
+        part = cut_model(loaded, layers, len(heads_of(loaded)) // 2)
+    if weights_dtype != "none":
+        weights = QuantisedWeights(loaded, weights_dtype)
+        notes = *notes, *weights.notes
+    if loaded.can_generate():
+        subject: Subject = _BuiltModel(
+            loaded, notes, max_len=max_len, all_logits=all_logits, weights=weights, rounds=rounds,
+            part=part,
+            appends=cache == _APPEND,
+        )  # fmt: skip
+    elif max_len:
+        raise UsageError(f"max_len {max_len} is for decoders; leave it out")
+    else:
+        subject = BuiltEncoder(loaded, notes)
+    subject.files = files_of(loaded, Path(model) if is_ours else None)
+    # Windows renames no folder with a file that is mapped.
+    subject.maps_weights = is_ours and not weights and os.name == "posix" and is_large_model(loaded)
+    if loaded.config.is_encoder_decoder:
+        subject.encoder = BuiltCrossEncoder(loaded, notes)
+    if not layers:
+        beside = left_out_beside(Path(model), adapter) if is_ours else {}
+        _tell_left_out(subject, loaded, beside, accepts=text_only)
+    return subject
+
+
+def _tell_left_out(
+    subject: Subject, model: Any, beside: Mapping[str, str], *, accepts: bool
+) -> None:
+    """Note first what a model has and its graphs lack; refuse it, unless the user accepts that."""
+    parts = [subject, *([subject.encoder] if subject.encoder is not None else [])]
+    unused = left_out_of(model, lambda: [x.call(x.module, x.inputs) for x in parts])
+    # What a model that generates no text does not use is of no use to its callers.
+    refused = {**beside, **(unused if model.can_generate() else {})}
+    if refused and not accepts:
+        raise UsageError(
+            f"the graphs would lack {'; '.join(refused)}: {'; '.join(refused.values())}, or give "
+            "--text-only to leave it out"
+        )
+    for part in parts:
+        part.notes = *left_out_note({**beside, **unused}), *part.notes
+
+
+def _check(model: Any, dtype: str, **options: str) -> None:
+    """Refuse options that are unknown, or for other models."""
+    cache = options["cache"]
+    if cache not in (_IN_PLACE, _APPEND):
+        raise UsageError(f"cache of a whole model is {_IN_PLACE} or {_APPEND}; got {cache!r}")
+    for name, value in options.items():
+        if value in ("", "none", _IN_PLACE):
+            continue
+        if not model.can_generate() or model.config.is_encoder_decoder:
+            raise UsageError(f"{name} {value} is for decoders; leave it out")
+        if name != "layers" and dtype != "float32":
+            raise UsageError(f"{name} {value} is for float32, not for dtype {dtype}; leave one out")
+
+
+def built_graphs(folder: Path) -> tuple[list[str], ModelKeywords]:
+    """Return the graphs of a bundle of a whole model that take its inputs as they are, if any.
+
+    Returns:
+        Their names, and the options that they were built with, as far as inputs show them.
+    """
+    if not (folder / MANIFEST).is_file():
+        return [], {}
+    manifest = read_manifest(folder)
+    found = (re.fullmatch(r"past_key_([0-9]{1,4})", name) for name in manifest.inputs)
+    numbers = [int(name[1]) for name in found if name]
+    graphs = [
+        name
+        for name, file in manifest.graphs.items()
+        if numbers and not (file.fixed or file.layouts or file.dtypes)
+    ]
+    types = {each.dtype for each in manifest.ends.values()}
+    options: ModelKeywords = {
+        "cache": _IN_PLACE if PAST_LENGTH in manifest.inputs else _APPEND,
+        "all_logits": LOGIT_INDEX not in manifest.inputs,
+        "kv_dtype": FLOAT16 if {FLOAT16, "float32"} <= types else "none",
+    }
+    if numbers:
+        options["dtype"] = next(iter(manifest.outputs.values())).dtype
+    if not {HIDDEN, NEXT_HIDDEN}.isdisjoint(manifest.ends):
+        options["layers"] = f"{min(numbers)}-{max(numbers)}"
+    return graphs, options
+
+
+def built_reference(
+    subject: _BuiltModel, reduce: Callable[[Path], tuple[str, ...]],
+    read: Callable[..., OwnInputs],
+) -> Reference:  # fmt: skip
+    """Return the reference for a graph that was built of a model.
+
+    `read`: Reads the user's own inputs of graphs.
+    """
+    interface, plan, maker = subject.interface(), subject.plan(), subject.maker()
+    module: Any = subject.module
+    own = read([maker.entry], module.model)
+    given = own.cases(maker, _PROMISES, pads_any=True)
+    plan = dataclasses.replace(plan, cases=(*plan.cases, *given), notes=own_notes(own))
+    return judged_by_model(subject, interface, plan, lambda _: subject.own_oracle(), reduce=reduce)
+
+
+def _step_limits(model: Any, most: int) -> tuple[CaseLimits, tuple[str, ...]]:
+    """Return what cases may hold, and a note if the model has more positions than a graph takes."""
+    switch, limits = step_limit(model), limits_of(model, most)
+    if switch is None or switch[0] >= limits.positions:
+        return limits, ()
+    size, kind = switch
+    why = f"beyond {size} tokens, the {kind} angles of all keys change, also of those in a cache"
+    if most:
+        raise UsageError(f"max_len {most}: {why}; give at most {size}")
+    return limits_of(model, size), (f"the graphs take {size} tokens at most: {why}",)
+
+
+def _decoded_sizes(model: Any, limits: CaseLimits) -> tuple[list[int], tuple[str, ...]]:
+    """Return the sizes that a decode from an empty cache crosses, and a note on the others."""
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    most, last = min(_DECODED_MOST, _DECODED_WORK // weights), limits.positions - 3
+    sizes = sorted({8, *(min(size, last) for size in (*limits.thresholds, limits.positions))})
+    left = [str(size) for size in limits.thresholds if most < size < limits.positions]
+    told = f"no decode from an empty cache was tried across {first_few(left)} tokens"
+    return [size for size in sizes if size <= max(most, 8)], (told,) if left else ()
+
+
+class _BuiltModel(Subject):
+    """A decoder with caches in place.
+
+    `capacity` is at least the longest past and the new tokens: it is their sum in inputs that are
+    drawn, and larger in some cases.
+    """
+
+    def __init__(
+        self, model: Any, notes: tuple[str, ...], *, max_len: int = 0, all_logits: bool = False,
+        weights: QuantisedWeights | None = None, rounds: RoundedCache | None = None,
+        part: ModelPart | None = None, appends: bool = False,
+    ) -> None:  # fmt: skip
+        self.limits, told = _step_limits(model, max_len)
+        notes, self.has_narrow_caches = (*notes, *told), bool(rounds)
+        stored = FLOAT16 if rounds else type_of(model)
+        self._ends = interface_of(
+            model, self.limits.vocabulary, stored, part, all_logits=all_logits, appends=appends
+        )
+        sizes = {**TRACED_SIZES, LOGIT_COUNT: 3, ENCODED: 9, CAPACITY: TRACED_SIZES[TOTAL]}
+        example = to_torch(self._drawn(sizes, generator("example")))
+        if not appends:
+            example[PAST_LENGTH] = torch.tensor([3, TRACED_SIZES[PAST]])
+        most = {axis: Axis(axis, max=self.limits.positions) for axis in (QUERIES, CAPACITY)}
+        most[PAST] = Axis(PAST, min=0, max=self.limits.positions - 1)
+        axes = {
+            name: {at: most.get(axis, axis) for at, axis in named_axes(given.shape).items()}
+            for name, given in self._ends.inputs.items()
+        }
+        decoder = (CapturedCrossDecoder if self._ends.crosses else CapturedDecoder)(model).eval()
+        sums = {TOTAL: f"{PAST} + {QUERIES}"} if appends else {}
+        outputs = list(self._ends.outputs)
+        super().__init__(decoder, example, axes, outputs, notes=notes, relations=sums)
+        decoder.prove(example)
+        # Of other types `in_float32` is decoded.
+        if not (part or self._ends.crosses) and type_of(model) == "float32":
+            caches = {n: x for n, x in example.items() if n.startswith("past_") and x.ndim == 4}
+            crossed, told = _decoded_sizes(model, self.limits)
+            self.notes = *self.notes, *told
+            decoder.prove_decode(caches, crossed, self.limits.vocabulary)
+        decoder.kv_scales = rounds
+        if not appends:
+            self.sums = _SUMS
+            self.example_sizes = {axis: sizes[axis] for axis in (*self.example_sizes, PAST)}
+        self.oracle, self.rewrite, self._weights = self.own_oracle, rewrite_weights, weights
+        self.in_float32 = lambda: _BuiltModel(
+            in_dtype(model, (), "float32")[0], (), max_len=max_len, all_logits=all_logits, part=part
+        )
+        if weights:
+            self.rewrite = weights.rewrite
+        if weights or rounds:
+            self.budget = default_budget(weights.dtype) if weights else BUDGET_OF_CACHE
+        self.roles = Roles(caches=self._ends.caches)
+
+    def input_descriptions(self) -> dict[str, Input]:
+        """Return the description of every input, by name."""
+        return FunctionInputs(self._ends.inputs, self._drawn)
+
+    def output_shapes(self) -> dict[str, Shape]:
+        """Return the shape of every output; dynamic axes by name."""
+        return dict(self._ends.outputs)
+
+    def _drawn(self, sizes: Sizes, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """Return random inputs, whose pasts fit into the caches."""
+        inputs = draw_inputs(self._ends.inputs, sizes, seed_words=(int(random.integers(2**31)),))
+        return with_index(inputs, sizes, random)
+
+    def plan(self) -> Plan:
+        """Return the cases: a cover of lengths and pasts, and those across windows and chunks."""
+        limits = dataclasses.replace(self.limits, cases=min(_MOST_CASES, self.limits.cases))
+        entry, appends = self._ends.entry, self._ends.appends
+        maker = self.maker()
+        cover = situations(entry, limits, _PROMISES - ({"ragged"} if appends else set()))
+        chosen = [
+            each.with_equal_pasts() if appends else each
+            for each in (*cover, *prompts(limits), *across(limits))
+            if each.kind != WHOLE_DECODE and (each.tokens == "random" or entry.one("ids"))
+        ]
+        return Plan(maker.cases(tuple(chosen)), (), self.interface(), is_settled=True)
+
+    def maker(self) -> BuiltCases:
+        """Return what makes the inputs of cases."""
+        axes = {n: x.shape for n, x in self._ends.inputs.items()} | dict(self._ends.outputs)
+        return BuiltCases(self._ends.entry, self.limits, axes, pads_left=False)
+
+    def own_oracle(self) -> ModelOracle:
+        """Return the source of the truth: the model as transformers runs it."""
+        axes = {name: named_axes(given.shape) for name, given in self._ends.inputs.items()}
+        module: Any = self.module
+        call = OwnCall(module.model, self._ends.entry, module.kv_scales).eval()
+        subject = Subject(
+            call, lambda *_: dict(self.inputs), axes, list(self.outputs), relations=self.relations
+        )
+        subject.roles, subject.has_narrow_caches = self.roles, self.has_narrow_caches
+        if self._weights or call.rounds:
+            return QuantisedModelOracle(subject, self._weights)
+        return ModelOracle(subject, 0.0)

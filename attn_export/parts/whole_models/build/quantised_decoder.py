@@ -1,0 +1,98 @@
+"""Decoders whose weights are integers: rounded as the model is loaded, and stored in the graph.
+
+The truth of these, and of decoders with rounded caches, knows the model before, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from transformers.pytorch_utils import Conv1D
+
+from attn_export.bundle.quality_vectors import write_quality
+from attn_export.export.quantised_linears import QuantisedLinears
+from attn_export.export.subject import Subject
+from attn_export.parts.whole_models.build.rewrites import rewrite_weights
+from attn_export.parts.whole_models.model_oracle import ModelOracle
+from attn_export.quality import Budget, Quality
+from attn_export.results import Arrays, Case, Golden
+from attn_export.spec.inputs import BATCH, QUERIES
+from attn_export.truth.quality_oracle import measure_outputs
+from attn_export.truth.stored_evidence import MOST_BYTES
+
+BUDGET_OF_CACHE = Budget("sqnr", 50.0)
+"""The default budget of a cache in float16."""
+
+_MOST_ROWS, _CASES = 64, 4
+"""The most tokens of a case, and the number of cases, in which the distance is measured."""
+
+
+class QuantisedWeights(QuantisedLinears):
+    """The weights of a model's linear layers, rounded in place.
+
+    An output layer that shares the weight of the embeddings gets one of its own.
+    """
+
+    def __init__(self, model: Any, dtype: str) -> None:
+        super().__init__(model, dtype, by_input=(Conv1D,), head=model.get_output_embeddings())
+        self.dtype = dtype
+
+    def rewrite(self, model: ir.Model) -> None:
+        """Pack products, and store the weights of a graph that are rounded as integers."""
+        rewrite_weights(model)
+        self.store(model)
+
+
+class QuantisedModelOracle(ModelOracle):
+    """The source of the truth of a model with rounded weights or caches, which knows those before.
+
+    `weights`: The rounded weights, if there are any.
+    """
+
+    def __init__(self, subject: Subject, weights: QuantisedWeights | None) -> None:
+        super().__init__(subject, 0.0)
+        self.exactly = [name for name in subject.outputs if name.startswith("present_")]
+        self._weights = weights
+
+    def noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
+        """Return runs with random rounding, in which values near a tie are rounded either way."""
+        call: Any = self.precise
+        if call.rounds:
+            options["settled"] = call.rounds.drawing
+        return super().noisy_runs(case, eager, *args, **options)
+
+    def quality(
+        self, folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget]
+    ) -> Quality:
+        """Return the distance from the model before, and store its outputs with small evidence."""
+        all_sizes = [golden.case.sizes for golden in goldens]
+        tokens = {i: sizes[BATCH] * sizes[QUERIES] for i, sizes in enumerate(all_sizes)}
+        few = [number for number, count in tokens.items() if count <= _MOST_ROWS]
+        numbers = sorted(sorted(few, key=lambda number: -tokens[number])[:_CASES])
+        chosen = [goldens[number] for number in numbers]
+        with self._as_before():
+            oracle = ModelOracle(self.subject, 0.0)
+            floats = [oracle.truth(each.case.inputs) for each in chosen]
+        quality, stored = measure_outputs(floats, chosen, budgets)
+        if sum(file.stat().st_size for file in folder.rglob("*.pb")) <= MOST_BYTES:
+            write_quality(folder, numbers, stored, quality)
+        return quality
+
+    @contextlib.contextmanager
+    def _as_before(self) -> Iterator[None]:
+        """Let the model have its weights before rounding, and no rounded cache, in this block."""
+        call: Any = self.subject.module
+        with contextlib.ExitStack() as stack:
+            if self._weights:
+                stack.enter_context(self._weights.as_before(call.model))
+            if call.rounds:
+                call.rounds.is_used = False
+            try:
+                yield
+            finally:
+                if call.rounds:
+                    call.rounds.is_used = True

@@ -1,0 +1,310 @@
+"""Search for the mistake that makes a model's float64 run equal a wrong graph's outputs.
+
+Each mistake is made in the whole model first, then beside another, then in one layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from attn_export.explain.explanation import Cause, OutOfTime
+from attn_export.parts.whole_models.faults.changed_configs import other_configs
+from attn_export.parts.whole_models.faults.changed_models import (
+    Edit,
+    Variant,
+    changed,
+    enlarged,
+    layer_of,
+    run_cost,
+)
+from attn_export.parts.whole_models.faults.modules import (
+    other_activations,
+    other_ends,
+    other_forwards,
+    other_inputs,
+    other_masks,
+)
+from attn_export.parts.whole_models.faults.parameters import (
+    SCALED,
+    exchanged_parameters,
+    other_frequencies,
+    other_numbers,
+    other_parameters,
+    scaled_parameters,
+)
+from attn_export.parts.whole_models.faults.tried import (
+    EQUAL,
+    TriedMistake,
+    order_of,
+    said_of,
+)
+from attn_export.parts.whole_models.lora_adapter import other_adapters
+
+_Run = Callable[[nn.Module], Mapping[str, np.ndarray]]
+
+_ROWS = (
+    other_adapters, other_activations, other_inputs, other_masks, other_numbers, other_forwards,
+    other_configs, other_frequencies, other_parameters, other_ends, exchanged_parameters,
+    scaled_parameters,
+)  # fmt: skip
+"""Sources of wrong variants of a model, the most likely first."""
+
+_SURE = 0.01
+"""If a mistake leaves a smaller share unexplained, no others are tried in single layers."""
+
+_ALONE = 0.1
+"""If a mistake leaves a smaller share unexplained, no others are tried beside it."""
+
+_HELPS = 0.8
+"""The largest share that one of two mistakes leaves unexplained alone."""
+
+_LIKELY = 0.2
+"""The largest unexplained share of a cause."""
+
+_BESIDE = 3
+"""The number of mistakes beside which others are tried."""
+
+_FITS = 0.5
+"""The least cosine between the error and that of a wrong number, of either sign, for which a better
+one is sought."""
+
+_ALIKE = 0.9
+"""The same for the scale of a weight in one layer: there are many."""
+
+_STEPS = 6
+"""The number of numbers that are tried then."""
+
+_MOVED = 2e-6
+"""The least difference of an output, relative to its size, that is no rounding."""
+
+_UNRELATED = 0.3
+"""The largest correlation with the truth of outputs of another checkpoint."""
+
+_FAR = 10.0
+"""The error of an element that is not finite, in root mean squares of the output."""
+
+
+class _Search:
+    """Search for the mistakes that give a model the outputs of a wrong graph."""
+
+    def __init__(
+        self, model: nn.Module, run: _Run, got: Mapping[str, np.ndarray], out_of_time: OutOfTime,
+        beside: Sequence[Edit] = (),
+    ) -> None:  # fmt: skip
+        self._model, self._run, self._out_of_time = model, run, out_of_time
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        self._beside = [edit for edit in beside if id(edit.owner) in self._paths]
+        self._got, self._truth = got, run(model)
+        self._cost = run_cost(model, self._truth)
+        self._names = [n for n in got if np.issubdtype(self._truth[n].dtype, np.floating)]
+        self._errors = self._differences(got)
+        self._error = np.concatenate(self._errors)
+        self.size = float(np.linalg.norm(self._error))
+
+    def _differences(self, outputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Return the differences of outputs from the truth, each relative to its size."""
+        differences = []
+        for name in self._names:
+            right = self._truth[name].ravel()
+            with np.errstate(all="ignore"):
+                difference = outputs[name].astype(np.float64).ravel() - right
+                difference /= np.linalg.norm(right) or 1.0
+            far = _FAR / math.sqrt(right.size or 1)
+            differences.append(np.nan_to_num(difference, nan=far, posinf=far, neginf=-far))
+        return differences
+
+    def everywhere(self, only: str = "") -> list[TriedMistake]:
+        """Try the mistakes in the whole model, or `only` those of one subject; the best first."""
+        tried: list[TriedMistake] = []
+        for row in _ROWS if self.size else ():
+            tried += self._each(v for v in row(self._model) if only in ("", v.subject))
+            if any(one.unexplained < EQUAL for one in tried):
+                break
+        numbers = (one for one in tried if one.variant.other and abs(one.cosine) > _FITS)
+        if min((one.unexplained for one in tried), default=1.0) >= _SURE:
+            for one in sorted(numbers, key=_rank)[:_BESIDE]:
+                tried += self._fitted(one)
+        return sorted(tried, key=order_of)
+
+    def in_parts(self, tried: Sequence[TriedMistake]) -> list[TriedMistake]:
+        """Try the mistakes in one layer and in the places of one name, too; the best first.
+
+        The layers that change the outputs that are wrong come first.
+        """
+        unlike = dict(self._unlike_layers())
+        # A layer's own keys and values are right if what is wrong comes after them.
+        most = max(sorted(set(unlike.values()))[:2], default=0)
+        parts = [
+            (unlike.get(layer_of(part.edits[0].at), 0), -one.cosine, number, part)
+            for number, one in enumerate(tried)
+            for part in one.variant.parts()
+        ]
+        parts = [each for each in parts if each[0] <= most]
+        found = list(tried)
+        for one in self._each(part for *_, part in sorted(parts, key=lambda each: each[:3])):
+            least = _ALIKE if one.variant.kind == SCALED else _FITS
+            found += [one, *(self._fitted(one) if abs(one.cosine) > least else ())]
+            if min(one.unexplained for one in found) < EQUAL:
+                break
+        return sorted(found, key=order_of)
+
+    def _unlike_layers(self) -> Iterator[tuple[str, int]]:
+        """Yield how many outputs are wrong and not changed by a layer's weights, or the reverse."""
+        wrong = [float(np.linalg.norm(error)) > _MOVED for error in self._errors]
+        for at, layer in self._model.named_modules():
+            if at and layer_of(at) == at:
+                edits = tuple(enlarged(layer))
+                for one in self._each([Variant("", "", edits)]):
+                    yield at, sum(a != b for a, b in zip(wrong, one.moved, strict=True))
+
+    def _each(self, variants: Iterable[Variant]) -> Iterator[TriedMistake]:
+        for variant in variants:
+            if self._out_of_time(self._cost):
+                return
+            try:
+                edits = self._beside_in(variant)
+                with variant.applied(self._model) as model, changed(edits):
+                    differences = self._differences(self._run(model))
+            except Exception:  # impossible in this model, in as many ways as there are models
+                continue
+            moved = [float(np.linalg.norm(each)) > _MOVED for each in differences]
+            step = np.concatenate(differences)
+            length, along = float(np.linalg.norm(step)), float(step @ self._error)
+            if length:
+                left = float(np.linalg.norm(self._error - step)) / self.size
+                yield TriedMistake(
+                    variant, left, along / (length * self.size), along / length**2, moved
+                )
+
+    def _beside_in(self, variant: Variant) -> list[Edit]:
+        """Return the edits beside which mistakes are made, for a variant that is built anew."""
+        return self._moved(self._beside, variant.model) if variant.model is not None else []
+
+    def _moved(self, edits: Iterable[Edit], to: nn.Module) -> list[Edit]:
+        """Return edits of this model as those of another of the same modules."""
+        paths = ((edit, self._paths.get(id(edit.owner))) for edit in edits)
+        return [
+            edit if path is None else dataclasses.replace(edit, owner=to.get_submodule(path))
+            for edit, path in paths
+        ]
+
+    def _fitted(self, tried: TriedMistake) -> list[TriedMistake]:
+        """Try other wrong numbers, each as far from the right one as the error suggests.
+
+        Returns:
+            Those tried, with round numbers near the last one first.
+        """
+        found: list[TriedMistake] = []
+        other = tried.variant.other
+        for _ in range(_STEPS):
+            if other is None or tried.variant.numbers is None or tried.unexplained < EQUAL:
+                break
+            right, wrong = tried.variant.numbers
+            number = max(right + (wrong - right) * tried.ratio, wrong / 4)
+            after = list(self._each([other(number)])) if number > 0 else []
+            if not after:
+                break
+            tried = dataclasses.replace(after[0], is_fit=True)
+            found.append(tried)
+        if other is None or not found:
+            return found
+        near = self._each(map(other, tried.variant.round_numbers()))
+        return [*(dataclasses.replace(x, is_fit=x.unexplained >= EQUAL) for x in near), *found]
+
+    def tried_beside(self, first: Variant, only: str = "") -> tuple[_Search, list[TriedMistake]]:
+        """Try the mistakes beside another; the best first."""
+        edits = first.edits if first.model is None else ()
+        with first.applied(self._model) as model:
+            search = _Search(model, self._run, self._got, self._out_of_time, edits)
+            tried = search.everywhere(only)
+        moved = [
+            one if one.variant.model is not None else dataclasses.replace(
+                one, variant=dataclasses.replace(
+                    one.variant, edits=(*search._moved(one.variant.edits, self._model),)
+                )
+            )
+            for one in tried[:1]
+        ]  # fmt: skip
+        return search, moved
+
+    def refined(self, pair: list[TriedMistake], left: float) -> tuple[list[TriedMistake], float]:
+        """Return a pair of mistakes, each sought again beside the other, and what they leave."""
+        for _ in range(_STEPS):
+            again, beside = pair
+            if left < EQUAL or None not in (again.variant.model, beside.variant.model):
+                break
+            search, tried = self.tried_beside(beside.variant, again.variant.subject)
+            now = search.size / self.size * tried[0].unexplained if tried else left
+            if now > _HELPS * left:
+                break
+            pair, left = [beside, tried[0]], now
+        return pair, left
+
+    def is_unrelated(self) -> bool:
+        """Return whether no output resembles the truth."""
+        pairs = ((self._got[name].ravel(), self._truth[name].ravel()) for name in self._names)
+        with np.errstate(all="ignore"):  # outputs may be constant
+            return all(abs(np.corrcoef(a, b)[0, 1]) < _UNRELATED for a, b in pairs)
+
+
+def find_cause(
+    model: Any, run: _Run, got: Mapping[str, np.ndarray], out_of_time: OutOfTime
+) -> Cause | None:
+    """Return the mistake that gives a model the outputs of a wrong graph; None if none does.
+
+    Args:
+        model: The model in float64, as transformers runs it; it is as before in the end.
+        run: Returns the float64 outputs of a model for the same inputs, by name.
+        got: The outputs of the graph.
+        out_of_time: Counts a trial run of some cost, and says whether to stop with what was found.
+    """
+    search = _Search(model, run, got, out_of_time)
+    tried = search.everywhere()
+    if not tried:
+        return None
+    if tried[0].unexplained > _LIKELY and search.is_unrelated():
+        sentence = "no output resembles the model's: all layers differ, as in another checkpoint"
+        return Cause("another checkpoint", sentence)
+    chain, left = [tried[0]], tried[0].unexplained
+    # One that explains nearly all is the cause of all, unless a pair leaves nothing.
+    most = _ALONE if left >= _ALONE else _SURE
+    for first in _helping(tried) if left >= _SURE else ():
+        _, second = search.tried_beside(first.variant)
+        both = first.unexplained * second[0].unexplained if second else left
+        if both < min(left / 2, most):
+            chain, left = search.refined([first, second[0]], both)
+        if left < EQUAL:
+            break
+    if left >= _SURE:
+        best = search.in_parts(tried)[0]
+        if best.unexplained < left / 2:
+            chain, left = [best], best.unexplained
+    is_fit = any(one.is_fit for one in chain)
+    if left > (EQUAL if chain[0].variant.kind == SCALED else _SURE if is_fit else _LIKELY):
+        return None
+    said = ", and ".join(map(said_of, chain))
+    share = math.floor((1 - left) * 1e4) / 1e4
+    places = {edit.at for edit in chain[0].variant.edits}
+    node = places.pop() if len(places) == len(chain) == 1 else ""
+    sentence = f"{said} (explains {share:.2%} of the error)"
+    return Cause(chain[0].variant.kind, sentence, node, "", left, is_fit)
+
+
+def _helping(tried: Sequence[TriedMistake]) -> list[TriedMistake]:
+    """Return the best mistakes that help, one of each field or place."""
+    best: dict[str, TriedMistake] = {}
+    for one in tried:
+        if one.unexplained < _HELPS:
+            best.setdefault(one.variant.subject, one)
+    return list(best.values())[:_BESIDE]
+
+
+def _rank(tried: TriedMistake) -> tuple[float, bool]:
+    """Return what to sort numbers by; one of the config says more than the scale of a weight."""
+    return -round(abs(tried.cosine), 2), tried.variant.kind == SCALED
