@@ -1,4 +1,4 @@
-"""Search for the known mistake that explains a wrong graph, without runtimes."""
+"""Search for the known fault that explains a wrong graph, without runtimes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGEST = 20_000
 
 
 def first_cause(folder: Path, right: onnx.ModelProto, wrong: onnx.ModelProto) -> str:
-    """Return the kind of the mistake that accounts best for a wrong graph; "" for none."""
+    """Return the kind of the fault that accounts best for a wrong graph; "" for none."""
     theirs = Evaluation(wrong)
     return first_cause_of(folder, right, lambda inputs: theirs.outputs_of(theirs.values(inputs)))
 
@@ -31,7 +31,7 @@ def first_cause(folder: Path, right: onnx.ModelProto, wrong: onnx.ModelProto) ->
 def first_cause_of(
     folder: Path, right: onnx.ModelProto, run: Callable[[Arrays], Mapping[str, np.ndarray]]
 ) -> str:
-    """Return the kind of the mistake that accounts best for wrong outputs; "" for none."""
+    """Return the kind of the fault that accounts best for wrong outputs; "" for none."""
     names, stored = stored_cases(folder / GOLDEN)
     goldens = list(read_golden(folder / GOLDEN))
     expected = {golden.case.name: golden.expected for golden in goldens}

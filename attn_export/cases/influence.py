@@ -1,6 +1,6 @@
 """Influence of every input: the base case, cases that change one input of it, and what they show.
 
-Without influence, the cases could not show a mistake.
+Without influence, the cases could not show a fault.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def changed_cases(interface: Interface, name: str, attempt: int = 0) -> Iterator
         yield Case(f"{CHANGED}{name}", "probe", named, drawn.inputs, f"{name} matters")
     if not differs:
         raise UsageError(
-            f"inputs(sizes, rng) draws {name} alike {DRAWS} times, so no case could show a mistake "
+            f"inputs(sizes, rng) draws {name} alike {DRAWS} times, so no case could show a fault "
             "with it; vary it with rng, or compute it in the module"
         )
 
@@ -183,7 +183,7 @@ def check_influence(goldens: Sequence[Golden], clearly: float = CLEARLY) -> None
         }
         if not moved:
             raise ExportError(
-                f"the input {name} changes no output, so no case could show a mistake with it; "
+                f"the input {name} changes no output, so no case could show a fault with it; "
                 "remove it from the inputs"
             )
         reacting |= moved

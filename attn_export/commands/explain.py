@@ -74,7 +74,7 @@ def explain_command(
 
     Takes a BUNDLE, or --graph FILE.onnx with --module PATH.py:FUNCTION.
 
-    Runs the failing cases in other ways, evaluates the graph in float64, tries known mistakes, and
+    Runs the failing cases in other ways, evaluates the graph in float64, tries known faults, and
     finds the first wrong node. Exit code 0 if all cases pass, 6 if one fails, 5 if the
     runtime could not run.
     """

@@ -48,7 +48,7 @@ from attn_export.runtimes.run_options import Progress, RunOptions
 from attn_export.schema import Manifest
 
 SECONDS = 45.0
-"""The default work after which no further mistake, experiment or smaller case is tried."""
+"""The default work after which no further fault, experiment or smaller case is tried."""
 
 RULE = "by the judge's rule alone: --atol, --rtol and baselines are not applied"
 _DECODES = "whole decodes were not looked at: verify runs them"
@@ -128,8 +128,8 @@ class _FailingRun:
             first = fault_attribution.first_deviation(
                 fault, evaluated, self.bundled, trial, lines, self.reference
             )
-        phase("trying known mistakes")
-        mistakes = fault_attribution.known_mistakes(
+        phase("trying known faults")
+        faults = fault_attribution.known_faults(
             evaluated, right, trial, cases, self.work.is_over, first
         )
         phase("running it in other ways")
@@ -137,7 +137,7 @@ class _FailingRun:
         pattern, ended = self._pattern(), self.work.note()
         not_computed = {} if evaluated is None else evaluated.not_computed
         seen = Observations(
-            fault, runner.runtime.name, *mistakes, first, pattern, not_computed,
+            fault, runner.runtime.name, *faults, first, pattern, not_computed,
             self.reference.name, lossy=lossy,
         )  # fmt: skip
         found = causes(seen, results, lines)

@@ -12,10 +12,10 @@ from attn_export.bundle.golden import read_golden
 from attn_export.bundle.manifest import GOLDEN
 from attn_export.bundle.quality_vectors import distance, is_plain, read_quality
 from attn_export.explain.explanation import (
+    Blame,
     Cause,
     Deviation,
     Experiment,
-    Fault,
     Lines,
     line_suffix,
 )
@@ -63,14 +63,14 @@ def _signature_difference(case: GoldenCase, outputs: Arrays) -> str:
 
 UNKNOWN = "unknown"
 _IN_GRAPH = (
-    "the graph is wrong: in float64 it does not give the truth; no known mistake reproduces "
+    "the graph is wrong: in float64 it does not give the truth; no known fault reproduces "
     "its outputs, and no first wrong value was found"
 )
 
 _CORRECTION = "; its outputs become right if"
 
 _SURE = 0.01
-"""A mistake that leaves a smaller share of the error unexplained precedes the first wrong node."""
+"""A fault that leaves a smaller share of the error unexplained precedes the first wrong node."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Observations:
     """Observations of a fault.
 
     Attributes:
-        matches: The known mistakes that explain the outputs.
+        matches: The known faults that explain the outputs.
         from_right_graph: Whether they were made in a right graph, or in the wrong one.
         first: The first wrong node; None if none was found.
         not_computed: The error of each case that neither float64 nor the runtime can compute.
@@ -86,7 +86,7 @@ class Observations:
         lossy: Whether the graph gives the truth in float64, but not in its own type.
     """
 
-    fault: Fault
+    fault: Blame
     runtime: str
     matches: Sequence[Match]
     from_right_graph: bool
@@ -119,21 +119,21 @@ def causes(
     verdict = f"the graph is right, {observations.runtime} is wrong"
     if observations.fault == "unknown":
         verdict = f"the graph or {observations.runtime} is wrong, and float64 cannot tell which"
-    unknown = f"{verdict}: no known mistake reproduces its outputs{observations.shown}"
+    unknown = f"{verdict}: no known fault reproduces its outputs{observations.shown}"
     return _runtime_causes(verdict, observations, passing, lines) or [Cause(UNKNOWN, unknown)]
 
 
 def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
-    """Return the causes in a wrong graph: known mistakes, then the first difference."""
+    """Return the causes in a wrong graph: known faults, then the first difference."""
     not_computed = list(_uncomputed_causes(observations, lines))
     first, from_right_graph = observations.first, observations.from_right_graph
     clause = "the graph is wrong" + ("" if from_right_graph else _CORRECTION)
-    # An observed relation comes before a mistake that would have to be made in some rows alone.
+    # An observed relation comes before a fault that would have to be made in some rows alone.
     observed = first is not None and bool(first.relation)
     matches = [match for match in observations.matches if not (observed and match.only)]
     matches.sort(key=lambda match: first is None or match.node not in {first.node, *first.among})
     if first is not None and first.in_weights:
-        # Wrong weights are seen: a mistake at another node only has the same effect.
+        # Wrong weights are seen: a fault at another node only has the same effect.
         matches = [m for m in matches if m.node in first.relation or m.node == first.node]
     causes = [_cause(match, lines, clause) for match in matches]
     if first is None:
@@ -151,9 +151,9 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
         sentence = f"the graph is wrong: {differs}"
         sentence += observations.shown
     changed = Cause(kind, sentence, first.node, first.line)
-    # An observed difference comes before a mistake that only gives similar numbers.
+    # An observed difference comes before a fault that only gives similar numbers.
     best = matches[0] if matches else None
-    # A mistake at another node may only cancel the fault.
+    # A fault at another node may only cancel the fault.
     located = best is not None and (from_right_graph or best.node in {first.node, *first.among})
     if best is None or not located or _is_weaker(best, first) or observations.lossy:
         return [*not_computed, changed, *causes]
@@ -164,7 +164,7 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
 
 
 def _is_weaker(match: Match, first: Deviation) -> bool:
-    """Return whether a mistake explains less than the first wrong value does."""
+    """Return whether a fault explains less than the first wrong value does."""
     return not first.among and match.unexplained >= (_SURE if not first.relation else _SURE / 10)
 
 
@@ -179,7 +179,7 @@ def _uncomputed_causes(observations: Observations, lines: Lines) -> Iterator[Cau
 def _runtime_causes(
     verdict: str, observations: Observations, passing: Sequence[tuple[str, str]], lines: Lines
 ) -> list[Cause]:
-    """Return the causes in a wrong runtime: known mistakes, remedies, the first deviation.
+    """Return the causes in a wrong runtime: known faults, remedies, the first deviation.
 
     `passing` has the cause that each passing experiment implies, and its name.
     """
@@ -199,7 +199,7 @@ def _runtime_causes(
 
 
 def _cause(match: Match, lines: Lines, clause: str, ending: str = "") -> Cause:
-    """Return a known mistake as a cause, in a sentence that begins with `clause`."""
+    """Return a known fault as a cause, in a sentence that begins with `clause`."""
     line = lines.get(match.node, "")
     named = match.node and match.node not in match.effect
     location = (f", at {match.node}" if named else "") + line_suffix(line)

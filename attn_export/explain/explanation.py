@@ -46,7 +46,7 @@ class SearchWork:
 Lines = Mapping[str, str]
 """The source line of the module for each node, by the name of the node."""
 
-Fault = Literal["none", "graph", "runtime", "unknown", "did not run"]
+Blame = Literal["none", "graph", "runtime", "unknown", "did not run"]
 """The part that is at fault; ``"unknown"`` if the graph can neither be evaluated in float64 nor run
 in another runtime."""
 
@@ -134,7 +134,7 @@ class Explanation:
     runtime: str
     graph: str
     options: Mapping[str, str]
-    fault: Fault
+    fault: Blame
     failed: tuple[str, ...] = ()
     cases: int = 0
     causes: tuple[Cause, ...] = ()

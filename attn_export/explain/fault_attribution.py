@@ -9,7 +9,7 @@ import numpy as np
 
 from attn_export.explain.branches import in_one_branch
 from attn_export.explain.eager_values import ValueReference, first_unmatched_node
-from attn_export.explain.explanation import Deviation, Fault, Lines, OutOfTime
+from attn_export.explain.explanation import Blame, Deviation, Lines, OutOfTime
 from attn_export.explain.faults.fault import Evidence, Match
 from attn_export.explain.graph_evaluation import (
     EvaluatedGraph,
@@ -48,7 +48,7 @@ ALIKE = 3
 
 def fault_of(
     suspect: EvaluatedGraph | None, trial_elsewhere: GraphRun | None, *, lossy: bool
-) -> Fault:
+) -> Blame:
     """Return whether the graph or the runtime is at fault.
 
     `suspect`: The graph in question; None if it cannot be evaluated in float64.
@@ -61,7 +61,7 @@ def fault_of(
     return "graph" if trial_elsewhere.failed else "runtime"
 
 
-def known_mistakes(
+def known_faults(
     suspect: EvaluatedGraph | None,
     right: EvaluatedGraph | None,
     trial: GraphRun,
@@ -69,12 +69,12 @@ def known_mistakes(
     out_of_time: OutOfTime,
     first: Deviation | None = None,
 ) -> tuple[list[Match], bool]:
-    """Return the known mistakes that explain the outputs of a graph.
+    """Return the known faults that explain the outputs of a graph.
 
     `suspect`: The graph in question; None if it cannot be evaluated in float64.
 
     Returns:
-        The mistakes, and whether they were made in a right graph and give the wrong outputs.
+        The faults, and whether they were made in a right graph and give the wrong outputs.
         Otherwise they were made in the wrong graph and give the right outputs.
     """
     from_right_graph = right is not None
@@ -108,19 +108,19 @@ def known_mistakes(
     is_wrong = suspect is not None and not suspect.right
     is_unclear = first is None or bool(first.among)
     if not matching and is_unclear and right is not None and is_wrong:
-        # The graphs may differ in structure: search for a mistake that corrects the wrong one.
-        return known_mistakes(suspect, None, trial, cases, out_of_time, first)
+        # The graphs may differ in structure: search for a fault that corrects the wrong one.
+        return known_faults(suspect, None, trial, cases, out_of_time, first)
     return matching, from_right_graph
 
 
 def _gives(
     match: Match, right: EvaluatedGraph, name: str, case: GoldenCase, wrong_values: Values | None
 ) -> bool:
-    """Return whether a mistake gives the first wrong value, as far as can be seen."""
+    """Return whether a fault gives the first wrong value, as far as can be seen."""
     values = right.values(case)
     if values is None or wrong_values is None or name not in right.evaluation.producer:
         return True
-    replaced = match.place.replaced(values, match.mistake.changes)
+    replaced = match.place.replaced(values, match.fault.changes)
     mistaken = right.evaluation.recompute(values, replaced)
     before, after = (value_error(wrong_values[name], x[name]) for x in (values, mistaken))
     return after <= max(GRAPHS_AGREE, before / 2)
@@ -141,7 +141,7 @@ def _allowed_errors(case: GoldenCase) -> dict[str, float]:
 
 
 def first_deviation(
-    fault: Fault,
+    fault: Blame,
     suspect: EvaluatedGraph | None,
     counterparts: Sequence[GraphRunner],
     trial: GraphRun,
@@ -151,7 +151,7 @@ def first_deviation(
     """Return the first wrong node.
 
     If the runtime is wrong, its values in the smallest failing case are compared with float64. If
-    the graph is wrong, it is compared with other graphs in several cases, because a mistake in a
+    the graph is wrong, it is compared with other graphs in several cases, because a fault in a
     causal mask, for example, does not show with one query.
 
     `suspect`: The graph in question; None if it cannot be evaluated in float64.

@@ -14,7 +14,7 @@ from attn_export.results import Golden
 from attn_export.tensorfile import is_floating
 
 FAILED, PASSED = 8, 4
-"""The numbers of failed and of passed cases on which known mistakes are tried."""
+"""The numbers of failed and of passed cases on which known faults are tried."""
 
 LARGEST, TIMES = 2**13, 16
 """Limits on the size of a case that is evaluated: input elements, or multiples of the smallest
@@ -55,7 +55,7 @@ class EvaluatedGraph:
 def sample_cases(cases: Sequence[GoldenCase], count: int) -> list[GoldenCase]:
     """Return cases chosen evenly from the smallest to the largest that may be evaluated.
 
-    The smallest cases alone would hide mistakes that need several queries or a past.
+    The smallest cases alone would hide faults that need several queries or a past.
     """
     usable = [case for case in cases if not case.golden.case.ignored_rows] or cases
     limit = max(LARGEST, TIMES * usable[0].size) if usable else 0

@@ -1,4 +1,4 @@
-"""Keys that a mask shows or hides by mistake, in words."""
+"""Keys that a mask shows or hides wrongly, in words."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ KEYS: Sequence[tuple[str, Callable[[Array, Array, int, int], Array]]] = (
     ("the keys of the past", lambda _, j, P, __: j < P),
     ("the new keys", lambda _, j, P, __: j >= P),
 )
-"""Keys that a mask may show or hide by mistake: functions of query, key, P and S. The first two do
+"""Keys that a mask may show or hide wrongly: functions of query, key, P and S. The first two do
 not need to know the queries."""
 
 
 def keys_relation(pairs: Sequence[tuple[Array, Array]]) -> str:
-    """Describe the keys that a mask shows or hides by mistake.
+    """Describe the keys that a mask shows or hides wrongly.
 
     `pairs`: Wrong and right masks `[..., L, S]`, bool or added, in several cases.
 

@@ -1,4 +1,4 @@
-"""Search for known mistakes that reproduce the outputs of a runtime, or of a wrong graph."""
+"""Search for known faults that reproduce the outputs of a runtime, or of a wrong graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attn_export.measures import element_errors, eps
 from attn_export.tensorfile import Array, is_floating
 
 KEPT = 12
-"""The number of mistakes that are tried on all cases: those that explain the first case best."""
+"""The number of faults that are tried on all cases: those that explain the first case best."""
 
 ROUNDINGS, HALF_ROUNDINGS = 256, 8
 """The largest root mean square difference from the actual output, relative to that of the right one
@@ -35,19 +35,19 @@ FAR = 10.0
 of the right output; also that of an output of another shape."""
 
 _CONVINCING = 0.02
-"""If a mistake leaves a smaller share of the error unexplained, neither mistakes with a factor that
+"""If a fault leaves a smaller share of the error unexplained, neither faults with a factor that
 must be found nor those of single heads are tried."""
 
 _MOST_FACTOR, _MOST_ROWS = 32, 0.9
 """The factor within which errors of rounding are as large as expected, and the share of rows."""
 
 _IN_ONE_CASE = 3
-"""A mistake may leave this many times more of the error unexplained in one case than in all."""
+"""A fault may leave this many times more of the error unexplained in one case than in all."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Comparison:
-    """The outputs that a mistake gives in one case, compared with the actual ones.
+    """The outputs that a fault gives in one case, compared with the actual ones.
 
     Attributes:
         remaining: The mean squares of the error that it leaves, summed over the outputs.
@@ -69,97 +69,97 @@ def matches(
     evaluation: Evaluation, evidence: Sequence[Evidence], out_of_time: OutOfTime = lambda _: False,
     *, thorough: bool = True,
 ) -> list[Match]:  # fmt: skip
-    """Return the mistakes that explain the actual outputs, the best first.
+    """Return the faults that explain the actual outputs, the best first.
 
-    A mistake must explain the error of each case, and predict none where there is none. It may be
+    A fault must explain the error of each case, and predict none where there is none. It may be
     made in some rows alone, if the others are right.
     """
     found: list[Match] = []
     known, many, last = (
-        made_in(mistakes, evaluation, evidence[0].values) for mistakes in (KNOWN, MANY, LAST)
+        made_in(faults, evaluation, evidence[0].values) for faults in (KNOWN, MANY, LAST)
     )
-    more = (many, _fitted_mistakes(evaluation, evidence[:1], out_of_time), last)
-    for mistakes in (known, *(more if thorough else ())):
-        found += _matching(mistakes, evaluation, evidence, out_of_time)
+    more = (many, _fitted_faults(evaluation, evidence[:1], out_of_time), last)
+    for faults in (known, *(more if thorough else ())):
+        found += _matching(faults, evaluation, evidence, out_of_time)
         if found and min(match.unexplained for match in found) <= _CONVINCING:
             break
     return sorted(found, key=_order)
 
 
 def _matching(
-    mistakes: Iterable[Match],
+    faults: Iterable[Match],
     evaluation: Evaluation,
     evidence: Sequence[Evidence],
     out_of_time: OutOfTime,
 ) -> list[Match]:
-    """Return the mistakes that hold in all cases: those that explain the first one best."""
+    """Return the faults that hold in all cases: those that explain the first one best."""
     screened, cost = [], _cost(evidence)
-    for mistake in mistakes:
+    for fault in faults:
         if out_of_time(cost):
             break
-        for comparison in _compared(mistake, evaluation, evidence[:1]):
+        for comparison in _compared(fault, evaluation, evidence[:1]):
             better = comparison.remaining < comparison.total
-            holds = comparison.is_spread if mistake.is_rounding else comparison.holds
+            holds = comparison.is_spread if fault.is_rounding else comparison.holds
             if (better and holds) or comparison.rows is not None:
                 share = comparison.remaining / (comparison.total or 1.0)
-                screened.append((round(share, 3), mistake))
+                screened.append((round(share, 3), fault))
     screened.sort(key=operator.itemgetter(0))
-    found = (_match(mistake, evaluation, evidence) for _, mistake in screened[:KEPT])
+    found = (_match(fault, evaluation, evidence) for _, fault in screened[:KEPT])
     return sorted((match for match in found if match is not None), key=_order)
 
 
 def _order(match: Match) -> tuple[bool, float]:
-    # Rounded, so that noise does not decide between two mistakes that fit equally well.
+    # Rounded, so that noise does not decide between two faults that fit equally well.
     return bool(match.only), round(match.unexplained, 3)
 
 
-def _match(mistake: Match, evaluation: Evaluation, evidence: Sequence[Evidence]) -> Match | None:
-    """Compare outputs with a mistake to the actual ones in all cases; None if it is no cause."""
+def _match(fault: Match, evaluation: Evaluation, evidence: Sequence[Evidence]) -> Match | None:
+    """Compare outputs with a fault to the actual ones in all cases; None if it is no cause."""
     comparisons: list[_Comparison] = []
-    for comparison in _compared(mistake, evaluation, evidence):
+    for comparison in _compared(fault, evaluation, evidence):
         comparisons.append(comparison)
-        if mistake.is_rounding:
+        if fault.is_rounding:
             everywhere = all(c.is_spread for c in comparisons)
         else:
             everywhere = all(c.holds for c in comparisons)
-        if not everywhere and (mistake.is_rounding or any(c.rows is None for c in comparisons)):
+        if not everywhere and (fault.is_rounding or any(c.rows is None for c in comparisons)):
             return None
     if len(comparisons) < len(evidence):
-        return None  # the mistake is impossible in a case
+        return None  # the fault is impossible in a case
     total = sum(c.total for c in comparisons)
     unexplained = math.sqrt(sum(c.remaining for c in comparisons) / total) if total else math.inf
     exact = all(c.exact for c in comparisons)
-    if everywhere and unexplained <= 1 - _share(mistake, evidence[0]):
-        return dataclasses.replace(mistake, unexplained=unexplained, exact=exact)
-    rows = [c.rows for c in comparisons if c.rows is not None and not mistake.is_rounding]
+    if everywhere and unexplained <= 1 - _share(fault, evidence[0]):
+        return dataclasses.replace(fault, unexplained=unexplained, exact=exact)
+    rows = [c.rows for c in comparisons if c.rows is not None and not fault.is_rounding]
     only = where_made(evaluation, evidence, rows) if len(rows) == len(comparisons) else ""
     if not only:
         return None
-    return dataclasses.replace(mistake, unexplained=0.0, exact=True, only=only)
+    return dataclasses.replace(fault, unexplained=0.0, exact=True, only=only)
 
 
-def _share(mistake: Match, case: Evidence) -> float:
-    """Return the share of the error that a mistake must explain, more of one without rounding."""
+def _share(fault: Match, case: Evidence) -> float:
+    """Return the share of the error that a fault must explain, more of one without rounding."""
     is_float64 = any(array.dtype == np.float64 for array in case.actual.values())
-    return 0.3 if mistake.is_rounding else 0.99 if is_float64 else 0.9
+    return 0.3 if fault.is_rounding else 0.99 if is_float64 else 0.9
 
 
 def _compared(
-    mistake: Match, evaluation: Evaluation, evidence: Iterable[Evidence]
+    fault: Match, evaluation: Evaluation, evidence: Iterable[Evidence]
 ) -> Iterator[_Comparison]:
-    """Yield a comparison for each case, up to one with which the mistake is impossible."""
+    """Yield a comparison for each case, up to one with which the fault is impossible."""
     for case in evidence:
         try:
             with np.errstate(all="ignore"):
-                yield _compare(mistake, case, mistake.outputs(evaluation, case.values))
+                yield _compare(fault, case, fault.outputs(evaluation, case.values))
         except (NotComputedError, ValueError, IndexError, TypeError, KeyError):
-            return  # the mistake is impossible with these shapes
+            return  # the fault is impossible with these shapes
 
 
-def _compare(mistake: Match, case: Evidence, mistaken: Mapping[str, Array]) -> _Comparison:
+def _compare(fault: Match, case: Evidence, mistaken: Mapping[str, Array]) -> _Comparison:
     remaining = total = 0.0
     exact = holds = is_spread = True
-    most = _IN_ONE_CASE * (1 - _share(mistake, case))
+    most = _IN_ONE_CASE * (1 - _share(fault, case))
     rows: dict[str, tuple[Array, Array]] | None = {}
     for name, right in case.right.items():
         actual = case.actual[name]
@@ -170,7 +170,7 @@ def _compare(mistake: Match, case: Evidence, mistaken: Mapping[str, Array]) -> _
         exact &= math.sqrt(distance) <= noise
         accepted = max(noise, case.allowed.get(name, 0.0), most * math.sqrt(error))
         holds &= math.sqrt(distance) <= accepted
-        is_spread &= not mistake.is_rounding or _is_spread(mistaken[name], actual, right)
+        is_spread &= not fault.is_rounding or _is_spread(mistaken[name], actual, right)
         one = None if rows is None else _rows(mistaken[name], actual, right, noise)
         rows = None if rows is None or one is None else {**rows, name: one}
     return _Comparison(remaining, total, exact, holds, rows, is_spread)
@@ -206,18 +206,18 @@ def _noise(actual: Array) -> float:
 
 
 def _rows(mistaken: Array, actual: Array, right: Array, noise: float) -> tuple[Array, Array] | None:
-    """Return the rows in which a mistake is made, and those that are right but would be wrong.
+    """Return the rows in which a fault is made, and those that are right but would be wrong.
 
-    Return None if a row is neither as the mistake says nor right.
+    Return None if a row is neither as the fault says nor right.
     """
     if mistaken.shape != actual.shape or not actual.ndim or noise > _MOST_NOISE:
         return None
     limit = noise * _size(right)
-    like_mistake, like_right = (
+    like_fault, like_right = (
         element_errors(x.astype(np.float64), actual.astype(np.float64)).max(-1, initial=0) <= limit
         for x in (mistaken, right)
     )
-    return (~like_right, ~like_mistake) if (like_mistake | like_right).all() else None
+    return (~like_right, ~like_fault) if (like_fault | like_right).all() else None
 
 
 def _distance(x: Array, actual: Array, right: Array) -> float:
@@ -241,7 +241,7 @@ _FITTED_RUNS = 85
 
 
 def _cost(evidence: Sequence[Evidence]) -> float:
-    """Return about how many seconds a mistake takes in the first case: a run from its place on."""
+    """Return about how many seconds a fault takes in the first case: a run from its place on."""
     values = evidence[0].values
     return (
         len(values) * 1e-5
@@ -249,10 +249,10 @@ def _cost(evidence: Sequence[Evidence]) -> float:
     )
 
 
-def _fitted_mistakes(
+def _fitted_faults(
     evaluation: Evaluation, cases: Sequence[Evidence], out_of_time: OutOfTime
 ) -> Iterator[Match]:
-    """Yield mistakes that are wrong by a factor, each with its best one."""
+    """Yield faults that are wrong by a factor, each with its best one."""
     found = ((make, place) for at, make in FITTED for place in at(evaluation, cases[0].values))
     cost = _FITTED_RUNS * _cost(cases)
     for make, place in found:

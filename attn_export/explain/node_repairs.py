@@ -1,7 +1,7 @@
 """Search for the one node of a wrong graph that computes something else than it should.
 
 A node near the first wrong value computes another function of its inputs, and the outputs become
-right. So a mistake is named that is in no table of models, such as a Tanh in place of an Erf.
+right. So a fault is named that is in no table of models, such as a Tanh in place of an Erf.
 
 It is for graphs without a right one of the same names.
 """

@@ -1,4 +1,4 @@
-"""Descriptions of the rows of outputs in which alone a mistake is made."""
+"""Descriptions of the rows of outputs in which alone a fault is made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attn_export.float64.evaluate import Evaluation
 from attn_export.tensorfile import Array
 
 Rows = Mapping[str, tuple[Array, Array]]
-"""The rows in which a mistake is made, and those that it would change but are right: two bool
+"""The rows in which a fault is made, and those that it would change but are right: two bool
 arrays without the last axis of the output, by the name of the output."""
 
 HIDDEN = -1e29
@@ -22,7 +22,7 @@ HIDDEN = -1e29
 
 
 def where_made(evaluation: Evaluation, cases: Sequence[Evidence], rows: Sequence[Rows]) -> str:
-    """Describe the rows in which a mistake is made.
+    """Describe the rows in which a fault is made.
 
     Returns:
         The end of a sentence; "" if they have nothing in common that is known, or if too few cases

@@ -1,7 +1,7 @@
 """Reference implementation of attention in float64, whose steps can be replaced one by one.
 
 It follows the ONNX specification of `Attention` (opsets 23 to 25) and no runtime's code, so its
-result is what a graph means. Replacing a step makes a known mistake.
+result is what a graph means. Replacing a step makes a known fault.
 
 Legend: B batch, H query heads, Hkv key/value heads, L query length, S key length (past
 included), P past length, D head width, Dv value head width.

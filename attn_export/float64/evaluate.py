@@ -1,7 +1,7 @@
 """Evaluation of a graph in float64, value by value.
 
 The reference evaluator of onnx computes each node. `Attention` has an implementation of its own
-(`attention_steps`): known mistakes replace its steps, and onnx's is wrong for some masks.
+(`attention_steps`): known faults replace its steps, and onnx's is wrong for some masks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Integers of weights, activations and caches in float64, in steps of which a mistake changes some.
+"""Integers of weights, activations and caches in float64, in steps of which a fault changes some.
 
 Legend: B batch, Hkv key/value heads, L new tokens, S tokens of a cache, D channels.
 """

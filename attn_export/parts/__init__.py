@@ -67,7 +67,7 @@ class Part:
         operators: The module that computes further operators in float64. It holds `OPERATORS`.
         lowers: The module that replaces the nodes of an operator of ai.onnx in a dialect. It holds
             `lower(model, dialect)`.
-        mistakes: Modules of further known mistakes: `KNOWN` and `FITTED`, as in
+        faults: Modules of further known faults: `KNOWN` and `FITTED`, as in
             `explain/faults/known`.
         tests_need: The names of what the part's tests need to be installed.
     """
@@ -88,7 +88,7 @@ class Part:
     translates: str = ""
     operators: str = ""
     lowers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    mistakes: Sequence[str] = ()
+    faults: Sequence[str] = ()
     tests_need: Sequence[str] = ()
 
 

@@ -33,7 +33,7 @@ def check_types(spec: AttentionFields) -> None:
     """Check that every field has its declared type."""
     for field in dataclasses.fields(spec):
         value = getattr(spec, field.name)
-        # bool is an int to Python, but num_heads = true is a mistake.
+        # bool is an int to Python, but num_heads = true is a fault.
         is_type = {
             "int": isinstance(value, int) and not isinstance(value, bool),
             "bool": isinstance(value, bool),

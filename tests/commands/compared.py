@@ -30,7 +30,7 @@ def tiled(x: Tensor) -> Tensor:
 
 
 class Cross(nn.Module):
-    """Cross-attention; `split` and `scale` may be mistakes."""
+    """Cross-attention; `split` and `scale` may be faults."""
 
     def __init__(self, split: Callable[[Tensor], Tensor] = split, scale: float | None = None):
         super().__init__()

@@ -78,7 +78,7 @@ WRONG_USE = [
 
 @pytest.fixture
 def workplace(tmp_path: Path, bundle: Path) -> Path:
-    """Return a folder with invalid files, each of which has one mistake."""
+    """Return a folder with invalid files, each of which has one fault."""
     (tmp_path / "typo.toml").write_text("embed_dim = 32\nnum_heads = 4\nnum_head = 4\n")
     (tmp_path / "broken.toml").write_text("embed_dim = = 32\n")
     (tmp_path / "garbage.onnx").write_bytes(b"this is no protobuf message \xff\xff")

@@ -1,4 +1,4 @@
-"""Faults for kinds of known mistakes, planted in graphs and named without a runtime."""
+"""Faults for kinds of known faults, planted in graphs and named without a runtime."""
 
 from __future__ import annotations
 

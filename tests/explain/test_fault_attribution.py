@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from attn_export.explain.fault_attribution import first_lossy, known_mistakes
+from attn_export.explain.fault_attribution import first_lossy, known_faults
 from attn_export.explain.graph_evaluation import EvaluatedGraph, is_right_when_rounded
 from attn_export.explain.graph_run import GoldenCase, GraphRun, GraphRunner
 from attn_export.float64.evaluate import Evaluation, NotComputedError
@@ -48,11 +48,11 @@ def case_without_bias() -> GoldenCase:
     return GoldenCase("one", {}, {"x": x}, golden)
 
 
-def test_a_mistake_is_found_although_the_outputs_are_transposed(suspect: EvaluatedGraph):
+def test_a_fault_is_found_although_the_outputs_are_transposed(suspect: EvaluatedGraph):
     case = case_without_bias()
     outputs = {"one": {"y": case.inputs["x"] + BIAS}}
     trial = GraphRun(SimpleNamespace(outputs=outputs), (case,), ())
-    found, _ = known_mistakes(suspect, None, trial, [case], lambda _: False)
+    found, _ = known_faults(suspect, None, trial, [case], lambda _: False)
     assert [match.kind for match in found] == ["missing bias"]
 
 

@@ -89,7 +89,7 @@ def test_in_float64_every_graph_gives_the_truth_in_every_case(healthy: Path):
         assert not found.not_computed, form.name
 
 
-def test_noise_is_no_known_mistake(healthy: Path):
+def test_noise_is_no_known_fault(healthy: Path):
     evaluation = Evaluation.load(healthy / "model.onnx")
     random = np.random.default_rng(7)
     evidence = [evidence_of(evaluation, case, random) for case in golden_cases(healthy, None)[:8]]

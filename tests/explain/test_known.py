@@ -1,4 +1,4 @@
-"""The table of known mistakes: a fault is planted for each kind, and rows differ."""
+"""The table of known faults: a fault is planted for each kind, and rows differ."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def planted() -> set[str]:
 
 
 def test_each_kind_is_planted():
-    assert {mistake.kind for mistake in (*KNOWN, *MANY)} <= planted()
+    assert {fault.kind for fault in (*KNOWN, *MANY)} <= planted()
 
 
 def test_no_two_rows_say_the_same_of_a_place():
-    said = Counter((mistake.at, mistake.kind, mistake.effect) for mistake in (*KNOWN, *MANY))
+    said = Counter((fault.at, fault.kind, fault.effect) for fault in (*KNOWN, *MANY))
     assert [row for row, count in said.items() if count > 1] == []
 
 

@@ -22,7 +22,7 @@ AXES = {"x": {0: "batch", 1: "query_len"}}
 
 
 class Layer(nn.Module):
-    """Grouped-query attention in plain PyTorch, with an optional mistake."""
+    """Grouped-query attention in plain PyTorch, with an optional fault."""
 
     def __init__(self, wrong: str = "") -> None:
         super().__init__()

@@ -138,7 +138,7 @@ def test_a_file_of_the_users_may_have_one(tmp_path):
         (lambda s, _: {"x": np.zeros((s["nothing"], 8))}, AXES, ExportError, "raised at tokens="),
         (
             lambda s, r: packed(s, r) | {"ends": np.full(s["sequences"], 2)}, AXES, UsageError,
-            "draws ends alike 8 times, so no case could show a mistake with it; vary it with rng",
+            "draws ends alike 8 times, so no case could show a fault with it; vary it with rng",
         ),
     ],
 )  # fmt: skip

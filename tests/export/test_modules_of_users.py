@@ -1,4 +1,4 @@
-"""Modules and mistakes of users that once led to wrong results or wrong messages."""
+"""Modules and faults of users that once led to wrong results or wrong messages."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_in_a_subject_is_named(name: str):
+def test_a_fault_in_a_subject_is_named(name: str):
     changes, message = WRONG[name]
     given = {"inputs": {"x": X}, "axes": {"x": TOKENS}, "outputs": ["y"]} | changes
     with pytest.raises(UsageError) as caught:

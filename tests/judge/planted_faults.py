@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 Run = Callable[[Arrays], Mapping[str, Array]]
 Edit = Callable[[Graph], None]
 Faults = Mapping[str, tuple[str | None, Edit]]
-"""The kind of the cause and the fault, by name; the cause is "" if no known mistake has these
+"""The kind of the cause and the fault, by name; the cause is "" if no known fault has these
 outputs, and None if it depends on values near a tie."""
 
 

@@ -99,5 +99,5 @@ def _serve(pipe: Connection, bundles: Path) -> None:
                 trials = Trials(bundle, bundles / bundle, spec_of(bundle))
             try:
                 pipe.send(trials.tried(file, trials.mutants(file)[number], folder))
-            except Exception as error:  # a mistake of the engine, not of the mutant
+            except Exception as error:  # a fault of the engine, not of the mutant
                 pipe.send(error)

@@ -58,7 +58,7 @@ def test_inputs_that_matter_pass(a, b, dtype):
         pytest.param({"y": 2}, {"y": 1}, float, "the input b changes no output", id="b"),
         pytest.param(
             {"y": 1 + 0.99 * CLEARLY}, {"y": 2}, float, "the input a changes no output",
-            id="moved too little to see a mistake by",
+            id="moved too little to see a fault by",
         ),
         pytest.param({"y": 1}, {"y": 2}, int, "the input a changes no output", id="integers"),
         pytest.param(

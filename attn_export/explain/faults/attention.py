@@ -1,4 +1,4 @@
-"""Known mistakes of `Attention` nodes: of the scale, of heads, and of the keys that queries see."""
+"""Known faults of `Attention` nodes: of the scale, of heads, and of the keys that queries see."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import onnx
 
 from attn_export.explain.faults.fault import (
     Changes,
+    Fault,
     GraphPlace,
     Locator,
-    Mistake,
     roll,
     rows,
 )
@@ -142,7 +142,7 @@ SCALES: Mapping[str, Callable[[float, float], float]] = {
 """Wrong scales: functions of the right scale and the head width, by clause."""
 
 IN_ATTENTION: Final = (
-    *(Mistake(ANY, "scale", f"the softmax scale {effect}", {"scale": _scale(wrong_scale)})
+    *(Fault(ANY, "scale", f"the softmax scale {effect}", {"scale": _scale(wrong_scale)})
       for effect, wrong_scale in SCALES.items()),
     *rows(ANY,
         ("scale", "the softmax scale is 1/sqrt(embed_dim), of all heads together",
@@ -220,4 +220,4 @@ IN_ATTENTION: Final = (
         ("keys and values swapped", "keys are used as values, and values as keys",
          {"products": _products_with_values, "attended": _sums_of_keys})),
 )  # fmt: skip
-"""Mistakes of heads and masks."""
+"""Faults of heads and masks."""

@@ -1,4 +1,4 @@
-"""Types of a known mistake, of a place where it may be made, and of evidence; shared changes."""
+"""Types of a known fault, of a place where it may be made, and of evidence; shared changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attn_export.float64.evaluate import Evaluation, Values
 from attn_export.tensorfile import Array
 
 Changes = Mapping[str, StepChange]
-"""What a mistake does: the wrong value of each step of a place that it changes, by name."""
+"""What a fault does: the wrong value of each step of a place that it changes, by name."""
 
 Compute = Callable[[Values, Changes], Mapping[str, Array]]
 """Function that computes a place with some steps changed, and returns values of the graph."""
@@ -26,10 +26,10 @@ NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 @dataclasses.dataclass(frozen=True)
 class GraphPlace:
-    """A place of a graph, whose steps a mistake may change.
+    """A place of a graph, whose steps a fault may change.
 
     Attributes:
-        name: What stands for ``{}`` in the effects of mistakes that are made here.
+        name: What stands for ``{}`` in the effects of faults that are made here.
         node: The name of the node, graph input or initialiser; "" if it is everywhere.
         steps: The value of the graph that each step is, by name.
         given: What changes and effects may read beside the steps.
@@ -58,16 +58,16 @@ Locator = Callable[[Evaluation, Values], Iterable[GraphPlace]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Mistake:
-    """A known mistake: a row of the table.
+class Fault:
+    """A known fault: a row of the table.
 
     It is made in a right graph, where it may give the wrong outputs, or in a wrong graph, where it
     may correct them.
 
     Attributes:
         at: Finds the places at which it may be made.
-        kind: The kind of the mistake, in a word or two: ``"scale"``. One that ends in
-            ``"precision"`` is a mistake of rounding.
+        kind: The kind of the fault, in a word or two: ``"scale"``. One that ends in
+            ``"precision"`` is a fault of rounding.
         effect: Its effect as a clause: ``"the scales of {} are doubled"``.
         reading: Its name in the results of `probe`; "" if no probe tests it.
     """
@@ -79,22 +79,22 @@ class Mistake:
     reading: str = ""
 
 
-Maker = Callable[[GraphPlace, float], Mistake]
-"""Function from a place and a factor to the mistake of a value that is wrong by this factor."""
+Maker = Callable[[GraphPlace, float], Fault]
+"""Function from a place and a factor to the fault of a value that is wrong by this factor."""
 
 Fitted = tuple[Locator, Maker]
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A mistake made at a place, and how well it explains the error.
+    """A fault made at a place, and how well it explains the error.
 
     Attributes:
         unexplained: The share of the error that it does not explain; 0 if it explains all.
         only: The rows in which it is made, as the end of a sentence; "" if in all.
     """
 
-    mistake: Mistake
+    fault: Fault
     place: GraphPlace
     unexplained: float = 1.0
     exact: bool = False
@@ -102,27 +102,27 @@ class Match:
 
     @property
     def kind(self) -> str:
-        """The kind of the mistake."""
-        return self.mistake.kind
+        """The kind of the fault."""
+        return self.fault.kind
 
     @property
     def effect(self) -> str:
-        """The effect of the mistake at this place."""
-        return self.mistake.effect.format(self.place.name, **self.place.given)
+        """The effect of the fault at this place."""
+        return self.fault.effect.format(self.place.name, **self.place.given)
 
     @property
     def node(self) -> str:
-        """The name of the node; "" if the mistake is made everywhere."""
+        """The name of the node; "" if the fault is made everywhere."""
         return self.place.node
 
     @property
     def is_rounding(self) -> bool:
-        """Whether it is a mistake of rounding, which is not repeated bit by bit."""
+        """Whether it is a fault of rounding, which is not repeated bit by bit."""
         return self.kind.endswith("precision")
 
     def outputs(self, evaluation: Evaluation, values: Values) -> dict[str, Array]:
-        """Return the outputs of the graph with the mistake, by name."""
-        replaced = self.place.replaced(values, self.mistake.changes)
+        """Return the outputs of the graph with the fault, by name."""
+        replaced = self.place.replaced(values, self.fault.changes)
         return evaluation.outputs_of(evaluation.recompute(values, replaced))
 
 
@@ -131,8 +131,8 @@ class Evidence:
     """Right and actual outputs of one case.
 
     Attributes:
-        values: All values of the graph without a mistake, in float64.
-        right: The outputs of the graph without a mistake, in float64.
+        values: All values of the graph without a fault, in float64.
+        right: The outputs of the graph without a fault, in float64.
         allowed: The relative error of each output that the judge allows, by name, if it passes the
             actual outputs. A cause must not predict a larger one.
     """
@@ -144,21 +144,21 @@ class Evidence:
     allowed: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-MistakeRow = tuple[str, str, Changes]
-"""Kind, effect and changes of a mistake."""
+FaultRow = tuple[str, str, Changes]
+"""Kind, effect and changes of a fault."""
 
 
-def rows(at: Locator, *mistakes: MistakeRow | tuple[str, str, Changes, str]) -> tuple[Mistake, ...]:
-    """Return the mistakes of one sort of places; the fourth element of a row is its reading."""
-    return tuple(Mistake(at, *row) for row in mistakes)
+def rows(at: Locator, *faults: FaultRow | tuple[str, str, Changes, str]) -> tuple[Fault, ...]:
+    """Return the faults of one sort of places; the fourth element of a row is its reading."""
+    return tuple(Fault(at, *row) for row in faults)
 
 
 def fitted(at: Locator, kind: str, effect: str, *steps: str) -> Fitted:
-    """Return the mistake of steps that are wrong by a factor, the ``{factor}`` of its effect."""
+    """Return the fault of steps that are wrong by a factor, the ``{factor}`` of its effect."""
 
-    def make(_: GraphPlace, factor: float) -> Mistake:
+    def make(_: GraphPlace, factor: float) -> Fault:
         text = effect.replace("{factor}", f"{factor:.4g}")
-        return Mistake(at, kind, text, dict.fromkeys(steps, times(factor)))
+        return Fault(at, kind, text, dict.fromkeys(steps, times(factor)))
 
     return at, make
 

@@ -1,4 +1,4 @@
-"""Known mistakes of single query heads of an `Attention` node."""
+"""Known faults of single query heads of an `Attention` node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from attn_export.explain.faults.attention import ANY, IN_ATTENTION, StepValues
-from attn_export.explain.faults.fault import Mistake
+from attn_export.explain.faults.fault import Fault
 from attn_export.explain.faults.softmax import IN_SOFTMAX
 from attn_export.float64.attention_steps import StepChange
 from attn_export.tensorfile import Array
@@ -47,10 +47,10 @@ _MOST_HEADS = 32
 """The number of query heads, from the first on, of which every pair is tried."""
 
 _SINGLE_HEADS = 8
-"""The number of query heads, from the first on, in each of which alone mistakes are tried."""
+"""The number of query heads, from the first on, in each of which alone faults are tried."""
 
 IN_SINGLE_HEADS: Final = (
-    *(Mistake(ANY, "swapped heads", f"the results of query heads {a} and {b} are swapped",
+    *(Fault(ANY, "swapped heads", f"the results of query heads {a} and {b} are swapped",
               {"attended": _swap_heads(a, b)})
       for a, b in itertools.combinations(range(_MOST_HEADS), 2)),
     *(dataclasses.replace(
@@ -58,4 +58,4 @@ IN_SINGLE_HEADS: Final = (
         changes={step: _in_head(head, change) for step, change in row.changes.items()})
       for head in range(_SINGLE_HEADS) for row in (*IN_ATTENTION, *IN_SOFTMAX)),
 )  # fmt: skip
-"""Mistakes of single heads. A head beyond those of the node raises IndexError: it is impossible."""
+"""Faults of single heads. A head beyond those of the node raises IndexError: it is impossible."""

@@ -1,4 +1,4 @@
-"""Known mistakes of graph inputs, biases, norms, computed masks and the precision of products."""
+"""Known faults of graph inputs, biases, norms, computed masks and the precision of products."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from attn_export.explain.cache_places import cache_writes
 from attn_export.explain.faults.fault import (
     Changes,
+    Fault,
     GraphPlace,
     Locator,
-    Mistake,
     node_place,
     plain,
     plus,
@@ -243,7 +243,7 @@ IN_INPUTS: Final = (
         ("mask dropped", "{} is not applied", _mask(np.ones_like, np.zeros_like)),
         ("mask inverted", "True means masked in {}",
          _mask(np.logical_not, lambda m: np.where(np.isneginf(m), 0.0, -np.inf)))),
-    *(Mistake(inputs("mask", unit), f"mask of one {unit}",
+    *(Fault(inputs("mask", unit), f"mask of one {unit}",
               f"{unit} 0 of {{}} is used for every {unit}",
               {"value": _first_of(unit)})
       for unit in ("batch row", "head", "query")),
@@ -282,7 +282,7 @@ IN_INPUTS: Final = (
         ("missing sinks", "{} are left out", {"value": lambda s, _: np.full_like(s, -np.inf)}),
         ("wrong sinks", "{} are read as 0", {"value": ZEROS})),
 )  # fmt: skip
-"""Mistakes of graph inputs and of vectors."""
+"""Faults of graph inputs and of vectors."""
 
 IN_COMPUTED_MASKS: Final = tuple(
     row for mask in (CAUSAL, WINDOW) for row in rows(computed_masks(mask),

@@ -1,4 +1,4 @@
-"""The table of known mistakes, and the places of a graph where each may be made."""
+"""The table of known faults, and the places of a graph where each may be made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Final
 
 from attn_export.explain.faults.attention import IN_ATTENTION
-from attn_export.explain.faults.fault import Fitted, GraphPlace, Locator, Match, Mistake
+from attn_export.explain.faults.fault import Fault, Fitted, GraphPlace, Locator, Match
 from attn_export.explain.faults.heads import IN_SINGLE_HEADS
 from attn_export.explain.faults.inputs import IN_COMPUTED_MASKS, IN_INPUTS, IN_PRODUCTS
 from attn_export.explain.faults.rotary import FITTED_IN_ROTARY, IN_ROTARY
@@ -16,9 +16,9 @@ from attn_export.explain.faults.weights import IN_WEIGHTS, MANY_IN_WEIGHTS
 from attn_export.float64.evaluate import Evaluation, Values
 from attn_export.parts import parts
 
-_OF_PARTS: Final = [import_module(name) for part in parts() for name in part.mistakes]
+_OF_PARTS: Final = [import_module(name) for part in parts() for name in part.faults]
 
-KNOWN: Final[tuple[Mistake, ...]] = (
+KNOWN: Final[tuple[Fault, ...]] = (
     *IN_INPUTS,
     *IN_WEIGHTS,
     *(row for table in _OF_PARTS for row in table.KNOWN),
@@ -28,33 +28,33 @@ KNOWN: Final[tuple[Mistake, ...]] = (
     *IN_SOFTMAX,
     *IN_PRODUCTS,
 )
-"""All known mistakes. Of two with the same outputs, the first wins: simpler ones come first."""
+"""All known faults. Of two with the same outputs, the first wins: simpler ones come first."""
 
-MANY: Final[tuple[Mistake, ...]] = MANY_IN_WEIGHTS
-"""Mistakes with many variants, which are tried if nothing else explains the error well."""
+MANY: Final[tuple[Fault, ...]] = MANY_IN_WEIGHTS
+"""Faults with many variants, which are tried if nothing else explains the error well."""
 
 FITTED: Final[tuple[Fitted, ...]] = (
     *FITTED_IN_SOFTMAX,
     *FITTED_IN_ROTARY,
     *(row for table in _OF_PARTS for row in table.FITTED),
 )
-"""Mistakes with a factor, which is searched for; tried after the many."""
+"""Faults with a factor, which is searched for; tried after the many."""
 
-LAST: Final[tuple[Mistake, ...]] = IN_SINGLE_HEADS
-"""Mistakes that are tried last."""
+LAST: Final[tuple[Fault, ...]] = IN_SINGLE_HEADS
+"""Faults that are tried last."""
 
 
-READINGS: Final = {mistake.reading: mistake.changes for mistake in KNOWN if mistake.reading}
+READINGS: Final = {fault.reading: fault.changes for fault in KNOWN if fault.reading}
 """The changed steps of an `Attention` node by the name that results of `probe` have for them."""
 
 
-def made_in(mistakes: Iterable[Mistake], evaluation: Evaluation, values: Values) -> Iterator[Match]:
-    """Yield each mistake at each place of a graph where it may be made.
+def made_in(faults: Iterable[Fault], evaluation: Evaluation, values: Values) -> Iterator[Match]:
+    """Yield each fault at each place of a graph where it may be made.
 
     `values`: Those of one case.
     """
     places: dict[Locator, list[GraphPlace]] = {}
-    for mistake in mistakes:
-        if mistake.at not in places:
-            places[mistake.at] = list(mistake.at(evaluation, values))
-        yield from (Match(mistake, place) for place in places[mistake.at])
+    for fault in faults:
+        if fault.at not in places:
+            places[fault.at] = list(fault.at(evaluation, values))
+        yield from (Match(fault, place) for place in places[fault.at])

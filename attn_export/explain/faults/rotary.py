@@ -1,4 +1,4 @@
-"""Known mistakes of rotary embeddings whose angles the graph computes itself."""
+"""Known faults of rotary embeddings whose angles the graph computes itself."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import onnx
 from attn_export.explain.faults.fault import (
     NOTHING,
     Changes,
+    Fault,
     GraphPlace,
     Locator,
-    Mistake,
     array_of,
     plain,
     rows,
@@ -214,16 +214,16 @@ IN_ROTARY: Final = (
 )  # fmt: skip
 
 
-def _wrong_positions(_: GraphPlace, factor: float) -> Mistake:
+def _wrong_positions(_: GraphPlace, factor: float) -> Fault:
     effect = f"rotary positions are {factor:.4g} times what they should be"
-    return Mistake(angles, "rotary positions", effect, _angle(lambda p, f: p * factor * f))
+    return Fault(angles, "rotary positions", effect, _angle(lambda p, f: p * factor * f))
 
 
-def _wrong_base(place: GraphPlace, factor: float) -> Mistake:
+def _wrong_base(place: GraphPlace, factor: float) -> Fault:
     frequencies = place.given["frequencies"]
     right = float(frequencies[1]) ** -len(frequencies)
     effect = f"the rotary base is {right * factor**3:.4g} in place of {right:.4g}"
-    return Mistake(angles, FREQUENCIES, effect, _of_base(right * factor**3))
+    return Fault(angles, FREQUENCIES, effect, _of_base(right * factor**3))
 
 
 FITTED_IN_ROTARY: Final = ((angles, _wrong_positions), (_angles_of_a_base, _wrong_base))

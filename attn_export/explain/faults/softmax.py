@@ -1,4 +1,4 @@
-"""Known mistakes of `Attention` nodes: of the softmax, the softcap, and rows without a key."""
+"""Known faults of `Attention` nodes: of the softmax, the softcap, and rows without a key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from attn_export.explain.faults.attention import ANY, CAPPED, StepValues, attention
-from attn_export.explain.faults.fault import Mistake, constant, fitted, plain, rows, step
+from attn_export.explain.faults.fault import Fault, constant, fitted, plain, rows, step
 from attn_export.float64.attention_steps import StepChange, softmax
 from attn_export.tensorfile import Array
 
@@ -81,22 +81,22 @@ def _softmax_plus_one(_: Array, steps: StepValues) -> Array:
 # -- the table ----------------------------------------------------------------------------------
 
 
-def _low_precision() -> Iterator[Mistake]:
+def _low_precision() -> Iterator[Fault]:
     kind = "softmax in low precision"
     for name, dtype in (("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)):
         rounded = {"scores": _round_to(dtype), "weights": _round_to(dtype)}
-        yield Mistake(ANY, kind, f"the softmax is computed in {name}", rounded)
+        yield Fault(ANY, kind, f"the softmax is computed in {name}", rounded)
         effect = f"each step of the softmax is rounded to {name}"
-        yield Mistake(ANY, kind, effect, {"weights": _softmax_in(dtype)})
+        yield Fault(ANY, kind, effect, {"weights": _softmax_in(dtype)})
 
 
-def _weak_masks() -> Iterator[Mistake]:
+def _weak_masks() -> Iterator[Fault]:
     """Yield finite scores of hidden keys; fully masked rows attend to them, or stay 0."""
     for value in (-10.0, -100.0, -1e3, -1e4, -1e5, -1e9):
         effect = f"hidden keys score {value:g} in place of -inf"
         hidden = {"hidden": constant(value)}
-        yield Mistake(ANY, "weak mask", effect, {**hidden, "weights": _softmax_unmasked})
-        yield Mistake(ANY, "weak mask", f"{effect}, except in fully masked rows", hidden)
+        yield Fault(ANY, "weak mask", effect, {**hidden, "weights": _softmax_unmasked})
+        yield Fault(ANY, "weak mask", f"{effect}, except in fully masked rows", hidden)
 
 
 MASKED_ROWS = "fully masked rows"

@@ -1,4 +1,4 @@
-"""Known mistakes of quantised weights."""
+"""Known faults of quantised weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import onnx
 from attn_export.explain.faults.fault import (
     WRONG_SCALES,
     Changes,
+    FaultRow,
     GraphPlace,
-    MistakeRow,
     node_place,
     plain,
     plus,
@@ -137,7 +137,7 @@ def _in_output(output: int, factor: float) -> StepChange:
 # -- the table ----------------------------------------------------------------------------------
 
 SCALE, AXIS, ZERO = "weight scale", "scale axis", "zero point"
-WEIGHT_ROWS: Final[tuple[MistakeRow, ...]] = (
+WEIGHT_ROWS: Final[tuple[FaultRow, ...]] = (
     *((SCALE, f"the scales of {{}} are {how}", {"weight_scales": change})
       for how, change in WRONG_SCALES.items()),
     (SCALE, "the scales of {} are left out", {"weight_scales": plain(np.ones_like)}),
@@ -172,7 +172,7 @@ WEIGHT_ROWS: Final[tuple[MistakeRow, ...]] = (
     ("clipped range", "the integers of {} are clipped to a smaller range", {"weight": _clip}),
     ("rows left out", "the last row of {} is left out", {"weight": _drop_last_row}),
 )  # fmt: skip
-"""Mistakes of reading any weight of integers."""
+"""Faults of reading any weight of integers."""
 
 IN_WEIGHTS: Final = (
     *rows(_dequantised_weights, *WEIGHT_ROWS),
@@ -181,7 +181,7 @@ IN_WEIGHTS: Final = (
     *rows(_input_orders,
         ("input order", "{} is ignored: inputs keep their own order", {"output": step("input")})),
 )  # fmt: skip
-"""Mistakes of reading weights behind DequantizeLinear."""
+"""Faults of reading weights behind DequantizeLinear."""
 
 MANY_IN_WEIGHTS: Final = rows(
     _dequantised_weights,
@@ -192,4 +192,4 @@ MANY_IN_WEIGHTS: Final = rows(
       for output in range(_MANY_OUTPUTS)
       for change, factor in (("doubled", 2.0), ("halved", 0.5))),
 )  # fmt: skip
-"""Mistakes with a parameter: one output's scale, or the levels of a second rounding."""
+"""Faults with a parameter: one output's scale, or the levels of a second rounding."""

@@ -148,7 +148,7 @@ def _refuse_dtypes(name: str, project: _Language, manifest: Manifest) -> None:
 
 NEW, PAST = "query_len", "past_len"
 ENOUGH = 16
-"""Preferred number of tokens of a replay: enough to show mistakes, few enough to be quick."""
+"""Preferred number of tokens of a replay: enough to show faults, few enough to be quick."""
 
 
 def _graph_for(

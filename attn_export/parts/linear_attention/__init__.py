@@ -7,6 +7,6 @@ PART = Part(
     captures=f"{__name__}.called_rules",
     operators=f"{__name__}.linear_operator",
     lowers=dict.fromkeys(("LinearAttention", "CausalConvWithState"), f"{__name__}.lower_linear"),
-    mistakes=(f"{__name__}.in_linear",),
+    faults=(f"{__name__}.in_linear",),
     tests_need=("ort-cpu==1.32.0",),
 )

@@ -1,4 +1,4 @@
-"""Known mistakes of `LinearAttention` nodes: of the state, its decay, its deltas and its chunks."""
+"""Known faults of `LinearAttention` nodes: of the state, its decay, its deltas and its chunks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import onnx
 from attn_export.explain.faults.attention import SCALES
 from attn_export.explain.faults.fault import (
     Changes,
+    Fault,
     Fitted,
     GraphPlace,
     Locator,
-    Mistake,
     constant,
     fitted,
     plain,
@@ -129,7 +129,7 @@ _ANY, _GATED = _nodes(*_RULES), _nodes("gated", "gated_delta")
 _DELTA, _PLAIN = _nodes("delta", "gated_delta"), _nodes("linear", "gated")
 
 KNOWN: Final = (
-    *(Mistake(_ANY, "scale", f"the scale of linear attention {effect}", {"scale": _scale(wrong)})
+    *(Fault(_ANY, "scale", f"the scale of linear attention {effect}", {"scale": _scale(wrong)})
       for effect, wrong in SCALES.items()),
     *rows(_ANY,
         ("tiled heads", "query head h reads the state of head h % Hkv in place of h // (H / Hkv)",
@@ -169,9 +169,9 @@ KNOWN: Final = (
         ("chunk boundary", f"past_state is added at each chunk of {size} tokens",
          {"starts": _starts(size), "restart": constant(lambda state, past: state + past)}))),
     *(row for size in _BLOCKS for row in (
-        Mistake(_GATED, "chunk boundary", f"the state does not decay at every {size}th token",
+        Fault(_GATED, "chunk boundary", f"the state does not decay at every {size}th token",
                 {"kept": _where_chunks_start(size, 1.0)}),
-        Mistake(_DELTA, "chunk boundary", f"every {size}th token is not written",
+        Fault(_DELTA, "chunk boundary", f"every {size}th token is not written",
                 {"rate": _where_chunks_start(size, 0.0),
                  "found_rate": _where_chunks_start(size, 0.0)}))),
     *rows(_GATED,
@@ -230,11 +230,11 @@ KNOWN: Final = (
         ("normalised", "the operator divides queries and keys by their lengths",
          {"keys": plain(_unit), "queries": plain(_unit)})),
 )  # fmt: skip
-"""Known mistakes of linear attention."""
+"""Known faults of linear attention."""
 
 FITTED: Final[tuple[Fitted, ...]] = (
     fitted(_ANY, "scale", "the scale of linear attention is multiplied by {factor}", "scale"),
     fitted(_GATED, "gate in log space", "the decay is multiplied by {factor}", "log_kept"),
     fitted(_DELTA, "rate", "beta is multiplied by {factor}", "rate", "found_rate"),
 )
-"""Mistakes of linear attention with a factor that is searched for."""
+"""Faults of linear attention with a factor that is searched for."""

@@ -33,7 +33,7 @@ NO_DRY_RUNS: Final = "this installation cannot make dry runs of CUDA"
 """What is said where the part that makes them was left out."""
 
 _MOST_CELLS: Final = 200_000
-"""Largest number of cells of one sweep, against products of lists that are too large by mistake.
+"""Largest number of cells of one sweep, against products of lists that are too large wrongly.
 Those that are equal or excluded count too."""
 
 _MOST_CONDITIONS: Final = 1000

@@ -5,6 +5,6 @@ from attn_export.parts import Part
 PART = Part(
     commands={"generate": f"{__name__}.generate_command"},
     compares=f"{__name__}.compare_models",
-    builds=f"{__name__}.built_model",
+    builds=f"{__name__}.build.model",
     generates=f"{__name__}.generation",
 )

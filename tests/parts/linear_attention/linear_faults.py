@@ -337,4 +337,4 @@ CAUSES = {
     "kernel of channel 0": "kernel of one channel", "present_conv reversed": "state reversed",
     "present_conv is past_conv": "state not updated",
 }  # fmt: skip
-"""The kind of the known mistake that `explain` names, by fault."""
+"""The kind of the known fault that `explain` names, by fault."""

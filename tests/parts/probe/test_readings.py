@@ -117,7 +117,7 @@ def test_the_masked_rows_are_masked():
     assert mask.any(axis=-1).sum() == mask[..., 0].size - 3
 
 
-# -- planted mistakes: numpy runtimes that are wrong in one way --------------------------------
+# -- planted faults: numpy runtimes that are wrong in one way --------------------------------
 
 
 def plain(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ CAUSES = {
     "c, model.onnx: the graph is right, c is not: it is slow": "it is slow",
     "c, model.onnx: the graph is right, c is wrong: it is slow": "it is slow",
     "relative error 2.4e+00 over the whole output": "relative error 2.4e+00 over the whole output",
-    "ort-cpu, m.onnx: no known mistake (see above)": "no known mistake",
+    "ort-cpu, m.onnx: no known fault (see above)": "no known fault",
     "": "",
 }
 

@@ -20,7 +20,7 @@ from attn_export.parts.whole_models.faults.changed_models import Edit, Variant, 
 from attn_export.truth.float64_mode import is_large
 
 Other = tuple[str, Any, str]
-"""The kind of a mistake in a field of a config, its value, and what is wrong."""
+"""The kind of a fault in a field of a config, its value, and what is wrong."""
 
 _BASES = (10000.0, 500000.0, 1000000.0)
 _NO_WINDOW = 2**30

@@ -38,7 +38,7 @@ class Variant:
     """A wrong variant of a model.
 
     Attributes:
-        kind: The kind of the mistake, in a word or two.
+        kind: The kind of the fault, in a word or two.
         sentence: What is wrong, as a clause.
         model: The variant, if it is built anew; its layers are then the values of the edits.
         numbers: The right number and the wrong one, if it is a number that is wrong.
@@ -73,7 +73,7 @@ class Variant:
             yield self.model or model
 
     def parts(self) -> Iterator[Variant]:
-        """Yield the mistake in one layer, or in the places of one name, only."""
+        """Yield the fault in one layer, or in the places of one name, only."""
         keys = (layer_of, _stack_of, starred)
         groups = [group for key in keys for group in _grouped(self.edits, key)]
         places = {frozenset(edit.at for edit in group) for group in groups}
@@ -137,7 +137,7 @@ def _grouped(edits: Iterable[Edit], key: Callable[[str], str]) -> list[list[Edit
 
 
 def by_place(kind: str, sentence: str, edits: Sequence[Edit]) -> Iterator[Variant]:
-    """Yield a mistake everywhere, in what has the same parents or name, and in each place."""
+    """Yield a fault everywhere, in what has the same parents or name, and in each place."""
     seen = set()
     endings = (functools.partial(_ending, -2), functools.partial(_ending, -1))
     keys: Sequence[Callable[[str], str]] = (_everywhere, *endings, _named, starred)

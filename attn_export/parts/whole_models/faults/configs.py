@@ -1,6 +1,6 @@
-"""Search for the mistake that makes a model's float64 run equal a wrong graph's outputs.
+"""Search for the fault that makes a model's float64 run equal a wrong graph's outputs.
 
-Each mistake is made in the whole model first, then beside another, then in one layer.
+Each fault is made in the whole model first, then beside another, then in one layer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from attn_export.parts.whole_models.faults.parameters import (
 )
 from attn_export.parts.whole_models.faults.tried import (
     EQUAL,
-    TriedMistake,
+    TriedFault,
     order_of,
     said_of,
 )
@@ -56,19 +56,19 @@ _ROWS = (
 """Sources of wrong variants of a model, the most likely first."""
 
 _SURE = 0.01
-"""If a mistake leaves a smaller share unexplained, no others are tried in single layers."""
+"""If a fault leaves a smaller share unexplained, no others are tried in single layers."""
 
 _ALONE = 0.1
-"""If a mistake leaves a smaller share unexplained, no others are tried beside it."""
+"""If a fault leaves a smaller share unexplained, no others are tried beside it."""
 
 _HELPS = 0.8
-"""The largest share that one of two mistakes leaves unexplained alone."""
+"""The largest share that one of two faults leaves unexplained alone."""
 
 _LIKELY = 0.2
 """The largest unexplained share of a cause."""
 
 _BESIDE = 3
-"""The number of mistakes beside which others are tried."""
+"""The number of faults beside which others are tried."""
 
 _FITS = 0.5
 """The least cosine between the error and that of a wrong number, of either sign, for which a better
@@ -91,7 +91,7 @@ _FAR = 10.0
 
 
 class _Search:
-    """Search for the mistakes that give a model the outputs of a wrong graph."""
+    """Search for the faults that give a model the outputs of a wrong graph."""
 
     def __init__(
         self, model: nn.Module, run: _Run, got: Mapping[str, np.ndarray], out_of_time: OutOfTime,
@@ -119,9 +119,9 @@ class _Search:
             differences.append(np.nan_to_num(difference, nan=far, posinf=far, neginf=-far))
         return differences
 
-    def everywhere(self, only: str = "") -> list[TriedMistake]:
-        """Try the mistakes in the whole model, or `only` those of one subject; the best first."""
-        tried: list[TriedMistake] = []
+    def everywhere(self, only: str = "") -> list[TriedFault]:
+        """Try the faults in the whole model, or `only` those of one subject; the best first."""
+        tried: list[TriedFault] = []
         for row in _ROWS if self.size else ():
             tried += self._each(v for v in row(self._model) if only in ("", v.subject))
             if any(one.unexplained < EQUAL for one in tried):
@@ -132,8 +132,8 @@ class _Search:
                 tried += self._fitted(one)
         return sorted(tried, key=order_of)
 
-    def in_parts(self, tried: Sequence[TriedMistake]) -> list[TriedMistake]:
-        """Try the mistakes in one layer and in the places of one name, too; the best first.
+    def in_parts(self, tried: Sequence[TriedFault]) -> list[TriedFault]:
+        """Try the faults in one layer and in the places of one name, too; the best first.
 
         The layers that change the outputs that are wrong come first.
         """
@@ -163,7 +163,7 @@ class _Search:
                 for one in self._each([Variant("", "", edits)]):
                     yield at, sum(a != b for a, b in zip(wrong, one.moved, strict=True))
 
-    def _each(self, variants: Iterable[Variant]) -> Iterator[TriedMistake]:
+    def _each(self, variants: Iterable[Variant]) -> Iterator[TriedFault]:
         for variant in variants:
             if self._out_of_time(self._cost):
                 return
@@ -178,12 +178,12 @@ class _Search:
             length, along = float(np.linalg.norm(step)), float(step @ self._error)
             if length:
                 left = float(np.linalg.norm(self._error - step)) / self.size
-                yield TriedMistake(
+                yield TriedFault(
                     variant, left, along / (length * self.size), along / length**2, moved
                 )
 
     def _beside_in(self, variant: Variant) -> list[Edit]:
-        """Return the edits beside which mistakes are made, for a variant that is built anew."""
+        """Return the edits beside which faults are made, for a variant that is built anew."""
         return self._moved(self._beside, variant.model) if variant.model is not None else []
 
     def _moved(self, edits: Iterable[Edit], to: nn.Module) -> list[Edit]:
@@ -194,13 +194,13 @@ class _Search:
             for edit, path in paths
         ]
 
-    def _fitted(self, tried: TriedMistake) -> list[TriedMistake]:
+    def _fitted(self, tried: TriedFault) -> list[TriedFault]:
         """Try other wrong numbers, each as far from the right one as the error suggests.
 
         Returns:
             Those tried, with round numbers near the last one first.
         """
-        found: list[TriedMistake] = []
+        found: list[TriedFault] = []
         other = tried.variant.other
         for _ in range(_STEPS):
             if other is None or tried.variant.numbers is None or tried.unexplained < EQUAL:
@@ -217,8 +217,8 @@ class _Search:
         near = self._each(map(other, tried.variant.round_numbers()))
         return [*(dataclasses.replace(x, is_fit=x.unexplained >= EQUAL) for x in near), *found]
 
-    def tried_beside(self, first: Variant, only: str = "") -> tuple[_Search, list[TriedMistake]]:
-        """Try the mistakes beside another; the best first."""
+    def tried_beside(self, first: Variant, only: str = "") -> tuple[_Search, list[TriedFault]]:
+        """Try the faults beside another; the best first."""
         edits = first.edits if first.model is None else ()
         with first.applied(self._model) as model:
             search = _Search(model, self._run, self._got, self._out_of_time, edits)
@@ -233,8 +233,8 @@ class _Search:
         ]  # fmt: skip
         return search, moved
 
-    def refined(self, pair: list[TriedMistake], left: float) -> tuple[list[TriedMistake], float]:
-        """Return a pair of mistakes, each sought again beside the other, and what they leave."""
+    def refined(self, pair: list[TriedFault], left: float) -> tuple[list[TriedFault], float]:
+        """Return a pair of faults, each sought again beside the other, and what they leave."""
         for _ in range(_STEPS):
             again, beside = pair
             if left < EQUAL or None not in (again.variant.model, beside.variant.model):
@@ -256,7 +256,7 @@ class _Search:
 def find_cause(
     model: Any, run: _Run, got: Mapping[str, np.ndarray], out_of_time: OutOfTime
 ) -> Cause | None:
-    """Return the mistake that gives a model the outputs of a wrong graph; None if none does.
+    """Return the fault that gives a model the outputs of a wrong graph; None if none does.
 
     Args:
         model: The model in float64, as transformers runs it; it is as before in the end.
@@ -296,15 +296,15 @@ def find_cause(
     return Cause(chain[0].variant.kind, sentence, node, "", left, is_fit)
 
 
-def _helping(tried: Sequence[TriedMistake]) -> list[TriedMistake]:
-    """Return the best mistakes that help, one of each field or place."""
-    best: dict[str, TriedMistake] = {}
+def _helping(tried: Sequence[TriedFault]) -> list[TriedFault]:
+    """Return the best faults that help, one of each field or place."""
+    best: dict[str, TriedFault] = {}
     for one in tried:
         if one.unexplained < _HELPS:
             best.setdefault(one.variant.subject, one)
     return list(best.values())[:_BESIDE]
 
 
-def _rank(tried: TriedMistake) -> tuple[float, bool]:
+def _rank(tried: TriedFault) -> tuple[float, bool]:
     """Return what to sort numbers by; one of the config says more than the scale of a weight."""
     return -round(abs(tried.cosine), 2), tried.variant.kind == SCALED

@@ -1,4 +1,4 @@
-"""Known mistakes in what modules of transformers' models compute, in their masks and inputs.
+"""Known faults in what modules of transformers' models compute, in their masks and inputs.
 
 Nothing here is for one type of model: modules are found by the names of their classes, functions by
 their names in transformers.

@@ -1,4 +1,4 @@
-"""Known mistakes in parameters and numbers of models of transformers.
+"""Known faults in parameters and numbers of models of transformers.
 
 Nothing here is for one type of model: they are found by their names.
 """

@@ -1,4 +1,4 @@
-"""A mistake that was made in a model, and how well it explains the outputs of a wrong graph."""
+"""A fault that was made in a model, and how well it explains the outputs of a wrong graph."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from attn_export.parts.whole_models.faults.changed_models import Variant
 from attn_export.parts.whole_models.faults.parameters import SCALED
 
 EQUAL = 1e-3
-"""A mistake that leaves a smaller share of the error unexplained ends the search: others of another
+"""A fault that leaves a smaller share of the error unexplained ends the search: others of another
 source could only be as good."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TriedMistake:
-    """A mistake that was made in a model.
+class TriedFault:
+    """A fault that was made in a model.
 
     Attributes:
         unexplained: The share of the error that it leaves.
@@ -33,13 +33,13 @@ class TriedMistake:
     is_fit: bool = False
 
 
-def order_of(tried: TriedMistake) -> float:
-    """Return what to sort mistakes by, the best first."""
-    # Noise must not decide between mistakes that fit alike, nor a fit go before another mistake.
+def order_of(tried: TriedFault) -> float:
+    """Return what to sort faults by, the best first."""
+    # Noise must not decide between faults that fit alike, nor a fit go before another fault.
     left = round(tried.unexplained, 4) + (EQUAL if tried.is_fit else 0)
     return max(left, EQUAL) if tried.variant.kind == SCALED else left
 
 
-def said_of(one: TriedMistake) -> str:
+def said_of(one: TriedFault) -> str:
     """Return what is wrong; a number that was sought is no more than a fit."""
     return f"{one.variant.sentence} (a fit)" if one.is_fit else one.variant.sentence

@@ -46,7 +46,7 @@ def faults_page(drawn: Sequence[Drawn], none: Sequence[str], seed: int) -> tuple
         "# Planted faults in whole models", "",
         f"{datetime.date.today()}, {versions}; `scripts/whole_model_faults --seed {seed}`: "
         f"{len(drawn)} faults of {len(kinds)} kinds in {len({x.graph for x in drawn})} graphs. The "
-        "kinds and the draw know nothing of the tables of mistakes; the accepted words were fixed "
+        "kinds and the draw know nothing of the tables of faults; the accepted words were fixed "
         f"before this seed. A fault moves an output by {LEAST_CONFIG:g} in "
         f"float64 (configs) or {LEAST_GRAPH:g} in float32 (graphs) and more; others were drawn "
         f"again. Judged in {CASES} cases and with each input changed, in ort-cpu.", "",

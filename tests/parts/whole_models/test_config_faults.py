@@ -1,4 +1,4 @@
-"""Why a whole model is wrong: mistakes made in float32 models are named by the float64 one's."""
+"""Why a whole model is wrong: faults made in float32 models are named by the float64 one's."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ MORE: list[tuple[str, str, Any]] = [
     "case", [*QUICK, *(pytest.param(case, marks=pytest.mark.extended) for case in MORE)],
     ids=lambda case: " ".join(case[:2]),
 )  # fmt: skip
-def test_the_mistake_that_was_made_is_the_cause(case: tuple[str, str, Any]):
+def test_the_fault_that_was_made_is_the_cause(case: tuple[str, str, Any]):
     name, kind, make = case
     right = model_of(name)
     made = make(right, name)

@@ -1,4 +1,4 @@
-"""Known mistakes of linear attention are named, and so is their place."""
+"""Known faults of linear attention are named, and so is their place."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def evaluated(name: str) -> tuple[Evaluation, Arrays, list[tuple[Arrays, Arrays]
 
 
 def found(name: str, fault: str) -> list[str]:
-    """Return the kinds of the mistakes that explain a fault, the best first."""
+    """Return the kinds of the faults that explain a fault, the best first."""
     evaluation, parameters, cases = evaluated(name)
     evidence = []
     for inputs, values in cases:
@@ -82,7 +82,7 @@ def far(actual: np.ndarray, right: np.ndarray) -> bool:
 
 @pytest.mark.parametrize(("name", "fault"), NAMED)
 @pytest.mark.every(6)
-def test_a_mistake_is_named_first(name: str, fault: str):
+def test_a_fault_is_named_first(name: str, fault: str):
     assert found(name, fault)[:1] == [CAUSES[fault]]
 
 
