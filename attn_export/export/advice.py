@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from attn_export.cases.draw import Sizes
 from attn_export.errors import ExportError, one_line
@@ -134,8 +135,14 @@ _CONTROL_FLOW = {
 
 
 def refuse_untranslated(program: ExportedProgram) -> None:
-    """Raise an error if a captured program has control flow or autocast."""
+    """Raise an error if a captured program has control flow, autocast, or sizes of values."""
     for node in program.graph.nodes:
+        if str(node.target) == "aten.split_with_sizes.default" and _has_value(node.args[1]):
+            raise ExportError(
+                f"a tensor is split into sizes that are values of another{_lines_of([node])}, as "
+                "of tokens by expert; such sizes are not supported: compute all, and multiply by "
+                "a mask"
+            )
         instead = _CONTROL_FLOW.get(str(node.target))
         first = getattr(node.args[0], "meta", {}).get("val") if node.args else None
         if instead and not isinstance(first, torch.SymBool):  # else it is a branch on a size
@@ -152,6 +159,12 @@ def refuse_untranslated(program: ExportedProgram) -> None:
                 f"{_lines_of(inner.graph.nodes if inner else [])}; leave autocast to the caller, "
                 f"or build the module in {dtype}"
             )
+
+
+def _has_value(sizes: Iterable[Any]) -> bool:
+    """Return whether one of several sizes is known only when the module runs."""
+    found = (getattr(size, "meta", {}).get("val") for size in sizes)
+    return any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in found)
 
 
 def _lines_of(nodes: Iterable[Node]) -> str:

@@ -174,6 +174,11 @@ def random(m, x):
     return m.linear(x) + torch.rand_like(x)
 
 
+def split_by_values(m, x):
+    sizes = (x[0, 0] > 0).long()[:2].tolist()
+    return torch.cat(x.new_ones(sum(sizes), 8).split(sizes)).sum(0) + x             # line
+
+
 def size_of_values(m, x):
     return x[x > 0]
 
@@ -207,10 +212,11 @@ TABLE = {
     blocks_by_numpy: "numpy or Python code that computes with a size; use torch operations",
     raises: "ValueError: mine",
     random: "gives another y for the same inputs; it draws random numbers",
+    split_by_values: "a tensor is split into sizes that are values of another",
     size_of_values: "the shape of y depends on values",
 }
 IN_FORWARD = {
-    unlike_ranks, cast_within, bucketized, searched, custom, branched,
+    unlike_ranks, cast_within, bucketized, searched, custom, branched, split_by_values,
 }  # fmt: skip
 """torch keeps only the lines of `forward` with a captured node."""
 WITHOUT_A_LINE = {random, size_of_values}
