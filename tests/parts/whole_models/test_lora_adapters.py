@@ -163,7 +163,6 @@ def with_tensor(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], obje
         ({}, lambda t: [t.update({k.replace("q_proj", "w"): t.pop(k)}) for k in [*t]],
          "which the model lacks; give the adapter of this model"),
     ],
-    ids=str,
 )  # fmt: skip
 def test_other_kinds_and_damaged_adapters_are_refused(tmp_path, config, change, message):
     tensors = write(tmp_path, LLAMA, **config)
