@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from attn_export import Attention, AttentionSpec, pool_kv_heads
-from attn_export.errors import UsageError, WeightsError
+from attn_export.errors import WeightsError
 
 
 def spec_of(**fields):
@@ -191,10 +191,3 @@ def test_pytorchs_own_attention_is_pooled_as_what_it_becomes(widths):
 
 def equal_in_half(one, other):
     return all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
-
-
-def test_weights_of_integers_are_refused():
-    layer = Attention(spec_of()).eval()
-    layer.integers = {"q_proj.weight": None}
-    with pytest.raises(UsageError, match="before weights are rounded"):
-        pool_kv_heads(layer, 2)

@@ -6,6 +6,7 @@ from attn_export.spec.fields import FIELDS, TYPES
 
 ELSEWHERE = {
     "kind", "cross", "causal", "cache", "attn_weights", "dtype",
+    "weights_dtype",
 }  # fmt: skip
 """Fields with tests of their own, which the tables combine with all others."""
 

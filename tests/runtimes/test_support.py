@@ -36,7 +36,8 @@ CONTRIB = (
 
 OF_OTHERS = {
     "Cast(FLOAT to FLOAT16) with input FLOAT", "DynamicQuantizeLinear", "MatMulInteger",
-    "com.microsoft.MatMulNBits(accuracy_level 4)", "input INT8", "input UINT8",
+    "com.microsoft.MatMulNBits(accuracy_level 4)", "DequantizeLinear(UINT4)", "input INT8",
+    "input UINT8",
 }  # fmt: skip
 """Rows of which no layer has a graph: of whole models, of others, and of earlier versions."""
 

@@ -111,11 +111,14 @@ def reference_of(
         output_shapes(call, {n: torch.from_numpy(a) for n, a in case.inputs.items()}, case.about)
     plan = Plan((*maker.cases(chosen), *given), (), interface, is_settled=True)
     loose = {e.name for e in entry.outputs.values() if 0 < len(e.shape) != len(out_axes[e.name])}
-    is_narrow = is_half(entry.path) or bool(quantised_operators(entry.path))
-    is_narrow |= any(weight.dtype != torch.float32 for weight in model.parameters())
 
     def make(least_eps: float) -> ModelOracle:
         # Of values that a float32 graph casts to a narrower type, no right one has any.
+        is_narrow = least_eps > 0 and (
+            is_half(entry.path)
+            or bool(quantised_operators(entry.path))
+            or any(weight.dtype != torch.float32 for weight in model.parameters())
+        )
         return ModelOracle(subject, least_eps if is_narrow else 0.0)
 
     if budgets:
@@ -210,9 +213,10 @@ def limits_of(model: Any, most: int = 0) -> CaseLimits:
 def _tying(model: Any, vocabulary: int) -> tuple[int, ...]:
     """Return the tokens whose embedding is 0, as that of padding, in a mixture of experts."""
     config = model.config.get_text_config(decoder=True)
+    if not any(re.match("(?!_).*experts", name) for name in vars(config)):
+        return ()  # of models without tokens, transformers does not know the embeddings
     weight = getattr(model.get_input_embeddings(), "weight", None)
-    is_mixture = any(re.match("(?!_).*experts", name) for name in vars(config))
-    if weight is None or weight.ndim != 2 or not is_mixture:
+    if weight is None or weight.ndim != 2:
         return ()
     found = torch.nonzero(~weight.any(-1)).flatten().tolist()
     return tuple(found) if len(found) < min(vocabulary, len(weight)) else ()
