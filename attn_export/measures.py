@@ -168,6 +168,19 @@ def row_norms(t: np.ndarray) -> np.ndarray:
     return np.asarray(np.linalg.norm(finite / largest, axis=-1))
 
 
+def judged_rows(
+    shape: Sequence[int], rows: Sequence[int], compared: Sequence[int] = ()
+) -> np.ndarray:
+    """Return a mask `[B, ...]` of the rows along the last axis that are compared.
+
+    `rows`: The batch elements that are not, but for the rows `compared`.
+    """
+    judged = np.ones(tuple(shape[:-1]), bool)
+    judged[list(rows)] = False
+    judged.reshape(-1)[list(compared)] = True
+    return judged
+
+
 def fill_ignored_rows(
     got: np.ndarray, truth: np.ndarray, rows: Sequence[int], compared: Sequence[int] = ()
 ) -> np.ndarray:

@@ -18,6 +18,7 @@ from attn_export.bundle.golden import INDEX, read_index
 from attn_export.bundle.quality_vectors import FLOAT, measured_folders
 from attn_export.cases.draw import seed_of
 from attn_export.errors import counted
+from attn_export.measures import judged_rows
 from attn_export.results import BASE, CHANGED
 from attn_export.schema import Allowed, CaseEntry, GoldenIndex
 from attn_export.seeded_tensors import write_seed
@@ -117,9 +118,7 @@ def reduce_evidence(folder: Path, most_bytes: int, whole: Collection[str] = ()) 
 
 def _elements(entry: CaseEntry, name: str, array: np.ndarray) -> Iterator[Iterator[np.ndarray]]:
     """Yield for each batch element of an output the judged rows of each position."""
-    judged = np.ones(array.shape[:-1], bool)
-    judged[list(entry.ignored_rows)] = False
-    judged.ravel()[list(entry.determined.get(name, ()))] = True
+    judged = judged_rows(array.shape, entry.ignored_rows, entry.determined.get(name, ()))
     numbers = np.arange(judged.size).reshape(judged.shape)
     yield from map(_positions, numbers, judged)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attn_export.errors import counted
-from attn_export.measures import fill_ignored_rows, measure_strictly
+from attn_export.measures import fill_ignored_rows, judged_rows, measure_strictly
 from attn_export.results import Arrays, Case, Golden
 from attn_export.rule import TIES, TIES_ADVICE
 from attn_export.tensorfile import is_floating
@@ -126,9 +126,7 @@ def without_tied_rows(
     for name, t in truth.items():
         if t.ndim < 2 or not t.size:
             continue
-        compared = np.ones(t.shape[:-1], bool)
-        compared[list(case.ignored_rows)] = False
-        compared.ravel()[list(golden.determined.get(name, ()))] = True
+        compared = judged_rows(t.shape, case.ignored_rows, golden.determined.get(name, ()))
         tied = np.zeros_like(compared)
         with np.errstate(invalid="ignore"):  # padding may be infinite
             for run in orders:

@@ -17,7 +17,7 @@ from attn_export.errors import counted
 from attn_export.explain.explanation import Cause, OutOfTime
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
-from attn_export.measures import eps, fill_ignored_rows, measure
+from attn_export.measures import eps, fill_ignored_rows, judged_rows, measure
 from attn_export.parts.whole_models.faults.configs import find_cause
 from attn_export.quality import Budget, Quality
 from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
@@ -63,12 +63,10 @@ class ModelOracle(Oracle):
         golden = super().golden(case)
         logits, allowed = golden.expected.get("logits"), golden.allowed.get("logits")
         if logits is not None and allowed is not None and logits.shape[-1] > 1:
-            rows = logits.reshape(-1, logits.shape[-1]).astype(np.float64)
-            kept = np.ones(len(rows), bool)
-            kept.reshape(len(logits), -1)[list(case.ignored_rows)] = False
-            kept[list(golden.determined.get("logits", ()))] = True
-            least = np.partition(rows[kept], -2)[:, -2:]
-            sizes = np.linalg.norm(rows[kept], axis=-1)
+            determined = golden.determined.get("logits", ())
+            rows = logits[judged_rows(logits.shape, case.ignored_rows, determined)].astype(float)
+            least = np.partition(rows, -2)[:, -2:]
+            sizes = np.linalg.norm(rows, axis=-1)
             margins = (least[:, 1] - least[:, 0]) / np.where(sizes > 0, sizes, 1.0)
             self.tokens += len(margins)
             # Each of the two logits may be off by the error of the row.
