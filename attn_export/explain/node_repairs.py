@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from attn_export.float64.evaluate import (
     Values,
     names_read,
 )
+from attn_export.float64.fused_layers import erf, fast_gelu, gelu, quick_gelu
 from attn_export.tensorfile import Array
 
 _Function = Callable[..., Array]
@@ -41,26 +41,15 @@ _HIDING, _HUGE = 1e4, 1e30
 """The size of numbers that hide keys at least, and one that surely does."""
 
 
-def _gelu(x: Array) -> Array:
-    return np.asarray(x * (1 + _erf(x / math.sqrt(2))) / 2)
-
-
-def _tanh_gelu(x: Array) -> Array:
-    return np.asarray(x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2)
-
-
 def _sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
-def _erf(x: Array) -> Array:
-    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x))
-
-
 _OF_ONE: Mapping[str, _Function] = {
-    "Identity": np.positive, "Neg": np.negative, "Tanh": np.tanh, "Erf": _erf,
-    "Sigmoid": _sigmoid, "Gelu": _gelu, "Gelu in its tanh form": _tanh_gelu,
-    "Swish": lambda x: x * _sigmoid(x), "QuickGelu": lambda x: x * _sigmoid(1.702 * x),
+    "Identity": np.positive, "Neg": np.negative, "Tanh": np.tanh, "Erf": erf,
+    "Sigmoid": _sigmoid, "Gelu": lambda x: gelu(x)[0],
+    "Gelu in its tanh form": lambda x: fast_gelu(x)[0],
+    "Swish": lambda x: x * _sigmoid(x), "QuickGelu": lambda x: quick_gelu(x)[0],
     "Relu": lambda x: np.maximum(x, 0), "Softplus": lambda x: np.logaddexp(x, 0), "Sin": np.sin,
     "Cos": np.cos, "Exp": np.exp, "Log": np.log, "Sqrt": np.sqrt, "Reciprocal": np.reciprocal,
     "Square": np.square, "Abs": np.abs,

@@ -15,7 +15,7 @@ from attn_export.float64.attention_steps import join_heads, softmax, split_heads
 from attn_export.float64.fused_attention import rotated
 from attn_export.tensorfile import Array
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])
+erf = np.vectorize(math.erf, otypes=[np.float64])
 
 # -- norms ---------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ def gelu(x: Array, *, approximate: str = "none") -> tuple[Array]:
     """Return x times the normal distribution up to x, or its approximation by tanh."""
     if approximate == "tanh":
         return (0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),)
-    return (0.5 * x * (1 + _erf(x / math.sqrt(2))),)
+    return (0.5 * x * (1 + erf(x / math.sqrt(2))),)
 
 
 def bias_gelu(x: Array, bias: Array) -> tuple[Array]:
