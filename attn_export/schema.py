@@ -254,7 +254,7 @@ class Distance(Struct, frozen=True, forbid_unknown_fields=True):
     """Distance between values q of a quantised model and values f of the float model.
 
     Attributes:
-        part: The name of the compared output or head, or of the only tensor that is quantised.
+        part: The name of the compared output.
         sqnr: The signal-to-noise ratio 10·log10(‖f‖² / ‖q − f‖²), in dB.
         cosine: The cosine of the angle between f and q as vectors.
         row: The largest ‖q_row − f_row‖ / ‖f_row‖ over the slices along the last axis.

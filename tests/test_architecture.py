@@ -33,7 +33,7 @@ ENTRANCES = {"__init__", "__main__", "pytest_plugin"}
 WITH_TORCH = (
     "attention/", "weights/", "user_module", "export/", "truth/float64_mode", "truth/decisions",
     "truth/graph_oracle", "truth/notes", "truth/operations", "truth/oracle",
-    "truth/quality_oracle", "truth/rounding", "truth/ties",
+    "truth/rounding", "truth/ties",
     "parts/attention_operators/fused_kernels", "parts/benchmarks/peers",
     "parts/benchmarks/torch_layers", "parts/linear_attention/called_rules",
     "parts/linear_attention/linear_layer", "parts/probe/pytorch",

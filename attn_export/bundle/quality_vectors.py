@@ -134,6 +134,37 @@ def output_distances(
     return tuple(filter(is_finite, (distance(name, arrays) for name, arrays in pairs.items())))
 
 
+def measure_outputs(
+    floats: Sequence[Arrays], goldens: Sequence[Golden], budgets: Sequence[Budget]
+) -> tuple[Quality, list[Arrays]]:
+    """Measure outputs of a quantised module against those of the unquantised one.
+
+    Returns:
+        The distances, and the latter outputs in the types of the former.
+    """
+    from attn_export.tensorfile import is_floating
+
+    stored = [_as_stored(f, golden.expected) for f, golden in zip(floats, goldens, strict=True)]
+    pairs = {
+        name: [(f[name], g.expected[name]) for f, g in zip(stored, goldens, strict=True)]
+        for name, array in goldens[0].expected.items()
+        if is_floating(array.dtype)
+    }
+    logits = logit_distance(pairs, budgets)
+    return Quality(output_distances(pairs), tuple(budgets), logits), stored
+
+
+def _as_stored(outputs: Arrays, expected: Arrays) -> Arrays:
+    """Return outputs of the unquantised module in the types of the expected outputs."""
+    from attn_export.tensorfile import is_floating
+
+    # Expected outputs that are not floating, such as a cache of integers, stay as they are.
+    return {
+        name: outputs[name].astype(t.dtype) if is_floating(t.dtype) else t
+        for name, t in expected.items()
+    }
+
+
 def write_quality(
     folder: Path, numbers: Sequence[int], floats: Sequence[Arrays], quality: Quality
 ) -> None:

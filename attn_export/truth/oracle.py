@@ -124,8 +124,11 @@ class Oracle(TruthSource):
         linears = self.subject.linears
         if linears is None:
             return None
-        from attn_export.bundle.quality_vectors import quality_cases, write_quality
-        from attn_export.truth.quality_oracle import measure_outputs
+        from attn_export.bundle.quality_vectors import (
+            measure_outputs,
+            quality_cases,
+            write_quality,
+        )
 
         numbers = quality_cases(goldens)
         chosen = [goldens[number] for number in numbers]

@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 from transformers.pytorch_utils import Conv1D
 
-from attn_export.bundle.quality_vectors import write_quality
+from attn_export.bundle.quality_vectors import measure_outputs, write_quality
 from attn_export.export.quantised_linears import QuantisedLinears
 from attn_export.export.subject import Subject
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
@@ -21,7 +21,6 @@ from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.quality import Budget, Quality
 from attn_export.results import Arrays, Case, Golden
 from attn_export.spec.inputs import BATCH, QUERIES
-from attn_export.truth.quality_oracle import measure_outputs
 from attn_export.truth.stored_evidence import MOST_BYTES
 
 BUDGET_OF_CACHE = Budget("sqnr", 50.0)
