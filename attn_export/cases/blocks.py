@@ -4,7 +4,8 @@ Kernels have paths for whole blocks, for the rest after them, and for one query.
 tried in each kind of call: a kind is the set of axes that are larger than their least size. Of a
 layer with a cache these are runs without a past, decodes of one query, and chunks after a past.
 Each is tried with several sequences, since graphs mix up batch elements at some lengths only, and
-blocks with one, which graphs branch on.
+blocks with one, which graphs branch on. From the third on, elements may be wrong alone, so there
+are three, and two where three sequences of many queries would take too long.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ BATCHES = (1, 2, 3, 8, 16, 17)
 _LARGE_BATCHES = (32, 33, 64)
 """Batch sizes to try in one kind of call, with the least sizes that it has."""
 
-_FEW_QUERIES, _MANY_QUERIES = 33, 256
-"""The largest number of queries to try always after a past, and with one sequence alone."""
+_FEW_QUERIES, _MANY_QUERIES, _MOST_QUERIES = 33, 256, 512
+"""The largest number of queries to try always after a past, with one sequence alone, and with
+three."""
 
 FAR_CALLS: tuple[tuple[int, int], ...] = ((1040, 3), (2047, 1), (2047, 3), (4096, 1), (4096, 3))
 """Long pasts, each with a number of queries. All keys, or the past alone, are a larger block."""
 
-Sequences = Literal["one sequence", "several sequences"]
+Sequences = Literal["one sequence", "several sequences", "three sequences"]
 
 LAST = 4
-"""The rank of conditions that are met last, see `BlockSizes.conditions`."""
+"""The lowest of the ranks of conditions that are met last, see `BlockSizes.conditions`."""
 
 Kind = frozenset[str]
 """The axes that are larger than their least size in a call."""
@@ -93,10 +95,14 @@ class BlockSizes:
             late = int(len(kind - {KEYS}) > 1)
             for axis in self._axes_of(kind):
                 for size, distance in near_blocks().items():
-                    for sequences in self._sequences(size, kind):
+                    for sequences in self._sequences(axis, size, kind):
                         rank = 1 + late + (distance or sequences == "one sequence")
                         if self._is_costly(axis, size, kind):
                             rank = LAST
+                        if sequences == "three sequences" and (
+                            rank == LAST or size > _MOST_QUERIES
+                        ):
+                            rank = LAST + 1
                         ranks[self._condition(axis, size, kind, sequences)] = rank
             if BATCH in self.axes:
                 ranks |= {self._condition(BATCH, size, kind): 1 for size in BATCHES}
@@ -109,10 +115,14 @@ class BlockSizes:
         """Return whether many queries are needed: after a past, or next to a large block."""
         if len(kind - {KEYS}) > 1:
             return axis == QUERIES and size > _FEW_QUERIES
-        counts_queries = QUERIES in kind and axis in (QUERIES, *self.sums)
-        return counts_queries and size > _MANY_QUERIES + 1 and size not in BLOCKS
+        many = self._counts_queries(axis, kind) and size > _MANY_QUERIES + 1
+        return many and size not in BLOCKS
 
-    def _sequences(self, size: int, kind: Kind) -> list[Sequences | None]:
+    def _counts_queries(self, axis: str, kind: Kind) -> bool:
+        """Return whether an axis counts the queries of a call, since it has no past."""
+        return QUERIES in kind and axis in (QUERIES, *self.sums)
+
+    def _sequences(self, axis: str, size: int, kind: Kind) -> list[Sequences | None]:
         """Return the numbers of sequences to try a size with; None stands for any."""
         if BATCH not in self.axes:
             return [None]
@@ -121,7 +131,10 @@ class BlockSizes:
             and len(kind - {KEYS}) <= 1
             and (QUERIES not in kind or size <= _MANY_QUERIES)
         )
-        return ["several sequences", "one sequence"] if is_single else ["several sequences"]
+        if is_single:
+            return ["several sequences", "one sequence"]
+        is_long = size > _MANY_QUERIES + 1 and self._counts_queries(axis, kind)
+        return ["several sequences", *(["three sequences"] if is_long else [])]
 
     def met(self, sizes: Sizes) -> Iterator[str]:
         """Yield the conditions that these sizes meet."""
@@ -131,9 +144,12 @@ class BlockSizes:
         batch = sizes.get(BATCH)
         if batch is not None:
             yield self._condition(BATCH, batch, kind)
-        sequences: Sequences = "one sequence" if batch == 1 else "several sequences"
-        for axis in self._axes_of(kind):
-            yield self._condition(axis, sizes[axis], kind, sequences if batch else None)
+        sequences: list[Sequences | None] = [None]
+        if batch is not None:
+            sequences = ["one sequence"] if batch == 1 else ["several sequences"]
+            sequences += ["three sequences"] if batch >= 3 else []
+        for axis, number in itertools.product(self._axes_of(kind), sequences):
+            yield self._condition(axis, sizes[axis], kind, number)
 
     def _condition(
         self, axis: str, size: int, kind: Kind, sequences: Sequences | None = None
@@ -153,7 +169,9 @@ class BlockSizes:
         """Return the sizes of all conditions that are missed, by kind of call."""
         parts = []
         tried = sorted({*BATCHES, *_LARGE_BATCHES, *near_blocks()})
-        numbers: tuple[Sequences | None, ...] = (None, "several sequences", "one sequence")
+        numbers: tuple[Sequences | None, ...] = (
+            None, "several sequences", "three sequences", "one sequence",
+        )  # fmt: skip
         for kind, sequences in itertools.product(self._kinds, numbers):
             axes: dict[str, list[str]] = {}
             for axis in (BATCH, *self._axes_of(kind)):
@@ -206,10 +224,9 @@ def _batches(sizes: Sizes) -> tuple[int, ...]:
     """Return the batch sizes to try with other sizes: many with small ones."""
     if max(sizes.values()) <= 17:
         return BATCHES
-    # Elements from the third on may be wrong alone: three sequences show that.
     queries = sizes.get(QUERIES, 1)
-    several = 3 if queries <= _MANY_QUERIES + 1 else 2
-    return (1, several) if queries in (1, *BLOCKS[:5]) else (several,)
+    several = (3,) if queries <= _MANY_QUERIES + 1 else (2, 3)
+    return (1, *several) if queries in (1, *BLOCKS[:5]) else several
 
 
 def _ranges(sizes: Sequence[int]) -> str:

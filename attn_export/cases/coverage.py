@@ -90,9 +90,11 @@ class Cover:
         by_sizes = [table[self._accepted].any(axis=0) for table in self._by_sizes.values()]
         return np.asarray(np.any([*by_sizes, self._by_contents.any(axis=(0, 1))], axis=0))
 
-    def missed(self, rank: int = LAST) -> list[str]:
+    def missed(self, rank: int | None = None) -> list[str]:
         """Return the conditions up to a rank that no chosen case meets, though some case could."""
-        missed = (self._open > 0) & self._possible() & (self._ranks <= rank)
+        missed = (self._open > 0) & self._possible()
+        if rank is not None:
+            missed &= self._ranks <= rank
         return [self._names[column] for column in np.flatnonzero(missed)]
 
     def refused(self) -> list[str]:
@@ -106,12 +108,12 @@ class Cover:
 
         `budget`: The largest size in bytes of all cases together.
         `most`: The largest size in bytes of one case.
-        `reserve`: The bytes of the budget that are not spent on conditions of the last rank.
+        `reserve`: The bytes of the budget that are not spent on conditions of the last ranks.
         """
         ranks, before = self._ranks, self._open.copy()
         # Fewer cases meet all conditions without an order of ranks, if they fit.
         if self._least_cost() <= budget:
-            unordered = np.where(ranks < LAST, 0, LAST)
+            unordered = np.where(ranks < LAST, 0, ranks)
             chosen = self._cover(budget, most, fits, unordered, LEAST_COST, reserve)
             if not self.missed(LAST - 1):
                 return chosen
@@ -136,7 +138,7 @@ class Cover:
             for rank in sorted(set(ranks)):
                 while True:
                     wanted = self._open * np.where(ranks <= rank, 1, _LATER).astype(np.float32)
-                    left = budget - reserve if rank == LAST else budget
+                    left = budget - reserve if rank >= LAST else budget
                     best = self._best(min(left, most), wanted, weights)
                     if best is None:
                         break

@@ -39,7 +39,7 @@ _MOST_CANDIDATES = 600
 """The largest number of combinations of sizes to choose from; if there are more, a random sample
 is used."""
 
-CASE_BYTES = GOLDEN_BYTES // 2
+CASE_BYTES = GOLDEN_BYTES
 """Largest size of one case in bytes."""
 
 _RUN_BYTES, _FEW_WEIGHTS = 6 * GOLDEN_BYTES, 2**20
@@ -151,7 +151,7 @@ def _plan_by_role(interface: Interface, fits: Fits, most_bytes: int) -> Plan:
     wanted = [*groups.content_conditions(axes), *at_bounds]
     contents = groups.combinations()
     cover = Cover(axes, blocks, wanted, candidates, costs, contents, bounded=bool(bounds))
-    choices = cover.choose(budget, CASE_BYTES, fits, reserve=most_bytes // 2)
+    choices = cover.choose(budget, CASE_BYTES, fits, reserve=most_bytes * 3 // 8)
     budget -= sum(interface.case_bytes(chosen) for chosen, _ in choices)
     far, too_far = far_calls(interface, budget)
     notes += [*too_far, *_notes(cover, blocks)]
