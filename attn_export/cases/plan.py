@@ -39,10 +39,10 @@ _MOST_CANDIDATES = 600
 """The largest number of combinations of sizes to choose from; if there are more, a random sample
 is used."""
 
-CASE_BYTES = GOLDEN_BYTES
+CASE_BYTES = 3 * GOLDEN_BYTES
 """Largest size of one case in bytes."""
 
-_RUN_BYTES, _FEW_WEIGHTS = 6 * GOLDEN_BYTES, 2**20
+_RUN_BYTES, _FEW_WEIGHTS = 9 * GOLDEN_BYTES, 2**20
 """Largest size of all cases as they are run, of modules of so few weights. Of large cases, seeds of
 inputs and some rows of outputs are stored: see `truth.stored_evidence`."""
 
@@ -151,7 +151,7 @@ def _plan_by_role(interface: Interface, fits: Fits, most_bytes: int) -> Plan:
     wanted = [*groups.content_conditions(axes), *at_bounds]
     contents = groups.combinations()
     cover = Cover(axes, blocks, wanted, candidates, costs, contents, bounded=bool(bounds))
-    choices = cover.choose(budget, CASE_BYTES, fits, reserve=most_bytes * 3 // 8)
+    choices = cover.choose(budget, CASE_BYTES, fits, reserve=most_bytes * 5 // 9)
     budget -= sum(interface.case_bytes(chosen) for chosen, _ in choices)
     far, too_far = far_calls(interface, budget)
     notes += [*too_far, *_notes(cover, blocks)]
