@@ -133,7 +133,8 @@ def slice_pieces(model: ir.Model) -> None:
         size = optional_input(pieces, 1) if pieces is not None else None
         if pieces is None or number is None or size is None or size.const_value is not None:
             continue
-        if number < 0 or (size.shape is not None and len(size.shape)):  # from the end; many sizes
+        many = producer_of(size, "Concat") is not None or bool(size.shape)
+        if number < 0 or many:  # from the end; of many sizes
             continue
         edges = []
         for edge in (int(number), int(number) + 1):

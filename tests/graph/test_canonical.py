@@ -253,3 +253,18 @@ def test_pieces_of_a_computed_size_are_slices(length: int):
     a, b = run(model, x=array, size=np.array(3))
     assert a.tolist() == array[:, :3].tolist()
     assert b.tolist() == array[:, 3:].tolist()
+
+
+def test_pieces_of_many_sizes_are_left_alone():
+    x, lengths = value("x", 2, "n"), [value(name, 1, dtype=INT64) for name in ("m", "n")]
+    sizes, part, out = ir.Value(name="sizes"), ir.Value(name="part"), value("a", 2, None)
+    nodes = [
+        ir.node("Concat", lengths, {"axis": 0}, outputs=[sizes]),
+        ir.node("SplitToSequence", [x, sizes], {"axis": 1}, outputs=[part]),
+        ir.node("SequenceAt", [part, number := weight("number", np.array(0))], outputs=[out]),
+    ]
+    model = model_of([x, *lengths], [out], nodes, [number])
+    canonical.slice_pieces(model)
+    array = np.arange(10, dtype=np.float32).reshape(2, 5)
+    (a,) = run(model, x=array, m=np.array([3]), n=np.array([2]))
+    assert a.tolist() == array[:, :3].tolist()
