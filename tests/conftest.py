@@ -185,7 +185,7 @@ def on(*runtimes: str) -> RunOptions:
 
 def interface_of(spec: AttentionSpec) -> Interface:
     """Return the inputs and outputs of the layer of a spec."""
-    return Interface(spec.inputs(), spec.output_shapes(), spec, spec.sums)
+    return Interface(spec.inputs(), spec.output_shapes(), spec.traits, spec.sums)
 
 
 @pytest.fixture(scope="session")

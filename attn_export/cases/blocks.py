@@ -134,7 +134,7 @@ class BlockSizes:
         if is_single:
             return ["several sequences", "one sequence"]
         is_long = size > _MANY_QUERIES + 1 and self._counts_queries(axis, kind)
-        return ["several sequences", *(["three sequences"] if is_long else [])]
+        return ["several sequences", "three sequences"] if is_long else ["several sequences"]
 
     def met(self, sizes: Sizes) -> Iterator[str]:
         """Yield the conditions that these sizes meet."""

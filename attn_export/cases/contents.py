@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from attn_export.cases.draw import Sizes
-from attn_export.spec import AttentionSpec, Input
-from attn_export.spec.fields import LINEAR
+from attn_export.spec import Input
+from attn_export.spec.inputs import Traits
 from attn_export.tensorfile import ArrayDict, is_floating
 
 LARGE, LARGE_FLOAT16 = 24.0, 14.0
@@ -49,20 +49,20 @@ class DrawnCase:
     """Random inputs of a case, which a `Content` changes in place.
 
     Attributes:
-        spec: The spec of the module, if it is ours.
+        traits: What is known of the subject.
         random: A generator that is seeded by the name of the case.
     """
 
     inputs: ArrayDict
     descriptions: Mapping[str, Input]
-    spec: AttentionSpec | None
+    traits: Traits
     sizes: Sizes
     random: np.random.Generator
 
     @property
     def in_place(self) -> bool:
-        """Return whether the cache is written in place."""
-        return self.spec is not None and self.spec.in_place
+        """Return whether a layer of ours writes its cache in place."""
+        return self.traits.is_attention and "past_length" in self.inputs
 
     def value_names(self) -> Iterator[str]:
         """Yield the names of floating inputs that are no masks."""
@@ -133,7 +133,7 @@ def _large_logits(drawn: DrawnCase) -> None:
         narrow = drawn.is_narrow(name)
         multiply(drawn, name, LARGE_FLOAT16 if narrow else LARGE)
         batch_first = drawn.descriptions[name].shape[:1] == ("batch",)
-        if batch_first and drawn.spec is not None and not narrow:
+        if batch_first and drawn.traits.is_attention and not narrow:
             array, is_key = drawn.inputs[name], name in ("key", "past_key")
             _multiply_part(array[1::4], HUGE / LARGE)
             _multiply_part(array[2::4], LESS_LARGE / LARGE)
@@ -157,7 +157,7 @@ def _multiply_all(drawn: DrawnCase, *, factor: float) -> None:
 def _small(drawn: DrawnCase) -> None:
     """Multiply all inputs by a small factor, which differs in the batch elements of our modules."""
     _multiply_all(drawn, factor=SMALL)
-    if drawn.spec is None:
+    if not drawn.traits.is_attention:
         return
     for name in drawn.value_names():
         if drawn.descriptions[name].shape[:1] == ("batch",) and not drawn.is_narrow(name):
@@ -168,7 +168,7 @@ def _small(drawn: DrawnCase) -> None:
 def _tiny(drawn: DrawnCase) -> None:
     for name in drawn.value_names():
         wide = TINY_CACHE if name.startswith("past_") else TINY
-        if drawn.spec is not None and drawn.spec.kind == LINEAR:
+        if not drawn.traits.has_softmax:
             wide = TINY_STATE  # of products of keys, values and decays
         multiply(drawn, name, TINY_FLOAT16 if drawn.is_narrow(name) else wide)
 
@@ -193,7 +193,8 @@ def _equal_tokens(drawn: DrawnCase) -> None:
     for name in drawn.value_names():
         array = drawn.inputs[name]
         if array.ndim > 1 and array.size:
-            array[...] = array[..., :1, :] if drawn.spec is None else array[..., :1, :1]
+            elements = 1 if drawn.traits.is_attention else None
+            array[...] = array[..., :1, :elements]
 
 
 def _zero_tokens(drawn: DrawnCase) -> None:

@@ -12,8 +12,17 @@ from typing import Any
 import numpy as np
 
 from attn_export.seeded_tensors import random_floats, visible_keys
-from attn_export.spec import AttentionSpec, Input, Shape
-from attn_export.spec.inputs import PAST, Roles, axes_in, renamed, size_of, terms_of
+from attn_export.spec.inputs import (
+    PAST,
+    Input,
+    Roles,
+    Shape,
+    Traits,
+    axes_in,
+    renamed,
+    size_of,
+    terms_of,
+)
 from attn_export.tensorfile import ArrayDict, is_floating, numpy_dtype
 
 # -- sizes of dynamic axes -----------------------------------------------------------------------
@@ -158,13 +167,13 @@ class Interface:
 
     Attributes:
         output_shapes: The shape of every output.
-        spec: The spec of the module, if it is ours.
+        traits: What is known of the subject.
         sums: The axes that are sums of others, with their terms.
     """
 
     inputs: Mapping[str, Input]
     output_shapes: Mapping[str, Shape]
-    spec: AttentionSpec | None = None
+    traits: Traits = dataclasses.field(default_factory=Traits)
     sums: Mapping[str, str] = dataclasses.field(default_factory=dict)
     bounds: Bounds = dataclasses.field(default_factory=dict)
     roles: Roles = dataclasses.field(default_factory=Roles)
@@ -180,6 +189,11 @@ class Interface:
         least = self.roles.least.items()
         found = {axis: sizes_from(low, self.bounds.get(axis, ANY)) for axis, low in least}
         return {**self.bounds, **found}
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether it is a layer of ours that writes its cache in place."""
+        return self.traits.is_attention and "past_length" in self.inputs
 
     def case_bytes(self, sizes: Sizes) -> int:
         """Return the size in bytes of a case on disk, with its outputs twice: truth and eager."""

@@ -16,7 +16,7 @@ from attn_export.cases.draw import ANY, Interface, Sizes, add_sums, draw_inputs
 from attn_export.cases.influence import base_case, base_sizes, changed_cases, draw_base
 from attn_export.errors import first_few
 from attn_export.results import WHOLE_DECODE, Case
-from attn_export.spec import AttentionSpec, Input
+from attn_export.spec.inputs import Threshold
 from attn_export.tensorfile import ArrayDict, is_floating
 
 NON_FINITE = 1
@@ -96,7 +96,7 @@ def _non_finite_case(name: str, drawn: DrawnCase, about: str, rows: Sequence[int
 def _hide_first_key(drawn: DrawnCase) -> Iterator[np.ndarray]:
     """Mask key 0, and yield the slices of the inputs that it is computed from in one element."""
     inputs: ArrayDict = drawn.inputs
-    if drawn.spec is None or "attn_mask" not in inputs:
+    if not drawn.traits.is_attention or "attn_mask" not in inputs:
         return
     mask = inputs["attn_mask"]
     mask[..., 0] = False if mask.dtype == np.bool_ else -np.inf
@@ -122,12 +122,12 @@ LONG_BYTES = 8 * 2**20
 def long_cases(interface: Interface) -> tuple[list[Case], list[str]]:
     """Return the long cases of a layer of ours, and notes on those that would be too large."""
     cases, notes = [], []
-    if interface.spec is not None:
+    if interface.traits.is_attention:
         for choose in (_distant_case, _decode_case):
-            case, note = choose(interface, interface.spec)
+            case, note = choose(interface)
             cases += [case] if case else []
             notes += [note] if note else []
-        cases += _far_positions(interface, interface.spec)
+        cases += _far_positions(interface)
     return cases, notes
 
 
@@ -135,24 +135,22 @@ TOKENS = (300, 200, 100)
 """Numbers of tokens to decode, tried in turn: the first that fits is used."""
 
 
-def _decode_case(interface: Interface, spec: AttentionSpec) -> tuple[Case | None, str]:
+def _decode_case(interface: Interface) -> tuple[Case | None, str]:
     """Return the longest decode within the size limit, and a note if it would be too large.
 
     For the module it is one sequence: without a past, whose keys fill the buffers, or after a
     state. There is no such
     case if a decode step by step differs from a run of the whole sequence.
     """
-    # Without a causal mask, tokens would see later tokens, which a decode does not have yet. Some
-    # rotary scalings depend on the length at the time of a key.
-    if not (spec.has_state or (spec.in_place and spec.causal)) or spec.turns_by_length:
+    if not interface.traits.decodes:
         return None, ""
     for tokens in TOKENS:
-        past = {} if spec.has_state else {"past_len": 0}
+        past = {"past_len": 0} if interface.is_in_place else {}
         sizes = add_sums({"batch": 2, "query_len": tokens, **past}, interface.sums)
         if interface.case_bytes(sizes) <= LONG_BYTES:
             name = f"{WHOLE_DECODE}_{tokens}"
             drawn = draw_inputs(interface.inputs, sizes, seed_words=(WHOLE_DECODE, name))
-            kept = "one state" if spec.has_state else "buffers that grow"
+            kept = "buffers that grow" if interface.is_in_place else "one state"
             about = f"prompt, tokens and chunks, in {kept}"
             return Case(name, WHOLE_DECODE, sizes, drawn, about), ""
     return None, (
@@ -161,74 +159,43 @@ def _decode_case(interface: Interface, spec: AttentionSpec) -> tuple[Case | None
     )
 
 
-_GROWN_BYTES = 24 * 2**20
-"""Largest size in bytes if rotary frequencies change with the length, which no other case shows."""
-
-POSITIONS = ((2050, 2 * 2**20), (258, 4 * 2**20))
-"""Distances to reach for rotary positions alone, each with the largest size of the case in bytes.
-float16 counts exactly up to 2048, and bfloat16 and bytes up to 256."""
-
-_GROWS = "the change of the rotary frequencies"
-
-
-def _distant_case(interface: Interface, spec: AttentionSpec) -> tuple[Case | None, str]:
+def _distant_case(interface: Interface) -> tuple[Case | None, str]:
     """Return the case with the most distant keys, and a note if they are not distant enough."""
-    thresholds = _thresholds(spec)
-    budgets = {
-        distance: _GROWN_BYTES if about == _GROWS else LONG_BYTES
-        for distance, about in thresholds.items()
-    }
-    if spec.has_rotary and spec.has_cache and not spec.position_ids:
-        for distance, budget in POSITIONS:
-            budgets.setdefault(distance, budget)
-    for distance in sorted(budgets, reverse=True):
+    thresholds = interface.traits.thresholds
+    for distance, threshold in sorted(thresholds.items(), reverse=True):
         # Two queries after a long past, or many queries without a past.
         lengths = {"query_len": 2, "past_len": distance + 2}
-        lengths = lengths if spec.has_cache else {"query_len": distance + 4}
+        lengths = lengths if _has_cache(interface) else {"query_len": distance + 4}
         sizes = add_sums({"batch": 1, **lengths}, interface.sums)
-        if interface.case_bytes(sizes) <= budgets[distance]:
-            case = _distant_keys(interface.inputs, spec, sizes, distance)
+        if interface.case_bytes(sizes) <= (threshold.most_bytes or LONG_BYTES):
+            drawn = _draw_visible(interface, sizes, "far_keys")
+            case = Case("far_keys", "probe", sizes, drawn, f"keys more than {distance} away")
             return case, _note(thresholds, distance)
     return None, _note(thresholds, 0)
 
 
-def _thresholds(spec: AttentionSpec) -> dict[int, str]:
-    """Return the distances from query to key at which the computation changes, with the reason."""
-    thresholds = {
-        spec.window_left or 0: "the end of the window",
-        spec.window_right or 0: "the end of the window",
-    }
-    if spec.relative_buckets:
-        thresholds[spec.relative_max_distance] = "the last of the relative positions"
-    if spec.turns_by_length and not spec.position_ids:
-        thresholds[spec.rotary_original_len] = _GROWS
-    return {distance: about for distance, about in thresholds.items() if distance}
+def _has_cache(interface: Interface) -> bool:
+    return interface.traits.is_attention and "past_key" in interface.inputs
 
 
-def _note(thresholds: Mapping[int, str], reached: int) -> str:
-    missed = [(distance, about) for distance, about in thresholds.items() if distance > reached]
+def _note(thresholds: Mapping[int, Threshold], reached: int) -> str:
+    missed = [
+        (distance, threshold.about)
+        for distance, threshold in thresholds.items()
+        if distance > reached and threshold.about
+    ]
     if not missed:
         return ""
     shown = " nor ".join(f"{about}, {distance} keys away" for distance, about in sorted(missed))
     return f"no case reaches {shown}: at these dimensions it would be too large"
 
 
-def _distant_keys(
-    inputs: Mapping[str, Input], spec: AttentionSpec, sizes: Sizes, distance: int
-) -> Case:
-    """Return a case with keys farther away than a distance."""
-    drawn = _draw_visible(inputs, spec, sizes, "far_keys")
-    return Case("far_keys", "probe", sizes, drawn, f"keys more than {distance} away")
-
-
-def _draw_visible(
-    inputs: Mapping[str, Input], spec: AttentionSpec, sizes: Sizes, name: str
-) -> ArrayDict:
+def _draw_visible(interface: Interface, sizes: Sizes, name: str) -> ArrayDict:
     """Return random inputs of a case in which all of the past is in use and no key is masked."""
-    drawn = draw_inputs(inputs, sizes, seed_words=("probe", name))
-    if spec.mask:
-        drawn["attn_mask"][...] = True if spec.mask.dtype == "bool" else 0.0
-    if spec.in_place:
+    drawn = draw_inputs(interface.inputs, sizes, seed_words=("probe", name))
+    if "attn_mask" in drawn:
+        drawn["attn_mask"][...] = True if drawn["attn_mask"].dtype == np.bool_ else 0.0
+    if "past_length" in drawn:
         drawn["past_length"][...] = sizes["past_len"]
     return drawn
 
@@ -241,8 +208,7 @@ def far_calls(interface: Interface, budget: int) -> tuple[list[Case], list[str]]
     """Return calls after long pasts in a layer of ours, and a note on those that do not fit."""
     cases: list[Case] = []
     missed: list[str] = []
-    spec = interface.spec
-    if spec is None or not spec.has_cache:
+    if not _has_cache(interface):
         return [], []
     for past, queries in blocks.FAR_CALLS:
         batch = 1 if queries == 1 else 2
@@ -253,7 +219,7 @@ def far_calls(interface: Interface, budget: int) -> tuple[list[Case], list[str]]
             continue
         budget -= cost
         name = f"far_past_{past}" if queries == 1 else f"far_past_{past}_L{queries}"
-        drawn = _draw_visible(interface.inputs, spec, sizes, name)
+        drawn = _draw_visible(interface, sizes, name)
         cases.append(Case(name, "probe", sizes, drawn, f"queries after {past} keys: {queries}"))
     note = (
         f"no case has these queries after long pasts, which would be too large: {first_few(missed)}"
@@ -265,15 +231,16 @@ _FAR_POSITIONS = tuple(block + step for block in (2048, 4096, 8192, 16384) for s
 """Position ids beyond those of most tables, at blocks and beside them."""
 
 
-def _far_positions(interface: Interface, spec: AttentionSpec) -> Iterator[Case]:
+def _far_positions(interface: Interface) -> Iterator[Case]:
     """Yield cases with `_FAR_POSITIONS`: one row with all, and, after a past, one row for each."""
     count = len(_FAR_POSITIONS)
     forms = {"far_positions": (1, count), "far_positions_one_query": (count, 1)}
-    for name, (B, L) in forms.items() if spec.position_ids else ():
-        if L > 1 or spec.has_cache:  # without a past, a single key has a weight of 1 anywhere
-            sizes = {"batch": B, "query_len": L, **({"past_len": 2} if spec.has_cache else {})}
+    has_cache = _has_cache(interface)
+    for name, (B, L) in forms.items() if "position_ids" in interface.inputs else ():
+        if L > 1 or has_cache:  # without a past, a single key has a weight of 1 anywhere
+            sizes = {"batch": B, "query_len": L, **({"past_len": 2} if has_cache else {})}
             sizes = add_sums(sizes, interface.sums)
-            drawn = _draw_visible(interface.inputs, spec, sizes, name)
+            drawn = _draw_visible(interface, sizes, name)
             drawn["position_ids"][...] = np.reshape(_FAR_POSITIONS, (B, L))
             about = f"positions {_FAR_POSITIONS[0]} to {_FAR_POSITIONS[-1]}"
             yield Case(name, "probe", sizes, drawn, about)

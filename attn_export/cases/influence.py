@@ -87,7 +87,7 @@ def draw_base(interface: Interface, sizes: Sizes, attempt: int = 0) -> DrawnCase
     """Return the inputs of the base case."""
     words: list[str | int] = ["probe", BASE, *([attempt] if attempt else [])]
     inputs = draw_inputs(interface.inputs, sizes, seed_words=tuple(words))
-    return DrawnCase(inputs, interface.inputs, interface.spec, sizes, generator("probe", BASE))
+    return DrawnCase(inputs, interface.inputs, interface.traits, sizes, generator("probe", BASE))
 
 
 def _change_mask(drawn: DrawnCase) -> None:

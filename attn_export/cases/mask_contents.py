@@ -22,7 +22,6 @@ and are far above any finite number that stands for -inf. Narrow types can hold 
 def _beyond_length(drawn: DrawnCase) -> None:
     """Set past lengths of 0, 1 and 2, and make the unused capacity after them large."""
     inputs = drawn.inputs
-    is_latent = drawn.spec is not None and drawn.spec.kv_latent_dim > 0
     lengths = inputs["past_length"]
     longest = inputs["past_key"].shape[2] - inputs["query"].shape[1]
     lengths[...] = np.arange(len(lengths)) % max(min(longest, 3), 1)
@@ -30,7 +29,11 @@ def _beyond_length(drawn: DrawnCase) -> None:
         array, input_ = inputs[name], drawn.descriptions[name]
         is_unused = np.arange(array.shape[2]) >= lengths[:, None]  # [B, S]
         unused = np.broadcast_to(is_unused[:, None], array.shape[:3])
-        if array.dtype in (np.float32, np.float16) and name == "past_value" and not is_latent:
+        if (
+            array.dtype in (np.float32, np.float16)
+            and name == "past_value"
+            and not drawn.traits.has_latent
+        ):
             # Their weights are 0, so they may be as large as finite numbers can be. A latent is
             # of keys as well, whose scores are to be finite.
             largest = -float(lowest_number(array.dtype))
@@ -108,7 +111,7 @@ def _one_visible(drawn: DrawnCase) -> None:
     # Scores are huge, and the visible one may be far below the hidden ones. So no finite number can
     # stand for -inf.
     for name in drawn.value_names():
-        narrow = drawn.is_narrow(name) or drawn.spec is None
+        narrow = drawn.is_narrow(name) or not drawn.traits.is_attention
         multiply(drawn, name, HUGE_FLOAT16 if narrow else HUGE)
     for mask in _masks(drawn):
         rows = mask.array.reshape(-1, mask.array.shape[-1])
@@ -179,7 +182,7 @@ def _pad(drawn: DrawnCase, *, left: bool) -> None:
         for batch, (keys, hidden) in enumerate(zip(cache_lengths, padding, strict=True)):
             side = slice(None, hidden) if left else slice(keys - hidden, keys)
             (mask.array[batch] if by_batch else mask.array)[..., side] = mask.hidden
-        if left and "position_ids" in drawn.inputs and drawn.spec is not None:
+        if left and "position_ids" in drawn.inputs and drawn.traits.is_attention:
             _count_from_padding(drawn, cache_lengths, padding)
 
 

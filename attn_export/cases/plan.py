@@ -74,19 +74,19 @@ class Groups:
     @classmethod
     def of(cls, interface: Interface) -> Groups:
         """Return the contents that apply to the inputs of a subject."""
-        inputs, spec = interface.inputs, interface.spec
+        inputs, traits = interface.inputs, interface.traits
         masks: tuple[Content, ...] = ()
         mask_inputs = [input_ for name, input_ in inputs.items() if is_mask(name, input_)]
         # Masks that a function of the user draws are not changed.
         if mask_inputs and not isinstance(inputs, FunctionInputs):
             floating = any(not m.dtype.startswith(("bool", "int")) for m in mask_inputs)
-            masks = (*MASKS, LOWEST, LARGE_BIASES) if floating and spec is not None else MASKS
+            masks = (*MASKS, LOWEST, LARGE_BIASES) if floating and traits.is_attention else MASKS
         values: tuple[Content, ...] = VALUES
-        if spec is not None and (spec.causal or spec.window_right is not None):
+        if traits.hides_future:
             values = (*values, FUTURE)
-        if spec is not None and inputs.keys() & {"key", "past_key"}:
+        if traits.is_attention and inputs.keys() & {"key", "past_key"}:
             values = (*values, EQUAL_KEYS)
-        return cls(values, masks, LENGTHS if spec is not None and spec.in_place else ())
+        return cls(values, masks, LENGTHS if interface.is_in_place else ())
 
     def content_conditions(self, axes: Sequence[str]) -> list[str]:
         """Return all conditions on contents."""
@@ -270,7 +270,7 @@ def random_case(sizes: Sizes, inputs: Mapping[str, Input], sums: Mapping[str, st
 
 
 def _case(sizes: Sizes, contents: Sequence[Content], interface: Interface) -> Case:
-    inputs, spec = interface.inputs, interface.spec
+    inputs = interface.inputs
     letters = {"batch": "B", "query_len": "L", "past_len": "P", "key_len": "S"}
     shown = [
         f"{letters.get(n, n)}{size}" for n, size in sorted(sizes.items()) if n not in interface.sums
@@ -278,9 +278,9 @@ def _case(sizes: Sizes, contents: Sequence[Content], interface: Interface) -> Ca
     name = "_".join([*(content.name for content in contents), *shown])
     name = name if contents else "_".join(["shape", *shown])
     drawn = draw_inputs(inputs, sizes, seed_words=("case", name))
-    if spec is not None and spec.in_place and _is_filled(sizes):
+    if interface.is_in_place and _is_filled(sizes):
         drawn["past_length"][-1] = sizes["past_len"]
-    case = DrawnCase(drawn, inputs, spec, sizes, generator("contents", name))
+    case = DrawnCase(drawn, inputs, interface.traits, sizes, generator("contents", name))
     for content in contents:
         content.change(case)
     about = "; ".join(content.about for content in contents) or conditions.PLAIN

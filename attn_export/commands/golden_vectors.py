@@ -122,7 +122,7 @@ def _usable_cases(
         return oracle.usable(case) if case.may_overflow or delicate else oracle.golden(case)
 
     cases: Sequence[Case] = plan.cases
-    is_own_layer = plan.interface.spec is not None
+    is_own_layer = plan.interface.traits.is_attention
     known: dict[str, Golden] = {}
     if not is_own_layer:
         clearly = _clearly(has_narrow_dtypes)

@@ -171,7 +171,7 @@ def _check_repeatable(subject: Subject) -> None:
 def sizes_to_try(subject: Subject) -> Iterator[dict[str, int]]:
     """Yield sizes that together show branches on sizes."""
     roles, inputs = subject.roles, subject.input_descriptions()
-    planned = by_role(Interface(inputs, {}, None, subject.sums, subject.bounds, roles))
+    planned = by_role(Interface(inputs, {}, sums=subject.sums, bounds=subject.bounds, roles=roles))
     found = map(roles.sizes, covering_sizes(planned.axes, planned.sums, planned.bounds))
     yield from (sizes for sizes in found if is_quick(subject, sizes))
 

@@ -33,6 +33,7 @@ from attn_export.export.trees import (
 from attn_export.graph.check_structure import Expected
 from attn_export.parts import ModelKeywords, models_module
 from attn_export.spec import AttentionSpec, Input, Shape
+from attn_export.spec.inputs import Traits
 
 if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes
@@ -255,6 +256,11 @@ class Subject:
 
         return infer_output_shapes(shapes_at, self.example_sizes, self.relations, self.bounds)
 
+    @property
+    def traits(self) -> Traits:
+        """What is known of how the module computes."""
+        return Traits() if self.spec is None else self.spec.traits
+
     def narrow_dtypes(self) -> dict[str, str]:
         """Return weights, inputs and outputs in float16 or bfloat16 by name, with their types."""
         if self.has_narrow_caches if self.spec is None else self.spec.dtype == "float32":
@@ -269,7 +275,7 @@ class Subject:
     def interface(self) -> Interface:
         """Return what cases are planned from."""
         ends = self.input_descriptions(), self.output_shapes()
-        return Interface(*ends, self.spec, self.sums, self.bounds, self.roles)
+        return Interface(*ends, self.traits, self.sums, self.bounds, self.roles)
 
     def plan(self) -> Plan:
         """Return the test cases of the subject."""

@@ -11,20 +11,27 @@ import dataclasses
 import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from attn_export.errors import SpecError
 from attn_export.spec import rules
-from attn_export.spec.fields import INT4_BLOCK, NO_MASK, REMOVED, AttentionFields
-from attn_export.spec.inputs import Input, MaskSpec, Shape
+from attn_export.spec.fields import INT4_BLOCK, NO_MASK, REMOVED, SOFTMAX, AttentionFields
+from attn_export.spec.inputs import Input, MaskSpec, Shape, Threshold, Traits
 from attn_export.spec.rules import DTYPES
 from attn_export.spec.variants import USUAL, VARIANTS, check_variant, usual_fields
 from attn_export.untrusted_files import read_toml
 
 _LAST_POSITION = 4095
 """The largest position id in test cases."""
+
+_GROWN_BYTES = 24 * 2**20
+"""Largest size in bytes if rotary frequencies change with the length, which no other case shows."""
+
+_POSITIONS = {2050: Threshold("", 2 * 2**20), 258: Threshold("", 4 * 2**20)}
+"""Distances to reach for rotary positions alone. float16 counts exactly up to 2048, and bfloat16
+and bytes up to 256."""
 
 __all__ = ["DTYPES", "VARIANTS", "AttentionSpec", "Input", "MaskSpec", "Shape"]
 
@@ -123,6 +130,33 @@ class AttentionSpec(AttentionFields):
     def has_bias(self, projection: str) -> bool:
         """Return whether a projection, one of q, k, v and out, has a bias."""
         return self.bias == "all" or projection in self.bias.split(",")
+
+    @property
+    def traits(self) -> Traits:
+        """What the cases of the layer depend on."""
+        # Without a causal mask, tokens would see later tokens, which a decode does not have yet.
+        # Some rotary scalings depend on the length at the time of a key.
+        grows = self.has_state or (self.in_place and self.causal)
+        return Traits(
+            is_attention=True,
+            hides_future=self.causal or self.window_right is not None,
+            has_latent=self.kv_latent_dim > 0,
+            has_softmax=self.kind == SOFTMAX,
+            decodes=grows and not self.turns_by_length,
+            thresholds={distance: about for distance, about in self._thresholds() if distance},
+        )
+
+    def _thresholds(self) -> Iterator[tuple[int, Threshold]]:
+        """Yield the distances from query to key at which the computation changes."""
+        if self.has_rotary and self.has_cache and not self.position_ids:
+            yield from _POSITIONS.items()
+        for length in (self.window_left, self.window_right):
+            yield length or 0, Threshold("the end of the window")
+        if self.relative_buckets:
+            yield self.relative_max_distance, Threshold("the last of the relative positions")
+        if self.turns_by_length and not self.position_ids:
+            grows = Threshold("the change of the rotary frequencies", _GROWN_BYTES)
+            yield self.rotary_original_len, grows
 
     @property
     def key_axis(self) -> str:

@@ -1,4 +1,4 @@
-"""Descriptions of inputs, roles of axes, sums of sizes, and masks as text: ``bool[B,1,1,S]``."""
+"""Inputs, traits of subjects, roles of axes, sums of sizes, and masks as text: ``bool[B,1,1,S]``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from attn_export.errors import SpecError
 
@@ -124,6 +124,41 @@ def renamed(text: str, name: Callable[[str], str]) -> str:
     """Return a sum of products with other names of its axes."""
     parts = _BETWEEN.split(text.strip())
     return "".join(part if index % 2 else name(part) for index, part in enumerate(parts))
+
+
+# -- `Traits`: what is known of how a subject computes ----------------------------------------
+
+
+class Threshold(NamedTuple):
+    """What changes beyond a distance; "" if only numbers become inexact.
+
+    `most_bytes`: The largest size of a case that reaches it; None for that of all long cases.
+    """
+
+    about: str
+    most_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What is known of how a subject computes. Of a user's module nothing is.
+
+    Attributes:
+        is_attention: It is attention alone, whose inputs are those of `Attention`. No norm or
+            residual makes extreme values mean something else, and batch elements are independent.
+        hides_future: A query does not see later keys.
+        has_latent: Keys and values are read from one array.
+        has_softmax: Its weights are a softmax of scores.
+        decodes: Decoding token by token gives what a run of the whole sequence gives.
+        thresholds: What changes with the distance of a key, by the distance in positions.
+    """
+
+    is_attention: bool = False
+    hides_future: bool = False
+    has_latent: bool = False
+    has_softmax: bool = True
+    decodes: bool = False
+    thresholds: Mapping[int, Threshold] = dataclasses.field(default_factory=dict)
 
 
 # -- `Roles`: what the axes of a graph do -------------------------------------------------------

@@ -40,6 +40,7 @@ from attn_export.cases.mask_contents import (
     padding_of,
 )
 from attn_export.spec import Input
+from attn_export.spec.inputs import Traits
 from attn_export.tensorfile import ArrayDict
 
 ALL = (*VALUES, *MASKS, *LENGTHS, EQUAL_KEYS, FUTURE, LARGE_BIASES, LOWEST)
@@ -56,7 +57,7 @@ def changed(
     sizes = {n: size for n, size in sizes.items() if n != "past_len" or spec.has_cache}
     sizes = add_sums(sizes, spec.sums)
     before, after = (draw_inputs(spec.inputs(), sizes, seed_words=("test",)) for _ in range(2))
-    CONTENTS[name].change(DrawnCase(after, spec.inputs(), spec, sizes, generator("test")))
+    CONTENTS[name].change(DrawnCase(after, spec.inputs(), spec.traits, sizes, generator("test")))
     for one, array in after.items():
         assert (array.shape, array.dtype) == (before[one].shape, before[one].dtype)
     return before, after
@@ -151,7 +152,7 @@ def test_rows_of_the_batch_are_loud_in_four_ways():
 def test_a_module_of_the_users_is_loud_in_one_way():
     inputs, sizes = {"x": Input(("batch", "frames", 4))}, {"batch": 4, "frames": 5}
     before, after = (draw_inputs(inputs, sizes, seed_words=("test",)) for _ in range(2))
-    drawn = DrawnCase(after, inputs, None, sizes, generator("test"))
+    drawn = DrawnCase(after, inputs, Traits(), sizes, generator("test"))
     CONTENTS["large_logits"].change(drawn)
     np.testing.assert_allclose(drawn.inputs["x"], before["x"] * LARGE, rtol=1e-5)
 
@@ -305,9 +306,9 @@ def test_masks_of_a_users_module_hide_keys_in_their_own_way(wanted, hidden):
     inputs = {"mask": wanted, "x": Input(("batch", "keys", 4))}
     sizes = {"batch": 2, "keys": 5}
     drawn = draw_inputs(inputs, sizes, seed_words=("test",))
-    CONTENTS["all_keys_masked"].change(DrawnCase(drawn, inputs, None, sizes, generator("test")))
+    CONTENTS["all_keys_masked"].change(DrawnCase(drawn, inputs, Traits(), sizes, generator("test")))
     assert (drawn["mask"] == hidden).all()
-    CONTENTS["left_padding"].change(DrawnCase(drawn, inputs, None, sizes, generator("test")))
+    CONTENTS["left_padding"].change(DrawnCase(drawn, inputs, Traits(), sizes, generator("test")))
     assert (drawn["mask"][:, 0] == hidden).all()
     assert (drawn["mask"][:, -1] != hidden).all()
 

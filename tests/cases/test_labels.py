@@ -49,7 +49,7 @@ def check(name: str, goldens: list[Golden]) -> None:
     inputs = {n: InputSignature(i.dtype, i.shape) for n, i in interface.inputs.items()}
     outputs = {n: TensorSignature("float32", s) for n, s in interface.output_shapes.items()}
     manifest = Manifest("", "", {}, {}, inputs, outputs, "", {}, "")
-    check_labels(manifest, goldens, ours=interface.spec is not None, batch="batch")
+    check_labels(manifest, goldens, ours=interface.traits.is_attention, batch="batch")
 
 
 def changed(name: str, applies: Callable[[Case], bool], change: Callable[[ArrayDict], object]):

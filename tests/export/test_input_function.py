@@ -23,6 +23,7 @@ from attn_export.errors import AttnExportError, ExportError, UsageError
 from attn_export.export.nested import InputTree
 from attn_export.export.trees import Axis
 from attn_export.export.user_module import load_subject
+from attn_export.spec.inputs import Traits
 
 AXES = {"x": {0: "tokens"}, "ends": {0: "sequences"}}
 
@@ -82,7 +83,7 @@ def test_contents_are_written_into_inputs_of_any_layout(content: Content):
         subject = Subject(nn.Identity().eval(), draw, {"input": {0: "n"}}, ["y"])
         inputs, sizes = subject.input_descriptions(), {"n": 5}
         drawn = draw_inputs(inputs, sizes, seed_words=("case",))
-        content.change(DrawnCase(drawn, inputs, None, sizes, np.random.default_rng(0)))
+        content.change(DrawnCase(drawn, inputs, Traits(), sizes, np.random.default_rng(0)))
         return drawn["input"]
 
     plain = changed(lambda x: x.float())

@@ -64,10 +64,10 @@ def _case(
     *,
     plain: bool = False,
 ) -> Case:
-    inputs, spec = subject.input_descriptions(), subject.spec
+    inputs, traits = subject.input_descriptions(), subject.traits
     name = f"own_{number}_" + "_".join(f"{axis}{size}" for axis, size in sorted(sizes.items()))
     drawn = DrawnCase(
-        draw_inputs(inputs, sizes, seed_words=("mutants", number)), inputs, spec, sizes,
+        draw_inputs(inputs, sizes, seed_words=("mutants", number)), inputs, traits, sizes,
         generator("mutants", number),
     )  # fmt: skip
     case = Case(name, "shape", sizes, drawn.inputs, "")
@@ -75,7 +75,7 @@ def _case(
     if kind < PLAIN:
         return case
     if kind < CHANGED:
-        combinations = Groups.of(Interface(inputs, {}, spec)).combinations()
+        combinations = Groups.of(Interface(inputs, {}, traits)).combinations()
         for content in combinations[random.integers(len(combinations))]:
             content.change(drawn)
     elif kind < LOUDER:

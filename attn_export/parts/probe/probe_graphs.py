@@ -213,7 +213,9 @@ def _cases(mask: str, past: bool) -> dict[str, ArrayDict]:
     inputs = {"query": layer["query"], "key": new, "value": new} | layer
     contents = [*VALUES, FUTURE, *(MASKS if spec.mask else ())]
     contents += [LOWEST] if spec.mask and spec.mask.dtype == "float" else []
-    cases = [content_case(content, Interface(inputs, {}, spec, spec.sums)) for content in contents]
+    cases = [
+        content_case(content, Interface(inputs, {}, spec.traits, spec.sums)) for content in contents
+    ]
     return {case.name: dict(case.inputs) for case in cases}
 
 
