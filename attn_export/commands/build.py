@@ -158,6 +158,7 @@ def _build_in(
         run.progress.phase("importing torch")
         from attn_export.export.subject import Subject
 
+        subject: Subject
         if isinstance(source, AttentionSpec):
             subject = Subject.from_spec(source, seed=seed)
         else:

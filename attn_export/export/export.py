@@ -33,7 +33,7 @@ from attn_export.export.module_state import (
     find_kept_tensors,
     preserve_state,
 )
-from attn_export.export.subject import Subject
+from attn_export.export.subject import Layer, Subject
 from attn_export.export.translations import (
     cast_subtracted_integers,
     decompose_complex,
@@ -56,11 +56,14 @@ def in_float32(subject: Subject) -> Subject:
     """Return a subject with its weights and inputs widened to float32."""
     if subject.in_float32 is not None:
         return subject.in_float32()
-    spec = dataclasses.replace(subject.spec, dtype="float32") if subject.spec else None
+    if isinstance(subject, Layer):
+        spec = dataclasses.replace(subject.spec, dtype="float32")
+        module: Any = copy_module(subject.module).float()
+        return Layer(module, spec)
     wide = {n: t.float() if t.dtype in NARROW else t for n, t in subject.inputs.items()}
     float32_subject = Subject(
         copy_module(subject.module).float(), subject.tree.rebuild(wide), subject.axes,
-        subject.outputs, spec=spec,
+        subject.outputs,
     )  # fmt: skip
     of_axes = "relations", "sums", "example_sizes", "bounds", "with_least"
     for name in (*of_axes, "function", "operators"):
@@ -82,7 +85,7 @@ def export(subject: Subject) -> IrGraph:
     Weights, inputs and outputs in bfloat16 keep their type, but the graph computes in float32.
     """
     narrow_dtypes = subject.narrow_dtypes()
-    if narrow_dtypes and subject.spec is None and subject.in_float32 is None:
+    if narrow_dtypes and not isinstance(subject, Layer) and subject.in_float32 is None:
         _check_same_operations(subject)
     if "bfloat16" not in narrow_dtypes.values():
         return _export(subject)
@@ -132,8 +135,7 @@ def _export(subject: Subject) -> IrGraph:
         _name_shared_weights(model, subject)
         origins = canonicalize(model, subject.outputs, subject.relations)
         model.graph.meta[BOUNDS] = subject.bounds
-        if subject.spec is None:
-            name_output_axes(model, subject.output_shapes)
+        name_output_axes(model, subject.output_shapes)
         if subject.rewrite is not None:
             subject.rewrite(model)
         outputs = {value.name: value for value in model.graph.outputs}
@@ -146,7 +148,7 @@ def _export(subject: Subject) -> IrGraph:
 def _checked_program(subject: Subject) -> ExportedProgram:
     def attempt() -> ExportedProgram:
         program = _capture(subject)
-        if subject.spec is None:
+        if not isinstance(subject, Layer):
             from attn_export.export.advice import refuse_untranslated
 
             refuse_untranslated(program)
@@ -154,7 +156,7 @@ def _checked_program(subject: Subject) -> ExportedProgram:
         return program
 
     try:
-        if subject.spec is not None:
+        if isinstance(subject, Layer):
             return attempt()
         from attn_export.export.flex import again_with_mods_by_number
 
@@ -169,7 +171,7 @@ def _checked_program(subject: Subject) -> ExportedProgram:
 
 
 def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
-    kept: Kept = find_kept_tensors(subject) if subject.spec is None else []
+    kept: Kept = [] if isinstance(subject, Layer) else find_kept_tensors(subject)
     try:
         with (
             drop_kept_tensors(subject.module, kept), _as_parts_capture(subject),
@@ -189,7 +191,7 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
 def _as_parts_capture(subject: Subject) -> Iterator[None]:
     """Replace functions that a user's module calls, inside this block."""
     with contextlib.ExitStack() as stack:
-        if subject.spec is None:
+        if not isinstance(subject, Layer):
             from attn_export.export.cached_functions import without_caches
             from attn_export.export.flex import flex_in_capture
             from attn_export.export.loops import loops_in_capture
@@ -224,7 +226,7 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
     try:
         program = decompose_complex(program)
         cast_subtracted_integers(program)
-        if subject.spec is not None:
+        if isinstance(subject, Layer):
             skip_empty_decomposition(program)
         with without_parsing():
             onnx_program = torch.onnx.export(

@@ -29,7 +29,7 @@ _CHANGES, _WIDTH = (1, 2, 6), 3
 
 def naming_advice(subject: Subject) -> str:
     """Return what to write of axes so that a module runs at other sizes; "" if nothing helps."""
-    if subject.spec is not None or subject.function is not None:
+    if subject.traits.is_attention or subject.function is not None:
         return ""
     trials, now = Trials(subject), Statement(subject.axes)
     with contextlib.suppress(TooManyRunsError):

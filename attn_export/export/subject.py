@@ -1,8 +1,9 @@
-"""A module with named inputs, named dynamic axes and named outputs."""
+"""A module with named inputs, named dynamic axes and named outputs: a user's, or our layer."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,14 @@ from torch.export import Dim
 
 from attn_export.attention import Attention, seeded_attention
 from attn_export.attention.positions import NARROW
-from attn_export.cases.draw import TRACED_SIZES, Interface, add_sums, bounds, draw_inputs, may_try
+from attn_export.cases.draw import (
+    TRACED_SIZES,
+    Interface,
+    add_sums,
+    axis_names,
+    draw_inputs,
+    may_try,
+)
 from attn_export.cases.plan import Plan, plan_cases
 from attn_export.errors import ExportError
 from attn_export.export import subject_checks
@@ -32,8 +40,9 @@ from attn_export.export.trees import (
 )
 from attn_export.graph.check_structure import Expected
 from attn_export.parts import ModelKeywords, models_module
+from attn_export.schema import CACHES
 from attn_export.spec import AttentionSpec, Input, Shape
-from attn_export.spec.inputs import Traits
+from attn_export.spec.inputs import Roles, Traits
 
 if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes
@@ -43,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class Subject:
-    """Module to export and compare: ours from a spec, or any module of the user.
+    """Module to export and compare: any module of the user; `from_spec` gives a layer of ours.
 
     Args:
         module: The module, in eval mode. It is called with the inputs by name.
@@ -59,11 +68,12 @@ class Subject:
             `torch.export.Dim` give it bounds. ``cache.0.1`` is ``cache[0][1]``.
         outputs: Names for the tensors that the module returns, in order; for a dict, its keys.
         relations: Axes that are sums of products of others: ``{"rows": "2*query_len - 1"}``.
-        spec: The spec of the module, if it is ours.
         notes: Notes on the module for the reader of the report.
         translations: Functions in place of operators of others: ``{"theirs::attend": function}``.
 
     Attributes:
+        spec: The spec of the module, if it is a layer of ours.
+        traits: What is known of how the module computes.
         sums: The relations, and further sums that drawing inputs requires (`spec.sums`).
         bounds: The sizes of axes that have bounds; `with_least` are those with a stated least.
         example_sizes: The sizes of the example, including those of `sums` and of their terms.
@@ -75,7 +85,8 @@ class Subject:
         ExportError: If a submodule is in train mode, or the module keeps state between calls.
     """
 
-    roles = functools.cached_property(subject_checks.roles_of)
+    spec: AttentionSpec | None = None
+    traits = Traits()
     oracle: Callable[[], Any] | None = None
     files: Mapping[str, bytes] = {}
     rewrite: Callable[[Any], None] | None = None  # the exported graph, into one that does the same
@@ -94,12 +105,14 @@ class Subject:
         outputs: Sequence[str],
         *,
         relations: Mapping[str, str] | None = None,
-        spec: AttentionSpec | None = None,
         notes: Sequence[str] = (),
         translations: Translations | None = None,
     ) -> None:
-        self.module, self.spec, self.relations = module, spec, with_spares(relations or {})
-        self.operators = Operators(translations, not spec)
+        from attn_export.export.call_results import find_results
+        from attn_export.export.kept_state import refuse_kept_state, unused_copy
+
+        self.module, self.relations = module, with_spares(relations or {})
+        self.operators = Operators(translations)
         self.function = inputs if callable(inputs) else None
         if callable(inputs):
             from attn_export.export.input_function import draw_example
@@ -108,42 +121,34 @@ class Subject:
         self.tree, self.results = InputTree.flatten(inputs), Results(tuple(outputs))
         subject_checks.check_call(module, inputs, outputs)
         named, self.bounds, self.with_least = read_axes(axes, relations)
-        if spec is None:
-            from attn_export.export.call_results import find_results
-            from attn_export.export.kept_state import refuse_kept_state, unused_copy
-
-            run, fresh = functools.partial(self._run, module), unused_copy(module)
-            with contextlib.suppress(Exception), torch.inference_mode():  # `call` raises it again
-                self.tree, self.results = find_results(run, self.tree, tuple(outputs))
+        run, fresh = functools.partial(self._run, module), unused_copy(module)
+        with contextlib.suppress(Exception), torch.inference_mode():  # `call` raises it again
+            self.tree, self.results = find_results(run, self.tree, tuple(outputs))
         self.outputs, self.inputs = tuple(self.results.places or outputs), dict(self.tree.tensors)
         named, ends = self.tree.by_name(named), (self.inputs, self.outputs)
         sizes = subject_checks.check_arguments(module, *ends, named, relations or {}, self.bounds)
         self.axes = {name: dict(named.get(name, {})) for name in self.inputs}
         self.tree = self.tree.counting(self.results.numbers, self.axes)
         self.notes = (*notes, *self.results.notes(self.tree))
-        self.sums = spec.sums if spec else self.relations
-        if spec is not None:  # sizes that only bound integers are no axes of the example
-            sizes |= {name: TRACED_SIZES[name] for name in bounds(spec.inputs())}
-        self.example_sizes = add_sums(sizes, self.sums)
-        if spec is None:
-            if not self.function:  # which defines the values of integers, as a spec does
-                subject_checks.check_integers(self.inputs)
-            self.notes += tuple(refuse_kept_state(self, fresh))
+        self.sums, self.example_sizes = self.relations, add_sums(sizes, self.relations)
+        if not self.function:  # which defines the values of integers
+            subject_checks.check_integers(self.inputs)
+        self.notes += tuple(refuse_kept_state(self, fresh))
 
-    @classmethod
-    def from_spec(cls, spec: AttentionSpec, *, seed: int = 0) -> Self:
+    @staticmethod
+    def from_spec(spec: AttentionSpec, *, seed: int = 0) -> Layer:
         """Return the `Attention` of a spec, with seeded weights.
 
         Args:
             spec: The spec.
             seed: The seed of the weights. The global random state does not change.
         """
-        subject = cls._from_module(seeded_attention(spec, seed))
+        subject = Layer(seeded_attention(spec, seed))
         dtype = spec.weights_dtype
         return subject if dtype == "none" else subject.with_weights(dtype)
 
-    @classmethod
-    def from_config(cls, path: Path | str, *, layer: int = 0, seed: int = 0, **fields: Any) -> Self:
+    @staticmethod
+    def from_config(path: Path | str, *, layer: int = 0, seed: int = 0, **fields: Any) -> Layer:
         """Return an attention as a config.json describes it, with seeded weights.
 
         Args:
@@ -157,12 +162,12 @@ class Subject:
         """
         from attn_export.weights.from_config import spec_of_config  # few builds read one
 
-        return cls.from_spec(spec_of_config(Path(path), layer, fields), seed=seed)
+        return Subject.from_spec(spec_of_config(Path(path), layer, fields), seed=seed)
 
-    @classmethod
+    @staticmethod
     def from_layer(
-        cls, module: Attention | nn.MultiheadAttention, *, kv_heads: int | None = None
-    ) -> Self:
+        module: Attention | nn.MultiheadAttention, *, kv_heads: int | None = None
+    ) -> Layer:
         """Return an `Attention` with its own weights, or PyTorch's, which becomes one.
 
         Args:
@@ -174,9 +179,9 @@ class Subject:
         layer = module if isinstance(module, Attention) else Attention.from_torch(module)
         before = layer.spec.num_kv_heads
         if kv_heads in (None, before):
-            return cls._from_module(layer)
+            return Layer(layer)
         note = f"K/V heads were pooled from {before} to {kv_heads} by their means"
-        return cls._from_module(pool_kv_heads(layer, kv_heads), (note,))
+        return Layer(pool_kv_heads(layer, kv_heads), notes=(note,))
 
     def with_weights(self, dtype: str) -> Self:
         """Return a copy whose linear layers have weights of integers, int8 or int4."""
@@ -200,8 +205,8 @@ class Subject:
         subject: Subject = models_module("builds").subject_of_model(model, **options)
         return subject
 
-    @classmethod
-    def from_graph(cls, spec: AttentionSpec, path: Path) -> Self:
+    @staticmethod
+    def from_graph(spec: AttentionSpec, path: Path) -> Layer:
         """Return the `Attention` of a spec, with the weights of a graph that was exported from it.
 
         Args:
@@ -214,21 +219,15 @@ class Subject:
         """
         module = seeded_attention(spec)
         module.load_state_dict(weights_of_graph(path, module))
-        return cls._from_module(module)
+        return Layer(module)
 
-    @classmethod
-    def _from_module(cls, module: Attention, notes: tuple[str, ...] = ()) -> Self:
-        spec = module.spec
-        inputs, sizes = spec.inputs(), add_sums(TRACED_SIZES, spec.sums)
-        example = to_torch(draw_inputs(inputs, sizes, seed_words=("example",)))
-        axes = {name: named_axes(input_.shape) for name, input_ in inputs.items()}
-        outputs = list(spec.output_shapes())
-        return cls(module, example, axes, outputs, relations=spec.relations, spec=spec, notes=notes)
+    @functools.cached_property
+    def roles(self) -> Roles:
+        """What the axes of the inputs do, found by runs of the module."""
+        return subject_checks.find_roles_of(self)
 
     def input_descriptions(self) -> dict[str, Input]:
         """Return the description of every input, by name."""
-        if self.spec is not None:
-            return self.spec.inputs()
         inputs = {n: subject_checks.input_like(x, self.axes[n]) for n, x in self.inputs.items()}
         if self.function is None:
             return inputs
@@ -245,9 +244,7 @@ class Subject:
         return to_torch(draw_inputs(self.input_descriptions(), sizes, seed_words=seed_words))
 
     def output_shapes(self) -> dict[str, Shape]:
-        """Return the shape of every output; dynamic axes by name, which a user's module shows."""
-        if self.spec is not None:
-            return self.spec.output_shapes()
+        """Return the shape of every output; dynamic axes by name, which runs show."""
 
         @torch.inference_mode()
         def shapes_at(sizes: Sizes) -> dict[str, tuple[int, ...]]:
@@ -256,14 +253,9 @@ class Subject:
 
         return infer_output_shapes(shapes_at, self.example_sizes, self.relations, self.bounds)
 
-    @property
-    def traits(self) -> Traits:
-        """What is known of how the module computes."""
-        return Traits() if self.spec is None else self.spec.traits
-
     def narrow_dtypes(self) -> dict[str, str]:
         """Return weights, inputs and outputs in float16 or bfloat16 by name, with their types."""
-        if self.has_narrow_caches if self.spec is None else self.spec.dtype == "float32":
+        if self.has_narrow_caches:
             return {}  # a float16 cache of a float32 model does not count
         state = state_of(self.module)
         if not any(t.dtype in NARROW for t in (*state.values(), *self.inputs.values())):
@@ -286,9 +278,9 @@ class Subject:
         return sum(weight.numel() for weight in self.module.parameters())
 
     def takes(self, sizes: Sizes) -> bool:
-        """Return whether the module runs at these sizes; False if to try a user's takes long."""
+        """Return whether the module runs at these sizes; False if to try it takes long."""
         is_quick = may_try(self.weights(), self.sizes_with(sizes), self.sums)
-        return self.spec is not None or (is_quick and self.runs_with(sizes, "sizes"))
+        return is_quick and self.runs_with(sizes, "sizes")
 
     def runs_with(self, changed: Sizes, seed: str) -> bool:
         """Return whether the module runs on random inputs of sizes that need little memory."""
@@ -301,9 +293,8 @@ class Subject:
 
     def expected(self) -> Expected:
         """Return the expected properties of the subject's graph."""
-        ours, inputs = self.spec is not None, self.input_descriptions().items()
-        shapes = {name: each.shape for name, each in inputs}
-        return Expected(shapes, self.output_shapes(), attentions=int(ours) or None, ours=ours)
+        shapes = {name: each.shape for name, each in self.input_descriptions().items()}
+        return Expected(shapes, self.output_shapes())
 
     def call(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs of the subject's module, or of a copy of it, by name.
@@ -315,8 +306,64 @@ class Subject:
         return self.results.of(functools.partial(self._run, module), self.tree, inputs)
 
     def _run(self, module: nn.Module, arguments: Mapping[str, Any]) -> Any:
-        if self.spec is not None:  # a layer of ours has no loops
-            return module(**arguments)
         from attn_export.export.loops import run_plainly
 
         return run_plainly(module, arguments, self.operators.in_run())
+
+
+class Layer(Subject):
+    """A layer of ours. Its spec says what a user's module shows by runs.
+
+    Args:
+        module: The layer, in eval mode.
+        spec: Its spec; `module.spec` with another dtype, if the module was cast.
+        notes: Notes on the module for the reader of the report.
+    """
+
+    spec: AttentionSpec
+
+    def __init__(
+        self, module: Attention, spec: AttentionSpec | None = None, *, notes: Sequence[str] = ()
+    ) -> None:
+        self.module, self.notes = module, tuple(notes)
+        self.spec = spec = spec or module.spec
+        self.traits = spec.traits
+        self.relations, self.sums = with_spares(spec.relations), spec.sums
+        self.operators, self.function = Operators(None, any_called=False), None
+        self.bounds, self.with_least = {}, set[str]()
+        inputs, sizes = spec.inputs(), add_sums(TRACED_SIZES, spec.sums)
+        self.example_sizes = {name: sizes[name] for name in axis_names(inputs, spec.sums)}
+        example = to_torch(draw_inputs(inputs, self.example_sizes, seed_words=("example",)))
+        subject_checks.check_call(module, example, list(spec.output_shapes()))
+        self.tree, self.outputs = InputTree.flatten(example), tuple(spec.output_shapes())
+        self.results, self.inputs = Results(self.outputs), dict(self.tree.tensors)
+        self.axes = {name: named_axes(input_.shape) for name, input_ in inputs.items()}
+
+    @functools.cached_property
+    def roles(self) -> Roles:
+        """What the axes of the inputs do: they have the names of their roles."""
+        states = {f"present_{name}": f"past_{name}" for name in self.spec.states}
+        return Roles(caches=CACHES if self.spec.has_cache else states)
+
+    def input_descriptions(self) -> dict[str, Input]:
+        """Return the description of every input, by name."""
+        return self.spec.inputs()
+
+    def output_shapes(self) -> dict[str, Shape]:
+        """Return the shape of every output; dynamic axes by name."""
+        return self.spec.output_shapes()
+
+    def narrow_dtypes(self) -> dict[str, str]:
+        """Return weights, inputs and outputs in float16 or bfloat16 by name, with their types."""
+        return {} if self.spec.dtype == "float32" else super().narrow_dtypes()
+
+    def takes(self, sizes: Sizes) -> bool:  # noqa: ARG002 (a layer takes all)
+        """Return whether the module runs at these sizes."""
+        return True
+
+    def expected(self) -> Expected:
+        """Return the expected properties of the subject's graph: one node of attention."""
+        return dataclasses.replace(super().expected(), attentions=1, ours=True)
+
+    def _run(self, module: nn.Module, arguments: Mapping[str, Any]) -> Any:
+        return module(**arguments)  # without loops

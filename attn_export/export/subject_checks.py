@@ -26,7 +26,7 @@ from attn_export.export.trees import (
     to_torch,
     with_spares,
 )
-from attn_export.schema import CACHES, MOST_BYTES, EndName
+from attn_export.schema import MOST_BYTES, EndName
 from attn_export.spec import Input
 from attn_export.spec.inputs import Roles
 from attn_export.tensorfile import ArrayDict
@@ -270,11 +270,8 @@ def output_dtypes(run: Callable[[], Mapping[str, Tensor]]) -> dict[str, str]:
 # -- roles of the axes of a module, by runs of it -------------------------------------------------
 
 
-def roles_of(subject: Any) -> Roles:
-    """Return the roles of the axes of a subject; those of our own layers have their names."""
-    if subject.spec is not None:
-        states = {f"present_{name}": f"past_{name}" for name in subject.spec.states}
-        return Roles(caches=CACHES if subject.spec.has_cache else states)
+def find_roles_of(subject: Any) -> Roles:
+    """Return the roles of the axes of a subject, found by runs of its module."""
     inputs = subject.input_descriptions()
 
     def draw(changed: Sizes, seed: str) -> ArrayDict:

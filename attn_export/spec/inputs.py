@@ -1,4 +1,4 @@
-"""Inputs, traits of subjects, roles of axes, sums of sizes, and masks as text: ``bool[B,1,1,S]``."""
+"""Inputs, traits of subjects, roles of axes, sums of sizes, and masks as text (`bool[B,1,1,S]`)."""
 
 from __future__ import annotations
 

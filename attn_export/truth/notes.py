@@ -66,7 +66,7 @@ FAR = 256
 
 def truth_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
     """Return notes on the truth of a user's module; none for a layer of ours."""
-    if oracle.subject.spec is not None:
+    if oracle.subject.traits.is_attention:
         return ()
     return (
         *oracle.subject.operators.notes(),

@@ -84,7 +84,9 @@ class Oracle(TruthSource):
             self.precise = widened_copy(module or subject.module)
         except Exception as error:
             raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
-        self.widening = widening_of(self.precise) if subject.spec else ComputeInFloat64()
+        self.widening = (
+            widening_of(self.precise) if subject.traits.is_attention else ComputeInFloat64()
+        )
         self._ranks = self._chooses = False  # known once it was run
         self._noise: dict[tuple[int, ...], dict[str, Measures]] = {}
         self._size = sum(parameter.numel() for parameter in subject.module.parameters())
@@ -149,7 +151,7 @@ class Oracle(TruthSource):
             is_narrower=self.is_narrower, exactly=self.exactly,
             truth_of=None if self._chooses else self.truth,
         )  # fmt: skip
-        return golden if self.subject.spec else self._with_ties(golden, truth)
+        return golden if self.subject.traits.is_attention else self._with_ties(golden, truth)
 
     def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
         """Return the golden of a user's module, with the elements that ties decide marked."""
@@ -244,7 +246,7 @@ class Oracle(TruthSource):
         worst error is that of the row that nearly vanishes.
         """
         is_plain = not case.contents and not case.ignored_rows and case.kind != WHOLE_DECODE
-        if self.subject.spec is None or self.has_short_rows():
+        if not self.subject.traits.is_attention or self.has_short_rows():
             return False
         return _input_size(case) >= _SAMPLED_CASE and is_plain and self._can_stack_runs(case.inputs)
 
@@ -257,7 +259,7 @@ class Oracle(TruthSource):
 
     def _decisions(self, inputs: Arrays) -> Callable[[Any], AbstractContextManager[Any]]:
         """Return a mode, from its tensors, for float64 runs that decide as the module does."""
-        if self.subject.spec is not None:  # our own layers decide nothing without their inputs
+        if self.subject.traits.is_attention:  # it decides nothing without its inputs
             return contextlib.nullcontext
         from attn_export.truth.decisions import Decisions
 
@@ -274,8 +276,8 @@ class Oracle(TruthSource):
 
     def _can_stack_runs(self, inputs: Arrays) -> bool:
         """Return whether several runs may be stacked along the batch axis."""
-        # Batch elements of our layers are independent.
-        return self.subject.spec is not None and any(map(self.has_batch, inputs))
+        # Batch elements of attention are independent.
+        return self.subject.traits.is_attention and any(map(self.has_batch, inputs))
 
     def has_batch(self, name: str) -> bool:
         """Return whether the first axis of an input is the batch axis."""

@@ -116,9 +116,5 @@ def test_keys_of_no_token_are_as_in_pytorch(options: dict, widths: dict):
 
 def test_the_module_of_pytorch_exports_through_it(tmp_path: Path):
     _, ours = both(True, WIDTHS["cross"], attn_mask="bool[B,1,1,S]", attn_weights=True)
-    example = Subject.from_spec(ours.spec)
-    subject = Subject(
-        ours, example.inputs, example.axes, example.outputs, relations=ours.spec.relations,
-        spec=ours.spec,
-    )  # fmt: skip
+    subject = Subject.from_layer(ours)
     assert build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
