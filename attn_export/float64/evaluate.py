@@ -33,6 +33,12 @@ NARROW = FLOATS - {onnx.TensorProto.FLOAT}
 _WITH_BLOCKS = 19
 """The first opset whose `DequantizeLinear` the reference evaluator has."""
 
+_RANDOM = frozenset({
+    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike",
+})  # fmt: skip
+"""Operators whose values no second run gives."""
+
 ROUNDED_TO = "rounded_to"
 """Attribute that `widen_model` adds to a Cast: the narrower type to which it rounds in float64."""
 
@@ -206,6 +212,8 @@ class Evaluation:
         """Return the outputs of a node, by name."""
         operator = self._operators[id(node)]
         try:
+            if node.op_type in _RANDOM:
+                raise ValueError("it draws random numbers, which no second run gives; remove it")
             inputs = [values[name] for name in node.input]
             with np.errstate(all="ignore"):
                 if not operator.need_context() and not isinstance(operator, OpFunction):

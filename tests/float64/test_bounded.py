@@ -119,6 +119,10 @@ HOSTILE: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "an output of another type": (lambda: declared(TensorProto.FLOAT6E2M3), "y is float6_e2m3fn"),
     "an output of strings": (lambda: cast(TensorProto.STRING), "y is "),
     "an opset that is none": (lambda: opset(2**62), "is of the opset 4611686018427387904"),
+    "random numbers": (
+        lambda: graph(nodes=[helper.make_node("RandomNormal", [], ["y"], shape=[2**31])]),
+        "draws random numbers",
+    ),
     "an endless loop": (lambda: loop(2**63 - 1), "takes more than 2000 steps"),
     "a loop without a condition": (lambda: loop(2**40, condition=False), "takes more than 2000"),
 }  # fmt: skip
