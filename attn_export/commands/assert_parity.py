@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from attn_export.bundle.manifest import failed_folder
 from attn_export.commands.build import build
@@ -23,13 +23,10 @@ from attn_export.runtimes.run_options import RunKeywords, RunOptions
 from attn_export.spec import AttentionSpec
 from attn_export.temp_folders import scratch
 
-if TYPE_CHECKING:
-    from attn_export.export.input_function import InputFunction
-
 
 def assert_parity(
     of: Any,
-    inputs: Mapping[str, Any] | InputFunction | None = None,
+    inputs: Any = None,
     axes: Mapping[str, Mapping[int, str]] | None = None,
     *,
     graph: Path | str | None = None,
@@ -45,6 +42,9 @@ def assert_parity(
         of: The reference: a `torch.nn.Module` with its inputs, a `Subject`, an `AttentionSpec`,
             the path of a bundle, or the path of an ONNX file to compare `graph` with.
         inputs: Example tensors of a module by name, or a function that draws them; see `Subject`.
+            Of a whole model or an ONNX file your own inputs, which are cases, too: a file as
+            `compare --inputs` takes it, arrays by name or several such mappings; of a whole model
+            also prompts as lists of token ids or as texts.
         axes: The dynamic axes of each input of a module; see `Subject`.
         graph: An ONNX file of any origin to judge. Default: the graphs that a module is exported
             to, or those of a bundle.
@@ -89,21 +89,26 @@ def parity_report(
 ) -> Report:
     """Return the report of `assert_parity`, passed or failed, with the causes of failures.
 
-    `example`: The inputs and axes of a module.
+    `example`: The inputs, and the axes.
     """
     __tracebackhide__ = True
+    inputs, axes = (*example, None, None)[:2]
     run = RunOptions.of(**keywords)
     explained = functools.partial(explain_failures, run=run, reproduction=reproduction)
+    own = () if inputs is None else (inputs,)
     if graph is not None and is_whole_model(of):
-        return compare_models(of, graph, run, names=names)
+        _refuse(axes=axes)
+        return compare_models(of, graph, run, names=names, inputs=own)
     if names is not None and graph is None:
         raise UsageError("names are those of a graph; give graph=FILE too")
     if isinstance(of, str | os.PathLike):
         if graph is not None and Path(of).is_file():
-            return compare(Path(of), graph, run, names=names, reproduction=reproduction)
+            _refuse(axes=axes)
+            return compare(Path(of), graph, run, names=names, inputs=own, reproduction=reproduction)
+        _refuse(inputs=inputs, axes=axes)
         replacement = None if graph is None else Path(graph)
         return explained(verify(Path(of), run, graph=replacement), Path(of), replacement)
-    subject, name = _subject(of, outputs, *example)
+    subject, name = _subject(of, outputs, inputs, axes)
     if graph is not None:
         return compare(subject, graph, run, names=names, reproduction=reproduction)
     with scratch() as folder, _trace_log_muted():
@@ -143,14 +148,20 @@ def _reject(_: logging.LogRecord) -> bool:
     return False
 
 
+def _refuse(**given: Any) -> None:
+    """Raise UsageError if something is given that nothing would read."""
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(f"{name} are those of a module, and this is none; leave them out")
+
+
 def _subject(
-    of: Any,
-    outputs: Sequence[str],
-    inputs: Mapping[str, Any] | InputFunction | None = None,
-    axes: Mapping[str, Mapping[int, str]] | None = None,
+    of: Any, outputs: Sequence[str], inputs: Any, axes: Mapping[str, Mapping[int, str]] | None
 ) -> tuple[Any, str]:
     from attn_export.export.subject import Subject
 
+    if isinstance(of, AttentionSpec | Subject):
+        _refuse(inputs=inputs, axes=axes)
     if isinstance(of, AttentionSpec):
         return of, "attention"
     if isinstance(of, Subject):

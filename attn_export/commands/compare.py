@@ -163,7 +163,7 @@ def compare(
     names: Mapping[str, str] | None = None,
     ranges: Mapping[str, tuple[int, int]] | None = None,
     relations: Mapping[str, str] | None = None,
-    inputs: Sequence[str] = (),
+    inputs: Sequence[Any] = (),
     output: Path | str | None = None,
     reproduction: Path | None = None,
 ) -> Report:
@@ -224,7 +224,7 @@ def judge_graph(
     run: RunOptions,
     read: Callable[[], Reference],
     given: Mapping[str, str],
-    inputs: Sequence[str] = (),
+    inputs: Sequence[Any] = (),
 ) -> tuple[Report, Callable[[], ValueReference]]:
     """Run all cases, and judge them by the reference, which is read while the runtimes start.
 
@@ -287,7 +287,7 @@ def _golden(
     reference: Reference,
     compared: Graph[onnx.ModelProto],
     names: TensorNames,
-    inputs: Sequence[str],
+    inputs: Sequence[Any],
 ) -> tuple[list[Golden], tuple[str, ...]]:
     """Write the cases and run them; return them with their truth, and notes for the report."""
     from attn_export.bundle.golden import tried_note
@@ -318,7 +318,7 @@ def _golden(
 
 
 def _own_cases(
-    reference: Reference, oracle: Any, names: TensorNames, inputs: Sequence[str]
+    reference: Reference, oracle: Any, names: TensorNames, inputs: Sequence[Any]
 ) -> list[Case]:
     """Return the cases of the user's own inputs, which the reference must be able to compute."""
     from attn_export.commands.given_inputs import own_cases

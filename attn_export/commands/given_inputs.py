@@ -44,13 +44,17 @@ class GivenInputs:
     prompts: tuple[Prompt, ...] = ()
 
 
-def read_given(source: str, names: Collection[str], *, takes_prompts: bool) -> GivenInputs:
+def read_given(source: Any, names: Collection[str], *, takes_prompts: bool) -> GivenInputs:
     """Read a file, or call a function, of a user's inputs.
 
     `source`: ``FILE.npz``; ``PATH.py:FUNCTION``, which returns arrays by name or several such
         mappings; ``FILE.json`` with token ids or texts; or ``FILE.txt`` with a text on each line.
+        From Python also what these hold, or a function that returns it.
     `names`: The names that arrays may have.
     """
+    if not isinstance(source, str | Path):
+        return _from_python(source, names, takes_prompts=takes_prompts)
+    source = str(source)
     kind = Path(source).suffix
     if kind in (".json", ".txt"):
         if not takes_prompts:
@@ -68,6 +72,29 @@ def read_given(source: str, names: Collection[str], *, takes_prompts: bool) -> G
     else:
         prompts = ", FILE.json, FILE.txt" * takes_prompts
         raise UsageError(f"--inputs is FILE.npz{prompts} or PATH.py:FUNCTION; got {source!r}")
+    return GivenInputs(source, _sets(source, found, names))
+
+
+_PYTHON = "given in Python"
+
+
+def _from_python(value: Any, names: Collection[str], *, takes_prompts: bool) -> GivenInputs:
+    """Return inputs that are no file: arrays by name, or prompts as lists, arrays or tensors."""
+    value = value() if callable(value) else value
+    found = [value] if isinstance(value, Mapping) else _plain(value)
+    if takes_prompts and isinstance(found, Iterable) and not isinstance(found, str):
+        found = [_plain(each) for each in itertools.islice(found, _MOST_PROMPTS + 1)]
+        if not any(isinstance(each, Mapping) for each in found):
+            return GivenInputs(_PYTHON, prompts=_prompts(_PYTHON, found))
+    return GivenInputs(_PYTHON, _sets(_PYTHON, found, names))
+
+
+def _plain(value: Any) -> Any:
+    """Return an array or a tensor as lists, and others as they are."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _sets(source: str, found: Any, names: Collection[str]) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(found, Iterable) or isinstance(found, str):
         raise UsageError(
             f"--inputs {source} returned {type(found).__name__}; return a mapping of arrays by "
@@ -84,7 +111,7 @@ def read_given(source: str, names: Collection[str], *, takes_prompts: bool) -> G
                     f"--inputs {source} has {printable(name, 60)}; the inputs are "
                     f"{printable(', '.join(names), 200)}"
                 )
-    return GivenInputs(source, sets)
+    return sets
 
 
 def _arrays_in(path: Path, names: Sequence[str]) -> Mapping[str, Array]:
@@ -110,17 +137,21 @@ def _prompts_in(path: Path) -> tuple[Prompt, ...]:
         raise UsageError(f"--inputs {path} cannot be read: {one_line(error)}") from error
     if path.suffix == ".txt":
         values = [line for line in values if line.strip()]
+    return _prompts(str(path), values)
+
+
+def _prompts(source: str, values: Any) -> tuple[Prompt, ...]:
     if isinstance(values, list) and values and all(map(_is_id, values)):
         values = [values]
     if not isinstance(values, list):
         values = []
-    _check_count(str(path), values)
+    _check_count(source, values)
     for number, prompt in enumerate(values, start=1):
         is_ids = isinstance(prompt, list) and prompt and all(map(_is_id, prompt))
         if not is_ids and not (isinstance(prompt, str) and prompt.strip()):
             raise UsageError(
-                f"--inputs {path}: prompt {number} is {printable(repr(prompt), 60)}; give lists of "
-                "token ids or texts, such as [[1, 2, 3], [4, 5]]"
+                f"--inputs {source}: prompt {number} is {printable(repr(prompt), 60)}; give lists "
+                "of token ids or texts, such as [[1, 2, 3], [4, 5]]"
             )
     return tuple(values)
 
@@ -190,7 +221,7 @@ def solved_sizes(
 
 
 def own_cases(
-    sources: Sequence[str], interface: Interface, names: Mapping[str, str], whose: str
+    sources: Sequence[Any], interface: Interface, names: Mapping[str, str], whose: str
 ) -> list[Case]:
     """Return the cases of a user's own inputs of a module or a graph.
 
@@ -199,8 +230,10 @@ def own_cases(
     """
     meant = {theirs: name for name, theirs in names.items()} | {n: n for n in interface.inputs}
     cases: list[Case] = []
-    for source in sources:
-        for arrays in read_given(source, meant, takes_prompts=False).sets:
+    for given_source in sources:
+        read = read_given(given_source, meant, takes_prompts=False)
+        source = read.source
+        for arrays in read.sets:
             given = {meant[name]: value for name, value in arrays.items()}
             missing = [name for name in interface.inputs if name not in given]
             if missing:

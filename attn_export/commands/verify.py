@@ -38,8 +38,9 @@ from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL
 from attn_export.errors import BundleError, UsageError
 from attn_export.judge.gate import apply_baseline, cpu_notes, read_baseline, write_baseline
+from attn_export.quality import Budget
 from attn_export.report.progress import options_of_call
-from attn_export.results import Report
+from attn_export.results import Report, StoredCase
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import RunKeywords, RunOptions
 from attn_export.schema import GraphFile, Manifest
@@ -226,14 +227,12 @@ def _run(opened: _Opened, replacement: Path | None, evidence_of: _EvidenceOf) ->
     evidence = evidence_of(folder, manifest, pool, start)
     signature = opened.check()
     facts = environment()
-    from attn_export.judge.claims import check_claims
     from attn_export.judge.judge import undetermined_note
     from attn_export.judge.replay import buffers_note, judge_pool
 
     spec = spec_text(folder, manifest)
     if replacement is None:
-        plain_layer = SPEC in manifest.files and not quantised_parts(spec)
-        check_claims(folder, manifest, pool, plain_layer=plain_layer)
+        _check_claims(folder, manifest, spec, pool)
     runs, verdicts, quality = judge_pool(pool, evidence.goldens, axes)
     notes = (
         tried_note([golden.case for golden in evidence.goldens], manifest.batch),
@@ -276,12 +275,44 @@ def _evidence(
         goldens, cases = truth.random_cases(sizes, place)
         run.progress.expect(start(cases))
         return GoldenEvidence(goldens)
+    evidence = _stored_evidence(folder, manifest, inputs, cases, run.budgets)
+    if not recompute:
+        return evidence
+    from attn_export.commands.recompute import Truth
+
+    truth = Truth(folder, manifest, module, run.progress)
+    return truth.recompute(evidence, manifest.versions, place, start)
+
+
+def checked_bundle(bundle: Path) -> Manifest:
+    """Return the manifest of a bundle; raise BundleError if `verify` would, running nothing."""
+    manifest = read_bundle(bundle)
+    refuse_other_graphs(bundle)
+    with attested(bundle, None, None) as (folder, check):
+        _stored_evidence(folder, manifest, *stored_cases(folder / GOLDEN))
+        _check_claims(folder, manifest, spec_text(folder, manifest), None)
+        check()
+    return manifest
+
+
+def _check_claims(folder: Path, manifest: Manifest, spec: str, pool: Pool | None) -> None:
+    from attn_export.judge.claims import check_claims
+
+    plain_layer = SPEC in manifest.files and not quantised_parts(spec)
+    check_claims(folder, manifest, pool, plain_layer=plain_layer)
+
+
+def _stored_evidence(
+    folder: Path, manifest: Manifest, inputs: list[str], cases: Sequence[StoredCase],
+    budgets: Sequence[Budget] = (),
+) -> GoldenEvidence:  # fmt: skip
+    """Return the golden vectors of a bundle; raise BundleError if they are no evidence."""
     from attn_export.judge.golden_index_check import check_labels
     from attn_export.judge.ignored_rows import rows_note
 
     spec, ours = spec_text(folder, manifest), SPEC in manifest.files
     stored = with_inputs(read_golden(folder / GOLDEN), cases, inputs)
-    quality = read_quality(folder / GOLDEN, stored, run.budgets, spec)
+    quality = read_quality(folder / GOLDEN, stored, budgets, spec)
     if ours and stored[0].budgets:
         raise BundleError(
             f"the golden vectors are no evidence: {folder / GOLDEN} has a budget in place of the "
@@ -293,14 +324,8 @@ def _evidence(
         from attn_export.judge.claims import within_limits
 
         stored = within_limits(folder, manifest, stored)
-    notes = (*claim_notes(quality, run.budgets, spec), *(() if ours else rows_note(stored)))
-    evidence = GoldenEvidence(stored, quality, notes)
-    if not recompute:
-        return evidence
-    from attn_export.commands.recompute import Truth
-
-    truth = Truth(folder, manifest, module, run.progress)
-    return truth.recompute(evidence, manifest.versions, place, start)
+    notes = (*claim_notes(quality, budgets, spec), *(() if ours else rows_note(stored)))
+    return GoldenEvidence(stored, quality, notes)
 
 
 def _described(path: Path, manifest: Manifest) -> GraphFile:

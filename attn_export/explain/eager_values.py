@@ -161,8 +161,14 @@ def _with_sources(graph: Evaluation, matched: set[str], varied: set[str]) -> set
     sources = set(varied)
     for node in reversed(graph.nodes):
         if sources.intersection(node.output):
-            sources.update(node.input)
+            # Of queries, caches show nothing.
+            is_cache = node.op_type in _CACHING and node.output[0] not in sources
+            sources.update(node.input[is_cache and bool("".join(node.input[1:3])) :])
     return matched | sources
+
+
+_CACHING = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
+"""Operators whose first input are queries, and whose outputs after the first are caches."""
 
 
 def _wrong_weight(

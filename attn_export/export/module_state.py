@@ -272,5 +272,12 @@ def drop_kept_tensors(module: nn.Module, kept: Kept) -> Iterator[None]:
         yield
 
 
-def _set_attribute(submodule: nn.Module, name: str, tensor: Tensor | None, **_: bool) -> None:
-    vars(submodule)[name] = tensor
+def _set_attribute(
+    submodule: nn.Module,
+    name: str,
+    tensor: Tensor | None,
+    persistent: bool = True,  # noqa: ARG001
+) -> None:
+    # nn.Module calls this with `persistent`, too, for a buffer to which a module assigns.
+    place = submodule._buffers if name in submodule._buffers else vars(submodule)
+    place[name] = tensor

@@ -25,9 +25,10 @@ from attn_export.schema import Allowed, GraphEntry, Manifest
 from attn_export.tensorfile import is_floating
 
 
-def check_claims(folder: Path, manifest: Manifest, pool: Pool, *, plain_layer: bool) -> None:
+def check_claims(folder: Path, manifest: Manifest, pool: Pool | None, *, plain_layer: bool) -> None:
     """Raise BundleError if a graph is not what the manifest or the spec says of it.
 
+    `pool`: That of the runtimes whose reasons to leave graphs out are compared; None for none.
     `plain_layer`: Whether the bundle is of a layer whose spec quantises nothing.
     """
     try:
@@ -51,7 +52,9 @@ def _limits(truth: Arrays) -> Iterator[tuple[str, Allowed | None]]:
         yield name, Allowed(most.whole, most.row) if most else None
 
 
-def _wrong(folder: Path, manifest: Manifest, pool: Pool, *, plain_layer: bool) -> Iterator[str]:
+def _wrong(
+    folder: Path, manifest: Manifest, pool: Pool | None, *, plain_layer: bool
+) -> Iterator[str]:
     for name, entry in manifest.graphs.items():
         if entry.fixed or entry.layouts or plain_layer:
             outline = read_outline(folder / name)
@@ -64,7 +67,8 @@ def _wrong(folder: Path, manifest: Manifest, pool: Pool, *, plain_layer: bool) -
         and len({manifest.inputs[n].dtype for n in _TOKENS & manifest.inputs.keys()}) > 1
     ):
         yield "a cache has another type than the tokens, and the spec says that it has not"
-    yield from _wrongly_left_out(folder, manifest, pool)
+    if pool is not None:
+        yield from _wrongly_left_out(folder, manifest, pool)
 
 
 _TOKENS = {"query", "past_key", "past_value"}

@@ -76,6 +76,25 @@ def test_a_mask_that_is_kept_is_made_in_the_graph_and_stays(
     assert "register_buffer" not in vars(module)
 
 
+class BufferMoved(nn.Module):
+    """Module that moves a buffer, which no checkpoint has, to its inputs: ctrl of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(16), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.table = self.table.to(x.device, x.dtype)
+        return (x * self.table) @ x.mT @ x
+
+
+def test_a_buffer_that_a_call_assigns_stays_a_buffer(tmp_path: Path):
+    module = BufferMoved()
+    table = module.table
+    assert build(subject_of(module), tmp_path / "b", dialects=["standard"]).passed
+    assert module._buffers["table"] is table
+
+
 class MaskCounted(nn.Module):
     """Module that knows by a number that it has a mask."""
 

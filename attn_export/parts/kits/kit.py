@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +101,19 @@ def write_kit(
     output: Path,
     dialect: str | None = None,
     progress: Progress | None = None,
+    read: Callable[[Path], Manifest] = read_bundle,
 ) -> Path:
-    """Write a kit: a project with a copy of the bundle; return the kit's folder."""
+    """Write a kit: a project with a copy of the bundle; return the kit's folder.
+
+    `read`: Returns the manifest of a bundle, and refuses one that is no evidence.
+    """
     if language not in LANGUAGES:
         raise UsageError(f"unknown language {language!r}; choose from {', '.join(LANGUAGES)}")
     project, progress = LANGUAGES[language], progress or Progress()
     with write_errors(output):  # before anything is read
         replaceable(output, "kit")
     progress.phase("reading the bundle")
-    manifest = read_bundle(bundle)
+    manifest = read(bundle)
     _refuse_dtypes(language, project, manifest)
     graphs = [*manifest.graphs.values()]
     graph = _graph_for(graphs, project.dialects, dialect)

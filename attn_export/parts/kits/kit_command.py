@@ -28,12 +28,13 @@ def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, 
     runs, decodes with the KV cache, and replays the golden vectors.
     """
     from attn_export.code_templates import shell
+    from attn_export.commands.verify import checked_bundle
     from attn_export.parts.kits.kit import LANGUAGES, ORT_PLACEHOLDER, write_kit
     from attn_export.parts.kits.native import ort_root
     from attn_export.report.progress import progress
 
     with progress(quiet=quiet) as bar:
-        folder = write_kit(language, bundle, output, dialect, bar)
+        folder = write_kit(language, bundle, output, dialect, bar, checked_bundle)
     if not quiet:
         commands = " && ".join((f"cd {shell(str(folder))}", *LANGUAGES[language].test))
         library = ort_root()

@@ -64,7 +64,7 @@ def compare_models(
     *,
     layout: str | None = None,
     names: Mapping[str, str] | None = None,
-    inputs: Sequence[str] = (),
+    inputs: Sequence[Any] = (),
     adapter: Path | str | None = None,
     output: Path | str | None = None,
 ) -> Report:
@@ -74,7 +74,7 @@ def compare_models(
     `graphs`: The folder of the graphs, or one graph.
     `layout`: One of `LAYOUTS`; by default as recognised.
     `names`: `{name that a layout has: name in the graphs}` where they differ.
-    `inputs`: Files or functions with inputs of the user's own, which are cases, too.
+    `inputs`: Files with inputs of the user's own, functions or values, which are cases, too.
     `adapter`: The folder of a LoRA adapter, which is merged into the weights of the checkpoint.
 
     Returns:

@@ -5,13 +5,16 @@ Legend: R the rank, A `[R, in]`, B `[out, R]`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attn_export.errors import UsageError, WeightsError, counted, printable
@@ -307,6 +310,31 @@ def _refuse_absent(
             )
 
 
+@contextlib.contextmanager
+def unmerged_products(model: nn.Module) -> Iterator[None]:
+    """Let modules with an adapter compute W · x and B · A · x, too, as an unmerged graph does."""
+    merged: _Merged | None = getattr(model, "lora_adapter", None)
+
+    def also(delta: _Delta) -> Callable[..., None]:
+        def compute(module: Any, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+            x = inputs[0]
+            base = module.weight - delta.times(delta.scale).to(module.weight)
+            product = x @ (base if delta.is_turned else base.T)
+            added = x @ delta.a.to(x).T @ delta.b.to(x).T
+            for bias in () if module.bias is None else (module.bias,):
+                product = product + bias
+            product.add(added * delta.scale)
+
+        return compute
+
+    with contextlib.ExitStack() as stack:
+        for delta in merged.adapter.deltas if merged else ():
+            module = model.get_submodule(delta.path)
+            if not isinstance(module, nn.Embedding):
+                stack.callback(module.register_forward_hook(also(delta)).remove)
+        yield
+
+
 # -- faults -----------------------------------------------------------------------------------
 
 
@@ -317,7 +345,7 @@ def other_adapters(model: nn.Module) -> Iterator[Variant]:
         return
     adapter = merged.adapter
     yield from by_place(
-        "adapter", "the adapter is missing in {}", [*_edits(model, merged, lambda _: 0.0)]
+        "adapter", "the adapter is missing in {}", [*_edits(model, merged, _scaled(lambda _: 0.0))]
     )
     is_root = adapter.deltas[0].is_root
     said, other = ("sqrt(r)", "r") if is_root else ("r", "sqrt(r)")
@@ -333,20 +361,59 @@ def other_adapters(model: nn.Module) -> Iterator[Variant]:
         ("rank_pattern and alpha_pattern are ignored in {}",
          lambda d: adapter.alpha / (math.sqrt(adapter.rank) if d.is_root else adapter.rank)),
     ):  # fmt: skip
-        edits = [*_edits(model, merged, scale, products_only=True)]
+        edits = [*_edits(model, merged, _scaled(scale), products_only=True)]
         yield from by_place("adapter scale", sentence, edits)
+    if len({delta.scale for delta in adapter.deltas}) == 1 and adapter.deltas[0].scale > 0:
+        yield _numbered(model, merged, f"alpha / {said}", _NEAR * adapter.deltas[0].scale)
+    for dtype in (torch.bfloat16, torch.float16):
+        for rounds_product in (False, True):
+            # peft merges in the type of the base, whatever the graph is exported in afterwards.
+            edits = [
+                *_edits(model, merged, _rounded(dtype, rounds_product), products_only=True)
+            ]  # fmt: skip
+            name = str(dtype).removeprefix("torch.")
+            yield from by_place("adapter type", f"the adapter is merged in {name} in {{}}", edits)
+
+
+_NEAR = 1.05
+"""The factor from the right scale to one from which a wrong scale is sought."""
+
+
+def _numbered(model: nn.Module, merged: _Merged, what: str, number: float) -> Variant:
+    """Return a model with an adapter of another scale."""
+    right = merged.adapter.deltas[0].scale
+    edits = tuple(_edits(model, merged, _scaled(lambda _: number), products_only=True))
+    sentence = f"the adapter is scaled by {number:.6g} where {what} is {right:.6g}"
+    other = functools.partial(_numbered, model, merged, what)
+    return Variant("adapter scale", sentence, edits, None, (right, number), other)
+
+
+_Change = Callable[[_Delta, Tensor], Tensor]
+"""A function of what an adapter adds, and of the merged weight in float64, with a wrong one."""
+
+
+def _scaled(scale: Callable[[_Delta], float]) -> _Change:
+    return lambda delta, weight: weight + delta.times(scale(delta) - delta.scale)
+
+
+def _rounded(dtype: torch.dtype, rounds_product: bool) -> _Change:
+    def merge(delta: _Delta, weight: Tensor) -> Tensor:
+        product = delta.times(delta.scale)
+        base = (weight - product).to(dtype).double()
+        added = product.to(dtype).double() if rounds_product else product
+        return (base + added).to(dtype)
+
+    return merge
 
 
 def _edits(
-    model: nn.Module, merged: _Merged, scale: Callable[[_Delta], float], *,
-    products_only: bool = False,
-) -> Iterator[Edit]:  # fmt: skip
-    """Yield the weights of the model with another scale of the adapter, where that differs."""
+    model: nn.Module, merged: _Merged, changed: _Change, *, products_only: bool = False
+) -> Iterator[Edit]:
+    """Yield the weights of the model with the adapter merged otherwise, where that differs."""
     for delta in merged.adapter.deltas:
-        factor = scale(delta) - delta.scale
-        if factor:
-            module: Any = model.get_submodule(delta.path)
-            value = (module.weight.detach().double() + delta.times(factor)).to(module.weight.dtype)
+        module: Any = model.get_submodule(delta.path)
+        value = changed(delta, module.weight.detach().double()).to(module.weight.dtype)
+        if not torch.equal(value, module.weight):
             yield Edit(
                 f"{delta.path}.weight", module, "weight", nn.Parameter(value, requires_grad=False)
             )

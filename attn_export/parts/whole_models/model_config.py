@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -99,9 +101,16 @@ def _architecture(path: Path, kind: str, named: object) -> type[PreTrainedModel]
     }  # fmt: skip
     first = named[0] if isinstance(named, list) and named else named
     is_name = isinstance(first, str) and re.fullmatch(r"[A-Za-z]\w*", first)
-    found: Any = getattr(transformers, str(first), None) if is_name else None
+    found: Any = _class_of(kind, str(first)) if is_name else None
     # Models of the text of a type with towers are in no table.
     is_model = inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
+    if is_name and first in names and not is_model:
+        lacking = listed(getattr(found, "_backends", ()))
+        raise WeightsError(
+            f"{path}: {first} needs {lacking}, which is not installed; install it" if lacking else
+            f"{path}: transformers {transformers.__version__} names {first} as a model of {kind}, "
+            "and has no such class; install a version that has it"
+        )  # fmt: skip
     fits = first in names or found.config_class is CONFIG_MAPPING[kind] if is_model else False
     if not fits:
         raise WeightsError(
@@ -110,6 +119,20 @@ def _architecture(path: Path, kind: str, named: object) -> type[PreTrainedModel]
         )
     architecture: type[PreTrainedModel] = found
     return architecture
+
+
+def _class_of(kind: str, name: str) -> Any:
+    """Return what transformers calls so: for all to import, or in the file of this type's models.
+
+    If a package is missing that the class needs, it is no model.
+    """
+    import transformers
+    from transformers import CONFIG_MAPPING
+
+    place = CONFIG_MAPPING[kind].__module__.replace(".configuration_", ".modeling_")
+    if hasattr(transformers, name) or importlib.util.find_spec(place) is None:
+        return getattr(transformers, name, None)
+    return getattr(importlib.import_module(place), name, None)
 
 
 def _names(value: str | Sequence[str] | None) -> Sequence[str]:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import eps, fill_ignored_rows, judged_rows, measure
 from attn_export.parts.whole_models.faults.configs import find_cause
+from attn_export.parts.whole_models.lora_adapter import unmerged_products
 from attn_export.quality import Budget, Quality
 from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
 from attn_export.schema import Allowed
@@ -152,9 +152,13 @@ class ModelOracle(Oracle):
                 "model may choose any of several experts there, whose scores are equal"
             )
 
-    def places(self) -> AbstractContextManager[Callable[[], str] | None]:
-        """Return a context with a function that returns the path of the module that runs."""
-        return _places(self.precise)
+    @contextlib.contextmanager
+    def places(self) -> Iterator[Callable[[], str]]:
+        """Yield a function that returns the path of the module that runs."""
+        call: Any = self.precise
+        # First, so that its products have the places of their modules.
+        with unmerged_products(call.model), _places(self.precise) as place:
+            yield place
 
     def cause(self, golden: Golden, outputs: Arrays, out_of_time: OutOfTime) -> Cause | None:
         """Return the change of the model under which it gives the outputs of a case."""

@@ -132,7 +132,7 @@ class OwnInputs:
 
 
 def read_own(
-    sources: Sequence[str], entries: Sequence[Entry], model: Any, folder: Path | None
+    sources: Sequence[Any], entries: Sequence[Entry], model: Any, folder: Path | None
 ) -> OwnInputs:
     """Read the user's own inputs; raise UsageError if no graph takes them.
 
@@ -141,8 +141,9 @@ def read_own(
     ends = [end for entry in entries for end in entry.inputs.values()]
     names = list(dict.fromkeys(name for end in ends for name in (end.name, end.usual)))
     found = []
-    for source in sources:
-        given = read_given(source, names, takes_prompts=True)
+    for given_source in sources:
+        given = read_given(given_source, names, takes_prompts=True)
+        source = given.source
         for arrays in given.sets:
             _refuse_unused(given.source, arrays, entries)
         if given.prompts:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 from test_compare_models import EXPORTS, RUN
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from attn_export import verify
+from attn_export import assert_parity, verify
 from attn_export.bundle.golden import read_golden
 from attn_export.errors import UsageError
 from attn_export.parts.whole_models.build.model import subject_of_model
@@ -29,12 +30,12 @@ PAST = np.ones((1, 1, 3, 16), "f4")
 PROMPTS = [[5, 6, 7, 8], [9] * 12, [1, 2]]
 
 
-def own_cases(name: str, source: Path, folder: Path | None = None) -> dict[str, Case]:
+def own_cases(name: str, source: Any, folder: Path | None = None) -> dict[str, Case]:
     """Return the cases of the user's own inputs of an export's first graph, by name."""
     exported = read_export(EXPORTS / name)
     checkpoint = EXPORTS / name.split("/")[0] / "checkpoint"
     model = read_checkpoint(checkpoint).load()
-    own = read_own([str(source)], exported.entries, model, folder or checkpoint)
+    own = read_own([source], exported.entries, model, folder or checkpoint)
     reference = reference_of(model, exported.entries[0], exported.layout.promises, own=own)
     assert reference.plan is not None
     return {case.name: case for case in reference.plan.cases if case.name.startswith("own")}
@@ -186,3 +187,33 @@ def test_graphs_that_were_built_are_judged_by_ones_own_prompts(ids, cache):
         query = case.inputs["input_ids"].shape[1]
         assert case.inputs["logit_index"][0].tolist() == [*range(query)]
         assert subject.own_oracle().golden(case).expected["logits"].shape[1] == query
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        lambda path: path,
+        lambda path: str(path),
+        lambda _: PROMPTS,
+        lambda _: lambda: iter(PROMPTS),
+        lambda _: [torch.tensor(each) for each in PROMPTS],
+        lambda _: [{"input_ids": np.array([each])} for each in PROMPTS],
+    ],
+    ids=["path", "str", "ids", "function", "tensors", "arrays"],
+)
+def test_python_takes_what_files_hold(ids, inputs):
+    cases = own_cases("llama/mobius", inputs(ids))
+    alone = [cases[f"own_inputs_{number}"].inputs["input_ids"].tolist() for number in (1, 2, 3)]
+    assert alone == [[each] for each in PROMPTS]
+
+
+def test_parity_of_a_model_is_asserted_on_ones_own_inputs(tmp_path):
+    checkpoint, graphs = EXPORTS / "llama" / "checkpoint", EXPORTS / "llama" / "mobius"
+    report = assert_parity(checkpoint, [PROMPTS[0]], graphs=graphs, runtimes=["ort-cpu"])
+    assert "own_inputs_1" in {verdict.case for verdict in report.verdicts}
+    with pytest.raises(UsageError, match=r"given in Python: prompt 2 is 2\.5; give"):
+        assert_parity(checkpoint, [[1], 2.5], graphs=graphs, runtimes=["ort-cpu"])
+    with pytest.raises(UsageError, match="axes are those of a module"):
+        assert_parity(checkpoint, [[1]], {}, graphs=graphs)
+    with pytest.raises(UsageError, match="inputs are those of a module"):
+        assert_parity(tmp_path, [[1]])

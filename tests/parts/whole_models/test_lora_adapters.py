@@ -201,19 +201,26 @@ WRONG = {
     8.0: "the adapter is scaled in model.layers.*.self_attn by alpha / sqrt(r) where use_rslora",
     16.0: "the adapter is scaled in model.layers.*.self_attn by alpha, not by alpha / r",
     -4.0: "the adapter is subtracted in model.layers.*.self_attn",
+    1.5: "the adapter is scaled by 1.5 where alpha / r is 4 (",
 }
 """The cause by the scale that a graph has in place of 16 / 4."""
 
 
-@pytest.mark.parametrize("scale", WRONG)
-def test_a_wrong_scale_is_the_cause(tmp_path, scale):
+@pytest.mark.parametrize("scale", [*WRONG, torch.bfloat16, torch.float16])
+def test_a_wrong_scale_or_type_is_the_cause(tmp_path, scale):
     write(tmp_path, LLAMA, lora_alpha=16)
     right, wrong = model_of(LLAMA), model_of(LLAMA)
+    dtype, sentence = torch.float64, WRONG.get(scale)
+    if sentence is None:
+        dtype, scale = scale, 4.0
+        sentence = f"the adapter is merged in {str(dtype)[6:]} in model.layers.*.self_attn ("
+        for model in (right, wrong):
+            model.to(dtype).float()
     adapter = read_adapter(tmp_path, right)
     adapter.merge_into(right)
     for delta in adapter.deltas:
         weight = wrong.get_submodule(delta.path).weight
-        weight.data = (weight.double() + delta.times(scale)).float()
+        weight.data = (weight.to(dtype) + delta.times(scale).to(dtype)).float()
     entry = read_export(EXPORTS / "llama" / "mobius").entries[0]
     reference = reference_of(right, entry, frozenset({"batch"}))
     assert reference.plan is not None
@@ -224,7 +231,7 @@ def test_a_wrong_scale_is_the_cause(tmp_path, scale):
         )
     got = dict(zip(entry.outputs, (x.numpy() for x in outputs), strict=True))
     cause = oracle.cause(oracle.golden(case), got, lambda _: False)
-    assert WRONG[scale] in cause.sentence
+    assert sentence in cause.sentence
     assert [*other_adapters(model_of(LLAMA))] == []
 
 
@@ -243,6 +250,48 @@ def merged_graph(folder: Path, tensors: dict[str, Tensor], scale: float) -> Path
                     tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(new), tensor.name))
     onnx.save(graph, folder / "model.onnx")
     return folder
+
+
+def unmerged_graph(folder: Path, tensors: dict[str, Tensor], scale: float) -> Path:
+    """Return the folder of mobius's graph of llama with W · x + scale · B · A · x."""
+    shutil.copytree(EXPORTS / "llama" / "mobius", folder)
+    graph, base = onnx.load(folder / "model.onnx"), model_of(LLAMA)
+    arrays = {x.name: numpy_helper.to_array(x) for x in graph.graph.initializer}
+    nodes = []
+    for node in graph.graph.node:
+        weight = arrays.get(node.input[1]) if node.op_type == "MatMul" else None
+        nodes.append(node)
+        for name in {name.partition(".lora_")[0] for name in tensors} if weight is not None else ():
+            own = base.get_submodule(name.removeprefix("base_model.model.")).weight.detach()
+            if not np.array_equal(own.T, weight):
+                continue
+            (y,), x = node.output, node.input[0]
+            node.output[0] = f"{y}_base"
+            for part in "AB":
+                turned = tensors[f"{name}.lora_{part}.weight"].numpy().T.copy()
+                graph.graph.initializer.append(numpy_helper.from_array(turned, f"{name}.{part}"))
+            factor = numpy_helper.from_array(np.float32(scale), f"{name}.scale")
+            graph.graph.initializer.append(factor)
+            nodes += [
+                onnx.helper.make_node("MatMul", [x, f"{name}.A"], [f"{y}_a"], f"{name}.lora_A"),
+                onnx.helper.make_node("MatMul", [f"{y}_a", f"{name}.B"], [f"{y}_b"], f"{name}.b"),
+                onnx.helper.make_node("Mul", [f"{y}_b", factor.name], [f"{y}_s"], f"{name}.mul"),
+                onnx.helper.make_node("Add", [f"{y}_base", f"{y}_s"], [y], f"{name}.add"),
+            ]
+    del graph.graph.node[:]
+    graph.graph.node.extend(nodes)
+    onnx.save(graph, folder / "model.onnx")
+    return folder
+
+
+def test_an_unmerged_graph_is_compared_product_by_product(tmp_path):
+    """W · x is in no merged model; the first value that is wrong is the product with its factor."""
+    tensors = write(tmp_path / "a", LLAMA)
+    right, wrong = (unmerged_graph(tmp_path / f"{x}", tensors, x) for x in (4.0, 1.5))
+    assert compare_models(LLAMA, right, RUN, adapter=tmp_path / "a").passed
+    report = compare_models(LLAMA, wrong, RUN, adapter=tmp_path / "a")
+    assert "Mul base_model.model.model.layers.0.self_attn." in report.explanations[0]
+    assert ".mul" in report.explanations[0]
 
 
 def test_a_graph_with_the_adapter_passes_and_one_without_its_scale_does_not(tmp_path):

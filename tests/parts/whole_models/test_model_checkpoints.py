@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Callable
@@ -108,6 +109,30 @@ def test_what_is_no_field_of_a_config_does_not_reach_transformers(saved, tmp_pat
         "sub_configs, transformers_weights; left out",
     )
     assert vars(checkpoint.config) == vars(read_checkpoint(saved).config)
+
+
+def config_file(folder: Path, kind: str, architecture: str) -> Path:
+    config = CONFIG_MAPPING[kind]()
+    config.architectures = [architecture]
+    config.save_pretrained(folder)
+    return folder / "config.json"
+
+
+def test_a_model_that_transformers_keeps_to_itself_is_found(tmp_path):
+    file = config_file(tmp_path, "voxtral_realtime_text", "VoxtralRealtimeTextModel")
+    assert config_of(file, [])[1].__name__ == "VoxtralRealtimeTextModel"
+
+
+def test_a_model_that_the_installed_packages_lack_is_refused_with_what_to_install(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(modeling_auto.MODEL_MAPPING_NAMES, "llama", "LlamaOfTomorrow")
+    with pytest.raises(WeightsError, match=r"LlamaOfTomorrow as a model of .* install a"):
+        config_of(config_file(tmp_path, "llama", "LlamaOfTomorrow"), [])
+    if importlib.util.find_spec("torchaudio") is None:
+        file = config_file(tmp_path, "higgs_audio_v2_tokenizer", "HiggsAudioV2TokenizerModel")
+        with pytest.raises(WeightsError, match=r"TokenizerModel needs torchaudio, .*; install it"):
+            config_of(file, [])
 
 
 KEYS_LIKE_CODE = ("wav2vec2", "xmod", "zamba2", "bamba", "mamba2", "nemotron_h", "llava", "gemma3")

@@ -63,10 +63,9 @@ class OwnAttentionError(ExportError):
     """Error for a type of model of whose layers some attend without calling our function."""
 
     def __init__(self, kind: str, layers: int, calls: int) -> None:
-        super().__init__(
-            f"{kind} has attention of its own: of {layers} layers, {calls} call transformers' "
-            "AttentionInterface"
-        )
+        own = f"of {layers} layers, {calls} call transformers' AttentionInterface"
+        many = f"its {layers} layers attend {calls} times; models with stages are not supported"
+        super().__init__(f"{kind} has attention of its own: {own if calls <= layers else many}")
 
 
 CALL: ContextVar[Call] = ContextVar("attn_export_whole_model")
