@@ -42,6 +42,7 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     }),
     "helium": ("HeliumForCausalLM", {**SMALL, **TOKENS, "head_dim": 8}),
     "apertus": ("ApertusForCausalLM", {**SMALL, **TOKENS}),
+    "granite": ("GraniteForCausalLM", {**SMALL, **TOKENS, "embedding_multiplier": 3.0}),
     "qwen3": ("Qwen3ForCausalLM", {**SMALL, "head_dim": 16}),
     "gemma3_text": ("Gemma3ForCausalLM", {
         **WINDOWED, "layer_types": ["sliding_attention", "full_attention"],
@@ -398,6 +399,16 @@ def test_both_of_two_wrong_fields_are_named_with_their_values(name: str):
     assert not cause.is_fit, cause
     for each_said in said:
         assert f"{each_said} where the config says" in cause.sentence, cause
+
+
+@pytest.mark.extended
+def test_fields_that_explain_an_error_alike_are_both_named():
+    """Norms undo a scale of all: half of each residual is twice the embedding."""
+    wrong = rebuilt(residual_multiplier=0.5)(model_of("granite"), "granite")
+    cause = cause_of("granite", wrong)
+    assert cause is not None
+    assert "residual_multiplier is 0.5 where the config says 1.0" in cause.sentence, cause
+    assert "embedding_multiplier is 6 where the config says 3.0" in cause.sentence, cause
 
 
 def test_a_search_ends_by_its_work_alone():

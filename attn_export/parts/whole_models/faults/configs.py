@@ -308,11 +308,21 @@ def find_cause(
     if left > (_LIKELY if not is_fit else EQUAL if fits_all else _SURE):
         return None
     said = ", and ".join(map(said_of, chain))
+    said += "".join(f", or {said_of(one)}" for one in _as_good(tried, chain))
     share = math.floor((1 - left) * 1e4) / 1e4
     places = {edit.at for edit in chain[0].variant.edits}
     node = places.pop() if len(places) == len(chain) == 1 else ""
     sentence = f"{said} (explains {share:.2%} of the error)"
     return Cause(chain[0].variant.kind, sentence, node, "", left, is_fit)
+
+
+def _as_good(tried: Sequence[TriedFault], chain: Sequence[TriedFault]) -> list[TriedFault]:
+    """Return the faults of other fields that explain all, too: a norm may hide their difference."""
+    best = chain[0]
+    if len(chain) > 1 or best.is_fit or best.unexplained >= EQUAL:
+        return []
+    alike = [one for one in tried if not one.is_fit and order_of(one) <= order_of(best)]
+    return [one for one in _first_of_each(alike) if one.variant.subject != best.variant.subject]
 
 
 def _helping(tried: Sequence[TriedFault]) -> list[TriedFault]:
