@@ -19,6 +19,7 @@ import onnx
 from onnx import helper
 
 from attn_export.errors import printable
+from attn_export.explain.added_constants import other_constant
 from attn_export.explain.explanation import Cause, Deviation, Lines, OutOfTime
 from attn_export.explain.relations import relation
 from attn_export.float64 import ReferenceStep
@@ -113,6 +114,10 @@ def first_unmatched_node(
                 _deviation(node, values, whose.name, None, lines), says=weights
             )
         unmatched_step = _unmatched_step(node, matches, matched, steps)
+        constant = other_constant(node, values, matches, unmatched_step, steps, whose.name)
+        if constant:
+            found = _deviation(node, values, whose.name, None, lines)
+            return dataclasses.replace(found, says=constant)
         if unmatched_step is not None:
             return _deviation(node, values, whose.name, unmatched_step, lines)
     return _deviation(nodes[0], values, whose.name, None, lines) if nodes else None

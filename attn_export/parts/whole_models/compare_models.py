@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -145,16 +146,18 @@ def _judge_entry(
         report = _compare(read, entry.path, run, place and place.with_name(name))
         # Where both are there, they have the same notes.
         notes_on = report.notes if strict is None else ()
-        if not report.passed and (text := _where_it_leaves(read(), entry.path)):
+        if not report.passed and (text := _where_it_leaves(read(), entry.path, run)):
             why = f"{entry.path.name}, distance from the float model: {text}"
             report = dataclasses.replace(report, explanations=(*report.explanations, why))
         reports[name] = dataclasses.replace(report, notes=notes_on)
     return reports, phases
 
 
-def _where_it_leaves(reference: Reference, path: Path) -> str:
-    """Return where a graph leaves the float model in the base case; "" if it is not known."""
+def _where_it_leaves(reference: Reference, path: Path, run: RunOptions) -> str:
+    """Return why a graph leaves the float model in the base case, or where; "" if not known."""
     from attn_export.explain.distant_values import where_it_leaves
+    from attn_export.explain.explanation import SearchWork
+    from attn_export.explain.integer_faults import integer_fault
     from attn_export.float64.evaluate import Evaluation
 
     cases = reference.plan.cases if reference.plan else ()
@@ -164,8 +167,14 @@ def _where_it_leaves(reference: Reference, path: Path) -> str:
         values = graph.values(inputs)
     except GraphError:
         return ""
-    return where_it_leaves(graph, values, reference.oracle(0.0).steps(inputs))
+    oracle, work = reference.oracle(0.0), SearchWork(math.inf if run.search_more else _SEARCHED)
+    steps, truth = oracle.steps(inputs), oracle.truth(inputs)
+    fault = integer_fault(graph, values, truth, steps, work.is_over)
+    return fault or where_it_leaves(graph, values, steps)
 
+
+_SEARCHED = 20.0
+"""The work of a search for other functions, in seconds of an idle core."""
 
 _VARIANTS = {
     "fp16": 50, **dict.fromkeys(("int8", "uint8", "q8", "quantized"), 20),

@@ -62,9 +62,11 @@ class ModelOracle(Oracle):
         """Return the case with its truth, and count the tokens that it decides."""
         golden = super().golden(case)
         logits, allowed = golden.expected.get("logits"), golden.allowed.get("logits")
-        if logits is not None and allowed is not None and logits.shape[-1] > 1:
-            determined = golden.determined.get("logits", ())
-            rows = logits[judged_rows(logits.shape, case.ignored_rows, determined)].astype(float)
+        is_left_out = "logits" in {*golden.unusable, *golden.tied}
+        if logits is not None and allowed is not None and not is_left_out and self._decodes(logits):
+            # Ties of a router may have taken rows from the case.
+            ignored, determined = golden.case.ignored_rows, golden.determined.get("logits", ())
+            rows = logits[judged_rows(logits.shape, ignored, determined)].astype(float)
             least = np.partition(rows, -2)[:, -2:]
             sizes = np.linalg.norm(rows, axis=-1)
             margins = (least[:, 1] - least[:, 0]) / np.where(sizes > 0, sizes, 1.0)
@@ -72,6 +74,11 @@ class ModelOracle(Oracle):
             # Each of the two logits may be off by the error of the row.
             self.ties += int((margins <= 2 * allowed.row).sum())
         return golden
+
+    def _decodes(self, logits: np.ndarray) -> bool:
+        """Return whether logits decide tokens: not those of classes, or of masked tokens."""
+        call: Any = self.subject.module
+        return logits.shape[-1] > 1 and bool(call.model.can_generate())
 
     def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
         """Return the golden without the rows that ties of a router decide, anew if there are any.

@@ -18,6 +18,7 @@ from attn_export import assert_parity, verify
 from attn_export.bundle.manifest import read_bundle
 from attn_export.commands.reference import Reference
 from attn_export.errors import AttnExportError
+from attn_export.measures import judged_rows
 from attn_export.parts.whole_models.compare_models import compare_models
 from attn_export.parts.whole_models.export_layouts import read_export
 from attn_export.parts.whole_models.model_call import ModelCall
@@ -245,6 +246,22 @@ def test_random_prompts_leave_out_the_padding_that_ties_a_router(name, left_out)
     plan = reference_of(model, exported.entries[0], exported.layout.promises).plan
     assert plan is not None
     assert any(7 in case.inputs["input_ids"] for case in plan.cases) != left_out
+
+
+def test_tokens_that_a_tied_router_decides_are_not_counted():
+    model = read_checkpoint(EXPORTS / "mixtral" / "checkpoint").load()
+    router = model.model.layers[1].mlp.gate.weight.data
+    router[1] = router[0]
+    exported = read_export(EXPORTS / "mixtral" / "transformers")
+    reference = reference_of(model, exported.entries[1], exported.layout.promises)
+    plan, oracle, compared = reference.plan, reference.oracle(0.0), dict[str, int]()
+    for case in plan.cases[:4]:
+        golden = oracle.golden(case)
+        rows, determined = golden.case.ignored_rows, golden.determined.get("logits", ())
+        judged = judged_rows(golden.expected["logits"].shape, rows, determined)
+        compared[case.name] = 0 if "logits" in golden.tied else int(judged.sum())
+    assert compared == {"base": 7, "left_4": 0, "largest_ids": 8, "right_4": 2}
+    assert oracle.tokens == sum(compared.values())
 
 
 @pytest.mark.parametrize("name", ["llama/mobius-static", "t5/optimum-merged", "bert/optimum"])

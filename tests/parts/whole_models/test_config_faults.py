@@ -25,6 +25,7 @@ SMALL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 LOCAL = {"rope_type": "default", "rope_theta": 1e4}
 GLOBAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
 YARN = {
@@ -34,7 +35,14 @@ YARN = {
 WINDOWED = {**SMALL, "head_dim": 16, "sliding_window": 4}
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {**SMALL, "attention_bias": True}),
-    "cohere": ("CohereForCausalLM", {**SMALL, "pad_token_id": 0}),
+    "cohere": ("CohereForCausalLM", {**SMALL, **TOKENS}),
+    "glm": ("GlmForCausalLM", {
+        **SMALL, **TOKENS, "head_dim": 16,
+        "rope_parameters": {**LOCAL, "partial_rotary_factor": 0.5},
+    }),
+    "helium": ("HeliumForCausalLM", {**SMALL, **TOKENS, "head_dim": 8}),
+    "apertus": ("ApertusForCausalLM", {**SMALL, **TOKENS}),
+    "granite": ("GraniteForCausalLM", {**SMALL, **TOKENS, "embedding_multiplier": 3.0}),
     "qwen3": ("Qwen3ForCausalLM", {**SMALL, "head_dim": 16}),
     "gemma3_text": ("Gemma3ForCausalLM", {
         **WINDOWED, "layer_types": ["sliding_attention", "full_attention"],
@@ -348,6 +356,59 @@ def test_numbers_that_were_sought_are_round_or_called_a_fit(
     cause = cause_of(name, rebuilt(**changes)(model_of(name), name))
     assert cause is not None
     assert re.match(said, cause.sentence), cause
+
+
+BASE, PART = ({**LOCAL, "rope_theta": 5e4, "partial_rotary_factor": x} for x in (0.5, 1.0))
+PAIRS: Mapping[str, tuple[str, Mapping[str, Any], str, str]] = {
+    "glm base and part": (
+        "glm", {"rope_parameters": PART}, "rope_theta is 50000", "partial_rotary_factor is 1",
+    ),
+    "glm base and eps": (
+        "glm", {"rope_parameters": BASE, "rms_norm_eps": 1e-2},
+        "rope_theta is 50000", "rms_norm_eps is 0.01",
+    ),
+    "glm base and activation": (
+        "glm", {"rope_parameters": BASE, "hidden_act": "gelu"},
+        "rope_theta is 50000", "hidden_act is gelu",
+    ),
+    "cohere scale and activation": (
+        "cohere", {"logit_scale": 0.1, "hidden_act": "gelu"},
+        "logit_scale is 0.1", "hidden_act is gelu",
+    ),
+    "helium base and eps": (
+        "helium", {"rope_parameters": {**LOCAL, "rope_theta": 5e4}, "rms_norm_eps": 1e-2},
+        "rope_theta is 50000", "rms_norm_eps is 0.01",
+    ),
+    "apertus eps and activation": (
+        "apertus", {"hidden_act": "relu", "rms_norm_eps": 1e-2},
+        "hidden_act is relu", "rms_norm_eps is 0.01",
+    ),
+}  # fmt: skip
+"""Two wrong fields: architecture, fields, and what is said of each."""
+
+
+@pytest.mark.parametrize(
+    "name", ["glm base and part", *(
+        pytest.param(name, marks=pytest.mark.extended) for name in list(PAIRS)[1:]
+    )],
+)  # fmt: skip
+def test_both_of_two_wrong_fields_are_named_with_their_values(name: str):
+    kind, changes, *said = PAIRS[name]
+    cause = cause_of(kind, rebuilt(**changes)(model_of(kind), kind), 90.0)
+    assert cause is not None
+    assert not cause.is_fit, cause
+    for each_said in said:
+        assert f"{each_said} where the config says" in cause.sentence, cause
+
+
+@pytest.mark.extended
+def test_fields_that_explain_an_error_alike_are_both_named():
+    """Norms undo a scale of all: half of each residual is twice the embedding."""
+    wrong = rebuilt(residual_multiplier=0.5)(model_of("granite"), "granite")
+    cause = cause_of("granite", wrong)
+    assert cause is not None
+    assert "residual_multiplier is 0.5 where the config says 1.0" in cause.sentence, cause
+    assert "embedding_multiplier is 6 where the config says 3.0" in cause.sentence, cause
 
 
 def test_a_search_ends_by_its_work_alone():

@@ -75,6 +75,22 @@ def test_cases_of_a_model_without_caches_have_its_sizes(kind):
 
 
 @pytest.mark.parametrize(
+    ("make", "takes", "shape", "count"),
+    [
+        (MODELS["openai-gpt"][0], "text", (BATCH, LENGTH, 64), 1),
+        (lambda: tiny_encoder("bert", "BertForMaskedLM"), "text", (BATCH, LENGTH, 64), 0),
+        (lambda: tiny_encoder("vit", "ViTForImageClassification"), "pixel_values", (BATCH, 2), 0),
+    ],
+)
+def test_only_decoders_have_a_note_on_greedy_tokens(make, takes, shape, count):
+    ends = {"logits": End("logits", "value", "float32", shape, usual="logits")}
+    reference = reference_of(make(), _entry(takes, ends), PROMISES)
+    oracle = reference.oracle(0.0)
+    oracle.golden(reference.plan.cases[0])
+    assert len(oracle.tokens_note()) == count
+
+
+@pytest.mark.parametrize(
     ("usual", "axes", "advice"),
     [("vector", 2, "pooler_output=vector"), ("vector", 4, ""), ("sentence_embedding", 2, "")],
 )  # fmt: skip

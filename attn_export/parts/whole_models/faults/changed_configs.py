@@ -9,6 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ Other = tuple[str, Any, str]
 """The kind of a fault in a field of a config, its value, and what is wrong."""
 
 _BASES = (10000.0, 500000.0, 1000000.0)
+_PARTS = (1.0, 0.75, 0.5, 0.4, 0.25)
 _NO_WINDOW = 2**30
 _WINDOWS = (4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -101,7 +103,7 @@ def _ropes(values: Mapping[str, Any]) -> Iterator[Other]:
         plain = {k: own[k] for k in ("rope_theta", "partial_rotary_factor") if k in own}
         options = [("rotary base", "rope_theta", base) for base in bases]
         if "partial_rotary_factor" in own:
-            options += [("rotary part", "partial_rotary_factor", p) for p in (1.0, 0.5, 0.25)]
+            options += [("rotary part", "partial_rotary_factor", p) for p in _PARTS]
         numbers = {k: x for k, x in own.items() if type(x) in (int, float) and k not in plain}
         for name, x in numbers.items():
             options += [("rotary scaling", name, type(x)(new)) for new in (x * 2, x / 2)]
@@ -141,12 +143,19 @@ def _with_field(
         if isinstance(layers, nn.ModuleList) and not layer_of(at)
         for number, _ in layers.named_children()
     )
+
+    def again(model: Any) -> Variant:
+        inner = getattr(model.config, within) if within else model.config
+        value = _changed_as(old, new, getattr(inner, name))
+        return _with_field(model, field, kind, value, sentence)
+
+    variant = Variant(kind, sentence, edits, built, again=again)
     if isinstance(new, dict):
-        return _with_number(model, field, Variant(kind, sentence, edits, built), old, new)
+        return _with_number(model, field, variant, old, new)
     # The error of a softcap is linear in this power of it, which is 0 if there is none.
     power = -2.0 if kind == "softcap" else 1.0
     if type(new) is not float or (type(old) is not float and (old is not None or power > 0)):
-        return Variant(kind, sentence, edits, built)
+        return variant
 
     def other(number: float) -> Variant:
         about = f"{name} is {number ** (1 / power):.6g} where the config says {old}"
@@ -154,7 +163,7 @@ def _with_field(
 
     numbers = 0.0 if old is None else old**power, new**power
     shown = (lambda x: float(x ** (1 / power)), lambda x: float(x**power))
-    return Variant(kind, sentence, edits, built, numbers, other, shown)
+    return dataclasses.replace(variant, numbers=numbers, other=other, shown=shown)
 
 
 def _with_number(
@@ -166,13 +175,19 @@ def _with_number(
     if len(places) != 1 or not all(type(x) is float for x in places[0][1:]):
         return variant
     ((path, right, wrong),) = places
+    if path[-1] == "partial_rotary_factor":  # a number of elements
+        return variant
+    # Angles follow the logarithm of their base.
+    shown = (math.exp, math.log) if path[-1] == "rope_theta" else (float, float)
 
     def other(number: float) -> Variant:
         of = f" of {path[0]}" if path[1:] else ""
-        about = f"{path[-1]}{of} is {number:.6g} where the config says {right:g}"
-        return _with_field(model, field, variant.kind, _replaced(old, path, number), about)
+        new = shown[0](number)
+        about = f"{path[-1]}{of} is {new:.6g} where the config says {right:g}"
+        return _with_field(model, field, variant.kind, _replaced(old, path, new), about)
 
-    return dataclasses.replace(variant, numbers=(right, wrong), other=other)
+    numbers = shown[1](right), shown[1](wrong)
+    return dataclasses.replace(variant, numbers=numbers, other=other, shown=shown)
 
 
 def _differing(
@@ -187,9 +202,19 @@ def _differing(
             yield (key,), one, other
 
 
-def _replaced(values: Mapping[str, Any], path: tuple[str, ...], number: float) -> dict[str, Any]:
+def _changed_as(old: Any, new: Any, value: Any) -> Any:
+    """Return a value of a field changed as the old one to the new one."""
+    if all(isinstance(each, dict) for each in (old, new, value)):
+        places = list(_differing(old, new))
+        if len(places) == 1:
+            ((path, _, wrong),) = places
+            return _replaced(value, path, wrong)
+    return new
+
+
+def _replaced(values: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
     key, *rest = path
-    new = _replaced(values[key], (*rest,), number) if rest else number
+    new = _replaced(values[key], (*rest,), value) if rest else value
     return {**values, key: new}
 
 

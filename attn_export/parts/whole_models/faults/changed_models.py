@@ -43,6 +43,7 @@ class Variant:
         model: The variant, if it is built anew; its layers are then the values of the edits.
         numbers: The right number and the wrong one, if it is a number that is wrong.
         other: The variant with another wrong number.
+        again: The same fault of another model, if it is built anew.
         shown: The form of such a number in the sentence, and the number from it.
     """
 
@@ -52,6 +53,7 @@ class Variant:
     model: nn.Module | None = None
     numbers: tuple[float, float] | None = None
     other: Callable[[float], Variant] | None = None
+    again: Callable[[Any], Variant] | None = None
     shown: tuple[Callable[[float], float], Callable[[float], float]] = (float, float)
 
     @property
@@ -86,7 +88,7 @@ class Variant:
         sentence = f"{self.sentence}, in {_common(places)} only"
         other = self.other
         again = None if other is None else lambda number: other(number)._only(places)
-        return Variant(self.kind, sentence, kept, None, self.numbers, again, self.shown)
+        return Variant(self.kind, sentence, kept, None, self.numbers, again, shown=self.shown)
 
 
 @contextlib.contextmanager

@@ -64,6 +64,9 @@ _ALONE = 0.1
 _HELPS = 0.8
 """The largest share that one of two faults leaves unexplained alone."""
 
+_EXACT = 1e-4
+"""If a pair of faults leaves a smaller share, neither is sought again."""
+
 _LIKELY = 0.2
 """The largest unexplained share of a cause."""
 
@@ -128,7 +131,7 @@ class _Search:
                 break
         numbers = (one for one in tried if one.variant.other and abs(one.cosine) > _FITS)
         if min((one.unexplained for one in tried), default=1.0) >= _SURE:
-            for one in sorted(numbers, key=_rank)[:_BESIDE]:
+            for one in _first_of_each(sorted(numbers, key=_rank)):
                 tried += self._fitted(one)
         return sorted(tried, key=order_of)
 
@@ -201,12 +204,18 @@ class _Search:
             Those tried, with round numbers near the last one first.
         """
         found: list[TriedFault] = []
-        other = tried.variant.other
+        other, last = tried.variant.other, (0.0, 0.0)
         for _ in range(_STEPS):
             if other is None or tried.variant.numbers is None or tried.unexplained < EQUAL:
                 break
+            if found and abs(tried.ratio - 1) < EQUAL:
+                break  # no other number explains more
+            # A secant through the two last numbers, the first of which is the right one.
             right, wrong = tried.variant.numbers
-            number = max(right + (wrong - right) * tried.ratio, wrong / 4)
+            before, reached = last if found else (right, 0.0)
+            last = wrong, 1 / tried.ratio
+            slope = (last[1] - reached) / (wrong - before) if wrong != before else 0.0
+            number = max(wrong + (1 - last[1]) / slope, wrong / 4) if slope else 0.0
             after = list(self._each([other(number)])) if number > 0 else []
             if not after:
                 break
@@ -223,27 +232,34 @@ class _Search:
         with first.applied(self._model) as model:
             search = _Search(model, self._run, self._got, self._out_of_time, edits)
             tried = search.everywhere(only)
-        moved = [
-            one if one.variant.model is not None else dataclasses.replace(
-                one, variant=dataclasses.replace(
-                    one.variant, edits=(*search._moved(one.variant.edits, self._model),)
-                )
+        return search, [search._in(self, one) for one in tried[:1]]
+
+    def _in(self, plain: _Search, one: TriedFault) -> TriedFault:
+        """Return a fault of this search's model as one of another's."""
+        again = one.variant.again
+        moved = (
+            dataclasses.replace(
+                one.variant, edits=(*self._moved(one.variant.edits, plain._model),)
             )
-            for one in tried[:1]
-        ]  # fmt: skip
-        return search, moved
+            if again is None else again(plain._model)
+        )  # fmt: skip
+        return dataclasses.replace(one, variant=moved)
 
     def refined(self, pair: list[TriedFault], left: float) -> tuple[list[TriedFault], float]:
         """Return a pair of faults, each sought again beside the other, and what they leave."""
+        in_vain = 0
         for _ in range(_STEPS):
+            if in_vain == len(pair) or (left < _EXACT and not any(one.is_fit for one in pair)):
+                break
             again, beside = pair
-            if left < EQUAL or None not in (again.variant.model, beside.variant.model):
-                break
             search, tried = self.tried_beside(beside.variant, again.variant.subject)
-            now = search.size / self.size * tried[0].unexplained if tried else left
-            if now > _HELPS * left:
-                break
-            pair, left = [beside, tried[0]], now
+            now = search.size / self.size * tried[0].unexplained if tried else 1.0
+            is_round = now < EQUAL and again.is_fit and not tried[0].is_fit
+            if is_round or now <= _HELPS * left:
+                again, left, in_vain = tried[0], now, 0
+            else:
+                in_vain += 1
+            pair = [beside, again]
         return pair, left
 
     def is_unrelated(self) -> bool:
@@ -277,8 +293,10 @@ def find_cause(
     for first in _helping(tried) if left >= _SURE else ():
         _, second = search.tried_beside(first.variant)
         both = first.unexplained * second[0].unexplained if second else left
-        if both < min(left / 2, most):
-            chain, left = search.refined([first, second[0]], both)
+        if both < left / 2:
+            pair, both = search.refined([first, second[0]], both)
+            if both < most:
+                chain, left = pair, both
         if left < EQUAL:
             break
     if left >= _SURE:
@@ -286,9 +304,11 @@ def find_cause(
         if best.unexplained < left / 2:
             chain, left = [best], best.unexplained
     is_fit = any(one.is_fit for one in chain)
-    if left > (EQUAL if chain[0].variant.kind == SCALED else _SURE if is_fit else _LIKELY):
+    fits_all = chain[0].variant.kind == SCALED or len(chain) > 1
+    if left > (_LIKELY if not is_fit else EQUAL if fits_all else _SURE):
         return None
     said = ", and ".join(map(said_of, chain))
+    said += "".join(f", or {said_of(one)}" for one in _as_good(tried, chain))
     share = math.floor((1 - left) * 1e4) / 1e4
     places = {edit.at for edit in chain[0].variant.edits}
     node = places.pop() if len(places) == len(chain) == 1 else ""
@@ -296,13 +316,30 @@ def find_cause(
     return Cause(chain[0].variant.kind, sentence, node, "", left, is_fit)
 
 
+def _as_good(tried: Sequence[TriedFault], chain: Sequence[TriedFault]) -> list[TriedFault]:
+    """Return the faults of other fields that explain all, too: a norm may hide their difference."""
+    best = chain[0]
+    if len(chain) > 1 or best.is_fit or best.unexplained >= EQUAL:
+        return []
+    alike = [one for one in tried if not one.is_fit and order_of(one) <= order_of(best)]
+    return [one for one in _first_of_each(alike) if one.variant.subject != best.variant.subject]
+
+
 def _helping(tried: Sequence[TriedFault]) -> list[TriedFault]:
-    """Return the best faults that help, one of each field or place."""
-    best: dict[str, TriedFault] = {}
+    """Return the best faults that help, one of each field or place, then fields' other values."""
+    helping = [one for one in tried if one.unexplained < _HELPS]
+    first = _first_of_each(helping)
+    subjects = {one.variant.subject for one in first if one.variant.other is None}
+    values = [one for one in helping if one.variant.subject in subjects]
+    return list({one.variant.sentence: one for one in (*first, *values)}.values())[: 2 * _BESIDE]
+
+
+def _first_of_each(tried: Iterable[TriedFault]) -> list[TriedFault]:
+    """Return the first of faults, one of each field or place."""
+    first: dict[str, TriedFault] = {}
     for one in tried:
-        if one.unexplained < _HELPS:
-            best.setdefault(one.variant.subject, one)
-    return list(best.values())[:_BESIDE]
+        first.setdefault(one.variant.subject, one)
+    return list(first.values())[:_BESIDE]
 
 
 def _rank(tried: TriedFault) -> tuple[float, bool]:

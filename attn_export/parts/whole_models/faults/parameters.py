@@ -233,7 +233,7 @@ def other_frequencies(model: Any) -> Iterator[Variant]:
         edits = tuple(Edit(f"{at}.{name}", m, name, x**number) for at, m, name, x in places)
         sentence = f"rope_theta is {base**number:.6g} where the config says {base:.6g}"
         shown = (lambda x: base**x, lambda x: math.log(x, base))
-        return Variant("rotary base", sentence, edits, None, (1.0, number), powered, shown)
+        return Variant("rotary base", sentence, edits, None, (1.0, number), powered, shown=shown)
 
     def scaled(number: float) -> Variant:
         edits = tuple(Edit(f"{at}.{name}", m, name, x * number) for at, m, name, x in places)
